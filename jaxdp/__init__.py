@@ -1,0 +1,73 @@
+"""jaxdp: differentially private deep learning in JAX, honest by construction.
+
+Names are loaded on first use, so that ``import jaxdp.accounting`` (NumPy only) never imports JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxdp._version import __version__
+
+if TYPE_CHECKING:
+    from jaxdp import accounting
+    from jaxdp.clipping import Clip, ClippedGrad, clip, clip_and_sum, clipped_grad
+    from jaxdp.ledger import Ledger
+    from jaxdp.mechanism import Mechanism, dp_sgd
+    from jaxdp.noise import privatize
+    from jaxdp.sampling import FixedSize, FullBatch, Poisson
+    from jaxdp.seeds import Secret
+    from jaxdp.train import compile_update
+    from jaxdp.types import Draw, Summed
+
+_HOME = {
+    "Clip": "clipping",
+    "ClippedGrad": "clipping",
+    "Draw": "types",
+    "FixedSize": "sampling",
+    "FullBatch": "sampling",
+    "Ledger": "ledger",
+    "Mechanism": "mechanism",
+    "Poisson": "sampling",
+    "Secret": "seeds",
+    "Summed": "types",
+    "clip": "clipping",
+    "clip_and_sum": "clipping",
+    "clipped_grad": "clipping",
+    "compile_update": "train",
+    "dp_sgd": "mechanism",
+    "privatize": "noise",
+}
+_SUBMODULES = ("accounting", "data", "models", "report", "train")
+
+__all__ = [
+    "Clip",
+    "ClippedGrad",
+    "Draw",
+    "FixedSize",
+    "FullBatch",
+    "Ledger",
+    "Mechanism",
+    "Poisson",
+    "Secret",
+    "Summed",
+    "__version__",
+    "accounting",
+    "clip",
+    "clip_and_sum",
+    "clipped_grad",
+    "compile_update",
+    "dp_sgd",
+    "privatize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"jaxdp.{_HOME[name]}"), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"jaxdp.{name}")
+    raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_SUBMODULES})

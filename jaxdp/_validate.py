@@ -1,0 +1,55 @@
+"""Host-side checks: every message names the argument, its value and what was expected."""
+
+import math
+from typing import Any
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    number = _number(name, value)
+    if not number > 0 or math.isinf(number):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+    return number
+
+
+def non_negative(name: str, value: Any) -> float:
+    """A finite number of at least 0."""
+    number = _number(name, value)
+    if not number >= 0 or math.isinf(number):
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
+    return number
+
+
+def probability(name: str, value: Any) -> float:
+    """A number above 0 and at most 1."""
+    number = _number(name, value)
+    if not 0 < number <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
+    return number
+
+
+def integer(name: str, value: Any, *, least: int) -> int:
+    """A whole number of at least ``least``; booleans and 3.5 are refused, NumPy integers pass."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    number = int(value.__index__())
+    if number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return number
+
+
+def one_of(name: str, value: Any, allowed: Any) -> Any:
+    """A member of ``allowed``."""
+    if value not in allowed:
+        choices = ", ".join(str(choice) for choice in allowed)
+        raise ValueError(f"{name} must be one of {choices}; got {value!r}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a single number, got {value!r}") from error

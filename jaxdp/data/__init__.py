@@ -1,0 +1,17 @@
+"""Data sets: one reading path over tensorflow-datasets, and the embedded digits."""
+
+import os
+from pathlib import Path
+
+from jaxdp.data.load import Dataset, load
+from jaxdp.data.specs import SPECS, DatasetSpec, spec
+
+__all__ = ["SPECS", "Dataset", "DatasetSpec", "load", "prepare", "spec"]
+
+
+def prepare(name: str, source: str | os.PathLike[str], data_dir: str | os.PathLike[str]) -> Path:
+    """Writes the original files into tfds form; see :func:`jaxdp.data.builders.prepare`."""
+    # Imported late: tensorflow-datasets is slow to import and training on digits needs none of it.
+    from jaxdp.data import builders
+
+    return builders.prepare(name, source, data_dir)

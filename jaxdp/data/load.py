@@ -1,0 +1,109 @@
+"""Loading a data set into arrays that go to the device once."""
+
+import dataclasses
+import hashlib
+import os
+
+import numpy as np
+
+from jaxdp.data.specs import DatasetSpec, spec
+
+DEFAULT_DATA_DIR = "~/tensorflow_datasets"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory.
+
+    Attributes:
+        spec: its public constants.
+        train_x: float32 [n, *example_shape], scaled by public constants to [0, 1] (images) or to
+            {-1, 1} (census columns). Sensitive.
+        train_y: int32 [n]. Sensitive.
+        test_x: float32 [m, *example_shape]; assumed public.
+        test_y: int32 [m]; assumed public.
+    """
+
+    spec: DatasetSpec
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+
+    def fingerprint(self, key: bytes) -> str:
+        """A keyed hash of all arrays: tells changed data, and nothing to those without the key."""
+        digest = hashlib.blake2b(key=key, digest_size=16)
+        for array in (self.train_x, self.train_y, self.test_x, self.test_y):
+            digest.update(repr((array.shape, array.dtype.str)).encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """Data set ``name``: embedded, prepared in ``data_dir``, or fetched by tensorflow-datasets.
+
+    Args:
+        name: one of ``jaxdp.data.SPECS``.
+        data_dir: where prepared data sets lie; None means tensorflow-datasets' own default.
+
+    Raises:
+        ValueError: the name is unknown, or the data set is neither there nor to be fetched.
+    """
+    chosen = spec(name)
+    if name == "digits":
+        splits = _digits(chosen)
+    else:
+        folder = os.path.expanduser(data_dir or os.environ.get("TFDS_DATA_DIR", DEFAULT_DATA_DIR))
+        splits = {split: _read(chosen, folder, split) for split in ("train", "test")}
+    (train_x, train_y), (test_x, test_y) = splits["train"], splits["test"]
+    return Dataset(chosen, _scaled(train_x), train_y, _scaled(test_x), test_y)
+
+
+def _digits(chosen: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    # Pixels are counts of 0 to 16; stretched to bytes, they are scaled like any other image.
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = bunch.target.astype(np.int32)
+    # The split is by position: the last rows, by other writers, are the test set.
+    cut = chosen.dataset_size
+    return {"train": (images[:cut], labels[:cut]), "test": (images[cut:], labels[cut:])}
+
+
+def _read(chosen: DatasetSpec, data_dir: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    import tensorflow_datasets as tfds
+
+    from jaxdp.data.builders import prepared_folder, quiet_tfds
+
+    folder = prepared_folder(chosen, data_dir)
+    with quiet_tfds():
+        if folder.is_dir():
+            source = tfds.builder_from_directory(folder).as_data_source(split=split)
+        else:
+            source = _fetch(chosen, data_dir, split)
+        rows = source.__getitems__(range(len(source)))
+    field = "image" if len(chosen.example_shape) == 3 else "features"
+    x = np.stack([row[field] for row in rows])
+    return x, np.asarray([row["label"] for row in rows], dtype=np.int32)
+
+
+def _fetch(chosen: DatasetSpec, data_dir: str, split: str):  # type: ignore[no-untyped-def]
+    import tensorflow_datasets as tfds
+
+    hint = f"write it with `jaxdp data prepare {chosen.name} --source DIR --data-dir {data_dir}`"
+    if not chosen.fetchable:
+        raise ValueError(f"dataset {chosen.name!r} is not in {data_dir}: {hint}")
+    try:
+        return tfds.data_source(chosen.name, split=split, data_dir=data_dir)
+    except Exception as error:  # tfds raises whatever its downloader, its extractor or its disk did
+        raise ValueError(
+            f"dataset {chosen.name!r} is not in {data_dir} and could not be fetched "
+            f"({type(error).__name__}): {hint}"
+        ) from error
+
+
+def _scaled(x: np.ndarray) -> np.ndarray:
+    if x.ndim == 4:
+        return x.astype(np.float32) / np.float32(255)
+    return 2 * x.astype(np.float32) - 1

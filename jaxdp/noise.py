@@ -1,0 +1,124 @@
+"""Gaussian noise on a clipped sum, as the first transformation of an optax chain."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import _validate
+from jaxdp.seeds import Secret
+from jaxdp.types import PyTree, Summed
+
+
+class PrivatizeState(NamedTuple):
+    """State of :func:`privatize`. **Secret**: whoever holds it can subtract the noise.
+
+    Attributes:
+        key: uint32 [2], the threefry key of the whole run.
+        count: int32 scalar, the number of updates so far; it advances on every update, so that no
+            noise is used twice.
+    """
+
+    key: jax.Array
+    count: jax.Array
+
+
+def privatize(
+    noise_multiplier: float, expected_batch_size: float, key: jax.Array | None = None
+) -> optax.GradientTransformation:
+    """Adds N(0, (noise_multiplier · l2)²) to a ``Summed`` and divides by the expected batch size.
+
+    Formal guarantee: one update releases a Gaussian mechanism with multiplier ``noise_multiplier``
+    relative to the largest contribution ``l2`` of one record (Abadi et al. 2016, arXiv:1607.00133,
+    Algorithm 1), under every relation. The divisor is a public constant, so dividing is
+    post-processing; a realised batch size would not be. Noise is float32 whatever the dtype of the
+    parameters, independent in every coordinate, leaf and update, also when the batch is empty.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over ``l2``; 0 adds none (epsilon is then
+            infinite).
+        expected_batch_size: the public divisor, sampling_prob · dataset_size.
+        key: a key with all of its bits secret, never used for another run. None takes a fresh one
+            from the operating system at every ``init``, so that two runs never share noise.
+
+    Returns:
+        A transformation whose ``update`` takes a ``Summed`` and returns a plain pytree with the
+        parameters' dtypes. Put it first in a chain.
+
+    Raises:
+        ValueError: a negative multiplier or a non-positive batch size; a key that is not one; at
+            ``init`` under ``jit`` or ``vmap``, a key of None (it would be compiled in and shared).
+        TypeError: at update, when handed anything but a ``Summed``.
+    """
+    multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
+    divisor = _validate.positive("expected_batch_size", expected_batch_size)
+    given = None if key is None else _key_words(key)
+
+    def init(params: PyTree) -> PrivatizeState:
+        _check_floating(params)
+        words = _fresh_words(params) if given is None else given
+        return PrivatizeState(key=words, count=jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: Summed, state: PrivatizeState, params: PyTree | None = None
+    ) -> tuple[PyTree, PrivatizeState]:
+        if not isinstance(updates, Summed):
+            raise TypeError(
+                "privatize must come first in the chain and take the Summed that clipping returns, "
+                f"got {type(updates).__name__}"
+            )
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=_IMPL), state.count)
+        noisy = add_gaussian(updates.value, multiplier * updates.l2, key)
+        mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
+        if updates.unscale is not None:
+            mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
+        like = updates.value if params is None else params
+        mean = jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
+        return mean, PrivatizeState(state.key, optax.safe_increment(state.count))
+
+    return optax.GradientTransformation(init, update)
+
+
+def add_gaussian(tree: PyTree, std: float | jax.Array, key: jax.Array) -> PyTree:
+    """Adds independent float32 Gaussian noise of standard deviation ``std`` to every coordinate."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [
+        leaf.astype(jnp.float32) + std * jax.random.normal(k, leaf.shape, jnp.float32)
+        for leaf, k in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(structure, noisy)
+
+
+# Pinned, so that a change of JAX's default generator cannot change what a resumed run replays.
+_IMPL = "threefry2x32"
+
+
+def _fresh_words(params: PyTree) -> jax.Array:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            "key must be given to privatize when init runs under jit or vmap, got None: a key from "
+            "the operating system would be compiled in and shared by every call"
+        )
+    return jax.random.key_data(Secret.new().jax_key("noise"))
+
+
+def _key_words(key: Any) -> jax.Array:
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
+        raise ValueError(
+            "key must be a threefry key, such as jaxdp.Secret.new().jax_key('noise') or "
+            f"jax.random.key(0) for a figure, or None for a fresh one; got {type(key).__name__}"
+        )
+    return jnp.asarray(key)
+
+
+def _check_floating(params: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"params must be floating-point arrays, got {jnp.result_type(leaf)} at {name}"
+            )

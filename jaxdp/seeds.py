@@ -1,0 +1,61 @@
+"""Secret randomness: one 128-bit secret, and a separate stream for each use of it."""
+
+import dataclasses
+import hashlib
+import secrets
+
+import jax
+import numpy as np
+
+from jaxdp import _validate
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Secret:
+    """The seed of a run, from which noise, sampling and initialisation take separate streams.
+
+    The guarantee of a run holds against adversaries who do not know its secret. ``Secret.new()``
+    takes 128 bits from the operating system. ``Secret.from_seed(7)`` is for reproducing a figure:
+    such a run carries the label "no guarantee against whoever knows the seed".
+
+    Attributes:
+        entropy: integer in [0, 2**128). Never logged: ``repr`` hides it.
+        reproducible: whether a person chose the seed.
+    """
+
+    entropy: int
+    reproducible: bool = False
+
+    @classmethod
+    def new(cls) -> "Secret":
+        """A secret from the operating system's entropy."""
+        return cls(secrets.randbits(128))
+
+    @classmethod
+    def from_seed(cls, seed: int) -> "Secret":
+        """A secret that a person chose, hence labelled reproducible."""
+        seed = _validate.integer("seed", seed, least=0)
+        if seed >= 2**128:
+            raise ValueError(f"seed must be below 2**128, got {seed!r}")
+        return cls(seed, reproducible=True)
+
+    def stream(self, name: str) -> bytes:
+        """16 bytes for one named use; different names give independent streams (BLAKE2b)."""
+        data = self.entropy.to_bytes(16, "big")
+        return hashlib.blake2b(data, digest_size=16, person=name.encode()[:16]).digest()
+
+    def jax_key(self, name: str) -> jax.Array:
+        """A typed threefry key with all of its 64 bits from the stream.
+
+        ``jax.random.key(seed)`` keeps only 32 bits of the seed, few enough to search through.
+        """
+        words = np.frombuffer(self.stream(name)[:8], dtype=np.uint32)
+        return jax.random.wrap_key_data(words.copy(), impl="threefry2x32")
+
+    def philox(self, name: str, counter: int) -> np.random.Generator:
+        """NumPy's 64-bit counter-based generator at position ``counter`` of the stream."""
+        key = np.frombuffer(self.stream(name), dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, counter]))
+
+    def __repr__(self) -> str:
+        return f"Secret(<hidden>, reproducible={self.reproducible})"

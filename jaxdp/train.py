@@ -1,0 +1,101 @@
+"""A private training step, one line an arrow: sampling, ledger, clipping, noise, optax."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp.clipping import ClippedGrad
+from jaxdp.sampling import Sampler
+from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
+
+
+class TrainState(NamedTuple):
+    """The state of training. **Secret** as a whole: ``opt_state`` holds the noise key.
+
+    Attributes:
+        params: pytree of parameters: the released model.
+        opt_state: state of the optax chain, noise key included.
+        step: how many steps were taken.
+    """
+
+    params: PyTree
+    opt_state: PyTree
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """Trains with a chain whose first transformation is ``mechanism.privatize()``.
+
+    Attributes:
+        grad_fn: the clipped per-example gradients.
+        tx: the optax chain, privatize first.
+        sampler: the draws; made with a ledger, it charges each before drawing.
+        rng: key of dropout and augmentation, where the loss takes one.
+    """
+
+    grad_fn: ClippedGrad
+    tx: optax.GradientTransformation
+    sampler: Sampler
+    rng: jax.Array | None = None
+
+    def init(self, params: PyTree) -> TrainState:
+        """The state before the first step. The trainer owns a copy of the parameters."""
+        params = jax.tree.map(jnp.array, params)
+        return TrainState(params, self.tx.init(params), 0)
+
+    def step(self, state: TrainState, data: PyTree) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
+        """One private step.
+
+        Args:
+            state: the state; donated, not to be used afterwards.
+            data: pytree of arrays [N, ...], all records, on the device.
+
+        Returns:
+            The next state; what may be logged; and the **sensitive** clipping information.
+        """
+        rng = None if self.rng is None else jax.random.fold_in(self.rng, state.step)
+        draw = self.sampler.draw()
+        summed, sensitive = self.grad_fn.sum(state.params, data, draw, rng)
+        params, opt_state, info = self._apply(state.params, state.opt_state, summed)
+        return TrainState(params, opt_state, state.step + 1), info, sensitive
+
+    @functools.cached_property
+    def _apply(self) -> Callable[..., Any]:
+        return compile_update(self.tx, donate=True)
+
+
+def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) -> Callable[..., Any]:
+    """A compiled ``(params, opt_state, summed) -> (params, opt_state, StepInfo)``.
+
+    ``Summed`` is not a pytree, so ``jax.jit(tx.update)`` cannot take one; this passes its parts
+    through ``jit`` and puts it together again inside, where the noise is added.
+
+    Args:
+        tx: an optax chain, ``privatize`` first.
+        donate: reuse the memory of the arguments, which are then gone.
+    """
+
+    def apply(
+        params: PyTree, opt_state: PyTree, value: PyTree, l2: Any, unscale: PyTree | None
+    ) -> tuple[PyTree, PyTree, StepInfo]:
+        updates, opt_state = tx.update(Summed(value, l2, unscale), opt_state, params)
+        info = StepInfo(update_norm=optax.global_norm(updates))
+        return optax.apply_updates(params, updates), opt_state, info
+
+    compiled = jax.jit(apply, donate_argnums=(0, 1, 2) if donate else ())
+
+    def update(
+        params: PyTree, opt_state: PyTree, summed: Summed
+    ) -> tuple[PyTree, PyTree, StepInfo]:
+        if not isinstance(summed, Summed):
+            raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
+        l2 = jnp.asarray(summed.l2, jnp.float32)
+        return compiled(params, opt_state, summed.value, l2, summed.unscale)
+
+    return update

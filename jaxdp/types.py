@@ -1,0 +1,78 @@
+"""The values that cross the borders between jaxdp's parts."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summed:
+    """The sum of one draw's clipped per-example gradients, with its own sensitivity.
+
+    Formal guarantee: adding one record to the draw, or removing one, changes ``value`` by at most
+    ``l2`` in the Euclidean norm over all leaves together. Replacing a record changes it by a pair
+    of such contributions; the accountant, not this class, applies the relation.
+
+    Deliberately **not** a pytree. Only :func:`jaxdp.privatize`, first in a chain, opens it, so that
+    ``optax.scale`` or ``optax.clip`` before the noise raise instead of changing the value behind
+    the sensitivity's back.
+
+    Attributes:
+        value: pytree shaped like the parameters, float32: the **un-noised** sum. Sensitive.
+        l2: scalar; the largest norm that one record can add to ``value``.
+        unscale: pytree shaped like the parameters, or None: the public diagonal by which the
+            gradients were divided before clipping, multiplied back after the noise.
+    """
+
+    value: PyTree
+    l2: float | jax.Array
+    unscale: PyTree | None = None
+
+    def __repr__(self) -> str:
+        # The value is un-noised: a stray print or log line must not release it.
+        return f"Summed(value=<sensitive>, l2={self.l2!r}, unscale={self.unscale is not None})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """The records of one step, cut into physical batches of one fixed shape.
+
+    Attributes:
+        indices: int32 [passes, physical_batch_size]; padding points at record 0.
+        mask: bool [passes, physical_batch_size]; False marks padding.
+        step: the step that this draw belongs to; a draw is a pure function of (secret, step).
+    """
+
+    indices: np.ndarray
+    mask: np.ndarray
+    step: int
+
+
+class ClipInfo(NamedTuple):
+    """What clipping saw. **Sensitive**: computed from un-noised data, never part of a release.
+
+    Attributes:
+        norms: float32 [physical_batch_size]; per-example gradient norms before clipping.
+        losses: float32 [physical_batch_size]; per-example losses.
+        clipped: bool [physical_batch_size]; whether clipping shortened the gradient.
+        mask: bool [physical_batch_size]; which rows hold an example.
+    """
+
+    norms: jax.Array
+    losses: jax.Array
+    clipped: jax.Array
+    mask: jax.Array
+
+
+class StepInfo(NamedTuple):
+    """What a step reports. Computed from noisy releases only, so free to log.
+
+    Attributes:
+        update_norm: float32 scalar; norm of the change that the step made to the parameters.
+    """
+
+    update_norm: jax.Array
