@@ -1,0 +1,53 @@
+"""Privacy accounting in NumPy and scipy.special alone: events in, bounds on (epsilon, delta) out.
+
+from jaxdp import accounting as acc
+step = acc.PoissonSampled(acc.Gaussian(noise_multiplier=1.23), sampling_prob=512 / 60_000)
+acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
+"""
+
+from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
+from jaxdp.accounting.calibrate import (
+    calibrate_noise_multiplier,
+    calibrate_sampling_prob,
+    calibrate_steps,
+)
+from jaxdp.accounting.events import (
+    Composed,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    NonPrivate,
+    PoissonSampled,
+    Repeated,
+    ShuffledBatches,
+    from_dict,
+    joint_gaussian,
+    to_dict,
+)
+from jaxdp.accounting.methods import METHODS
+from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
+
+__all__ = [
+    "METHODS",
+    "Bound",
+    "Composed",
+    "Event",
+    "FixedSizeSampled",
+    "Gaussian",
+    "NonPrivate",
+    "PoissonSampled",
+    "Relation",
+    "Repeated",
+    "ShuffledBatches",
+    "UnsupportedEventError",
+    "calibrate_noise_multiplier",
+    "calibrate_sampling_prob",
+    "calibrate_steps",
+    "delta",
+    "epsilon",
+    "epsilons_over_steps",
+    "from_dict",
+    "joint_gaussian",
+    "supports",
+    "to_dict",
+]

@@ -1,0 +1,52 @@
+"""Host-side argument checks: every message names the argument, its value and what was expected."""
+
+import math
+import numbers
+
+
+def real(name: str, value: object) -> float:
+    """Return `value` as a float, or say that it is not a real number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name}={value!r}: expected a real number")
+    return float(value)
+
+
+def non_negative(name: str, value: object) -> float:
+    """A finite number >= 0."""
+    number = real(name, value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name}={value!r}: expected a finite number >= 0")
+    return number
+
+
+def positive(name: str, value: object) -> float:
+    """A finite number > 0."""
+    number = real(name, value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name}={value!r}: expected a finite number > 0")
+    return number
+
+
+def probability(name: str, value: object) -> float:
+    """A number in [0, 1]."""
+    number = real(name, value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name}={value!r}: expected a probability in [0, 1]")
+    return number
+
+
+def open_probability(name: str, value: object) -> float:
+    """A number strictly between 0 and 1."""
+    number = real(name, value)
+    if not 0 < number < 1:
+        raise ValueError(f"{name}={value!r}: expected a number strictly between 0 and 1")
+    return number
+
+
+def count(name: str, value: object, minimum: int = 0) -> int:
+    """A whole number >= `minimum`; floats are refused, 1e4 included, so that no step is lost."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name}={value!r}: expected an integer >= {minimum}")
+    if int(value) < minimum:
+        raise ValueError(f"{name}={value!r}: expected an integer >= {minimum}")
+    return int(value)

@@ -1,0 +1,51 @@
+"""What an accountant is asked (a relation) and what it answers (a bound)."""
+
+import enum
+import math
+from dataclasses import dataclass
+
+
+class Relation(enum.Enum):
+    """Which two data sets count as neighbours. A guarantee means nothing without it.
+
+    The noise multiplier of an event is always relative to the largest contribution of ONE record;
+    the relation alone decides what a change of one record does to the sum.
+
+    Attributes:
+      ADD_OR_REMOVE_ONE: one record more or less. The sum moves by one contribution.
+      REPLACE_ONE: one record becomes another. The sum moves from +1 to -1 contribution, that is by
+        twice as much: for a full batch it is the same as half the noise multiplier.
+      REPLACE_SPECIAL: one record becomes a null record that contributes zero ("zero-out"). The sum
+        moves by one contribution and the number of records stays public.
+    """
+
+    ADD_OR_REMOVE_ONE = "add_or_remove_one"
+    REPLACE_ONE = "replace_one"
+    REPLACE_SPECIAL = "replace_special"
+
+
+class UnsupportedEventError(ValueError):
+    """An event that an accountant cannot bound; the message names the event and the reason."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An interval that holds the true value, and the accountant that found it.
+
+    Attributes:
+      lower: not above the true value (0 where the method gives no lower bound).
+      estimate: the method's best value; never a guarantee.
+      upper: not below the true value. This is the number to report.
+      method: name of the accountant, e.g. "rdp".
+      note: a sentence when the value needs one (why it is 0, or infinite), else "".
+    """
+
+    lower: float
+    estimate: float
+    upper: float
+    method: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if any(math.isnan(v) for v in (self.lower, self.estimate, self.upper)):
+            raise ArithmeticError(f"{self.method}: a bound came out as not-a-number")

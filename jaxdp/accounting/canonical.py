@@ -1,0 +1,139 @@
+"""From nested events to a flat list of distinct steps with counts, which accountants read."""
+
+import math
+from dataclasses import dataclass
+
+from jaxdp.accounting.bounds import Relation, UnsupportedEventError
+from jaxdp.accounting.events import (
+    Composed,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    NonPrivate,
+    PoissonSampled,
+    Repeated,
+    ShuffledBatches,
+)
+
+
+@dataclass(frozen=True, order=True)
+class Step:
+    """One release: a Gaussian mechanism on a sampled batch.
+
+    Attributes:
+      noise_multiplier: z > 0, relative to one record's largest contribution.
+      sampling_prob: q in (0, 1]; 1 is the full batch.
+      sampling: "poisson" (also the full batch) or "fixed_size" (without replacement, q = b/n).
+    """
+
+    noise_multiplier: float
+    sampling_prob: float = 1.0
+    sampling: str = "poisson"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A composition in flat form.
+
+    Attributes:
+      steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
+      infinite: why nothing can be guaranteed, or "" when something can.
+    """
+
+    steps: tuple[tuple[Step, int], ...]
+    infinite: str = ""
+
+
+def flatten(event: Event, relation: Relation) -> Run:
+    """Flatten `event`, merging equal steps, so that the cost does not depend on their order.
+
+    Full-batch Gaussians compose exactly to one with z = (sum n_i z_i^-2)^-1/2 (Dong, Roth and Su
+    2022, "Gaussian differential privacy", Corollary 3.3). Gaussians inside one `PoissonSampled` or
+    `FixedSizeSampled` saw one draw of records, hence are one Gaussian too (`joint_gaussian`).
+
+    Raises:
+      ValueError: when `relation` is not a `Relation`.
+      UnsupportedEventError: when the event, or the event under this relation, has no bound here.
+    """
+    if not isinstance(relation, Relation):
+        raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
+    counts: dict[Step, int] = {}
+    reasons: list[str] = []
+    _collect(event, 1, relation, counts, reasons)
+    precision = 0.0
+    full = [(s, n) for s, n in counts.items() if s.sampling_prob == 1]
+    for step, n in full:
+        precision += n * step.noise_multiplier**-2
+        del counts[step]
+    if full:
+        z = full[0][0].noise_multiplier if sum(n for _, n in full) == 1 else precision**-0.5
+        counts[Step(z)] = 1
+    return Run(tuple(sorted(counts.items())), "; ".join(dict.fromkeys(reasons)))
+
+
+def _collect(
+    event: Event, times: int, relation: Relation, counts: dict[Step, int], reasons: list[str]
+) -> None:
+    """Add `times` occurrences of `event` to `counts`, and to `reasons` whatever is infinite."""
+    if times == 0:
+        return
+    match event:
+        case Repeated(inner, n):
+            _collect(inner, times * n, relation, counts, reasons)
+        case Composed(events):
+            for inner in events:
+                _collect(inner, times, relation, counts, reasons)
+        case NonPrivate(reason):
+            reasons.append(reason)
+        case Gaussian(z):
+            _add(Step(z) if z > 0 else None, times, counts, reasons)
+        case PoissonSampled(inner, q):
+            _sampled(event, inner, q, "poisson", times, relation, counts, reasons)
+        case FixedSizeSampled(inner, n, b):
+            if relation is not Relation.REPLACE_ONE and 0 < b < n:
+                raise UnsupportedEventError(
+                    f"FixedSizeSampled under {relation.value}: batches of a fixed size only have "
+                    "neighbours of equal size; ask with relation replace_one"
+                )
+            _sampled(event, inner, b / n, "fixed_size", times, relation, counts, reasons)
+        case ShuffledBatches():
+            raise UnsupportedEventError(
+                "ShuffledBatches: batches of one shuffled pass exclude each other; accounting them "
+                "as Poisson can be too low (arXiv:2403.17673) and no bound is implemented"
+            )
+        case _:
+            raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
+
+
+def _sampled(
+    event: Event,
+    inner: Event,
+    q: float,
+    sampling: str,
+    times: int,
+    relation: Relation,
+    counts: dict[Step, int],
+    reasons: list[str],
+) -> None:
+    """Add a sampled event: everything inside saw one draw, so it is one joint Gaussian."""
+    if q == 0:
+        return
+    run = flatten(inner, relation)
+    if run.infinite:
+        reasons.append(run.infinite)
+    for step, _ in run.steps:
+        if step.sampling_prob < 1:
+            raise UnsupportedEventError(
+                f"{type(event).__name__} of a sampled event: nested sampling has no bound here"
+            )
+        sampled = Step(step.noise_multiplier, q, sampling if q < 1 else "poisson")
+        _add(sampled, times, counts, reasons)
+
+
+def _add(step: Step | None, times: int, counts: dict[Step, int], reasons: list[str]) -> None:
+    if step is None:
+        reasons.append("a release has no noise (noise multiplier 0)")
+    elif not math.isfinite(step.noise_multiplier**-2):
+        reasons.append(f"noise multiplier {step.noise_multiplier:g} is too small to be any noise")
+    else:
+        counts[step] = counts.get(step, 0) + times

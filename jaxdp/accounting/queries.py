@@ -1,0 +1,97 @@
+"""The questions: epsilon at a delta, delta at an epsilon, epsilon along a run."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxdp.accounting import _validate as check
+from jaxdp.accounting import methods
+from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
+from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting.events import Event, Repeated
+from jaxdp.accounting.loss import Array
+
+
+def epsilon(
+    event: Event,
+    delta: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+) -> Bound:
+    """Epsilon of `event` at `delta`, as (lower, estimate, upper); report the upper value.
+
+    Args:
+      event: what was released, see `jaxdp.accounting.events`.
+      delta: in (0, 1).
+      relation: which data sets are neighbours.
+      method: "auto" (the tightest that covers the event) or the name of an accountant.
+
+    Returns:
+      A `Bound`. Infinite where nothing is guaranteed; exactly 0 where delta(0) is at most `delta`;
+      its note says so.
+
+    Raises:
+      ValueError: for an argument out of its range.
+      UnsupportedEventError: when the event has no bound under this relation and method.
+    """
+    delta = check.open_probability("delta", delta)
+    run = flatten(event, relation)
+    _, accountant = methods.choose(run, relation, method)
+    return methods.trivial(run) or accountant.epsilon(run, relation, delta)
+
+
+def delta(
+    event: Event,
+    epsilon: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+) -> Bound:
+    """Delta of `event` at `epsilon` >= 0; otherwise as `epsilon`, errors included."""
+    epsilon = check.non_negative("epsilon", epsilon)
+    run = flatten(event, relation)
+    _, accountant = methods.choose(run, relation, method)
+    trivial = methods.trivial(run)
+    if trivial:
+        value = min(trivial.upper, 1.0)
+        return Bound(value, value, value, trivial.method, trivial.note)
+    return accountant.delta(run, relation, epsilon)
+
+
+def supports(
+    event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, method: str = "auto"
+) -> bool:
+    """Whether `epsilon(event, ..., relation, method)` would answer rather than refuse.
+
+    Raises:
+      ValueError: for something that is not an event, a relation or a method.
+    """
+    try:
+        methods.choose(flatten(event, relation), relation, method)
+    except UnsupportedEventError:
+        return False
+    return True
+
+
+def epsilons_over_steps(
+    event: Event,
+    steps: Sequence[int],
+    delta: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+) -> Array:
+    """Upper epsilon after each of the given numbers of repetitions of `event`, for a plot.
+
+    Args:
+      event: one step.
+      steps: [k] counts >= 0, in any order.
+      delta: in (0, 1).
+      relation: which data sets are neighbours.
+      method: as for `epsilon`.
+
+    Returns:
+      [k] upper epsilons (infinite where nothing is guaranteed).
+    """
+    counts = [check.count(f"steps[{i}]", n) for i, n in enumerate(steps)]
+    uppers = [epsilon(Repeated(event, n), delta, relation, method).upper for n in counts]
+    return np.asarray(uppers if uppers else [math.inf][:0], dtype=np.float64)

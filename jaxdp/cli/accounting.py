@@ -1,0 +1,149 @@
+"""`jaxdp epsilon` and `jaxdp calibrate`: the accountant on the command line. Never imports jax."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import click
+
+from jaxdp import accounting as acc
+
+_RELATIONS = [r.value for r in acc.Relation]
+_relation = click.option(
+    "--relation",
+    type=click.Choice(_RELATIONS),
+    default=_RELATIONS[0],
+    show_default=True,
+    help="Which two data sets count as neighbours.",
+)
+_method = click.option(
+    "--method",
+    type=click.Choice(["auto", *acc.METHODS]),
+    default="auto",
+    show_default=True,
+    help="Which accountant to ask.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.command()
+@click.option(
+    "--sampling-prob",
+    type=float,
+    required=True,
+    help="Poisson sampling probability: expected batch size / data set size (1: all).",
+)
+@click.option(
+    "--noise-multiplier", type=float, required=True, help="Noise standard deviation / clip norm."
+)
+@click.option("--steps", type=int, required=True, help="Number of steps (not epochs).")
+@click.option("--delta", type=float, required=True, help="Delta, strictly between 0 and 1.")
+@_relation
+@_method
+@_json
+def epsilon(
+    sampling_prob: float,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    relation: str,
+    method: str,
+    as_json: bool,
+) -> None:
+    """Epsilon of a DP-SGD run: `steps` Gaussian releases on Poisson-sampled batches.
+
+    Report the upper value. Example (batches of 512 from 60,000):
+
+    \b
+      jaxdp epsilon --sampling-prob 0.0085333333 --noise-multiplier 1.23 \\
+                    --steps 5000 --delta 1e-5
+    """
+    event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise_multiplier), sampling_prob), steps)
+    bound = acc.epsilon(event, delta, acc.Relation(relation), method)
+    answer = {
+        "epsilon": bound.upper,
+        **dataclasses.asdict(bound),
+        "relation": relation,
+        "delta": delta,
+    }
+    _show(answer, as_json, "Epsilon (report the upper value)")
+
+
+@click.command()
+@click.option("--epsilon", type=float, required=True, help="Target epsilon.")
+@click.option("--delta", type=float, required=True, help="Delta, strictly between 0 and 1.")
+@click.option("--sampling-prob", type=float, help="Poisson sampling probability.")
+@click.option("--steps", type=int, help="Number of steps.")
+@click.option("--noise-multiplier", type=float, help="Noise standard deviation / clip norm.")
+@_relation
+@_method
+@_json
+def calibrate(
+    epsilon: float,
+    delta: float,
+    sampling_prob: float | None,
+    steps: int | None,
+    noise_multiplier: float | None,
+    relation: str,
+    method: str,
+    as_json: bool,
+) -> None:
+    """Fit a DP-SGD run to a privacy budget.
+
+    Give two of --sampling-prob, --steps and --noise-multiplier; the third is found: the smallest
+    noise, the most steps, or the largest sampling probability within the budget. Example:
+
+    \b
+      jaxdp calibrate --epsilon 3 --delta 1e-5 --sampling-prob 0.0085333333 --steps 5000
+    """
+    given = {"sampling_prob": sampling_prob, "steps": steps, "noise_multiplier": noise_multiplier}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) != 1:
+        raise click.UsageError(
+            "give exactly two of --sampling-prob, --steps and --noise-multiplier"
+        )
+    kind = acc.Relation(relation)
+    known: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    find: Any = {
+        "noise_multiplier": acc.calibrate_noise_multiplier,
+        "steps": acc.calibrate_steps,
+        "sampling_prob": acc.calibrate_sampling_prob,
+    }[missing[0]]
+    found = find(epsilon=epsilon, delta=delta, relation=kind, method=method, **known)
+    known[missing[0]] = found
+    event = acc.Repeated(
+        acc.PoissonSampled(acc.Gaussian(known["noise_multiplier"]), known["sampling_prob"]),
+        known["steps"],
+    )
+    bound = acc.epsilon(event, delta, kind, method)
+    answer = {
+        missing[0]: found,
+        "epsilon": bound.upper,
+        "method": bound.method,
+        "relation": relation,
+        "delta": delta,
+        **known,
+    }
+    _show(answer, as_json, f"Calibrated {missing[0].replace('_', ' ')}")
+
+
+def _show(answer: dict[str, Any], as_json: bool, title: str) -> None:
+    """Print a flat answer as JSON (infinity as the string "inf") or as a two-column table."""
+    if as_json:
+        click.echo(json.dumps({k: _plain(v) for k, v in answer.items()}, allow_nan=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    for key, value in answer.items():
+        if value != "":
+            table.add_row(
+                key.replace("_", " "), f"{value:.7g}" if isinstance(value, float) else str(value)
+            )
+    Console().print(table)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
