@@ -85,8 +85,11 @@ class Ledger:
 
     @property
     def event(self) -> acc.Event:
-        """Everything that was charged, as one event."""
-        return acc.Composed(tuple(acc.Repeated(e.event, e.steps) for e in self._entries))
+        """Everything that was charged, as one event: equal events counted together."""
+        counts: dict[acc.Event, int] = {}
+        for entry in self._entries:
+            counts[entry.event] = counts.get(entry.event, 0) + entry.steps
+        return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
 
     @property
     def steps(self) -> int:

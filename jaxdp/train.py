@@ -53,7 +53,7 @@ class Trainer:
         """One private step.
 
         Args:
-            state: the state; donated, not to be used afterwards.
+            state: the state; its memory is reused, so it must not be used afterwards.
             data: pytree of arrays [N, ...], all records, on the device.
 
         Returns:
@@ -78,7 +78,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
 
     Args:
         tx: an optax chain, ``privatize`` first.
-        donate: reuse the memory of the arguments, which are then gone.
+        donate: reuse the memory of ``params`` and ``opt_state``, which are then gone.
     """
 
     def apply(
@@ -88,7 +88,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         info = StepInfo(update_norm=optax.global_norm(updates))
         return optax.apply_updates(params, updates), opt_state, info
 
-    compiled = jax.jit(apply, donate_argnums=(0, 1, 2) if donate else ())
+    compiled = jax.jit(apply, donate_argnums=(0, 1) if donate else ())
 
     def update(
         params: PyTree, opt_state: PyTree, summed: Summed

@@ -1,0 +1,61 @@
+"""The command line: ``jaxdp train | export | epsilon | calibrate | data``."""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from jaxdp._version import __version__
+
+_COMMANDS = {
+    "train": "jaxdp.cli.train:train",
+    "export": "jaxdp.cli.export:export",
+    "epsilon": "jaxdp.cli.accounting:epsilon",
+    "calibrate": "jaxdp.cli.accounting:calibrate",
+    "data": "jaxdp.cli.data:data",
+}
+
+
+class _Lazy(click.Group):
+    """Imports a command when it is asked for: `jaxdp epsilon` need not wait for JAX."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name].split(":")
+        return getattr(importlib.import_module(module), name)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="jaxdp")
+def app() -> None:
+    """Differentially private deep learning in JAX, honest by construction.
+
+    \b
+    Try:  jaxdp train --dataset digits
+          jaxdp epsilon --sampling-prob 0.01 --noise-multiplier 1.1 --steps 1000 --delta 1e-5
+    """
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Runs the command line; wrong arguments get one line on stderr and exit status 2."""
+    try:
+        app.main(args=args, prog_name="jaxdp", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else str(error))
+        sys.exit(2)
+    except click.exceptions.Abort:
+        _fail("interrupted; `--resume` continues a run", 130)
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except ValueError as error:
+        _fail(str(error), 2)
+
+
+def _fail(message: str, status: int) -> None:
+    click.echo(f"jaxdp: error: {' '.join(message.split())}", err=True)
+    sys.exit(status)

@@ -1,0 +1,41 @@
+"""The progress bar of a run."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+@contextlib.contextmanager
+def progress_bar(config: Any) -> Iterator[Any]:
+    """A function to be called after every step, with a history row at the end of a block.
+
+    On a terminal it is a bar; elsewhere it prints a line for every block.
+    """
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[latest]}"),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"{config.method} on {config.dataset}", total=config.steps, latest="")
+
+        def progress(step: int, row: dict[str, Any] | None) -> None:
+            if row is None:
+                bar.update(task, completed=step)
+                return
+            latest = f"accuracy {row['test_accuracy']:.2%}  epsilon {row['epsilon']:.3f}"
+            bar.update(task, completed=step, latest=latest)
+            if not console.is_terminal:
+                console.print(f"step {step}/{config.steps}  {latest}", highlight=False)
+
+        yield progress

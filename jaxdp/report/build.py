@@ -1,0 +1,80 @@
+"""The report of a run as a JSON-ready dictionary."""
+
+import math
+import os
+from typing import Any
+
+import jax
+
+from jaxdp import __version__, data
+from jaxdp import accounting as acc
+from jaxdp.report import words
+from jaxdp.runs.config import RunConfig
+from jaxdp.runs.loop import RunResult
+
+
+def build(result: RunResult) -> dict[str, Any]:
+    """Everything that a reader needs to judge the run; nothing computed from un-noised data.
+
+    Infinite epsilons become the string "inf", so that the file is valid JSON everywhere.
+    """
+    config = result.config
+    report = {
+        "jaxdp": __version__,
+        "method": config.method,
+        "dataset": config.dataset,
+        "model": config.model,
+        "activation": config.activation,
+        "test_accuracy": result.history[-1]["test_accuracy"],
+        "guarantee": _guarantee(config, result),
+        "label": words.REPRODUCIBLE if result.reproducible else None,
+        "unverified": result.ledger.unverified(),
+        "assumed": list(words.ASSUMED),
+        "outside_the_guarantee": list(words.OUTSIDE),
+        "history": result.history,
+        "config": config.to_dict(),
+        "seconds": round(result.seconds, 2),
+        "steps_in_this_sitting": result.steps_run,
+        "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
+    }
+    return _finite(report)
+
+
+def _guarantee(config: RunConfig, result: RunResult) -> dict[str, Any]:
+    relation = acc.Relation(config.relation)
+    event = result.ledger.event
+    row = {
+        "relation": relation.value,
+        "delta": config.delta,
+        "sampling": config.sampling,
+        "sampling_prob": config.batch_size / config.dataset_size,
+        "noise_multiplier": config.noise_multiplier,
+        "l2_clip_norm": config.l2_clip_norm,
+        "releases": result.ledger.steps,
+        "in_words": words.describe(event),
+    }
+    if not acc.supports(event, relation):
+        return {**row, "epsilon": math.inf, "method": "none: no accountant bounds this event"}
+    bound = acc.epsilon(event, config.delta, relation)
+    return {
+        **row,
+        "epsilon": bound.upper,
+        "epsilon_lower": bound.lower,
+        "epsilon_estimate": bound.estimate,
+        "method": bound.method,
+    }
+
+
+def title(report: dict[str, Any]) -> str:
+    """"DP-SGD on MNIST"."""
+    return f"{report['method'].upper()} on {data.spec(report['dataset']).title}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

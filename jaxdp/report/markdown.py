@@ -1,0 +1,55 @@
+"""The report of a run as a page."""
+
+from typing import Any
+
+from jaxdp import accounting as acc
+from jaxdp.report.build import title
+from jaxdp.report.words import RELATIONS
+
+
+def to_markdown(report: dict[str, Any]) -> str:
+    """report.md from the dictionary of report.json."""
+    guarantee = report["guarantee"]
+    lines = [
+        f"# {title(report)}",
+        "",
+        f"**Test accuracy {report['test_accuracy']:.2%}** at a proven "
+        f"**(epsilon {show(guarantee['epsilon'])}, delta {guarantee['delta']:g})**.",
+        "",
+    ]
+    if report["label"]:
+        lines += [f"> {report['label']}", ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _rows(report)), ""]
+    lines += ["![Test accuracy and epsilon](accuracy_and_epsilon.png)", ""]
+    lines += ["![Norm of the noisy update](update_norm.png)", ""]
+    lines += _section("Could not be verified", report["unverified"] or ["Nothing: every release "
+              "was drawn, clipped, noised and charged by one mechanism."])
+    lines += _section("Assumed", report["assumed"])
+    lines += _section("Outside the guarantee", report["outside_the_guarantee"])
+    return "\n".join(lines)
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    guarantee = report["guarantee"]
+    relation = acc.Relation(guarantee["relation"])
+    return [
+        ("Released", guarantee["in_words"]),
+        ("Neighbours", RELATIONS[relation]),
+        ("Sampling", f"{guarantee['sampling']}, probability {guarantee['sampling_prob']:.4g}"),
+        ("Noise multiplier", show(guarantee["noise_multiplier"])),
+        ("Clipping norm", show(guarantee["l2_clip_norm"])),
+        ("Accountant", guarantee["method"]),
+        ("Model", f"{report['model']} ({report['activation']})"),
+        ("Time", f"{report['seconds']:.1f} s for {report['steps_in_this_sitting']:,} steps on "
+                 f"{report['machine']}"),
+        ("jaxdp", report["jaxdp"]),
+    ]
+
+
+def _section(heading: str, items: list[str]) -> list[str]:
+    return [f"## {heading}", "", *(f"- {item}" for item in items), ""]
+
+
+def show(value: float | str) -> str:
+    """A number with four digits; epsilons are cut upwards by the accountant, not here."""
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -1,0 +1,48 @@
+"""Events in words, and what stands outside every guarantee."""
+
+from jaxdp import accounting as acc
+
+OUTSIDE = (
+    "Floating-point attacks: noise is float32 from a non-cryptographic generator.",
+    "Timing: the time of a step grows with the number of records drawn.",
+    "Accuracy on the test set is published without noise: the test set is assumed public.",
+    "Hyper-parameters chosen by looking at results on the private data.",
+    "More than one record per person: the guarantee is for one record.",
+)
+REPRODUCIBLE = (
+    "Reproducible: the seed was chosen by a person. No guarantee against whoever knows the seed."
+)
+ASSUMED = (
+    "The declared data set size is public, and records were not preprocessed by statistics of the "
+    "private data.",
+    "The folder secret/ stays secret.",
+)
+RELATIONS = {
+    acc.Relation.ADD_OR_REMOVE_ONE: "one record added or removed",
+    acc.Relation.REPLACE_ONE: "one record replaced by another",
+    acc.Relation.REPLACE_SPECIAL: "one record replaced by a null record",
+}
+
+
+def describe(event: acc.Event) -> str:
+    """One release of ``event`` in words."""
+    match event:
+        case acc.Gaussian(noise_multiplier):
+            return (
+                f"a sum of clipped contributions with Gaussian noise of {noise_multiplier:.4g} "
+                "times the largest one"
+            )
+        case acc.PoissonSampled(inner, sampling_prob):
+            return f"{describe(inner)}, each record drawn with probability {sampling_prob:.4g}"
+        case acc.FixedSizeSampled(inner, dataset_size, batch_size):
+            return (
+                f"{describe(inner)}, over {batch_size} of {dataset_size} records drawn without "
+                "replacement"
+            )
+        case acc.Repeated(inner, count):
+            return f"{count:,} times {describe(inner)}"
+        case acc.Composed(events):
+            return "; ".join(describe(part) for part in events) or "nothing"
+        case acc.NonPrivate(reason):
+            return f"something without any guarantee: {reason}"
+    return repr(event)
