@@ -209,7 +209,7 @@ def _parse(path: Path, number: int, line: bytes) -> Entry:
     try:
         return Entry.from_dict(json.loads(line))
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"ledger {path}, line {number}, must be a ledger entry: {error}") from error
+        raise ValueError(f"{path}, line {number}, must be a ledger entry: {error}") from error
 
 
 def _sync_directory(directory: Path) -> None:

@@ -150,7 +150,8 @@ def dp_sgd(
         "fixed_size": FixedSize(batch_size),
         "full_batch": FullBatch(),
     }
-    return Mechanism(clip(l2_clip_norm), noise_multiplier, draws[sampling], batch_size, dataset_size)
+    rule = clip(l2_clip_norm)
+    return Mechanism(rule, noise_multiplier, draws[sampling], batch_size, dataset_size)
 
 
 def default_physical_batch_size(batch_size: int) -> int:

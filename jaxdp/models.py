@@ -15,7 +15,7 @@ _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def tempered_sigmoid(scale: float, temperature: float, offset: float) -> Callable:
-    """x ↦ scale · σ(temperature · x) − offset (Papernot et al. 2020, arXiv:2007.14191v1, eq. 2)."""
+    """X ↦ scale · σ(temperature · x) − offset (Papernot et al. 2020, arXiv:2007.14191v1, eq. 2)."""
     return lambda x: scale * nn.sigmoid(temperature * x) - offset
 
 

@@ -16,12 +16,12 @@ class PrivatizeState(NamedTuple):
 
     Attributes:
         key: uint32 [2], the threefry key of the whole run.
-        count: int32 scalar, the number of updates so far; it advances on every update, so that no
+        step: int32 scalar, the number of updates so far; it advances on every update, so that no
             noise is used twice.
     """
 
     key: jax.Array
-    count: jax.Array
+    step: jax.Array
 
 
 def privatize(
@@ -58,7 +58,7 @@ def privatize(
     def init(params: PyTree) -> PrivatizeState:
         _check_floating(params)
         words = _fresh_words(params) if given is None else given
-        return PrivatizeState(key=words, count=jnp.zeros([], jnp.int32))
+        return PrivatizeState(key=words, step=jnp.zeros([], jnp.int32))
 
     def update(
         updates: Summed, state: PrivatizeState, params: PyTree | None = None
@@ -68,14 +68,14 @@ def privatize(
                 "privatize must come first in the chain and take the Summed that clipping returns, "
                 f"got {type(updates).__name__}"
             )
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=_IMPL), state.count)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=_IMPL), state.step)
         noisy = add_gaussian(updates.value, multiplier * updates.l2, key)
         mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
         if updates.unscale is not None:
             mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
         like = updates.value if params is None else params
         mean = jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
-        return mean, PrivatizeState(state.key, optax.safe_increment(state.count))
+        return mean, PrivatizeState(state.key, optax.safe_increment(state.step))
 
     return optax.GradientTransformation(init, update)
 

@@ -5,6 +5,7 @@ import hashlib
 import secrets
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _validate
@@ -50,7 +51,7 @@ class Secret:
         ``jax.random.key(seed)`` keeps only 32 bits of the seed, few enough to search through.
         """
         words = np.frombuffer(self.stream(name)[:8], dtype=np.uint32)
-        return jax.random.wrap_key_data(words.copy(), impl="threefry2x32")
+        return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
     def philox(self, name: str, counter: int) -> np.random.Generator:
         """NumPy's 64-bit counter-based generator at position ``counter`` of the stream."""

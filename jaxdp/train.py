@@ -85,7 +85,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         params: PyTree, opt_state: PyTree, value: PyTree, l2: Any, unscale: PyTree | None
     ) -> tuple[PyTree, PyTree, StepInfo]:
         updates, opt_state = tx.update(Summed(value, l2, unscale), opt_state, params)
-        info = StepInfo(update_norm=optax.global_norm(updates))
+        info = StepInfo(update_norm=optax.tree.norm(updates))
         return optax.apply_updates(params, updates), opt_state, info
 
     compiled = jax.jit(apply, donate_argnums=(0, 1) if donate else ())

@@ -1,4 +1,4 @@
-"""Per-example clipping: rules that bound one record's contribution, and the engine applying them."""
+"""Per-example clipping: rules that bound one record's contribution, and the engine."""
 
 from jaxdp.clipping.engine import ClippedGrad, clipped_grad
 from jaxdp.clipping.rules import Clip, Rule, clip

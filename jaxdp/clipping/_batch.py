@@ -11,8 +11,8 @@ from jaxdp.types import PyTree
 def rows(name: str, tree: PyTree) -> int:
     """The common first axis m of all leaves."""
     shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(tree)]
-    sizes = {shape[0] if shape else None for shape in shapes}
-    if len(sizes) != 1 or None in sizes:
+    sizes = {shape[0] if shape else -1 for shape in shapes}
+    if len(sizes) != 1 or -1 in sizes:
         raise ValueError(
             f"{name} must hold arrays [m, ...] with one and the same m, got shapes {shapes}"
         )

@@ -110,9 +110,9 @@ class ClippedGrad:
 
     def _check_rng(self, rng: jax.Array | None) -> None:
         if self.takes_rng and rng is None:
-            raise ValueError("rng must be a key, since loss_fn takes (params, example, rng); got None")
+            raise ValueError("rng must be a key, since loss_fn takes one; got None")
         if rng is not None and not self.takes_rng:
-            raise ValueError("rng must be None, since loss_fn takes (params, example) only; got a key")
+            raise ValueError("rng must be None, since loss_fn takes (params, example); got a key")
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

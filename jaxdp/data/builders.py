@@ -64,7 +64,7 @@ def _builder(
     image = len(chosen.example_shape) == 3
     features = tfds.features.FeaturesDict(_features(chosen, image))
 
-    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
         name = chosen.name
         VERSION = tfds.core.Version(chosen.version)
 

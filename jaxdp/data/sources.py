@@ -5,6 +5,7 @@ import hashlib
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -104,7 +105,7 @@ def _tiles(content: bytes, path: Path) -> np.ndarray:
 
 
 def _read_pums(spec: DatasetSpec, content: bytes) -> dict[str, Arrays]:
-    table = np.genfromtxt(
+    table: Any = np.genfromtxt(
         io.BytesIO(content), delimiter=",", names=True, dtype=np.int64, encoding="utf-8",
         deletechars='"',
     )

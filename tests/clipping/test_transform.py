@@ -1,0 +1,36 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+
+
+def test_the_optax_native_way_equals_the_function(linear):
+    params, batch, loss_fn = linear
+    data, mask = batch(9), jnp.arange(9) < 7
+    key = jax.random.key(3)
+    tx = optax.chain(
+        jaxdp.clip_and_sum(jaxdp.clip(1.0)), jaxdp.privatize(0.5, 8.0, key), optax.sgd(0.1)
+    )
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, data)
+        return tx.update(grads, state, params, mask=mask)[0]
+
+    native = step(params, tx.init(params))
+    summed, _ = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(params, data, mask)
+    plain = optax.chain(jaxdp.privatize(0.5, 8.0, key), optax.sgd(0.1))
+    direct, _ = plain.update(summed, plain.init(params), params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), native, direct)
+
+
+def test_gradients_of_a_batch_mean_are_refused_where_shapes_tell():
+    tx = jaxdp.clip_and_sum(jaxdp.clip(1.0))
+    grads = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(())}
+    with pytest.raises(ValueError, match="updates must hold arrays"):
+        tx.update(grads, tx.init(grads))
+    with pytest.raises(ValueError, match="mask must be bool"):
+        tx.update({"w": jnp.zeros((3, 2))}, tx.init(grads), mask=jnp.ones(2, bool))

@@ -1,0 +1,34 @@
+"""Every test runs under strict dtype and rank promotion; warnings are errors (setup.cfg)."""
+
+import jax
+import pytest
+from hypothesis import settings
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+settings.register_profile("jaxdp", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("jaxdp")
+
+
+@pytest.fixture
+def linear():
+    """Parameters, data and a loss whose per-example gradient is the example itself."""
+    params = {"w": jax.numpy.zeros((3, 2)), "b": jax.numpy.zeros((2,))}
+
+    def loss_fn(params, example):
+        return sum(
+            jax.numpy.vdot(leaf, value)
+            for leaf, value in zip(
+                jax.tree.leaves(params), jax.tree.leaves(example), strict=True
+            )
+        )
+
+    def batch(rows, seed=0, scale=1.0):
+        keys = jax.random.split(jax.random.key(seed), 2)
+        return {
+            "w": scale * jax.random.normal(keys[0], (rows, 3, 2)),
+            "b": scale * jax.random.normal(keys[1], (rows, 2)),
+        }
+
+    return params, batch, loss_fn

@@ -1,0 +1,121 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxdp
+from jaxdp import accounting as acc
+
+STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
+OTHER = acc.PoissonSampled(acc.Gaussian(2.0), 0.01)
+
+
+def test_charges_without_a_stream_always_add_up():
+    ledger = jaxdp.Ledger()
+    ledger.charge(STEP)
+    ledger.charge(STEP, 4)
+    ledger.charge(OTHER, 2)
+    ledger.charge(STEP, 1)
+    assert ledger.steps == 8
+    assert ledger.event == acc.Composed((acc.Repeated(STEP, 6), acc.Repeated(OTHER, 2)))
+    assert ledger.unverified() == [
+        "charged by hand: that records were drawn, clipped and noised as the event says could not "
+        "be verified"
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=30))
+def test_replays_cost_nothing_and_nothing_is_lost(charges):
+    ledger, steps = jaxdp.Ledger(), set()
+    for first, count in charges:
+        ledger.charge(STEP, count, stream="a", first_step=first)
+        steps |= set(range(first, first + count))
+        assert ledger.steps == len(steps)
+    covered = [s for e in ledger.entries for s in range(e.first_step, e.end)]
+    assert sorted(covered) == sorted(steps)
+
+
+def test_streams_are_charged_apart():
+    ledger = jaxdp.Ledger()
+    for stream in ("a", "b", None, None):
+        ledger.charge(STEP, 10, stream=stream)
+    assert ledger.steps == 40
+
+
+def test_a_step_cannot_become_another_event():
+    ledger = jaxdp.Ledger()
+    ledger.charge(STEP, 10, stream="a", source="mechanism")
+    with pytest.raises(ValueError, match="event for step 5 must be PoissonSampled"):
+        ledger.charge(OTHER, 10, stream="a", first_step=5, source="mechanism")
+    with pytest.raises(ValueError, match="event for step 5 must be"):
+        ledger.charge(STEP, 10, stream="a", first_step=5, source="by hand")
+    assert ledger.steps == 10
+
+
+def test_a_charge_is_on_disk_before_it_returns(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = jaxdp.Ledger(path)
+    ledger.charge(STEP, 3, stream="a", source="mechanism")
+    assert len(path.read_text().splitlines()) == 1
+    again = jaxdp.Ledger(path)
+    assert again.entries == ledger.entries
+    again.charge(OTHER, 2)
+    assert jaxdp.Ledger(path).steps == 5
+    ledger.close()
+    again.close()
+
+
+def test_a_torn_line_is_a_release_that_never_happened(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = jaxdp.Ledger(path)
+    ledger.charge(STEP, 3)
+    whole = path.read_bytes()
+    ledger.charge(OTHER, 5)
+    ledger.close()
+    for cut in range(len(whole) + 1, len(path.read_bytes())):
+        torn = tmp_path / f"torn{cut}.jsonl"
+        torn.write_bytes(path.read_bytes()[:cut])
+        reopened = jaxdp.Ledger(torn)
+        reopened.charge(STEP, 1)
+        reopened.close()
+        assert jaxdp.Ledger(torn).steps == 4
+
+
+def test_a_damaged_ledger_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"event": "nonsense"}\n')
+    with pytest.raises(ValueError, match="line 1, must be a ledger entry"):
+        jaxdp.Ledger(path)
+    assert path.read_text() == '{"event": "nonsense"}\n'
+
+
+events = st.one_of(
+    st.builds(acc.Gaussian, st.floats(0.1, 100)),
+    st.builds(acc.PoissonSampled, st.builds(acc.Gaussian, st.floats(0.1, 9)), st.floats(0, 1)),
+    st.builds(acc.NonPrivate, st.just("raw moments")),
+)
+
+
+@given(st.lists(st.tuples(events, st.integers(1, 1000), st.sampled_from([None, "a", "b"]))))
+def test_json_round_trip(charges):
+    ledger = jaxdp.Ledger()
+    for i, (event, steps, stream) in enumerate(charges):
+        ledger.charge(event, steps, stream=stream, first_step=1000 * i)
+    copy = jaxdp.Ledger.from_json(ledger.to_json())
+    assert copy.entries == ledger.entries
+    assert json.loads(ledger.to_json())["format"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"event": "gaussian"}, "event must be an accounting event"),
+        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ({"first_step": -1}, "first_step must be"),
+        ({"source": "trust me"}, "source must be one of"),
+    ],
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        jaxdp.Ledger().charge(**{"event": STEP, **arguments})

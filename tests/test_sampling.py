@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxdp import FixedSize, FullBatch, Poisson, Secret
+from jaxdp.sampling import Sampler, pad
+from tests.statistics import is_binomial
+
+SECRET = Secret.from_seed(3)
+
+
+def sampler(sampling, n=1_000, rows=64, step=0, secret=SECRET):
+    return Sampler(sampling, n, rows, secret, step)
+
+
+def records(draw):
+    return draw.indices[draw.mask]
+
+
+@pytest.mark.parametrize(("n", "q"), [(500, 0.1), (500, 0.9), (2_000, 0.001), (10**8, 1e-7)])
+def test_poisson_has_its_rate_and_no_other(n, q):
+    draws, source = 2_000, sampler(Poisson(q), n)
+    sizes = [source.draw().mask.sum() for _ in range(draws)]
+    assert is_binomial(sum(sizes), draws * n, q)
+    assert not is_binomial(sum(sizes), draws * n, min(1.5 * q, 1 - (1 - q) / 1.5))
+    expected = n * q * (1 - q)  # the variance that jax.random.binomial missed by a third
+    assert 0.85 * expected < np.var(sizes) < 1.15 * expected
+
+
+def test_every_record_is_as_likely_and_pairs_are_independent():
+    source, counts, both = sampler(Poisson(0.2), 40), np.zeros(40), 0
+    for _ in range(20_000):
+        chosen = records(source.draw())
+        counts[chosen] += 1
+        both += 3 in chosen and 17 in chosen
+    assert all(is_binomial(count, 20_000, 0.2) for count in counts)
+    assert is_binomial(both, 20_000, 0.04)
+    assert not is_binomial(both, 20_000, 0.2)
+
+
+def test_a_draw_larger_than_a_physical_batch_takes_more_passes_and_loses_nobody():
+    source = sampler(Poisson(0.5), n=1_000, rows=8)
+    for _ in range(20):
+        draw = source.draw()
+        chosen = records(draw)
+        assert draw.indices.shape[1] == 8
+        assert len(chosen) > 400
+        assert len(np.unique(chosen)) == len(chosen)
+        assert draw.mask[:-1].all()
+
+
+def test_an_empty_draw_is_one_masked_pass():
+    draw = sampler(Poisson(1e-9)).draw()
+    assert draw.mask.shape == (1, 64)
+    assert not draw.mask.any()
+    assert records(sampler(Poisson(0.5), n=0).draw()).size == 0
+
+
+def test_resuming_at_a_step_gives_the_same_draws():
+    source = sampler(Poisson(0.1))
+    draws = [source.draw() for _ in range(10)]
+    resumed = sampler(Poisson(0.1), step=6).draw()
+    assert resumed.step == 6
+    np.testing.assert_array_equal(resumed.indices, draws[6].indices)
+    assert not np.array_equal(records(draws[5]), records(draws[6]))
+
+
+def test_other_secrets_draw_otherwise():
+    one = records(sampler(Poisson(0.1)).draw())
+    other = records(sampler(Poisson(0.1), secret=Secret.new()).draw())
+    assert not np.array_equal(one, other)
+
+
+def test_fixed_size_and_full_batch():
+    source = sampler(FixedSize(100), 1_000)
+    counts = np.zeros(1_000)
+    for _ in range(500):
+        chosen = records(source.draw())
+        assert len(np.unique(chosen)) == 100
+        counts[chosen] += 1
+    assert all(is_binomial(count, 500, 0.1) for count in counts)
+    np.testing.assert_array_equal(records(sampler(FullBatch(), 150).draw()), np.arange(150))
+
+
+@given(st.integers(0, 300), st.integers(1, 70))
+def test_padding_keeps_every_position(size, rows):
+    chosen = np.arange(size) * 3
+    draw = pad(chosen, rows, step=0)
+    np.testing.assert_array_equal(records(draw), chosen)
+    assert draw.indices.dtype == np.int32
+    assert len(draw.indices) == max(1, -(-size // rows))
+
+
+def test_charging_comes_before_drawing():
+    order = []
+
+    class Watched(Poisson):
+        def choose(self, rng, num_records):
+            order.append("drawn")
+            return super().choose(rng, num_records)
+
+    source = Sampler(Watched(0.5), 10, 4, SECRET, on_draw=lambda step: order.append(step))
+    source.draw()
+    source.draw()
+    assert order == [0, "drawn", 1, "drawn"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Poisson(0.0), "sampling_prob must be above 0"),
+        (lambda: Poisson(1.5), "sampling_prob must be above 0 and at most 1, got 1.5"),
+        (lambda: Poisson(float("nan")), "sampling_prob"),
+        (lambda: FixedSize(0), "batch_size must be a whole number"),
+        (lambda: sampler(Poisson(0.1), n=2**31), "num_records must be below"),
+        (lambda: sampler(Poisson(0.1), rows=0), "physical_batch_size"),
+        (lambda: sampler(Poisson(0.1), step=-1), "step"),
+        (lambda: FixedSize(10).check(5, 5), "batch_size must be at most the 5 records"),
+        (lambda: FixedSize(10).check(50, 60), "dataset_size must be the number of records"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
