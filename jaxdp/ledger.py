@@ -10,7 +10,9 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 
 SOURCES = {
-    "mechanism": "sampler, clipping and noise came from one Mechanism",
+    "mechanism": "records were drawn, clipped and noised by one Mechanism",
+    "sampler": "drawn by a Mechanism's sampler: that its records were clipped and noised by the "
+    "same Mechanism, once each, could not be verified",
     "by hand": "charged by hand: that records were drawn, clipped and noised as the event says "
     "could not be verified",
 }
@@ -28,7 +30,7 @@ class Entry:
         stream: names the randomness; the same step of the same stream is the same release, so
             charging it again (a replay after a crash) costs nothing. Another stream is charged
             anew, and so is every charge without a stream (None).
-        source: "mechanism" or "by hand": who vouches for the event.
+        source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
     """
 
     event: acc.Event

@@ -98,7 +98,7 @@ class Mechanism:
         event = self.event
 
         def charge(step: int) -> None:
-            ledger.charge(event, stream=stream, first_step=step, source="mechanism")
+            ledger.charge(event, stream=stream, first_step=step, source="sampler")
 
         return charge
 

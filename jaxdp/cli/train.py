@@ -73,11 +73,8 @@ def train(
         raise click.UsageError("--fork must come with --resume")
     directory = RunDirectory(out or _free_folder(options["dataset"]))
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
-    if resume and directory.exists():
-        config = _stored_config(directory, options)
-    else:
-        config = _new_config(directory, options)
-    _run(config, directory, data_dir, secret, resume and directory.exists(), fork)
+    config = (_stored_config if resume else _new_config)(directory, options)
+    _run(config, directory, data_dir, secret, resume, fork)
 
 
 def _run(config: Any, directory: Any, data_dir: Path | None, secret: Any, again: bool, fork: bool

@@ -1,0 +1,1 @@
+"""Figures that take longer than a test, each a module: ``python -m benchmarks.NAME``."""

@@ -1,0 +1,177 @@
+"""What wrong input gets: `python -m benchmarks.bad_input` prints the table; the tests check it."""
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp import data, models
+from jaxdp.cli import main
+
+TRAIN = ["train", "--dataset", "digits", "--out", "{tmp}/run"]
+
+# Arguments of `jaxdp`, and a part of the one line that they get.
+COMMANDS = [
+    (["trian"], "No such command 'trian'"),
+    (["train", "--dataset", "imagenet"], "'imagenet' is not one of 'digits'"),
+    ([*TRAIN, "--epsilon", "-1"], "epsilon must be a finite number above 0, got -1.0"),
+    ([*TRAIN, "--epsilon", "nan"], "epsilon must be a finite number above 0, got nan"),
+    ([*TRAIN, "--epsilon", "three"], "'three' is not a valid float"),
+    ([*TRAIN, "--delta", "0"], "delta must be a finite number above 0, got 0.0"),
+    ([*TRAIN, "--delta", "2"], "delta must be above 0 and below 1, got 2.0"),
+    ([*TRAIN, "--noise-multiplier", "-0.5"], "noise_multiplier must be a finite number above 0"),
+    ([*TRAIN, "--steps", "0"], "steps must be a whole number of at least 1, got 0"),
+    ([*TRAIN, "--steps", "1.5"], "'1.5' is not a valid integer"),
+    (
+        [*TRAIN, "--steps", "9", "--epsilon", "1", "--noise-multiplier", "1"],
+        "two of epsilon, noise_multiplier and steps must be given, got all three",
+    ),
+    ([*TRAIN, "--batch-size", "2000"], "batch_size must be at most dataset_size (1437), got 2000"),
+    ([*TRAIN, "--model", "mnist-cnn"], "model mnist-cnn must be given examples (28, 28, 1)"),
+    ([*TRAIN, "--activation", "gelu"], "'gelu' is not one of 'tanh', 'relu'"),
+    ([*TRAIN, "--l2-clip-norm", "0"], "l2_clip_norm must be a finite number above 0, got 0.0"),
+    ([*TRAIN, "--learning-rate", "-1"], "learning_rate must be a finite number above 0, got -1.0"),
+    ([*TRAIN, "--momentum", "1"], "momentum must be at least 0 and below 1, got 1.0"),
+    ([*TRAIN, "--sampling", "shuffled"], "'shuffled' is not one of 'poisson'"),
+    ([*TRAIN, "--sampling", "full_batch"], "batch_size must be dataset_size (1437)"),
+    ([*TRAIN, "--seed", "-4"], "seed must be a whole number of at least 0, got -4"),
+    ([*TRAIN, "--fork"], "--fork must come with --resume"),
+    (["train", "--resume"], "--out must name the run to resume"),
+    ([*TRAIN, "--resume"], "out must hold a run to resume"),
+    (["train", "--dataset", "pums", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "write it with"),
+    (["train", "--out", "{tmp}/file"], "out must be a folder to write to"),
+    (["export", "{tmp}"], "out must hold a run to resume"),
+    (["data", "prepare", "mnist", "--source", "{tmp}/no", "--data-dir", "{tmp}"], "source must be"),
+    (["data", "prepare", "pums", "--source", "{tmp}", "--data-dir", "{tmp}"], "is missing"),
+    (["data", "prepare", "digits", "--source", "{tmp}", "--data-dir", "{tmp}"], "is embedded"),
+    (["epsilon", "--steps", "10"], "Missing option"),
+    (
+        ["epsilon", "--sampling-prob", "1.5", "--noise-multiplier", "1", "--steps", "1",
+         "--delta", "1e-5"],
+        "sampling_prob",
+    ),
+    (["calibrate", "--epsilon", "3", "--delta", "1e-5", "--steps", "9"], "exactly two of"),
+]
+
+PARAMS = {"w": jnp.zeros(2)}
+KEY = jax.random.key(0)
+
+
+def mechanism(**changes):
+    good = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "batch_size": 5, "dataset_size": 50}
+    return jaxdp.dp_sgd(**{**good, **changes})
+
+
+def summed(loss_fn):
+    return jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(PARAMS, jnp.zeros((3, 2)))
+
+
+def chained(*before):
+    import optax
+
+    tx = optax.chain(*before, jaxdp.privatize(1.0, 5.0, KEY))
+    return tx.update(jaxdp.Summed(PARAMS, 1.0), tx.init(PARAMS), PARAMS)
+
+
+def optax_clip():
+    import optax
+
+    return optax.clip(1.0)
+
+
+# Python as a user would write it, and a part of the message.
+CALLS = {
+    "jaxdp.clip(0)": (lambda: jaxdp.clip(0), "l2_clip_norm must be a finite number above 0, got 0"),
+    "jaxdp.clip('0.1')": (lambda: jaxdp.clip("0.1"), "l2_clip_norm must be a number, got '0.1'"),
+    "clipped_grad(loss, optax.clip(1.0))": (
+        lambda: jaxdp.clipped_grad(lambda p, e: 0.0, optax_clip()), "rule must be a clipping rule"
+    ),
+    "clipped_grad(lambda params: ...)": (
+        lambda: jaxdp.clipped_grad(lambda params: 0.0, jaxdp.clip(1.0)), "loss_fn must take"
+    ),
+    "a loss with a batch axis": (
+        lambda: summed(lambda p, e: p["w"] * e), "loss_fn must return a scalar for one example"
+    ),
+    "an integer mask": (
+        lambda: jaxdp.clipped_grad(lambda p, e: jnp.vdot(p["w"], e), jaxdp.clip(1.0))(
+            PARAMS, jnp.zeros((3, 2)), jnp.ones(3, jnp.int32)
+        ),
+        "mask must be bool [3], got int32 [3]",
+    ),
+    "optax.clip before privatize": (lambda: chained(optax_clip()), ""),
+    "privatize fed a plain gradient": (
+        lambda: jaxdp.privatize(1.0, 5.0, KEY).update(
+            PARAMS, jaxdp.privatize(1.0, 5.0, KEY).init(PARAMS)
+        ),
+        "privatize must come first in the chain",
+    ),
+    "privatize(key=0)": (lambda: jaxdp.privatize(1.0, 5.0, 0), "key must be a threefry key"),
+    "jit(privatize(key=None).init)": (
+        lambda: jax.jit(jaxdp.privatize(1.0, 5.0).init)(PARAMS), "key must be given to privatize"
+    ),
+    "dp_sgd(batch_size=51 of 50)": (
+        lambda: mechanism(batch_size=51), "batch_size must be at most dataset_size (50), got 51"
+    ),
+    "dp_sgd(sampling='shuffle')": (
+        lambda: mechanism(sampling="shuffle"), "sampling must be one of poisson"
+    ),
+    "Poisson(1.5)": (lambda: jaxdp.Poisson(1.5), "sampling_prob must be above 0 and at most 1"),
+    "FixedSize sampler, other size": (
+        lambda: mechanism(sampling="fixed_size").sampler(49), "dataset_size must be the number of"
+    ),
+    "Secret.from_seed(-1)": (lambda: jaxdp.Secret.from_seed(-1), "seed must be a whole number"),
+    "Ledger().charge('gaussian')": (
+        lambda: jaxdp.Ledger().charge("gaussian"), "event must be an accounting event"
+    ),
+    "acc.Gaussian(-1)": (lambda: acc.Gaussian(-1), "noise_multiplier"),
+    "acc.epsilon(shuffled batches)": (
+        lambda: acc.epsilon(acc.ShuffledBatches(acc.Gaussian(1.0), 10, 5), 1e-5), "huffle"
+    ),
+    "models.build('resnet')": (
+        lambda: models.build("resnet", num_classes=2, example_shape=(5,)), "model must be one of"
+    ),
+    "data.load('imagenet')": (lambda: data.load("imagenet"), "dataset must be one of digits"),
+}
+
+
+def run_command(args: list[str]) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `jaxdp` with these arguments, in a fresh folder."""
+    out, err = io.StringIO(), io.StringIO()
+    with tempfile.TemporaryDirectory() as tmp:
+        (Path(tmp) / "file").write_text("not a folder")
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                main([arg.replace("{tmp}", tmp) for arg in args])
+                status = 0
+            except SystemExit as end:
+                status = int(end.code or 0)
+        left = [p for p in Path(tmp).rglob("*") if p.name != "file"]
+        assert not left, f"{args} left {left}"
+    return status, out.getvalue(), err.getvalue().replace(tmp, "TMP")
+
+
+def run_call(name: str) -> str:
+    """The error that a call gets."""
+    try:
+        CALLS[name][0]()
+    except (ValueError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError(f"{name} was accepted")
+
+
+def print_table() -> None:
+    print("| input | gets |\n|---|---|")
+    for args, _ in COMMANDS:
+        status, _, err = run_command(args)
+        print(f"| `jaxdp {' '.join(args)}` | {status}: {err.strip()} |")
+    for name in CALLS:
+        print(f"| `{name}` | {' '.join(run_call(name).split())[:160]} |")
+
+
+if __name__ == "__main__":
+    print_table()

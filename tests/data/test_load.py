@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from jaxdp import data
+from jaxdp.data import SPECS, builders
+from tests.data import originals
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """MNIST-like and census files, prepared into tmp_path/tfds."""
+    rng = np.random.default_rng(1)
+    mnist, arrays = originals.mnist(tmp_path / "originals", rng)
+    pums, table = originals.pums(tmp_path / "originals", rng)
+    monkeypatch.setitem(SPECS, "mnist", mnist)
+    monkeypatch.setitem(SPECS, "pums", pums)
+    for name in ("mnist", "pums"):
+        data.prepare(name, tmp_path / "originals", tmp_path / "tfds")
+    return tmp_path, arrays, table
+
+
+def sort_rows(x, y):
+    rows = np.concatenate([x.reshape(len(x), -1), np.asarray(y)[:, None]], axis=1)
+    return rows[np.lexsort(rows.T)]
+
+
+def test_images_survive_the_round_trip(prepared):
+    folder, arrays, _ = prepared
+    loaded = data.load("mnist", folder / "tfds")
+    assert loaded.train_x.dtype == np.float32
+    assert loaded.train_y.dtype == np.int32
+    pairs = ((loaded.train_x, loaded.train_y), (loaded.test_x, loaded.test_y))
+    for (x, y), (images, labels) in zip(pairs, arrays.values(), strict=True):
+        np.testing.assert_array_equal(
+            sort_rows(x, y), sort_rows(images.astype(np.float32) / np.float32(255), labels)
+        )
+
+
+def test_census_rows_survive_the_round_trip(prepared):
+    folder, _, table = prepared
+    loaded = data.load("pums", folder / "tfds")
+    assert set(np.unique(loaded.train_x)) == {-1.0, 1.0}
+    assert len(loaded.train_y) == 40
+    total = loaded.train_y.sum() + loaded.test_y.sum()
+    assert total == (1 - table["employed"]).sum()
+
+
+def test_preparing_twice_does_nothing_and_needs_no_source(prepared):
+    folder, _, _ = prepared
+    before = builders.prepared_folder(SPECS["pums"], folder / "tfds").stat().st_mtime
+    data.prepare("pums", folder / "gone", folder / "tfds")
+    assert builders.prepared_folder(SPECS["pums"], folder / "tfds").stat().st_mtime == before
+
+
+def test_digits_are_embedded_and_split_by_position():
+    digits = data.load("digits")
+    assert digits.train_x.shape == (1_437, 8, 8, 1)
+    assert digits.test_x.shape == (360, 8, 8, 1)
+    assert digits.train_x.min() == 0
+    assert digits.train_x.max() == 1
+
+
+def test_fingerprint_sees_every_array_and_needs_the_key():
+    digits = data.load("digits")
+    base = digits.fingerprint(b"key")
+    assert digits.fingerprint(b"key") == base
+    assert digits.fingerprint(b"other") != base
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        changed = {n: getattr(digits, n) for n in ("train_x", "train_y", "test_x", "test_y")}
+        changed[name] = changed[name].copy()
+        changed[name].flat[0] += 1
+        assert data.Dataset(digits.spec, **changed).fingerprint(b"key") != base
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: data.load("imagenet", d), "dataset must be one of digits"),
+        (lambda d: data.load("pums", d), "dataset 'pums' is not in .*: write it with"),
+        (lambda d: data.prepare("digits", d, d), "dataset 'digits' is embedded"),
+        (lambda d: data.prepare("pums", d / "nowhere", d), "source must be a folder"),
+        (lambda d: data.prepare("pums", d, d), "FultonPUMS5full.csv is missing"),
+    ],
+)
+def test_bad_input(tmp_path, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path)
