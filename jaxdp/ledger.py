@@ -1,6 +1,7 @@
 """The append-only record of what was released: events keyed by step, durable before the release."""
 
 import dataclasses
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -11,8 +12,9 @@ from jaxdp import accounting as acc
 
 SOURCES = {
     "mechanism": "records were drawn, clipped and noised by one Mechanism",
-    "sampler": "drawn by a Mechanism's sampler: that its records were clipped and noised by the "
-    "same Mechanism, once each, could not be verified",
+    "sampler": "drawn by a Mechanism's sampler: that each draw was clipped record by record (no "
+    "layer or gradient coupling two records) and noised by the same Mechanism, once and with fresh "
+    "noise, could not be verified",
     "by hand": "charged by hand: that records were drawn, clipped and noised as the event says "
     "could not be verified",
 }
@@ -27,9 +29,8 @@ class Entry:
         event: what each step released.
         first_step: the first step.
         steps: how many consecutive steps.
-        stream: names the randomness; the same step of the same stream is the same release, so
-            charging it again (a replay after a crash) costs nothing. Another stream is charged
-            anew, and so is every charge without a stream (None).
+        stream: names the randomness: a step of a stream is one release and charged once. Another
+            stream is charged anew, and so is every charge without a stream (None).
         source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
     """
 
@@ -38,6 +39,13 @@ class Entry:
     steps: int
     stream: str | None = None
     source: str = "by hand"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, acc.Event):
+            raise ValueError(f"event must be an accounting event, got {self.event!r}")
+        _validate.integer("first_step", self.first_step, least=0)
+        _validate.integer("steps", self.steps, least=1)
+        _validate.one_of("source", self.source, SOURCES)
 
     @property
     def end(self) -> int:
@@ -71,14 +79,18 @@ class Ledger:
     add-or-remove-one nothing in it depends on the data at all, so it may be published.
 
     Args:
-        path: a JSON-lines file; created, or read and continued. None keeps the ledger in memory.
+        path: a JSON-lines file: read now, and written to from the first charge on, by one process
+            at a time. None keeps the ledger in memory.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None):
+        self._path = None if path is None else Path(path)
         self._entries: list[Entry] = []
         self._file: TextIO | None = None
-        if path is not None:
-            self._open(Path(path))
+        self._closed = False
+        if self._path is not None and self._path.exists():
+            lines = _whole_lines(self._path)
+            self._entries = [_parse(self._path, i, line) for i, line in enumerate(lines, 1)]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -106,33 +118,39 @@ class Ledger:
         stream: str | None = None,
         first_step: int = 0,
         source: str = "by hand",
+        replay: bool = False,
     ) -> None:
-        """Charges ``steps`` releases of ``event``; without a stream, always anew.
+        """Charges ``steps`` releases of ``event``.
 
-        With a stream, the charge is for its steps from ``first_step`` on, and those that it already
-        holds are replays of the same release, with the same noise, and cost nothing.
+        With a stream, the charge is for its steps from ``first_step`` on, each to be charged once.
+        ``replay`` is for a resumed run that repeats the very same releases, bit by bit: steps that
+        the stream already holds then cost nothing.
 
         Raises:
-            ValueError: a step that was charged as another event before, or a bad argument.
+            ValueError: a step that was charged before, without ``replay`` or as another event; a
+                closed ledger, or one that another process writes to; a bad argument.
         """
-        steps = _validate.integer("steps", steps, least=1)
-        first_step = _validate.integer("first_step", first_step, least=0)
-        _validate.one_of("source", source, SOURCES)
-        if not isinstance(event, acc.Event):
-            raise ValueError(f"event must be an accounting event, got {event!r}")
+        entry = Entry(event, first_step, steps, stream, source)
+        self._open()
         if stream is None:
             first_step = sum(e.steps for e in self._entries if e.stream is None)
-        end = first_step + steps
+            entry = dataclasses.replace(entry, first_step=first_step)
         known = [e for e in self._entries if e.stream == stream]
-        for entry in known:
-            overlap = entry.first_step < end and first_step < entry.end
-            if overlap and (entry.event, entry.source) != (event, source):
-                raise ValueError(
-                    f"event for step {max(first_step, entry.first_step)} must be {entry.event} as "
-                    f"charged before ({entry.source}), got {event} ({source})"
-                )
-        for start, stop in _uncovered(first_step, end, known):
-            self._append(Entry(event, start, stop - start, stream, source))
+        for other in known:
+            if other.first_step < entry.end and entry.first_step < other.end:
+                _check_replay(entry, other, replay)
+        for start, stop in _uncovered(entry.first_step, entry.end, known):
+            self._append(dataclasses.replace(entry, first_step=start, steps=stop - start))
+
+    def covers(self, other: "Ledger") -> bool:
+        """Whether every step that ``other`` charged is charged here too, as the same event."""
+        return all(
+            not _uncovered(
+                entry.first_step, entry.end,
+                [e for e in self._entries if (e.stream, e.event) == (entry.stream, entry.event)],
+            )
+            for entry in other.entries
+        )
 
     def epsilon(
         self, delta: float, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
@@ -152,26 +170,39 @@ class Ledger:
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
         """A ledger in memory from :meth:`to_json`."""
+        content = json.loads(text)
+        if content.get("format") != FORMAT:
+            raise ValueError(f"ledger format must be {FORMAT}, got {content.get('format')!r}")
         ledger = cls()
-        for row in json.loads(text)["entries"]:
-            ledger._append(Entry.from_dict(row))
+        ledger._entries = [Entry.from_dict(row) for row in content["entries"]]
         return ledger
 
     def close(self) -> None:
-        """Closes the file, if there is one; every charge is already on disk."""
+        """Lets other processes write to the file; every charge is already on disk."""
+        self._closed = True
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _open(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            whole = _whole_lines(path)
-            self._entries = [_parse(path, i, line) for i, line in enumerate(whole, 1)]
-            # A torn last line was never followed by its release: the fsync comes first.
-            os.truncate(path, sum(len(line) for line in whole))
-        self._file = path.open("a", encoding="utf-8")
-        _sync_directory(path.parent)
+    def _open(self) -> None:
+        """Takes the file for this process at its first charge; until then a ledger only reads."""
+        if self._closed:
+            raise ValueError("ledger must be open to charge, got one that was closed")
+        if self._path is None or self._file is not None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._path.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ValueError(f"ledger {self._path} is in use by another writer") from error
+        whole = _whole_lines(self._path)
+        self._entries = [_parse(self._path, i, line) for i, line in enumerate(whole, 1)]
+        # A torn last line was never followed by its release: the fsync comes first.
+        os.truncate(self._path, sum(len(line) for line in whole))
+        _sync_directory(self._path.parent)
+        self._file = file
 
     def _append(self, entry: Entry) -> None:
         if self._file is not None:
@@ -185,6 +216,20 @@ class Ledger:
             entry = dataclasses.replace(last, steps=last.steps + entry.steps)
             self._entries.pop()
         self._entries.append(entry)
+
+
+def _check_replay(entry: Entry, known: Entry, replay: bool) -> None:
+    step = max(entry.first_step, known.first_step)
+    if not replay:
+        raise ValueError(
+            f"first_step must be one that stream {entry.stream!r} was not charged for, got {step}: "
+            "two releases from one draw are not two events"
+        )
+    if (known.event, known.source) != (entry.event, entry.source):
+        raise ValueError(
+            f"event for step {step} must be {known.event} as charged before ({known.source}), got "
+            f"{entry.event} ({entry.source})"
+        )
 
 
 def _continues(last: Entry, entry: Entry) -> bool:

@@ -60,7 +60,6 @@ class Mechanism:
         ledger: "Ledger | None" = None,
         secret: Secret | None = None,
         physical_batch_size: int | None = None,
-        replay_from: int | None = None,
     ) -> Sampler:
         """Draws for every step; with a ledger, each draw is charged before it is made.
 
@@ -70,32 +69,20 @@ class Mechanism:
             ledger: where every draw is charged.
             secret: the randomness; None takes it from the operating system.
             physical_batch_size: rows of one compiled pass; None chooses for the device.
-            replay_from: the step to resume at, with the secret, noise state and data of the run
-                that stopped there. Steps that the ledger already holds are then the same releases
-                again and cost nothing.
 
         Raises:
-            ValueError: the records cannot be drawn from like this, or the ledger already holds
-                draws from this secret and this is no replay.
+            ValueError: the records cannot be drawn from like this; at a draw, the ledger already
+                holds that step of the same secret (to go on after a crash, take a new secret).
         """
         self.sampling.check(num_records, self.dataset_size)
         secret = secret or Secret.new()
-        charge = None
-        if ledger is not None:
-            charge = self._charger(ledger, secret, replay=replay_from is not None)
+        charge = None if ledger is None else self._charger(ledger, secret)
         if physical_batch_size is None:
             physical_batch_size = default_physical_batch_size(self.batch_size)
-        first = replay_from or 0
-        return Sampler(self.sampling, num_records, physical_batch_size, secret, first, charge)
+        return Sampler(self.sampling, num_records, physical_batch_size, secret, 0, charge)
 
-    def _charger(self, ledger: "Ledger", secret: Secret, replay: bool) -> Callable[[int], None]:
-        stream = secret.stream("stream id").hex()
-        if not replay and any(entry.stream == stream for entry in ledger.entries):
-            raise ValueError(
-                "secret must be a new one, got one that this ledger already holds draws from: "
-                "the same draws twice are not independent"
-            )
-        event = self.event
+    def _charger(self, ledger: "Ledger", secret: Secret) -> Callable[[int], None]:
+        stream, event = secret.identifier(), self.event
 
         def charge(step: int) -> None:
             ledger.charge(event, stream=stream, first_step=step, source="sampler")

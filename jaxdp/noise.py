@@ -23,10 +23,13 @@ class PrivatizeState(NamedTuple):
     key: jax.Array
     step: jax.Array
 
+    def __repr__(self) -> str:
+        return f"PrivatizeState(key=<secret>, step={self.step})"
+
 
 def privatize(
     noise_multiplier: float, expected_batch_size: float, key: jax.Array | None = None
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Adds N(0, (noise_multiplier · l2)²) to a ``Summed`` and divides by the expected batch size.
 
     Formal guarantee: one update releases a Gaussian mechanism with multiplier ``noise_multiplier``
@@ -50,7 +53,11 @@ def privatize(
         ValueError: a negative multiplier or a non-positive batch size; a key that is not one; at
             ``init`` under ``jit`` or ``vmap``, a key of None (it would be compiled in and shared).
         TypeError: at update, when handed anything but a ``Summed``.
+        ValueError: at update, when the sum and the parameters differ in shape, or when the chain is
+            handed ``value``, ``grad`` or ``value_fn``: what a line search or a plateau schedule
+            asks for is computed from data, and releasing it is another event.
     """
+    _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
     given = None if key is None else _key_words(key)
@@ -58,16 +65,13 @@ def privatize(
     def init(params: PyTree) -> PrivatizeState:
         _check_floating(params)
         words = _fresh_words(params) if given is None else given
+        _check_one_key_a_member(params, words)
         return PrivatizeState(key=words, step=jnp.zeros([], jnp.int32))
 
     def update(
-        updates: Summed, state: PrivatizeState, params: PyTree | None = None
+        updates: Summed, state: PrivatizeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, PrivatizeState]:
-        if not isinstance(updates, Summed):
-            raise TypeError(
-                "privatize must come first in the chain and take the Summed that clipping returns, "
-                f"got {type(updates).__name__}"
-            )
+        _check_update(updates, state, params, extra)
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=_IMPL), state.step)
         noisy = add_gaussian(updates.value, multiplier * updates.l2, key)
         mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
@@ -77,7 +81,7 @@ def privatize(
         mean = jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
         return mean, PrivatizeState(state.key, optax.safe_increment(state.step))
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def add_gaussian(tree: PyTree, std: float | jax.Array, key: jax.Array) -> PyTree:
@@ -98,8 +102,8 @@ _IMPL = "threefry2x32"
 def _fresh_words(params: PyTree) -> jax.Array:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
         raise ValueError(
-            "key must be given to privatize when init runs under jit or vmap, got None: a key from "
-            "the operating system would be compiled in and shared by every call"
+            "key must be given to privatize when init runs under jit or vmap, got None: one from "
+            "the operating system would be compiled in. Give every call and member another one"
         )
     return jax.random.key_data(Secret.new().jax_key("noise"))
 
@@ -113,6 +117,44 @@ def _key_words(key: Any) -> jax.Array:
             f"jax.random.key(0) for a figure, or None for a fresh one; got {type(key).__name__}"
         )
     return jnp.asarray(key)
+
+
+def _check_update(updates: Any, state: PrivatizeState, params: Any, extra: dict[str, Any]) -> None:
+    if not isinstance(updates, Summed):
+        raise TypeError(
+            "privatize must come first in the chain and take the Summed that clipping returns, "
+            f"got {type(updates).__name__}"
+        )
+    for name in ("value", "grad", "value_fn"):
+        if extra.get(name) is not None:
+            raise ValueError(
+                f"{name} must not be passed to a private chain: it is computed from data without "
+                "noise, and no event is charged for it"
+            )
+    if params is not None:
+        found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (updates.value, params))
+        if found != wanted:
+            raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
+    _check_one_key_a_member(updates.value, state.key)
+
+
+def _check_one_key_a_member(tree: PyTree, words: jax.Array) -> None:
+    # Members of a vmap that share a key share their noise, which subtracts away.
+    if any(_is_mapped(leaf) for leaf in jax.tree.leaves(tree)) and not _is_mapped(words):
+        raise ValueError("key must be another one for every member of a vmap, got one for all")
+
+
+def _is_mapped(leaf: Any) -> bool:
+    return type(leaf).__name__ == "BatchTracer"
+
+
+def _refuse_injected(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, jax.Array):
+            raise ValueError(
+                f"{name} must be a Python number, public and fixed, got a jax array: it is not "
+                "injectable, for the ledger could not follow it"
+            )
 
 
 def _check_floating(params: PyTree) -> None:

@@ -116,7 +116,7 @@ class Sampler:
     """
 
     sampling: Sampling
-    num_records: int
+    num_records: int = dataclasses.field(repr=False)
     physical_batch_size: int
     secret: Secret
     step: int = 0
@@ -136,17 +136,18 @@ class Sampler:
             self.on_draw(step)
         self.step += 1
         rng = self.secret.philox("sampling", step)
-        return pad(self.sampling.choose(rng, self.num_records), self.physical_batch_size, step)
+        chosen = self.sampling.choose(rng, self.num_records)
+        return pad(chosen, self.physical_batch_size, step, self.num_records)
 
 
-def pad(chosen: np.ndarray, physical_batch_size: int, step: int) -> Draw:
+def pad(chosen: np.ndarray, physical_batch_size: int, step: int, num_records: int) -> Draw:
     """Cuts the chosen positions [k] into as many physical batches as they need, at least one."""
     passes = max(1, -(-len(chosen) // physical_batch_size))
     indices = np.zeros(passes * physical_batch_size, dtype=np.int32)
     indices[: len(chosen)] = chosen
     mask = np.arange(len(indices)) < len(chosen)
     shape = (passes, physical_batch_size)
-    return Draw(indices.reshape(shape), mask.reshape(shape), step)
+    return Draw(indices.reshape(shape), mask.reshape(shape), step, num_records)
 
 
 def _require_declared_size(num_records: int, dataset_size: int) -> None:

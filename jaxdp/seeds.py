@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxdp import _validate
 
+_PROCESS_SALT = secrets.token_bytes(16)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Secret:
@@ -25,12 +27,12 @@ class Secret:
     """
 
     entropy: int
-    reproducible: bool = False
+    reproducible: bool
 
     @classmethod
     def new(cls) -> "Secret":
         """A secret from the operating system's entropy."""
-        return cls(secrets.randbits(128))
+        return cls(secrets.randbits(128), reproducible=False)
 
     @classmethod
     def from_seed(cls, seed: int) -> "Secret":
@@ -42,8 +44,17 @@ class Secret:
 
     def stream(self, name: str) -> bytes:
         """16 bytes for one named use; different names give independent streams (BLAKE2b)."""
-        data = self.entropy.to_bytes(16, "big")
-        return hashlib.blake2b(data, digest_size=16, person=name.encode()[:16]).digest()
+        data = self.entropy.to_bytes(16, "big") + name.encode()
+        return hashlib.blake2b(data, digest_size=16, person=b"jaxdp stream").digest()
+
+    def identifier(self) -> str:
+        """Names this secret in a ledger without giving it away.
+
+        A seed that a person chose could be found by trying seeds, so its name holds within this
+        process only.
+        """
+        salt = _PROCESS_SALT if self.reproducible else b""
+        return hashlib.blake2b(self.stream("identifier"), digest_size=16, key=salt).hexdigest()
 
     def jax_key(self, name: str) -> jax.Array:
         """A typed threefry key with all of its 64 bits from the stream.

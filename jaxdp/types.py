@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxdp import _validate
+
 PyTree = Any
 
 
@@ -15,7 +17,8 @@ class Summed:
 
     Formal guarantee: adding one record to the draw, or removing one, changes ``value`` by at most
     ``l2`` in the Euclidean norm over all leaves together. Replacing a record changes it by a pair
-    of such contributions; the accountant, not this class, applies the relation.
+    of such contributions; the accountant, not this class, applies the relation. (Up to the rounding
+    of a float32 sum, see docs/threat_model.md.)
 
     Deliberately **not** a pytree. Only :func:`jaxdp.privatize`, first in a chain, opens it, so that
     ``optax.scale`` or ``optax.clip`` before the noise raise instead of changing the value behind
@@ -32,6 +35,10 @@ class Summed:
     l2: float | jax.Array
     unscale: PyTree | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.l2, int | float):
+            _validate.positive("l2", self.l2)
+
     def __repr__(self) -> str:
         # The value is un-noised: a stray print or log line must not release it.
         return f"Summed(value=<sensitive>, l2={self.l2!r}, unscale={self.unscale is not None})"
@@ -45,11 +52,13 @@ class Draw:
         indices: int32 [passes, physical_batch_size]; padding points at record 0.
         mask: bool [passes, physical_batch_size]; False marks padding.
         step: the step that this draw belongs to; a draw is a pure function of (secret, step).
+        num_records: how many records it was drawn from. Sensitive under add-or-remove-one.
     """
 
-    indices: np.ndarray
-    mask: np.ndarray
+    indices: np.ndarray = dataclasses.field(repr=False)
+    mask: np.ndarray = dataclasses.field(repr=False)
     step: int
+    num_records: int = dataclasses.field(repr=False)
 
 
 class ClipInfo(NamedTuple):

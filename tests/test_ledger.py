@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ def test_charges_without_a_stream_always_add_up():
 def test_replays_cost_nothing_and_nothing_is_lost(charges):
     ledger, steps = jaxdp.Ledger(), set()
     for first, count in charges:
-        ledger.charge(STEP, count, stream="a", first_step=first)
+        ledger.charge(STEP, count, stream="a", first_step=first, replay=True)
         steps |= set(range(first, first + count))
         assert ledger.steps == len(steps)
     covered = [s for e in ledger.entries for s in range(e.first_step, e.end)]
@@ -47,23 +48,63 @@ def test_a_step_cannot_become_another_event():
     ledger = jaxdp.Ledger()
     ledger.charge(STEP, 10, stream="a", source="mechanism")
     with pytest.raises(ValueError, match="event for step 5 must be PoissonSampled"):
-        ledger.charge(OTHER, 10, stream="a", first_step=5, source="mechanism")
+        ledger.charge(OTHER, 10, stream="a", first_step=5, source="mechanism", replay=True)
     with pytest.raises(ValueError, match="event for step 5 must be"):
-        ledger.charge(STEP, 10, stream="a", first_step=5, source="by hand")
+        ledger.charge(STEP, 10, stream="a", first_step=5, source="by hand", replay=True)
+    with pytest.raises(ValueError, match="was not charged for, got 5"):
+        ledger.charge(STEP, 10, stream="a", first_step=5, source="mechanism")
     assert ledger.steps == 10
 
 
-def test_a_charge_is_on_disk_before_it_returns(tmp_path):
-    path = tmp_path / "ledger.jsonl"
+def test_a_charge_is_on_disk_before_it_returns(tmp_path, monkeypatch):
+    path, synced, fsync = tmp_path / "ledger.jsonl", [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(path.read_bytes()), fsync(file)))
     ledger = jaxdp.Ledger(path)
     ledger.charge(STEP, 3, stream="a", source="mechanism")
-    assert len(path.read_text().splitlines()) == 1
+    assert len(synced[-1].splitlines()) == 1  # the file as it was when the last fsync was asked
     again = jaxdp.Ledger(path)
     assert again.entries == ledger.entries
-    again.charge(OTHER, 2)
-    assert jaxdp.Ledger(path).steps == 5
     ledger.close()
+    again.charge(OTHER, 2)
+    assert len(synced[-1].splitlines()) == 2
+    assert jaxdp.Ledger(path).steps == 5
     again.close()
+
+
+def test_a_reader_changes_nothing_and_a_second_writer_is_refused(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    writer = jaxdp.Ledger(path)
+    writer.charge(STEP, 3)
+    reader = jaxdp.Ledger(path)
+    writer.charge(STEP, 1)
+    assert reader.steps == 3
+    with pytest.raises(ValueError, match="is in use by another writer"):
+        reader.charge(STEP, 1)
+    assert jaxdp.Ledger(path).steps == 4
+    writer.close()
+    reader.charge(STEP, 1)  # reads what was written since
+    assert reader.steps == jaxdp.Ledger(path).steps == 5
+    reader.close()
+
+
+def test_a_closed_ledger_charges_nothing(tmp_path):
+    ledger = jaxdp.Ledger(tmp_path / "ledger.jsonl")
+    ledger.charge(STEP, 3)
+    ledger.close()
+    with pytest.raises(ValueError, match="ledger must be open to charge"):
+        ledger.charge(STEP, 1)
+    assert ledger.steps == 3
+
+
+def test_covering_is_step_by_step():
+    whole, part, other = jaxdp.Ledger(), jaxdp.Ledger(), jaxdp.Ledger()
+    whole.charge(STEP, 10, stream="a")
+    part.charge(STEP, 4, stream="a", first_step=3)
+    other.charge(OTHER, 4, stream="a", first_step=3)
+    assert whole.covers(part)
+    assert not part.covers(whole)
+    assert not whole.covers(other)
+    assert not jaxdp.Ledger().covers(part)
 
 
 def test_a_torn_line_is_a_release_that_never_happened(tmp_path):
@@ -88,6 +129,12 @@ def test_a_damaged_ledger_is_refused_and_left_alone(tmp_path):
     with pytest.raises(ValueError, match="line 1, must be a ledger entry"):
         jaxdp.Ledger(path)
     assert path.read_text() == '{"event": "nonsense"}\n'
+    ledger = jaxdp.Ledger()
+    ledger.charge(STEP, 4)
+    row = {**ledger.entries[0].to_dict(), "steps": -4}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        jaxdp.Ledger(path)
 
 
 events = st.one_of(

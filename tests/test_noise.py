@@ -96,6 +96,44 @@ def test_without_a_key_two_runs_never_share_noise():
         jax.vmap(tx.init)({"w": jnp.zeros((2, 5))})
 
 
+def test_members_of_a_vmap_never_share_a_key():
+    tx, many = jaxdp.privatize(1.0, 1.0, KEY), {"w": jnp.zeros((2, 5))}
+    with pytest.raises(ValueError, match="another one for every member of a vmap"):
+        jax.vmap(tx.init)(many)
+    with pytest.raises(ValueError, match="another one for every member of a vmap"):
+        jax.jit(jax.vmap(tx.init))(many)
+    one = tx.init({"w": jnp.zeros(5)})
+    with pytest.raises(ValueError, match="another one for every member of a vmap"):
+        jax.vmap(lambda v: tx.update(jaxdp.Summed({"w": v}, 1.0), one)[0])(many["w"])
+
+
+@pytest.mark.parametrize("name", ["value", "grad", "value_fn"])
+def test_what_a_line_search_asks_for_is_refused(name):
+    tx = optax.chain(jaxdp.privatize(1.0, 1.0, KEY), optax.sgd(0.1))
+    with pytest.raises(ValueError, match=f"{name} must not be passed to a private chain"):
+        tx.update(summed(), tx.init(PARAMS), PARAMS, **{name: jnp.zeros(())})
+
+
+def test_the_noise_multiplier_is_not_injectable():
+    inject = optax.inject_hyperparams(jaxdp.privatize, static_args=("key",))
+    schedule = optax.linear_schedule(1.0, 0.01, 10)
+    with pytest.raises(ValueError, match="noise_multiplier must be a Python number"):
+        inject(noise_multiplier=schedule, expected_batch_size=1.0, key=KEY).init(PARAMS)
+
+
+def test_a_sum_of_another_shape_is_refused():
+    tx = jaxdp.privatize(1.0, 1.0, KEY)
+    wrong = jaxdp.Summed({"w": jnp.zeros(50), "b": jnp.zeros(3000)}, 1.0)
+    with pytest.raises(ValueError, match="the sum must have the parameters' shapes"):
+        tx.update(wrong, tx.init(PARAMS), PARAMS)
+
+
+def test_repr_hides_the_key():
+    state = jaxdp.privatize(1.0, 1.0, KEY).init(PARAMS)
+    assert "<secret>" in repr(state)
+    assert str(int(state.key[1])) not in repr(state).replace("step=0", "")
+
+
 def test_seeds_under_vmap_are_independent():
     def run(words):
         tx = jaxdp.privatize(1.0, 1.0, words)

@@ -86,7 +86,7 @@ def test_fixed_size_and_full_batch():
 @given(st.integers(0, 300), st.integers(1, 70))
 def test_padding_keeps_every_position(size, rows):
     chosen = np.arange(size) * 3
-    draw = pad(chosen, rows, step=0)
+    draw = pad(chosen, rows, step=0, num_records=1000)
     np.testing.assert_array_equal(records(draw), chosen)
     assert draw.indices.dtype == np.int32
     assert len(draw.indices) == max(1, -(-size // rows))

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ def test_seed_is_reproducible_and_says_so():
 
 def test_streams_of_one_secret_differ():
     secret = Secret.from_seed(7)
-    names = ["noise", "sampling", "init", "stream id", "data hash"]
+    names = ["noise", "sampling", "init", "data hash", "noise of the encoder A", "noise of the encoder B"]
     assert len({secret.stream(name) for name in names}) == len(names)
 
 
@@ -42,3 +45,12 @@ def test_philox_is_a_function_of_the_position():
 def test_bad_seed(seed):
     with pytest.raises(ValueError, match="seed must be"):
         Secret.from_seed(seed)
+
+
+def test_a_ledger_name_of_a_chosen_seed_cannot_be_searched_for():
+    code = "from jaxdp import Secret; print(Secret.from_seed(5).identifier())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert Secret.from_seed(5).identifier() == Secret.from_seed(5).identifier()
+    assert other.stdout.strip() != Secret.from_seed(5).identifier()
+    secret = Secret.new()
+    assert secret.identifier() != Secret.new().identifier()

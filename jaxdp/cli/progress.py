@@ -14,6 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from jaxdp.report.words import show_epsilon
+
 
 @contextlib.contextmanager
 def progress_bar(config: Any) -> Iterator[Any]:
@@ -33,7 +35,7 @@ def progress_bar(config: Any) -> Iterator[Any]:
             if row is None:
                 bar.update(task, completed=step)
                 return
-            latest = f"accuracy {row['test_accuracy']:.2%}  epsilon {row['epsilon']:.3f}"
+            latest = f"accuracy {row['test_accuracy']:.2%}  epsilon {show_epsilon(row['epsilon'])}"
             bar.update(task, completed=step, latest=latest)
             if not console.is_terminal:
                 console.print(f"step {step}/{config.steps}  {latest}", highlight=False)

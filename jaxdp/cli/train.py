@@ -128,13 +128,14 @@ def _free_folder(dataset: str) -> Path:
 
 
 def _print_summary(report: dict[str, Any], directory: Any) -> None:
-    from jaxdp.report.markdown import show
+    from jaxdp.report.words import show_delta, show_epsilon
 
     guarantee = report["guarantee"]
     click.echo(
         f"test accuracy {report['test_accuracy']:.2%}   proven epsilon "
-        f"{show(guarantee['epsilon'])} at delta {guarantee['delta']:g} ({guarantee['relation']}, "
-        f"{guarantee['sampling']} sampling, {guarantee['releases']:,} releases)"
+        f"{show_epsilon(guarantee['epsilon'])} at delta {show_delta(guarantee['delta'])} "
+        f"({guarantee['relation']}, {guarantee['sampling']} sampling, "
+        f"{guarantee['releases']:,} releases)"
     )
     if report["label"]:
         click.echo(report["label"])

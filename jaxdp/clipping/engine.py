@@ -58,7 +58,9 @@ class ClippedGrad:
             params: pytree of floating-point arrays.
             batch: pytree of arrays [m, ...], one row an example.
             mask: bool [m]; False rows are padding. None: all rows count.
-            rng: a key, where ``loss_fn`` takes one; every example gets its own.
+            rng: a key, where ``loss_fn`` takes one; row i gets the i-th of its parts. It must be
+                secret and used once: the guarantee averages over it, since a record that leaves
+                moves the others to other rows. (:meth:`sum` gives each record its own.)
 
         Returns:
             The ``Summed``, and a sensitive ``ClipInfo``.
@@ -68,8 +70,13 @@ class ClippedGrad:
                 dtype, or ``rng`` is missing or not wanted.
         """
         size = _batch.rows("batch", batch)
-        mask = _batch.checked_mask(mask, size)
-        keys = self._keys(rng, size)
+        self._check_rng(rng)
+        keys = None if rng is None else jax.random.split(rng, size)
+        return self._over_rows(params, batch, _batch.checked_mask(mask, size), keys)
+
+    def _over_rows(
+        self, params: PyTree, batch: PyTree, mask: jax.Array, keys: jax.Array | None
+    ) -> tuple[Summed, ClipInfo]:
         grad_fn = jax.value_and_grad(_scalar_loss(self.loss_fn))
         axes = (None, 0) if keys is None else (None, 0, 0)
         args = (params, batch) if keys is None else (params, batch, keys)
@@ -89,24 +96,24 @@ class ClippedGrad:
             params: pytree of floating-point arrays.
             data: pytree of arrays [N, ...], all records, already on the device.
             draw: which of them take part, from ``Sampler.draw``.
-            rng: a key, where ``loss_fn`` takes one.
+            rng: a key, where ``loss_fn`` takes one; every record gets its own part, whoever else
+                is drawn.
 
         Returns:
             The ``Summed`` over all passes (a record is in one of them only, so the sensitivity is
             that of one pass), and a sensitive ``ClipInfo`` for each.
+
+        Raises:
+            ValueError: as ``__call__``, or ``data`` does not hold the records that were drawn from.
         """
         self._check_rng(rng)
+        _check_records(data, draw)
         total = _zeros(params)
         infos = []
-        for i, (indices, mask) in enumerate(zip(draw.indices, draw.mask, strict=True)):
-            key = None if rng is None else jax.random.fold_in(rng, i)
-            total, info = _add_pass(self, total, params, data, indices, mask, key)
+        for indices, mask in zip(draw.indices, draw.mask, strict=True):
+            total, info = _add_pass(self, total, params, data, indices, mask, rng)
             infos.append(info)
         return Summed(total, self.rule.l2), infos
-
-    def _keys(self, rng: jax.Array | None, size: int) -> jax.Array | None:
-        self._check_rng(rng)
-        return None if rng is None else jax.random.split(rng, size)
 
     def _check_rng(self, rng: jax.Array | None) -> None:
         if self.takes_rng and rng is None:
@@ -126,8 +133,18 @@ def _add_pass(
     rng: jax.Array | None,
 ) -> tuple[PyTree, ClipInfo]:
     batch = jax.tree.map(lambda rows: rows[indices], data)
-    summed, info = grad_fn(params, batch, mask, rng)
+    keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
+    summed, info = grad_fn._over_rows(params, batch, mask, keys)
     return jax.tree.map(jnp.add, total, summed.value), info
+
+
+def _check_records(data: PyTree, draw: Draw) -> None:
+    rows = _batch.rows("data", data)
+    # A gather beyond the end would count the last record again and again.
+    if rows != draw.num_records:
+        raise ValueError(
+            f"data must hold the {draw.num_records} records that the sampler draws from, got {rows}"
+        )
 
 
 @jax.jit

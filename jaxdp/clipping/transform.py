@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import optax
 
 from jaxdp.clipping import _batch, reduce
@@ -20,7 +21,8 @@ def clip_and_sum(rule: Rule) -> optax.GradientTransformationExtraArgs:
     The ``update`` takes gradients with leaves [m, ...] and the extra argument ``mask``, bool [m].
 
     Raises:
-        ValueError: the leaves have no common leading axis, or the mask has another shape or dtype.
+        ValueError: ``params`` is missing; the gradients are not [m, ...] for parameters [...], as
+            when they were already averaged over the batch; the mask has another shape or dtype.
     """
 
     def update(
@@ -31,9 +33,22 @@ def clip_and_sum(rule: Rule) -> optax.GradientTransformationExtraArgs:
         mask: Any = None,
         **extra: Any,
     ) -> tuple[Summed, optax.EmptyState]:
-        del params, extra
+        del extra
+        _check_shapes(updates, params)
         keep = _batch.checked_mask(mask, _batch.rows("updates", updates))
         total, _, _ = reduce.clipped_sum(rule, updates, keep)
         return Summed(total, rule.l2), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _check_shapes(updates: PyTree, params: PyTree | None) -> None:
+    if params is None:
+        raise ValueError("params must be passed to update, to check the shapes; got None")
+    found = [leaf.shape for leaf in jax.tree.leaves(updates)]
+    wanted = [leaf.shape for leaf in jax.tree.leaves(params)]
+    if [shape[1:] for shape in found] != wanted or () in found:
+        raise ValueError(
+            f"updates must be per-example gradients with shapes [m, ...] over parameters {wanted}, "
+            f"got {found}"
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxdp import __version__, data
+from jaxdp import __version__
 from jaxdp import accounting as acc
 from jaxdp.report import words
 from jaxdp.runs.config import RunConfig
@@ -33,7 +33,7 @@ def build(result: RunResult) -> dict[str, Any]:
         "outside_the_guarantee": list(words.OUTSIDE),
         "history": result.history,
         "config": config.to_dict(),
-        "seconds": round(result.seconds, 2),
+        "seconds": round(result.seconds, 1),
         "steps_in_this_sitting": result.steps_run,
         "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
     }
@@ -63,11 +63,6 @@ def _guarantee(config: RunConfig, result: RunResult) -> dict[str, Any]:
         "epsilon_estimate": bound.estimate,
         "method": bound.method,
     }
-
-
-def title(report: dict[str, Any]) -> str:
-    """"DP-SGD on MNIST"."""
-    return f"{report['method'].upper()} on {data.spec(report['dataset']).title}"
 
 
 def _finite(value: Any) -> Any:

@@ -3,18 +3,18 @@
 from typing import Any
 
 from jaxdp import accounting as acc
-from jaxdp.report.build import title
-from jaxdp.report.words import RELATIONS
+from jaxdp.report.words import RELATIONS, show, show_delta, show_epsilon, title
 
 
 def to_markdown(report: dict[str, Any]) -> str:
     """report.md from the dictionary of report.json."""
     guarantee = report["guarantee"]
+    delta = show_delta(guarantee["delta"])
     lines = [
         f"# {title(report)}",
         "",
         f"**Test accuracy {report['test_accuracy']:.2%}** at a proven "
-        f"**(epsilon {show(guarantee['epsilon'])}, delta {guarantee['delta']:g})**.",
+        f"**(epsilon {show_epsilon(guarantee['epsilon'])}, delta {delta})**.",
         "",
     ]
     if report["label"]:
@@ -48,8 +48,3 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _section(heading: str, items: list[str]) -> list[str]:
     return [f"## {heading}", "", *(f"- {item}" for item in items), ""]
-
-
-def show(value: float | str) -> str:
-    """A number with four digits; epsilons are cut upwards by the accountant, not here."""
-    return value if isinstance(value, str) else f"{value:.4g}"

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jaxdp.report.build import title
+from jaxdp.report.words import show_delta, title
 
 # Okabe & Ito's colours, told apart by colour-blind readers; line styles differ as well.
 _BLUE, _ORANGE = "#0072B2", "#D55E00"
@@ -49,7 +49,7 @@ def _accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
     axes.yaxis.label.set_color(_BLUE)
     other = axes.twinx()
     epsilon = _column(report, "epsilon")
-    label = f"proven epsilon at delta {report['guarantee']['delta']:g}"
+    label = f"proven epsilon at delta {show_delta(report['guarantee']['delta'])}"
     other.plot(steps, epsilon, "s--", color=_ORANGE, label=label)
     other.set_ylabel(label)
     other.yaxis.label.set_color(_ORANGE)
@@ -62,6 +62,7 @@ def _accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
 
 def _update_norm(report: dict[str, Any]) -> Figure:
     figure, axes = _figure(report, "norm of the noisy update, block mean")
-    axes.plot(_column(report, "step"), _column(report, "update_norm"), "o-", color=_BLUE)
-    axes.set_ylim(bottom=0)
+    norms = _column(report, "update_norm")
+    axes.plot(_column(report, "step"), norms, "o-", color=_BLUE)
+    axes.set_ylim(0, 1.1 * norms.max())
     return figure

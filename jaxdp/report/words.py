@@ -1,6 +1,10 @@
 """Events in words, and what stands outside every guarantee."""
 
+import math
+from typing import Any
+
 from jaxdp import accounting as acc
+from jaxdp.data.specs import spec
 
 OUTSIDE = (
     "Floating-point attacks: noise is float32 from a non-cryptographic generator.",
@@ -46,3 +50,24 @@ def describe(event: acc.Event) -> str:
         case acc.NonPrivate(reason):
             return f"something without any guarantee: {reason}"
     return repr(event)
+
+
+def title(report: dict[str, Any]) -> str:
+    """As in "DP-SGD on MNIST"."""
+    return f"{report['method'].upper()} on {spec(report['dataset']).title}"
+
+
+def show(value: float | str) -> str:
+    """A number with four digits; a string, such as "inf", as it is."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def show_epsilon(epsilon: float | str) -> str:
+    """Three decimals, rounded up: a shown guarantee is never below the proven one."""
+    value = float(epsilon)
+    return f"{math.ceil(value * 1000) / 1000:.3f}" if math.isfinite(value) else str(epsilon)
+
+
+def show_delta(delta: float) -> str:
+    """1e-5, not 1e-05."""
+    return f"{delta:g}".replace("e-0", "e-")

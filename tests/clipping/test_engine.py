@@ -97,7 +97,7 @@ def test_masked_rows_and_empty_draws_add_nothing(linear):
     assert not (info.clipped & ~mask).any()
     empty, _ = grad_fn(params, data, jnp.zeros(5, bool))
     assert all(not leaf.any() for leaf in jax.tree.leaves(empty.value))
-    draw = Draw(np.zeros((1, 4), np.int32), np.zeros((1, 4), bool), 0)
+    draw = Draw(np.zeros((1, 4), np.int32), np.zeros((1, 4), bool), 0, 5)
     assert all(not leaf.any() for leaf in jax.tree.leaves(grad_fn.sum(params, data, draw)[0].value))
 
 
@@ -107,11 +107,29 @@ def test_every_example_gets_its_own_randomness_in_every_pass():
 
     params = {"w": jnp.zeros(4)}
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e3))
-    norms = []
-    draw = Draw(np.zeros((3, 4), np.int32), np.ones((3, 4), bool), 0)
-    _, infos = grad_fn.sum(params, jnp.zeros((2, 1)), draw, jax.random.key(0))
-    norms = np.concatenate([info.norms for info in infos])
-    assert len(np.unique(norms)) == 12
+    chosen, data, key = np.arange(12, dtype=np.int32), jnp.zeros((12, 1)), jax.random.key(0)
+
+    def norms(draw):
+        infos = grad_fn.sum(params, data, draw, key)[1]
+        found = np.concatenate([info.norms for info in infos])
+        return dict(zip(draw.indices.ravel().tolist(), found.tolist(), strict=True))
+
+    whole = norms(Draw(chosen.reshape(3, 4), np.ones((3, 4), bool), 0, 12))
+    assert len(set(whole.values())) == 12
+    # A record that leaves, or another size of a pass, changes nobody else's randomness.
+    fewer = norms(Draw(chosen[1:].reshape(1, 11), np.ones((1, 11), bool), 0, 12))
+    assert fewer == {record: whole[record] for record in fewer}
+
+
+def test_data_other_than_the_sampler_draws_from_is_refused(linear):
+    params, batch, loss_fn = linear
+    draw = jaxdp.dp_sgd(1.0, 1.0, 20, 90).sampler(90).draw()
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
+    with pytest.raises(ValueError, match=r"data must hold the 90 records .* got 80"):
+        grad_fn.sum(params, batch(80), draw)
+    ragged = {"w": jnp.zeros((90, 3, 2)), "b": jnp.zeros((7, 2))}
+    with pytest.raises(ValueError, match="data must hold arrays"):
+        grad_fn.sum(params, ragged, draw)
 
 
 def test_bf16_parameters_are_summed_in_float32(linear):

@@ -30,7 +30,15 @@ def test_the_optax_native_way_equals_the_function(linear):
 def test_gradients_of_a_batch_mean_are_refused_where_shapes_tell():
     tx = jaxdp.clip_and_sum(jaxdp.clip(1.0))
     grads = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(())}
-    with pytest.raises(ValueError, match="updates must hold arrays"):
-        tx.update(grads, tx.init(grads))
+    with pytest.raises(ValueError, match="updates must be per-example gradients"):
+        tx.update(grads, tx.init(grads), grads)
+    one = {"w": jnp.zeros((7, 4))}
+    with pytest.raises(ValueError, match=r"over parameters \[\(7, 4\)\], got \[\(7, 4\)\]"):
+        tx.update(one, tx.init(one), one)
+    with pytest.raises(ValueError, match="params must be passed"):
+        tx.update(one, tx.init(one))
+    ragged = {"a": jnp.zeros((3, 2)), "b": jnp.zeros((4, 2))}
+    with pytest.raises(ValueError, match="one and the same m"):
+        tx.update(ragged, tx.init(one), {"a": jnp.zeros(2), "b": jnp.zeros(2)})
     with pytest.raises(ValueError, match="mask must be bool"):
-        tx.update({"w": jnp.zeros((3, 2))}, tx.init(grads), mask=jnp.ones(2, bool))
+        tx.update(one, tx.init(one), {"w": jnp.zeros(4)}, mask=jnp.ones(2, bool))

@@ -1,0 +1,125 @@
+"""The files of a run: what may be shown, and what is secret."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from jaxdp.seeds import Secret
+
+SECRET_NOTE = """This folder is SECRET.
+
+It holds the noise key, the sampler's secret and the optimizer's state of a private training run.
+Whoever reads it can subtract the noise, and the guarantee is void. Publish only what
+`jaxdp export` writes. Delete this folder once the run is finished and needs no resuming.
+"""
+SENSITIVE_NOTE = (
+    "SENSITIVE: computed from un-noised training data. These numbers are covered by no guarantee; "
+    "do not publish them."
+)
+
+
+class RunDirectory:
+    """The layout of ``runs/x/``.
+
+    ``report.json``, ``report.md``, ``*.png`` and ``ledger.jsonl`` are computed from noisy releases
+    and public data. ``secret/`` holds the key, the state and the checkpoints. ``SENSITIVE.json`` is
+    there only on request.
+
+    Args:
+        path: the folder; created by :meth:`create`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.secret = self.path / "secret"
+        self.state_file = self.secret / "run.json"
+        self.checkpoints = self.secret / "checkpoints"
+        self.ledger = self.path / "ledger.jsonl"
+        self.sensitive = self.path / "SENSITIVE.json"
+        self._lock: TextIO | None = None
+
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return self.state_file.exists()
+
+    def create(self) -> None:
+        """Makes the folders; the secret one is readable by its owner alone.
+
+        Raises:
+            ValueError: the path is a file, or holds a run or what is left of one.
+        """
+        if self.exists():
+            raise ValueError(
+                f"out must be a new folder, got {self.path}, which holds a run: pass --resume to "
+                "continue it"
+            )
+        if self.ledger.exists() or self.checkpoints.exists():
+            raise ValueError(
+                f"out must be a new folder, got {self.path}, which holds a ledger or checkpoints "
+                "but not the secret state of their run"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.secret.mkdir(mode=0o700, exist_ok=True)
+            self.secret.chmod(0o700)
+        except OSError as error:
+            raise ValueError(f"out must be a folder to write to, got {error}") from error
+        (self.secret / "README.txt").write_text(SECRET_NOTE, encoding="utf-8")
+
+    def lock(self) -> None:
+        """Takes the run for this process, until it ends (however it ends).
+
+        Raises:
+            ValueError: another process is training here.
+        """
+        self._lock = (self.secret / "lock").open("w", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise ValueError(f"out is in use by another process: {self.path}") from error
+
+    def unlock(self) -> None:
+        """Gives the run back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """Writes the secret state of the run, durably and all at once."""
+        write_atomically(self.state_file, json.dumps(state, indent=1), mode=0o600)
+
+    def load_state(self) -> dict[str, Any]:
+        """The secret state of the run; ValueError if there is none."""
+        if not self.exists():
+            raise ValueError(f"out must hold a run to resume, got {self.path}")
+        return json.loads(self.state_file.read_text(encoding="utf-8"))
+
+
+def secret_to_dict(secret: Secret) -> dict[str, Any]:
+    """For the secret folder only."""
+    return {"entropy": f"{secret.entropy:032x}", "reproducible": secret.reproducible}
+
+
+def secret_from_dict(row: dict[str, Any]) -> Secret:
+    """The inverse of :func:`secret_to_dict`."""
+    return Secret(int(row["entropy"], 16), reproducible=row["reproducible"])
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replaces a file by ``text``: after a crash, the old file or the new one is there, whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # left by a crash, perhaps readable by others
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

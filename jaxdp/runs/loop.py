@@ -1,0 +1,276 @@
+"""The run itself: charge a block of steps, take them, evaluate, checkpoint, and so on."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import accounting as acc
+from jaxdp import data, models
+from jaxdp.ledger import Ledger
+from jaxdp.noise import PrivatizeState
+from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.runs.config import RunConfig
+from jaxdp.runs.directory import (
+    SENSITIVE_NOTE,
+    RunDirectory,
+    secret_from_dict,
+    secret_to_dict,
+    write_atomically,
+)
+from jaxdp.runs.fingerprint import differences, fingerprint
+from jaxdp.seeds import Secret
+from jaxdp.train import Trainer, TrainState
+from jaxdp.types import ClipInfo, PyTree
+
+Progress = Callable[[int, dict[str, Any] | None], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        config: its configuration.
+        params: the released parameters.
+        ledger: what was released.
+        history: one row a block: step, epsilon, test_accuracy, update_norm.
+        reproducible: whether a person chose the seed.
+        seconds: wall time of this process's part of the run, data loading excluded.
+        steps_run: how many steps this process took.
+    """
+
+    config: RunConfig
+    params: PyTree
+    ledger: Ledger
+    history: list[dict[str, Any]]
+    reproducible: bool
+    seconds: float
+    steps_run: int
+
+
+def start(
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secret: Secret,
+    progress: Progress,
+) -> RunResult:
+    """Starts a run in a new directory; the configuration must be resolved.
+
+    Raises:
+        ValueError: the directory holds a run already, or is in use.
+    """
+    directory.create()
+    directory.lock()
+    try:
+        stream = {"secret": secret_to_dict(secret), "fingerprint": fingerprint(dataset, secret)}
+        directory.save_state({"config": config.to_dict(), "streams": [stream]})
+        return _run(config, directory, dataset, [secret], progress)
+    finally:
+        directory.unlock()
+
+
+def resume(
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, progress: Progress,
+    fork: bool = False,
+) -> RunResult:
+    """Continues a run from its last checkpoint: the same releases as if it had never stopped.
+
+    Args:
+        config: must equal the configuration that the run was started with.
+        directory: of the run.
+        dataset: must be the same data, unless ``fork``.
+        progress: called after every step.
+        fork: where data, versions or device changed, go on with fresh randomness: the steps since
+            the checkpoint are then other releases, and are charged in addition.
+
+    Raises:
+        ValueError: something changed and ``fork`` is not given, or the configuration differs.
+    """
+    directory.load_state()
+    directory.lock()
+    try:
+        state = directory.load_state()
+        _require_equal_config(RunConfig(**state["config"]), config)
+        stream = state["streams"][-1]
+        secret = secret_from_dict(stream["secret"])
+        changed = differences(stream["fingerprint"], fingerprint(dataset, secret))
+        if changed and not fork:
+            raise ValueError(
+                f"resuming needs what the run was started with, but these changed: "
+                f"{', '.join(changed)}. With --fork the run goes on with fresh noise, and the "
+                "steps since its last checkpoint are charged a second time"
+            )
+        if changed:
+            secret = Secret.new()
+            stream = {"secret": secret_to_dict(secret), "fingerprint": fingerprint(dataset, secret)}
+            state = {**state, "streams": [*state["streams"], stream]}
+            directory.save_state(state)
+        secrets = [secret_from_dict(row["secret"]) for row in state["streams"]]
+        return _run(config, directory, dataset, secrets, progress)
+    finally:
+        directory.unlock()
+
+
+def _run(
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secrets: list[Secret],
+    progress: Progress,
+) -> RunResult:
+    """Trains with the last of the secrets; the others are those of the run before it was forked."""
+    secret, stream = secrets[-1], f"run-{len(secrets) - 1}"
+    assert config.steps is not None
+    assert config.eval_every is not None
+    trainer = trainer_of(config, len(dataset.train_y), secret)
+    mechanism, model = config.mechanism(), model_of(config)
+    ledger, checkpoints = Ledger(directory.ledger), Checkpoints(directory.checkpoints)
+    try:
+        fresh = fresh_state(trainer, config, secret)
+        state, history, charged = checkpoints.restore(fresh) or (fresh, [], Ledger())
+        if not ledger.covers(charged):
+            raise ValueError(
+                f"{directory.ledger} must hold every charge of the last checkpoint, but some are "
+                "missing: what was released can no longer be accounted for"
+            )
+        # After a fork, also one that crashed since: the checkpoint may hold the old key.
+        key = secret.jax_key("noise")
+        state = state._replace(opt_state=with_noise_key(state.opt_state, key))
+        trainer.sampler.step = state.step
+        train = jax.device_put((dataset.train_x, dataset.train_y))
+        accuracy = evaluator(model, dataset.test_x, dataset.test_y)
+        first_step, began = state.step, time.perf_counter()
+        progress(state.step, history[-1] if history else None)
+        while state.step < config.steps:
+            end = min(config.steps, (state.step // config.eval_every + 1) * config.eval_every)
+            ledger.charge(
+                mechanism.event, end - state.step, stream=stream, first_step=state.step,
+                source="mechanism", replay=True,
+            )
+            state, row, sensitive = _block(trainer, state, train, end, progress, config.sensitive)
+            row["test_accuracy"] = accuracy(state.params)
+            row["epsilon"] = ledger.epsilon(config.delta, acc.Relation(config.relation)).upper
+            history.append({**row, **sensitive})
+            checkpoints.save(state, history, ledger)
+            progress(state.step, row)
+        seconds = time.perf_counter() - began
+    finally:
+        checkpoints.close()
+        ledger.close()
+    if config.sensitive:
+        _write_sensitive(directory, history)
+    return RunResult(
+        config, state.params, ledger, [_public(row) for row in history],
+        any(s.reproducible for s in secrets), seconds, state.step - first_step,
+    )
+
+
+def trainer_of(config: RunConfig, num_records: int, secret: Secret) -> Trainer:
+    """The trainer of a resolved configuration, all of its randomness from ``secret``."""
+    mechanism = config.mechanism()
+    return Trainer(
+        mechanism.clipped_grad(models.cross_entropy(model_of(config))),
+        optax.chain(mechanism.privatize(secret.jax_key("noise")), optimizer_of(config)),
+        mechanism.sampler(
+            num_records, secret=secret, physical_batch_size=config.physical_batch_size
+        ),
+    )
+
+
+def fresh_state(trainer: Trainer, config: RunConfig, secret: Secret) -> TrainState:
+    """The state before the first step; its parameters are a function of the secret alone."""
+    shape = data.spec(config.dataset).example_shape
+    return trainer.init(models.init(model_of(config), secret.jax_key("init"), shape))
+
+
+def _block(
+    trainer: Trainer, state: TrainState, train: PyTree, end: int, progress: Progress,
+    sensitive: bool,
+) -> tuple[TrainState, dict[str, Any], dict[str, Any]]:
+    norms, infos = [], []
+    while state.step < end:
+        state, info, clip_infos = trainer.step(state, train)
+        norms.append(info.update_norm)
+        if sensitive:
+            infos.extend(clip_infos)
+        progress(state.step, None)
+    row = {"step": state.step, "update_norm": float(np.mean(jax.device_get(norms)))}
+    return state, row, {"sensitive": _summary(infos)} if sensitive else {}
+
+
+def _summary(infos: list[ClipInfo]) -> dict[str, float]:
+    infos = jax.device_get(infos)
+    mask = np.concatenate([info.mask for info in infos])
+    columns = {
+        "training_loss": np.concatenate([info.losses for info in infos]),
+        "gradient_norm": np.concatenate([info.norms for info in infos]),
+        "clipped_fraction": np.concatenate([info.clipped for info in infos]),
+    }
+    count = max(1, int(mask.sum()))
+    return {name: float(values[mask].sum() / count) for name, values in columns.items()}
+
+
+def _public(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "sensitive"}
+
+
+def _write_sensitive(directory: RunDirectory, history: list[dict[str, Any]]) -> None:
+    import json
+
+    rows = [{"step": row["step"], **row["sensitive"]} for row in history if "sensitive" in row]
+    text = json.dumps({"warning": SENSITIVE_NOTE, "history": rows}, indent=1)
+    write_atomically(directory.sensitive, text, mode=0o600)
+
+
+def model_of(config: RunConfig) -> nn.Module:
+    """The model of a configuration."""
+    chosen = data.spec(config.dataset)
+    return models.build(
+        config.model, num_classes=chosen.num_classes, example_shape=chosen.example_shape,
+        activation=config.activation,
+    )
+
+
+def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
+    """The optax optimizer of a configuration: post-processing of the noisy gradient."""
+    if config.optimizer == "adam":
+        return optax.adam(config.learning_rate)
+    return optax.sgd(config.learning_rate, momentum=config.momentum or None)
+
+
+def with_noise_key(opt_state: PyTree, key: jax.Array) -> PyTree:
+    """The same optimizer state with another noise key."""
+    words = jax.random.key_data(key)
+
+    def replace(node: Any) -> Any:
+        return node._replace(key=words) if isinstance(node, PrivatizeState) else node
+
+    return jax.tree.map(replace, opt_state, is_leaf=lambda n: isinstance(n, PrivatizeState))
+
+
+def evaluator(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Callable[[PyTree], float]:
+    """A function from parameters to accuracy on (x, y), which go to the device once."""
+    size = 1_000
+    x, y = jax.device_put((x, y))
+
+    @jax.jit
+    def correct(params: PyTree, xs: jax.Array, ys: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.argmax(jnp.asarray(model.apply(params, xs)), axis=-1) == ys)
+
+    def accuracy(params: PyTree) -> float:
+        counts = [
+            correct(params, x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)
+        ]
+        return sum(int(count) for count in counts) / len(y)
+
+    return accuracy
+
+
+def _require_equal_config(old: RunConfig, new: RunConfig) -> None:
+    before, after = old.to_dict(), new.to_dict()
+    changed = [name for name in before if before[name] != after[name]]
+    if changed:
+        parts = [f"{name} ({before[name]!r} then, {after[name]!r} now)" for name in changed]
+        raise ValueError(f"a resumed run must keep its configuration; changed: {', '.join(parts)}")

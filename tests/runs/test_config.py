@@ -1,0 +1,95 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp import data, runs
+from jaxdp.clipping import ClippedGrad
+from jaxdp.runs import loop
+from jaxdp.seeds import Secret
+from jaxdp.types import Summed
+from tests.runs import small
+
+
+@pytest.mark.parametrize("name", list(data.SPECS))
+def test_every_recipe_resolves_to_its_budget(name):
+    config = runs.resolve(runs.recipe(name))
+    epsilon = config.mechanism().epsilon(config.steps, config.delta).upper
+    assert 2.9 < epsilon <= 3.0
+
+
+def test_two_of_three_give_the_third():
+    both = runs.resolve(runs.recipe("mnist", noise_multiplier=1.23, epsilon=3.0))
+    epsilon = config_epsilon(both)
+    assert epsilon <= 3.0
+    step = acc.PoissonSampled(acc.Gaussian(1.23), 512 / 60_000)
+    assert acc.epsilon(acc.Repeated(step, both.steps + 1), 1e-5).upper > 3.0
+    given = runs.resolve(runs.recipe("mnist", noise_multiplier=1.23, steps=10))
+    assert (given.steps, given.noise_multiplier, given.epsilon) == (10, 1.23, None)
+
+
+def config_epsilon(config):
+    return config.mechanism().epsilon(config.steps, config.delta).upper
+
+
+@pytest.mark.parametrize(
+    ("dataset", "given", "message"),
+    [
+        ("cifar100", {}, "dataset must be one of"),
+        ("mnist", {"epsilon": -1.0}, "epsilon must be a finite number above 0, got -1.0"),
+        ("mnist", {"delta": 1.0}, "delta must be above 0 and below 1, got 1.0"),
+        ("mnist", {"delta": 0.0}, "delta must be"),
+        ("mnist", {"noise_multiplier": 0.0}, "noise_multiplier must be"),
+        ("mnist", {"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ("mnist", {"epsilon": 1.0, "noise_multiplier": 1.0, "steps": 5}, "two of epsilon"),
+        ("mnist", {"batch_size": 70_000}, "batch_size must be at most dataset_size"),
+        ("mnist", {"learning_rate": 0.0}, "learning_rate must be"),
+        ("mnist", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ("mnist", {"optimizer": "lion"}, "optimizer must be one of sgd, adam"),
+        ("mnist", {"method": "sgd"}, "method must be one of dp-sgd"),
+        ("mnist", {"relation": "remove"}, "relation must be one of"),
+        ("mnist", {"model": "cifar-cnn"}, "model cifar-cnn must be given examples"),
+        ("mnist", {"sampling": "fixed_size", "noise_multiplier": 1.0}, "FixedSize"),
+        ("mnist", {"eval_every": -2}, "eval_every must be"),
+        ("mnist", {"physical_batch_size": 0}, "physical_batch_size must be"),
+        ("mnist", {"epsilon": 0.01, "noise_multiplier": 0.3}, "epsilon must allow at least one"),
+    ],
+)
+def test_bad_input(dataset, given, message):
+    with pytest.raises(ValueError, match=message):
+        runs.resolve(runs.recipe(dataset, **given))
+
+
+def test_sensitive_statistics_are_asked_for_and_apart(tmp_path):
+    small.go(tmp_path / "quiet", small.config())
+    assert not (tmp_path / "quiet/SENSITIVE.json").exists()
+    result = small.go(tmp_path / "loud", small.config(sensitive=True))
+    text = (tmp_path / "loud/SENSITIVE.json").read_text()
+    assert "SENSITIVE" in text
+    assert "clipped_fraction" in text
+    keys = {"step", "update_norm", "test_accuracy", "epsilon"}
+    assert all(set(row) == keys for row in result.history)
+
+
+def test_reports_depend_on_releases_alone(tmp_path, monkeypatch):
+    # With the same releases (here: a clipped sum replaced by zero), other training data must not
+    # change one figure of the history.
+    original = ClippedGrad.sum
+
+    def blind(self, params, rows, draw, rng=None):
+        summed, infos = original(self, params, rows, draw, rng)
+        return Summed(jax.tree.map(jnp.zeros_like, summed.value), summed.l2), infos
+
+    monkeypatch.setattr(ClippedGrad, "sum", blind)
+    one = small.go(tmp_path / "a", small.config())
+    rows = small.dataset(seed=1)
+    same_test = data.Dataset(
+        rows.spec, rows.train_x, rows.train_y, small.dataset().test_x, small.dataset().test_y
+    )
+    two = small.go(tmp_path / "b", small.config(), rows=same_test)
+    assert one.history == two.history
+
+
+def test_a_secret_is_all_the_randomness():
+    one, two = (loop.trainer_of(small.config(), 200, Secret.from_seed(s)) for s in (1, 1))
+    assert (one.sampler.draw().indices == two.sampler.draw().indices).all()
