@@ -140,9 +140,9 @@ def resolve(config: RunConfig) -> RunConfig:
     # Refused here, with the event's name, before anything is charged.
     acc.epsilon(acc.Repeated(config.mechanism().event, config.steps), config.delta,
                 relation=acc.Relation(config.relation))
-    blocks = config.eval_every or max(1, config.steps // 20)
+    block = config.eval_every or -(-config.steps // 20)
     rows = config.physical_batch_size or default_physical_batch_size(config.batch_size)
-    return dataclasses.replace(config, eval_every=blocks, physical_batch_size=rows)
+    return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
 
 
 def _with_noise_and_steps(config: RunConfig) -> RunConfig:

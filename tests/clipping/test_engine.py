@@ -13,8 +13,9 @@ def by_hand(loss_fn, params, batch, bound):
     """The clipped sum, one example and one NumPy line at a time, in float64."""
     rows = jax.tree.leaves(batch)[0].shape[0]
     total = jax.tree.map(lambda p: np.zeros(p.shape), params)
+    grad_fn = jax.jit(jax.grad(loss_fn))
     for i in range(rows):
-        grad = jax.grad(loss_fn)(params, jax.tree.map(lambda x, i=i: x[i], batch))
+        grad = grad_fn(params, jax.tree.map(lambda x, i=i: x[i], batch))
         grad = jax.tree.map(lambda g: np.asarray(g, np.float64), grad)
         norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grad)))
         total = jax.tree.map(lambda t, g, n=norm: t + g * min(1.0, bound / n), total, grad)
@@ -32,9 +33,14 @@ def test_mnist_cnn_against_one_example_at_a_time():
     loss_fn = models.cross_entropy(model)
     x = jax.random.uniform(jax.random.key(1), (6, 28, 28, 1))
     batch = (x, jnp.arange(6, dtype=jnp.int32))
-    summed, info = jax.jit(lambda p, b: jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))(p, b)[0].value)(
-        params, batch
-    ), jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))(params, batch)[1]
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))
+
+    @jax.jit
+    def compiled(params, batch):
+        summed, info = grad_fn(params, batch)
+        return summed.value, info
+
+    summed, info = compiled(params, batch)
     assert_close(summed, by_hand(loss_fn, params, batch, 0.1))
     assert info.clipped.all()
     losses = [loss_fn(params, (batch[0][i], batch[1][i])) for i in range(6)]
