@@ -13,7 +13,15 @@ import numpy as np
 
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
-from jaxdp.accounting.loss import Array, grid_width, separation, tabulate
+from jaxdp.accounting.loss import (
+    Array,
+    Pair,
+    grid_width,
+    log_moment,
+    moment_window,
+    separation,
+    tabulate,
+)
 
 DEFAULT_ORDERS: tuple[float, ...] = tuple(
     float(a)
@@ -56,28 +64,13 @@ def _step_rdp(step: Step, relation: Relation, orders: tuple[float, ...]) -> Arra
 
 def _moment(step: Step, relation: Relation, alpha: float) -> float:
     """log E_Q[(P/Q)^alpha] / (alpha - 1) for one order, or infinity where there is no table."""
-    table = tabulate(step, relation, alpha, grid_width(step.noise_multiplier))
+    pair = Pair(step, relation)
+    window = moment_window(pair, alpha - 1)
+    table = tabulate(pair, window, grid_width(pair, window, alpha - 1), max_nodes=8_000)
     if table is None:
         return math.inf
-    order = alpha - 1
-    log_p = table.log_q + table.loss
-    exponent = log_p + order * table.loss
-    peak = float(exponent.max())
-    if peak > 10:
-        return (peak + math.log(float(np.exp(exponent - peak).sum()))) / order * (1 + 1e-14)
-    # E_Q[r^alpha] - 1 with E_Q[r - 1] = 0 taken out term by term: exact to rounding also when
-    # the divergence is 1e-15 or the order is 1 + 1e-12.
-    gain = _weighted_expm1(log_p, order * table.loss)
-    drift = _weighted_expm1(table.log_q, table.loss) * order
-    excess = float((gain - drift).sum())
-    rounding = 4e-16 * float(np.abs(gain).sum() + np.abs(drift).sum())
-    return math.log1p(max(excess, 0.0) + rounding) / order
-
-
-def _weighted_expm1(log_weight: Array, exponent: Array) -> Array:
-    """exp(log_weight) * expm1(exponent), without overflow where the weight makes up for it."""
-    small = np.exp(log_weight) * np.expm1(np.minimum(exponent, 1.0))
-    return np.where(exponent < 1.0, small, np.exp(log_weight + exponent) - np.exp(log_weight))
+    value, rounding = log_moment(table, alpha - 1)
+    return (value + rounding) / (alpha - 1)
 
 
 def run_rdp(run: Run, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
