@@ -85,7 +85,7 @@ def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, flo
     if epsilon == 0:
         c, moments = choose_order(composition, None, 0.0)
     for _ in range(15):
-        c, length = _cheapest(moments, c, epsilon, log_delta)
+        c, length = cheapest(moments, c, epsilon, log_delta)
         contour = _extend(composition, moments, c, epsilon, length)
         previous, epsilon = epsilon, _solve(contour, epsilon, delta)
         # The contour's length and its aliasing were bounded for the previous epsilon.
@@ -102,7 +102,7 @@ def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, flo
     return _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
 
 
-def _cheapest(moments: Moments, c: float, epsilon: float, log_delta: float) -> tuple[float, float]:
+def cheapest(moments: Moments, c: float, epsilon: float, log_delta: float) -> tuple[float, float]:
     """(order, period): the saddle, or a lower order where rare huge losses stretch the period.
 
     Where a step's loss has a heavy tail the law tilted at the saddle has a second mode far out. The
@@ -179,7 +179,7 @@ def _delta_one_way(
         target = math.exp(max(log_delta, 1.5 * math.log(target), -690))
         if target < 1e-295:
             raise Unresolved("delta underflows")
-    c, length = _cheapest(moments, c, epsilon, log_delta)
+    c, length = cheapest(moments, c, epsilon, log_delta)
     contour = _extend(composition, moments, c, epsilon, length)
     return _confirm(composition, contour, epsilon).delta(epsilon)
 

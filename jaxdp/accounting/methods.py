@@ -32,9 +32,14 @@ def _only_poisson(run: Run, relation: Relation) -> str:
     return f"{bad[0].sampling} sampling is not covered by this method" if bad else ""
 
 
+def _anything(run: Run, relation: Relation) -> str:
+    del run, relation
+    return ""
+
+
 def _only_full_batch(run: Run, relation: Relation) -> str:
     del relation
-    bad = [s for s, _ in run.steps if s.sampling_prob < 1]
+    bad = [s for s, _ in run.steps if s.sampling_prob < 1 or s.sampling != "poisson"]
     return f"sampling with q={bad[0].sampling_prob:g} has no exact GDP curve" if bad else ""
 
 
@@ -91,6 +96,8 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
     """
 
     def answer(run: Run, relation: Relation, value: float) -> Bound:
+        if query == "epsilon" and single.total_variation(run, relation) <= value:
+            return Bound(0.0, 0.0, 0.0, "exact", "delta(0) is already below the target")
         if not _only_full_batch(run, relation):
             return getattr(METHODS["gdp"], query)(run, relation, value)
         if _only_poisson(run, relation):
@@ -127,9 +134,9 @@ METHODS: dict[str, Method] = {
     "exact": Method(_exact_epsilon, _exact_delta, _only_poisson),
     "pld": Method(pld.pld_epsilon, pld.pld_delta, _only_poisson),
     "gdp": Method(_gdp_epsilon, _gdp_delta, _only_full_batch),
-    "rdp": Method(_rdp_epsilon, _rdp_delta, _only_poisson),
+    "rdp": Method(_rdp_epsilon, _rdp_delta, _anything),
 }
-_AUTO = Method(_auto("epsilon", 1e-6), _auto("delta", 1e-6), _only_poisson)
+_AUTO = Method(_auto("epsilon", 1e-6), _auto("delta", 1e-6), _anything)
 
 
 def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> Bound:
@@ -151,8 +158,8 @@ def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> 
     trivial = _trivial(run)
     if trivial:
         most = math.inf if query == "epsilon" else 1.0
-        ends = (min(v, most) for v in (trivial.lower, trivial.estimate, trivial.upper))
-        return Bound(*ends, trivial.method, trivial.note)
+        value = min(trivial.upper, most)
+        return Bound(value, value, value, trivial.method, trivial.note)
     accountant = _AUTO if method == "auto" else METHODS[method]
     try:
         return getattr(accountant, query)(run, relation, value)

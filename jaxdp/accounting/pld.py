@@ -15,8 +15,7 @@ from scipy import special
 
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, Step
-from jaxdp.accounting.contour import period
-from jaxdp.accounting.exact import compositions
+from jaxdp.accounting.exact import cheapest, compositions
 from jaxdp.accounting.loss import Array, Pair, log_ratio
 from jaxdp.accounting.saddle import Composition, Moments, Unresolved, choose_order
 
@@ -163,50 +162,69 @@ def _clump(pair: Pair) -> float:
     return -mid if pair.reverse else mid
 
 
-def pessimistic(composition: Composition, pair: Pair, width: float) -> Atoms:
-    """Atoms that dominate the step's loss: connect the dots, tails rounded up."""
+def _grid(composition: Composition, pair: Pair, offset: float, width: float, span: float) -> Array:
+    """Indices of the grid points that carry atoms, increasing floats.
+
+    Dense within two spans of the clump. Losses further down cannot matter and are cut there; losses
+    further up are rare and placed 64 times coarser, still on the grid.
+    """
     low, high = _loss_range(composition, pair)
+    first = math.floor((max(low, offset - 2 * span) - offset) / width)
+    last = math.ceil((high - offset) / width)
+    dense = min(last, math.ceil(2 * span / width))
+    index = np.arange(first, dense + 1, dtype=float)
+    if last > dense:
+        if (last - dense) / 64 > 6e6:
+            raise Unresolved("the loss of one step spans too many grid points")
+        index = np.append(index, dense + 64.0 * np.arange(1, (last - dense) // 64 + 2))
+    return index
+
+
+def pessimistic(composition: Composition, pair: Pair, width: float, span: float) -> Atoms:
+    """Atoms that dominate the step's loss: connect the dots, tails rounded up."""
     offset = _clump(pair)
-    first, last = math.floor((low - offset) / width), math.ceil((high - offset) / width)
-    index = np.arange(first, last + 1)
+    index = _grid(composition, pair, offset, width, span)
     loss = offset + index * width
+    gap = np.diff(loss)
     p, other = _cells(pair, loss)
     with np.errstate(over="ignore", invalid="ignore"):
-        up = (p - other * np.exp(np.minimum(loss[:-1], 700.0))) / -math.expm1(-width)
+        up = (p - other * np.exp(np.minimum(loss[:-1], 700.0))) / -np.expm1(-gap)
     # The slack covers the rounding of the difference; rounding up is always allowed.
-    up = np.clip(np.nan_to_num(up, nan=np.inf) + 1e-13 * p / width, 0.0, p)
+    up = np.clip(np.nan_to_num(up, nan=np.inf) + 1e-13 * p / np.minimum(gap, 1.0), 0.0, p)
     mass = np.zeros(index.size)
     mass[1:] += up
     mass[:-1] += p - up
     below, _ = _cells(pair, np.asarray([-np.inf, loss[0]]))
     mass[0] += below[0]
     above, _ = _cells(pair, np.asarray([loss[-1], np.inf]))
-    return Atoms(index, mass, offset, float(above[0]))
+    return Atoms(index.astype(np.int64), mass, offset, float(above[0]))
 
 
-def optimistic(composition: Composition, pair: Pair, width: float, tilt: float) -> Atoms:
+def optimistic(
+    composition: Composition, pair: Pair, width: float, span: float, tilt: float
+) -> Atoms:
     """Atoms that the step's loss dominates: merged cells, rounded down to a shifted grid."""
-    low, high = _loss_range(composition, pair)
     offset = _clump(pair)
     for _ in range(3):
         p, other = _cells(pair, offset + np.asarray([-0.5, 0.5]) * width)
         if p[0] > 0 and other[0] > 0:
             offset = float(np.log(p[0] / other[0]))
-    index = np.arange(math.floor((low - offset) / width), math.ceil((high - offset) / width) + 1)
-    edges = offset + (np.append(index, index[-1] + 1) - 0.5) * width
+    index = _grid(composition, pair, offset, width, span)
+    middle = 0.5 * (index[1:] + index[:-1])
+    edges = offset + width * np.concatenate([[index[0] - 0.5], middle, [index[-1] + 0.5]])
     p, other = _cells(pair, edges)
     keep = (p > 1e-290) & (other > 1e-290)
     index, p, other = index[keep], p[keep], other[keep]
     deficit = index * width + offset - np.log(p / other) + 1e-15
-    # Shift the grid down by s: atoms that lack more than s fall by a whole width instead.
+    # Shift the grid down by s: atoms that lack more than s fall by whole widths instead.
     order = np.argsort(deficit)
     weight = (p * np.exp(np.clip(tilt * index * width, -600, 600)))[order]
     remaining = weight.sum() - np.cumsum(weight)
     sorted_deficit = np.maximum(deficit[order], 0.0)
     best = int(np.argmin(sorted_deficit * weight.sum() + width * remaining))
     shift = float(sorted_deficit[best])
-    steps_down = np.ceil(np.maximum(deficit - shift, 0.0) / width - 1e-12).astype(np.int64)
-    return Atoms(index - steps_down, p, offset - shift, 0.0)
+    down = np.ceil(np.maximum(deficit - shift, 0.0) / width - 1e-12)
+    return Atoms((index - down).astype(np.int64), p, offset - shift, 0.0)
 
 
 def compose(
@@ -312,7 +330,8 @@ def _epsilon_one_way(composition: Composition, delta: float, size: int) -> tuple
             raise Unresolved("the pessimistic grid has no finite answer")
         better, better_moments = choose_order(composition, None, upper)
         at_the_edge = 0 < upper <= high.loss[0] * (1 + 1e-9)
-        if abs(math.log(better / c)) < 0.3 and not at_the_edge:
+        near = abs(upper - epsilon) < 0.1 * (high.loss[-1] - high.loss[0])
+        if (abs(math.log(better / c)) < 0.3 or near) and not at_the_edge:
             break
         c, moments, epsilon = better, better_moments, upper
     else:
@@ -330,12 +349,9 @@ def _tables(
     size: int,
 ) -> tuple[Composed, Composed]:
     """(optimistic, pessimistic) compositions on a window that holds epsilon and what delta needs."""
-    span = 1.3 * period(moments, c, epsilon, log_delta)
+    c, length = cheapest(moments, c, epsilon, log_delta)
+    span = 1.3 * length
     start, width = epsilon - 0.15 * span, span / size
-    for pair, _ in composition.pairs:
-        low, high = _loss_range(composition, pair)
-        if not (high - low) / width < 8e6:
-            raise Unresolved("the loss of one step spans too many grid points")
-    down = [(optimistic(composition, p, width, c), n) for p, n in composition.pairs]
-    up = [(pessimistic(composition, p, width), n) for p, n in composition.pairs]
+    down = [(optimistic(composition, p, width, span, c), n) for p, n in composition.pairs]
+    up = [(pessimistic(composition, p, width, span), n) for p, n in composition.pairs]
     return compose(down, width, size, start, c), compose(up, width, size, start, c)

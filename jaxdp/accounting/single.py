@@ -6,9 +6,9 @@ import numpy as np
 from scipy import special
 
 from jaxdp.accounting.bounds import Relation
-from jaxdp.accounting.canonical import Step
+from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.gaussian import gaussian_delta
-from jaxdp.accounting.loss import Pair, directions, log_ratio
+from jaxdp.accounting.loss import Pair, directions, log_ratio, separation
 from jaxdp.accounting.roots import bracket_decreasing, expand_right
 
 
@@ -27,6 +27,20 @@ def single_delta(step: Step, relation: Relation, epsilon: float) -> float:
     if relation is Relation.REPLACE_ONE:
         return _replace_one(step, epsilon)
     return max(_one_way(Pair(step, relation, r), epsilon) for r in directions(relation))
+
+
+def total_variation(run: Run, relation: Relation) -> float:
+    """An upper bound on delta(0) of a composition: the sum over its steps of q TV(N(0), N(s)).
+
+    Infinite when a step is not Poisson-sampled. Below it every delta has epsilon exactly 0.
+    """
+    total = 0.0
+    for step, n in run.steps:
+        if step.sampling != "poisson":
+            return math.inf
+        mu = separation(relation) / step.noise_multiplier
+        total += n * step.sampling_prob * float(special.erf(mu / (2 * math.sqrt(2))))
+    return total * (1 + 1e-12)
 
 
 def single_epsilon(step: Step, relation: Relation, delta: float) -> tuple[float, float]:
