@@ -1,8 +1,8 @@
-"""What papers claim, by their own formulas. A claim can be printed and plotted; it guarantees nothing.
+"""What papers claim, by their own formulas: to be printed and plotted, never to guarantee.
 
-No function that takes a guarantee accepts a `Claim`, and a `Claim` is not a number. Each records the
-assumptions that its paper makes and whether they held, so that a value below the proven epsilon can
-be explained. All formulas are about q-sampled Gaussian steps as the paper at hand prints them.
+No function that takes a guarantee accepts a `Claim`, and a `Claim` is not a number. Each records
+the assumptions that its paper makes and whether they held, so that a value below the proven epsilon
+can be explained. All formulas are about q-sampled Gaussian steps as the paper at hand prints them.
 """
 
 import math
@@ -162,7 +162,7 @@ def adadp_theorem_1(
         "AdaDp Theorem 1",
         value,
         (
-            "batches of a fixed size, without replacement (the algorithm samples with probability q)",
+            "batches have a fixed size (the algorithm samples with probability q)",
             "replacing a record moves the sum by one contribution (it moves it by two)",
             "clip bounds do not depend on un-noised gradients",
         ),

@@ -105,11 +105,11 @@ def build(composition: Composition, c: float, last: float, length: float) -> Con
     count = int(last / spacing) + 2
     if not count < _MAX_FREQUENCIES:
         raise Unresolved(f"{count} frequencies")
-    y = spacing * np.arange(count)
+    y: Array = spacing * np.arange(count, dtype=np.float64)
     z = c + 1j * y
     log_scale = 0.5 * composition.mu2 * c * (c + 1)
     rounding = 1e-13
-    exponent: Complex = 0.5 * composition.mu2 * (z * (z + 1) - c * (c + 1))
+    exponent: Complex = (0.5 * composition.mu2 * (z * (z + 1) - c * (c + 1))).astype(complex)
     for pair, n in composition.pairs:
         window = composition.window(pair)
         table = tabulate(pair, window, grid_width(pair, window, c, y[-1]))
@@ -126,7 +126,7 @@ def build(composition: Composition, c: float, last: float, length: float) -> Con
     if not decayed:
         # An error function that is 1 at 0 and 0 at the end to rounding has no moments to smear.
         factor *= 0.5 * special.erfc((y / y[-1] - 0.48) * 11.8)
-    values = factor / (z * (z + 1)) * (spacing / math.pi)
+    values: Complex = (factor / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     return Contour(c, y, values, log_scale, rounding + 4e-16 * abs(log_scale), decayed)
 
@@ -145,7 +145,7 @@ def _log_ratio(table: LossTable, c: float, spacing: float, count: int) -> tuple[
 
 
 def _tilted(table: LossTable, c: float) -> tuple[Array, Array]:
-    """Normalised weights of the law tilted by exp(c loss), without nodes that weigh e^-60 or less."""
+    """Weights of the law tilted by exp(c loss), normalised; nodes below e^-60 are left out."""
     exponent = table.log_weight + c * table.loss
     keep = exponent > exponent.max() - 60
     weight = np.exp(exponent[keep] - exponent.max())

@@ -29,7 +29,7 @@ class _Evaluated:
 
 
 def compositions(run: Run, relation: Relation, delta: float) -> list[Composition]:
-    """The run seen from each direction that must be bounded, forward first, for deltas near `delta`."""
+    """The run from each direction that must be bounded, forward first, for deltas near `delta`."""
     sampled = [(s, n) for s, n in run.steps if s.sampling_prob < 1]
     mu2 = math.fsum(
         n * (separation(relation) / s.noise_multiplier) ** 2
@@ -79,6 +79,12 @@ def _negligible(composition: Composition, epsilon: float, delta: float) -> bool:
 
 
 def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, float, float]:
+    evaluated, epsilon = _evaluate(composition, delta)
+    return _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
+
+
+def _evaluate(composition: Composition, delta: float) -> tuple[_Evaluated, float]:
+    """The integral on a line that suits the epsilon of `delta`, and that epsilon nearly."""
     log_delta = math.log(delta)
     c, moments = choose_order(composition, log_delta, None)
     epsilon = max(moments.saddle(c)[0], 0.0)
@@ -98,8 +104,7 @@ def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, flo
         c, moments = better, better_moments
     else:
         raise Unresolved("the contour did not settle")
-    evaluated = _confirm(composition, contour, epsilon)
-    return _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
+    return _confirm(composition, contour, epsilon), epsilon
 
 
 def cheapest(moments: Moments, c: float, epsilon: float, log_delta: float) -> tuple[float, float]:

@@ -32,7 +32,7 @@ def fourier_excess(weights: Array, points: Array, spacing: float, count: int) ->
     Returns:
       [count] complex sums; the first is 0.
     """
-    frequencies = spacing * np.arange(count)
+    frequencies: Array = spacing * np.arange(count, dtype=np.float64)
     near = np.abs(points) * frequencies[-1] <= _NEAR
     out = _by_moments(weights[near], points[near], frequencies)
     far_w, far_p = weights[~near], points[~near]
@@ -77,7 +77,7 @@ def _nonuniform_fft(weights: Array, angles: Array, count: int) -> Complex:
         u = offset + i * (2 / _WIDTH)
         value = weights * np.exp(_BETA * (np.sqrt(np.maximum(1 - u * u, 0.0)) - 1))
         grid += np.bincount((start + i) % size, weights=value, minlength=size)
-    spectrum = np.conj(np.fft.rfft(grid))[:count]
+    spectrum: Complex = np.conj(np.fft.rfft(grid))[:count]
     return spectrum / _kernel_transform(size, count)
 
 

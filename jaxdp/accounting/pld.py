@@ -1,10 +1,10 @@
 """Privacy loss distributions on a grid: certified bounds on both sides, by one tilted FFT.
 
-Pessimistic: the mass between two grid points goes to both of them so that the probability under both
-laws is kept, which only makes the pair easier to tell apart (Doroshenko et al. 2022, "Connect the
-dots", arXiv:2207.04380v2, Section 4). Optimistic: each cell is merged into one outcome, a
-post-processing, whose loss is then rounded down. The composition is computed under the law tilted by
-exp(c loss), so that the rounding of the FFT is relative to delta, however small it is.
+Pessimistic: the mass between two grid points goes to both of them so that the probability under
+both laws is kept, which only makes the pair easier to tell apart (Doroshenko et al. 2022, "Connect
+the dots", arXiv:2207.04380v2, Section 4). Optimistic: each cell is merged into one outcome, a
+post-processing, whose loss is then rounded down. The composition is computed under the law tilted
+by exp(c loss), so that the rounding of the FFT is relative to delta, however small it is.
 """
 
 import math
@@ -136,7 +136,7 @@ def _masses(pair: Pair, edges: Array) -> tuple[Array, Array]:
 
 
 def _cells(pair: Pair, edges_of_loss: Array) -> tuple[Array, Array]:
-    """First- and second-law masses of loss intervals, in increasing order of the pair's own loss."""
+    """First- and second-law masses of intervals of the pair's own loss, in increasing order."""
     if not pair.reverse:
         return _masses(pair, inverse_loss(pair, edges_of_loss))
     p, other = _masses(pair, inverse_loss(pair, -edges_of_loss[::-1]))
@@ -172,7 +172,7 @@ def _grid(composition: Composition, pair: Pair, offset: float, width: float, spa
     first = math.floor((max(low, offset - 2 * span) - offset) / width)
     last = math.ceil((high - offset) / width)
     dense = min(last, math.ceil(2 * span / width))
-    index = np.arange(first, dense + 1, dtype=float)
+    index: Array = np.arange(first, dense + 1, dtype=np.float64)
     if last > dense:
         if (last - dense) / 64 > 6e6:
             raise Unresolved("the loss of one step spans too many grid points")
@@ -261,7 +261,7 @@ def compose(
     right = float(np.min(beyond - (others - c) * (first * width + span))) - c * first * width
     scale = log_total - c * width * first
     noise = scale + math.log(3e-16 * (20 + count) / -math.expm1(-c * width))
-    loss = offset + width * (first + np.arange(size))
+    loss: Array = offset + width * (first + np.arange(size, dtype=np.float64))
     return Composed(
         loss, law, c, scale, infinite, math.exp(-c * span), float(np.logaddexp(right, noise))
     )
@@ -348,7 +348,7 @@ def _tables(
     log_delta: float,
     size: int,
 ) -> tuple[Composed, Composed]:
-    """(optimistic, pessimistic) compositions on a window that holds epsilon and what delta needs."""
+    """(optimistic, pessimistic) compositions on a window around epsilon, as long as delta needs."""
     c, length = cheapest(moments, c, epsilon, log_delta)
     span = 1.3 * length
     start, width = epsilon - 0.15 * span, span / size

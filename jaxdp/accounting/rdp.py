@@ -108,7 +108,7 @@ def wbk_rdp(sampling_prob: float, noise_multiplier: float, orders: tuple[float, 
         log_binomial = (
             special.gammaln(order + 1) - special.gammaln(j + 1) - special.gammaln(order - j + 1)
         )
-        pair = [0.5 * (log_b[2 * ((k + 1) // 2)] + log_b[2 * (k // 2)]) for k in j]
+        pair = [0.5 * (log_b[2 * ((k + 1) // 2)] + log_b[2 * (k // 2)]) for k in j.tolist()]
         terms = math.log(4) + np.asarray(pair)
         # B(2) = e^(1/z^2) - 1; the other form of the second term wins when noise is small.
         terms[0] = min(terms[0], math.log(2) + 1 / z**2)

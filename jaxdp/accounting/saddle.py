@@ -46,7 +46,7 @@ def _has_floor(pair: Pair) -> bool:
 
 
 class Moments:
-    """Log-moment function L(c) = sum n_i log E[exp(c loss_i)] of a composition on 0 <= c <= order."""
+    """Log-moment function L(c) = sum n_i log E[exp(c loss_i)] on 0 <= c <= order."""
 
     def __init__(self, composition: Composition, order: float) -> None:
         self.composition = composition
