@@ -50,7 +50,7 @@ def _mu(run: Run, relation: Relation) -> float:
 def _gdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     lower, upper = gaussian.gaussian_epsilon(_mu(run, relation), delta)
     note = "delta(0) is already below the target" if upper == 0 else ""
-    return Bound(lower * (1 - 1e-11), 0.5 * (lower + upper), upper * (1 + 1e-11), "gdp", note)
+    return Bound(lower, 0.5 * (lower + upper), upper, "gdp", note)
 
 
 def _gdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
@@ -77,7 +77,7 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
         return exact.exact_epsilon(run, relation, delta)
     lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
     note = "delta(0) is already below the target" if upper == 0 else ""
-    return Bound(lower * (1 - 1e-9), 0.5 * (lower + upper), upper * (1 + 1e-9), "exact", note)
+    return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
 
 
 def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:

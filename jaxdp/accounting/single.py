@@ -7,7 +7,7 @@ from scipy import special
 
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.canonical import Run, Step
-from jaxdp.accounting.gaussian import gaussian_delta
+from jaxdp.accounting.gaussian import bracket_epsilon, gaussian_delta
 from jaxdp.accounting.loss import Pair, directions, log_ratio, separation
 from jaxdp.accounting.roots import bracket_decreasing, expand_right
 
@@ -44,16 +44,8 @@ def total_variation(run: Run, relation: Relation) -> float:
 
 
 def single_epsilon(step: Step, relation: Relation, delta: float) -> tuple[float, float]:
-    """Bracket of epsilon at delta, both ends evaluated; (0, 0) if delta(0) <= delta."""
-
-    def excess(epsilon: float) -> float:
-        value = single_delta(step, relation, epsilon)
-        return math.log(value / delta) if value > 0 else -math.inf
-
-    if excess(0.0) <= 0:
-        return 0.0, 0.0
-    hi = expand_right(excess, 1e-12)
-    return bracket_decreasing(excess, 0.0 if hi == 1e-12 else hi / 2, hi)
+    """(lower, upper) ends of epsilon at delta; (0, 0) if delta(0) <= delta."""
+    return bracket_epsilon(lambda epsilon: single_delta(step, relation, epsilon), delta, 1e-12)
 
 
 def _one_way(pair: Pair, epsilon: float) -> float:
