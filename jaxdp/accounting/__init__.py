@@ -5,6 +5,7 @@ step = acc.PoissonSampled(acc.Gaussian(noise_multiplier=1.23), sampling_prob=512
 acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
 """
 
+from jaxdp.accounting import claims
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.calibrate import (
     calibrate_noise_multiplier,
@@ -20,16 +21,19 @@ from jaxdp.accounting.events import (
     PoissonSampled,
     Repeated,
     ShuffledBatches,
+    anisotropic_gaussian,
     from_dict,
     joint_gaussian,
     to_dict,
 )
+from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
 from jaxdp.accounting.methods import METHODS
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
 
 __all__ = [
     "METHODS",
     "Bound",
+    "BudgetExceededError",
     "Composed",
     "Event",
     "FixedSizeSampled",
@@ -37,12 +41,15 @@ __all__ = [
     "NonPrivate",
     "PoissonSampled",
     "Relation",
+    "RenyiFilter",
     "Repeated",
     "ShuffledBatches",
     "UnsupportedEventError",
+    "anisotropic_gaussian",
     "calibrate_noise_multiplier",
     "calibrate_sampling_prob",
     "calibrate_steps",
+    "claims",
     "delta",
     "epsilon",
     "epsilons_over_steps",

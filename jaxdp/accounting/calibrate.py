@@ -10,9 +10,9 @@ from jaxdp.accounting import _validate as check
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.events import Event, Gaussian, PoissonSampled, Repeated
 from jaxdp.accounting.queries import epsilon as epsilon_of
-from jaxdp.accounting.roots import bracket_decreasing
 
-_MAX_NOISE = 1e9
+_RANGE = math.log(1e9)
+_TOLERANCE = 1e-6  # of epsilon, relative: how much of the budget may stay unused
 _MAX_STEPS = 10**12
 
 
@@ -55,16 +55,12 @@ def calibrate_noise_multiplier(
         event = _dp_sgd(math.exp(log_z), q, steps)
         return _log_ratio(epsilon_of(event, delta, relation, method).upper, epsilon)
 
-    lo = hi = 0.0
-    while excess(hi) > 0:
-        lo, hi = hi, hi + 1.0
-        if hi > math.log(_MAX_NOISE):
-            raise ValueError(f"epsilon={epsilon!r}: expected a target noise up to 1e9 can meet")
-    while lo >= hi or excess(lo) <= 0:
-        hi, lo = min(hi, lo), lo - 1.0
-        if lo < -math.log(_MAX_NOISE):
-            return math.exp(hi)
-    _, log_z = bracket_decreasing(excess, lo, hi, rtol=1e-6 / max(1.0, abs(hi)))
+    try:
+        log_z = _within(excess, 0.0, -1.5, -_RANGE, _RANGE)
+    except OverflowError:
+        raise ValueError(
+            f"epsilon={epsilon!r}: expected a target that noise up to 1e9 can meet"
+        ) from None
     return math.exp(log_z)
 
 
@@ -88,10 +84,12 @@ def calibrate_steps(
     q = check.probability("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)
 
-    def fits(steps: int) -> bool:
-        return epsilon_of(_dp_sgd(z, q, steps), delta, relation, method).upper <= epsilon
+    def fits(steps: int, by: str = method) -> bool:
+        return epsilon_of(_dp_sgd(z, q, steps), delta, relation, by).upper <= epsilon
 
-    return _largest(fits, f"sampling_prob={sampling_prob!r}")
+    # RDP is quick and its answer is near: the search with a slower method starts there.
+    name = f"sampling_prob={sampling_prob!r}"
+    return _largest(fits, name, max(1, _largest(lambda n: fits(n, "rdp"), name)))
 
 
 def calibrate_sampling_prob(
@@ -120,13 +118,55 @@ def calibrate_sampling_prob(
 
     if excess(0.0) <= 0:
         return 1.0
-    lo = -1.0
-    while excess(lo) > 0:
-        lo -= 1.0
-        if lo < -60:
-            return 0.0
-    _, minus_log_q = bracket_decreasing(lambda t: excess(-t), -lo - 1, -lo, rtol=1e-6)
+    try:
+        # In -log q, so that the excess decreases.
+        minus_log_q = _within(lambda t: excess(-t), 3.0, -1.0, 0.0, 60.0)
+    except OverflowError:
+        return 0.0
     return math.exp(-minus_log_q)
+
+
+def _within(
+    excess: Callable[[float], float], start: float, slope: float, low: float, high: float
+) -> float:
+    """Nearly the smallest x in [low, high] with excess(x) <= 0, for a decreasing `excess`.
+
+    Secant steps that aim a hair inside; a bracket of evaluated points keeps them honest, so that
+    what is returned was asked and found within.
+
+    Raises:
+      OverflowError: when even excess(high) > 0.
+    """
+    inside = outside = None
+    x, tried = start, [(start, excess(start))]
+    for _ in range(80):
+        value = tried[-1][1]
+        if value <= 0:
+            inside = x
+            if value > -_TOLERANCE or x <= low:
+                return x
+        else:
+            outside = x
+            if x >= high:
+                raise OverflowError("nothing within")
+        if inside is not None and outside is not None and inside - outside < _TOLERANCE / 4:
+            return inside
+        if len(tried) > 1 and all(math.isfinite(v) for _, v in tried[-2:]):
+            (x0, f0), (x1, f1) = tried[-2:]
+            if x1 != x0 and (f1 - f0) / (x1 - x0) < 0:
+                slope = (f1 - f0) / (x1 - x0)
+        step = (
+            -(value + _TOLERANCE / 3) / slope if math.isfinite(value) else math.copysign(2.0, value)
+        )
+        x = min(max(x + min(max(step, -2.0), 2.0), low), high)
+        if inside is not None and x >= inside or outside is not None and x <= outside:
+            ends = [e for e in (inside, outside) if e is not None]
+            x = sum(ends) / 2 if len(ends) == 2 else (ends[0] - 1 if inside else ends[0] + 1)
+            x = min(max(x, low), high)
+        tried.append((x, excess(x)))
+    if inside is None:
+        raise OverflowError("nothing within")
+    return inside
 
 
 def _log_ratio(value: float, target: float) -> float:
@@ -136,13 +176,11 @@ def _log_ratio(value: float, target: float) -> float:
     return math.inf if target == 0 else max(5e-324, math.log(value / target))
 
 
-def _largest(fits: Callable[[int], bool], what: str) -> int:
+def _largest(fits: Callable[[int], bool], what: str, guess: int = 1) -> int:
     """Largest n >= 0 with fits(n), for a predicate that turns false once."""
-    if not fits(1):
-        return 0
-    lo, hi = 1, 2
+    lo, hi, factor = 0, guess, 1.3 if guess > 1 else 4.0
     while fits(hi):
-        lo, hi = hi, hi * 4
+        lo, hi = hi, int(hi * factor) + 1
         if hi > _MAX_STEPS:
             raise ValueError(
                 f"{what}: expected a value at which some number of steps up to 1e12 "

@@ -203,6 +203,32 @@ def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     return Gaussian(smallest / math.sqrt(math.fsum((smallest / z) ** 2 for z in zs)))
 
 
+def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -> Gaussian:
+    """Gaussian noise with its own standard deviation in every coordinate, as one event.
+
+    AdaDp (arXiv:1911.05902), Lemma 1: dividing coordinate i by its noise leaves spherical noise and
+    a record that moves the vector by at most sqrt(sum s_i^2/sigma_i^2).
+
+    Args:
+      bounds: s_i >= 0, largest absolute value of coordinate i of ONE record's contribution.
+      noise_stds: sigma_i > 0, noise added to coordinate i of the sum; as many.
+
+    Returns:
+      `Gaussian((sum_i s_i^2/sigma_i^2)^-1/2)`; a coordinate with noise 0 and bound 0 is ignored.
+
+    Raises:
+      ValueError: when the lengths differ, a value is negative or not finite, or all bounds are 0.
+    """
+    s = [check.non_negative(f"bounds[{i}]", v) for i, v in enumerate(bounds)]
+    sigma = [check.non_negative(f"noise_stds[{i}]", v) for i, v in enumerate(noise_stds)]
+    if len(s) != len(sigma):
+        raise ValueError(f"noise_stds has length {len(sigma)}: expected {len(s)}, one per bound")
+    moving = [(b, n) for b, n in zip(s, sigma, strict=True) if b > 0]
+    if not moving:
+        raise ValueError(f"bounds={s!r}: expected at least one that is > 0")
+    return joint_gaussian([n / b for b, n in moving])
+
+
 def to_dict(event: Event) -> dict[str, Any]:
     """Describe `event` in plain JSON types; `from_dict` gives an equal event back."""
     _check_event("event", event)

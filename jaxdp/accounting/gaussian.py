@@ -1,6 +1,7 @@
 """The Gaussian mechanism without sampling: its privacy profile is known in closed form."""
 
 import math
+from collections.abc import Callable
 
 from scipy import special
 
@@ -39,18 +40,37 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> tuple[float, float]:
-    """Bracket (lower, upper) of the exact epsilon, both evaluated; (0, 0) if delta(0) <= delta.
+    """(lower, upper) ends of the exact epsilon; (0, 0) if delta(0) <= delta.
+
+    The ends are roots at delta (1 +- 1e-10): delta itself is only known that well, and where it is
+    close to delta(0) a relative margin on epsilon would be too thin.
 
     Args:
       mu: >= 0, as in `gaussian_delta`.
       delta: in (0, 1).
     """
+    return bracket_epsilon(lambda epsilon: gaussian_delta(mu, epsilon), delta, max(mu, mu * mu))
 
-    def excess(epsilon: float) -> float:
-        value = gaussian_delta(mu, epsilon)
-        return math.log(value / delta) if value > 0 else -math.inf
 
-    if excess(0.0) <= 0:
-        return 0.0, 0.0
-    hi = expand_right(excess, max(mu, mu * mu))
-    return bracket_decreasing(excess, 0.0, hi)
+def bracket_epsilon(
+    delta_at: Callable[[float], float], delta: float, scale: float
+) -> tuple[float, float]:
+    """(lower, upper) epsilon of a decreasing profile that is known to a relative 1e-10.
+
+    Args:
+      delta_at: delta as a function of epsilon >= 0.
+      delta: the target, in (0, 1).
+      scale: a typical epsilon, > 0, from where the search starts.
+    """
+
+    def end(target: float) -> tuple[float, float]:
+        def excess(epsilon: float) -> float:
+            value = delta_at(epsilon)
+            return math.log(value / target) if value > 0 else -math.inf
+
+        if excess(0.0) <= 0:
+            return 0.0, 0.0
+        hi = expand_right(excess, scale)
+        return bracket_decreasing(excess, 0.0 if hi == scale else hi / 2, hi)
+
+    return end(delta * (1 + 1e-10))[0], end(delta * (1 - 1e-10))[1]

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.accounting import gaussian, rdp
+from jaxdp.accounting import exact, gaussian, pld, rdp, single
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run
 from jaxdp.accounting.loss import separation
+from jaxdp.accounting.saddle import Unresolved
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,14 @@ def _only_poisson(run: Run, relation: Relation) -> str:
     return f"{bad[0].sampling} sampling is not covered by this method" if bad else ""
 
 
+def _anything(run: Run, relation: Relation) -> str:
+    del run, relation
+    return ""
+
+
 def _only_full_batch(run: Run, relation: Relation) -> str:
     del relation
-    bad = [s for s, _ in run.steps if s.sampling_prob < 1]
+    bad = [s for s, _ in run.steps if s.sampling_prob < 1 or s.sampling != "poisson"]
     return f"sampling with q={bad[0].sampling_prob:g} has no exact GDP curve" if bad else ""
 
 
@@ -44,7 +50,7 @@ def _mu(run: Run, relation: Relation) -> float:
 def _gdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     lower, upper = gaussian.gaussian_epsilon(_mu(run, relation), delta)
     note = "delta(0) is already below the target" if upper == 0 else ""
-    return Bound(lower * (1 - 1e-11), 0.5 * (lower + upper), upper * (1 + 1e-11), "gdp", note)
+    return Bound(lower, 0.5 * (lower + upper), upper, "gdp", note)
 
 
 def _gdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
@@ -62,32 +68,123 @@ def _rdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     return Bound(0.0, upper, upper, "rdp")
 
 
+def _is_single(run: Run) -> bool:
+    return len(run.steps) == 1 and run.steps[0][1] == 1
+
+
+def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
+    if not _is_single(run):
+        return exact.exact_epsilon(run, relation, delta)
+    lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
+    note = "delta(0) is already below the target" if upper == 0 else ""
+    return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
+
+
+def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
+    if not _is_single(run):
+        return exact.exact_delta(run, relation, epsilon)
+    value = single.single_delta(run.steps[0][0], relation, epsilon)
+    return Bound(value * (1 - 1e-9), value, min(1.0, value * (1 + 1e-9) + 1e-300), "exact")
+
+
+def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Bound]:
+    """The exact answer where its own error is small; else certified bounds; else RDP.
+
+    Args:
+      query: "epsilon" or "delta".
+      tolerance: relative width at which the exact answer needs no support.
+    """
+
+    def answer(run: Run, relation: Relation, value: float) -> Bound:
+        if query == "epsilon" and single.total_variation(run, relation) <= value:
+            return Bound(0.0, 0.0, 0.0, "exact", "delta(0) is already below the target")
+        if not _only_full_batch(run, relation):
+            return getattr(METHODS["gdp"], query)(run, relation, value)
+        if _only_poisson(run, relation):
+            return getattr(METHODS["rdp"], query)(run, relation, value)
+        found: list[Bound] = []
+        for name, enough in (("exact", tolerance), ("pld", 1e-3)):
+            try:
+                bound = getattr(METHODS[name], query)(run, relation, value)
+            except Unresolved:
+                continue
+            if bound.upper - bound.lower <= enough * bound.upper:
+                found.append(bound)
+                break
+            # An integral that cannot vouch for three digits of its own is not used at all.
+            if name == "pld" or bound.upper - bound.lower <= 1e-3 * bound.upper:
+                found.append(bound)
+        if len(found) == 1 and found[0].upper - found[0].lower <= 1e-3 * found[0].upper:
+            return found[0]
+        found.append(getattr(METHODS["rdp"], query)(run, relation, value))
+        return _intersect(found)
+
+    return answer
+
+
+def _intersect(bounds: list[Bound]) -> Bound:
+    """The tightest lower and upper ends of several valid bounds; named after the upper one."""
+    best = min(bounds, key=lambda b: b.upper)
+    lower = min(max(b.lower for b in bounds), best.upper)
+    estimate = min(max(bounds[0].estimate, lower), best.upper)
+    return Bound(lower, estimate, best.upper, best.method, best.note)
+
+
 METHODS: dict[str, Method] = {
+    "exact": Method(_exact_epsilon, _exact_delta, _only_poisson),
+    "pld": Method(pld.pld_epsilon, pld.pld_delta, _only_poisson),
     "gdp": Method(_gdp_epsilon, _gdp_delta, _only_full_batch),
-    "rdp": Method(_rdp_epsilon, _rdp_delta, _only_poisson),
+    "rdp": Method(_rdp_epsilon, _rdp_delta, _anything),
 }
-_AUTO = ("gdp", "rdp")
+_AUTO = Method(_auto("epsilon", 1e-6), _auto("delta", 1e-6), _anything)
 
 
-def choose(run: Run, relation: Relation, method: str) -> tuple[str, Method]:
-    """The accountant to ask: the one named, or for "auto" the tightest that covers the run.
+def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> Bound:
+    """Ask the accountant named, or for "auto" the tightest that covers the run.
+
+    Args:
+      query: "epsilon" or "delta".
+      run: the flat composition.
+      relation: the neighbouring relation.
+      method: "auto" or a key of `METHODS`.
+      value: the delta or epsilon at which to answer.
 
     Raises:
-      ValueError: for an unknown name.
-      UnsupportedEventError: when the named accountant, or every one, refuses the run.
+      UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
+    """
+    refusal = refuses(run, relation, method)
+    if refusal:
+        raise UnsupportedEventError(refusal)
+    trivial = _trivial(run)
+    if trivial:
+        most = math.inf if query == "epsilon" else 1.0
+        value = min(trivial.upper, most)
+        return Bound(value, value, value, trivial.method, trivial.note)
+    accountant = _AUTO if method == "auto" else METHODS[method]
+    try:
+        return getattr(accountant, query)(run, relation, value)
+    except Unresolved as error:
+        raise UnsupportedEventError(
+            f"{run.steps[0][0]} under {relation.value}: {method} cannot resolve it ({error}); "
+            "use method 'auto'"
+        ) from None
+
+
+def refuses(run: Run, relation: Relation, method: str) -> str:
+    """Why the method has no bound for this run, or "".
+
+    Raises:
+      ValueError: for an unknown method.
     """
     if method != "auto" and method not in METHODS:
         raise ValueError(f"method={method!r}: expected 'auto' or one of {sorted(METHODS)}")
-    names = _AUTO if method == "auto" else (method,)
-    reason = ""
-    for name in names:
-        reason = METHODS[name].refuses(run, relation)
-        if not reason:
-            return name, METHODS[name]
-    raise UnsupportedEventError(f"{run.steps[0][0]} under {relation.value} by {method}: {reason}")
+    if not run.steps:
+        return ""
+    reason = (_AUTO if method == "auto" else METHODS[method]).refuses(run, relation)
+    return f"{run.steps[0][0]} under {relation.value} by {method}: {reason}" if reason else ""
 
 
-def trivial(run: Run) -> Bound | None:
+def _trivial(run: Run) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
         return Bound(math.inf, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")

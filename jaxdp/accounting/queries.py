@@ -36,9 +36,7 @@ def epsilon(
       UnsupportedEventError: when the event has no bound under this relation and method.
     """
     delta = check.open_probability("delta", delta)
-    run = flatten(event, relation)
-    _, accountant = methods.choose(run, relation, method)
-    return methods.trivial(run) or accountant.epsilon(run, relation, delta)
+    return methods.ask("epsilon", flatten(event, relation), relation, method, delta)
 
 
 def delta(
@@ -49,13 +47,7 @@ def delta(
 ) -> Bound:
     """Delta of `event` at `epsilon` >= 0; otherwise as `epsilon`, errors included."""
     epsilon = check.non_negative("epsilon", epsilon)
-    run = flatten(event, relation)
-    _, accountant = methods.choose(run, relation, method)
-    trivial = methods.trivial(run)
-    if trivial:
-        value = min(trivial.upper, 1.0)
-        return Bound(value, value, value, trivial.method, trivial.note)
-    return accountant.delta(run, relation, epsilon)
+    return methods.ask("delta", flatten(event, relation), relation, method, epsilon)
 
 
 def supports(
@@ -67,10 +59,9 @@ def supports(
       ValueError: for something that is not an event, a relation or a method.
     """
     try:
-        methods.choose(flatten(event, relation), relation, method)
+        return not methods.refuses(flatten(event, relation), relation, method)
     except UnsupportedEventError:
         return False
-    return True
 
 
 def epsilons_over_steps(

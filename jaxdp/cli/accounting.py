@@ -41,6 +41,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--delta", type=float, required=True, help="Delta, strictly between 0 and 1.")
 @_relation
 @_method
+@click.option("--claims", is_flag=True, help="Also print what papers' own formulas claim.")
 @_json
 def epsilon(
     sampling_prob: float,
@@ -49,6 +50,7 @@ def epsilon(
     delta: float,
     relation: str,
     method: str,
+    claims: bool,
     as_json: bool,
 ) -> None:
     """Epsilon of a DP-SGD run: `steps` Gaussian releases on Poisson-sampled batches.
@@ -61,12 +63,20 @@ def epsilon(
     """
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise_multiplier), sampling_prob), steps)
     bound = acc.epsilon(event, delta, acc.Relation(relation), method)
-    answer = {
+    answer: dict[str, Any] = {
         "epsilon": bound.upper,
         **dataclasses.asdict(bound),
         "relation": relation,
         "delta": delta,
     }
+    if claims:
+        found = acc.claims.all_claims(sampling_prob, noise_multiplier, steps, delta)
+        # The papers' formulas are about adding or removing a record, whatever was asked above.
+        truth = acc.epsilon(event, delta)
+        answer["claims"] = [
+            {"name": c.name, "value": c.value, "source": c.source, "verdict": c.verdict(truth)}
+            for c in found
+        ]
     _show(answer, as_json, "Epsilon (report the upper value)")
 
 
@@ -131,19 +141,28 @@ def calibrate(
 def _show(answer: dict[str, Any], as_json: bool, title: str) -> None:
     """Print a flat answer as JSON (infinity as the string "inf") or as a two-column table."""
     if as_json:
-        click.echo(json.dumps({k: _plain(v) for k, v in answer.items()}, allow_nan=False))
+        click.echo(json.dumps(_plain(answer), allow_nan=False))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, show_header=False)
+    claims = answer.pop("claims", [])
     for key, value in answer.items():
         if value != "":
             table.add_row(
                 key.replace("_", " "), f"{value:.7g}" if isinstance(value, float) else str(value)
             )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for claim in claims:
+        console.print(f"{claim['name']} claims {claim['value']:.5g}: {claim['verdict']}")
 
 
 def _plain(value: Any) -> Any:
+    """The same value for strict JSON: infinity becomes the string "inf"."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,148 @@
+"""Our accountant beside its peers: values, times and ratios, in one run on this machine.
+
+    python -m benchmarks.accounting [--repeats 5] [--out benchmarks/results/accounting.json]
+
+Times are medians over the repeats, seconds; the first call of ours is timed too, in a new process.
+A peer that is not installed is left out.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxdp import accounting as acc
+
+ROWS = (
+    (512 / 60_000, 1.23, 5_000),
+    (0.01, 2.0, 40_000),
+    (0.01, 0.9, 1_800),
+    (0.001, 0.7, 10_000),
+    (0.000256, 0.6, 100_000),
+)
+DELTA = 1e-5
+
+
+def ours(q: float, z: float, steps: int) -> float:
+    """Upper epsilon by the default method."""
+    event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
+    return acc.epsilon(event, DELTA).upper
+
+
+def dp_accounting_pld(q: float, z: float, steps: int) -> float:
+    """dp_accounting's PLD accountant at its default grid."""
+    import dp_accounting as dpa
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant()
+    step = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
+    accountant.compose(dpa.SelfComposedDpEvent(step, steps))
+    return accountant.get_epsilon(DELTA)
+
+
+def prv(q: float, z: float, steps: int) -> float:
+    """prv_accountant at eps_error 0.01, its upper end."""
+    from prv_accountant.dpsgd import DPSGDAccountant
+
+    accountant = DPSGDAccountant(
+        noise_multiplier=z,
+        sampling_probability=q,
+        eps_error=0.01,
+        delta_error=1e-10,
+        max_steps=steps,
+    )
+    return accountant.compute_epsilon(delta=DELTA, num_steps=steps)[2]
+
+
+def many_noise_multipliers() -> float:
+    """100 distinct noise multipliers, 50 steps each."""
+    steps = [
+        acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0 + 0.01 * i), 0.01), 50) for i in range(100)
+    ]
+    return acc.epsilon(acc.Composed(steps), DELTA).upper
+
+
+def many_by_dp_accounting() -> float:
+    """The same by dp_accounting."""
+    import dp_accounting as dpa
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant()
+    for i in range(100):
+        step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0 + 0.01 * i))
+        accountant.compose(dpa.SelfComposedDpEvent(step, 50))
+    return accountant.get_epsilon(DELTA)
+
+
+def clock(function: Callable[..., Any], arguments: tuple, repeats: int) -> tuple[Any, float]:
+    """(value, median seconds)."""
+    times = []
+    value = None
+    for _ in range(repeats):
+        start = time.perf_counter()
+        value = function(*arguments)
+        times.append(time.perf_counter() - start)
+    return value, statistics.median(times)
+
+
+def first_call() -> dict[str, float]:
+    """Seconds of the import and of the first answer in a new process, and its peak memory."""
+    code = (
+        "import time; a = time.perf_counter()\n"
+        "from benchmarks.accounting import ours, ROWS, resource\n"
+        "b = time.perf_counter(); ours(*ROWS[0]); c = time.perf_counter()\n"
+        "print(b - a, c - b, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    imported, answered, megabytes = (float(v) for v in out.stdout.split())
+    return {"import_s": imported, "first_answer_s": answered, "peak_mb": megabytes}
+
+
+def main() -> None:
+    """Print a table and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", default="benchmarks/results/accounting.json")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    result: dict[str, Any] = {"rows": [], "first_call": first_call()}
+    for row in ROWS:
+        q, z, steps = row
+        entry: dict[str, Any] = {"q": q, "z": z, "steps": steps}
+        ours(*row)
+        entry["ours"], entry["ours_s"] = clock(ours, row, 4 * args.repeats + 1)
+        for name, peer in (("dp_accounting", dp_accounting_pld), ("prv", prv)):
+            try:
+                entry[name], entry[name + "_s"] = clock(peer, row, args.repeats)
+                entry[name + "_ratio"] = entry[name + "_s"] / entry["ours_s"]
+            except ImportError:
+                continue
+        _, entry["calibrate_s"] = clock(
+            acc.calibrate_noise_multiplier, (3.0, DELTA, q, steps), args.repeats
+        )
+        result["rows"].append(entry)
+        print({k: round(v, 5) for k, v in entry.items()}, flush=True)
+    _, short = clock(ours, (0.01, 2.0, 100), 21)
+    _, long = clock(ours, (0.01, 2.0, 10_000_000), 21)
+    result["steps_1e7_over_1e2"] = long / short
+    result["many"], result["many_s"] = clock(many_noise_multipliers, (), 3)
+    try:
+        result["many_dp_accounting"], result["many_dp_accounting_s"] = clock(
+            many_by_dp_accounting, (), 1
+        )
+    except ImportError:
+        pass
+    result["peak_mb_with_peers"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1))
+    Path(args.out).write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

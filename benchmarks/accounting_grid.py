@@ -1,0 +1,155 @@
+"""Is any upper epsilon too low, or any lower one too high? A grid of runs against other methods.
+
+    python -m benchmarks.accounting_grid [--quick] [--out benchmarks/results/accounting_grid.json]
+
+Where dp_accounting is usable (delta >= 1e-12, steps <= 1e5) its optimistic PLD must not exceed our
+upper end, nor its pessimistic PLD lie below our lower end. Everywhere the answer must be finite,
+free of NaN, and not silently zero.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp import accounting as acc
+
+SAMPLING = (1e-7, 1e-5, 1e-3, 0.0085333, 0.03, 0.1, 0.5, 0.95, 1.0)
+NOISE = (0.3, 0.45, 0.8, 1.23, 4.0, 1000.0)
+STEPS = (1, 10, 300, 5_000, 100_000, 10_000_000)
+DELTAS = (1e-2, 1e-5, 1e-9, 1e-12, 1e-18)
+KEY = ("q", "z", "steps", "delta", "relation")
+RELATIONS = (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE)
+
+
+def peer(q: float, z: float, steps: int, relation: acc.Relation, pessimistic: bool) -> Any:
+    """dp_accounting's composed privacy loss distribution, or None where it fails."""
+    from dp_accounting.pld import common, privacy_loss_distribution
+
+    # A grid as coarse as its answer allows: the optimistic one stays a valid lower bound.
+    interval = 5e-4 if steps <= 300 else 2e-4 if steps <= 5_000 else 1e-5
+    if z < 0.5:
+        interval *= 10
+    try:
+        one = privacy_loss_distribution.from_gaussian_mechanism(
+            z,
+            pessimistic_estimate=pessimistic,
+            value_discretization_interval=interval,
+            sampling_prob=q,
+            neighboring_relation=getattr(privacy_loss_distribution.NeighborRel, relation.name, None)
+            or common.NeighborRel[relation.name],
+        )
+        return one.self_compose(steps) if steps > 1 else one
+    except Exception as error:  # a peer's failure is a result, not ours to hide
+        return error
+
+
+def check(q: float, z: float, steps: int, delta: float, relation: acc.Relation) -> dict[str, Any]:
+    """One row: our bound and what it cost."""
+    event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
+    row: dict[str, Any] = dict(zip(KEY, (q, z, steps, delta, relation.value), strict=True))
+    start = time.perf_counter()
+    try:
+        bound = acc.epsilon(event, delta, relation)
+    except Exception as error:
+        return row | {"failed": repr(error), "seconds": time.perf_counter() - start}
+    return row | {
+        "lower": bound.lower,
+        "upper": bound.upper,
+        "method": bound.method,
+        "note": bound.note,
+        "seconds": round(time.perf_counter() - start, 4),
+        "width": (bound.upper - bound.lower) / bound.upper if bound.upper > 0 else 0.0,
+    }
+
+
+def answers(low: Any, high: Any, delta: float) -> dict[str, float]:
+    """The peer's optimistic and pessimistic epsilon, where it has them."""
+    plds = (("optimistic", low), ("pessimistic", high))
+    return {
+        name: float(pld.get_epsilon_for_delta(delta))
+        for name, pld in plds
+        if hasattr(pld, "get_epsilon_for_delta")
+    }
+
+
+def verdict(row: dict[str, Any]) -> dict[str, bool]:
+    """Whether our ends contradict the peer's."""
+    if "upper" not in row:
+        return {}
+    slack = 1e-9 * row["upper"] + 1e-12
+    low, high = row.get("optimistic", 0.0), row.get("pessimistic", math.inf)
+    return {
+        "too_low": bool(low > row["upper"] + slack and math.isfinite(low)),
+        "too_high": bool(row["lower"] > high + slack),
+    }
+
+
+def main() -> None:
+    """Run the grid and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="every 16th run, no peer")
+    parser.add_argument("--out", default="benchmarks/results/accounting_grid.json")
+    parser.add_argument("--reuse", help="take the peer's answers from this earlier result")
+    parser.add_argument("--part", default="0/1", help="k/n: the k-th of n interleaved parts")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    part, parts = (int(v) for v in args.part.split("/"))
+    known = {}
+    if args.reuse:
+        for row in json.loads(Path(args.reuse).read_text())["rows"]:
+            known[tuple(row[k] for k in KEY)] = row
+    rows = []
+    runs = list(itertools.product(RELATIONS, SAMPLING, NOISE, STEPS))
+    for i, (relation, q, z, steps) in enumerate(runs):
+        if i % parts != part or (args.quick and i % 16):
+            continue
+        usable = steps <= 100_000 and not args.quick and not args.reuse
+        low = peer(q, z, steps, relation, False) if usable else None
+        high = peer(q, z, steps, relation, True) if usable else None
+        for delta in DELTAS:
+            compare = delta >= 1e-12
+            row = check(q, z, steps, delta, relation)
+            row |= answers(low if compare else None, high if compare else None, delta)
+            earlier = known.get(tuple(row[k] for k in KEY), {})
+            row |= {k: earlier[k] for k in ("optimistic", "pessimistic") if k in earlier}
+            rows.append(row | verdict(row))
+            row = rows[-1]
+            if row.get("failed") or row.get("too_low") or row.get("too_high"):
+                print(row, flush=True)
+    summary = summarise(rows)
+    print(json.dumps(summary, indent=1))
+    Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts that the docs quote."""
+    good = [r for r in rows if "upper" in r]
+    dense = [r for r in good if r["steps"] * r["q"] >= 1]
+    sparse = [r for r in good if r["steps"] * r["q"] < 1]
+    return {
+        "points": len(rows),
+        "compared": sum("optimistic" in r for r in good),
+        "too_low": sum(r["too_low"] for r in good),
+        "too_high": sum(r["too_high"] for r in good),
+        "failed": len(rows) - len(good),
+        "silent_zero_or_infinite": sum(
+            not math.isfinite(r["upper"]) or (r["upper"] == 0 and not r["note"]) for r in good
+        ),
+        "dense_points": len(dense),
+        "dense_wider_than_1e-6": sum(r["width"] > 1e-6 for r in dense),
+        "sparse_points": len(sparse),
+        "sparse_wider_than_1e-3": sum(r["width"] > 1e-3 for r in sparse),
+        "median_seconds": float(np.median([r["seconds"] for r in good])),
+        "slowest_seconds": max(r["seconds"] for r in good),
+    }
+
+
+if __name__ == "__main__":
+    main()
