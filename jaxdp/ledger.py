@@ -81,16 +81,26 @@ class Ledger:
     Args:
         path: a JSON-lines file: read now, and written to from the first charge on, by one process
             at a time. None keeps the ledger in memory.
+        budget: a fresh ``acc.RenyiFilter``; a charge that it does not admit raises
+            ``acc.BudgetExceededError`` before anything is released. With it, noise and the number
+            of steps may be chosen by looking at what was released.
+
+    Raises:
+        ValueError: the file is damaged, or holds more than the budget.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        budget: acc.RenyiFilter | None = None,
+    ):
         self._path = None if path is None else Path(path)
+        self._budget = budget
         self._entries: list[Entry] = []
         self._file: TextIO | None = None
         self._closed = False
         if self._path is not None and self._path.exists():
-            lines = _whole_lines(self._path)
-            self._entries = [_parse(self._path, i, line) for i, line in enumerate(lines, 1)]
+            self._read(_whole_lines(self._path))
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -198,13 +208,25 @@ class Ledger:
             file.close()
             raise ValueError(f"ledger {self._path} is in use by another writer") from error
         whole = _whole_lines(self._path)
-        self._entries = [_parse(self._path, i, line) for i, line in enumerate(whole, 1)]
+        self._read(whole)
         # A torn last line was never followed by its release: the fsync comes first.
         os.truncate(self._path, sum(len(line) for line in whole))
         _sync_directory(self._path.parent)
         self._file = file
 
+    def _read(self, lines: list[bytes]) -> None:
+        """Takes over what the file holds beyond the entries already known."""
+        for number, line in enumerate(lines[len(self._entries) :], len(self._entries) + 1):
+            entry = _parse(self._path, number, line)
+            self._spend(entry)
+            self._entries.append(entry)
+
+    def _spend(self, entry: Entry) -> None:
+        if self._budget is not None:
+            self._budget.charge(acc.Repeated(entry.event, entry.steps))
+
     def _append(self, entry: Entry) -> None:
+        self._spend(entry)
         if self._file is not None:
             self._file.write(json.dumps(entry.to_dict(), sort_keys=True) + "\n")
             self._file.flush()
@@ -252,7 +274,7 @@ def _whole_lines(path: Path) -> list[bytes]:
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def _parse(path: Path, number: int, line: bytes) -> Entry:
+def _parse(path: Path | None, number: int, line: bytes) -> Entry:
     try:
         return Entry.from_dict(json.loads(line))
     except (ValueError, KeyError, TypeError) as error:

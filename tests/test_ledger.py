@@ -154,6 +154,33 @@ def test_json_round_trip(charges):
     assert json.loads(ledger.to_json())["format"] == 1
 
 
+def test_a_budget_stops_before_it_is_passed(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+
+    def budget():
+        return acc.RenyiFilter(epsilon=2.0, delta=1e-5)
+
+    ledger = jaxdp.Ledger(path, budget())
+    while budget_left(ledger):
+        pass
+    steps = ledger.steps
+    assert steps > 10
+    assert ledger.epsilon(1e-5).upper <= 2.0
+    assert jaxdp.Ledger(path).steps == steps
+    ledger.close()
+    again = jaxdp.Ledger(path, budget())  # what is on disk counts
+    assert not budget_left(again)
+    again.close()
+
+
+def budget_left(ledger):
+    try:
+        ledger.charge(STEP, 10)
+    except acc.BudgetExceededError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
