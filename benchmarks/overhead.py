@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxdp import data, runs
-from jaxdp.runs import loop
+from jaxdp.runs import assemble
 from jaxdp.seeds import Secret
 
 EVAL_EVERY = 235  # 4,700 steps in 20 blocks, as `jaxdp train --dataset mnist` cuts them
@@ -47,8 +47,8 @@ def train_block(dataset: data.Dataset, secret: Secret) -> float:
 def gradients_alone(dataset: data.Dataset, secret: Secret) -> float:
     """Seconds per step of the clipped gradients of the same draws, called alone."""
     config = runs.resolve(runs.recipe("mnist", noise_multiplier=1.2, steps=2 * EVAL_EVERY))
-    trainer = loop.trainer_of(config, len(dataset.train_y), secret)
-    params = loop.fresh_state(trainer, config, secret).params
+    trainer = assemble.trainer_of(config, len(dataset.train_y), secret)
+    params = assemble.fresh_state(trainer, config, secret).params
     train = jax.device_put((dataset.train_x, dataset.train_y))
     jax.block_until_ready(trainer.grad_fn.sum(params, train, trainer.sampler.draw())[0].value)
     trainer.sampler.step = EVAL_EVERY

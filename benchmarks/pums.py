@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jaxdp import data, models, runs
-from jaxdp.runs import loop
+from jaxdp.runs import assemble
 from jaxdp.seeds import Secret
 
 RUNS = 5
@@ -24,12 +24,13 @@ def private(dataset: data.Dataset, model: str, secret: Secret) -> float:
         runs.recipe("pums", model=model, epsilon=1.0, learning_rate=RATES[model])
     )
     assert config.mechanism().epsilon(config.steps, config.delta).upper <= 1.0
-    trainer = loop.trainer_of(config, len(dataset.train_y), secret)
-    state = loop.fresh_state(trainer, config, secret)
+    trainer = assemble.trainer_of(config, len(dataset.train_y), secret)
+    state = assemble.fresh_state(trainer, config, secret)
     train = jax.device_put((dataset.train_x, dataset.train_y))
     for _ in range(config.steps):
         state, _, _ = trainer.step(state, train)
-    return loop.evaluator(loop.model_of(config), dataset.test_x, dataset.test_y)(state.params)
+    accuracy = assemble.evaluator(assemble.model_of(config), dataset.test_x, dataset.test_y)
+    return accuracy(state.params)
 
 
 def non_private(dataset: data.Dataset, model_name: str, secret: Secret) -> float:
@@ -50,7 +51,7 @@ def non_private(dataset: data.Dataset, model_name: str, secret: Secret) -> float
 
     for _ in range(2_000):
         params, opt_state = step(params, opt_state, rng.integers(0, len(y), 1_024))
-    return loop.evaluator(model, dataset.test_x, dataset.test_y)(params)
+    return assemble.evaluator(model, dataset.test_x, dataset.test_y)(params)
 
 
 def main() -> None:

@@ -1,13 +1,12 @@
 """The append-only record of what was released: events keyed by step, durable before the release."""
 
 import dataclasses
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxdp import _validate
+from jaxdp import _durable, _validate
 from jaxdp import accounting as acc
 
 SOURCES = {
@@ -100,7 +99,7 @@ class Ledger:
         self._file: TextIO | None = None
         self._closed = False
         if self._path is not None and self._path.exists():
-            self._read(_whole_lines(self._path))
+            self._read(_durable.whole_lines(self._path))
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -201,17 +200,13 @@ class Ledger:
         if self._path is None or self._file is not None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._path.open("a", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise ValueError(f"ledger {self._path} is in use by another writer") from error
-        whole = _whole_lines(self._path)
+        busy = f"ledger {self._path} is in use by another writer"
+        file = _durable.open_locked(self._path, "a", busy)
+        whole = _durable.whole_lines(self._path)
         self._read(whole)
         # A torn last line was never followed by its release: the fsync comes first.
         os.truncate(self._path, sum(len(line) for line in whole))
-        _sync_directory(self._path.parent)
+        _durable.sync_directory(self._path.parent)
         self._file = file
 
     def _read(self, lines: list[bytes]) -> None:
@@ -228,9 +223,7 @@ class Ledger:
     def _append(self, entry: Entry) -> None:
         self._spend(entry)
         if self._file is not None:
-            self._file.write(json.dumps(entry.to_dict(), sort_keys=True) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            _durable.append_line(self._file, json.dumps(entry.to_dict(), sort_keys=True))
             self._entries.append(entry)
             return
         last = self._entries[-1] if self._entries else None
@@ -270,20 +263,8 @@ def _uncovered(start: int, end: int, known: list[Entry]) -> list[tuple[int, int]
     return [*gaps, (start, end)] if start < end else gaps
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
 def _parse(path: Path | None, number: int, line: bytes) -> Entry:
     try:
         return Entry.from_dict(json.loads(line))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}, line {number}, must be a ledger entry: {error}") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

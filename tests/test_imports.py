@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those above it.
 FLOW = [
-    "_version", "_validate", "accounting", "types", "seeds", "sampling", "clipping", "noise",
+    "_version", "_validate", "_durable", "accounting", "types", "seeds", "sampling", "clipping", "noise",
     "ledger", "mechanism", "train", "models", "data", "runs", "report", "cli",
 ]
 

@@ -80,8 +80,8 @@ def train(
 def _run(config: Any, directory: Any, data_dir: Path | None, secret: Any, again: bool, fork: bool
          ) -> None:
     from jaxdp import data, runs
+    from jaxdp._durable import write_atomically
     from jaxdp.report import build, save_plots, to_markdown
-    from jaxdp.runs.directory import write_atomically
 
     dataset = data.load(config.dataset, data_dir)
     with progress_bar(config) as progress:

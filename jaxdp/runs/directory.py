@@ -1,11 +1,11 @@
 """The files of a run: what may be shown, and what is secret."""
 
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any, TextIO
 
+from jaxdp._durable import open_locked, write_atomically
 from jaxdp.seeds import Secret
 
 SECRET_NOTE = """This folder is SECRET.
@@ -74,12 +74,8 @@ class RunDirectory:
         Raises:
             ValueError: another process is training here.
         """
-        self._lock = (self.secret / "lock").open("w", encoding="utf-8")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise ValueError(f"out is in use by another process: {self.path}") from error
+        busy = f"out is in use by another process: {self.path}"
+        self._lock = open_locked(self.secret / "lock", "w", busy)
 
     def unlock(self) -> None:
         """Gives the run back."""
@@ -106,20 +102,3 @@ def secret_to_dict(secret: Secret) -> dict[str, Any]:
 def secret_from_dict(row: dict[str, Any]) -> Secret:
     """The inverse of :func:`secret_to_dict`."""
     return Secret(int(row["entropy"], 16), reproducible=row["reproducible"])
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replaces a file by ``text``: after a crash, the old file or the new one is there, whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # left by a crash, perhaps readable by others
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -5,10 +5,10 @@ from pathlib import Path
 import flax.serialization
 import jax
 
+from jaxdp.runs.assemble import fresh_state, trainer_of
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory, secret_from_dict
-from jaxdp.runs.loop import fresh_state, trainer_of
 
 
 def export_params(directory: RunDirectory, target: Path) -> int:

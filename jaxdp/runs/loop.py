@@ -1,20 +1,19 @@
 """The run itself: charge a block of steps, take them, evaluate, checkpoint, and so on."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxdp import accounting as acc
-from jaxdp import data, models
+from jaxdp import data
+from jaxdp._durable import write_atomically
 from jaxdp.ledger import Ledger
-from jaxdp.noise import PrivatizeState
+from jaxdp.runs import assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import (
@@ -22,7 +21,6 @@ from jaxdp.runs.directory import (
     RunDirectory,
     secret_from_dict,
     secret_to_dict,
-    write_atomically,
 )
 from jaxdp.runs.fingerprint import differences, fingerprint
 from jaxdp.seeds import Secret
@@ -124,23 +122,20 @@ def _run(
     secret, stream = secrets[-1], f"run-{len(secrets) - 1}"
     assert config.steps is not None
     assert config.eval_every is not None
-    trainer = trainer_of(config, len(dataset.train_y), secret)
-    mechanism, model = config.mechanism(), model_of(config)
+    trainer = assemble.trainer_of(config, len(dataset.train_y), secret)
+    mechanism = config.mechanism()
     ledger, checkpoints = Ledger(directory.ledger), Checkpoints(directory.checkpoints)
     try:
-        fresh = fresh_state(trainer, config, secret)
-        state, history, charged = checkpoints.restore(fresh) or (fresh, [], Ledger())
-        if not ledger.covers(charged):
-            raise ValueError(
-                f"{directory.ledger} must hold every charge of the last checkpoint, but some are "
-                "missing: what was released can no longer be accounted for"
-            )
+        fresh = assemble.fresh_state(trainer, config, secret)
+        state, history = _restored(checkpoints, ledger, fresh, directory)
         # After a fork, also one that crashed since: the checkpoint may hold the old key.
         key = secret.jax_key("noise")
-        state = state._replace(opt_state=with_noise_key(state.opt_state, key))
+        state = state._replace(opt_state=assemble.with_noise_key(state.opt_state, key))
         trainer.sampler.step = state.step
         train = jax.device_put((dataset.train_x, dataset.train_y))
-        accuracy = evaluator(model, dataset.test_x, dataset.test_y)
+        accuracy = assemble.evaluator(
+            assemble.model_of(config), dataset.test_x, dataset.test_y
+        )
         first_step, began = state.step, time.perf_counter()
         progress(state.step, history[-1] if history else None)
         while state.step < config.steps:
@@ -167,22 +162,16 @@ def _run(
     )
 
 
-def trainer_of(config: RunConfig, num_records: int, secret: Secret) -> Trainer:
-    """The trainer of a resolved configuration, all of its randomness from ``secret``."""
-    mechanism = config.mechanism()
-    return Trainer(
-        mechanism.clipped_grad(models.cross_entropy(model_of(config))),
-        optax.chain(mechanism.privatize(secret.jax_key("noise")), optimizer_of(config)),
-        mechanism.sampler(
-            num_records, secret=secret, physical_batch_size=config.physical_batch_size
-        ),
-    )
-
-
-def fresh_state(trainer: Trainer, config: RunConfig, secret: Secret) -> TrainState:
-    """The state before the first step; its parameters are a function of the secret alone."""
-    shape = data.spec(config.dataset).example_shape
-    return trainer.init(models.init(model_of(config), secret.jax_key("init"), shape))
+def _restored(
+    checkpoints: Checkpoints, ledger: Ledger, fresh: TrainState, directory: RunDirectory
+) -> tuple[TrainState, list[dict[str, Any]]]:
+    state, history, charged = checkpoints.restore(fresh) or (fresh, [], Ledger())
+    if not ledger.covers(charged):
+        raise ValueError(
+            f"{directory.ledger} must hold every charge of the last checkpoint, but some are "
+            "missing: what was released can no longer be accounted for"
+        )
+    return state, history
 
 
 def _block(
@@ -217,55 +206,9 @@ def _public(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_sensitive(directory: RunDirectory, history: list[dict[str, Any]]) -> None:
-    import json
-
     rows = [{"step": row["step"], **row["sensitive"]} for row in history if "sensitive" in row]
     text = json.dumps({"warning": SENSITIVE_NOTE, "history": rows}, indent=1)
     write_atomically(directory.sensitive, text, mode=0o600)
-
-
-def model_of(config: RunConfig) -> nn.Module:
-    """The model of a configuration."""
-    chosen = data.spec(config.dataset)
-    return models.build(
-        config.model, num_classes=chosen.num_classes, example_shape=chosen.example_shape,
-        activation=config.activation,
-    )
-
-
-def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
-    """The optax optimizer of a configuration: post-processing of the noisy gradient."""
-    if config.optimizer == "adam":
-        return optax.adam(config.learning_rate)
-    return optax.sgd(config.learning_rate, momentum=config.momentum or None)
-
-
-def with_noise_key(opt_state: PyTree, key: jax.Array) -> PyTree:
-    """The same optimizer state with another noise key."""
-    words = jax.random.key_data(key)
-
-    def replace(node: Any) -> Any:
-        return node._replace(key=words) if isinstance(node, PrivatizeState) else node
-
-    return jax.tree.map(replace, opt_state, is_leaf=lambda n: isinstance(n, PrivatizeState))
-
-
-def evaluator(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Callable[[PyTree], float]:
-    """A function from parameters to accuracy on (x, y), which go to the device once."""
-    size = 1_000
-    x, y = jax.device_put((x, y))
-
-    @jax.jit
-    def correct(params: PyTree, xs: jax.Array, ys: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.argmax(jnp.asarray(model.apply(params, xs)), axis=-1) == ys)
-
-    def accuracy(params: PyTree) -> float:
-        counts = [
-            correct(params, x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)
-        ]
-        return sum(int(count) for count in counts) / len(y)
-
-    return accuracy
 
 
 def _require_equal_config(old: RunConfig, new: RunConfig) -> None:

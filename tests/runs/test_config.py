@@ -5,7 +5,7 @@ import pytest
 from jaxdp import accounting as acc
 from jaxdp import data, runs
 from jaxdp.clipping import ClippedGrad
-from jaxdp.runs import loop
+from jaxdp.runs import assemble
 from jaxdp.seeds import Secret
 from jaxdp.types import Summed
 from tests.runs import small
@@ -91,5 +91,5 @@ def test_reports_depend_on_releases_alone(tmp_path, monkeypatch):
 
 
 def test_a_secret_is_all_the_randomness():
-    one, two = (loop.trainer_of(small.config(), 200, Secret.from_seed(s)) for s in (1, 1))
+    one, two = (assemble.trainer_of(small.config(), 200, Secret.from_seed(s)) for s in (1, 1))
     assert (one.sampler.draw().indices == two.sampler.draw().indices).all()

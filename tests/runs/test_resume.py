@@ -6,7 +6,7 @@ from jaxdp import accounting as acc
 from jaxdp import runs
 from jaxdp.ledger import Ledger
 from jaxdp.noise import PrivatizeState
-from jaxdp.runs import fingerprint, loop
+from jaxdp.runs import assemble, fingerprint, loop
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
@@ -130,8 +130,8 @@ def test_a_fork_that_crashes_keeps_its_new_noise(tmp_path):
     assert len(streams) == 2
     key = Secret(int(streams[1]["secret"]["entropy"], 16), False).jax_key("noise")
     state = loop.Checkpoints(RunDirectory(tmp_path / "r").checkpoints)
-    trainer = loop.trainer_of(small.config(), 200, Secret.new())
-    restored, _, _ = state.restore(loop.fresh_state(trainer, small.config(), Secret.new()))
+    trainer = assemble.trainer_of(small.config(), 200, Secret.new())
+    restored, _, _ = state.restore(assemble.fresh_state(trainer, small.config(), Secret.new()))
     state.close()
     found = [s for s in restored.opt_state if isinstance(s, PrivatizeState)]
     np.testing.assert_array_equal(found[0].key, jax.random.key_data(key))
