@@ -89,12 +89,16 @@ def _read(chosen: DatasetSpec, data_dir: str, split: str) -> tuple[np.ndarray, n
 
 
 def _fetch(chosen: DatasetSpec, data_dir: str, split: str):  # type: ignore[no-untyped-def]
+    import requests
     import tensorflow_datasets as tfds
 
     hint = f"write it with `jaxdp data prepare {chosen.name} --source DIR --data-dir {data_dir}`"
     if not chosen.fetchable:
         raise ValueError(f"dataset {chosen.name!r} is not in {data_dir}: {hint}")
     try:
+        # tfds retries for minutes where there is no network; one short question is enough.
+        first_url = next(iter(tfds.builder_cls(chosen.name).url_infos))
+        requests.head(first_url, timeout=10)
         return tfds.data_source(chosen.name, split=split, data_dir=data_dir)
     except Exception as error:  # tfds raises whatever its downloader, its extractor or its disk did
         raise ValueError(

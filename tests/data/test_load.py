@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import requests
 
 from jaxdp import data
 from jaxdp.data import SPECS, builders
@@ -70,6 +71,20 @@ def test_fingerprint_sees_every_array_and_needs_the_key():
         changed[name] = changed[name].copy()
         changed[name].flat[0] += 1
         assert data.Dataset(digits.spec, **changed).fingerprint(b"key") != base
+
+
+def test_without_a_network_the_answer_is_quick_and_says_what_to_do(tmp_path, monkeypatch):
+    asked = []
+
+    def unreachable(url, timeout):
+        asked.append((url, timeout))
+        raise requests.ConnectionError("no network")
+
+    monkeypatch.setattr(requests, "head", unreachable)
+    with pytest.raises(ValueError, match=r"could not be fetched \(ConnectionError\): write it with"):
+        data.load("mnist", tmp_path)
+    assert len(asked) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
