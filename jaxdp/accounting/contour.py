@@ -74,6 +74,11 @@ class Contour:
         return np.exp(-1j * epsilon * self.frequencies)
 
 
+def taper(y: Array) -> Array:
+    """1 at 0 and 0 at the end to rounding, so smooth that its transform has no tail to smear."""
+    return np.asarray(0.5 * special.erfc((y / y[-1] - 0.48) * 11.8))
+
+
 def period(moments: Moments, c: float, epsilon: float, log_delta: float) -> float:
     """A period 2 pi/h for which the aliased copies of delta are below e^-28 of it.
 
@@ -124,8 +129,7 @@ def build(composition: Composition, c: float, last: float, length: float) -> Con
     factor = np.exp(exponent)
     decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < _DECAYED)
     if not decayed:
-        # An error function that is 1 at 0 and 0 at the end to rounding has no moments to smear.
-        factor *= 0.5 * special.erfc((y / y[-1] - 0.48) * 11.8)
+        factor *= taper(y)
     values: Complex = (factor / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     return Contour(c, y, values, log_scale, rounding + 4e-16 * abs(log_scale), decayed)

@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass
 
+from jaxdp.accounting.bands import banded_delta, banded_epsilon
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run
 from jaxdp.accounting.contour import Contour, build, period
 from jaxdp.accounting.loss import Pair, directions, separation
+from jaxdp.accounting.rdp import rdp_to_delta, rdp_to_epsilon, run_rdp
 from jaxdp.accounting.saddle import Composition, Moments, Unresolved, chernoff, choose_order
 
 _GOOD = 1e-9  # relative error of delta at which refinement stops
+_NARROW = 1e-7  # relative width of epsilon at which one line is enough
 _CUT = 1e-11  # probability of the outputs cut off, relative to delta
 
 
@@ -49,7 +52,7 @@ def exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     for i, composition in enumerate(compositions(run, relation, delta)):
         if i > 0 and best[0] > 0 and _negligible(composition, best[0], delta):
             continue
-        found = _epsilon_one_way(composition, delta)
+        found = _epsilon_one_way(composition, delta, run, relation)
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
     note = "delta(0) is already below the target" if best[2] == 0 else ""
     return Bound(*best, "exact", note)
@@ -71,16 +74,44 @@ def exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
 
 def _negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     """Whether this direction's delta at epsilon is provably below `delta`."""
+    if composition.ceiling() <= epsilon:
+        return True
+    order = 8.0
+    while order < 1e12:
+        try:
+            if chernoff(Moments(composition, order), epsilon) < math.log(delta):
+                return True
+        except Unresolved:
+            return False
+        order *= 8
+    return False
+
+
+def _epsilon_one_way(
+    composition: Composition, delta: float, run: Run, relation: Relation
+) -> tuple[float, float, float]:
+    """(lower, estimate, upper) in one direction, by one line or, if that is poor, by bands."""
+    found = None
     try:
-        _, moments = choose_order(composition, math.log(delta), None)
+        evaluated, epsilon = _evaluate(composition, delta)
+        found = _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
+        if found[2] - found[0] <= _NARROW * found[2]:
+            return found
     except Unresolved:
-        return False
-    return chernoff(moments, epsilon) < math.log(delta)
-
-
-def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, float, float]:
-    evaluated, epsilon = _evaluate(composition, delta)
-    return _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
+        if composition.ceiling() < math.inf:
+            raise
+    if composition.ceiling() < math.inf:
+        return found or (0.0, 0.0, math.inf)
+    start = found[1] if found and found[2] - found[0] < 0.01 * found[2] else 0.0
+    if start == 0:
+        start = rdp_to_epsilon(run_rdp(run, relation), delta)[0]
+    try:
+        banded = banded_epsilon(composition, delta, start)
+    except Unresolved:
+        if found is None:
+            raise
+        return found
+    return min(found or banded, banded, key=lambda b: b[2] - b[0])
 
 
 def _evaluate(composition: Composition, delta: float) -> tuple[_Evaluated, float]:
@@ -171,6 +202,32 @@ def _widen(evaluated: _Evaluated, epsilon: float, delta: float) -> tuple[float, 
 
 
 def _delta_one_way(
+    run: Run, relation: Relation, reverse: int, epsilon: float
+) -> tuple[float, float]:
+    """(delta, error) in one direction, by one line or, if that is poor, by bands."""
+    try:
+        value, error = _delta_by_one_line(run, relation, reverse, epsilon)
+        if error <= 1e-6 * value:
+            return value, error
+    except Unresolved:
+        value, error = 0.0, math.inf
+    guess = rdp_to_delta(run_rdp(run, relation), epsilon)
+    for _ in range(4 if not reverse and guess > 1e-290 else 0):
+        try:
+            found = banded_delta(compositions(run, relation, guess)[reverse], epsilon, guess)
+        except Unresolved:
+            break
+        if found[1] < error:
+            value, error = found
+        if not 0 < value < 1e-3 * guess:
+            break
+        guess = value * 1.01
+    if not math.isfinite(error):
+        raise Unresolved("neither one line nor bands")
+    return value, error
+
+
+def _delta_by_one_line(
     run: Run, relation: Relation, reverse: int, epsilon: float
 ) -> tuple[float, float]:
     """(delta, error); the cut-off follows delta down until it is small enough for it."""

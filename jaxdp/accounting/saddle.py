@@ -36,6 +36,12 @@ class Composition:
             return 0.0
         return sum(n * math.log1p(-p.step.sampling_prob) for p, n in self.pairs)
 
+    def ceiling(self) -> float:
+        """Largest total loss (infinite when unbounded above)."""
+        if self.mu2 > 0 or not all(p.reverse for p, _ in self.pairs):
+            return math.inf
+        return sum(-n * math.log1p(-p.step.sampling_prob) for p, n in self.pairs)
+
     def window(self, pair: Pair) -> tuple[float, float]:
         """Outputs of one step that are kept."""
         return mass_window(pair, self.log_tail - math.log(sum(n for _, n in self.pairs)))
