@@ -196,9 +196,13 @@ def build(band: Band, line: Line) -> Contour:
     if band.lower is None:
         factor = np.exp(base)
     else:
-        # Relative to the term itself, so that the scale is that of the band.
-        shift = math.log(abs(np.expm1(ratio[0].real)))
-        factor = np.exp(base - shift) * np.expm1(ratio)
+        # Relative to the term itself, e^base (e^ratio - 1), so that the scale is that of the band.
+        rise = float(ratio[0].real)
+        shift = rise + math.log(-math.expm1(-rise))
+        if rise < 1:
+            factor = np.exp(base - shift) * np.expm1(ratio)
+        else:
+            factor = np.exp(base + ratio - shift) - np.exp(base - shift)
         scale += shift
     decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < _DECAYED)
     if not decayed:
