@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting.contour import _DECAYED, _MAX_FREQUENCIES, Contour, taper
+from jaxdp.accounting.contour import DECAYED, Contour, taper
 from jaxdp.accounting.fourier import Complex, fourier_excess
 from jaxdp.accounting.loss import Array, LossTable, Pair, grid_width, mass_window, tabulate
+from jaxdp.accounting.roots import bracket_decreasing, expand_right
 from jaxdp.accounting.saddle import Composition, Unresolved
 
+_MAX_FREQUENCIES = 200_000
 _STEP = 6.0  # nats of tail probability from one cut to the next
 _SOFT = 0.5  # width of a cut in noise standard deviations
 _NEGLIGIBLE = -32.0  # terms are dropped, and added to the error, below e^this times delta
@@ -94,12 +96,64 @@ def _log_below(x: Array, cut: float | None, width: float) -> Array:
     return np.asarray(special.log_ndtr((cut - x) / width * math.sqrt(2)))
 
 
-def split(composition: Composition) -> list[Band]:
+@dataclass(frozen=True)
+class Term:
+    """A band with its log moments on a grid of orders, from which lines are chosen.
+
+    Attributes:
+      band: the band.
+      orders: [k] increasing real parts.
+      moments: [k] log E[exp(c loss)] of the band's term.
+    """
+
+    band: Band
+    orders: Array
+    moments: Array
+
+    def exponents(self, epsilon: float) -> Array:
+        """[k] log of a bound on the term's delta at epsilon from each order.
+
+        delta <= E[exp(c (loss - epsilon))] max_u e^(-cu) (1 - e^(-u)), as in `saddle.chernoff`.
+        """
+        c = self.orders
+        return self.moments - c * epsilon + c * np.log(c) - (1 + c) * np.log1p(c)
+
+
+def split(composition: Composition) -> list[Term]:
     """The terms of the telescoping sum, lowest first."""
     levels: list[float | None] = list(np.arange(-2.0, composition.log_tail + 2.0, -_STEP))
     levels.append(None)
     lower = [None, *levels[:-1]]
-    return [Band(composition, u, v) for u, v in zip(levels, lower, strict=True)]
+    bands = [Band(composition, u, v) for u, v in zip(levels, lower, strict=True)]
+    return [_term(band) for band in bands]
+
+
+def _term(band: Band) -> Term:
+    orders, moments = [], []
+    for log_c in np.arange(-3.0, 24.0, 0.5):
+        try:
+            value = band.log_moment(math.exp(log_c))
+        except Unresolved:
+            break
+        if math.isfinite(value):
+            orders.append(math.exp(log_c))
+            moments.append(value)
+        if value > 2_000:
+            break
+    if len(orders) < 3:
+        raise Unresolved("a band has no moments")
+    return Term(band, np.asarray(orders), np.asarray(moments))
+
+
+def rough_epsilon(terms: list[Term], log_delta: float) -> float:
+    """Where the sum of the terms' bounds meets delta: a little above the truth."""
+
+    def excess(epsilon: float) -> float:
+        return float(special.logsumexp([t.exponents(epsilon).min() for t in terms])) - log_delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return bracket_decreasing(excess, 0.0, expand_right(excess, 1e-9, 4.0), rtol=1e-3)[1]
 
 
 @dataclass(frozen=True)
@@ -119,48 +173,25 @@ class Line:
     log_bound: float
 
 
-def choose(band: Band, epsilon: float, log_delta: float) -> Line:
-    """The line on which the term is smallest, by golden section, and how finely to sample it."""
-
-    def exponent(log_c: float) -> float:
-        c = math.exp(log_c)
-        return band.log_moment(c) - c * epsilon - log_c - math.log1p(c)
-
-    grid = np.arange(-5.0, 16.0, 1.0) - math.log(max(epsilon, 1e-12)) * 0.5
-    values: list[float] = []
-    for t in grid:
-        try:
-            values.append(exponent(float(t)))
-        except Unresolved:
-            break
-        if len(values) > 3 and values[-1] > values[-2] + 30:
-            break
-    best = int(np.argmin(values))
-    lo, hi = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(values) - 1)])
-    for _ in range(9):
-        third = (hi - lo) / 3
-        if exponent(lo + third) < exponent(hi - third):
-            hi -= third
-        else:
-            lo += third
-    log_c = 0.5 * (lo + hi)
-    c = math.exp(log_c)
-    bound = band.log_moment(c) - c * epsilon + c * log_c - (1 + c) * math.log1p(c)
-    t = 0.05
-    curve = (exponent(log_c + t) - 2 * exponent(log_c) + exponent(log_c - t)) / (t * c) ** 2
-    last = 8.6 / math.sqrt(max(curve, 1e-4 / c**2))
-    mass = min(band.log_moment(0.0), 0.0) if band.lower is not None else 0.0
+def choose(term: Term, epsilon: float, log_delta: float) -> Line:
+    """The line of the grid on which the term is smallest, and how finely to sample it."""
+    orders, moments = term.orders, term.moments
+    bound = term.exponents(epsilon)
+    best = min(max(int(np.argmin(bound)), 1), orders.size - 2)
+    c = float(orders[best])
+    (c0, c1, c2), (f0, f1, f2) = orders[best - 1 : best + 2], moments[best - 1 : best + 2]
+    curve = 2 * ((f2 - f1) / (c2 - c1) - (f1 - f0) / (c1 - c0)) / (c2 - c0)
+    last = 8.6 / math.sqrt(max(curve, 0.0) + 1 / c**2)
+    mass = 0.0 if term.band.lower is None else min(0.0, float(moments[0]))
     left = (28 + mass - log_delta) / c
-    right = math.inf
-    for factor in (1.05, 1.15, 1.3, 1.6, 2.5, 5.0):
+    others = list(zip(orders[best + 1 :], moments[best + 1 :], strict=True))
+    for factor in (1.06, 1.2, 1.35):
         try:
-            value = band.log_moment(factor * c) - factor * c * epsilon - log_delta + 28
+            others.append((factor * c, term.band.log_moment(factor * c)))
         except Unresolved:
             break
-        right = min(right, value / ((factor - 1) * c))
-    if not math.isfinite(right):
-        raise Unresolved("no period")
-    return Line(c, last, 1.1 * max(left, right, 2 / c), bound)
+    needed = [(f - o * epsilon - log_delta + 28) / (o - c) for o, f in others]
+    return Line(c, last, 1.1 * max(left, min(needed), 2 / c), float(bound[best]))
 
 
 def build(band: Band, line: Line) -> Contour:
@@ -204,7 +235,7 @@ def build(band: Band, line: Line) -> Contour:
         else:
             factor = np.exp(base + ratio - shift) - np.exp(base - shift)
         scale += shift
-    decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < _DECAYED)
+    decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < DECAYED)
     if not decayed:
         factor = factor * taper(y)
     values = (factor / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
@@ -237,22 +268,25 @@ class Sum:
         for contour, check in self.terms:
             part = contour.delta(epsilon)
             value += part
-            error += 3 * abs(part - check.delta(epsilon)) + 1e-11 * abs(part)
+            # Ten times what the two discretisations disagree by, and never less than 1e-9.
+            error += 10 * abs(part - check.delta(epsilon)) + 1e-9 * abs(part)
             error += contour.rounding_error(epsilon)
         return value, error
 
 
-def tabulate_all(composition: Composition, epsilon: float, log_delta: float) -> Sum:
+def tabulate_all(
+    composition: Composition, terms: list[Term], epsilon: float, log_delta: float
+) -> Sum:
     """Every term that matters at epsilon, long enough to be resolved there."""
-    terms = []
+    kept = []
     lost = 8 * math.exp(composition.log_tail)
-    for band in split(composition):
-        line = choose(band, epsilon, log_delta)
+    for term in terms:
+        line = choose(term, epsilon, log_delta)
         if line.log_bound < log_delta + _NEGLIGIBLE:
             lost += math.exp(line.log_bound)
             continue
-        terms.append(_extend(band, line, epsilon, 3e-11 * math.exp(log_delta)))
-    return Sum(tuple(terms), lost)
+        kept.append(_extend(term.band, line, epsilon, 3e-11 * math.exp(log_delta)))
+    return Sum(tuple(kept), lost)
 
 
 def _extend(band: Band, line: Line, epsilon: float, enough: float) -> tuple[Contour, Contour]:
@@ -274,13 +308,16 @@ def _extend(band: Band, line: Line, epsilon: float, enough: float) -> tuple[Cont
     return contour, previous
 
 
-def banded_epsilon(
-    composition: Composition, delta: float, start: float
-) -> tuple[float, float, float]:
-    """(lower, estimate, upper) epsilon in one direction, from a rough `start` > 0."""
-    epsilon = start
+def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float, float]:
+    """(lower, estimate, upper) epsilon in one direction.
+
+    Raises:
+      Unresolved: when the terms need too many nodes.
+    """
+    terms, log_delta = split(composition), math.log(delta)
+    epsilon = rough_epsilon(terms, log_delta)
     for _ in range(14):
-        total = tabulate_all(composition, epsilon, math.log(delta))
+        total = tabulate_all(composition, terms, epsilon, log_delta)
         previous, epsilon = epsilon, _root(total, delta, epsilon, 0)
         if abs(epsilon - previous) <= 0.02 * epsilon:
             break
@@ -292,8 +329,10 @@ def banded_epsilon(
 
 def banded_delta(composition: Composition, epsilon: float, guess: float) -> tuple[float, float]:
     """(delta, error) at epsilon in one direction; `guess` is an upper bound on delta."""
-    total = tabulate_all(composition, epsilon, math.log(guess))
-    return total.delta_and_error(epsilon)
+    terms = split(composition)
+    bound = float(special.logsumexp([t.exponents(epsilon).min() for t in terms]))
+    log_delta = min(math.log(guess), bound)
+    return tabulate_all(composition, terms, epsilon, log_delta).delta_and_error(epsilon)
 
 
 def _root(total: Sum, delta: float, start: float, sign: int) -> float:
@@ -312,6 +351,7 @@ def _root(total: Sum, delta: float, start: float, sign: int) -> float:
     if low == 0 and not above(0.0):
         return 0.0
     grow = 1e-9
+    start = max(start, 1e-12)
     while above(high):
         high, grow = high * (1 + grow), min(grow * 8, 0.5)
         if high > 1e3 * start:

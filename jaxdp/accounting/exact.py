@@ -8,7 +8,7 @@ from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run
 from jaxdp.accounting.contour import Contour, build, period
 from jaxdp.accounting.loss import Pair, directions, separation
-from jaxdp.accounting.rdp import rdp_to_delta, rdp_to_epsilon, run_rdp
+from jaxdp.accounting.rdp import rdp_to_delta, run_rdp
 from jaxdp.accounting.saddle import Composition, Moments, Unresolved, chernoff, choose_order
 
 _GOOD = 1e-9  # relative error of delta at which refinement stops
@@ -27,7 +27,7 @@ class _Evaluated:
     def delta(self, epsilon: float) -> tuple[float, float]:
         """(delta, error): the error is the disagreement of the two, plus aliasing and rounding."""
         value = self.contour.delta(epsilon)
-        error = 3 * abs(value - self.check.delta(epsilon)) + 1e-11 * abs(value)
+        error = 10 * abs(value - self.check.delta(epsilon)) + 1e-10 * abs(value)
         return value, error + self.lost + self.contour.rounding_error(epsilon)
 
 
@@ -52,7 +52,7 @@ def exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     for i, composition in enumerate(compositions(run, relation, delta)):
         if i > 0 and best[0] > 0 and _negligible(composition, best[0], delta):
             continue
-        found = _epsilon_one_way(composition, delta, run, relation)
+        found = _epsilon_one_way(composition, delta)
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
     note = "delta(0) is already below the target" if best[2] == 0 else ""
     return Bound(*best, "exact", note)
@@ -87,9 +87,7 @@ def _negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     return False
 
 
-def _epsilon_one_way(
-    composition: Composition, delta: float, run: Run, relation: Relation
-) -> tuple[float, float, float]:
+def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, float, float]:
     """(lower, estimate, upper) in one direction, by one line or, if that is poor, by bands."""
     found = None
     try:
@@ -102,11 +100,8 @@ def _epsilon_one_way(
             raise
     if composition.ceiling() < math.inf:
         return found or (0.0, 0.0, math.inf)
-    start = found[1] if found and found[2] - found[0] < 0.01 * found[2] else 0.0
-    if start == 0:
-        start = rdp_to_epsilon(run_rdp(run, relation), delta)[0]
     try:
-        banded = banded_epsilon(composition, delta, start)
+        banded = banded_epsilon(composition, delta)
     except Unresolved:
         if found is None:
             raise

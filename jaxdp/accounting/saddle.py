@@ -60,7 +60,7 @@ class Moments:
         self._tables: list[tuple[LossTable, int]] = []
         for pair, n in composition.pairs:
             window = composition.window(pair)
-            table = tabulate(pair, window, grid_width(pair, window, order))
+            table = tabulate(pair, window, grid_width(pair, window, order), max_nodes=60_000)
             if table is None:
                 raise Unresolved(f"moments of order {order:g} need too many nodes")
             self._tables.append((table, n))
