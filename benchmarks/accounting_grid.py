@@ -29,12 +29,14 @@ KEY = ("q", "z", "steps", "delta", "relation")
 RELATIONS = (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE)
 
 
-def peer(q: float, z: float, steps: int, relation: acc.Relation, pessimistic: bool) -> Any:
+def peer(
+    q: float, z: float, steps: int, relation: acc.Relation, pessimistic: bool, scale: float
+) -> Any:
     """dp_accounting's composed privacy loss distribution, or None where it fails."""
     from dp_accounting.pld import common, privacy_loss_distribution
 
-    # A grid as coarse as its answer allows: the optimistic one stays a valid lower bound.
-    interval = 5e-4 if steps <= 300 else 1e-4 if steps <= 5_000 else 2e-5
+    # Fine enough to say something, coarse enough to end: `scale` is the epsilon to expect.
+    interval = max(5e-4 if steps <= 300 else 1e-4 if steps <= 5_000 else 2e-5, scale / 20_000)
     try:
         one = privacy_loss_distribution.from_gaussian_mechanism(
             z,
@@ -110,10 +112,11 @@ def main() -> None:
         if i % parts != part or (args.quick and i % 16):
             continue
         step = acc.PoissonSampled(acc.Gaussian(z), q)
-        moderate = acc.epsilon(acc.Repeated(step, steps), 1e-5, relation).upper < 300
+        scale = acc.epsilon(acc.Repeated(step, steps), 1e-5, relation).upper
+        moderate = scale < 300
         usable = steps <= 100_000 and moderate and not args.quick and not args.reuse
-        low = peer(q, z, steps, relation, False) if usable else None
-        high = peer(q, z, steps, relation, True) if usable else None
+        low = peer(q, z, steps, relation, False, scale) if usable else None
+        high = peer(q, z, steps, relation, True, scale) if usable else None
         for delta in DELTAS:
             compare = delta >= 1e-12
             row = check(q, z, steps, delta, relation)
