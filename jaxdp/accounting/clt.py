@@ -13,7 +13,7 @@ def clt_mu(run: Run, relation: Relation) -> float:
     """mu = sqrt(sum n q^2 (e^(1/z^2) - 1)), plus mu^2 = 1/z^2 of full-batch steps.
 
     Bu, Dong, Long and Su 2020, "Deep learning with Gaussian differential privacy"
-    (arXiv:1911.11607v3), Corollary 5.4, for Poisson sampling and add/remove.
+    (arXiv:1911.11607), the central limit for Poisson sampling under add/remove.
     """
     if relation is Relation.REPLACE_ONE:
         raise UnsupportedEventError("clt under replace_one: the limit is stated for add/remove")

@@ -79,7 +79,7 @@ def _negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     order = 8.0
     while order < 1e12:
         try:
-            if chernoff(Moments(composition, order), epsilon) < math.log(delta):
+            if chernoff(Moments(composition, order), epsilon) < math.log(delta) - 1e-6:
                 return True
         except Unresolved:
             return False
