@@ -36,7 +36,7 @@ def peer(
     from dp_accounting.pld import common, privacy_loss_distribution
 
     # Fine enough to say something, coarse enough to end: `scale` is the epsilon to expect.
-    interval = max(5e-4 if steps <= 300 else 1e-4 if steps <= 5_000 else 2e-5, scale / 20_000)
+    interval = max(5e-4 if steps <= 300 else 1e-4, scale / 20_000)
     try:
         one = privacy_loss_distribution.from_gaussian_mechanism(
             z,
