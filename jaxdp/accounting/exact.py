@@ -50,7 +50,7 @@ def exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     """Epsilon at delta; raises `Unresolved` when the integral cannot be evaluated well."""
     best = (0.0, 0.0, 0.0)
     for i, composition in enumerate(compositions(run, relation, delta)):
-        if i > 0 and best[0] > 0 and _negligible(composition, best[0], delta):
+        if i > 0 and best[0] > 0 and negligible(composition, best[0], delta):
             continue
         found = _epsilon_one_way(composition, delta)
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
@@ -64,7 +64,7 @@ def exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     for reverse in range(len(compositions(run, relation, 1e-9))):
         if reverse and best[0] > 0:
             composition = compositions(run, relation, best[0])[reverse]
-            if _negligible(composition, epsilon, best[0]):
+            if negligible(composition, epsilon, best[0]):
                 continue
         value, error = _delta_one_way(run, relation, reverse, epsilon)
         found = (max(value - error, 0.0), min(max(value, 0.0), 1.0), min(value + error, 1.0))
@@ -72,7 +72,7 @@ def exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     return Bound(*best, "exact")
 
 
-def _negligible(composition: Composition, epsilon: float, delta: float) -> bool:
+def negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     """Whether this direction's delta at epsilon is provably below `delta`."""
     if composition.ceiling() <= epsilon:
         return True
