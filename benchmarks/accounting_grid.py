@@ -98,9 +98,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="every 16th run, no peer")
     parser.add_argument("--out", default="benchmarks/results/accounting_grid.json")
     parser.add_argument("--reuse", help="take the peer's answers from this earlier result")
+    parser.add_argument("--merge", nargs="*", help="only merge these results into --out")
     parser.add_argument("--part", default="0/1", help="k/n: the k-th of n interleaved parts")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if args.merge:
+        rows = [r for name in args.merge for r in json.loads(Path(name).read_text())["rows"]]
+        summary = summarise(rows)
+        print(json.dumps(summary, indent=1))
+        Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
+        return
     part, parts = (int(v) for v in args.part.split("/"))
     known = {}
     if args.reuse:
@@ -135,6 +142,13 @@ def main() -> None:
     Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
 
 
+def refuted(row: dict[str, Any]) -> bool:
+    """Whether the peer's optimistic answer exceeds even the Renyi bound, so is certainly wrong."""
+    event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(row["z"]), row["q"]), row["steps"])
+    relation = acc.Relation(row["relation"])
+    return row["optimistic"] > acc.epsilon(event, row["delta"], relation, "rdp").upper
+
+
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts that the docs quote."""
     good = [r for r in rows if "upper" in r]
@@ -143,8 +157,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "points": len(rows),
         "compared": sum("optimistic" in r for r in good),
-        "too_low": sum(r["too_low"] for r in good),
-        "too_high": sum(r["too_high"] for r in good),
+        "above_our_upper": sum(r["too_low"] for r in good),
+        "of_these_refuted_by_rdp": sum(refuted(r) for r in good if r["too_low"]),
+        "below_our_lower": sum(r["too_high"] for r in good),
         "failed": len(rows) - len(good),
         "silent_zero_or_infinite": sum(
             not math.isfinite(r["upper"]) or (r["upper"] == 0 and not r["note"]) for r in good
