@@ -18,11 +18,19 @@ from scipy import special
 
 from jaxdp.accounting.contour import DECAYED, Contour, taper
 from jaxdp.accounting.fourier import Complex, fourier_excess
-from jaxdp.accounting.loss import Array, LossTable, Pair, grid_width, mass_window, tabulate
+from jaxdp.accounting.loss import (
+    Array,
+    LossTable,
+    Pair,
+    grid_width,
+    mass_window,
+    tabulate,
+    weighted_expm1,
+)
 from jaxdp.accounting.roots import bracket_decreasing, expand_right
 from jaxdp.accounting.saddle import Composition, Unresolved
 
-_MAX_FREQUENCIES = 200_000
+_MAX_FREQUENCIES = 500_000
 _STEP = 6.0  # nats of tail probability from one cut to the next
 _SOFT = 0.5  # width of a cut in noise standard deviations
 _NEGLIGIBLE = -32.0  # terms are dropped, and added to the error, below e^this times delta
@@ -191,7 +199,8 @@ def choose(term: Term, epsilon: float, log_delta: float) -> Line:
         except Unresolved:
             break
     needed = [(f - o * epsilon - log_delta + 28) / (o - c) for o, f in others]
-    return Line(c, last, 1.1 * max(left, min(needed), 2 / c), float(bound[best]))
+    length = 1.1 * max(left, min(needed), 2 / c)
+    return Line(c, max(last, 60 / length), length, float(bound[best]))
 
 
 def build(band: Band, line: Line) -> Contour:
@@ -211,12 +220,13 @@ def build(band: Band, line: Line) -> Contour:
         peak = float(exponent.max())
         weight = np.exp(exponent - peak)
         total = float(weight.sum())
+        moment, moment_error = _log_total(below, table, c)
         mean = float(weight @ table.loss) / total
         moved = fourier_excess(weight / total, table.loss - mean, spacing, count)
         log_below = _log1p(moved)
         base = base + n * (log_below + 1j * mean * y)
-        scale += n * (peak + math.log(total))
-        rounding += n * (3e-14 * float(np.abs(moved).max()) + 4e-16)
+        scale += n * moment
+        rounding += n * (3e-14 * float(np.abs(moved).max()) + moment_error)
         if band.lower is not None:
             top = extra + c * table.loss
             keep = top > top.max() - 60
@@ -241,6 +251,25 @@ def build(band: Band, line: Line) -> Contour:
     values = (factor / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     return Contour(c, y, values, scale, rounding + 4e-16 * abs(scale), decayed)
+
+
+def _log_total(below: Array, table: LossTable, c: float) -> tuple[float, float]:
+    """log of the cut E[exp(c loss)] and its rounding error; see `loss.log_moment`."""
+    exponent = below + c * table.loss
+    peak = float(exponent.max())
+    if peak > 10:
+        value = peak + math.log(float(np.exp(exponent - peak).sum()))
+        return value, 4e-16 * (1 + abs(value))
+    whole = below == table.log_weight
+    kept = np.where(
+        whole,
+        weighted_expm1(table.log_weight, np.where(whole, c * table.loss, 0.0)),
+        np.exp(exponent) - np.exp(table.log_weight),
+    )
+    drift = c * weighted_expm1(table.log_weight - table.loss, table.loss)
+    excess = float((kept - drift).sum())
+    rounding = 4e-16 * float(np.abs(kept).sum() + np.abs(drift).sum())
+    return math.log1p(max(excess, -0.999)), rounding
 
 
 def _log1p(u: Complex) -> Complex:
@@ -292,7 +321,7 @@ def tabulate_all(
 def _extend(band: Band, line: Line, epsilon: float, enough: float) -> tuple[Contour, Contour]:
     """The term on a line that is doubled until it changes by less than `enough`, and a check."""
     contour = build(band, line)
-    for doublings in range(18):
+    for doublings in range(30):
         if contour.decayed:
             other = Line(line.c, 1.37 * line.last, 1.21 * line.length, line.log_bound)
             return contour, build(band, other)
