@@ -20,9 +20,11 @@ from jaxdp.accounting.fourier import Complex, fourier_excess
 from jaxdp.accounting.loss import Array, LossTable, grid_width, log_moment, tabulate
 from jaxdp.accounting.saddle import Composition, Moments, Unresolved, orders_beyond
 
-_MAX_FREQUENCIES = 200_000
+# Beyond these a line is worse than several, one for each band of outputs.
+_MAX_FREQUENCIES = 30_000
+_MAX_NODES = 60_000
 _ALIAS = 28.0  # aliased copies are kept below e^-28 of delta
-_DECAYED = 1e-15
+DECAYED = 1e-15
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Contour:
         return np.exp(-1j * epsilon * self.frequencies)
 
 
+def taper(y: Array) -> Array:
+    """1 at 0 and 0 at the end to rounding, so smooth that its transform has no tail to smear."""
+    return np.asarray(0.5 * special.erfc((y / y[-1] - 0.48) * 11.8))
+
+
 def period(moments: Moments, c: float, epsilon: float, log_delta: float) -> float:
     """A period 2 pi/h for which the aliased copies of delta are below e^-28 of it.
 
@@ -112,7 +119,7 @@ def build(composition: Composition, c: float, last: float, length: float) -> Con
     exponent: Complex = (0.5 * composition.mu2 * (z * (z + 1) - c * (c + 1))).astype(complex)
     for pair, n in composition.pairs:
         window = composition.window(pair)
-        table = tabulate(pair, window, grid_width(pair, window, c, y[-1]))
+        table = tabulate(pair, window, grid_width(pair, window, c, y[-1]), _MAX_NODES)
         if table is None:
             raise Unresolved("a step needs too many nodes")
         # From the same nodes as the rest of the line: the cut-off falls where the nodes let it.
@@ -122,10 +129,9 @@ def build(composition: Composition, c: float, last: float, length: float) -> Con
         log_scale += n * moment
         rounding += n * (moment_error + 3e-14 * moved)
     factor = np.exp(exponent)
-    decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < _DECAYED)
+    decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < DECAYED)
     if not decayed:
-        # An error function that is 1 at 0 and 0 at the end to rounding has no moments to smear.
-        factor *= 0.5 * special.erfc((y / y[-1] - 0.48) * 11.8)
+        factor *= taper(y)
     values: Complex = (factor / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     return Contour(c, y, values, log_scale, rounding + 4e-16 * abs(log_scale), decayed)

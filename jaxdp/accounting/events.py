@@ -206,7 +206,8 @@ def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
 def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -> Gaussian:
     """Gaussian noise with its own standard deviation in every coordinate, as one event.
 
-    AdaDp (arXiv:1911.05902), Lemma 1: dividing coordinate i by its noise leaves spherical noise and
+    Xu et al., "An adaptive and fast convergent approach to differentially private deep learning"
+    (AdaDp), Lemma 1: dividing coordinate i by its noise leaves spherical noise and
     a record that moves the vector by at most sqrt(sum s_i^2/sigma_i^2).
 
     Args:

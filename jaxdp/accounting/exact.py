@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass
 
+from jaxdp.accounting.bands import banded_delta, banded_epsilon
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run
 from jaxdp.accounting.contour import Contour, build, period
 from jaxdp.accounting.loss import Pair, directions, separation
+from jaxdp.accounting.rdp import rdp_to_delta, run_rdp
 from jaxdp.accounting.saddle import Composition, Moments, Unresolved, chernoff, choose_order
 
 _GOOD = 1e-9  # relative error of delta at which refinement stops
+_NARROW = 1e-7  # relative width of epsilon at which one line is enough
 _CUT = 1e-11  # probability of the outputs cut off, relative to delta
 
 
@@ -24,7 +27,7 @@ class _Evaluated:
     def delta(self, epsilon: float) -> tuple[float, float]:
         """(delta, error): the error is the disagreement of the two, plus aliasing and rounding."""
         value = self.contour.delta(epsilon)
-        error = 3 * abs(value - self.check.delta(epsilon)) + 1e-11 * abs(value)
+        error = 10 * abs(value - self.check.delta(epsilon)) + 1e-10 * abs(value)
         return value, error + self.lost + self.contour.rounding_error(epsilon)
 
 
@@ -47,7 +50,7 @@ def exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     """Epsilon at delta; raises `Unresolved` when the integral cannot be evaluated well."""
     best = (0.0, 0.0, 0.0)
     for i, composition in enumerate(compositions(run, relation, delta)):
-        if i > 0 and best[0] > 0 and _negligible(composition, best[0], delta):
+        if i > 0 and best[0] > 0 and negligible(composition, best[0], delta):
             continue
         found = _epsilon_one_way(composition, delta)
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
@@ -61,7 +64,7 @@ def exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     for reverse in range(len(compositions(run, relation, 1e-9))):
         if reverse and best[0] > 0:
             composition = compositions(run, relation, best[0])[reverse]
-            if _negligible(composition, epsilon, best[0]):
+            if negligible(composition, epsilon, best[0]):
                 continue
         value, error = _delta_one_way(run, relation, reverse, epsilon)
         found = (max(value - error, 0.0), min(max(value, 0.0), 1.0), min(value + error, 1.0))
@@ -69,18 +72,41 @@ def exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     return Bound(*best, "exact")
 
 
-def _negligible(composition: Composition, epsilon: float, delta: float) -> bool:
+def negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     """Whether this direction's delta at epsilon is provably below `delta`."""
-    try:
-        _, moments = choose_order(composition, math.log(delta), None)
-    except Unresolved:
-        return False
-    return chernoff(moments, epsilon) < math.log(delta)
+    if composition.ceiling() <= epsilon:
+        return True
+    order = 8.0
+    while order < 1e12:
+        try:
+            if chernoff(Moments(composition, order), epsilon) < math.log(delta) - 1e-6:
+                return True
+        except Unresolved:
+            return False
+        order *= 8
+    return False
 
 
 def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, float, float]:
-    evaluated, epsilon = _evaluate(composition, delta)
-    return _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
+    """(lower, estimate, upper) in one direction, by one line or, if that is poor, by bands."""
+    found = None
+    try:
+        evaluated, epsilon = _evaluate(composition, delta)
+        found = _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
+        if found[2] - found[0] <= _NARROW * found[2]:
+            return found
+    except Unresolved:
+        if composition.ceiling() < math.inf:
+            raise
+    if composition.ceiling() < math.inf:
+        return found or (0.0, 0.0, math.inf)
+    try:
+        banded = banded_epsilon(composition, delta)
+    except Unresolved:
+        if found is None:
+            raise
+        return found
+    return min(found or banded, banded, key=lambda b: b[2] - b[0])
 
 
 def _evaluate(composition: Composition, delta: float) -> tuple[_Evaluated, float]:
@@ -171,6 +197,32 @@ def _widen(evaluated: _Evaluated, epsilon: float, delta: float) -> tuple[float, 
 
 
 def _delta_one_way(
+    run: Run, relation: Relation, reverse: int, epsilon: float
+) -> tuple[float, float]:
+    """(delta, error) in one direction, by one line or, if that is poor, by bands."""
+    try:
+        value, error = _delta_by_one_line(run, relation, reverse, epsilon)
+        if error <= 1e-6 * value:
+            return value, error
+    except Unresolved:
+        value, error = 0.0, math.inf
+    guess = rdp_to_delta(run_rdp(run, relation), epsilon)
+    for _ in range(4 if not reverse and guess > 1e-290 else 0):
+        try:
+            found = banded_delta(compositions(run, relation, guess)[reverse], epsilon, guess)
+        except Unresolved:
+            break
+        if found[1] < error:
+            value, error = found
+        if not 0 < value < 1e-3 * guess:
+            break
+        guess = value * 1.01
+    if not math.isfinite(error):
+        raise Unresolved("neither one line nor bands")
+    return value, error
+
+
+def _delta_by_one_line(
     run: Run, relation: Relation, reverse: int, epsilon: float
 ) -> tuple[float, float]:
     """(delta, error); the cut-off follows delta down until it is small enough for it."""

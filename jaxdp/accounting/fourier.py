@@ -81,11 +81,18 @@ def _nonuniform_fft(weights: Array, angles: Array, count: int) -> Complex:
     return spectrum / _kernel_transform(size, count)
 
 
-@functools.lru_cache(maxsize=32)
 def _kernel_transform(size: int, count: int) -> Array:
-    """Fourier transform of the kernel at k/size, in grid cells, by Gauss-Legendre quadrature."""
-    u, w = np.polynomial.legendre.leggauss(64)
+    """Fourier transform of the kernel at k/size, k < count <= size/4, in grid cells."""
+    position = np.arange(count) * (8.0 / size) - 1
+    return np.asarray(np.exp(np.polynomial.chebyshev.chebval(position, _log_transform())))
+
+
+@functools.cache
+def _log_transform() -> Array:
+    """Chebyshev coefficients of the log of that transform on frequencies [0, 1/4]."""
+    u, w = np.polynomial.legendre.leggauss(80)
     kernel = w * np.exp(_BETA * (np.sqrt(1 - u * u) - 1)) * (_WIDTH / 2)
-    frequency = np.arange(count) * (2 * math.pi / size) * (_WIDTH / 2)
-    out: Array = np.cos(np.outer(frequency, u)) @ kernel
-    return out
+    nodes = np.cos(np.pi * (np.arange(48) + 0.5) / 48)
+    frequency = (nodes + 1) / 8 * (2 * math.pi) * (_WIDTH / 2)
+    values = np.log(np.cos(np.outer(frequency, u)) @ kernel)
+    return np.asarray(np.polynomial.chebyshev.chebfit(nodes, values, 36))

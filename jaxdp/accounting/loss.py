@@ -8,7 +8,9 @@ z = noise multiplier, and the worst pair of output laws on the real line is
 
 (Zhu, Dong and Wang 2022, "Optimal accounting of differential privacy via characteristic function",
 arXiv:2106.08567v2, Theorem 11, for add/remove; Schuchardt et al. 2024, "Unified mechanism-specific
-amplification by subsampling", arXiv:2403.04867, for the replace-one pair of a Poisson sample.)
+amplification by subsampling", arXiv:2403.04867, for the replace-one pair of a Poisson sample, which
+Koskela, Jalko and Honkela 2020, arXiv:1906.03049, use for the substitution relation. It is stated
+for one Gaussian query on a draw; for several on one draw it assumes that they were fixed together.)
 """
 
 import math

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.accounting import exact, gaussian, pld, rdp, single
+from jaxdp.accounting import clt, exact, gaussian, pld, rdp, single
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run
 from jaxdp.accounting.loss import separation
@@ -35,6 +35,12 @@ def _only_poisson(run: Run, relation: Relation) -> str:
 def _anything(run: Run, relation: Relation) -> str:
     del run, relation
     return ""
+
+
+def _no_replace_one(run: Run, relation: Relation) -> str:
+    if relation is Relation.REPLACE_ONE:
+        return "the central limit is stated for adding or removing a record"
+    return _only_poisson(run, relation)
 
 
 def _only_full_batch(run: Run, relation: Relation) -> str:
@@ -134,6 +140,7 @@ METHODS: dict[str, Method] = {
     "exact": Method(_exact_epsilon, _exact_delta, _only_poisson),
     "pld": Method(pld.pld_epsilon, pld.pld_delta, _only_poisson),
     "gdp": Method(_gdp_epsilon, _gdp_delta, _only_full_batch),
+    "clt": Method(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
     "rdp": Method(_rdp_epsilon, _rdp_delta, _anything),
 }
 _AUTO = Method(_auto("epsilon", 1e-6), _auto("delta", 1e-6), _anything)

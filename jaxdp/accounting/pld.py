@@ -15,7 +15,7 @@ from scipy import special
 
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, Step
-from jaxdp.accounting.exact import cheapest, compositions
+from jaxdp.accounting.exact import cheapest, compositions, negligible
 from jaxdp.accounting.loss import Array, Pair, log_ratio
 from jaxdp.accounting.saddle import Composition, Moments, Unresolved, choose_order
 
@@ -276,7 +276,9 @@ def pld_epsilon(run: Run, relation: Relation, delta: float, tolerance: float = 5
     found = (0.0, 0.0)
     for size in (1 << 15, 1 << 18, 1 << 20):
         found = (0.0, 0.0)
-        for composition in compositions(run, relation, delta):
+        for i, composition in enumerate(compositions(run, relation, delta)):
+            if i > 0 and found[0] > 0 and negligible(composition, found[0], delta):
+                continue
             lower, upper = _epsilon_one_way(_with_full_batch(composition), delta, size)
             found = max(found[0], lower), max(found[1], upper)
         if found[1] - found[0] <= tolerance * found[1]:

@@ -36,6 +36,12 @@ class Composition:
             return 0.0
         return sum(n * math.log1p(-p.step.sampling_prob) for p, n in self.pairs)
 
+    def ceiling(self) -> float:
+        """Largest total loss (infinite when unbounded above)."""
+        if self.mu2 > 0 or not all(p.reverse for p, _ in self.pairs):
+            return math.inf
+        return sum(-n * math.log1p(-p.step.sampling_prob) for p, n in self.pairs)
+
     def window(self, pair: Pair) -> tuple[float, float]:
         """Outputs of one step that are kept."""
         return mass_window(pair, self.log_tail - math.log(sum(n for _, n in self.pairs)))
@@ -54,7 +60,7 @@ class Moments:
         self._tables: list[tuple[LossTable, int]] = []
         for pair, n in composition.pairs:
             window = composition.window(pair)
-            table = tabulate(pair, window, grid_width(pair, window, order))
+            table = tabulate(pair, window, grid_width(pair, window, order), max_nodes=60_000)
             if table is None:
                 raise Unresolved(f"moments of order {order:g} need too many nodes")
             self._tables.append((table, n))

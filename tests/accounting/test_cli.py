@@ -53,3 +53,12 @@ def test_wrong_arguments_are_one_error():
 def test_tables_and_help_for_people():
     assert "upper" in CliRunner().invoke(epsilon, ARGS).stdout
     assert "Example" in CliRunner().invoke(calibrate, ["--help"]).stdout
+
+
+def test_claims_are_set_against_the_truth():
+    args = "--sampling-prob 0.05 --noise-multiplier 1 --steps 10 --delta 1e-5 --claims".split()
+    answer = json.loads(CliRunner().invoke(epsilon, [*args, "--json"]).stdout)
+    verdicts = {c["name"]: c["verdict"] for c in answer["claims"]}
+    assert "below the truth" in verdicts["PIGDO MMA"]
+    assert "above the proven" in verdicts["moments accountant"]
+    assert "below the truth" in CliRunner().invoke(epsilon, args).stdout

@@ -1,0 +1,393 @@
+"""Exact accounting where single steps can lose far more than all others: one contour per band.
+
+A step whose loss has a heavy tail leaves no good line for the contour integral: any tilt that
+reaches epsilon is dominated by jumps so rare that they do not matter. So the outputs are cut,
+smoothly, at x_0 < x_1 < ... < x_m, and delta is a telescoping sum over k of
+
+    delta(largest jump below x_k) - delta(largest jump below x_(k-1)),
+
+each an integral of exp(K_k(z)) - exp(K_(k-1)(z)) on a line of its own, on which that term is about
+as small as its value.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from jaxdp.accounting.contour import DECAYED, Contour, taper
+from jaxdp.accounting.fourier import Complex, fourier_excess
+from jaxdp.accounting.loss import (
+    Array,
+    LossTable,
+    Pair,
+    grid_width,
+    mass_window,
+    tabulate,
+    weighted_expm1,
+)
+from jaxdp.accounting.roots import bracket_decreasing, expand_right
+from jaxdp.accounting.saddle import Composition, Unresolved
+
+_MAX_FREQUENCIES = 500_000
+_STEP = 6.0  # nats of tail probability from one cut to the next
+_SOFT = 0.5  # width of a cut in noise standard deviations
+_NEGLIGIBLE = -32.0  # terms are dropped, and added to the error, below e^this times delta
+
+
+@dataclass(frozen=True)
+class Band:
+    """One term: what the cut at level `k` adds to the cut at level `k - 1`.
+
+    Attributes:
+      composition: one direction of the run.
+      upper: log tail probability at the upper cut (of the whole run), or None for no cut.
+      lower: the same at the lower cut; None when this is the lowest term.
+    """
+
+    composition: Composition
+    upper: float | None
+    lower: float | None
+
+    def tables(self, order: float, last: float) -> list[tuple[Array, Array, LossTable, int]]:
+        """(log weights of what is below the lower cut, of the band, table, count) of each step."""
+        out = []
+        total = math.log(sum(n for _, n in self.composition.pairs))
+        for pair, n in self.composition.pairs:
+            left, right = self.composition.window(pair)
+            z = pair.step.noise_multiplier
+            tops = [
+                None if v is None else self._cut(pair, v - total) for v in (self.upper, self.lower)
+            ]
+            if tops[0] is not None:
+                right = min(right, tops[0] + 6.5 * _SOFT * z)
+            # A soft cut adds frequencies up to 12.5/width to the integrand over the output.
+            width = 1 / (1 / grid_width(pair, (left, right), order, last) + 2.0 / (_SOFT * z))
+            table = tabulate(pair, (left, right), width)
+            if table is None:
+                raise Unresolved("a step needs too many nodes")
+            first = math.floor(left / width)
+            x: Array = width * (first + np.arange(table.loss.size, dtype=np.float64))
+            below_upper = _log_below(x, tops[0], _SOFT * z)
+            if tops[1] is None:
+                out.append((table.log_weight + below_upper, np.full(x.size, -np.inf), table, n))
+                continue
+            below_lower = _log_below(x, tops[1], _SOFT * z)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                gap = np.exp(below_upper) - np.exp(below_lower)
+                band = np.log(np.maximum(gap, 0.0))
+            out.append((table.log_weight + below_lower, table.log_weight + band, table, n))
+        return out
+
+    def _cut(self, pair: Pair, log_tail: float) -> float:
+        return mass_window(pair, log_tail)[1]
+
+    def log_moment(self, c: float) -> float:
+        """log of the term's E[exp(c loss)] (a difference of two), on the real axis."""
+        base, ratio = 0.5 * c * (c + 1) * self.composition.mu2, 0.0
+        for below, band, table, n in self.tables(c, 0.0):
+            log_below = float(special.logsumexp(below + c * table.loss))
+            base += n * log_below
+            if self.lower is not None:
+                log_band = float(special.logsumexp(band + c * table.loss))
+                ratio += n * float(np.logaddexp(0.0, log_band - log_below))
+        if self.lower is None:
+            return base
+        return base + (ratio + math.log(-math.expm1(-ratio)) if ratio > 0 else -math.inf)
+
+
+def _log_below(x: Array, cut: float | None, width: float) -> Array:
+    """log of the soft indicator of x < cut."""
+    if cut is None:
+        return np.zeros(x.size)
+    return np.asarray(special.log_ndtr((cut - x) / width * math.sqrt(2)))
+
+
+@dataclass(frozen=True)
+class Term:
+    """A band with its log moments on a grid of orders, from which lines are chosen.
+
+    Attributes:
+      band: the band.
+      orders: [k] increasing real parts.
+      moments: [k] log E[exp(c loss)] of the band's term.
+    """
+
+    band: Band
+    orders: Array
+    moments: Array
+
+    def exponents(self, epsilon: float) -> Array:
+        """[k] log of a bound on the term's delta at epsilon from each order.
+
+        delta <= E[exp(c (loss - epsilon))] max_u e^(-cu) (1 - e^(-u)), as in `saddle.chernoff`.
+        """
+        c = self.orders
+        return self.moments - c * epsilon + c * np.log(c) - (1 + c) * np.log1p(c)
+
+
+def split(composition: Composition) -> list[Term]:
+    """The terms of the telescoping sum, lowest first."""
+    levels: list[float | None] = list(np.arange(-2.0, composition.log_tail + 2.0, -_STEP))
+    levels.append(None)
+    lower = [None, *levels[:-1]]
+    bands = [Band(composition, u, v) for u, v in zip(levels, lower, strict=True)]
+    return [_term(band) for band in bands]
+
+
+def _term(band: Band) -> Term:
+    orders, moments = [], []
+    for log_c in np.arange(-3.0, 24.0, 0.5):
+        try:
+            value = band.log_moment(math.exp(log_c))
+        except Unresolved:
+            break
+        if math.isfinite(value):
+            orders.append(math.exp(log_c))
+            moments.append(value)
+        if value > 2_000:
+            break
+    if len(orders) < 3:
+        raise Unresolved("a band has no moments")
+    return Term(band, np.asarray(orders), np.asarray(moments))
+
+
+def rough_epsilon(terms: list[Term], log_delta: float) -> float:
+    """Where the sum of the terms' bounds meets delta: a little above the truth."""
+
+    def excess(epsilon: float) -> float:
+        return float(special.logsumexp([t.exponents(epsilon).min() for t in terms])) - log_delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return bracket_decreasing(excess, 0.0, expand_right(excess, 1e-9, 4.0), rtol=1e-3)[1]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where one term is integrated.
+
+    Attributes:
+      c: real part.
+      last: largest frequency.
+      length: period in epsilon.
+      log_bound: log of an upper bound on the term's share of delta.
+    """
+
+    c: float
+    last: float
+    length: float
+    log_bound: float
+
+
+def choose(term: Term, epsilon: float, log_delta: float) -> Line:
+    """The line of the grid on which the term is smallest, and how finely to sample it."""
+    orders, moments = term.orders, term.moments
+    bound = term.exponents(epsilon)
+    best = min(max(int(np.argmin(bound)), 1), orders.size - 2)
+    c = float(orders[best])
+    (c0, c1, c2), (f0, f1, f2) = orders[best - 1 : best + 2], moments[best - 1 : best + 2]
+    curve = 2 * ((f2 - f1) / (c2 - c1) - (f1 - f0) / (c1 - c0)) / (c2 - c0)
+    last = 8.6 / math.sqrt(max(curve, 0.0) + 1 / c**2)
+    mass = 0.0 if term.band.lower is None else min(0.0, float(moments[0]))
+    left = (28 + mass - log_delta) / c
+    others = list(zip(orders[best + 1 :], moments[best + 1 :], strict=True))
+    for factor in (1.06, 1.2, 1.35):
+        try:
+            others.append((factor * c, term.band.log_moment(factor * c)))
+        except Unresolved:
+            break
+    needed = [(f - o * epsilon - log_delta + 28) / (o - c) for o, f in others]
+    length = 1.1 * max(left, min(needed), 2 / c)
+    return Line(c, max(last, 60 / length), length, float(bound[best]))
+
+
+def build(band: Band, line: Line) -> Contour:
+    """Tabulate the term on its line."""
+    spacing = 2 * math.pi / line.length
+    count = int(line.last / spacing) + 2
+    if not count < _MAX_FREQUENCIES:
+        raise Unresolved(f"{count} frequencies")
+    c = line.c
+    y: Array = spacing * np.arange(count, dtype=np.float64)
+    z = c + 1j * y
+    base: Complex = (0.5 * band.composition.mu2 * (z * (z + 1) - c * (c + 1))).astype(complex)
+    scale, rounding = 0.5 * band.composition.mu2 * c * (c + 1), 1e-13
+    ratio = np.zeros(count, dtype=complex)
+    for below, extra, table, n in band.tables(c, line.last):
+        exponent = below + c * table.loss
+        peak = float(exponent.max())
+        weight = np.exp(exponent - peak)
+        total = float(weight.sum())
+        moment, moment_error = _log_total(below, table, c)
+        mean = float(weight @ table.loss) / total
+        moved = fourier_excess(weight / total, table.loss - mean, spacing, count)
+        log_below = _log1p(moved)
+        base = base + n * (log_below + 1j * mean * y)
+        scale += n * moment
+        rounding += n * (3e-14 * float(np.abs(moved).max()) + moment_error)
+        if band.lower is not None:
+            top = extra + c * table.loss
+            keep = top > top.max() - 60
+            share = np.exp(top[keep] - peak) / total
+            points = table.loss[keep] - mean
+            jump = share.sum() + fourier_excess(share, points, spacing, count)
+            ratio = ratio + n * _log1p(jump / (1 + moved))
+    if band.lower is None:
+        factor = np.exp(base)
+    else:
+        # Relative to the term itself, e^base (e^ratio - 1), so that the scale is that of the band.
+        rise = float(ratio[0].real)
+        shift = rise + math.log(-math.expm1(-rise))
+        if rise < 1:
+            factor = np.exp(base - shift) * np.expm1(ratio)
+        else:
+            factor = np.exp(base + ratio - shift) - np.exp(base - shift)
+        scale += shift
+    decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < DECAYED)
+    if not decayed:
+        factor = factor * taper(y)
+    values = (factor / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
+    values[0] *= 0.5
+    return Contour(c, y, values, scale, rounding + 4e-16 * abs(scale), decayed)
+
+
+def _log_total(below: Array, table: LossTable, c: float) -> tuple[float, float]:
+    """log of the cut E[exp(c loss)] and its rounding error; see `loss.log_moment`."""
+    exponent = below + c * table.loss
+    peak = float(exponent.max())
+    if peak > 10:
+        value = peak + math.log(float(np.exp(exponent - peak).sum()))
+        return value, 4e-16 * (1 + abs(value))
+    whole = below == table.log_weight
+    kept = np.where(
+        whole,
+        weighted_expm1(table.log_weight, np.where(whole, c * table.loss, 0.0)),
+        np.exp(exponent) - np.exp(table.log_weight),
+    )
+    drift = c * weighted_expm1(table.log_weight - table.loss, table.loss)
+    excess = float((kept - drift).sum())
+    rounding = 4e-16 * float(np.abs(kept).sum() + np.abs(drift).sum())
+    return math.log1p(max(excess, -0.999)), rounding
+
+
+def _log1p(u: Complex) -> Complex:
+    """log(1 + u) without losing the digits of a small u."""
+    square = 2 * u.real + u.real**2 + u.imag**2
+    real = 0.5 * np.log1p(np.maximum(square, -1 + 2e-16))
+    return np.asarray(real + 1j * np.arctan2(u.imag, 1 + u.real))
+
+
+@dataclass(frozen=True)
+class Sum:
+    """All terms, each tabulated twice.
+
+    Attributes:
+      terms: (contour, check) of every term kept.
+      lost: probability that was cut off or dropped.
+    """
+
+    terms: tuple[tuple[Contour, Contour], ...]
+    lost: float
+
+    def delta_and_error(self, epsilon: float) -> tuple[float, float]:
+        """delta(epsilon) and a bound on its error."""
+        value, error = 0.0, self.lost
+        for contour, check in self.terms:
+            part = contour.delta(epsilon)
+            value += part
+            # Ten times what the two discretisations disagree by, and never less than 1e-9.
+            error += 10 * abs(part - check.delta(epsilon)) + 1e-9 * abs(part)
+            error += contour.rounding_error(epsilon)
+        return value, error
+
+
+def tabulate_all(
+    composition: Composition, terms: list[Term], epsilon: float, log_delta: float
+) -> Sum:
+    """Every term that matters at epsilon, long enough to be resolved there."""
+    kept = []
+    lost = 8 * math.exp(composition.log_tail)
+    for term in terms:
+        line = choose(term, epsilon, log_delta)
+        if line.log_bound < log_delta + _NEGLIGIBLE:
+            lost += math.exp(line.log_bound)
+            continue
+        kept.append(_extend(term.band, line, epsilon, 3e-11 * math.exp(log_delta)))
+    return Sum(tuple(kept), lost)
+
+
+def _extend(band: Band, line: Line, epsilon: float, enough: float) -> tuple[Contour, Contour]:
+    """The term on a line that is doubled until it changes by less than `enough`, and a check."""
+    contour = build(band, line)
+    for doublings in range(30):
+        if contour.decayed:
+            other = Line(line.c, 1.37 * line.last, 1.21 * line.length, line.log_bound)
+            return contour, build(band, other)
+        line = Line(line.c, 2 * line.last, line.length * 1.03, line.log_bound)
+        previous = contour
+        try:
+            contour = build(band, line)
+        except Unresolved:
+            return contour, build(band, Line(line.c, 0.4 * line.last, line.length, 0.0))
+        change = abs(contour.delta(epsilon) - previous.delta(epsilon))
+        if doublings >= 3 and change < enough:
+            return contour, previous
+    return contour, previous
+
+
+def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float, float]:
+    """(lower, estimate, upper) epsilon in one direction.
+
+    Raises:
+      Unresolved: when the terms need too many nodes.
+    """
+    terms, log_delta = split(composition), math.log(delta)
+    epsilon = rough_epsilon(terms, log_delta)
+    for _ in range(14):
+        total = tabulate_all(composition, terms, epsilon, log_delta)
+        previous, epsilon = epsilon, _root(total, delta, epsilon, 0)
+        if abs(epsilon - previous) <= 0.02 * epsilon:
+            break
+    else:
+        raise Unresolved("the bands did not settle")
+    lower, upper = _root(total, delta, epsilon, -1), _root(total, delta, epsilon, 1)
+    return min(lower, epsilon), epsilon, max(upper, epsilon)
+
+
+def banded_delta(composition: Composition, epsilon: float, guess: float) -> tuple[float, float]:
+    """(delta, error) at epsilon in one direction; `guess` is an upper bound on delta."""
+    terms = split(composition)
+    bound = float(special.logsumexp([t.exponents(epsilon).min() for t in terms]))
+    log_delta = min(math.log(guess), bound)
+    return tabulate_all(composition, terms, epsilon, log_delta).delta_and_error(epsilon)
+
+
+def _root(total: Sum, delta: float, start: float, sign: int) -> float:
+    """Where delta + sign * error meets the target, by bisection around `start`."""
+
+    def above(epsilon: float) -> bool:
+        value, error = total.delta_and_error(epsilon)
+        return value + sign * error > delta
+
+    low, high = start, start
+    grow = 1e-9
+    while not above(low) and low > 0:
+        low, grow = max(0.0, low * (1 - grow)), min(grow * 8, 0.5)
+        if low < 1e-14:
+            low = 0.0
+    if low == 0 and not above(0.0):
+        return 0.0
+    grow = 1e-9
+    start = max(start, 1e-12)
+    while above(high):
+        high, grow = high * (1 + grow), min(grow * 8, 0.5)
+        if high > 1e3 * start:
+            raise Unresolved("no upper end")
+    for _ in range(70):
+        if high - low <= 1e-13 * high:
+            break
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return low if sign < 0 else high

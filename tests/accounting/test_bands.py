@@ -1,0 +1,85 @@
+"""Steps with heavy-tailed losses: tiny q, tiny delta. The judge is a plain double integral."""
+
+import mpmath as mp
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp.accounting import bands, exact
+from jaxdp.accounting.canonical import flatten
+
+ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
+
+
+def run(q, z, steps):
+    return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
+
+
+def two_step_delta(q, z, epsilon):
+    """delta of two add/remove steps: over the first output, the second step's closed form."""
+    with mp.workdps(28):
+        q, z, epsilon = mp.mpf(q), mp.mpf(z), mp.mpf(epsilon)
+
+        def tail(t):
+            return mp.erfc(t / mp.sqrt(2)) / 2
+
+        def loss(x):
+            return mp.log1p(q * mp.expm1((x - mp.mpf(1) / 2) / z**2))
+
+        def output(value):
+            return z**2 * mp.log1p(mp.expm1(value) / q) + mp.mpf(1) / 2
+
+        def one(value):
+            if value <= mp.log1p(-q):
+                return -mp.expm1(value)
+            x = output(value)
+            first = q * tail((x - 1) / z) + (1 - q) * tail(x / z)
+            return first - mp.exp(value) * tail(x / z)
+
+        def integrand(x):
+            first = q * mp.npdf(x, 1, z) + (1 - q) * mp.npdf(x, 0, z)
+            return first * one(epsilon - loss(x))
+
+        alone = output(epsilon)  # from here on the first step is enough
+        certain = output(epsilon - mp.log1p(-q))
+        cuts = [-14 * z + k * (alone + 14 * z) / 30 for k in range(30)]
+        cuts += [alone, certain, *(certain + k * z for k in (0.5, 1, 2, 4, 8, 16))]
+        return mp.quad(integrand, cuts)
+
+
+@pytest.mark.parametrize(
+    ("q", "z", "delta"),
+    [(1e-3, 0.5, 1e-10), (1e-5, 0.5, 1e-18), (1e-7, 1.0, 1e-12), (0.1, 0.35, 1e-15)],
+)
+def test_two_steps_against_the_double_integral(q, z, delta):
+    bound = acc.epsilon(run(q, z, 2), delta)
+    assert bound.upper - bound.lower <= 1e-6 * bound.upper
+    assert float(two_step_delta(q, z, bound.upper)) <= delta
+    assert float(two_step_delta(q, z, bound.lower)) >= delta
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize(
+    ("q", "z", "steps", "delta"), [(0.01, 0.9, 1800, 1e-5), (0.2, 1.0, 50, 1e-12)]
+)
+def test_bands_and_one_line_agree_where_both_work(q, z, steps, delta, relation):
+    run_ = flatten(run(q, z, steps), relation)
+    composition = exact.compositions(run_, relation, delta)[0]
+    lower, _, upper = bands.banded_epsilon(composition, delta)
+    line = exact.exact_epsilon(run_, relation, delta)
+    assert lower <= line.upper
+    assert line.lower <= upper
+    assert upper - lower <= 1e-7 * upper
+
+
+@pytest.mark.parametrize(
+    ("q", "z", "steps", "delta"),
+    [(1e-3, 1.0, 1000, 1e-18), (1e-5, 0.5, 100_000, 1e-18), (1e-7, 1.0, 10**7, 1e-18)],
+)
+def test_one_expected_sampling_and_a_tiny_delta(q, z, steps, delta):
+    """Tq = 1: a tilt that reaches epsilon is dominated by jumps too rare to matter."""
+    event = run(q, z, steps)
+    bound = acc.epsilon(event, delta)
+    assert bound.upper - bound.lower <= 1e-6 * bound.upper
+    assert acc.epsilon(event, delta, method="rdp").upper >= bound.lower
+    again = acc.delta(event, bound.estimate)
+    assert again.estimate == pytest.approx(delta, rel=1e-4)
