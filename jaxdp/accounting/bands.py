@@ -31,7 +31,7 @@ from jaxdp.accounting.roots import bracket_decreasing, expand_right
 from jaxdp.accounting.saddle import Composition, Unresolved
 
 _MAX_FREQUENCIES = 500_000
-_STEP = 6.0  # nats of tail probability from one cut to the next
+_STEP = 2.5  # nats of tail probability from one cut to the next
 _SOFT = 0.5  # width of a cut in noise standard deviations
 _NEGLIGIBLE = -32.0  # terms are dropped, and added to the error, below e^this times delta
 
