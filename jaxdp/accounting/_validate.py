@@ -38,8 +38,8 @@ def probability(name: str, value: object) -> float:
 def open_probability(name: str, value: object) -> float:
     """A number strictly between 0 and 1."""
     number = real(name, value)
-    if not 0 < number < 1:
-        raise ValueError(f"{name}={value!r}: expected a number strictly between 0 and 1")
+    if not 1e-300 <= number < 1:
+        raise ValueError(f"{name}={value!r}: expected a number in [1e-300, 1)")
     return number
 
 
@@ -47,6 +47,6 @@ def count(name: str, value: object, minimum: int = 0) -> int:
     """A whole number >= `minimum`; floats are refused, 1e4 included, so that no step is lost."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name}={value!r}: expected an integer >= {minimum}")
-    if int(value) < minimum:
-        raise ValueError(f"{name}={value!r}: expected an integer >= {minimum}")
+    if not minimum <= int(value) <= 10**18:
+        raise ValueError(f"{name}={value!r}: expected an integer >= {minimum} and at most 1e18")
     return int(value)

@@ -49,3 +49,5 @@ class Bound:
     def __post_init__(self) -> None:
         if any(math.isnan(v) for v in (self.lower, self.estimate, self.upper)):
             raise ArithmeticError(f"{self.method}: a bound came out as not-a-number")
+        if self.lower > self.upper:
+            raise ArithmeticError(f"{self.method}: lower {self.lower} above upper {self.upper}")

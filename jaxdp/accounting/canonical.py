@@ -116,7 +116,7 @@ def _sampled(
     reasons: list[str],
 ) -> None:
     """Add a sampled event: everything inside saw one draw, so it is one joint Gaussian."""
-    if q == 0:
+    if q == 0 and not isinstance(inner, NonPrivate):
         return
     run = flatten(inner, relation)
     if run.infinite:
@@ -133,7 +133,7 @@ def _sampled(
 def _add(step: Step | None, times: int, counts: dict[Step, int], reasons: list[str]) -> None:
     if step is None:
         reasons.append("a release has no noise (noise multiplier 0)")
-    elif not math.isfinite(step.noise_multiplier**-2):
+    elif step.noise_multiplier < 1e-100:
         reasons.append(f"noise multiplier {step.noise_multiplier:g} is too small to be any noise")
     else:
         counts[step] = counts.get(step, 0) + times

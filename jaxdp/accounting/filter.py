@@ -45,6 +45,8 @@ class RenyiFilter:
     ) -> None:
         self.epsilon = check.positive("epsilon", epsilon)
         self.delta = check.open_probability("delta", delta)
+        if not isinstance(relation, Relation):
+            raise ValueError(f"relation={relation!r}: expected a Relation")
         self.relation = relation
         if not orders or not all(math.isfinite(a) and a > 1 for a in orders):
             raise ValueError(f"orders={orders!r}: expected at least one finite order > 1")

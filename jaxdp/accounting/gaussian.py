@@ -9,6 +9,8 @@ from jaxdp.accounting.roots import bracket_decreasing, expand_right
 
 _SQRT_2PI = math.sqrt(2 * math.pi)
 
+PROFILE_ERROR = 1e-10  # relative error allowed to a closed-form delta
+
 
 def _mills(t: float) -> float:
     """Mills' ratio (1 - Phi(t)) / phi(t), shape (), finite for t > -37."""
@@ -31,9 +33,13 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     if a < -5:
         return float(special.ndtr(-a) - math.exp(-0.5 * a * a) / _SQRT_2PI * _mills(b))
-    if mu < 1e-5:
-        # R(a) - R(a + mu) by the midpoint rule, R'(t) = t R(t) - 1: the plain difference cancels.
-        difference = mu * (1 - epsilon / mu * _mills(epsilon / mu))
+    if mu < 1e-3:
+        # R(a) - R(a + mu) by the midpoint rule and its correction: the plain difference cancels.
+        # R' = t R - 1, and differentiating that twice more gives the third derivative.
+        t = epsilon / mu
+        first = t * _mills(t) - 1
+        third = 2 * first + t * (_mills(t) + t * first)
+        difference = -mu * (first + mu * mu / 24 * third)
     else:
         difference = _mills(a) - _mills(b)
     return math.exp(-0.5 * a * a) / _SQRT_2PI * max(difference, 0.0)
@@ -42,25 +48,29 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> tuple[float, float]:
     """(lower, upper) ends of the exact epsilon; (0, 0) if delta(0) <= delta.
 
-    The ends are roots at delta (1 +- 1e-10): delta itself is only known that well, and where it is
+    The ends are roots at delta (1 +- margin): delta itself is only known that well, and where it is
     close to delta(0) a relative margin on epsilon would be too thin.
 
     Args:
       mu: >= 0, as in `gaussian_delta`.
       delta: in (0, 1).
     """
-    return bracket_epsilon(lambda epsilon: gaussian_delta(mu, epsilon), delta, max(mu, mu * mu))
+    # Where mu is huge, epsilon is about mu^2/2 and its rounding alone moves delta by 1e-16 mu.
+    margin = min(PROFILE_ERROR + 4e-15 * mu, 0.5)
+    scale = max(mu, mu * mu)
+    return bracket_epsilon(lambda epsilon: gaussian_delta(mu, epsilon), delta, scale, margin)
 
 
 def bracket_epsilon(
-    delta_at: Callable[[float], float], delta: float, scale: float
+    delta_at: Callable[[float], float], delta: float, scale: float, margin: float
 ) -> tuple[float, float]:
-    """(lower, upper) epsilon of a decreasing profile that is known to a relative 1e-10.
+    """(lower, upper) epsilon of a decreasing profile that is known to a relative `margin`.
 
     Args:
       delta_at: delta as a function of epsilon >= 0.
       delta: the target, in (0, 1).
       scale: a typical epsilon, > 0, from where the search starts.
+      margin: relative error of the profile, < 1.
     """
 
     def end(target: float) -> tuple[float, float]:
@@ -73,4 +83,4 @@ def bracket_epsilon(
         hi = expand_right(excess, scale)
         return bracket_decreasing(excess, 0.0 if hi == scale else hi / 2, hi)
 
-    return end(delta * (1 + 1e-10))[0], end(delta * (1 - 1e-10))[1]
+    return end(delta * (1 + margin))[0], end(delta * (1 - margin))[1]

@@ -90,7 +90,8 @@ def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     if not _is_single(run):
         return exact.exact_delta(run, relation, epsilon)
     value = single.single_delta(run.steps[0][0], relation, epsilon)
-    return Bound(value * (1 - 1e-9), value, min(1.0, value * (1 + 1e-9) + 1e-300), "exact")
+    margin = 10 * single.margin(run.steps[0][0], relation)
+    return Bound(value * (1 - margin), value, min(1.0, value * (1 + margin) + 1e-300), "exact")
 
 
 def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Bound]:
@@ -131,7 +132,12 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
 def _intersect(bounds: list[Bound]) -> Bound:
     """The tightest lower and upper ends of several valid bounds; named after the upper one."""
     best = min(bounds, key=lambda b: b.upper)
-    lower = min(max(b.lower for b in bounds), best.upper)
+    lower = max(b.lower for b in bounds)
+    if lower > best.upper:
+        # One of them is wrong: neither is believed where it is the smaller.
+        worst = max(bounds, key=lambda b: b.upper)
+        note = "accountants disagree; the loosest is given"
+        return Bound(min(b.lower for b in bounds), worst.estimate, worst.upper, worst.method, note)
     estimate = min(max(bounds[0].estimate, lower), best.upper)
     return Bound(lower, estimate, best.upper, best.method, best.note)
 
@@ -166,7 +172,7 @@ def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> 
     if trivial:
         most = math.inf if query == "epsilon" else 1.0
         value = min(trivial.upper, most)
-        return Bound(value, value, value, trivial.method, trivial.note)
+        return Bound(0.0, value, value, trivial.method, trivial.note)
     accountant = _AUTO if method == "auto" else METHODS[method]
     try:
         return getattr(accountant, query)(run, relation, value)
@@ -194,7 +200,7 @@ def refuses(run: Run, relation: Relation, method: str) -> str:
 def _trivial(run: Run) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
-        return Bound(math.inf, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
+        return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
     if not run.steps:
         return Bound(0.0, 0.0, 0.0, "none", "nothing that depends on the data was released")
     return None

@@ -46,7 +46,8 @@ def delta(
     method: str = "auto",
 ) -> Bound:
     """Delta of `event` at `epsilon` >= 0; otherwise as `epsilon`, errors included."""
-    epsilon = check.non_negative("epsilon", epsilon)
+    # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
+    epsilon = min(check.non_negative("epsilon", epsilon), 1e100)
     return methods.ask("delta", flatten(event, relation), relation, method, epsilon)
 
 

@@ -124,7 +124,7 @@ def _log_b(power: int, z: float) -> float:
     The alternating binomial sum of the paper cancels; the integrand here is non-negative.
     """
     width = min(z / 6, 0.2 * z * z) / math.sqrt(1 + power / 50)
-    x = np.arange(-14 * z, power + 14 * z, width)
+    x = np.arange(-(14 + math.sqrt(power)) * z, power + 14 * z, width)
     if x.size > 400_000:
         return math.inf
     g = (x - 0.5) / z**2
@@ -189,4 +189,6 @@ def rdp_to_delta(
     elif conversion != "mironov":
         raise ValueError(f"conversion={conversion!r}: expected 'improved' or 'mironov'")
     log_delta = log_delta[np.isfinite(log_delta)]
-    return 1.0 if log_delta.size == 0 else min(1.0, math.exp(min(0.0, float(log_delta.min()))))
+    if log_delta.size == 0:
+        return 1.0
+    return min(1.0, max(math.exp(min(0.0, float(log_delta.min()))), 1e-300))
