@@ -76,6 +76,12 @@ def negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     """Whether this direction's delta at epsilon is provably below `delta`."""
     if composition.ceiling() <= epsilon:
         return True
+    try:
+        _, moments = choose_order(composition, math.log(delta), None)
+        return chernoff(moments, epsilon) < math.log(delta) - 1e-6
+    except Unresolved:
+        pass
+    # Orders that suit delta cannot be tabulated; lower ones are looser and may do.
     order = 8.0
     while order < 1e12:
         try:
