@@ -12,7 +12,7 @@ import numpy as np
 from jaxdp import accounting as acc
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib import pyplot as plt
 
 Q, Z, DELTA = 512 / 60_000, 1.23, 1e-5
 

@@ -1,6 +1,5 @@
 """From nested events to a flat list of distinct steps with counts, which accountants read."""
 
-import math
 from dataclasses import dataclass
 
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
@@ -133,7 +132,7 @@ def _sampled(
 def _add(step: Step | None, times: int, counts: dict[Step, int], reasons: list[str]) -> None:
     if step is None:
         reasons.append("a release has no noise (noise multiplier 0)")
-    elif step.noise_multiplier < 1e-100:
+    elif step.noise_multiplier < 1e-30:
         reasons.append(f"noise multiplier {step.noise_multiplier:g} is too small to be any noise")
     else:
         counts[step] = counts.get(step, 0) + times

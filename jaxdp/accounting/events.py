@@ -30,8 +30,8 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         z = check.non_negative("noise_multiplier", self.noise_multiplier)
-        if z > 1e100:
-            raise ValueError(f"noise_multiplier={z!r}: expected at most 1e100")
+        if z > 1e30:
+            raise ValueError(f"noise_multiplier={z!r}: expected at most 1e30")
         object.__setattr__(self, "noise_multiplier", z)
 
 

@@ -19,7 +19,7 @@ def single_delta(step: Step, relation: Relation, epsilon: float) -> float:
     add/remove that gives q delta_G(log(1 + (e^epsilon - 1)/q)), delta_G the unsampled profile
     (amplification by sampling: Balle, Barthe and Gaboardi 2018, arXiv:1807.01647v2, Theorem 8, with
     equality for the Gaussian); the reverse direction and replace-one follow the same way.
-    The relative error is below `margin`.
+    The relative error is below 1e-10.
     """
     if step.sampling_prob == 1:
         mu = (2.0 if relation is Relation.REPLACE_ONE else 1.0) / step.noise_multiplier
@@ -45,20 +45,9 @@ def total_variation(run: Run, relation: Relation) -> float:
 
 def single_epsilon(step: Step, relation: Relation, delta: float) -> tuple[float, float]:
     """(lower, upper) ends of epsilon at delta; (0, 0) if delta(0) <= delta."""
-    known = margin(step, relation)
     return bracket_epsilon(
-        lambda epsilon: single_delta(step, relation, epsilon), delta, 1e-12, known
+        lambda epsilon: single_delta(step, relation, epsilon), delta, 1e-12, PROFILE_ERROR
     )
-
-
-def margin(step: Step, relation: Relation) -> float:
-    """Relative error within which `single_delta` is known.
-
-    Under replace-one the two mixtures' tails cancel to about 1/z of their size.
-    """
-    if relation is Relation.REPLACE_ONE and step.sampling_prob < 1:
-        return min(PROFILE_ERROR + 2e-13 * step.noise_multiplier, 0.5)
-    return PROFILE_ERROR
 
 
 def _one_way(pair: Pair, epsilon: float) -> float:
@@ -90,16 +79,27 @@ def _replace_one(step: Step, epsilon: float) -> float:
         x = 0.0
     else:
         x = bracket_decreasing(shortfall, 0.0, expand_right(shortfall, 1e-6 * z), rtol=1e-16)[1]
-    # With likelihood ratio e^epsilon at x, the unsampled parts nearly cancel; each term is written
-    # as a difference from it: delta = q [A - e^epsilon B] - (e^epsilon - 1)(1-q) C.
-    above, unsampled, below = (_tail((x - m) / z) for m in (1.0, 0.0, -1.0))
+    # delta = first - e^epsilon second = q (A - B) - (e^epsilon - 1) second, second = (1-q) C + q B:
+    # the parts that nearly cancel are taken as one difference.
+    t, h = x / z, 1 / z
     if epsilon < 500:
-        gain = q * (above - math.exp(epsilon) * below)
-        return max(gain - math.expm1(epsilon) * (1 - q) * unsampled, 0.0)
+        second = (1 - q) * _tail(t) + q * _tail(t + h)
+        return max(q * _between(t, h) - math.expm1(epsilon) * second, 0.0)
     # e^epsilon alone would overflow; times a tail it does not.
-    log_unsampled, log_below = (float(special.log_ndtr(-(x - m) / z)) for m in (0.0, -1.0))
-    gain = q * (above - math.exp(min(epsilon + log_below, 0.0)))
-    return max(gain - (1 - q) * (math.exp(min(epsilon + log_unsampled, 0.0)) - unsampled), 0.0)
+    log_second = np.logaddexp(
+        math.log1p(-q) + special.log_ndtr(-t), math.log(q) + special.log_ndtr(-t - h)
+    )
+    first = (1 - q) * _tail(t) + q * _tail(t - h)
+    return max(first - math.exp(min(epsilon + float(log_second), 0.0)), 0.0)
+
+
+def _between(t: float, h: float) -> float:
+    """Standard normal mass of [t - h, t + h], also where the difference of tails would cancel."""
+    if h > 1e-3:
+        return _tail(t - h) - _tail(t + h)
+    # Taylor's series of the density, integrated; He_2 and He_4 are Hermite polynomials.
+    series = 1 + h**2 / 6 * (t**2 - 1) + h**4 / 120 * (t**4 - 6 * t**2 + 3)
+    return 2 * h * math.exp(-0.5 * t * t) / math.sqrt(2 * math.pi) * series
 
 
 def _tail(t: float) -> float:

