@@ -1,6 +1,7 @@
 """`jaxdp epsilon` and `jaxdp calibrate`: the accountant on the command line. Never imports jax."""
 
 import dataclasses
+import decimal
 import json
 import math
 from typing import Any
@@ -150,13 +151,25 @@ def _show(answer: dict[str, Any], as_json: bool, title: str) -> None:
     claims = answer.pop("claims", [])
     for key, value in answer.items():
         if value != "":
-            table.add_row(
-                key.replace("_", " "), f"{value:.7g}" if isinstance(value, float) else str(value)
-            )
+            shown = _rounded(key, value) if isinstance(value, float) else str(value)
+            table.add_row(key.replace("_", " "), shown)
     console = Console()
     console.print(table)
     for claim in claims:
         console.print(f"{claim['name']} claims {claim['value']:.5g}: {claim['verdict']}")
+
+
+def _rounded(key: str, value: float) -> str:
+    """Seven digits, rounded so that what is shown promises no more than what was proven."""
+    safe = {
+        "epsilon": decimal.ROUND_CEILING,
+        "upper": decimal.ROUND_CEILING,
+        "noise_multiplier": decimal.ROUND_CEILING,
+        "sampling_prob": decimal.ROUND_FLOOR,
+        "lower": decimal.ROUND_FLOOR,
+    }
+    context = decimal.Context(prec=7, rounding=safe.get(key, decimal.ROUND_HALF_EVEN))
+    return f"{float(context.create_decimal(value)):.7g}"
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from jaxdp import accounting as acc
+from jaxdp.cli import accounting
 from jaxdp.cli.accounting import calibrate, epsilon
 
 ARGS = "--sampling-prob 0.0085333333 --noise-multiplier 1.23 --steps 5000 --delta 1e-5".split()
@@ -62,3 +63,11 @@ def test_claims_are_set_against_the_truth():
     assert "below the truth" in verdicts["PIGDO MMA"]
     assert "above the proven" in verdicts["moments accountant"]
     assert "below the truth" in CliRunner().invoke(epsilon, args).stdout
+
+
+def test_the_table_never_shows_less_than_was_proven():
+    assert accounting._rounded("epsilon", 3.00000001) == "3.000001"
+    assert accounting._rounded("upper", 2.0) == "2"
+    assert accounting._rounded("lower", 2.99999999) == "2.999999"
+    assert accounting._rounded("noise_multiplier", 1.06897880025) == "1.068979"
+    assert accounting._rounded("epsilon", float("inf")) == "inf"
