@@ -40,6 +40,7 @@ COMMANDS = [
     ([*TRAIN, "--sampling", "shuffled"], "'shuffled' is not one of 'poisson'"),
     ([*TRAIN, "--sampling", "full_batch"], "batch_size must be dataset_size (1437)"),
     ([*TRAIN, "--seed", "-4"], "seed must be a whole number of at least 0, got -4"),
+    ([*TRAIN, "--resume", "--seed", "4"], "--seed must not come with --resume"),
     ([*TRAIN, "--fork"], "--fork must come with --resume"),
     (["train", "--resume"], "--out must name the run to resume"),
     ([*TRAIN, "--resume"], "out must hold a run to resume"),

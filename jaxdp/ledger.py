@@ -203,7 +203,11 @@ class Ledger:
         busy = f"ledger {self._path} is in use by another writer"
         file = _durable.open_locked(self._path, "a", busy)
         whole = _durable.whole_lines(self._path)
-        self._read(whole)
+        try:
+            self._read(whole)
+        except ValueError:
+            file.close()  # and with it the lock
+            raise
         # A torn last line was never followed by its release: the fsync comes first.
         os.truncate(self._path, sum(len(line) for line in whole))
         _durable.sync_directory(self._path.parent)

@@ -87,6 +87,21 @@ def test_a_reader_changes_nothing_and_a_second_writer_is_refused(tmp_path):
     reader.close()
 
 
+def test_a_file_beyond_the_budget_is_refused_and_left_to_others(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    late = jaxdp.Ledger(path, acc.RenyiFilter(epsilon=0.5, delta=1e-5))
+    first = jaxdp.Ledger(path)
+    first.charge(STEP, 50_000)
+    first.close()
+    with pytest.raises(acc.BudgetExceededError):
+        late.charge(STEP)
+    other = jaxdp.Ledger(path)
+    other.charge(STEP)  # the refused one holds no lock
+    other.close()
+    with pytest.raises(acc.BudgetExceededError):
+        jaxdp.Ledger(path, acc.RenyiFilter(epsilon=0.5, delta=1e-5))
+
+
 def test_a_closed_ledger_charges_nothing(tmp_path):
     ledger = jaxdp.Ledger(tmp_path / "ledger.jsonl")
     ledger.charge(STEP, 3)

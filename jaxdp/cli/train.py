@@ -71,6 +71,8 @@ def train(
         raise click.UsageError("--out must name the run to resume")
     if fork and not resume:
         raise click.UsageError("--fork must come with --resume")
+    if resume and seed is not None:
+        raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
     directory = RunDirectory(out or _free_folder(options["dataset"]))
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
     config = (_stored_config if resume else _new_config)(directory, options)
