@@ -47,7 +47,7 @@ class Trainer:
     def init(self, params: PyTree) -> TrainState:
         """The state before the first step. The trainer owns a copy of the parameters."""
         params = jax.tree.map(jnp.array, params)
-        return TrainState(params, self.tx.init(params), 0)
+        return TrainState(params, self.tx.init(self.grad_fn.trained(params)), 0)
 
     def step(self, state: TrainState, data: PyTree) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
         """One private step.
@@ -84,9 +84,11 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
     def apply(
         params: PyTree, opt_state: PyTree, value: PyTree, l2: Any, unscale: PyTree | None
     ) -> tuple[PyTree, PyTree, StepInfo]:
-        updates, opt_state = tx.update(Summed(value, l2, unscale), opt_state, params)
+        trained = _like(value, params)
+        updates, opt_state = tx.update(Summed(value, l2, unscale), opt_state, trained)
         info = StepInfo(update_norm=optax.tree.norm(updates))
-        return optax.apply_updates(params, updates), opt_state, info
+        moved = optax.apply_updates(trained, updates)
+        return _filled(moved, params), opt_state, info
 
     compiled = jax.jit(apply, donate_argnums=(0, 1) if donate else ())
 
@@ -99,3 +101,23 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         return compiled(params, opt_state, summed.value, l2, summed.unscale)
 
     return update
+
+
+def _like(value: PyTree, params: PyTree) -> PyTree:
+    """The parameters with None where the sum has none: frozen."""
+    structure = jax.tree.structure(params)
+    found = structure.flatten_up_to(value)
+    leaves = [
+        None if v is None else leaf for v, leaf in zip(found, jax.tree.leaves(params), strict=True)
+    ]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _filled(moved: PyTree, params: PyTree) -> PyTree:
+    """The moved parameters, and the frozen ones where they are None."""
+    structure = jax.tree.structure(params)
+    found = structure.flatten_up_to(moved)
+    leaves = [
+        leaf if m is None else m for m, leaf in zip(found, jax.tree.leaves(params), strict=True)
+    ]
+    return jax.tree.unflatten(structure, leaves)
