@@ -5,7 +5,7 @@
 The oracle cuts the output of every step into 200,000 intervals, takes their probabilities from the
 normal distribution, splits each between the two nearest points of a grid of losses so that both
 laws keep their mass, and convolves under a law tilted towards epsilon, on two grids of 2^18 and
-2^19 points that are extrapolated. A bound fails when the oracle's delta at its upper end exceeds the
+2^19 points that are extrapolated. A bound fails when the delta at its upper end exceeds the
 target, or at its lower end falls short of it, by more than the oracle's own error. How many upper
 ends would fail if they were 0.1 % lower is counted too: a judge that never objects proves nothing.
 The draw covers add/remove and replace-one, one to three kinds of steps, and little noise.
@@ -169,9 +169,7 @@ def judge(steps: list[Steps], target: float, relation: acc.Relation) -> dict[str
         "relation": relation.value,
     }
     parts = [
-        acc.Repeated(
-            acc.PoissonSampled(acc.Gaussian(s.noise_multiplier), s.sampling_prob), s.count
-        )
+        acc.Repeated(acc.PoissonSampled(acc.Gaussian(s.noise_multiplier), s.sampling_prob), s.count)
         for s in steps
     ]
     start = time.perf_counter()
