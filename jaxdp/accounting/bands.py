@@ -261,6 +261,8 @@ def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float
             break
     else:
         raise Unresolved("the bands did not settle")
+    if total.delta_and_error(epsilon)[1] > 0.02 * delta:
+        raise Unresolved("the bands are not precise")
     lower, upper = _root(total, delta, epsilon, -1), _root(total, delta, epsilon, 1)
     return min(lower, epsilon), epsilon, max(upper, epsilon)
 
