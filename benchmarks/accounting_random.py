@@ -36,7 +36,7 @@ GRIDS = (1 << 18, 1 << 19)
 REACH = 10.0  # standard deviations of output: beyond them lies 1e-23
 COARSE = 1e-3  # an oracle less sure of its delta than this decides nothing
 SHAVED = 0.999  # an upper end lower by this factor is tried too: would the oracle notice?
-SECONDS = 40  # for one composition
+SECONDS = 120  # for one composition
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def tilt(laws: list[tuple[Array, Array, int]], c: float) -> tuple[float, float, 
 def saddle(laws: list[tuple[Array, Array, int]], epsilon: float) -> float:
     """The tilt under which what makes up delta(epsilon) is typical."""
     low, high = 1e-3, 1e5
-    for _ in range(40):
+    for _ in range(18):
         middle = math.sqrt(low * high)
         if tilt(laws, middle)[1] - 1 / middle - 1 / (1 + middle) > epsilon:
             high = middle
