@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.accounting import clt, exact, gaussian, pld, rdp, single
+from jaxdp.accounting import clt, exact, gaussian, pld, rare, rdp, single
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.loss import separation
@@ -118,7 +118,7 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
         if _only_poisson(run, relation):
             return getattr(METHODS["rdp"], query)(run, relation, value)
         found: list[Bound] = []
-        for name, enough in (("exact", tolerance), ("pld", 1e-3)):
+        for name, enough in (("exact", tolerance), ("rare", 1e-3), ("pld", 1e-3)):
             try:
                 bound = getattr(METHODS[name], query)(run, relation, value)
             except Unresolved:
@@ -127,7 +127,7 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
                 found.append(bound)
                 break
             # An integral that cannot vouch for three digits of its own is not used at all.
-            if name == "pld" or bound.upper - bound.lower <= 1e-3 * bound.upper:
+            if name != "exact" or bound.upper - bound.lower <= 1e-3 * bound.upper:
                 found.append(bound)
         if len(found) == 1 and found[0].upper - found[0].lower <= 1e-3 * found[0].upper:
             return found[0]
@@ -153,6 +153,7 @@ def _intersect(bounds: list[Bound]) -> Bound:
 METHODS: dict[str, Method] = {
     "exact": Method(_exact_epsilon, _exact_delta, _only_poisson),
     "pld": Method(pld.pld_epsilon, pld.pld_delta, _only_poisson),
+    "rare": Method(rare.rare_epsilon, rare.rare_delta, _only_poisson),
     "gdp": Method(_gdp_epsilon, _gdp_delta, _only_full_batch),
     "clt": Method(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
     "rdp": Method(_rdp_epsilon, _rdp_delta, _anything),
