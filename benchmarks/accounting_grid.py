@@ -98,6 +98,16 @@ def check(q: float, z: float, steps: int, delta: float, relation: acc.Relation) 
     }
 
 
+def renewed(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, asked again if its bounds are wider than the bar."""
+    if row["width"] <= (1e-3 if row["steps"] * row["q"] < 1 else 1e-6):
+        return row
+    found = check(*(row[k] for k in KEY[:4]), acc.Relation(row["relation"]))
+    found |= {k: row[k] for k in ("optimistic", "pessimistic") if k in row}
+    print(found, flush=True)
+    return found | verdict(found)
+
+
 def answers(low: Any, high: Any, delta: float) -> dict[str, float]:
     """The peer's optimistic and pessimistic epsilon, where it has them."""
     plds = (("optimistic", low), ("pessimistic", high))
@@ -126,6 +136,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="every 16th run, no peer")
     parser.add_argument("--out", default="benchmarks/results/accounting_grid.json")
     parser.add_argument("--reuse", help="take the peer's answers from this earlier result")
+    parser.add_argument("--renew", help="ask again only the wide rows of this earlier result")
     parser.add_argument("--merge", nargs="*", help="only merge these results into --out")
     parser.add_argument("--part", default="0/1", help="k/n: the k-th of n interleaved parts")
     args = parser.parse_args()
@@ -137,6 +148,13 @@ def main() -> None:
         rows = [r for part in parts for r in part["rows"]]
         summary = summarise(rows)
         summary |= {"peak_mb": max(part["summary"].get("peak_mb", 0.0) for part in parts)}
+        print(json.dumps(summary, indent=1))
+        Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
+        return
+    if args.renew:
+        rows = [renewed(r) for r in json.loads(Path(args.renew).read_text())["rows"]]
+        summary = summarise(rows)
+        summary["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(summary, indent=1))
         Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
         return

@@ -44,7 +44,7 @@ class Law:
         self.weight[[0, -1]] = 1.0 / grid.size
         size = np.abs(self.spectrum)
         self.loss_of_digits = 3e-16 * self.weight * (2 * (20 + self.count) * size + 20)
-        self.norm = math.sqrt(float(self.weight @ size**2))
+        self.norm = math.sqrt(float((self.weight * size**2).sum()))
         # Relative to epsilon; a gain so far below it that this would overflow is not asked for.
         damp = self.c * (self.losses - grid.epsilon)
         self.damp = np.where(np.abs(damp) < 80, np.exp(-np.clip(damp, -80, 80)), 0.0)
@@ -65,10 +65,11 @@ class Law:
         damped = gain * self.damp
         shape = np.fft.rfft(np.roll(damped, self.start % grid.size))
         real = self.spectrum.real * shape.real + self.spectrum.imag * shape.imag
-        value = float(self.weight @ real)
+        # Sums rather than dot products: those wake up threads, which cost more than they save.
+        value = float((self.weight * real).sum())
         # Rounding: of the powers and the transform of the law, then of the gain's transform.
-        error = float(self.loss_of_digits @ np.abs(shape))
-        error += 5e-15 * self.norm * math.sqrt(float(damped @ damped))
+        error = float((self.loss_of_digits * np.abs(shape)).sum())
+        error += 5e-15 * self.norm * math.sqrt(float((damped * damped).sum()))
         # What is outside wraps into the window, and is missing where it was.
         error += (self.above + self.below) * float(damped.max()) + self.below * float(damped[0])
         late = self.c * (float(self.losses[-1]) - grid.epsilon)
@@ -122,7 +123,7 @@ def contracted(composition: Composition, pair: Pair, width: float, lowest: float
     low, high = loss_range(composition, pair)
     ends = max(low, middle - lowest), min(high, middle + lowest)
     count = [math.floor((end - previous) / (4 * width)) for end in ends]
-    if not (math.isfinite(middle) and count[0] <= 0 < count[1]):
+    if not (math.isfinite(middle) and count[0] < count[1]):
         raise Unresolved("the grid is too coarse for a step")
     cell = np.arange(count[0], count[1] + 1, dtype=np.float64)
     edges = np.asarray(previous + 4 * width * (cell - 0.5))
