@@ -1,10 +1,15 @@
 """From nested events to a flat list of distinct steps with counts, which accountants read."""
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from jaxdp.accounting import hidden_state
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
+from jaxdp.accounting.chains import NoisyChain
 from jaxdp.accounting.events import (
     Composed,
     Event,
@@ -106,7 +111,21 @@ def _add_hidden(
 def batch_values(event: HiddenState) -> hidden_state.Array:
     """S for each batch in which the record may be, summed over the blocks, [batches]."""
     bound = hidden_state.composed if event.exposed else hidden_state.shifted
-    return sum((bound(block) for block in event.blocks[1:]), bound(event.blocks[0]))
+    return _over_blocks(event, bound)
+
+
+def log_sobolev_values(event: HiddenState) -> hidden_state.Array:
+    """As `batch_values`, by the corrected log-Sobolev recursion."""
+    return _over_blocks(event, hidden_state.composed if event.exposed else hidden_state.log_sobolev)
+
+
+def _over_blocks(
+    event: HiddenState, bound: Callable[[NoisyChain], hidden_state.Array]
+) -> hidden_state.Array:
+    values = np.zeros(event.blocks[0].batches)
+    for chain, n in Counter(event.blocks).items():
+        values = values + n * bound(chain)
+    return values
 
 
 def _collect(

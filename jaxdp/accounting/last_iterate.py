@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxdp.accounting import gaussian, rdp
 from jaxdp.accounting.bounds import Bound, Relation
-from jaxdp.accounting.canonical import Run, batch_values
+from jaxdp.accounting.canonical import Run, batch_values, log_sobolev_values
 from jaxdp.accounting.events import HiddenState
-from jaxdp.accounting.hidden_state import Array, averaged_renyi, log_sobolev
+from jaxdp.accounting.hidden_state import Array, averaged_renyi
 
 ASSUMED = (
     "holds while the partition is secret and nothing but the last iterate of each block leaves it"
@@ -62,18 +62,12 @@ def averaged_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
 
 def log_sobolev_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     """Epsilon by the corrected log-Sobolev recursion, a Renyi bound."""
-    return _convert("epsilon", _renyi(run, relation, _log_sobolev_values), delta)
+    return _convert("epsilon", _renyi(run, relation, log_sobolev_values), delta)
 
 
 def log_sobolev_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     """Delta by the corrected log-Sobolev recursion, a Renyi bound."""
-    return _convert("delta", _renyi(run, relation, _log_sobolev_values), epsilon)
-
-
-def _log_sobolev_values(event: HiddenState) -> Array:
-    if event.exposed:
-        return batch_values(event)
-    return sum((log_sobolev(block) for block in event.blocks[1:]), log_sobolev(event.blocks[0]))
+    return _convert("delta", _renyi(run, relation, log_sobolev_values), epsilon)
 
 
 def _mixture(run: Run) -> tuple[Array, Array] | None:
