@@ -27,17 +27,22 @@ def loss_fn(params, example):
     return jnp.sum(jnp.square(h @ params["z"]["w"]))
 
 
+def clipped(grad_fn):
+    return jax.jit(lambda params, batch: grad_fn(params, batch)[0].value)
+
+
 def test_the_clip_norm_is_spent_on_the_active_group_alone():
     grad = LayerwiseGrad(loss_fn, jaxdp.clip(0.5), GROUPS)
     batch = 0.1 * jax.random.normal(jax.random.key(0), (4, 30))
-    for step in range(4):
-        summed, _ = grad.of_step(step)(PARAMS, batch[:1])
+    full = clipped(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e6)))(PARAMS, batch)
+    for step in range(2):
         active, still = ("a", "z") if step % 2 == 0 else ("z", "a")
-        assert float(optax.tree.norm(summed.value[active])) == pytest.approx(0.5, rel=1e-3)
-        assert float(optax.tree.norm(summed.value[still])) == 0
-        full, _ = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e6))(PARAMS, batch)
-        free = LayerwiseGrad(loss_fn, jaxdp.clip(1e6), GROUPS).of_step(step)(PARAMS, batch)[0]
-        np.testing.assert_allclose(free.value[active]["w"], full.value[active]["w"], rtol=1e-4, atol=1e-4)
+        value = clipped(grad.of_step(step))(PARAMS, batch[:1])
+        assert float(optax.tree.norm(value[active])) == pytest.approx(0.5, rel=1e-3)
+        assert float(optax.tree.norm(value[still])) == 0
+        free = clipped(LayerwiseGrad(loss_fn, jaxdp.clip(1e6), GROUPS).of_step(step))(PARAMS, batch)
+        np.testing.assert_allclose(free[active]["w"], full[active]["w"], rtol=1e-4, atol=1e-4)
+    assert grad.of_step(2) is grad.of_step(0)
 
 
 def zeros():
@@ -67,11 +72,11 @@ def test_an_un_noised_sum_of_another_group_never_gets_through():
 
 
 def test_the_state_of_a_waiting_group_rests():
-    tx = layerwise(optax.adam(0.1), GROUPS, 1.0, 1.0, jax.random.key(1))
+    tx = layerwise(optax.sgd(0.1, momentum=0.9), GROUPS, 1.0, 1.0, jax.random.key(1))
     state = tx.init(PARAMS)
     _, one = tx.update(zeros(), state, PARAMS)
     jax.tree.map(np.testing.assert_array_equal, one.inner[1], state.inner[1])
-    assert int(one.inner[0][0].count) == 1
+    assert np.any(one.inner[0][0].trace["a"]["w"])
     updates, two = tx.update(zeros(), one, PARAMS)
     jax.tree.map(np.testing.assert_array_equal, two.inner[0], one.inner[0])
     assert not np.any(updates["a"]["w"])
