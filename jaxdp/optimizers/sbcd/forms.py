@@ -5,6 +5,8 @@ L(W, U, V) = 1/2 |V_L - y|^2 + gamma/2 sum_i |V_i - relu_i(U_i)|^2 + gamma/2 sum
 the identity). Each form minimises it in one variable with the others held.
 """  # noqa: E501
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -48,11 +50,17 @@ def hidden_v(w_next: jax.Array, factor: jax.Array, u: jax.Array, u_next: jax.Arr
         u: U_i [d_i].
         u_next: U_{i+1} [d_{i+1}].
     """
-    right = jax.nn.relu(u) + w_next.T @ u_next
+    right = jax.nn.relu(u) + u_next @ w_next
     if w_next.shape[0] >= w_next.shape[1]:
-        return jax.scipy.linalg.cho_solve((factor, True), right)
+        return _ridge_solve(factor, right)
     # Woodbury: a system of d_{i+1} unknowns instead of d_i.
-    return right - w_next.T @ jax.scipy.linalg.cho_solve((factor, True), w_next @ right)
+    return right - _ridge_solve(factor, right @ w_next.T) @ w_next
+
+
+def _ridge_solve(factor: jax.Array, right: jax.Array) -> jax.Array:
+    """x with x (F F^T) = right. Rows, not columns: under ``vmap`` nothing is then transposed."""
+    solve = functools.partial(jax.lax.linalg.triangular_solve, factor, lower=True)
+    return solve(solve(right[None], transpose_a=True))[0]
 
 
 def hidden_u(v: jax.Array, product: jax.Array, ratio: float = 1.0) -> jax.Array:

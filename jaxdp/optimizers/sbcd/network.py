@@ -81,7 +81,7 @@ class Network:
         for i, w in enumerate(weights):
             v = x if i == 0 else jax.nn.relu(products[-1])
             inputs.append(forms.clip_to_ball(v, self.activation_bound))
-            products.append(w @ inputs[-1])
+            products.append(inputs[-1] @ w.T)
         return inputs, products
 
     def target(
