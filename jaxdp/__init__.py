@@ -37,7 +37,7 @@ _HOME = {
     "dp_sgd": "mechanism",
     "privatize": "noise",
 }
-_SUBMODULES = ("accounting", "data", "models", "report", "train")
+_SUBMODULES = ("accounting", "data", "models", "optimizers", "report", "train")
 
 __all__ = [
     "Clip",

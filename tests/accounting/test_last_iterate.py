@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,3 +236,13 @@ def test_theorem_4_6_is_a_claim_below_the_proven_value():
     loss = acc.claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5, order=8.0)
     assert loss.value == pytest.approx(hs.averaged_renyi(hs.log_sobolev(CHAIN), np.array([8.0]))[0])
     assert loss.order == 8
+
+
+def test_the_page_runs_as_it_stands():
+    page = (Path(__file__).parents[2] / "docs" / "hidden_state.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert blocks
+    namespace = {}
+    for block in blocks:
+        exec(compile(block, "hidden_state.md", "exec"), namespace)
+    assert acc.epsilon(namespace["run"], 1e-5, REPLACE).upper < 2

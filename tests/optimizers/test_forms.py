@@ -22,30 +22,32 @@ def excess(objective, found):
 
 def test_hidden_u_minimises_its_objective():
     rng = np.random.default_rng(0)
-    for _ in range(300):
-        v, product, ratio = 2 * rng.normal(), 2 * rng.normal(), rng.uniform(0.2, 4)
-        u = forms.hidden_u(*(jnp.asarray([t], jnp.float32) for t in (v, product)), ratio)[0]
-        cost = lambda t: 0.5 * (relu(t) - v) ** 2 + 0.5 * ratio * (t - product) ** 2  # noqa: E731, B023
+    v, product, ratio = 2 * rng.normal(size=300), 2 * rng.normal(size=300), rng.uniform(0.2, 4, 300)
+    found = jax.jit(jax.vmap(forms.hidden_u))(*(t.astype(np.float32) for t in (v, product, ratio)))
+    for a, b, g, u in zip(v, product, ratio, found, strict=True):
+        cost = lambda t, a=a, b=b, g=g: 0.5 * (relu(t) - a) ** 2 + 0.5 * g * (t - b) ** 2  # noqa: E731
         assert excess(cost, u) < 1e-6
 
 
 def test_last_u_and_last_v_minimise_theirs():
     rng = np.random.default_rng(1)
-    for _ in range(50):
-        a, b, gamma = 2 * rng.normal(), 2 * rng.normal(), rng.uniform(0.2, 4)
-        one, two = (jnp.asarray([t], jnp.float32) for t in (a, b))
-        assert excess(lambda t: (t - a) ** 2 + (t - b) ** 2, forms.last_u(one, two)[0]) < 1e-6  # noqa: B023
-        cost = lambda t: 0.5 * (t - a) ** 2 + 0.5 * gamma * (t - b) ** 2  # noqa: E731, B023
-        assert excess(cost, forms.last_v(one, two, gamma)[0]) < 1e-6
+    a, b, gamma = 2 * rng.normal(size=50), 2 * rng.normal(size=50), rng.uniform(0.2, 4, 50)
+    one, two, three = (t.astype(np.float32) for t in (a, b, gamma))
+    middles, outputs = forms.last_u(one, two), forms.last_v(one, two, three)
+    for x, y, g, u, v in zip(a, b, gamma, middles, outputs, strict=True):
+        assert excess(lambda t, x=x, y=y: (t - x) ** 2 + (t - y) ** 2, u) < 1e-6
+        cost = lambda t, x=x, y=y, g=g: 0.5 * (t - x) ** 2 + 0.5 * g * (t - y) ** 2  # noqa: E731
+        assert excess(cost, v) < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 1)])
 def test_hidden_v_minimises_its_objective_on_a_grid(shape):
     rng = np.random.default_rng(2)
+    hidden_v = jax.jit(lambda w, u, n: forms.hidden_v(w, forms.ridge_factor(w), u, n))
     for _ in range(50):
         w, u, u_next = rng.normal(size=shape), rng.normal(size=1), rng.normal(size=shape[0])
         args = [jnp.asarray(t, jnp.float32) for t in (w, u, u_next)]
-        v = forms.hidden_v(args[0], forms.ridge_factor(args[0]), *args[1:])[0]
+        v = hidden_v(*args)[0]
 
         def cost(t, w=w, u=u, u_next=u_next):
             gap = u_next[:, None] - w * np.atleast_1d(t)[None, :]
@@ -103,10 +105,12 @@ def test_the_clipped_block_step_is_convex_and_expands_nothing():
 def test_a_step_twice_as_long_does_expand():
     """The test above can fail: beyond 2/smoothness distances grow."""
     v, u = jnp.ones((1, 1)), jnp.zeros((1, 1))
-    one, two = (block_step(jnp.full((1, 1), t), v, u, jnp.ones(1, bool), 1e6, 4.0) for t in (0.0, 1.0))
+    step = jax.jit(block_step)
+    one, two = (step(jnp.full((1, 1), t), v, u, jnp.ones(1, bool), 1e6, 4.0) for t in (0.0, 1.0))
     assert float(jnp.abs(one - two)[0, 0]) > 2
 
 
+SUM = jax.jit(clipped_sum)
 ROWS = [
     (np.array([1e3, -1e3]), np.array([1e3, 1e3, 1e3])),
     (np.array([1e-3, 0.0]), np.array([1e4, 0.0, 0.0])),
@@ -122,9 +126,7 @@ def test_no_record_moves_the_sum_by_more_than_the_clip_norm(residual, v):
     r, x = rng.normal(size=(6, 2)), rng.normal(size=(6, 3))
     r[0], x[0] = residual, v
     r, x = jnp.asarray(r, jnp.float32), jnp.asarray(x, jnp.float32)
-    with_it, without = (
-        clipped_sum(r, x, jnp.arange(6) >= first, 0.7) for first in (0, 1)
-    )
+    with_it, without = (SUM(r, x, np.arange(6) >= first, 0.7) for first in (0, 1))
     moved = np.linalg.norm(np.float64(with_it) - np.float64(without))
     assert moved <= 0.7
     if np.isfinite(residual).all() and np.abs(residual).max() < 1e20:

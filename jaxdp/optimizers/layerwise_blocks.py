@@ -121,8 +121,8 @@ def layerwise(
         return jax.tree.map(lambda leaf, g: leaf if g == group else None, tree, groups)
 
     def init(params: PyTree) -> LayerwiseState:
-        same = jax.tree.structure(params) == jax.tree.structure(groups)
-        if not same:
+        shapes: list[Any] = [jax.tree.structure(tree) for tree in (params, groups)]
+        if shapes[0] != shapes[1]:
             raise ValueError("groups must be a tree shaped like the parameters")
         inner = tuple(optimizer.init(mask(i, params)) for i in range(count))
         return LayerwiseState(noise.init(params), inner)
