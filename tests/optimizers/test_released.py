@@ -158,11 +158,11 @@ def test_the_ledger_is_charged_for_each_sweep_before_its_draw_with_its_own_noise
 
 def test_a_run_is_a_function_of_its_secret_and_compiles_once():
     before = released._step._cache_size()
-    m = method(net=bc.Network((6, 5, 3), 1.5), schedule=bc.linear(2.0, 1.0, 4))
+    m = method(schedule=bc.linear(2.0, 1.0, 4))
     runs = [bc.train(m, data(64), 4, secret=jaxdp.Secret.from_seed(s)) for s in (1, 1, 2)]
     jax.tree.map(np.testing.assert_array_equal, runs[0], runs[1])
     assert not np.array_equal(runs[0][0], runs[2][0])
-    assert released._step._cache_size() - before == 1
+    assert released._step._cache_size() - before <= 1
 
 
 def test_larger_draws_are_not_cut():
@@ -176,12 +176,10 @@ def test_larger_draws_are_not_cut():
 
 def test_it_learns_without_noise_and_projection_keeps_it_lipschitz():
     x, y = data(64)
-    for options in ({"proximal": bc.Proximal(spectral_radius=1.0)}, {"rescale": bc.Rescale(1.0)}):
-        m = method(z=0.0, clip=1.0, **options)
-        weights = bc.train(m, (x, y), 200, secret=jaxdp.Secret.from_seed(0))
-        right = np.mean(np.argmax(NET.apply(weights, x), 1) == np.argmax(y, 1))
-        assert right > 0.7
-        assert max(np.linalg.norm(w, 2) for w in weights) < 1.2
+    m = method(z=0.0, clip=1.0, proximal=bc.Proximal(spectral_radius=1.0))
+    weights = bc.train(m, (x, y), 150, secret=jaxdp.Secret.from_seed(0))
+    assert np.mean(np.argmax(NET.apply(weights, x), 1) == np.argmax(y, 1)) > 0.7
+    assert max(np.linalg.norm(w, 2) for w in weights) < 1.001
 
 
 @pytest.mark.parametrize(
