@@ -177,8 +177,8 @@ def along(problem: Problem, network: bc.Network, at: dict[int, int]) -> tuple[di
 def run_released(problem: Problem, method: bc.ReleasedBlocks, epochs: list[int], seed: int) -> dict:
     table, look = along(problem, method.network, {problem.steps(e): e for e in epochs})
     bc.train(
-        method, problem.lifted, problem.steps(epochs[-1]), secret=Secret.from_seed(seed), on_step=look,
-        ledger=jaxdp.Ledger(),
+        method, problem.lifted, problem.steps(epochs[-1]), secret=Secret.from_seed(seed),
+        on_step=look, ledger=jaxdp.Ledger(),
     )  # fmt: skip
     return table
 
@@ -300,12 +300,12 @@ def hidden_rows(problem: Problem, seeds: int, target: float) -> list[dict]:
         "R2, 2 sweeps of 10 epochs": (problem.network, 10, 2, 0.0),
         "R2, 5 sweeps of 10 epochs": (problem.network, 10, 5, 0.0),
     }
-    for name, (network, inner, sweeps, direct) in settings.items():
+    for name, (network, inner, sweeps, decay) in settings.items():
 
-        def method(z: float, network=network, inner=inner, sweeps=sweeps, direct=direct):
+        def method(z: float, network=network, inner=inner, sweeps=sweeps, decay=decay):
             return bc.HiddenBlocks(
                 network, z, 4 * problem.clip, step, batch, problem.size, inner, sweeps,
-                average=True, direct=direct,
+                bc.Proximal(weight_decay=decay), average=True, direct=network.blocks == 1,
             )  # fmt: skip
 
         chosen = method(calibrated(lambda z: method(z).event(), target, REPLACE))
