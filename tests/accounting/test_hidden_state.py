@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
@@ -239,6 +240,37 @@ def test_a_bounded_domain_stops_the_growth():
         assert hs.shifted(free).max() > 1.5 * formula
         more = acc.NoisyChain(batches, 20_000, shift / 2, v, diameter=diameter)
         assert hs.shifted(more).max() <= 1.06 * formula
+
+
+def projected_law(drift, steps, v, radius):
+    """w <- clip(w + drift + N(0, v)) from 0: masses of cells of [-r, r], the outer two with tails."""
+    edges = np.linspace(-radius, radius, 402)
+    middles = (edges[1:] + edges[:-1]) / 2
+    points = np.concatenate([[-radius], middles, [radius]])
+    cuts = np.concatenate([[-np.inf], edges, [np.inf]])
+    below = stats.norm.cdf((cuts[None, :] - points[:, None] - drift) / np.sqrt(v))
+    move = np.diff(below, axis=1)
+    law = np.zeros(points.size)
+    law[points.size // 2] = 1.0
+    for _ in range(steps):
+        law = law @ move
+    return law
+
+
+@pytest.mark.parametrize(("drift", "v", "radius"), [(0.1, 0.05, 1.0), (0.05, 0.1, 0.5), (0.02, 0.01, 1.0)])
+def test_never_below_the_exact_value_on_a_bounded_domain(drift, v, radius):
+    tight = []
+    for steps in (1, 5, 30, 300):
+        near, far = (projected_law(sign * drift, steps, v, radius) for sign in (1, -1))
+        orders, keep = np.array([1.5, 2.0, 5.0, 10.0]), (near > 1e-200) & (far > 1e-200)
+        near, far = near[keep], far[keep]
+        exact = max(np.log(np.sum(near**a * far ** (1 - a))) / (a - 1) / a for a in orders)
+        bounded = acc.NoisyChain(1, steps, drift, v, diameter=2 * radius)
+        free = acc.NoisyChain(1, steps, drift, v)
+        assert exact <= hs.shifted(bounded)[0] <= hs.shifted(free)[0]
+        tight.append(hs.shifted(bounded)[0] / hs.shifted(free)[0])
+    assert tight[0] > 0.999
+    assert tight[-1] < 0.8
 
 
 def test_a_start_that_differs_is_charged():
