@@ -53,7 +53,7 @@ _HOME = {
     "per_layer": "clipping",
     "privatize": "noise",
 }
-_SUBMODULES = ("accounting", "data", "models", "report", "train")
+_SUBMODULES = ("accounting", "data", "models", "optimizers", "report", "train")
 
 __all__ = [
     "Clip",

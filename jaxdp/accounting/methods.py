@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.accounting import clt, exact, gaussian, pld, rare, rdp, single
+from jaxdp.accounting import clt, exact, gaussian, last_iterate, pld, rare, rdp, single
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.loss import separation
@@ -35,6 +35,11 @@ def _only_poisson(run: Run, relation: Relation) -> str:
 def _anything(run: Run, relation: Relation) -> str:
     del run, relation
     return ""
+
+
+def _only_log_sobolev(run: Run, relation: Relation) -> str:
+    del relation
+    return last_iterate.refuses_log_sobolev(run)
 
 
 def _no_replace_one(run: Run, relation: Relation) -> str:
@@ -157,6 +162,9 @@ METHODS: dict[str, Method] = {
     "gdp": Method(_gdp_epsilon, _gdp_delta, _only_full_batch),
     "clt": Method(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
     "rdp": Method(_rdp_epsilon, _rdp_delta, _anything),
+    "log_sobolev": Method(
+        last_iterate.log_sobolev_epsilon, last_iterate.log_sobolev_delta, _only_log_sobolev
+    ),
 }
 _AUTO = Method(_auto("epsilon", 1e-5), _auto("delta", 1e-5), _anything)
 
@@ -184,12 +192,25 @@ def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> 
         return Bound(0.0, value, value, trivial.method, trivial.note)
     accountant = _AUTO if method == "auto" else METHODS[method]
     try:
-        return getattr(accountant, query)(run, relation, value)
+        bound = getattr(accountant, query)(run, relation, value)
+        return _hidden(query, run, relation, method, value, bound) if run.hidden else bound
     except Unresolved as error:
         raise UnsupportedEventError(
             f"{_names([s for s, _ in run.steps])}: {method} under {relation.value} cannot resolve "
             f"the composition ({error}); use method 'auto'"
         ) from None
+
+
+def _hidden(
+    query: str, run: Run, relation: Relation, method: str, value: float, bound: Bound
+) -> Bound:
+    """The answer for a run with hidden-state events: an upper end only, averaged where allowed."""
+    if method == "auto" and any(event.average for event, _ in run.hidden):
+        averaged = getattr(last_iterate, f"averaged_{query}")
+        bound = min(bound, averaged(run, relation, value), key=lambda b: b.upper)
+    name = "log_sobolev" if method == "log_sobolev" else f"shifted, {bound.method}"
+    words = "; ".join(part for part in (bound.note, last_iterate.note(run)) if part)
+    return Bound(0.0, bound.upper, bound.upper, name, words)
 
 
 def refuses(run: Run, relation: Relation, method: str) -> str:
