@@ -1,5 +1,6 @@
 """Gaussian noise on a clipped sum, as the first transformation of an optax chain."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _validate
+from jaxdp.schedules import NoiseSchedule
 from jaxdp.seeds import Secret
 from jaxdp.types import PyTree, Summed
 
@@ -28,7 +30,9 @@ class PrivatizeState(NamedTuple):
 
 
 def privatize(
-    noise_multiplier: float, expected_batch_size: float, key: jax.Array | None = None
+    noise_multiplier: float | NoiseSchedule,
+    expected_batch_size: float,
+    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Adds N(0, (noise_multiplier · l2)²) to a ``Summed`` and divides by the expected batch size.
 
@@ -40,7 +44,8 @@ def privatize(
 
     Args:
         noise_multiplier: standard deviation of the noise over ``l2``; 0 adds none (epsilon is then
-            infinite).
+            infinite). A ``NoiseSchedule`` gives each step its own; past its end an update is
+            NaN, which releases nothing.
         expected_batch_size: the public divisor, sampling_prob · dataset_size.
         key: a key with all of its bits secret, never used for another run. None takes a fresh one
             from the operating system at every ``init``, so that two runs never share noise.
@@ -58,7 +63,7 @@ def privatize(
             asks for is computed from data, and releasing it is another event.
     """
     _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
-    multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
+    multiplier_at = _multipliers(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
     given = None if key is None else _key_words(key)
 
@@ -73,7 +78,7 @@ def privatize(
     ) -> tuple[PyTree, PrivatizeState]:
         _check_update(updates, state, params, extra)
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=_IMPL), state.step)
-        noisy = add_gaussian(updates.value, multiplier * updates.l2, key)
+        noisy = add_gaussian(updates.value, multiplier_at(state.step) * updates.l2, key)
         mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
         if updates.unscale is not None:
             mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
@@ -93,6 +98,18 @@ def add_gaussian(tree: PyTree, std: float | jax.Array, key: jax.Array) -> PyTree
         for leaf, k in zip(leaves, keys, strict=True)
     ]
     return jax.tree.unflatten(structure, noisy)
+
+
+def _multipliers(given: float | NoiseSchedule) -> Callable[[jax.Array], float | jax.Array]:
+    if not isinstance(given, NoiseSchedule):
+        constant = _validate.non_negative("noise_multiplier", given)
+        return lambda step: constant
+    table = given.table()
+
+    def multiplier_at(step: jax.Array) -> jax.Array:
+        return jnp.take(table, step, mode="fill", fill_value=jnp.nan)
+
+    return multiplier_at
 
 
 # Pinned, so that a change of JAX's default generator cannot change what a resumed run replays.
