@@ -91,15 +91,19 @@ class Mechanism:
             params: pytree of the parameters' shapes.
             step: the step, counted from 0; an int32 scalar inside ``jit``.
         """
-        multiplier = self.noise_multiplier
-        if isinstance(multiplier, NoiseSchedule):
-            table = multiplier.table()
-            multiplier = jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
-        return multiplier * self.l2(params) / self.batch_size
+        each = self.l2(params) / self.batch_size
+        if not isinstance(self.noise_multiplier, NoiseSchedule):
+            return self.noise_multiplier * each
+        table = self.noise_multiplier.table()
+        return each * jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
     def l2(self, params: PyTree) -> float:
         """The largest norm of one record's clipped contribution."""
         return self.rule.l2(params) if callable(self.rule.l2) else self.rule.l2
+
+    def leaking(self, reason: str) -> "Mechanism":
+        """The same mechanism, for an algorithm that reveals more: ``NonPrivate`` in the ledger."""
+        return dataclasses.replace(self, leak=reason)
 
     def _event(self, noise_multiplier: float) -> acc.Event:
         if self.leak:

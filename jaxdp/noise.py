@@ -65,7 +65,7 @@ def privatize(
     _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     multiplier_at = _multipliers(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
-    given = None if key is None else _key_words(key)
+    given = None if key is None else key_words(key)
 
     def init(params: PyTree) -> PrivatizeState:
         _check_floating(params)
@@ -77,7 +77,7 @@ def privatize(
         updates: Summed, state: PrivatizeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, PrivatizeState]:
         _check_update(updates, state, params, extra)
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=_IMPL), state.step)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=IMPL), state.step)
         noisy = add_gaussian(updates.value, multiplier_at(state.step) * updates.l2, key)
         mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
         if updates.unscale is not None:
@@ -113,7 +113,7 @@ def _multipliers(given: float | NoiseSchedule) -> Callable[[jax.Array], float | 
 
 
 # Pinned, so that a change of JAX's default generator cannot change what a resumed run replays.
-_IMPL = "threefry2x32"
+IMPL = "threefry2x32"
 
 
 def _fresh_words(params: PyTree) -> jax.Array:
@@ -125,7 +125,8 @@ def _fresh_words(params: PyTree) -> jax.Array:
     return jax.random.key_data(Secret.new().jax_key("noise"))
 
 
-def _key_words(key: Any) -> jax.Array:
+def key_words(key: Any) -> jax.Array:
+    """uint32 [2]: the words of a threefry key; ValueError for anything else."""
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
