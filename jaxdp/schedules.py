@@ -120,6 +120,39 @@ def linear_decay(initial: float, final: float, every: int, steps: int) -> NoiseS
     return _by_epoch(initial, every, steps, lambda t: 1 + (final / initial - 1) * t / last)
 
 
+_SHAPES = {
+    "exponential": exponential_decay, "time": time_decay, "step": step_decay,
+    "linear": lambda initial, ratio, every, steps: linear_decay(
+        initial, initial * _validate.positive("ratio", ratio), every, steps
+    ),
+}
+
+
+def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
+    """A schedule from "kind:number:every", such as "exponential:0.01:117".
+
+    Args:
+        text: kind is exponential, time (both with their rate), step (its factor) or linear (the
+            last multiplier over the first); ``every`` is how many steps share a level.
+        initial: the first multiplier.
+        steps: the length of the run.
+
+    Raises:
+        ValueError: a text of another form, or a value out of its range.
+    """
+    parts = text.split(":")
+    try:
+        make, number, every = _SHAPES[parts[0]], float(parts[1]), int(parts[2])
+        if len(parts) != 3:
+            raise ValueError("too many parts")
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(
+            "noise_schedule must be kind:number:every with a kind among "
+            f"{', '.join(_SHAPES)}, such as exponential:0.01:117; got {text!r}"
+        ) from error
+    return make(initial, number, every, steps)
+
+
 def _by_epoch(
     initial: float, every: int, steps: int, shape: Callable[[int], float]
 ) -> NoiseSchedule:

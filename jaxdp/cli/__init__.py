@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train | export | epsilon | calibrate | data``."""
+"""The command line: ``jaxdp train | export | methods | epsilon | calibrate | data``."""
 
 import importlib
 import sys
@@ -13,6 +13,7 @@ _COMMANDS = {
     "export": "jaxdp.cli.export:export",
     "epsilon": "jaxdp.cli.accounting:epsilon",
     "calibrate": "jaxdp.cli.accounting:calibrate",
+    "methods": "jaxdp.cli.methods:methods",
     "data": "jaxdp.cli.data:data",
 }
 

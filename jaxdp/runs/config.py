@@ -6,9 +6,13 @@ from typing import Any
 from jaxdp import _validate, models
 from jaxdp import accounting as acc
 from jaxdp.data.specs import spec
-from jaxdp.mechanism import Mechanism, default_physical_batch_size, dp_sgd
+from jaxdp.mechanism import Mechanism, default_physical_batch_size
+from jaxdp.optimizers import registry
+from jaxdp.optimizers.method import Method
+from jaxdp.schedules import NoiseSchedule, parse
+from jaxdp.seeds import Secret
 
-METHODS = ("dp-sgd",)
+METHODS = tuple(registry.METHODS)
 OPTIMIZERS = ("sgd", "adam")
 
 # Tramèr & Boneh 2021 (arXiv:2011.11660v3, Appendix C) for the image sets; ours for the others.
@@ -34,6 +38,22 @@ _RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Where a method's step or clipping is not DP-SGD's: AdaDp's and PIGDO's papers, ours for the others.
+_ADAPTIVE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("adadp", "adadp-as-published"), {"learning_rate": 0.002, "l2_clip_norm": 4.0}),
+    "adan": {"learning_rate": 0.1, "l2_clip_norm": 4.0},
+    "adal": {"learning_rate": 0.001, "l2_clip_norm": 4.0},
+    **dict.fromkeys(("dp-adam", "dp-rmsprop", "dpgdo"), {"learning_rate": 0.002}),
+    "dp-adagrad": {"learning_rate": 0.02},
+    **dict.fromkeys(("piadam", "pirmsprop"), {"learning_rate": 0.002}),
+    "piadagrad": {"learning_rate": 0.02},
+    **{
+        f"{name}-as-published": {"learning_rate": 0.001, "l2_clip_norm": 4.0}
+        for name in ("piadam", "pirmsprop", "piadagrad")
+    },
+    **dict.fromkeys(("auto-s", "normalised-sgd"), {"l2_clip_norm": 0.1}),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
@@ -46,8 +66,8 @@ class RunConfig:
         dataset: name of the data set.
         model: name of the model.
         activation: of its hidden layers.
-        method: the private method.
-        optimizer: what the noisy gradient goes into, "sgd" or "adam".
+        method: the private method, a key of ``jaxdp.optimizers.registry.METHODS``.
+        optimizer: what DP-SGD's noisy gradient goes into, "sgd" or "adam".
         learning_rate: its constant rate.
         momentum: of SGD.
         l2_clip_norm: per-example bound.
@@ -57,11 +77,14 @@ class RunConfig:
         relation: neighbouring relation of the guarantee.
         epsilon: the budget, where one was given.
         delta: of the guarantee.
-        noise_multiplier: noise over one record's largest contribution.
+        noise_multiplier: noise over one record's largest contribution; of the first step, where a
+            schedule is given.
         steps: number of releases.
         eval_every: steps of a block: at its end the model is evaluated and checkpointed.
         physical_batch_size: rows of one compiled pass.
         sensitive: whether un-noised statistics are recorded, in a file of their own.
+        noise_schedule: None, or how the multiplier moves, see :func:`jaxdp.schedules.parse`.
+        settings: further keyword arguments of the method.
     """
 
     dataset: str
@@ -83,15 +106,38 @@ class RunConfig:
     eval_every: int | None = None
     physical_batch_size: int | None = None
     sensitive: bool = False
+    noise_schedule: str | None = None
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def mechanism(self) -> Mechanism:
-        """The private step; ValueError names an argument that is out of range."""
+    def private_method(self, secret: Secret | None = None) -> Method:
+        """The method; ValueError names an argument that is out of range.
+
+        Args:
+            secret: of the run; None only to look at events and numbers.
+        """
+        numbers = registry.Numbers(
+            self.noise(), self.l2_clip_norm, self.batch_size, self.dataset_size,
+            self.learning_rate, self.sampling, self.momentum,
+            (secret or Secret(0, reproducible=True)).jax_key("judge"),
+        )
+        name = self.method
+        if name == "dp-sgd" and self.optimizer == "adam":
+            name = "dpgdo"
+        return registry.build(name, numbers, self.settings)
+
+    def noise(self) -> float | NoiseSchedule:
+        """The noise multiplier of every step."""
         if self.noise_multiplier is None:
             raise ValueError("noise_multiplier must be a number once resolved, got None")
-        return dp_sgd(
-            self.noise_multiplier, self.l2_clip_norm, self.batch_size, self.dataset_size,
-            self.sampling,
-        )
+        if self.noise_schedule is None:
+            return self.noise_multiplier
+        if self.steps is None:
+            raise ValueError("steps must be given with a noise_schedule, got None")
+        return parse(self.noise_schedule, self.noise_multiplier, self.steps)
+
+    def mechanism(self) -> Mechanism:
+        """The mechanism of the gradient."""
+        return self.private_method().mechanism
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -113,6 +159,7 @@ def recipe(dataset: str, **given: Any) -> RunConfig:
         "dataset_size": chosen.dataset_size, "sampling": "poisson",
         "relation": "add_or_remove_one", "epsilon": None, "noise_multiplier": None, "delta": 1e-5,
         **_RECIPES[dataset],
+        **_ADAPTIVE.get(given.get("method") or "dp-sgd", {}),
     }
     given = {name: value for name, value in given.items() if value is not None}
     if "epsilon" not in given and "noise_multiplier" not in given:
@@ -138,8 +185,7 @@ def resolve(config: RunConfig) -> RunConfig:
     config = _with_noise_and_steps(config)
     assert config.steps is not None
     # Refused here, with the event's name, before anything is charged.
-    acc.epsilon(acc.Repeated(config.mechanism().event, config.steps), config.delta,
-                relation=acc.Relation(config.relation))
+    config.private_method().epsilon(config.steps, config.delta, acc.Relation(config.relation))
     block = config.eval_every or -(-config.steps // 20)
     rows = config.physical_batch_size or default_physical_batch_size(config.batch_size)
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
@@ -156,25 +202,83 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
             "noise_multiplier and steps must both be given for fixed_size sampling, got "
             f"{config.noise_multiplier} and {config.steps}"
         )
-    rate = config.batch_size / config.dataset_size
     if config.noise_multiplier is None:
         if config.steps is None:
             raise ValueError("steps or noise_multiplier must be given beside epsilon, got neither")
-        noise = acc.calibrate_noise_multiplier(
-            epsilon=config.epsilon, delta=config.delta, sampling_prob=rate, steps=config.steps,
-            relation=relation,
-        )
-        return dataclasses.replace(config, noise_multiplier=float(noise))
-    steps = acc.calibrate_steps(
-        epsilon=config.epsilon, delta=config.delta, sampling_prob=rate,
-        noise_multiplier=config.noise_multiplier, relation=relation,
-    )
+        return dataclasses.replace(config, noise_multiplier=_calibrated_noise(config, relation))
+    if config.noise_schedule is not None:
+        raise ValueError("steps must be given with a noise_schedule, got None")
+    steps = _calibrated_steps(config, relation)
     if steps < 1:
         raise ValueError(
             f"epsilon must allow at least one step at noise_multiplier {config.noise_multiplier}, "
             f"got {config.epsilon}"
         )
-    return dataclasses.replace(config, steps=int(steps))
+    return dataclasses.replace(config, steps=steps)
+
+
+def _calibrated_noise(config: RunConfig, relation: acc.Relation) -> float:
+    """The least noise (within 1e-4) whose proven epsilon is at most the one asked for."""
+    assert config.steps is not None
+    assert config.epsilon is not None
+    if _plain(config):
+        return float(acc.calibrate_noise_multiplier(
+            epsilon=config.epsilon, delta=config.delta, steps=config.steps, relation=relation,
+            sampling_prob=config.batch_size / config.dataset_size,
+        ))
+    high = 1.0
+    while not _affords(config, relation, noise_multiplier=high):
+        high *= 2
+        if high > 1e6:
+            raise ValueError(
+                f"epsilon must be within reach of {config.method} at any noise_multiplier, got "
+                f"{config.epsilon}"
+            )
+    low = 0.0
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        if _affords(config, relation, noise_multiplier=middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _calibrated_steps(config: RunConfig, relation: acc.Relation) -> int:
+    """The greatest number of steps whose proven epsilon is at most the one asked for; 0 if none."""
+    assert config.noise_multiplier is not None
+    assert config.epsilon is not None
+    if _plain(config):
+        return int(acc.calibrate_steps(
+            epsilon=config.epsilon, delta=config.delta, relation=relation,
+            sampling_prob=config.batch_size / config.dataset_size,
+            noise_multiplier=config.noise_multiplier,
+        ))
+    low, high = 0, 1
+    while high < 10**8 and _affords(config, relation, steps=high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _affords(config, relation, steps=middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _plain(config: RunConfig) -> bool:
+    """Whether a run is one event repeated, which the accountant calibrates by itself."""
+    return config.noise_schedule is None and registry.METHODS[config.method].energy != "private"
+
+
+def _affords(config: RunConfig, relation: acc.Relation, **tried: Any) -> bool:
+    config = dataclasses.replace(config, **tried)
+    method = config.private_method()
+    # What an algorithm as published claims to be is the mechanism without its leak.
+    method = dataclasses.replace(method, mechanism=method.mechanism.leaking(""), raw=None)
+    assert config.steps is not None
+    assert config.epsilon is not None
+    return method.epsilon(config.steps, config.delta, relation).upper <= config.epsilon
 
 
 def _check(config: RunConfig) -> None:
@@ -194,7 +298,9 @@ def _check(config: RunConfig) -> None:
         if getattr(config, name) is not None:
             _validate.integer(name, getattr(config, name), least=1)
     # Builds the mechanism and the model once, for their own checks.
-    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).mechanism()
+    if config.noise_schedule is not None and config.steps is None:
+        raise ValueError("steps must be given with a noise_schedule, got None")
+    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_method()
     chosen = spec(config.dataset)
     models.build(
         config.model, num_classes=chosen.num_classes, example_shape=chosen.example_shape,
