@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
     from jaxdp.mechanism import Mechanism, dp_sgd
     from jaxdp.noise import privatize
+    from jaxdp.optimizers import Method
     from jaxdp.sampling import FixedSize, FullBatch, Poisson
+    from jaxdp.schedules import NoiseSchedule
     from jaxdp.seeds import Secret
-    from jaxdp.train import compile_update
+    from jaxdp.train import compile_update, trainer_of
     from jaxdp.types import Draw, Summed
 
 _HOME = {
     "Clip": "clipping",
+    "Method": "optimizers",
+    "NoiseSchedule": "schedules",
     "ClippedGrad": "clipping",
     "Draw": "types",
     "FixedSize": "sampling",
@@ -36,8 +40,11 @@ _HOME = {
     "compile_update": "train",
     "dp_sgd": "mechanism",
     "privatize": "noise",
+    "trainer_of": "train",
 }
-_SUBMODULES = ("accounting", "data", "models", "report", "train")
+_SUBMODULES = (
+    "accounting", "data", "models", "optimizers", "preprocess", "report", "schedules", "train",
+)
 
 __all__ = [
     "Clip",
@@ -47,6 +54,8 @@ __all__ = [
     "FullBatch",
     "Ledger",
     "Mechanism",
+    "Method",
+    "NoiseSchedule",
     "Poisson",
     "Secret",
     "Summed",
@@ -58,6 +67,7 @@ __all__ = [
     "compile_update",
     "dp_sgd",
     "privatize",
+    "trainer_of",
 ]
 
 

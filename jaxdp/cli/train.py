@@ -37,6 +37,9 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
     "--noise-schedule", metavar="KIND:NUMBER:EVERY",
     help="How the noise multiplier moves from its first value, such as exponential:0.01:117.",
 )
+@click.option("--hidden", type=int, help="Width of an MLP's hidden layer [default: 64].")
+@click.option("--pca-dimensions", type=int, help="Project privately first (DP-PCA).")
+@click.option("--pca-noise-multiplier", type=float, help="Noise of that projection.")
 @click.option("--epsilon", type=float, help="Budget [default: 3, unless --noise-multiplier].")
 @click.option("--delta", type=float, help="Delta of the guarantee [default: 1e-5].")
 @click.option("--noise-multiplier", type=float, help="Noise standard deviation / clip norm.")

@@ -1,4 +1,4 @@
-"""Every method by name, built from the same public numbers: what ``jaxdp train --method`` offers."""
+"""Every method by name, built from the same public numbers: ``jaxdp train --method``."""
 
 import dataclasses
 import inspect

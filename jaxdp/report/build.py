@@ -86,9 +86,10 @@ def _claim(config: RunConfig, result: RunResult) -> dict[str, Any] | None:
     rate = config.batch_size / config.dataset_size
     claim = claimed(rate, config.noise_multiplier, max(1, steps), config.delta)
     proven = result.ledger.epsilon(config.delta, acc.Relation(config.relation))
+    leak = config.mechanism().leak
     return {
         "name": claim.name, "epsilon": claim.value, "steps": steps, "source": claim.source,
-        "verdict": claim.verdict(proven),
+        "verdict": f"nothing is proven, for {leak}" if leak else claim.verdict(proven),
     }
 
 

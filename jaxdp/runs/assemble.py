@@ -14,6 +14,7 @@ from jaxdp.noise import PrivatizeState
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.annealing import AnnealingState
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.preprocess import dp_pca, project
 from jaxdp.runs.config import RunConfig
 from jaxdp.seeds import Secret
 from jaxdp.train import Trainer, TrainState
@@ -43,6 +44,28 @@ def trainer_of(
         method, loss_fn, rows, secret=secret, energy=energy,
         physical_batch_size=config.physical_batch_size,
     )
+
+
+def projected(
+    config: RunConfig, dataset: data.Dataset, secret: Secret, components: np.ndarray | None
+) -> tuple[data.Dataset, np.ndarray | None]:
+    """The data as the model sees them, and the released components that project them.
+
+    Args:
+        config: resolved.
+        dataset: as loaded.
+        secret: of the run, where the components are still to be released: charge them first.
+        components: released before, to be used again.
+    """
+    if config.pca_dimensions is None:
+        return dataset, None
+    assert config.pca_noise_multiplier is not None
+    if components is None:
+        components = dp_pca(
+            dataset.train_x, config.pca_dimensions, config.pca_noise_multiplier, secret
+        )
+    train_x, test_x = (project(x, components) for x in (dataset.train_x, dataset.test_x))
+    return dataclasses.replace(dataset, train_x=train_x, test_x=test_x), components
 
 
 def _energy(
@@ -82,16 +105,17 @@ def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
 
 def fresh_state(trainer: Trainer, config: RunConfig, secret: Secret) -> TrainState:
     """The state before the first step; its parameters are a function of the secret alone."""
-    shape = data.spec(config.dataset).example_shape
-    return trainer.init(models.init(model_of(config), secret.jax_key("init"), shape))
+    return trainer.init(
+        models.init(model_of(config), secret.jax_key("init"), config.example_shape())
+    )
 
 
 def model_of(config: RunConfig) -> nn.Module:
     """The model of a configuration."""
-    chosen = data.spec(config.dataset)
     return models.build(
-        config.model, num_classes=chosen.num_classes, example_shape=chosen.example_shape,
-        activation=config.activation,
+        config.model, num_classes=data.spec(config.dataset).num_classes,
+        example_shape=config.example_shape(), activation=config.activation,
+        hidden=(config.hidden,),
     )
 
 

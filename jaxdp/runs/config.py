@@ -1,6 +1,7 @@
 """What a run is asked for, and the public numbers that follow from it."""
 
 import dataclasses
+import math
 from typing import Any
 
 from jaxdp import _validate, models
@@ -38,21 +39,16 @@ _RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 
-# Where a method's step or clipping is not DP-SGD's: AdaDp's and PIGDO's papers, ours for the others.
-_ADAPTIVE: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("adadp", "adadp-as-published"), {"learning_rate": 0.002, "l2_clip_norm": 4.0}),
-    "adan": {"learning_rate": 0.1, "l2_clip_norm": 4.0},
-    "adal": {"learning_rate": 0.001, "l2_clip_norm": 4.0},
-    **dict.fromkeys(("dp-adam", "dp-rmsprop", "dpgdo"), {"learning_rate": 0.002}),
-    "dp-adagrad": {"learning_rate": 0.02},
-    **dict.fromkeys(("piadam", "pirmsprop"), {"learning_rate": 0.002}),
-    "piadagrad": {"learning_rate": 0.02},
-    **{
-        f"{name}-as-published": {"learning_rate": 0.001, "l2_clip_norm": 4.0}
-        for name in ("piadam", "pirmsprop", "piadagrad")
-    },
-    **dict.fromkeys(("auto-s", "normalised-sgd"), {"l2_clip_norm": 0.1}),
-}
+# Where a method's step or clipping is not DP-SGD's: AdaDp's and PIGDO's papers, else ours.
+_BY_METHOD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("adadp", "adadp-as-published"), {"learning_rate": 0.002, "l2_clip_norm": 4.0}),
+    (("adan",), {"learning_rate": 0.1, "l2_clip_norm": 4.0}),
+    (("adal",), {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+    (("dp-adam", "dp-rmsprop", "dpgdo", "piadam", "pirmsprop"), {"learning_rate": 0.002}),
+    (("dp-adagrad", "piadagrad"), {"learning_rate": 0.02}),
+    (("piadam-as-published", "pirmsprop-as-published", "piadagrad-as-published"),
+     {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +81,9 @@ class RunConfig:
         sensitive: whether un-noised statistics are recorded, in a file of their own.
         noise_schedule: None, or how the multiplier moves, see :func:`jaxdp.schedules.parse`.
         settings: further keyword arguments of the method.
+        hidden: width of an MLP's hidden layer.
+        pca_dimensions: None, or to how many dimensions examples are projected first, privately.
+        pca_noise_multiplier: noise of that projection, see :func:`jaxdp.preprocess.dp_pca`.
     """
 
     dataset: str
@@ -108,6 +107,9 @@ class RunConfig:
     sensitive: bool = False
     noise_schedule: str | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    hidden: int = 64
+    pca_dimensions: int | None = None
+    pca_noise_multiplier: float | None = None
 
     def private_method(self, secret: Secret | None = None) -> Method:
         """The method; ValueError names an argument that is out of range.
@@ -135,6 +137,22 @@ class RunConfig:
             raise ValueError("steps must be given with a noise_schedule, got None")
         return parse(self.noise_schedule, self.noise_multiplier, self.steps)
 
+    def total(self, steps: int) -> acc.Event:
+        """Everything that a run of ``steps`` steps releases, preprocessing included."""
+        return acc.Composed((*self.once(), self.private_method().total(steps)))
+
+    def once(self) -> tuple[acc.Event, ...]:
+        """What is released once, before the first step."""
+        if self.pca_noise_multiplier is None:
+            return ()
+        return (acc.Gaussian(self.pca_noise_multiplier),)
+
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of one example as the model sees it."""
+        if self.pca_dimensions is not None:
+            return (self.pca_dimensions,)
+        return spec(self.dataset).example_shape
+
     def mechanism(self) -> Mechanism:
         """The mechanism of the gradient."""
         return self.private_method().mechanism
@@ -159,8 +177,10 @@ def recipe(dataset: str, **given: Any) -> RunConfig:
         "dataset_size": chosen.dataset_size, "sampling": "poisson",
         "relation": "add_or_remove_one", "epsilon": None, "noise_multiplier": None, "delta": 1e-5,
         **_RECIPES[dataset],
-        **_ADAPTIVE.get(given.get("method") or "dp-sgd", {}),
     }
+    for names, changes in _BY_METHOD:
+        if given.get("method") in names:
+            defaults.update(changes)
     given = {name: value for name, value in given.items() if value is not None}
     if "epsilon" not in given and "noise_multiplier" not in given:
         defaults["epsilon"] = 3.0
@@ -185,7 +205,7 @@ def resolve(config: RunConfig) -> RunConfig:
     config = _with_noise_and_steps(config)
     assert config.steps is not None
     # Refused here, with the event's name, before anything is charged.
-    config.private_method().epsilon(config.steps, config.delta, acc.Relation(config.relation))
+    acc.epsilon(config.total(config.steps), config.delta, acc.Relation(config.relation))
     block = config.eval_every or -(-config.steps // 20)
     rows = config.physical_batch_size or default_physical_batch_size(config.batch_size)
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
@@ -268,7 +288,8 @@ def _calibrated_steps(config: RunConfig, relation: acc.Relation) -> int:
 
 def _plain(config: RunConfig) -> bool:
     """Whether a run is one event repeated, which the accountant calibrates by itself."""
-    return config.noise_schedule is None and registry.METHODS[config.method].energy != "private"
+    energy = registry.METHODS[config.method].energy
+    return config.noise_schedule is None and energy != "private" and not config.once()
 
 
 def _affords(config: RunConfig, relation: acc.Relation, **tried: Any) -> bool:
@@ -278,7 +299,8 @@ def _affords(config: RunConfig, relation: acc.Relation, **tried: Any) -> bool:
     method = dataclasses.replace(method, mechanism=method.mechanism.leaking(""), raw=None)
     assert config.steps is not None
     assert config.epsilon is not None
-    return method.epsilon(config.steps, config.delta, relation).upper <= config.epsilon
+    total = acc.Composed((*config.once(), method.total(config.steps)))
+    return acc.epsilon(total, config.delta, relation).upper <= config.epsilon
 
 
 def _check(config: RunConfig) -> None:
@@ -301,8 +323,25 @@ def _check(config: RunConfig) -> None:
     if config.noise_schedule is not None and config.steps is None:
         raise ValueError("steps must be given with a noise_schedule, got None")
     dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_method()
-    chosen = spec(config.dataset)
+    _check_projection(config)
     models.build(
-        config.model, num_classes=chosen.num_classes, example_shape=chosen.example_shape,
-        activation=config.activation,
+        config.model, num_classes=spec(config.dataset).num_classes,
+        example_shape=config.example_shape(), activation=config.activation,
+        hidden=(_validate.integer("hidden", config.hidden, least=1),),
     )
+
+
+def _check_projection(config: RunConfig) -> None:
+    if (config.pca_dimensions is None) != (config.pca_noise_multiplier is None):
+        raise ValueError(
+            "pca_dimensions and pca_noise_multiplier must be given together, got "
+            f"{config.pca_dimensions} and {config.pca_noise_multiplier}"
+        )
+    if config.pca_dimensions is None:
+        return
+    _validate.positive("pca_noise_multiplier", config.pca_noise_multiplier)
+    most = math.prod(spec(config.dataset).example_shape)
+    if _validate.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
+        raise ValueError(
+            f"pca_dimensions must be at most the {most} of an example, got {config.pca_dimensions}"
+        )

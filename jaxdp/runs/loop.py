@@ -124,11 +124,12 @@ def _run(
     secret, stream = secrets[-1], f"run-{len(secrets) - 1}"
     assert config.steps is not None
     assert config.eval_every is not None
-    train = jax.device_put((dataset.train_x, dataset.train_y))
-    trainer = assemble.trainer_of(config, dataset, secret, train)
     method = config.private_method(secret)
     ledger, checkpoints = Ledger(directory.ledger), Checkpoints(directory.checkpoints)
     try:
+        dataset = _projected(config, directory, dataset, secret, ledger, stream)
+        train = jax.device_put((dataset.train_x, dataset.train_y))
+        trainer = assemble.trainer_of(config, dataset, secret, train)
         fresh = assemble.fresh_state(trainer, config, secret)
         state, history = _restored(checkpoints, ledger, fresh, directory)
         # After a fork, also one that crashed since: the checkpoint may hold the old key.
@@ -158,6 +159,23 @@ def _run(
         config, state.params, ledger, [_public(row) for row in history],
         any(s.reproducible for s in secrets), seconds, state.step - first_step,
     )
+
+
+def _projected(
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secret: Secret,
+    ledger: Ledger, stream: str,
+) -> data.Dataset:
+    """The projected data; the components are charged, released and kept in that order."""
+    released = np.load(directory.components) if directory.components.exists() else None
+    if released is None:
+        for event in config.once():
+            ledger.charge(event, stream=f"{stream}/pca", source="mechanism", replay=True)
+    dataset, components = assemble.projected(config, dataset, secret, released)
+    if released is None and components is not None:
+        unfinished = directory.components.with_suffix(".tmp.npy")
+        np.save(unfinished, components)
+        unfinished.replace(directory.components)
+    return dataset
 
 
 def _charge(ledger: Ledger, method: Method, stream: str, first_step: int, steps: int) -> None:
