@@ -10,7 +10,17 @@ from jaxdp._version import __version__
 
 if TYPE_CHECKING:
     from jaxdp import accounting
-    from jaxdp.clipping import Clip, ClippedGrad, clip, clip_and_sum, clipped_grad
+    from jaxdp.clipping import (
+        Clip,
+        ClippedGrad,
+        auto_s,
+        clip,
+        clip_and_sum,
+        clipped_grad,
+        coordinate_box,
+        normalize,
+        per_layer,
+    )
     from jaxdp.ledger import Ledger
     from jaxdp.mechanism import Mechanism, dp_sgd
     from jaxdp.noise import privatize
@@ -34,11 +44,15 @@ _HOME = {
     "Poisson": "sampling",
     "Secret": "seeds",
     "Summed": "types",
+    "auto_s": "clipping",
     "clip": "clipping",
     "clip_and_sum": "clipping",
     "clipped_grad": "clipping",
     "compile_update": "train",
+    "coordinate_box": "clipping",
     "dp_sgd": "mechanism",
+    "normalize": "clipping",
+    "per_layer": "clipping",
     "privatize": "noise",
     "trainer_of": "train",
 }
@@ -61,11 +75,15 @@ __all__ = [
     "Summed",
     "__version__",
     "accounting",
+    "auto_s",
     "clip",
     "clip_and_sum",
     "clipped_grad",
     "compile_update",
+    "coordinate_box",
     "dp_sgd",
+    "normalize",
+    "per_layer",
     "privatize",
     "trainer_of",
 ]

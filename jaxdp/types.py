@@ -1,6 +1,7 @@
 """The values that cross the borders between jaxdp's parts."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -29,11 +30,14 @@ class Summed:
         l2: scalar; the largest norm that one record can add to ``value``.
         unscale: pytree shaped like the parameters, or None: the public diagonal by which the
             gradients were divided before clipping, multiplied back after the noise.
+        votes: scalar, or None: a sum of ½ for every record whose gradient is within ``l2`` and -½
+            for every other, **un-noised**. One record adds at most ½ in absolute value.
     """
 
     value: PyTree
     l2: float | jax.Array
     unscale: PyTree | None = None
+    votes: jax.Array | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.l2, int | float):
@@ -61,20 +65,30 @@ class Draw:
     num_records: int = dataclasses.field(repr=False)
 
 
-class ClipInfo(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["norms", "losses", "clipped", "mask", "aux"],
+    meta_fields=["plan"],
+)
+@dataclasses.dataclass(frozen=True)
+class ClipInfo:
     """What clipping saw. **Sensitive**: computed from un-noised data, never part of a release.
 
     Attributes:
         norms: float32 [physical_batch_size]; per-example gradient norms before clipping.
-        losses: float32 [physical_batch_size]; per-example losses.
+        losses: [physical_batch_size]; per-example losses.
         clipped: bool [physical_batch_size]; whether clipping shortened the gradient.
         mask: bool [physical_batch_size]; which rows hold an example.
+        aux: what the loss returned besides, a pytree of [physical_batch_size, ...], or None.
+        plan: how each parameter's gradient was handled; the one attribute that is public.
     """
 
-    norms: jax.Array
-    losses: jax.Array
-    clipped: jax.Array
-    mask: jax.Array
+    norms: jax.Array = dataclasses.field(repr=False)
+    losses: jax.Array = dataclasses.field(repr=False)
+    clipped: jax.Array = dataclasses.field(repr=False)
+    mask: jax.Array = dataclasses.field(repr=False)
+    aux: PyTree = dataclasses.field(default=None, repr=False)
+    plan: tuple[Any, ...] = ()
 
 
 class StepInfo(NamedTuple):

@@ -21,7 +21,7 @@ def test_noise_follows_the_mechanism_whatever_the_sum():
     mech = jaxdp.dp_sgd(3.0, 0.2, 10, 100)
     params = {"w": jnp.zeros(20_000)}
     tx = mech.privatize(jax.random.key(0))
-    update, _ = tx.update(jaxdp.Summed(params, mech.rule.l2), tx.init(params), params)
+    update, _ = tx.update(jaxdp.Summed(params, mech.rule.l2(params)), tx.init(params), params)
     np.testing.assert_allclose(np.std(update["w"]), 3.0 * 0.2 / 10, rtol=0.03)
 
 

@@ -1,7 +1,36 @@
 """Per-example clipping: rules that bound one record's contribution, and the engine."""
 
 from jaxdp.clipping.engine import ClippedGrad, clipped_grad
-from jaxdp.clipping.rules import Clip, Rule, clip
+from jaxdp.clipping.ghost.plan import LeafPlan
+from jaxdp.clipping.rules import (
+    AutoS,
+    Clip,
+    CoordinateBox,
+    Normalize,
+    PerLayer,
+    Rule,
+    auto_s,
+    clip,
+    coordinate_box,
+    normalize,
+    per_layer,
+)
 from jaxdp.clipping.transform import clip_and_sum
 
-__all__ = ["Clip", "ClippedGrad", "Rule", "clip", "clip_and_sum", "clipped_grad"]
+__all__ = [
+    "AutoS",
+    "Clip",
+    "ClippedGrad",
+    "CoordinateBox",
+    "LeafPlan",
+    "Normalize",
+    "PerLayer",
+    "Rule",
+    "auto_s",
+    "clip",
+    "clip_and_sum",
+    "clipped_grad",
+    "coordinate_box",
+    "normalize",
+    "per_layer",
+]

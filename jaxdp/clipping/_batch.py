@@ -27,3 +27,10 @@ def checked_mask(mask: Any, size: int) -> jax.Array:
     if mask.shape != (size,) or mask.dtype != jnp.bool_:
         raise ValueError(f"mask must be bool [{size}], got {mask.dtype} {list(mask.shape)}")
     return mask
+
+
+def cut(rows: jax.Array, size: int) -> jax.Array:
+    """Rows [m, ...] as [ceil(m / size), size, ...], filled up with the first row."""
+    missing = -rows.shape[0] % size
+    filled = rows if missing == 0 else jnp.concatenate([rows, *[rows[:1]] * missing])
+    return filled.reshape(-1, size, *rows.shape[1:])

@@ -1,7 +1,8 @@
 """Clipping rules: how far each example's gradient is shortened, and the bound that results."""
 
 import dataclasses
-from typing import Protocol
+import math
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,21 @@ from jaxdp.types import PyTree
 # Norms are measured in float32, whose rounding can make a gradient look shorter than it is. Rules
 # therefore aim this much below the stated bound; the tests attack it with a million equal entries.
 ROUNDING_MARGIN = 1e-4
+# Below this norm the squares of single entries may have underflowed.
+_SMALLEST_NORM = 1e-12
 
 
 class Rule(Protocol):
     """A clipping rule. It sees squared norms only, so that an engine need not hold gradients."""
 
-    @property
-    def l2(self) -> float:
+    def l2(self, params: PyTree) -> float:
         """The largest Euclidean norm, over all leaves together, of one clipped contribution."""
 
-    def factors(self, square_norms: PyTree) -> PyTree:
-        """Per-leaf multipliers [m] from per-leaf squared gradient norms [m]."""
+    def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
+        """Per-leaf multipliers [m] from per-leaf squared gradient norms [m].
+
+        ``bound``, where the rule allows one, takes the place of its own.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +45,209 @@ class Clip:
     l2_clip_norm: float
 
     def __post_init__(self) -> None:
-        norm = _validate.positive("l2_clip_norm", self.l2_clip_norm)
-        if not 1e-10 <= norm <= 1e10:
-            raise ValueError(f"l2_clip_norm must be in [1e-10, 1e10], got {self.l2_clip_norm!r}")
+        _check_bound("l2_clip_norm", self.l2_clip_norm)
 
-    @property
-    def l2(self) -> float:
+    def l2(self, params: PyTree) -> float:
         """The bound C."""
         return float(self.l2_clip_norm)
 
-    def factors(self, square_norms: PyTree) -> PyTree:
+    def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """The same min(1, C / ‖g‖) [m] for every leaf, ‖g‖ taken over all leaves."""
-        norm = jnp.sqrt(sum(jax.tree.leaves(square_norms)))
-        bound = self.l2 * (1.0 - ROUNDING_MARGIN)
-        factor = jnp.where(norm > bound, bound / jnp.maximum(norm, bound), 1.0)
-        return jax.tree.map(lambda _: factor, square_norms)
+        limit = self.l2(square_norms) if bound is None else bound
+        return _everywhere(square_norms, _shortening(_norm(square_norms), limit))
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoS:
+    """AUTO-S, g · R / (‖g‖₂ + γ) (Bu et al. 2022, arXiv:2206.07136v3, equation 4.1).
+
+    Formal guarantee: the contribution of one record has norm below ``radius``, under every
+    relation, also after rounding in float32. There is no threshold to tune: the radius only
+    rescales the learning rate.
+
+    Attributes:
+        radius: R, a public constant in [1e-10, 1e10].
+        stability: γ > 0, which keeps small gradients small; at least 1e-10.
+    """
+
+    radius: float = 1.0
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_bound("radius", self.radius)
+        _check_bound("stability", self.stability)
+
+    def l2(self, params: PyTree) -> float:
+        """The radius R."""
+        return float(self.radius)
+
+    def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
+        """The same R / (‖g‖ + γ) [m] for every leaf."""
+        _refuse_bound("auto_s", bound)
+        factor = self.radius * (1.0 - ROUNDING_MARGIN) / (_norm(square_norms) + self.stability)
+        return _everywhere(square_norms, factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize:
+    """Normalisation, g · R / ‖g‖₂ (Das et al. 2021, arXiv:2106.13805; AUTO-V of Bu et al. 2022).
+
+    Formal guarantee: the contribution of one record has norm at most ``radius``, under every
+    relation, also after rounding in float32. A gradient of norm up to 1e-12 contributes zero.
+
+    Attributes:
+        radius: R, a public constant in [1e-10, 1e10].
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_bound("radius", self.radius)
+
+    def l2(self, params: PyTree) -> float:
+        """The radius R."""
+        return float(self.radius)
+
+    def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
+        """The same R / ‖g‖ [m] for every leaf."""
+        _refuse_bound("normalize", bound)
+        norm = _norm(square_norms)
+        aim = self.radius * (1.0 - ROUNDING_MARGIN)
+        factor = jnp.where(norm > _SMALLEST_NORM, aim / jnp.maximum(norm, _SMALLEST_NORM), 0.0)
+        return _everywhere(square_norms, factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayer:
+    """Flat clipping of every group of parameters by itself; made by :func:`per_layer`.
+
+    (McMahan et al. 2018, arXiv:1710.06963v3, section 3.)
+
+    Formal guarantee: the contribution of one record to a group has norm at most the group's bound,
+    and altogether at most the square root of the sum of their squares, under every relation.
+
+    Attributes:
+        bounds: the groups' bounds, public constants.
+        structure: a prefix of the parameters' tree; each of its leaves is a group.
+    """
+
+    bounds: tuple[float, ...]
+    structure: Any
+
+    def __post_init__(self) -> None:
+        for bound in self.bounds:
+            _check_bound("bounds", bound)
+
+    def l2(self, params: PyTree) -> float:
+        """sqrt(sum of the squared bounds) of the groups that are trained."""
+        groups = self._groups(params)
+        trained = [
+            b for b, group in zip(self.bounds, groups, strict=True) if jax.tree.leaves(group)
+        ]
+        return math.sqrt(sum(bound * bound for bound in trained))
+
+    def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
+        """min(1, C_group / ‖g_group‖) [m] for every leaf of each group."""
+        _refuse_bound("per_layer", bound)
+        factors = [
+            _everywhere(group, _shortening(_norm(group), limit))
+            if jax.tree.leaves(group)
+            else group
+            for limit, group in zip(self.bounds, self._groups(square_norms), strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, factors)
+
+    def _groups(self, tree: PyTree) -> list[PyTree]:
+        try:
+            return self.structure.flatten_up_to(tree)
+        except ValueError as error:
+            raise ValueError(
+                f"bounds must be a prefix of the parameters' tree, got {self.structure}: {error}"
+            ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class CoordinateBox:
+    """Every coordinate clipped to [-bound, bound] (AdaDp, Xu et al. 2019; methods in the docs).
+
+    Formal guarantee: the contribution of one record has norm at most bound · √m for m trained
+    coordinates, under every relation. Clipping a coordinate rounds nothing.
+
+    Attributes:
+        bound: a public constant in [1e-10, 1e10].
+    """
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_bound("bound", self.bound)
+
+    def l2(self, params: PyTree) -> float:
+        """bound · √m, with room for the bound's rounding to float32."""
+        coordinates = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+        return self.bound * math.sqrt(coordinates) * (1.0 + 2.0**-22)
+
+    def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
+        """There are none: a box is not a rescaling."""
+        raise ValueError("coordinate_box has no factors: it clips coordinates, not norms")
 
 
 def clip(l2_clip_norm: float) -> Clip:
     """Flat clipping to the norm ``l2_clip_norm``; see :class:`Clip`."""
     return Clip(l2_clip_norm)
+
+
+def auto_s(radius: float = 1.0, stability: float = 0.01) -> AutoS:
+    """Automatic clipping without a threshold; see :class:`AutoS`."""
+    return AutoS(radius, stability)
+
+
+def normalize(radius: float = 1.0) -> Normalize:
+    """Every gradient rescaled to the norm ``radius``; see :class:`Normalize`."""
+    return Normalize(radius)
+
+
+def per_layer(bounds: PyTree) -> PerLayer:
+    """A bound for every group of parameters; see :class:`PerLayer`.
+
+    Args:
+        bounds: a prefix of the parameters' tree with a number at each group, such as
+            ``{"conv": 0.1, "dense": 0.3}``.
+
+    Raises:
+        ValueError: there is no bound, or one is not a number in [1e-10, 1e10].
+    """
+    leaves, structure = jax.tree.flatten(bounds)
+    if not leaves:
+        raise ValueError(f"bounds must hold a number for every group of parameters, got {bounds!r}")
+    for bound in leaves:
+        _check_bound("bounds", bound)
+    return PerLayer(tuple(float(bound) for bound in leaves), structure)
+
+
+def coordinate_box(bound: float = 1.0) -> CoordinateBox:
+    """Every coordinate clipped to [-bound, bound]; see :class:`CoordinateBox`."""
+    return CoordinateBox(bound)
+
+
+def _shortening(norm: jax.Array, limit: float | jax.Array) -> jax.Array:
+    aim = limit * (1.0 - ROUNDING_MARGIN)
+    return jnp.where(norm > aim, aim / jnp.maximum(norm, aim), 1.0)
+
+
+def _norm(square_norms: PyTree) -> jax.Array:
+    return jnp.sqrt(sum(jax.tree.leaves(square_norms)))
+
+
+def _everywhere(square_norms: PyTree, factor: jax.Array) -> PyTree:
+    return jax.tree.map(lambda _: factor, square_norms)
+
+
+def _check_bound(name: str, value: float) -> None:
+    if not 1e-10 <= _validate.positive(name, value) <= 1e10:
+        raise ValueError(f"{name} must be in [1e-10, 1e10], got {value!r}")
+
+
+def _refuse_bound(rule: str, bound: jax.Array | None) -> None:
+    if bound is not None:
+        raise ValueError(f"bound must be None for {rule}: only jaxdp.clip takes one at run time")

@@ -6,6 +6,7 @@ import jax
 import optax
 
 from jaxdp.clipping import _batch, reduce
+from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import PyTree, Summed
 
@@ -36,8 +37,9 @@ def clip_and_sum(rule: Rule) -> optax.GradientTransformationExtraArgs:
         del extra
         _check_shapes(updates, params)
         keep = _batch.checked_mask(mask, _batch.rows("updates", updates))
-        total, _, _ = reduce.clipped_sum(rule, updates, keep)
-        return Summed(total, rule.l2), state
+        leaves, structure = jax.tree.flatten(updates)
+        clipped = reduce.clipped_sum(rule, [Arrays(leaf) for leaf in leaves], structure, keep)
+        return Summed(clipped.total, rule.l2(params)), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

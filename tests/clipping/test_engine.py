@@ -179,6 +179,9 @@ def test_vmap_over_seeds_and_scan(linear):
 BAD_LOSSES = [
     (lambda p, e: p["w"], "scalar for one example, got shape"),
     (lambda p, e: 1, "scalar for one example, got shape int"),
+    (lambda p, e: jnp.sum(p["w"]), "loss_fn must depend on its example"),
+    (lambda p, e: jnp.sum(e["w"] > 0), "floating-point scalar, got int32"),
+    (lambda p, e: (jnp.sum(p["w"] * e["w"]), {"batch_stats": e["b"]}), "batch statistics"),
 ]
 
 

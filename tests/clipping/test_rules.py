@@ -1,4 +1,4 @@
-"""Attacks on the stated bound: no record may move the clipped sum by more than rule.l2."""
+"""Attacks on the stated bound: no record may move the clipped sum by more than the rule's own."""
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +9,94 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp.clipping import reduce
+from jaxdp.clipping.ghost.leaves import Arrays
 
 
 def norm64(tree):
     return np.sqrt(sum(np.sum(np.square(np.asarray(x, np.float64))) for x in jax.tree.leaves(tree)))
 
 
-def contribution(rule, grad):
+def contribution(rule, grad, **options):
     """What one record with this gradient adds to the sum."""
-    rows = jax.tree.map(lambda g: jnp.asarray(g)[None], grad)
-    return reduce.clipped_sum(rule, rows, jnp.ones(1, bool))[0]
+    return clipped(rule, jax.tree.map(lambda g: jnp.asarray(g)[None], grad), **options).total
 
 
-@given(
-    st.floats(1e-6, 1e6), st.floats(-12, 12), st.integers(1, 400), st.integers(0, 2**31 - 1)
-)
+def clipped(rule, rows, mask=None, **options):
+    leaves, structure = jax.tree.flatten(rows)
+    mask = jnp.ones(leaves[0].shape[0], bool) if mask is None else mask
+    return reduce.clipped_sum(rule, [Arrays(x) for x in leaves], structure, mask, **options)
+
+
+PARAMS = {"a": np.zeros((30, 2), np.float32), "b": np.zeros(20, np.float32)}
+RULES = {
+    "clip": jaxdp.clip(0.1),
+    "auto_s": jaxdp.auto_s(0.7, 1e-3),
+    "normalize": jaxdp.normalize(3.0),
+    "per_layer": jaxdp.per_layer({"a": 0.3, "b": 0.4}),
+    "coordinate_box": jaxdp.coordinate_box(0.2),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_worst_neighbour_found_by_search_comes_to_the_bound_and_not_beyond(name):
+    rule = RULES[name]
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for _ in range(60):
+        size = 10.0 ** rng.uniform(-4, 9, 2)
+        flat = [
+            np.ones_like,
+            lambda p: rng.normal(size=p.shape),
+            lambda p: rng.integers(-1, 2, p.shape),
+        ]
+        kind = flat[rng.integers(3)]
+        grad = {n: (kind(p) * s).astype(np.float32) for (n, p), s in zip(PARAMS.items(), size, strict=True)}
+        worst = max(worst, norm64(contribution(rule, grad)))
+    bound = rule.l2(PARAMS)
+    assert 0.99 * bound <= worst <= bound
+
+
+@given(st.sampled_from(sorted(RULES)), st.floats(-14, 12), st.integers(0, 2**31 - 1))
+def test_no_gradient_exceeds_any_rule_s_bound(name, magnitude, seed):
+    rng = np.random.default_rng(seed)
+    scale = {n: 10.0 ** rng.uniform(-3, 3, p.shape).astype(np.float32) for n, p in PARAMS.items()}
+    grad = {n: np.float32(rng.normal(size=p.shape) * 10.0**magnitude) for n, p in PARAMS.items()}
+    for options in ({}, {"scale": jax.tree.leaves(scale)}):
+        assert norm64(contribution(RULES[name], grad, **options)) <= RULES[name].l2(PARAMS)
+
+
+def test_per_layer_keeps_every_group_s_bound_and_refuses_another_tree():
+    grad = {n: np.full(p.shape, 9.0, np.float32) for n, p in PARAMS.items()}
+    total = contribution(RULES["per_layer"], grad)
+    assert 0.297 <= norm64(total["a"]) <= 0.3
+    assert 0.396 <= norm64(total["b"]) <= 0.4
+    assert RULES["per_layer"].l2({"a": PARAMS["a"], "b": None}) == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="bounds must be a prefix"):
+        contribution(RULES["per_layer"], {"a": grad["a"], "c": grad["b"]})
+
+
+def test_auto_s_and_normalize_rescale_as_published():
+    grad = np.float32([3.0, 4.0])
+    np.testing.assert_allclose(
+        contribution(jaxdp.auto_s(2.0, 0.5), grad), grad * 2 / 5.5, rtol=2e-4
+    )
+    np.testing.assert_allclose(contribution(jaxdp.normalize(2.0), grad), grad * 2 / 5, rtol=2e-4)
+    assert not np.any(contribution(jaxdp.normalize(2.0), np.zeros(3, np.float32)))
+    tiny = np.full(3, 1e-20, np.float32)  # squares underflow: its direction cannot be trusted
+    assert norm64(contribution(jaxdp.normalize(2.0), tiny)) == 0.0
+
+
+def test_votes_count_the_norms_within_the_bound():
+    rows = np.float32([[1.0], [3.0], [5.0], [np.nan], [0.5]])
+    mask = jnp.asarray([True, True, True, True, False])
+    found = clipped(jaxdp.clip(1.0), rows, mask, bound=jnp.float32(4.0))
+    assert found.votes == 0.5 + 0.5 - 0.5 - 0.5
+    assert 4.0 * 0.999 <= clipped(jaxdp.clip(1.0), rows[2:3], bound=jnp.float32(4.0)).total <= 4.0
+    with pytest.raises(ValueError, match="bound must be None for auto_s"):
+        clipped(jaxdp.auto_s(), rows, bound=jnp.float32(4.0))
+
+
+@given(st.floats(1e-6, 1e6), st.floats(-12, 12), st.integers(1, 400), st.integers(0, 2**31 - 1))
 def test_no_record_exceeds_the_bound(bound, magnitude, size, seed):
     rng = np.random.default_rng(seed)
     spread = 10.0 ** (magnitude + rng.uniform(-3, 3, size))
@@ -40,16 +113,6 @@ def test_rounding_of_many_equal_squares_stays_below_the_bound(value, size):
     for ratio in (0.5, 0.999, 1 - 2e-7, 1.0, 1 + 2e-7, 1.001, 100.0):
         bound = float(norm / ratio)
         assert norm64(contribution(jaxdp.clip(bound), grad)) <= bound
-
-
-def test_the_worst_neighbour_reaches_the_bound():
-    rng = np.random.default_rng(0)
-    rule = jaxdp.clip(0.1)
-    worst = max(
-        norm64(contribution(rule, rng.normal(size=50).astype(np.float32) * 10.0**k))
-        for k in range(-3, 6)
-    )
-    assert 0.99 * rule.l2 <= worst <= rule.l2
 
 
 def test_short_gradients_pass_unchanged():
@@ -69,15 +132,19 @@ def test_low_precision_gradients_keep_the_bound(dtype):
 def test_a_broken_example_contributes_exactly_zero(bad):
     rows = {"w": jnp.asarray([[1.0, 2.0], [bad, bad], [3.0, 4.0]]), "b": jnp.ones((3, 1))}
     keep = jnp.asarray([True, False, True])
-    total, _, clipped = reduce.clipped_sum(jaxdp.clip(1.0), rows, jnp.ones(3, bool))
-    without, _, _ = reduce.clipped_sum(
-        jaxdp.clip(1.0), jax.tree.map(lambda r: jnp.where(keep[:, None], r, 0.0), rows), keep
-    )
-    jax.tree.map(np.testing.assert_array_equal, total, without)
-    np.testing.assert_array_equal(clipped, keep)
+    zeroed = jax.tree.map(lambda r: jnp.where(keep[:, None], r, 0.0), rows)
+    for rule in (jaxdp.clip(1.0), jaxdp.auto_s(), jaxdp.normalize(), jaxdp.coordinate_box(0.1)):
+        found, without = clipped(rule, rows), clipped(rule, zeroed, keep)
+        jax.tree.map(np.testing.assert_array_equal, found.total, without.total)
+        np.testing.assert_array_equal(found.clipped & ~keep, jnp.zeros(3, bool))
 
 
 @pytest.mark.parametrize("bound", [0, -1, float("nan"), float("inf"), 1e-11, 1e11, "0.1", True])
 def test_bad_bound(bound):
     with pytest.raises(ValueError, match="l2_clip_norm"):
         jaxdp.clip(bound)
+    for make in (jaxdp.auto_s, jaxdp.normalize, jaxdp.coordinate_box):
+        with pytest.raises(ValueError, match=r"radius|bound"):
+            make(bound)
+    with pytest.raises(ValueError, match="bounds"):
+        jaxdp.per_layer({"a": 1.0, "b": bound})

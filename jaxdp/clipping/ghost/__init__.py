@@ -1,0 +1,1 @@
+"""Clipping without per-example gradients: ghost norms and book-keeping."""

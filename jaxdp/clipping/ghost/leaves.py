@@ -1,0 +1,147 @@
+"""One parameter's per-example gradients in three forms: as arrays, per layer, as factors only.
+
+Each form answers the same questions: squared norms [m], the weighted sum, and the sum of gradients
+clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.clipping.ghost import factors
+from jaxdp.clipping.ghost.factors import Use, kept
+from jaxdp.clipping.ghost.sites import Lookup
+
+# Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
+_CHUNK_BYTES = 32 * 2**20
+
+
+class Leaf(Protocol):
+    """Per-example gradients of one parameter."""
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Squared norms float32 [m]: as computed, and with its rounding on the safe side."""
+
+    def weighted_sum(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        """sum_i weights_i g_i over the rows to keep [m], arranged like the parameter; no scale."""
+
+    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """The sum over the rows to keep of gradients clipped to [-bound, bound] by coordinate."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrays:
+    """Per-example gradients [m, *shape]."""
+
+    grads: jax.Array
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """See :class:`Leaf`."""
+        grads = self._divided(scale)
+        squares = jnp.sum(jnp.square(grads), axis=tuple(range(1, grads.ndim)))
+        return squares, squares
+
+    def weighted_sum(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        """See :class:`Leaf`. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU."""
+        rows = kept(self._divided(None), keep)
+        return jnp.tensordot(weights, rows, axes=1, precision=factors.EXACT)
+
+    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """See :class:`Leaf`."""
+        return jnp.sum(jnp.clip(kept(self._divided(scale), keep), -bound, bound), axis=0)
+
+    def _divided(self, scale: jax.Array | None) -> jax.Array:
+        grads = self.grads.astype(jnp.float32)
+        return grads if scale is None else grads / scale[None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layer:
+    """Per-example gradients of one layer, [m, g, p, q], arranged as ``site`` has them."""
+
+    site: Any
+    grads: jax.Array
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """See :class:`Leaf`."""
+        return Arrays(self.grads).squares(self._arranged(scale))
+
+    def weighted_sum(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        """See :class:`Leaf`."""
+        return _to_leaf(self.site, Arrays(self.grads).weighted_sum(weights, keep))
+
+    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """See :class:`Leaf`."""
+        boxed = Arrays(self.grads).boxed_sum(bound, keep, self._arranged(scale))
+        return _to_leaf(self.site, boxed)
+
+    def _arranged(self, scale: jax.Array | None) -> jax.Array | None:
+        return None if scale is None else _arranged(self.site, scale)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factors:
+    """Factors of per-example gradients, never multiplied out for the whole batch."""
+
+    uses: Sequence[Use]
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """See :class:`Leaf`."""
+        if scale is None:
+            return factors.square_norms(self.uses)
+        site = factors.reference(self.uses)
+        if len(self.uses) == 1 and site.sizes[1] == 1 and not isinstance(site, Lookup):
+            exact = factors.scaled_squares(self.uses[0], _arranged(site, 1.0 / scale))
+        else:
+            exact = self._scanned(lambda layer, keep: layer.squares(scale)[0]).reshape(-1)
+            exact = exact[: self.uses[0].data.shape[0]]
+        return exact, exact
+
+    def weighted_sum(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        """See :class:`Leaf`."""
+        totals = [use.weighted_sum(weights, keep) for use in self.uses]
+        return sum(totals[1:], start=totals[0])
+
+    def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """See :class:`Leaf`; the gradients of a few examples at a time."""
+        boxed = self._scanned(lambda layer, keep: layer.boxed_sum(bound, keep, scale), keep)
+        return jnp.sum(boxed, axis=0) if boxed.shape[0] > 1 else boxed[0]
+
+    def layer(self) -> Layer:
+        """The gradients multiplied out."""
+        return Layer(factors.reference(self.uses), factors.multiplied(self.uses))
+
+    def _scanned(
+        self, fn: Callable[[Layer, jax.Array], jax.Array], keep: jax.Array | None = None
+    ) -> jax.Array:
+        """``fn`` of the gradients of a few examples at a time, stacked [chunks, ...]."""
+        batch = self.uses[0].data.shape[0]
+        keep = jnp.ones(batch, bool) if keep is None else keep
+        entries = math.prod(factors.reference(self.uses).view.leaf_shape)
+        rows = min(batch, max(1, _CHUNK_BYTES // (4 * entries)))
+        arrays = ([(use.data, use.cotangent) for use in self.uses], keep)
+
+        def one(chunk: Any) -> jax.Array:
+            pairs, keep = chunk
+            uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
+            return fn(Factors(uses).layer(), keep)
+
+        # Padding rows are not kept.
+        return jax.lax.map(one, jax.tree.map(lambda a: _cut(a, rows), arrays))
+
+
+def _cut(array: jax.Array, rows: int) -> jax.Array:
+    padded = jnp.pad(array, [(0, -array.shape[0] % rows)] + [(0, 0)] * (array.ndim - 1))
+    return padded.reshape(-1, rows, *array.shape[1:])
+
+
+def _arranged(site: Any, leaf: jax.Array) -> jax.Array:
+    return site.of_view(site.view.of_leaf(leaf))
+
+
+def _to_leaf(site: Any, gradient: jax.Array) -> jax.Array:
+    return site.view.to_leaf(site.to_view(gradient))

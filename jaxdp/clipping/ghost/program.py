@@ -1,0 +1,183 @@
+"""The loss of one example as a flat list of operations, so that parameters can be followed."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from jaxdp.types import PyTree
+
+# Calls that only group operations; their bodies are written out in place.
+_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+_REMAT = ("remat2", "checkpoint", "remat")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """One operation on numbered values.
+
+    Attributes:
+        eqn: the traced equation: its primitive and parameters.
+        ins: numbers of the operands, or the literals themselves.
+        outs: numbers of the results.
+        debug_info: what names the traced function.
+        body: for ``jax.checkpoint``, the program inside it; its values have numbers of their own.
+    """
+
+    eqn: core.JaxprEqn
+    ins: tuple["int | core.Literal", ...]
+    outs: tuple[int, ...]
+    debug_info: Any
+    body: "Program | None" = None
+
+    @property
+    def name(self) -> str:
+        """Name of the primitive."""
+        return str(self.eqn.primitive.name)
+
+    def shape_of(self, operand: int) -> tuple[int, ...]:
+        """Shape of an operand."""
+        aval: Any = self.eqn.invars[operand].aval
+        return tuple(aval.shape)
+
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the first result."""
+        aval: Any = self.eqn.outvars[0].aval
+        return tuple(aval.shape)
+
+    def out_dtype(self) -> Any:
+        """Type of the first result."""
+        aval: Any = self.eqn.outvars[0].aval
+        return aval.dtype
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function with all inner ``jit`` calls written out.
+
+    Attributes:
+        nodes: the operations in order.
+        ins: numbers of the arguments.
+        outs: numbers of the results, or literals.
+        consts: values of the captured constants, by number.
+    """
+
+    nodes: tuple[Node, ...]
+    ins: tuple[int, ...]
+    outs: tuple["int | core.Literal", ...]
+    consts: Mapping[int, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+    """A traced loss.
+
+    Attributes:
+        program: parameters' leaves first, then the example's, then the key's.
+        num_params: how many of the arguments are parameters.
+        out_tree: structure of what the loss returned.
+    """
+
+    program: Program
+    num_params: int
+    out_tree: Any
+
+    def ignores_example(self) -> bool:
+        """Whether no argument beyond the parameters reaches the first result, the loss."""
+        return not reaches(self.program, self.program.ins[self.num_params :])
+
+
+def trace(fn: Callable[..., PyTree], params: PyTree, *args: PyTree) -> Traced:
+    """Traces ``fn`` at the shapes of its arguments, without computing anything."""
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(params, *args)
+    program = _flatten(closed.jaxpr, closed.consts, _Counter())
+    return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes))
+
+
+def reaches(program: Program, sources: Sequence[int]) -> bool:
+    """Whether the first result depends on any of the values ``sources``."""
+    tainted = set(sources)
+    for node in program.nodes:
+        if any(isinstance(ref, int) and ref in tainted for ref in node.ins):
+            tainted.update(node.outs)
+    return program.outs[0] in tainted
+
+
+def evaluate(
+    program: Program, args: Sequence[Any], on_node: Callable[[Node, list[Any]], list[Any]]
+) -> list[Any]:
+    """Runs the program; ``on_node`` computes each operation from its operands."""
+    values = dict(program.consts)
+    values.update(zip(program.ins, args, strict=True))
+
+    def read(ref: "int | core.Literal") -> Any:
+        return values[ref] if isinstance(ref, int) else ref.val
+
+    for node in program.nodes:
+        results = on_node(node, [read(ref) for ref in node.ins])
+        values.update(zip(node.outs, results, strict=True))
+    return [read(ref) for ref in program.outs]
+
+
+def apply_node(node: Node, operands: Sequence[Any]) -> list[Any]:
+    """The operation as JAX would have run it, custom derivatives included."""
+    eqn = node.eqn
+    given = {
+        var: value
+        for var, value in zip(eqn.invars, operands, strict=True)
+        if not isinstance(var, core.Literal)
+    }
+    jaxpr = core.Jaxpr([], list(given), eqn.outvars, [eqn], debug_info=node.debug_info)
+    return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values()))
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.used = 0
+
+    def __call__(self) -> int:
+        self.used += 1
+        return self.used
+
+
+def _flatten(jaxpr: core.Jaxpr, consts: Sequence[Any], fresh: _Counter) -> Program:
+    numbers = {var: fresh() for var in (*jaxpr.constvars, *jaxpr.invars)}
+    nodes: list[Node] = []
+    _write_out(jaxpr, numbers, nodes, captured := {}, fresh)
+    captured.update({numbers[v]: c for v, c in zip(jaxpr.constvars, consts, strict=True)})
+    outs = tuple(_number(atom, numbers) for atom in jaxpr.outvars)
+    return Program(tuple(nodes), tuple(numbers[v] for v in jaxpr.invars), outs, captured)
+
+
+def _write_out(
+    jaxpr: core.Jaxpr,
+    numbers: dict[Any, Any],
+    nodes: list[Node],
+    captured: dict[int, Any],
+    fresh: _Counter,
+) -> None:
+    for eqn in jaxpr.eqns:
+        ins = tuple(_number(atom, numbers) for atom in eqn.invars)
+        if eqn.primitive.name in _INLINED:
+            inner = eqn.params[_INLINED[eqn.primitive.name]]
+            body = getattr(inner, "jaxpr", inner)
+            inside: dict[Any, Any] = dict(zip(body.invars, ins, strict=True))
+            for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
+                inside[var] = fresh()
+                captured[inside[var]] = const
+            _write_out(body, inside, nodes, captured, fresh)
+            results = [_number(atom, inside) for atom in body.outvars]
+            numbers.update(zip(eqn.outvars, results, strict=True))
+        else:
+            numbers.update({var: fresh() for var in eqn.outvars})
+            body_program = None
+            if eqn.primitive.name in _REMAT:
+                body_program = _flatten(eqn.params["jaxpr"], (), fresh)
+            outs = tuple(numbers[var] for var in eqn.outvars)
+            nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program))
+
+
+def _number(atom: Any, numbers: Mapping[Any, Any]) -> Any:
+    return atom if isinstance(atom, core.Literal) else numbers[atom]

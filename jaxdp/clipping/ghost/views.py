@@ -1,0 +1,93 @@
+"""Parameters seen through reshapes, transposes and casts: the same numbers, arranged otherwise."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.clipping.ghost.program import Node
+
+# A label names the axes of the leaf that an axis of the view runs over, so that two uses of one
+# parameter can be compared.
+Label = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """A parameter after operations that only rearrange it (so gradients keep their norm).
+
+    Attributes:
+        leaf: number of the parameter's leaf.
+        leaf_shape: shape of the leaf.
+        shape: shape of the view.
+        labels: for each axis of the view, the leaf's axes that it runs over.
+        chain: the operations, first to last; casts are left out.
+    """
+
+    leaf: int
+    leaf_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    labels: tuple[Label, ...]
+    chain: tuple[Node, ...] = ()
+
+    def to_leaf(self, gradient: jax.Array) -> jax.Array:
+        """A float32 gradient of the view, arranged like the leaf."""
+        aval = jax.ShapeDtypeStruct(self.leaf_shape, jnp.float32)
+        return jax.linear_transpose(self.of_leaf, aval)(gradient)[0]
+
+    def of_leaf(self, leaf: jax.Array) -> jax.Array:
+        """A float32 array shaped like the leaf, arranged like the view."""
+        for node in self.chain:
+            leaf = _rearranged(node, leaf)
+        return leaf
+
+
+def of_parameter(leaf: int, shape: Sequence[int]) -> View:
+    """The parameter itself."""
+    return View(leaf, tuple(shape), tuple(shape), tuple(((axis,)) for axis in range(len(shape))))
+
+
+def through(node: Node, view: View) -> View | None:
+    """The view after one more operation; None if that does more than rearrange it."""
+    shape = node.out_shape()
+    if node.name in ("convert_element_type", "copy", "copy_p"):
+        floating = jnp.issubdtype(node.out_dtype(), jnp.floating)
+        return view if floating else None
+    if node.name == "transpose":
+        labels = tuple(view.labels[axis] for axis in node.eqn.params["permutation"])
+    elif node.name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+        # The size tells a broadcast that repeats values, whose gradient would add up.
+        if len(node.ins) != 1 or math.prod(shape) != math.prod(view.shape) or 0 in shape:
+            return None
+        labels = _regrouped(view, shape)
+    else:
+        return None
+    return View(view.leaf, view.leaf_shape, shape, labels, (*view.chain, node))
+
+
+def _rearranged(node: Node, value: jax.Array) -> jax.Array:
+    if node.name == "transpose":
+        return jnp.transpose(value, node.eqn.params["permutation"])
+    return jnp.reshape(value, node.out_shape())
+
+
+def _regrouped(view: View, shape: tuple[int, ...]) -> tuple[Label, ...]:
+    """Labels after a reshape in row-major order: axes that merge join their labels."""
+    old = [(size, label) for size, label in zip(view.shape, view.labels, strict=True) if size > 1]
+    labels: list[Label] = []
+    position = 0
+    for size in shape:
+        taken: Label = ()
+        product = 1
+        while product < size and position < len(old):
+            product *= old[position][0]
+            taken += old[position][1]
+            position += 1
+        if product != size:
+            # An axis was split: unique to this way of splitting it.
+            return tuple(("split", view.labels, shape, i) for i in range(len(shape)))
+        labels.append(taken)
+    return tuple(labels)

@@ -1,0 +1,226 @@
+"""Small networks of every kind: name -> (params, loss of one example, batch of 5)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jaxdp import models
+
+ROWS = 5
+
+
+def _classifier(module, shape, classes=4):
+    def make():
+        x = jax.random.normal(jax.random.key(1), (ROWS, *shape))
+        y = jnp.arange(ROWS, dtype=jnp.int32) % classes
+        params = module.init(jax.random.key(0), x[:1])
+
+        def loss_fn(params, example):
+            image, label = example
+            logits = module.apply(params, image[None])[0]
+            return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+        return params, loss_fn, (x, y)
+
+    return make
+
+
+def _papers_cnn(name, shape):
+    def make():
+        model = models.build(name, num_classes=10, example_shape=shape)
+        params = models.init(model, jax.random.key(0), shape)
+        x = jax.random.uniform(jax.random.key(1), (ROWS, *shape))
+        return params, models.cross_entropy(model), (x, jnp.arange(ROWS, dtype=jnp.int32))
+
+    return make
+
+
+class Convolutions(nn.Module):
+    """Grouped, dilated, strided and transposed, with uneven padding."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(6, (3, 3), feature_group_count=3, padding=((1, 0), (0, 2)))(x))
+        x = jnp.tanh(nn.Conv(4, (3, 2), kernel_dilation=2, padding="SAME")(x))
+        x = nn.gelu(nn.ConvTranspose(5, (3, 3), strides=(2, 2))(x))
+        x = jnp.tanh(nn.Conv(4, (3, 3), strides=(3, 2), padding="VALID")(x))
+        return nn.Dense(4)(x.reshape(x.shape[0], -1))
+
+
+class Normalised(nn.Module):
+    """LayerNorm, GroupNorm and RMSNorm."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.GroupNorm(num_groups=2)(nn.Conv(4, (3, 3))(x))
+        x = nn.LayerNorm()(nn.Dense(8)(nn.relu(x).reshape(x.shape[0], -1)))
+        return nn.Dense(4)(nn.RMSNorm()(x))
+
+
+class Residual(nn.Module):
+    """Two pre-activation blocks of a wide residual network."""
+
+    @nn.compact
+    def __call__(self, x):
+        for width, stride in ((8, 1), (12, 2)):
+            h = nn.relu(nn.GroupNorm(num_groups=4)(nn.Conv(8, (1, 1))(x)))
+            short = nn.Conv(width, (1, 1), (stride, stride), use_bias=False)(h)
+            h = nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(h)
+            h = nn.relu(nn.GroupNorm(num_groups=4)(h))
+            x = short + nn.Conv(width, (3, 3), use_bias=False)(h)
+        return nn.Dense(4)(x.mean(axis=(1, 2)))
+
+
+class Recurrent(nn.Module):
+    """A gated recurrent unit by scan."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(nn.RNN(nn.GRUCell(7))(x)[:, -1])
+
+
+class Block(nn.Module):
+    """A transformer block."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.LayerNorm()(x)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2)(h)
+        return x + nn.Dense(8)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
+
+
+def _language_model(tied, remat=False):
+    class LanguageModel(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            table = nn.Embed(11, 8)
+            x = table(tokens) + self.param("places", nn.initializers.normal(), (6, 8))
+            x = (nn.remat(Block) if remat else Block)(name="block")(x)
+            return table.attend(x) if tied else nn.Dense(11, use_bias=False)(x)
+
+    def make():
+        module = LanguageModel()
+        tokens = jax.random.randint(jax.random.key(1), (ROWS, 7), 0, 11)
+        params = module.init(jax.random.key(0), tokens[0, :-1])
+
+        def loss_fn(params, tokens):
+            logits = module.apply(params, tokens[:-1])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).sum()
+
+        return params, loss_fn, tokens
+
+    return make
+
+
+def _plain():
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = [jax.random.normal(keys[0], (3, 5)), jax.random.normal(keys[1], (5, 2, 2))]
+    x = jax.random.normal(keys[2], (ROWS, 4, 3))
+
+    def loss_fn(params, x):
+        first, second = params
+        hidden = jnp.sin(jnp.einsum("ti,ij->tj", x, first))
+        out = jnp.einsum("kjl,tj->tkl", second.transpose(1, 0, 2), hidden)
+        return jnp.sum(jnp.square(out))
+
+    return params, loss_fn, x
+
+
+def _used_twice():
+    params, _, x = _plain()
+
+    def loss_fn(params, x):
+        w = params[0]
+        hidden = jnp.tanh(x @ w)
+        back = hidden @ w.T  # the same weight the other way round
+        return jnp.sum(jnp.square(jnp.tanh(back) @ w) + jnp.sin(hidden)) + jnp.sum(params[1])
+
+    return params, loss_fn, x
+
+
+def _non_linear():
+    params, _, x = _plain()
+
+    def loss_fn(params, x):
+        unit = params[0] / jnp.sqrt(jnp.sum(jnp.square(params[0])))
+        return jnp.sum(jnp.square(x @ unit)) + jnp.sum(params[1] ** 3) * jnp.sum(x)
+
+    return params, loss_fn, x
+
+
+def _heads():
+    """A weight with a batch axis of its own, and a matrix of positions by positions."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "heads": jax.random.normal(keys[0], (2, 3, 4)),
+        "mix": jax.random.normal(keys[1], (5, 5)),
+        "unused": jnp.ones(3),
+    }
+
+    def loss_fn(params, x):
+        mixed = jnp.einsum("ts,shi->thi", params["mix"], x)
+        return jnp.sum(jnp.tanh(jnp.einsum("hij,thi->thj", params["heads"], mixed)))
+
+    return params, loss_fn, jax.random.normal(keys[2], (ROWS, 5, 2, 3))
+
+
+def _nnx():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Conv(2, 3, (3, 3), rngs=rngs)
+            self.norm = nnx.LayerNorm(3, rngs=rngs)
+            self.last = nnx.Linear(3 * 6 * 6, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(nnx.relu(self.norm(self.first(x))).reshape(-1))
+
+    graph, params = nnx.split(Net(nnx.Rngs(0)))
+
+    def loss_fn(params, example):
+        logits = nnx.merge(graph, params)(example)
+        return jax.nn.logsumexp(logits) - logits[0]
+
+    return params, loss_fn, jax.random.normal(jax.random.key(1), (ROWS, 6, 6, 2))
+
+
+def _low_rank():
+    """A frozen weight with a trained low-rank update, written as a product of activations."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = {"frozen": (6, 5), "down": (6, 2), "up": (2, 5)}
+    params = {n: jax.random.normal(k, s) for k, (n, s) in zip(keys, shapes.items(), strict=False)}
+
+    def loss_fn(params, x):
+        y = x @ params["frozen"] + x @ params["down"] @ params["up"]
+        return jnp.sum(jnp.tanh(y))
+
+    return params, loss_fn, jax.random.normal(keys[3], (ROWS, 3, 6))
+
+
+class MLP(nn.Module):
+    """Three dense layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(jnp.tanh(nn.Dense(9)(nn.relu(nn.Dense(12)(x)))))
+
+
+ARCHITECTURES = {
+    "mlp": _classifier(MLP(), (10,)),
+    "mnist_cnn": _papers_cnn("mnist-cnn", (28, 28, 1)),
+    "cifar_cnn": _papers_cnn("cifar-cnn", (32, 32, 3)),
+    "convolutions": _classifier(Convolutions(), (9, 8, 3)),
+    "normalised": _classifier(Normalised(), (5, 5, 3)),
+    "residual": _classifier(Residual(), (8, 8, 3)),
+    "gru": _classifier(Recurrent(), (6, 3)),
+    "tied": _language_model(tied=True),
+    "untied": _language_model(tied=False),
+    "rematerialised": _language_model(tied=True, remat=True),
+    "plain": _plain,
+    "used_twice": _used_twice,
+    "non_linear": _non_linear,
+    "heads": _heads,
+    "nnx": _nnx,
+    "low_rank": _low_rank,
+}
