@@ -99,7 +99,7 @@ class Mechanism:
 
     def l2(self, params: PyTree) -> float:
         """The largest norm of one record's clipped contribution."""
-        return self.rule.l2(params) if callable(self.rule.l2) else self.rule.l2
+        return self.rule.l2(params)
 
     def leaking(self, reason: str) -> "Mechanism":
         """The same mechanism, for an algorithm that reveals more: ``NonPrivate`` in the ledger."""

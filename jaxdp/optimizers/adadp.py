@@ -7,7 +7,7 @@ Xu et al., "An adaptive and fast convergent approach to differentially private d
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import optax
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.clipping import Rule
+from jaxdp.clipping import CoordinateBox, coordinate_box
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.as_published import RawGradient, flat_clip
@@ -166,7 +166,7 @@ def adadp(
         adaptive_rate: False is the ablation AdaN. (AdaL is :func:`adal`.)
         step: further arguments of :func:`scale_by_adadp`.
     """
-    if getattr(mechanism.rule, "bound", None) != 1.0:
+    if mechanism.rule != CoordinateBox(1.0):
         raise ValueError(
             "mechanism must clip each coordinate to ±1, by jaxdp.coordinate_box(1.0), got "
             f"{mechanism.rule!r}"
@@ -224,13 +224,13 @@ def adadp_as_published(
         _validate.positive(name, value)
     gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
     mechanism = with_rule(
-        # The noise asks the sum for its norm; the rule stands for the contribution's bound only.
-        cast(Rule, _Sqrt()), noise_multiplier, batch_size, dataset_size, sampling,
+        # Its bound √m is that of the contributions below; its clipping is not used.
+        coordinate_box(1.0), noise_multiplier, batch_size, dataset_size, sampling,
         leak="un-noised squared gradients set the clip bounds and the noise of later steps",
     )
 
     def sides(moment: PyTree) -> PyTree:
-        even = bound / _Sqrt().l2(moment)
+        even = bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moment)))
         roots = jax.tree.map(jnp.sqrt, moment)
         local = variance(roots) > threshold
         return jax.tree.map(lambda r: jnp.where(local, beta * r, even), roots)
@@ -266,7 +266,7 @@ def adadp_as_published(
     return Method(
         mechanism, tx, raw=lambda state: state[0].moment, claim=acc.claims.adadp_theorem_1,
         gradient=functools.partial(
-            RawGradient, contribution=contribution, l2=_Sqrt().l2, unscale=sides,
+            RawGradient, contribution=contribution, l2=mechanism.l2, unscale=sides,
             batch_size=mechanism.batch_size,
         ),
     )
@@ -278,17 +278,6 @@ def variance(tree: PyTree) -> jax.Array:
     size = sum(leaf.size for leaf in leaves)
     mean = sum(jnp.sum(leaf) for leaf in leaves) / size
     return sum(jnp.sum(jnp.square(leaf - mean)) for leaf in leaves) / size
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sqrt:
-    """The bound √m of contributions that are at most 1 in each of m coordinates."""
-
-    def l2(self, params: PyTree) -> float:
-        return math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(params)))
-
-    def factors(self, square_norms: PyTree) -> PyTree:
-        raise NotImplementedError("clipping by un-noised moments is done by RawGradient")
 
 
 def _rms_step(

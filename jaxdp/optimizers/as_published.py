@@ -60,7 +60,7 @@ class RawGradient:
         leaked = jax.tree.map(lambda g: g / self.batch_size, leaked)
         unscale = None if self.unscale is None else self.unscale(raw)
         info = ClipInfo(norms, losses, keep, mask)
-        return LeakySum(total, self.l2(params), unscale, leaked), info
+        return LeakySum(total, self.l2(params), unscale, leaked=leaked), info
 
     def sum(
         self, params: PyTree, data: PyTree, draw: Draw, rng: jax.Array | None = None, *,
@@ -75,7 +75,7 @@ class RawGradient:
             infos.append(info)
         value, leaked = jax.tree.map(lambda *leaves: sum(leaves), *parts)
         unscale = None if self.unscale is None else self.unscale(raw)
-        return LeakySum(value, self.l2(params), unscale, leaked), infos
+        return LeakySum(value, self.l2(params), unscale, leaked=leaked), infos
 
 
 @functools.partial(jax.jit, static_argnums=0)

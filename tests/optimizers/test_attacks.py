@@ -11,9 +11,10 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.mechanism import with_rule
+from jaxdp.optimizers.as_published import LeakySum
 from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy, energy_mechanism
 from jaxdp.types import Summed
-from tests.optimizers import attack, shim
+from tests.optimizers import attack
 
 STEPS = 4
 KEY = jax.random.key(2)
@@ -26,17 +27,13 @@ def flat(noise=2.0, sizes=HALF):
 
 
 def box(noise=2.0, sizes=HALF):
-    return with_rule(shim.Box(1.0), noise, *sizes)
-
-
-def explicit(method):
-    return dataclasses.replace(method, gradient=shim.gradient(method.mechanism.rule))
+    return with_rule(jaxdp.coordinate_box(1.0), noise, *sizes)
 
 
 REPAIRED = {
     "dp_adam": lambda noise=2.0, sizes=HALF: opt.dp_adam(flat(noise, sizes), 0.1),
-    "adadp": lambda noise=2.0, sizes=HALF: explicit(opt.adadp(box(noise, sizes), 0.1, bound=1.0)),
-    "piadam": lambda noise=2.0, sizes=HALF: explicit(opt.piadam(flat(noise, sizes), 0.1)),
+    "adadp": lambda noise=2.0, sizes=HALF: opt.adadp(box(noise, sizes), 0.1, bound=1.0),
+    "piadam": lambda noise=2.0, sizes=HALF: opt.piadam(flat(noise, sizes), 0.1),
 }
 
 
@@ -70,7 +67,7 @@ def fed_raw(method):
         return inner.update(updates, state, params, **extra)[0], moved
 
     def gradient(loss_fn):
-        summed = shim.gradient(method.mechanism.rule)(loss_fn)
+        summed = method.clipped_grad(loss_fn)
 
         def leaky(params, batch, mask, **context):
             total, info = summed(params, batch, mask, **context)
@@ -78,7 +75,7 @@ def fed_raw(method):
             if total.unscale is not None:
                 raw = jax.tree.map(jnp.multiply, raw, total.unscale)
             leaked = jax.tree.map(lambda g: g / 5, raw)
-            return opt.as_published.LeakySum(total.value, total.l2, total.unscale, leaked), info
+            return LeakySum(total.value, total.l2, total.unscale, leaked=leaked), info
 
         return leaky
 
