@@ -105,7 +105,7 @@ def annealing_in_a_plane() -> tuple[Figure, str]:
     truth = np.array([1.5, -1.0], np.float32)
     y = (x @ truth + 0.3 * rng.normal(size=200)).astype(np.float32)
     records = jnp.concatenate([jnp.asarray(x), jnp.asarray(y)[:, None]], axis=1)
-    mechanism = with_rule(clipping.clip(0.5), 6.0, 100, 100, "full_batch")
+    mechanism = with_rule(clipping.clip(0.5), 25.0, 100, 100, "full_batch")
     key = jax.random.key(0)
     energy = PublicEnergy(_regression, records[100:])
     figure, axes = _plane("Linear regression: 60 candidates, least squares at the star")

@@ -139,19 +139,18 @@ def nasty(params, example):
     return scale * params["w"][0] + jnp.where(example < -0.9, jnp.nan, 0.0)
 
 
-@pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_one_record_moves_the_private_energy_by_at_most_its_bound(direction):
+def test_one_record_moves_the_private_energy_by_at_most_its_bound():
     energy = private(loss_fn=nasty)
     drawn = energy.prepare()
-    now, then = {"w": jnp.zeros(1)}, {"w": jnp.full(1, direction)}
+    now, then = {"w": jnp.zeros(1)}, {"w": jnp.ones(1)}
     indices, mask = np.asarray(drawn.indices), np.asarray(drawn.mask)
-    total = float(drawn.clipped_sum(then, now))
-    furthest = 0.0
+    sum_of = jax.jit(lambda drawn: drawn.clipped_sum(then, now))
+    total, furthest = float(sum_of(drawn)), 0.0
     for i, j in zip(*np.nonzero(mask), strict=True):
         fewer = mask.copy()
         fewer[i, j] = False
         without = type(drawn)(**{**vars(drawn), "mask": fewer, "indices": indices})
-        furthest = max(furthest, abs(total - float(without.clipped_sum(then, now))))
+        furthest = max(furthest, abs(total - float(sum_of(without))))
     assert furthest <= 0.5 * (1 + 1e-6)
     assert furthest > 0.49
 
