@@ -70,7 +70,7 @@ def privatize(
     def init(params: PyTree) -> PrivatizeState:
         _check_floating(params)
         words = _fresh_words(params) if given is None else given
-        _check_one_key_a_member(params, words)
+        check_one_key_a_member(params, words)
         return PrivatizeState(key=words, step=jnp.zeros([], jnp.int32))
 
     def update(
@@ -153,11 +153,11 @@ def _check_update(updates: Any, state: PrivatizeState, params: Any, extra: dict[
         found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (updates.value, params))
         if found != wanted:
             raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
-    _check_one_key_a_member(updates.value, state.key)
+    check_one_key_a_member(updates.value, state.key)
 
 
-def _check_one_key_a_member(tree: PyTree, words: jax.Array) -> None:
-    # Members of a vmap that share a key share their noise, which subtracts away.
+def check_one_key_a_member(tree: PyTree, words: jax.Array) -> None:
+    """Refuses members of a vmap that share a key: they share their noise, which subtracts away."""
     if any(_is_mapped(leaf) for leaf in jax.tree.leaves(tree)) and not _is_mapped(words):
         raise ValueError("key must be another one for every member of a vmap, got one for all")
 

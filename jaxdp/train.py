@@ -122,9 +122,10 @@ def trainer_of(
         rng: key of dropout and augmentation.
 
     Raises:
-        ValueError: a private energy that the method does not charge, or the other way round.
+        ValueError: a private energy that the method does not charge, or the other way round; with a
+            ledger, an energy whose draws it is not charged for.
     """
-    _check_energy(method, energy)
+    _check_energy(method, energy, ledger)
     secret = secret or Secret.new()
     rows = physical_batch_size or default_physical_batch_size(method.mechanism.batch_size)
     sampler = method.mechanism.sampler(
@@ -135,12 +136,19 @@ def trainer_of(
     return Trainer(method.clipped_grad(loss_fn), tx, sampler, rng, context, energy)
 
 
-def _check_energy(method: Method, energy: PublicEnergy | PrivateEnergy | None) -> None:
+def _check_energy(
+    method: Method, energy: PublicEnergy | PrivateEnergy | None, ledger: Ledger | None
+) -> None:
     charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
     if charged != method.energy:
         raise ValueError(
             "energy must be the one that the method charges: the method's energy mechanism is "
             f"{method.energy}, that of the energy {charged}"
+        )
+    if isinstance(energy, PrivateEnergy) and ledger is not None and energy.sampler.on_draw is None:
+        raise ValueError(
+            "energy must be drawn by a sampler with a ledger, like the gradient: make it by "
+            "mechanism.sampler(..., ledger=ledger), got one that charges nothing"
         )
 
 

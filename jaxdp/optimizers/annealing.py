@@ -13,9 +13,9 @@ import optax
 from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
-from jaxdp.noise import IMPL, key_words
+from jaxdp.noise import IMPL, check_one_key_a_member, key_words
 from jaxdp.optimizers import _check
-from jaxdp.optimizers.energy import is_energy
+from jaxdp.optimizers.energy import DrawnEnergy, is_energy
 from jaxdp.optimizers.method import Method
 from jaxdp.types import PyTree
 
@@ -101,6 +101,8 @@ def annealing(
         energy: Any = None, **extra: Any,
     ) -> tuple[PyTree, AnnealingState]:
         _check_update(energy, params)
+        if isinstance(energy, DrawnEnergy):
+            check_one_key_a_member((params, energy), state.key)
         step, proposed = inner.update(updates, state.inner, params, **extra)
         chance, noise = _keys(state)
         rise, candidate_energy = energy.rise(

@@ -215,6 +215,20 @@ def test_the_energy_must_be_the_one_that_is_charged():
         trainer_of(charged, first, 60, secret=secret, energy=PUBLIC)
 
 
+def test_with_a_ledger_the_energy_is_charged_to_one_too():
+    energy, ledger = private(), jaxdp.Ledger()
+    method = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
+    with pytest.raises(ValueError, match="energy must be drawn by a sampler with a ledger"):
+        trainer_of(method, first, 60, ledger=ledger, energy=energy)
+
+
+def test_members_of_a_vmap_never_share_an_energys_noise():
+    tx, drawn = annealing(optax.identity(), KEY), private().prepare()
+    state = tx.init({"w": jnp.zeros(1)})
+    with pytest.raises(ValueError, match="another one for every member of a vmap"):
+        jax.vmap(lambda w: tx.update({"w": w}, state, {"w": w}, energy=drawn)[0])(jnp.zeros((2, 1)))
+
+
 def test_as_published_says_what_it_is():
     mech = jaxdp.dp_sgd(1.23, 0.1, 512, 60_000)
     public = sa_dpsgd(mech, 0.1, KEY, as_published=True)

@@ -78,6 +78,39 @@ def test_a_method_is_a_good_citizen(name):
         assert all((np.asarray(s) > 0).all() for s in jax.tree.leaves(scale))
 
 
+@pytest.mark.parametrize("name", ["adadp", "piadam", "dp-adam"])
+def test_the_releases_alone_give_everything_that_follows(name):
+    """Whatever the records were: parameters, moments and clip bounds from the noisy sums again."""
+    made, values = method(name), sums(5)
+    noise, after = made.mechanism.privatize(KEY), optax.with_extra_args_support(made.after_noise)
+
+    def real(carry, value):
+        params, (first, rest) = carry
+        scale = made.context((first, rest)).get("scale")
+        value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
+        noisy, first = noise.update(
+            Summed(value, made.mechanism.l2(params), scale), first, params)
+        updates, rest = after.update(noisy, rest, params)
+        return (optax.apply_updates(params, updates), (first, rest)), (noisy, scale)
+
+    def replayed(carry, noisy):
+        params, rest = carry
+        scale = made.context((None, rest)).get("scale")
+        updates, rest = after.update(noisy, rest, params)
+        return (optax.apply_updates(params, updates), rest), scale
+
+    fast = {"xla_backend_optimization_level": 0}
+    start, again = (noise.init(PARAMS), after.init(PARAMS)), after.init(PARAMS)
+    (params, (_, rest)), (released, scales) = jax.jit(
+        lambda v: jax.lax.scan(real, (PARAMS, start), v), compiler_options=fast)(values)
+    (same, same_rest), same_scales = jax.jit(
+        lambda v: jax.lax.scan(replayed, (PARAMS, again), v), compiler_options=fast)(released)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+                 (params, rest, scales), (same, same_rest, same_scales))
+    assert made.raw is None
+    assert made.gradient is None
+
+
 @pytest.mark.parametrize("name", ["piadagrad", "sa-dpsgd"])
 def test_seeds_under_vmap_get_their_own_noise(name):
     def final(words):
