@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         per_layer,
     )
     from jaxdp.ledger import Ledger
-    from jaxdp.mechanism import Mechanism, dp_sgd
+    from jaxdp.mechanism import Mechanism, dp_sgd, with_rule
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Method
     from jaxdp.sampling import FixedSize, FullBatch, Poisson
@@ -55,6 +55,7 @@ _HOME = {
     "per_layer": "clipping",
     "privatize": "noise",
     "trainer_of": "train",
+    "with_rule": "mechanism",
 }
 _SUBMODULES = (
     "accounting", "data", "models", "optimizers", "preprocess", "report", "schedules", "train",
@@ -86,6 +87,7 @@ __all__ = [
     "per_layer",
     "privatize",
     "trainer_of",
+    "with_rule",
 ]
 
 
