@@ -10,6 +10,7 @@ from jaxdp.data.specs import spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.method import Method
+from jaxdp.runs import budget
 from jaxdp.schedules import NoiseSchedule, parse
 from jaxdp.seeds import Secret
 
@@ -225,82 +226,17 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
     if config.noise_multiplier is None:
         if config.steps is None:
             raise ValueError("steps or noise_multiplier must be given beside epsilon, got neither")
-        return dataclasses.replace(config, noise_multiplier=_calibrated_noise(config, relation))
+        noise = budget.calibrated_noise(config, relation)
+        return dataclasses.replace(config, noise_multiplier=noise)
     if config.noise_schedule is not None:
         raise ValueError("steps must be given with a noise_schedule, got None")
-    steps = _calibrated_steps(config, relation)
+    steps = budget.calibrated_steps(config, relation)
     if steps < 1:
         raise ValueError(
             f"epsilon must allow at least one step at noise_multiplier {config.noise_multiplier}, "
             f"got {config.epsilon}"
         )
     return dataclasses.replace(config, steps=steps)
-
-
-def _calibrated_noise(config: RunConfig, relation: acc.Relation) -> float:
-    """The least noise (within 1e-4) whose proven epsilon is at most the one asked for."""
-    assert config.steps is not None
-    assert config.epsilon is not None
-    if _plain(config):
-        return float(acc.calibrate_noise_multiplier(
-            epsilon=config.epsilon, delta=config.delta, steps=config.steps, relation=relation,
-            sampling_prob=config.batch_size / config.dataset_size,
-        ))
-    high = 1.0
-    while not _affords(config, relation, noise_multiplier=high):
-        high *= 2
-        if high > 1e6:
-            raise ValueError(
-                f"epsilon must be within reach of {config.method} at any noise_multiplier, got "
-                f"{config.epsilon}"
-            )
-    low = 0.0
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        if _affords(config, relation, noise_multiplier=middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _calibrated_steps(config: RunConfig, relation: acc.Relation) -> int:
-    """The greatest number of steps whose proven epsilon is at most the one asked for; 0 if none."""
-    assert config.noise_multiplier is not None
-    assert config.epsilon is not None
-    if _plain(config):
-        return int(acc.calibrate_steps(
-            epsilon=config.epsilon, delta=config.delta, relation=relation,
-            sampling_prob=config.batch_size / config.dataset_size,
-            noise_multiplier=config.noise_multiplier,
-        ))
-    low, high = 0, 1
-    while high < 10**8 and _affords(config, relation, steps=high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _affords(config, relation, steps=middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _plain(config: RunConfig) -> bool:
-    """Whether a run is one event repeated, which the accountant calibrates by itself."""
-    energy = registry.METHODS[config.method].energy
-    return config.noise_schedule is None and energy != "private" and not config.once()
-
-
-def _affords(config: RunConfig, relation: acc.Relation, **tried: Any) -> bool:
-    config = dataclasses.replace(config, **tried)
-    method = config.private_method()
-    # What an algorithm as published claims to be is the mechanism without its leak.
-    method = dataclasses.replace(method, mechanism=method.mechanism.leaking(""), raw=None)
-    assert config.steps is not None
-    assert config.epsilon is not None
-    total = acc.Composed((*config.once(), method.total(config.steps)))
-    return acc.epsilon(total, config.delta, relation).upper <= config.epsilon
 
 
 def _check(config: RunConfig) -> None:

@@ -170,6 +170,23 @@ def test_correction_takes_the_noise_out_of_the_moment():
     assert abs(moment[2000:].mean()) < 0.01  # 0.16
 
 
+def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
+    mech = jaxdp.with_rule(jaxdp.coordinate_box(1.0), 4.0, 10, 100)
+    params = {"w": jnp.zeros(6000)}
+    made = jaxdp.optimizers.adadp(mech, 0.1, bound=10.0, moment_decay=0.98)
+    tx, even = made.chain(KEY), 10.0 / np.sqrt(6000)
+
+    def body(state, _):
+        scale = made.context(state)["scale"]
+        summed = Summed(jax.tree.map(jnp.zeros_like, params), mech.l2(params), scale)
+        return tx.update(summed, state, params)[1], jnp.mean(jnp.square(scale["w"]))
+
+    state, squares = jax.jit(lambda s: jax.lax.scan(body, s, None, length=150))(tx.init(params))
+    noise = (4.0 * np.sqrt(6000) / 10) ** 2 * float(squares.mean())
+    assert even**2 * 0.02 < float(squares.mean()) < even**2  # the sides did move
+    assert abs(float(jnp.mean(state[1][0].moment["w"]))) < 0.05 * noise
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
