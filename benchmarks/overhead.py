@@ -47,7 +47,7 @@ def train_block(dataset: data.Dataset, secret: Secret) -> float:
 def gradients_alone(dataset: data.Dataset, secret: Secret) -> float:
     """Seconds per step of the clipped gradients of the same draws, called alone."""
     config = runs.resolve(runs.recipe("mnist", noise_multiplier=1.2, steps=2 * EVAL_EVERY))
-    trainer = assemble.trainer_of(config, len(dataset.train_y), secret)
+    trainer = assemble.trainer_of(config, dataset, secret)
     params = assemble.fresh_state(trainer, config, secret).params
     train = jax.device_put((dataset.train_x, dataset.train_y))
     jax.block_until_ready(trainer.grad_fn.sum(params, train, trainer.sampler.draw())[0].value)

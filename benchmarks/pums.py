@@ -24,7 +24,7 @@ def private(dataset: data.Dataset, model: str, secret: Secret) -> float:
         runs.recipe("pums", model=model, epsilon=1.0, learning_rate=RATES[model])
     )
     assert config.mechanism().epsilon(config.steps, config.delta).upper <= 1.0
-    trainer = assemble.trainer_of(config, len(dataset.train_y), secret)
+    trainer = assemble.trainer_of(config, dataset, secret)
     state = assemble.fresh_state(trainer, config, secret)
     train = jax.device_put((dataset.train_x, dataset.train_y))
     for _ in range(config.steps):

@@ -23,15 +23,19 @@ if TYPE_CHECKING:
         per_layer,
     )
     from jaxdp.ledger import Ledger
-    from jaxdp.mechanism import Mechanism, dp_sgd
+    from jaxdp.mechanism import Mechanism, dp_sgd, with_rule
     from jaxdp.noise import privatize
+    from jaxdp.optimizers import Method
     from jaxdp.sampling import FixedSize, FullBatch, Poisson
+    from jaxdp.schedules import NoiseSchedule
     from jaxdp.seeds import Secret
-    from jaxdp.train import compile_update
+    from jaxdp.train import compile_update, trainer_of
     from jaxdp.types import Draw, Summed
 
 _HOME = {
     "Clip": "clipping",
+    "Method": "optimizers",
+    "NoiseSchedule": "schedules",
     "ClippedGrad": "clipping",
     "Draw": "types",
     "FixedSize": "sampling",
@@ -52,8 +56,12 @@ _HOME = {
     "normalize": "clipping",
     "per_layer": "clipping",
     "privatize": "noise",
+    "trainer_of": "train",
+    "with_rule": "mechanism",
 }
-_SUBMODULES = ("accounting", "data", "models", "optimizers", "report", "train")
+_SUBMODULES = (
+    "accounting", "data", "models", "optimizers", "preprocess", "report", "schedules", "train",
+)
 
 __all__ = [
     "Clip",
@@ -63,6 +71,8 @@ __all__ = [
     "FullBatch",
     "Ledger",
     "Mechanism",
+    "Method",
+    "NoiseSchedule",
     "Poisson",
     "Secret",
     "Summed",
@@ -79,6 +89,8 @@ __all__ = [
     "normalize",
     "per_layer",
     "privatize",
+    "trainer_of",
+    "with_rule",
 ]
 
 

@@ -1,5 +1,6 @@
 """Gaussian noise on a clipped sum, as the first transformation of an optax chain."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _validate
+from jaxdp.schedules import NoiseSchedule
 from jaxdp.seeds import Secret
 from jaxdp.types import PyTree, Summed
 
@@ -28,7 +30,9 @@ class PrivatizeState(NamedTuple):
 
 
 def privatize(
-    noise_multiplier: float, expected_batch_size: float, key: jax.Array | None = None
+    noise_multiplier: float | NoiseSchedule,
+    expected_batch_size: float,
+    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Adds N(0, (noise_multiplier · l2)²) to a ``Summed`` and divides by the expected batch size.
 
@@ -40,7 +44,8 @@ def privatize(
 
     Args:
         noise_multiplier: standard deviation of the noise over ``l2``; 0 adds none (epsilon is then
-            infinite).
+            infinite). A ``NoiseSchedule`` gives each step its own; past its end an update is
+            NaN, which releases nothing.
         expected_batch_size: the public divisor, sampling_prob · dataset_size.
         key: a key with all of its bits secret, never used for another run. None takes a fresh one
             from the operating system at every ``init``, so that two runs never share noise.
@@ -58,22 +63,22 @@ def privatize(
             asks for is computed from data, and releasing it is another event.
     """
     _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
-    multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
+    multiplier_at = _multipliers(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
-    given = None if key is None else _key_words(key)
+    given = None if key is None else key_words(key)
 
     def init(params: PyTree) -> PrivatizeState:
         _check_floating(params)
         words = _fresh_words(params) if given is None else given
-        _check_one_key_a_member(params, words)
+        check_one_key_a_member(params, words)
         return PrivatizeState(key=words, step=jnp.zeros([], jnp.int32))
 
     def update(
         updates: Summed, state: PrivatizeState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, PrivatizeState]:
         _check_update(updates, state, params, extra)
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=_IMPL), state.step)
-        noisy = add_gaussian(updates.value, multiplier * updates.l2, key)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=IMPL), state.step)
+        noisy = add_gaussian(updates.value, multiplier_at(state.step) * updates.l2, key)
         mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
         if updates.unscale is not None:
             mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
@@ -95,8 +100,20 @@ def add_gaussian(tree: PyTree, std: float | jax.Array, key: jax.Array) -> PyTree
     return jax.tree.unflatten(structure, noisy)
 
 
+def _multipliers(given: float | NoiseSchedule) -> Callable[[jax.Array], float | jax.Array]:
+    if not isinstance(given, NoiseSchedule):
+        constant = _validate.non_negative("noise_multiplier", given)
+        return lambda step: constant
+    table = given.table()
+
+    def multiplier_at(step: jax.Array) -> jax.Array:
+        return jnp.take(table, step, mode="fill", fill_value=jnp.nan)
+
+    return multiplier_at
+
+
 # Pinned, so that a change of JAX's default generator cannot change what a resumed run replays.
-_IMPL = "threefry2x32"
+IMPL = "threefry2x32"
 
 
 def _fresh_words(params: PyTree) -> jax.Array:
@@ -108,7 +125,8 @@ def _fresh_words(params: PyTree) -> jax.Array:
     return jax.random.key_data(Secret.new().jax_key("noise"))
 
 
-def _key_words(key: Any) -> jax.Array:
+def key_words(key: Any) -> jax.Array:
+    """uint32 [2]: the words of a threefry key; ValueError for anything else."""
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
@@ -135,11 +153,11 @@ def _check_update(updates: Any, state: PrivatizeState, params: Any, extra: dict[
         found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (updates.value, params))
         if found != wanted:
             raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
-    _check_one_key_a_member(updates.value, state.key)
+    check_one_key_a_member(updates.value, state.key)
 
 
-def _check_one_key_a_member(tree: PyTree, words: jax.Array) -> None:
-    # Members of a vmap that share a key share their noise, which subtracts away.
+def check_one_key_a_member(tree: PyTree, words: jax.Array) -> None:
+    """Refuses members of a vmap that share a key: they share their noise, which subtracts away."""
     if any(_is_mapped(leaf) for leaf in jax.tree.leaves(tree)) and not _is_mapped(words):
         raise ValueError("key must be another one for every member of a vmap, got one for all")
 

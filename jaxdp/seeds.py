@@ -47,6 +47,11 @@ class Secret:
         data = self.entropy.to_bytes(16, "big") + name.encode()
         return hashlib.blake2b(data, digest_size=16, person=b"jaxdp stream").digest()
 
+    def child(self, name: str) -> "Secret":
+        """A secret of its own for one part of a run, such as the draws of a private energy."""
+        entropy = int.from_bytes(self.stream(f"child {name}"), "big")
+        return Secret(entropy, reproducible=self.reproducible)
+
     def identifier(self) -> str:
         """Names this secret in a ledger without giving it away.
 

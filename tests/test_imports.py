@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those above it.
 FLOW = [
-    "_version", "_validate", "_durable", "accounting", "types", "seeds", "sampling", "clipping", "noise",
-    "ledger", "mechanism", "optimizers", "train", "models", "data", "runs", "report", "cli",
+    "_version", "_validate", "_durable", "accounting", "types", "seeds", "sampling", "clipping", "schedules",
+    "noise", "ledger", "mechanism", "optimizers", "train", "preprocess", "models", "data", "runs", "report", "cli",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train | export | epsilon | calibrate | data``."""
+"""The command line: ``jaxdp train | export | methods | reproduce | epsilon | calibrate | data``."""
 
 import importlib
 import sys
@@ -13,6 +13,8 @@ _COMMANDS = {
     "export": "jaxdp.cli.export:export",
     "epsilon": "jaxdp.cli.accounting:epsilon",
     "calibrate": "jaxdp.cli.accounting:calibrate",
+    "methods": "jaxdp.cli.methods:methods",
+    "reproduce": "jaxdp.cli.reproduce:reproduce",
     "data": "jaxdp.cli.data:data",
 }
 

@@ -18,7 +18,7 @@ from jaxdp.report.words import show_epsilon
 
 
 @contextlib.contextmanager
-def progress_bar(config: Any) -> Iterator[Any]:
+def progress_bar(config: Any, name: str | None = None) -> Iterator[Any]:
     """A function to be called after every step, with a history row at the end of a block.
 
     On a terminal it is a bar; elsewhere it prints a line for every block.
@@ -29,7 +29,8 @@ def progress_bar(config: Any) -> Iterator[Any]:
         TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[latest]}"),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{config.method} on {config.dataset}", total=config.steps, latest="")
+        title = name or f"{config.method} on {config.dataset}"
+        task = bar.add_task(title, total=config.steps, latest="")
 
         def progress(step: int, row: dict[str, Any] | None) -> None:
             if row is None:
@@ -38,6 +39,8 @@ def progress_bar(config: Any) -> Iterator[Any]:
             latest = f"accuracy {row['test_accuracy']:.2%}  epsilon {show_epsilon(row['epsilon'])}"
             bar.update(task, completed=step, latest=latest)
             if not console.is_terminal:
-                console.print(f"step {step}/{config.steps}  {latest}", highlight=False)
+                prefix = f"{name}: " if name else ""
+                line = f"{prefix}step {step}/{config.steps}  {latest}"
+                console.print(line, highlight=False)
 
         yield progress

@@ -26,7 +26,20 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
     "--activation", type=click.Choice(["tanh", "relu", "tempered_sigmoid"]),
     help="Of the hidden layers [default: tanh].",
 )
-@click.option("--method", type=click.Choice(["dp-sgd"]), help="Private method [default: dp-sgd].")
+@click.option(
+    "--method", help="Private method, see `jaxdp methods` [default: dp-sgd].",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE",
+    help="A further setting of the method, such as temperature=5; may be repeated.",
+)
+@click.option(
+    "--noise-schedule", metavar="KIND:NUMBER:EVERY",
+    help="How the noise multiplier moves from its first value, such as exponential:0.01:117.",
+)
+@click.option("--hidden", type=int, help="Width of an MLP's hidden layer [default: 64].")
+@click.option("--pca-dimensions", type=int, help="Project privately first (DP-PCA).")
+@click.option("--pca-noise-multiplier", type=float, help="Noise of that projection.")
 @click.option("--epsilon", type=float, help="Budget [default: 3, unless --noise-multiplier].")
 @click.option("--delta", type=float, help="Delta of the guarantee [default: 1e-5].")
 @click.option("--noise-multiplier", type=float, help="Noise standard deviation / clip norm.")
@@ -73,10 +86,26 @@ def train(
         raise click.UsageError("--fork must come with --resume")
     if resume and seed is not None:
         raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
+    options["settings"] = _settings(options["settings"]) or None
     directory = RunDirectory(out or _free_folder(options["dataset"]))
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
     config = (_stored_config if resume else _new_config)(directory, options)
     _run(config, directory, data_dir, secret, resume, fork)
+
+
+def _settings(given: tuple[str, ...]) -> dict[str, float | int]:
+    """NAME=VALUE pairs as numbers."""
+    found: dict[str, float | int] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            sign = ""
+        if not sign:
+            raise ValueError(f"--set must be NAME=VALUE with a number, got {text!r}")
+        found[name] = int(number) if value.lstrip("+-").isdigit() else number
+    return found
 
 
 def _run(config: Any, directory: Any, data_dir: Path | None, secret: Any, again: bool, fork: bool
@@ -139,6 +168,16 @@ def _print_summary(report: dict[str, Any], directory: Any) -> None:
         f"({guarantee['relation']}, {guarantee['sampling']} sampling, "
         f"{guarantee['releases']:,} releases)"
     )
+    if report["claim"]:
+        claim = report["claim"]
+        click.echo(f"claimed by the paper: epsilon {show_epsilon(claim['epsilon'])}, "
+                   f"{claim['verdict']}")
+    if report["counts"]:
+        counts = report["counts"]
+        click.echo(f"{counts['proposals']:,} candidates charged, {counts['accepted']:,} accepted, "
+                   f"{counts['forced']:,} of them by force")
+    if report["judged_by"]:
+        click.echo(report["judged_by"])
     if report["label"]:
         click.echo(report["label"])
     click.echo(f"report: {directory.path / 'report.md'}")

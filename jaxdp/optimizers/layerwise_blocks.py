@@ -56,6 +56,10 @@ class LayerwiseGrad:
         parts: tuple[ClippedGrad, ...] = self._parts  # type: ignore[attr-defined]
         return parts[step % len(parts)]
 
+    def trained(self, params: PyTree) -> PyTree:
+        """All parameters: each has its turn."""
+        return params
+
     def sum(
         self, params: PyTree, data: PyTree, draw: Draw, rng: jax.Array | None = None
     ) -> tuple[Summed, list[ClipInfo]]:

@@ -8,6 +8,7 @@ import jax
 
 from jaxdp import __version__
 from jaxdp import accounting as acc
+from jaxdp.optimizers import registry
 from jaxdp.report import words
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.loop import RunResult
@@ -27,6 +28,9 @@ def build(result: RunResult) -> dict[str, Any]:
         "activation": config.activation,
         "test_accuracy": result.history[-1]["test_accuracy"],
         "guarantee": _guarantee(config, result),
+        "claim": _claim(config, result),
+        "counts": _counts(result),
+        "judged_by": words.ENERGIES.get(registry.METHODS[config.method].energy),
         "label": words.REPRODUCIBLE if result.reproducible else None,
         "unverified": result.ledger.unverified(),
         "assumed": list(words.ASSUMED),
@@ -62,6 +66,30 @@ def _guarantee(config: RunConfig, result: RunResult) -> dict[str, Any]:
         "epsilon_lower": bound.lower,
         "epsilon_estimate": bound.estimate,
         "method": bound.method,
+    }
+
+
+def _counts(result: RunResult) -> dict[str, int]:
+    last = result.history[-1]
+    return {name: last[name] for name in ("proposals", "accepted", "forced") if name in last}
+
+
+def _claim(config: RunConfig, result: RunResult) -> dict[str, Any] | None:
+    """What the paper claims of such a run, by its own formula; None where it claims nothing else.
+
+    A method that counts accepted steps alone claims those.
+    """
+    claimed = config.private_method().claim
+    if claimed is None or config.noise_schedule is not None or not config.noise_multiplier:
+        return None
+    steps = _counts(result).get("accepted", result.history[-1]["step"])
+    rate = config.batch_size / config.dataset_size
+    claim = claimed(rate, config.noise_multiplier, max(1, steps), config.delta)
+    proven = result.ledger.epsilon(config.delta, acc.Relation(config.relation))
+    leak = config.mechanism().leak
+    return {
+        "name": claim.name, "epsilon": claim.value, "steps": steps, "source": claim.source,
+        "verdict": f"nothing is proven, for {leak}" if leak else claim.verdict(proven),
     }
 
 

@@ -19,6 +19,14 @@ def to_markdown(report: dict[str, Any]) -> str:
     ]
     if report["label"]:
         lines += [f"> {report['label']}", ""]
+    if report["claim"]:
+        claim = report["claim"]
+        lines += [
+            f"Claimed by the paper: epsilon {show_epsilon(claim['epsilon'])} after "
+            f"{claim['steps']:,} counted steps ({claim['source']}): {claim['verdict']}.", "",
+        ]
+    if report["judged_by"]:
+        lines += [report["judged_by"], ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _rows(report)), ""]
     lines += ["![Test accuracy and epsilon](accuracy_and_epsilon.png)", ""]
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
@@ -34,6 +42,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     relation = acc.Relation(guarantee["relation"])
     return [
         ("Released", guarantee["in_words"]),
+        *_counted(report["counts"]),
         ("Neighbours", RELATIONS[relation]),
         ("Sampling", f"{guarantee['sampling']}, probability {guarantee['sampling_prob']:.4g}"),
         ("Noise multiplier", show(guarantee["noise_multiplier"])),
@@ -44,6 +53,16 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
                  f"{report['machine']}"),
         ("jaxdp", report["jaxdp"]),
     ]
+
+
+def _counted(counts: dict[str, int]) -> list[tuple[str, str]]:
+    if not counts:
+        return []
+    return [(
+        "Candidates",
+        f"{counts['proposals']:,} evaluated and charged, {counts['accepted']:,} accepted "
+        f"({counts['accepted'] / counts['proposals']:.1%}), {counts['forced']:,} of them by force",
+    )]
 
 
 def _section(heading: str, items: list[str]) -> list[str]:

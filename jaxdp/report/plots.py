@@ -49,6 +49,8 @@ def _accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
     axes.yaxis.label.set_color(_BLUE)
     other = axes.twinx()
     epsilon = _column(report, "epsilon")
+    if not np.isfinite(epsilon).all():
+        other.set_yticks([])
     label = f"proven epsilon at delta {show_delta(report['guarantee']['delta'])}"
     other.plot(steps, epsilon, "s--", color=_ORANGE, label=label)
     other.set_ylabel(label)

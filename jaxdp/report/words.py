@@ -64,6 +64,16 @@ def describe(event: acc.Event) -> str:
     return repr(event)
 
 
+ENERGIES = {
+    "public": "Half of the test set, at most 5,000 examples, judged every candidate and is assumed "
+    "public; accuracy is told of the other examples.",
+    "private": "Candidates were judged by a noisy loss on training records, charged by itself.",
+    "test": "Not held out: every step was chosen by looking at the very test set of which the "
+    "accuracy is told, as the paper does.",
+    "train": "Every step was chosen by an un-noised loss on the training records.",
+}
+
+
 def title(report: dict[str, Any]) -> str:
     """As in "DP-SGD on MNIST"."""
     return f"{report['method'].upper()} on {spec(report['dataset']).title}"

@@ -1,14 +1,20 @@
 """What a run is asked for, and the public numbers that follow from it."""
 
 import dataclasses
+import math
 from typing import Any
 
 from jaxdp import _validate, models
 from jaxdp import accounting as acc
 from jaxdp.data.specs import spec
-from jaxdp.mechanism import Mechanism, default_physical_batch_size, dp_sgd
+from jaxdp.mechanism import Mechanism, default_physical_batch_size
+from jaxdp.optimizers import registry
+from jaxdp.optimizers.method import Method
+from jaxdp.runs import budget
+from jaxdp.schedules import NoiseSchedule, parse
+from jaxdp.seeds import Secret
 
-METHODS = ("dp-sgd",)
+METHODS = tuple(registry.METHODS)
 OPTIMIZERS = ("sgd", "adam")
 
 # Tramèr & Boneh 2021 (arXiv:2011.11660v3, Appendix C) for the image sets; ours for the others.
@@ -34,6 +40,17 @@ _RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Where a method's step or clipping is not DP-SGD's: AdaDp's and PIGDO's papers, else ours.
+_BY_METHOD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("adadp", "adadp-as-published"), {"learning_rate": 0.002, "l2_clip_norm": 4.0}),
+    (("adan",), {"learning_rate": 0.1, "l2_clip_norm": 4.0}),
+    (("adal",), {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+    (("dp-adam", "dp-rmsprop", "dpgdo", "piadam", "pirmsprop"), {"learning_rate": 0.002}),
+    (("dp-adagrad", "piadagrad"), {"learning_rate": 0.02}),
+    (("piadam-as-published", "pirmsprop-as-published", "piadagrad-as-published"),
+     {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
@@ -46,8 +63,8 @@ class RunConfig:
         dataset: name of the data set.
         model: name of the model.
         activation: of its hidden layers.
-        method: the private method.
-        optimizer: what the noisy gradient goes into, "sgd" or "adam".
+        method: the private method, a key of ``jaxdp.optimizers.registry.METHODS``.
+        optimizer: what DP-SGD's noisy gradient goes into, "sgd" or "adam".
         learning_rate: its constant rate.
         momentum: of SGD.
         l2_clip_norm: per-example bound.
@@ -57,11 +74,17 @@ class RunConfig:
         relation: neighbouring relation of the guarantee.
         epsilon: the budget, where one was given.
         delta: of the guarantee.
-        noise_multiplier: noise over one record's largest contribution.
+        noise_multiplier: noise over one record's largest contribution; of the first step, where a
+            schedule is given.
         steps: number of releases.
         eval_every: steps of a block: at its end the model is evaluated and checkpointed.
         physical_batch_size: rows of one compiled pass.
         sensitive: whether un-noised statistics are recorded, in a file of their own.
+        noise_schedule: None, or how the multiplier moves, see :func:`jaxdp.schedules.parse`.
+        settings: further keyword arguments of the method.
+        hidden: width of an MLP's hidden layer.
+        pca_dimensions: None, or to how many dimensions examples are projected first, privately.
+        pca_noise_multiplier: noise of that projection, see :func:`jaxdp.preprocess.dp_pca`.
     """
 
     dataset: str
@@ -83,15 +106,57 @@ class RunConfig:
     eval_every: int | None = None
     physical_batch_size: int | None = None
     sensitive: bool = False
+    noise_schedule: str | None = None
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    hidden: int = 64
+    pca_dimensions: int | None = None
+    pca_noise_multiplier: float | None = None
 
-    def mechanism(self) -> Mechanism:
-        """The private step; ValueError names an argument that is out of range."""
+    def private_method(self, secret: Secret | None = None) -> Method:
+        """The method; ValueError names an argument that is out of range.
+
+        Args:
+            secret: of the run; None only to look at events and numbers.
+        """
+        numbers = registry.Numbers(
+            self.noise(), self.l2_clip_norm, self.batch_size, self.dataset_size,
+            self.learning_rate, self.sampling, self.momentum,
+            (secret or Secret(0, reproducible=True)).jax_key("judge"),
+        )
+        name = self.method
+        if name == "dp-sgd" and self.optimizer == "adam":
+            name = "dpgdo"
+        return registry.build(name, numbers, self.settings)
+
+    def noise(self) -> float | NoiseSchedule:
+        """The noise multiplier of every step."""
         if self.noise_multiplier is None:
             raise ValueError("noise_multiplier must be a number once resolved, got None")
-        return dp_sgd(
-            self.noise_multiplier, self.l2_clip_norm, self.batch_size, self.dataset_size,
-            self.sampling,
-        )
+        if self.noise_schedule is None:
+            return self.noise_multiplier
+        if self.steps is None:
+            raise ValueError("steps must be given with a noise_schedule, got None")
+        return parse(self.noise_schedule, self.noise_multiplier, self.steps)
+
+    def total(self, steps: int) -> acc.Event:
+        """Everything that a run of ``steps`` steps releases, preprocessing included."""
+        return acc.Composed((*self.once(), self.private_method().total(steps)))
+
+    def once(self) -> tuple[acc.Event, ...]:
+        """What is released once, before the first step."""
+        if self.pca_noise_multiplier is None:
+            return ()
+        return (acc.Gaussian(self.pca_noise_multiplier),)
+
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of one example as the model sees it."""
+        if self.pca_dimensions is not None:
+            return (self.pca_dimensions,)
+        return spec(self.dataset).example_shape
+
+    def mechanism(self) -> Mechanism:
+        """The mechanism of the gradient."""
+        return self.private_method().mechanism
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -114,6 +179,9 @@ def recipe(dataset: str, **given: Any) -> RunConfig:
         "relation": "add_or_remove_one", "epsilon": None, "noise_multiplier": None, "delta": 1e-5,
         **_RECIPES[dataset],
     }
+    for names, changes in _BY_METHOD:
+        if given.get("method") in names:
+            defaults.update(changes)
     given = {name: value for name, value in given.items() if value is not None}
     if "epsilon" not in given and "noise_multiplier" not in given:
         defaults["epsilon"] = 3.0
@@ -138,8 +206,7 @@ def resolve(config: RunConfig) -> RunConfig:
     config = _with_noise_and_steps(config)
     assert config.steps is not None
     # Refused here, with the event's name, before anything is charged.
-    acc.epsilon(acc.Repeated(config.mechanism().event, config.steps), config.delta,
-                relation=acc.Relation(config.relation))
+    acc.epsilon(config.total(config.steps), config.delta, acc.Relation(config.relation))
     block = config.eval_every or -(-config.steps // 20)
     rows = config.physical_batch_size or default_physical_batch_size(config.batch_size)
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
@@ -156,25 +223,20 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
             "noise_multiplier and steps must both be given for fixed_size sampling, got "
             f"{config.noise_multiplier} and {config.steps}"
         )
-    rate = config.batch_size / config.dataset_size
     if config.noise_multiplier is None:
         if config.steps is None:
             raise ValueError("steps or noise_multiplier must be given beside epsilon, got neither")
-        noise = acc.calibrate_noise_multiplier(
-            epsilon=config.epsilon, delta=config.delta, sampling_prob=rate, steps=config.steps,
-            relation=relation,
-        )
-        return dataclasses.replace(config, noise_multiplier=float(noise))
-    steps = acc.calibrate_steps(
-        epsilon=config.epsilon, delta=config.delta, sampling_prob=rate,
-        noise_multiplier=config.noise_multiplier, relation=relation,
-    )
+        noise = budget.calibrated_noise(config, relation)
+        return dataclasses.replace(config, noise_multiplier=noise)
+    if config.noise_schedule is not None:
+        raise ValueError("steps must be given with a noise_schedule, got None")
+    steps = budget.calibrated_steps(config, relation)
     if steps < 1:
         raise ValueError(
             f"epsilon must allow at least one step at noise_multiplier {config.noise_multiplier}, "
             f"got {config.epsilon}"
         )
-    return dataclasses.replace(config, steps=int(steps))
+    return dataclasses.replace(config, steps=steps)
 
 
 def _check(config: RunConfig) -> None:
@@ -194,9 +256,28 @@ def _check(config: RunConfig) -> None:
         if getattr(config, name) is not None:
             _validate.integer(name, getattr(config, name), least=1)
     # Builds the mechanism and the model once, for their own checks.
-    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).mechanism()
-    chosen = spec(config.dataset)
+    if config.noise_schedule is not None and config.steps is None:
+        raise ValueError("steps must be given with a noise_schedule, got None")
+    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_method()
+    _check_projection(config)
     models.build(
-        config.model, num_classes=chosen.num_classes, example_shape=chosen.example_shape,
-        activation=config.activation,
+        config.model, num_classes=spec(config.dataset).num_classes,
+        example_shape=config.example_shape(), activation=config.activation,
+        hidden=(_validate.integer("hidden", config.hidden, least=1),),
     )
+
+
+def _check_projection(config: RunConfig) -> None:
+    if (config.pca_dimensions is None) != (config.pca_noise_multiplier is None):
+        raise ValueError(
+            "pca_dimensions and pca_noise_multiplier must be given together, got "
+            f"{config.pca_dimensions} and {config.pca_noise_multiplier}"
+        )
+    if config.pca_dimensions is None:
+        return
+    _validate.positive("pca_noise_multiplier", config.pca_noise_multiplier)
+    most = math.prod(spec(config.dataset).example_shape)
+    if _validate.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
+        raise ValueError(
+            f"pca_dimensions must be at most the {most} of an example, got {config.pca_dimensions}"
+        )

@@ -38,6 +38,7 @@ class RunDirectory:
         self.checkpoints = self.secret / "checkpoints"
         self.ledger = self.path / "ledger.jsonl"
         self.sensitive = self.path / "SENSITIVE.json"
+        self.components = self.path / "components.npy"
         self._lock: TextIO | None = None
 
     def exists(self) -> bool:

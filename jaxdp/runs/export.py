@@ -24,7 +24,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     secret = secret_from_dict(state["streams"][-1]["secret"])
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        found = checkpoints.restore(fresh_state(trainer_of(config, 0, secret), config, secret))
+        found = checkpoints.restore(fresh_state(trainer_of(config, None, secret), config, secret))
     finally:
         checkpoints.close()
     if found is None:

@@ -13,6 +13,7 @@ from jaxdp import accounting as acc
 from jaxdp import data
 from jaxdp._durable import write_atomically
 from jaxdp.ledger import Ledger
+from jaxdp.optimizers.method import Method
 from jaxdp.runs import assemble
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.config import RunConfig
@@ -38,7 +39,8 @@ class RunResult:
         config: its configuration.
         params: the released parameters.
         ledger: what was released.
-        history: one row a block: step, epsilon, test_accuracy, update_norm.
+        history: one row a block: step, epsilon, test_accuracy, update_norm; with an annealer its
+            counters proposals, accepted and forced.
         reproducible: whether a person chose the seed.
         seconds: wall time of this process's part of the run, data loading excluded.
         steps_run: how many steps this process took.
@@ -122,29 +124,26 @@ def _run(
     secret, stream = secrets[-1], f"run-{len(secrets) - 1}"
     assert config.steps is not None
     assert config.eval_every is not None
-    trainer = assemble.trainer_of(config, len(dataset.train_y), secret)
-    mechanism = config.mechanism()
+    method = config.private_method(secret)
     ledger, checkpoints = Ledger(directory.ledger), Checkpoints(directory.checkpoints)
     try:
+        dataset = _projected(config, directory, dataset, secret, ledger, stream)
+        train = jax.device_put((dataset.train_x, dataset.train_y))
+        trainer = assemble.trainer_of(config, dataset, secret, train)
         fresh = assemble.fresh_state(trainer, config, secret)
         state, history = _restored(checkpoints, ledger, fresh, directory)
         # After a fork, also one that crashed since: the checkpoint may hold the old key.
-        key = secret.jax_key("noise")
-        state = state._replace(opt_state=assemble.with_noise_key(state.opt_state, key))
-        trainer.sampler.step = state.step
-        train = jax.device_put((dataset.train_x, dataset.train_y))
-        accuracy = assemble.evaluator(
-            assemble.model_of(config), dataset.test_x, dataset.test_y
-        )
+        state = state._replace(opt_state=assemble.with_keys(state.opt_state, secret))
+        trainer.seek(state.step)
+        _, unseen = assemble.test_split(config, dataset)
+        accuracy = assemble.evaluator(assemble.model_of(config), *unseen)
         first_step, began = state.step, time.perf_counter()
         progress(state.step, history[-1] if history else None)
         while state.step < config.steps:
             end = min(config.steps, (state.step // config.eval_every + 1) * config.eval_every)
-            ledger.charge(
-                mechanism.event, end - state.step, stream=stream, first_step=state.step,
-                source="mechanism", replay=True,
-            )
+            _charge(ledger, method, stream, state.step, end - state.step)
             state, row, sensitive = _block(trainer, state, train, end, progress, config.sensitive)
+            row.update(method.counts_of(state.opt_state))
             row["test_accuracy"] = accuracy(state.params)
             row["epsilon"] = ledger.epsilon(config.delta, acc.Relation(config.relation)).upper
             history.append({**row, **sensitive})
@@ -160,6 +159,32 @@ def _run(
         config, state.params, ledger, [_public(row) for row in history],
         any(s.reproducible for s in secrets), seconds, state.step - first_step,
     )
+
+
+def _projected(
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secret: Secret,
+    ledger: Ledger, stream: str,
+) -> data.Dataset:
+    """The projected data; the components are charged, released and kept in that order."""
+    released = np.load(directory.components) if directory.components.exists() else None
+    if released is None:
+        for event in config.once():
+            ledger.charge(event, stream=f"{stream}/pca", source="mechanism", replay=True)
+    dataset, components = assemble.projected(config, dataset, secret, released)
+    if released is None and components is not None:
+        unfinished = directory.components.with_suffix(".tmp.npy")
+        np.save(unfinished, components)
+        unfinished.replace(directory.components)
+    return dataset
+
+
+def _charge(ledger: Ledger, method: Method, stream: str, first_step: int, steps: int) -> None:
+    for part, rows in method.events(first_step, steps).items():
+        for event, first, count in rows:
+            ledger.charge(
+                event, count, stream=f"{stream}/{part}" if part else stream, first_step=first,
+                source="mechanism", replay=True,
+            )
 
 
 def _restored(

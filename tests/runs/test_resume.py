@@ -130,7 +130,7 @@ def test_a_fork_that_crashes_keeps_its_new_noise(tmp_path):
     assert len(streams) == 2
     key = Secret(int(streams[1]["secret"]["entropy"], 16), False).jax_key("noise")
     state = loop.Checkpoints(RunDirectory(tmp_path / "r").checkpoints)
-    trainer = assemble.trainer_of(small.config(), 200, Secret.new())
+    trainer = assemble.trainer_of(small.config(), small.dataset(), Secret.new())
     restored, _, _ = state.restore(assemble.fresh_state(trainer, small.config(), Secret.new()))
     state.close()
     found = [s for s in restored.opt_state if isinstance(s, PrivatizeState)]

@@ -1,0 +1,74 @@
+"""Seconds per step of each method over DP-SGD's: `python -m benchmarks.method_cost`.
+
+All methods take turns in one process on arrays of MNIST's shape (the CNN, batch 512): in each round
+every method takes some steps on the same draws, and its time is divided by DP-SGD's of that round.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.overhead import mnist_shaped
+from jaxdp import runs
+from jaxdp.optimizers import registry
+from jaxdp.runs import assemble
+from jaxdp.runs.fingerprint import device
+from jaxdp.seeds import Secret
+from jaxdp.train import Trainer, TrainState
+
+RESULTS = Path(__file__).parent / "results" / "method_cost.json"
+
+
+def prepared(name: str, dataset: Any, train: Any) -> tuple[Trainer, TrainState]:
+    """The method's trainer and state after its first steps: everything is compiled."""
+    settings = {"energy_noise": 50.0} if name == "sa-dpsgd-private" else None
+    config = runs.resolve(
+        runs.recipe("mnist", method=name, noise_multiplier=1.2, steps=10_000, settings=settings)
+    )
+    secret = Secret.from_seed(1)
+    trainer = assemble.trainer_of(config, dataset, secret, train)
+    state = assemble.fresh_state(trainer, config, secret)
+    for _ in range(2):
+        state, _, _ = trainer.step(state, train)
+    return trainer, state
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+    dataset = mnist_shaped()
+    train = jax.device_put((dataset.train_x, dataset.train_y))
+    # An energy over all 60,000 training records would take longer than all others together.
+    names = [name for name, entry in registry.METHODS.items() if entry.energy != "train"]
+    made = {name: prepared(name, dataset, train) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    for i in range(options.rounds):
+        for name, (trainer, state) in made.items():
+            trainer.seek(100 * (i + 1))
+            began = time.perf_counter()
+            for _ in range(options.steps):
+                state, _, _ = trainer.step(state, train)
+            jax.block_until_ready(state.params)
+            seconds[name].append((time.perf_counter() - began) / options.steps)
+            made[name] = trainer, state
+    rows = []
+    for name, times in seconds.items():
+        ratios = [t / base for t, base in zip(times, seconds["dp-sgd"], strict=True)]
+        rows.append({
+            "method": name, "ratio_to_dp_sgd": round(statistics.median(ratios), 2),
+            "ratios": [round(r, 2) for r in ratios],
+            "milliseconds": round(1e3 * statistics.median(times), 1),
+        })
+        print(f"{name:30} {rows[-1]['ratio_to_dp_sgd']:6.2f}  {rows[-1]['milliseconds']} ms")
+    RESULTS.write_text(json.dumps({"device": device(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""``jaxdp methods``."""
+
+import click
+
+_ENERGIES = {
+    "public": "judged by public test examples",
+    "private": "judged by a noisy loss, charged too",
+    "test": "judged by the whole test set",
+    "train": "judged by un-noised training records: no guarantee",
+}
+
+
+@click.command()
+def methods() -> None:
+    """List the methods of `jaxdp train --method`, with the settings that `--set` takes."""
+    from jaxdp.optimizers import registry
+
+    for name, entry in registry.METHODS.items():
+        click.echo(f"{name:29}{', '.join(registry.settings_of(name)) or '-'}")
+        if entry.energy:
+            click.echo(f"{'':29}({_ENERGIES[entry.energy]})")

@@ -1,0 +1,31 @@
+"""Checks of hyper-parameters that let injected ones (jax arrays) through."""
+
+from typing import Any
+
+import jax
+
+from jaxdp import _validate
+
+
+def decay(name: str, value: Any) -> Any:
+    """A number of at least 0 and below 1."""
+    if isinstance(value, jax.Array):
+        return value
+    if not 0 <= _validate.non_negative(name, value) < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> Any:
+    """A finite number above 0."""
+    return value if isinstance(value, jax.Array) else _validate.positive(name, value)
+
+
+def non_negative(name: str, value: Any) -> Any:
+    """A finite number of at least 0."""
+    return value if isinstance(value, jax.Array) else _validate.non_negative(name, value)
+
+
+def learning_rate(value: Any) -> Any:
+    """A number above 0, or a schedule."""
+    return value if callable(value) else positive("learning_rate", value)

@@ -1,0 +1,289 @@
+"""AdaDp: a clip bound and a noise scale for every coordinate, and an RMSProp-style step.
+
+Xu et al., "An adaptive and fast convergent approach to differentially private deep learning"
+(AdaDp), Algorithm 1 and Lemma 1.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.clipping import CoordinateBox, coordinate_box
+from jaxdp.mechanism import Mechanism, with_rule
+from jaxdp.optimizers import _check
+from jaxdp.optimizers.as_published import RawGradient, flat_clip
+from jaxdp.optimizers.method import Method
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.types import PyTree
+
+
+class AdaDpState(NamedTuple):
+    """State of :func:`scale_by_adadp`.
+
+    Attributes:
+        step: int32 scalar, updates so far.
+        moment: E′, shaped like the parameters: the noise's variance is subtracted, so it may be
+            negative. In the algorithm as published it comes from un-noised gradients.
+        rate: E, the average of squared noisy gradients.
+    """
+
+    step: jax.Array
+    moment: PyTree
+    rate: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """How the side s_i of each coordinate's clip interval follows from E′; all fields are public.
+
+    s_i = β √(L · max(E′_i, 0)), held between ``floor`` and ``cap`` times C/√m, once the √E′_i
+    differ by more than ``threshold`` (their variance); until then all sides are C/√m, whose noise
+    is that of global clipping to C. √L turns the scale of a mean into that of one example.
+
+    Attributes:
+        bound: C.
+        batch_size: L, the expected batch size.
+        beta: β.
+        threshold: G.
+        floor: least side, as a fraction of C/√m.
+        cap: greatest side, as a fraction of C/√m; up to 1 the noise is at most global clipping's.
+    """
+
+    bound: float
+    batch_size: int
+    beta: float = 1.2
+    threshold: float = 1e-6
+    floor: float = 0.1
+    cap: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("bound", "beta", "floor"):
+            _validate.positive(name, getattr(self, name))
+        _validate.non_negative("threshold", self.threshold)
+        if _validate.positive("cap", self.cap) < self.floor:
+            raise ValueError(f"cap must be at least floor ({self.floor}), got {self.cap!r}")
+
+    def even(self, like: PyTree) -> float:
+        """C/√m, m the number of coordinates."""
+        return self.bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(like)))
+
+    def sides(self, moment: PyTree) -> PyTree:
+        """The sides, shaped like the parameters, positive and finite."""
+        even = self.even(moment)
+        roots = jax.tree.map(lambda e: jnp.sqrt(jnp.maximum(e, 0.0)), moment)
+        adaptive = variance(roots) > self.threshold
+        factor = self.beta * math.sqrt(self.batch_size)
+        return jax.tree.map(
+            lambda r: jnp.where(
+                adaptive, jnp.clip(factor * r, self.floor * even, self.cap * even), even
+            ),
+            roots,
+        )
+
+    def first_moment(self, params: PyTree) -> PyTree:
+        """E′ before the first step: public, the same for every coordinate."""
+        start = (self.even(params) / (self.beta * math.sqrt(self.batch_size))) ** 2
+        return jax.tree.map(lambda p: jnp.full(p.shape, start, jnp.float32), params)
+
+
+def scale_by_adadp(
+    mechanism: Mechanism,
+    box: Box,
+    rate_decay: float = 0.1,
+    moment_decay: float = 0.9,
+    eps: float = 1e-8,
+    adaptive_rate: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    """What AdaDp does with a noisy gradient: both moments, then g / √(E + eps).
+
+    E ← (1 − γ) E + γ g²; E′ ← γ′ E′ + (1 − γ′)(g² − σ_i²), σ_i the noise that was added to
+    coordinate i of the mean: without it E′ would grow without end, since the next noise follows it.
+
+    Args:
+        mechanism: whose noise is subtracted.
+        box: the clip intervals.
+        rate_decay: γ.
+        moment_decay: γ′.
+        eps: ε0.
+        adaptive_rate: False leaves the gradient as it is (the ablation AdaN).
+    """
+    gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
+    eps = _check.positive("eps", eps)
+
+    def init(params: PyTree) -> AdaDpState:
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        return AdaDpState(jnp.zeros([], jnp.int32), box.first_moment(params), zeros)
+
+    def update(
+        updates: PyTree, state: AdaDpState, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, AdaDpState]:
+        del extra
+        std = mechanism.noise_std(updates if params is None else params, state.step)
+        moment = jax.tree.map(
+            lambda e, g, s: keep * e + (1 - keep) * (jnp.square(g) - jnp.square(std * s)),
+            state.moment, updates, box.sides(state.moment),
+        )
+        out, rate = _rms_step(updates, state.rate, gamma, eps, adaptive_rate)
+        return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def adadp(
+    mechanism: Mechanism,
+    learning_rate: Any,
+    *,
+    bound: float = 4.0,
+    beta: float = 1.2,
+    threshold: float = 1e-6,
+    floor: float = 0.1,
+    cap: float = 1.0,
+    adaptive_rate: bool = True,
+    **step: Any,
+) -> Method:
+    """AdaDp, repaired: E′ from noisy gradients, so that a step is exactly the mechanism's event.
+
+    Formal guarantee: gradients are divided by s, a function of earlier noisy outputs and public
+    constants, clipped to ±1 in each coordinate (norm at most √m) and get noise of standard
+    deviation σ √m before s is multiplied back: the paper's σ_i = σ √m s_i, of which its Lemma 1
+    says that it is one Gaussian mechanism of multiplier σ.
+
+    Args:
+        mechanism: made with ``jaxdp.coordinate_box(1.0)``.
+        learning_rate: a number or an optax schedule.
+        bound: C of the steps before the sides differ, and the unit of ``floor`` and ``cap``.
+        beta: β of :class:`Box`.
+        threshold: G of :class:`Box`.
+        floor: see :class:`Box`.
+        cap: see :class:`Box`.
+        adaptive_rate: False is the ablation AdaN. (AdaL is :func:`adal`.)
+        step: further arguments of :func:`scale_by_adadp`.
+    """
+    if mechanism.rule != CoordinateBox(1.0):
+        raise ValueError(
+            "mechanism must clip each coordinate to ±1, by jaxdp.coordinate_box(1.0), got "
+            f"{mechanism.rule!r}"
+        )
+    box = Box(bound, mechanism.batch_size, beta, threshold, floor, cap)
+    scaled = scale_by_adadp(mechanism, box, adaptive_rate=adaptive_rate, **step)
+    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    return Method(
+        mechanism, optax.chain(scaled, rate), scale=lambda state: box.sides(state[0].moment)
+    )
+
+
+def adal(
+    mechanism: Mechanism, learning_rate: Any, rate_decay: float = 0.1, eps: float = 1e-8
+) -> Method:
+    """AdaL, the ablation with global clipping and AdaDp's step alone.
+
+    Args:
+        mechanism: with flat clipping.
+        learning_rate: a number or an optax schedule.
+        rate_decay: γ.
+        eps: ε0.
+    """
+    gamma, eps = _check.decay("rate_decay", rate_decay), _check.positive("eps", eps)
+
+    def update(updates: PyTree, rate: PyTree, params: PyTree | None = None) -> tuple:
+        return _rms_step(updates, rate, gamma, eps, True)
+
+    tx = optax.GradientTransformation(optax.tree.zeros_like, update)
+    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    return Method(mechanism, optax.chain(tx, lr))
+
+
+def adadp_as_published(
+    noise_multiplier: float | NoiseSchedule,
+    batch_size: int,
+    dataset_size: int,
+    learning_rate: Any,
+    *,
+    bound: float = 4.0,
+    beta: float = 1.2,
+    threshold: float = 1e-6,
+    rate_decay: float = 0.1,
+    moment_decay: float = 0.9,
+    eps: float = 1e-8,
+    sampling: str = "poisson",
+) -> Method:
+    """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
+
+    E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
+    clipping is per example. Charged as ``NonPrivate``: a coordinate in which no other record has a
+    gradient gets noise only if the record is there. Arguments as :func:`adadp`.
+    """
+    for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
+        _validate.positive(name, value)
+    gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
+    mechanism = with_rule(
+        # Its bound √m is that of the contributions below; its clipping is not used.
+        coordinate_box(1.0), noise_multiplier, batch_size, dataset_size, sampling,
+        leak="un-noised squared gradients set the clip bounds and the noise of later steps",
+    )
+
+    def sides(moment: PyTree) -> PyTree:
+        even = bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moment)))
+        roots = jax.tree.map(jnp.sqrt, moment)
+        local = variance(roots) > threshold
+        return jax.tree.map(lambda r: jnp.where(local, beta * r, even), roots)
+
+    def contribution(grad: PyTree, moment: PyTree) -> tuple[PyTree, PyTree]:
+        local = variance(jax.tree.map(jnp.sqrt, moment)) > threshold
+        clipped = jax.tree.map(
+            lambda g, f: jnp.where(local, g, f), grad, flat_clip(grad, bound)
+        )
+        scaled = jax.tree.map(
+            lambda g, s: jnp.where(
+                s > 0, jnp.where(local, jnp.clip(g, -s, s), g) / jnp.where(s > 0, s, 1.0), 0.0
+            ),
+            clipped, sides(moment),
+        )
+        return scaled, jax.tree.map(jnp.square, grad)
+
+    def init(params: PyTree) -> AdaDpState:
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        return AdaDpState(jnp.zeros([], jnp.int32), zeros, zeros)
+
+    def update(
+        updates: PyTree, state: AdaDpState, params: PyTree | None = None, *, leaked: PyTree,
+        **extra: Any,
+    ) -> tuple[PyTree, AdaDpState]:
+        del params, extra
+        out, rate = _rms_step(updates, state.rate, gamma, eps, True)
+        moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, leaked)
+        return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
+
+    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
+    return Method(
+        mechanism, tx, raw=lambda state: state[0].moment, claim=acc.claims.adadp_theorem_1,
+        gradient=functools.partial(
+            RawGradient, contribution=contribution, l2=mechanism.l2, unscale=sides,
+            batch_size=mechanism.batch_size,
+        ),
+    )
+
+
+def variance(tree: PyTree) -> jax.Array:
+    """The variance over all coordinates, float32 scalar."""
+    leaves = jax.tree.leaves(tree)
+    size = sum(leaf.size for leaf in leaves)
+    mean = sum(jnp.sum(leaf) for leaf in leaves) / size
+    return sum(jnp.sum(jnp.square(leaf - mean)) for leaf in leaves) / size
+
+
+def _rms_step(
+    grads: PyTree, rate: PyTree, gamma: float, eps: float, adaptive: bool
+) -> tuple[PyTree, PyTree]:
+    rate = jax.tree.map(lambda e, g: (1 - gamma) * e + gamma * jnp.square(g), rate, grads)
+    if not adaptive:
+        return grads, rate
+    return jax.tree.map(lambda g, e: g / jnp.sqrt(e + eps), grads, rate), rate

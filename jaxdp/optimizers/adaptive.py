@@ -1,0 +1,249 @@
+"""Adam, RMSprop and Adagrad on noisy gradients, with the noise's known variance subtracted.
+
+Noise of standard deviation s adds s² to every second moment, so that a private Adam divides by
+little but its own noise (Tang et al. 2023, "DP-AdamBC", arXiv:2312.14334, Section 3). The noise is
+public: its variance is tracked with the same averaging as the moment and subtracted.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp.mechanism import Mechanism
+from jaxdp.optimizers import _check
+from jaxdp.optimizers.method import Method
+from jaxdp.types import PyTree
+
+NoiseStd = float | Callable[[PyTree, jax.Array], Any]
+
+
+class AdaptiveState(NamedTuple):
+    """State of the ``scale_by_dp_*`` transformations; a function of noisy gradients.
+
+    Attributes:
+        step: int32 scalar, updates so far.
+        mu: average of the gradients, shaped like the parameters; None where there is none.
+        nu: average (or sum) of squares minus the noise's variance; unbiased, so it may be negative.
+        noise: the same average (or sum) of the noise's variance, shaped like the parameters.
+    """
+
+    step: jax.Array
+    mu: PyTree
+    nu: PyTree
+    noise: PyTree
+
+
+def scale_by_dp_adam(
+    noise_std: NoiseStd,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
+) -> optax.GradientTransformationExtraArgs:
+    """Adam without the noise in its second moment (arXiv:2312.14334, Algorithm 1).
+
+    m̂ / (√max(v̂, noise_floor · s²) + eps), v̂ the debiased average of g² − s².
+
+    Args:
+        noise_std: s, the noise in each coordinate of the gradient: a number (0 corrects nothing),
+            or ``(params, step) -> scalar`` such as ``mechanism.noise_std``.
+        b1: decay of the first moment.
+        b2: decay of the second.
+        eps: added to the denominator.
+        noise_floor: least value of the corrected moment, as a fraction of the noise's variance:
+            what is smaller cannot be told from the noise's own fluctuation.
+
+    Raises:
+        ValueError: an argument is out of its range; at update, no ``params`` for a callable s.
+    """
+    return scale_by_moments(adam_moments(b1, b2, eps, noise_floor), noise_std)
+
+
+def scale_by_dp_rmsprop(
+    noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
+) -> optax.GradientTransformationExtraArgs:
+    """RMSprop without the noise in its moment; arguments as :func:`scale_by_dp_adam`."""
+    return scale_by_moments(rmsprop_moments(decay, eps, noise_floor), noise_std)
+
+
+def scale_by_dp_adagrad(
+    noise_std: NoiseStd, eps: float = 1e-8, noise_floor: float = 0.1
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad without the noise in its sum; arguments as :func:`scale_by_dp_adam`."""
+    return scale_by_moments(adagrad_moments(eps, noise_floor), noise_std)
+
+
+def dp_sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> Method:
+    """The mechanism's noisy gradient into plain SGD; with another rule, AUTO-S or normalised SGD.
+
+    Args:
+        mechanism: sampling, clipping and noise.
+        learning_rate: a number or an optax schedule.
+        momentum: of SGD.
+    """
+    rate, momentum = _check.learning_rate(learning_rate), _check.decay("momentum", momentum)
+    return Method(mechanism, optax.sgd(rate, momentum=momentum or None))
+
+
+def adam_on_noise(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Method:
+    """Privatise, then optax's Adam: DPGDO, and what PIGDO's released code does."""
+    return Method(mechanism, optax.adam(_check.learning_rate(learning_rate), **adam))
+
+
+def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Method:
+    """DP-Adam with noise correction; further arguments as :func:`scale_by_dp_adam`."""
+    return _method(mechanism, learning_rate, scale_by_dp_adam(mechanism.noise_std, **adam))
+
+
+def dp_rmsprop(mechanism: Mechanism, learning_rate: Any, **rmsprop: Any) -> Method:
+    """DP-RMSprop with noise correction; further arguments as :func:`scale_by_dp_rmsprop`."""
+    return _method(mechanism, learning_rate, scale_by_dp_rmsprop(mechanism.noise_std, **rmsprop))
+
+
+def dp_adagrad(mechanism: Mechanism, learning_rate: Any, **adagrad: Any) -> Method:
+    """DP-Adagrad with noise correction; further arguments as :func:`scale_by_dp_adagrad`."""
+    return _method(mechanism, learning_rate, scale_by_dp_adagrad(mechanism.noise_std, **adagrad))
+
+
+def _method(mechanism: Mechanism, learning_rate: Any, scaled: Any) -> Method:
+    rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    return Method(mechanism, optax.chain(scaled, rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """How an adaptive optimizer averages, and what it divides by.
+
+    Attributes:
+        average: (old, new, updates so far) -> the second moment with ``new`` taken in.
+        debias: (moment, updates so far) -> what stands under the root.
+        eps: added to the denominator.
+        noise_floor: least value under the root, as a fraction of the noise's variance.
+        b1: decay of the first moment; None uses the gradient itself.
+    """
+
+    average: Callable[[PyTree, PyTree, jax.Array], PyTree]
+    debias: Callable[[PyTree, jax.Array], PyTree]
+    eps: float
+    noise_floor: float
+    b1: float | None = None
+
+    def __post_init__(self) -> None:
+        _check.non_negative("eps", self.eps)
+        _check.non_negative("noise_floor", self.noise_floor)
+
+    def init(self, params: PyTree) -> AdaptiveState:
+        """No update so far."""
+        zeros = optax.tree.cast(optax.tree.zeros_like(params), jnp.float32)
+        mu = None if self.b1 is None else zeros
+        return AdaptiveState(jnp.zeros([], jnp.int32), mu, zeros, zeros)
+
+    def take_in(self, state: AdaptiveState, grads: PyTree, variance: PyTree) -> AdaptiveState:
+        """The state after noisy gradients whose noise has this variance in each coordinate."""
+        step = optax.safe_increment(state.step)
+        squares = jax.tree.map(lambda g, v: jnp.square(_float32(g)) - v, grads, variance)
+        nu = self.average(state.nu, squares, step)
+        noise = self.average(state.noise, variance, step)
+        mu = state.mu
+        if self.b1 is not None:
+            b1 = self.b1
+            mu = jax.tree.map(lambda old, g: b1 * old + (1 - b1) * _float32(g), mu, grads)
+        return AdaptiveState(step, mu, nu, noise)
+
+    def denominator(self, state: AdaptiveState) -> PyTree:
+        """√max(corrected moment, floor) + eps; before the first update, eps."""
+        step = jnp.maximum(state.step, 1)
+        return jax.tree.map(
+            lambda v, s: jnp.sqrt(jnp.maximum(v, self.noise_floor * s)) + self.eps,
+            self.debias(state.nu, step), self.debias(state.noise, step),
+        )
+
+    def direction(self, state: AdaptiveState, grads: PyTree) -> PyTree:
+        """The first moment, debiased, or the gradient where there is none."""
+        if self.b1 is None:
+            return jax.tree.map(_float32, grads)
+        return _debiased(state.mu, self.b1, state.step)
+
+
+def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moments:
+    """Those of :func:`scale_by_dp_adam`."""
+    b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
+    return Moments(
+        _running(b2), lambda nu, step: _debiased(nu, b2, step),
+        eps, noise_floor, b1,
+    )
+
+
+def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> Moments:
+    """Those of :func:`scale_by_dp_rmsprop`."""
+    decay = _check.decay("decay", decay)
+    return Moments(_running(decay), lambda nu, step: nu, eps, noise_floor)
+
+
+def adagrad_moments(eps: float, noise_floor: float) -> Moments:
+    """Those of :func:`scale_by_dp_adagrad`."""
+    return Moments(
+        lambda old, new, step: jax.tree.map(jnp.add, old, new), lambda nu, step: nu,
+        eps, noise_floor,
+    )
+
+
+def scale_by_moments(
+    moments: Moments,
+    noise_std: NoiseStd,
+    scale: Callable[[AdaptiveState], PyTree] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """First moment over √ corrected second moment.
+
+    Args:
+        moments: how to average.
+        noise_std: of the noise before unscaling, see :func:`scale_by_dp_adam`.
+        scale: from the state **before** an update to the diagonal that its noise was multiplied by.
+    """
+    if not callable(noise_std):
+        noise_std = _check.non_negative("noise_std", noise_std)
+
+    def update(
+        updates: PyTree, state: AdaptiveState, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, AdaptiveState]:
+        del extra
+        std = std_at(noise_std, params, state.step)
+        if scale is None:
+            variance = jax.tree.map(lambda g: jnp.full(g.shape, jnp.square(std)), updates)
+        else:
+            variance = jax.tree.map(lambda s: jnp.square(std * s), scale(state))
+        state = moments.take_in(state, updates, variance)
+        direction = moments.direction(state, updates)
+        out = jax.tree.map(jnp.divide, direction, moments.denominator(state))
+        return jax.tree.map(lambda o, g: o.astype(g.dtype), out, updates), state
+
+    return optax.GradientTransformationExtraArgs(moments.init, update)
+
+
+def std_at(noise_std: NoiseStd, params: PyTree | None, step: jax.Array) -> jax.Array:
+    """The noise's standard deviation at ``step``, float32 scalar."""
+    if not callable(noise_std):
+        return jnp.asarray(noise_std, jnp.float32)
+    if params is None:
+        raise ValueError("params must be passed to update, to know the noise; got None")
+    return jnp.asarray(noise_std(params, step), jnp.float32)
+
+
+def _running(decay: float) -> Callable[[PyTree, PyTree, jax.Array], PyTree]:
+    def average(old: PyTree, new: PyTree, step: jax.Array) -> PyTree:
+        return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
+
+    return average
+
+
+def _debiased(average: PyTree, decay: float, step: jax.Array) -> PyTree:
+    weight = 1 - decay ** step.astype(jnp.float32)
+    return jax.tree.map(lambda leaf: leaf / weight, average)
+
+
+def _float32(leaf: jax.Array) -> jax.Array:
+    return leaf.astype(jnp.float32)

@@ -1,0 +1,195 @@
+"""SA-DPSGD: candidates of any private chain, accepted or rejected by simulated annealing.
+
+Fu, Chen and Ling, "SA-DPSGD: Differentially Private Stochastic Gradient Descent based on Simulated
+Annealing", Algorithm 2 and equation (3).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.mechanism import Mechanism
+from jaxdp.noise import IMPL, check_one_key_a_member, key_words
+from jaxdp.optimizers import _check
+from jaxdp.optimizers.energy import DrawnEnergy, is_energy
+from jaxdp.optimizers.method import Method
+from jaxdp.types import PyTree
+
+# Tells the stream of judging from that of the gradient's noise, should both be given one key.
+_DOMAIN = 0x5A
+
+
+class AnnealingState(NamedTuple):
+    """State of :func:`annealing`. **Secret**: the key makes the noise of a private energy.
+
+    Attributes:
+        inner: state of the wrapped optimizer, as of the last accepted candidate.
+        key: uint32 [2].
+        energy: float32 scalar, energy of the current parameters; infinite at first.
+        proposals: int32 scalar, candidates so far: all of them are charged.
+        accepted: int32 scalar, how many were accepted, forced ones included.
+        forced: int32 scalar, how many were accepted because too many were rejected before.
+        rejected_in_a_row: int32 scalar.
+    """
+
+    inner: PyTree
+    key: jax.Array
+    energy: jax.Array
+    proposals: jax.Array
+    accepted: jax.Array
+    forced: jax.Array
+    rejected_in_a_row: jax.Array
+
+    def __repr__(self) -> str:
+        return (
+            f"AnnealingState(key=<secret>, proposals={self.proposals}, accepted={self.accepted}, "
+            f"forced={self.forced})"
+        )
+
+
+def annealing(
+    inner: optax.GradientTransformation,
+    key: jax.Array,
+    temperature: float = 10.0,
+    max_rejections: int = 10,
+    restore_inner: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps the chain **after the noise**; its updates are candidates, judged by an energy.
+
+    With ΔE the candidate's energy less the current one: accepted if ΔE <= 0, otherwise with
+    probability exp(-ΔE · temperature · accepted so far), and in any case after ``max_rejections``
+    rejections in a row. A rejected candidate gives a zero update and leaves the inner optimizer's
+    state as it was. A candidate whose energy is not a number is never accepted.
+
+    Formal guarantee: judging is post-processing of the noisy gradient and of the energy, so a run
+    costs one gradient event, and with a private energy one energy event, for **every proposal**:
+    the law of an accepted candidate is not that of an unselected one, so charging acceptances alone
+    is wrong. The noise before this wrapper and the key here advance on rejection as well; a state
+    restored from outside would use their noise twice.
+
+    Args:
+        inner: the optimizer of the noisy gradient, momentum and learning rate included.
+        key: a secret key of this use alone.
+        temperature: Q0.
+        max_rejections: μ0 >= 1.
+        restore_inner: False keeps a rejected candidate's inner state, as the paper's code does.
+
+    Returns:
+        A transformation whose ``update`` needs ``params`` and the extra argument ``energy``: a
+        ``PublicEnergy``, or what ``PrivateEnergy.prepare`` returned for this very update.
+
+    Raises:
+        ValueError: a negative temperature, ``max_rejections`` below 1, a key that is not one; at
+            update, an energy of another kind, such as a bare function, which nothing charges.
+    """
+    temperature = _check.non_negative("temperature", temperature)
+    limit = _validate.integer("max_rejections", max_rejections, least=1)
+    words = key_words(key)
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: PyTree) -> AnnealingState:
+        zero = jnp.zeros([], jnp.int32)
+        start = jnp.asarray(jnp.inf, jnp.float32)
+        return AnnealingState(inner.init(params), words, start, zero, zero, zero, zero)
+
+    def update(
+        updates: PyTree, state: AnnealingState, params: PyTree | None = None, *,
+        energy: Any = None, **extra: Any,
+    ) -> tuple[PyTree, AnnealingState]:
+        _check_update(energy, params)
+        if isinstance(energy, DrawnEnergy):
+            check_one_key_a_member((params, energy), state.key)
+        step, proposed = inner.update(updates, state.inner, params, **extra)
+        chance, noise = _keys(state)
+        rise, candidate_energy = energy.rise(
+            optax.apply_updates(params, step), params, state.energy, noise
+        )
+        better, forced = rise <= 0, state.rejected_in_a_row >= limit
+        probability = jnp.exp(-rise * temperature * state.accepted.astype(jnp.float32))
+        lucky = jax.random.uniform(chance, dtype=jnp.float32) <= probability
+        accept = (better | lucky | forced) & ~jnp.isnan(rise)
+        judged = state._replace(proposals=state.proposals + 1)
+
+        def accepted() -> tuple[PyTree, AnnealingState]:
+            only_by_force = (forced & ~better & ~lucky).astype(jnp.int32)
+            return step, judged._replace(
+                inner=proposed, energy=candidate_energy, accepted=state.accepted + 1,
+                forced=state.forced + only_by_force,
+                rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
+            )
+
+        def rejected() -> tuple[PyTree, AnnealingState]:
+            kept = state.inner if restore_inner else proposed
+            return optax.tree.zeros_like(step), judged._replace(
+                inner=kept, rejected_in_a_row=state.rejected_in_a_row + 1
+            )
+
+        return jax.lax.cond(accept, accepted, rejected)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def sa_dpsgd(
+    mechanism: Mechanism,
+    learning_rate: Any,
+    key: jax.Array,
+    *,
+    momentum: float = 0.0,
+    temperature: float = 10.0,
+    max_rejections: int = 10,
+    energy: Mechanism | None = None,
+    as_published: bool = False,
+    energy_on_private: bool = False,
+) -> Method:
+    """SA-DPSGD over SGD. Every candidate is charged, whichever the variant.
+
+    Args:
+        mechanism: of the gradient.
+        learning_rate: a number or an optax schedule.
+        key: see :func:`annealing`.
+        momentum: of SGD.
+        temperature: Q0.
+        max_rejections: μ0.
+        energy: of a private energy; None for a public one.
+        as_published: the paper's algorithm: the optimizer's state survives a rejection, and the
+            claim counts accepted candidates alone.
+        energy_on_private: as published with the later code's energy, an **un-noised** loss on
+            training records: every step is then ``NonPrivate``.
+    """
+    if energy_on_private and not as_published:
+        raise ValueError(
+            "energy_on_private must come with as_published: an un-noised energy on private records "
+            "has no guarantee; give energy=energy_mechanism(...) for a noisy one"
+        )
+    if energy_on_private:
+        mechanism = mechanism.leaking("an un-noised loss on training records decided which steps "
+                                      "were taken")
+    sgd = optax.sgd(_check.learning_rate(learning_rate),
+                    momentum=_check.decay("momentum", momentum) or None)
+    chain = annealing(sgd, key, temperature, max_rejections, restore_inner=not as_published)
+    claim = acc.claims.sa_dpsgd_theorem_1 if as_published else None
+    return Method(mechanism, chain, energy=energy, counts=_counts, claim=claim)
+
+
+def _counts(state: AnnealingState) -> dict[str, jax.Array]:
+    return {"proposals": state.proposals, "accepted": state.accepted, "forced": state.forced}
+
+
+def _keys(state: AnnealingState) -> tuple[jax.Array, jax.Array]:
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=IMPL), _DOMAIN)
+    chance, noise = jax.random.split(jax.random.fold_in(key, state.proposals))
+    return chance, noise
+
+
+def _check_update(energy: Any, params: PyTree | None) -> None:
+    if params is None:
+        raise ValueError("params must be passed to update, to judge the candidate; got None")
+    if not is_energy(energy):
+        raise ValueError(
+            "energy must be a PublicEnergy, or what PrivateEnergy.prepare() returned for this "
+            f"update, got {type(energy).__name__}: a bare function of data is charged nowhere"
+        )

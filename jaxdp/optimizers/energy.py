@@ -1,0 +1,182 @@
+"""What may judge a candidate: a loss on public examples, or a noisy one with its own event."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.mechanism import Mechanism, dp_sgd
+from jaxdp.noise import add_gaussian
+from jaxdp.sampling import Sampler
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.types import PyTree
+
+LossFn = Callable[..., jax.Array]
+_ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["examples"], meta_fields=["loss_fn"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicEnergy:
+    """The mean loss on examples that are **assumed public**: free of charge.
+
+    Formal guarantee: none is needed as long as the examples are public and none of them is a
+    record of the private data. They must not be the examples on which accuracy is reported:
+    every step is chosen by looking at them.
+
+    Attributes:
+        loss_fn: ``(params, example) -> scalar`` for one example.
+        examples: pytree of arrays [m, ...].
+    """
+
+    loss_fn: LossFn
+    examples: PyTree
+
+    def prepare(self) -> "PublicEnergy":
+        """What one update is handed: itself."""
+        return self
+
+    def rise(
+        self, candidate: PyTree, current: PyTree, last: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The candidate's energy less ``last``, and the candidate's energy; float32 scalars."""
+        del current, key
+        rows = jax.tree.leaves(self.examples)[0].shape[0]
+        losses = jax.lax.map(
+            functools.partial(self.loss_fn, candidate), self.examples, batch_size=min(rows, _ROWS)
+        )
+        energy = jnp.mean(losses, dtype=jnp.float32)
+        return energy - last, energy
+
+
+@dataclasses.dataclass(eq=False)
+class PrivateEnergy:
+    """A noisy mean loss difference, on an independent draw of the private records.
+
+    Formal guarantee: each judged candidate releases the sum over one Poisson draw, independent of
+    the gradient's, of per-record loss differences clipped to ±c, plus N(0, (z c)²): the event of
+    ``mechanism``, charged for every candidate, accepted or not. One record moves the sum by c when
+    added or removed (2c when replaced; the accountant applies the relation).
+
+    Attributes:
+        loss_fn: ``(params, example) -> scalar`` for one record.
+        data: pytree of arrays [n, ...], all private records, on the device.
+        mechanism: made by :func:`energy_mechanism`; its rule's norm is c.
+        sampler: draws of this mechanism alone, never the gradient's.
+    """
+
+    loss_fn: LossFn
+    data: PyTree
+    mechanism: Mechanism
+    sampler: Sampler
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, Mechanism):
+            raise ValueError(
+                "mechanism must be a Mechanism from energy_mechanism, whose event is charged, got "
+                f"{self.mechanism!r}"
+            )
+        if isinstance(self.mechanism.noise_multiplier, NoiseSchedule):
+            raise ValueError("noise_multiplier of an energy must be one number, got a schedule")
+        drawn = getattr(self.sampler, "sampling", None)
+        if not isinstance(self.sampler, Sampler) or drawn != self.mechanism.sampling:
+            raise ValueError(
+                "sampler must be mechanism.sampler(...) of the energy's own mechanism, got "
+                f"{self.sampler!r}"
+            )
+
+    def prepare(self) -> "DrawnEnergy":
+        """What one update is handed: a fresh draw, charged where the sampler has a ledger."""
+        draw = self.sampler.draw()
+        passes, rows = draw.indices.shape
+        # Shapes in powers of two, so that little recompiles; the loop stops at the real number.
+        held = 1 << (passes - 1).bit_length()
+        indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
+        indices[:passes], mask[:passes] = draw.indices, draw.mask
+        assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
+        return DrawnEnergy(
+            self.data, indices, mask, np.int32(passes), self.loss_fn, self.mechanism.l2(None),
+            self.mechanism.noise_multiplier, self.mechanism.batch_size,
+        )
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data", "indices", "mask", "passes"],
+    meta_fields=["loss_fn", "bound", "noise_multiplier", "batch_size"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class DrawnEnergy:
+    """One draw of a :class:`PrivateEnergy`. Sensitive: it holds records.
+
+    Attributes:
+        data: all records.
+        indices: int32 [passes, m].
+        mask: bool [passes, m].
+        passes: int32 scalar, how many of the rows are used.
+        loss_fn: of one record.
+        bound: c, to which each difference is clipped.
+        noise_multiplier: z.
+        batch_size: the public divisor.
+    """
+
+    data: PyTree = dataclasses.field(repr=False)
+    indices: Any = dataclasses.field(repr=False)
+    mask: Any = dataclasses.field(repr=False)
+    passes: Any = dataclasses.field(repr=False)
+    loss_fn: LossFn
+    bound: float
+    noise_multiplier: float
+    batch_size: int
+
+    def rise(
+        self, candidate: PyTree, current: PyTree, last: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The noisy mean of clipped loss differences, twice; float32 scalars."""
+        del last
+        std = self.noise_multiplier * self.bound
+        noisy = add_gaussian(self.clipped_sum(candidate, current), std, key)
+        rise = noisy / self.batch_size
+        return rise, rise
+
+    def clipped_sum(self, candidate: PyTree, current: PyTree) -> jax.Array:
+        """The **un-noised** sum of clipped differences; float32 scalar. Sensitive."""
+
+        def difference(example: PyTree) -> jax.Array:
+            change = self.loss_fn(candidate, example) - self.loss_fn(current, example)
+            return jnp.clip(change.astype(jnp.float32), -self.bound, self.bound)
+
+        indices, mask = jnp.asarray(self.indices), jnp.asarray(self.mask)
+
+        def add(i: jax.Array, total: jax.Array) -> jax.Array:
+            batch = jax.tree.map(lambda leaf: leaf[indices[i]], self.data)
+            changes = jax.vmap(difference)(batch)
+            return total + jnp.sum(jnp.where(mask[i] & jnp.isfinite(changes), changes, 0.0))
+
+        return jax.lax.fori_loop(0, self.passes, add, jnp.zeros([], jnp.float32))
+
+
+def energy_mechanism(
+    noise_multiplier: float, bound: float, batch_size: int, dataset_size: int
+) -> Mechanism:
+    """The mechanism of a private energy: Poisson draws, differences clipped to ±``bound``.
+
+    Args:
+        noise_multiplier: noise standard deviation over ``bound``, on the sum.
+        bound: c, the largest loss difference of one record that counts.
+        batch_size: the expected number of records of a draw.
+        dataset_size: the declared number of records.
+    """
+    return dp_sgd(noise_multiplier, bound, batch_size, dataset_size)
+
+
+def is_energy(value: Any) -> bool:
+    """Whether an update may be judged by ``value``."""
+    return isinstance(value, PublicEnergy | DrawnEnergy)
+

@@ -1,0 +1,249 @@
+"""Every method by name, built from the same public numbers: ``jaxdp train --method``."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxdp import _validate
+from jaxdp import clipping as rules
+from jaxdp.mechanism import Mechanism, with_rule
+from jaxdp.optimizers import adaptive, pigdo
+from jaxdp.optimizers.adadp import adadp, adadp_as_published, adal
+from jaxdp.optimizers.annealing import sa_dpsgd
+from jaxdp.optimizers.energy import energy_mechanism
+from jaxdp.optimizers.method import Method
+from jaxdp.schedules import NoiseSchedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The public numbers that every method shares.
+
+    Attributes:
+        noise_multiplier: of every step, or a schedule.
+        l2_clip_norm: C.
+        batch_size: expected batch size.
+        dataset_size: declared number of records.
+        learning_rate: constant rate.
+        sampling: "poisson", "fixed_size" or "full_batch".
+        momentum: of SGD, where the method is built on it.
+        key: secret key of an annealer.
+    """
+
+    noise_multiplier: float | NoiseSchedule
+    l2_clip_norm: float
+    batch_size: int
+    dataset_size: int
+    learning_rate: float
+    sampling: str = "poisson"
+    momentum: float = 0.0
+    key: jax.Array | None = None
+
+    def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
+        """The mechanism with a rule, flat clipping by default."""
+        return with_rule(
+            rule or rules.clip(self.l2_clip_norm), self.noise_multiplier, self.batch_size,
+            self.dataset_size, self.sampling,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A method that can be named.
+
+    Attributes:
+        build: from the numbers and keyword settings.
+        energy: what judges candidates: "public" (part of the test set), "private" (noisy, on the
+            training set), "test" (all of it) and "train" (un-noised), both as published; or "".
+        momentum: whether it uses momentum.
+    """
+
+    build: Callable[..., Method]
+    energy: str = ""
+    momentum: bool = False
+
+
+def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -> Method:
+    """The method ``name``.
+
+    Args:
+        name: a key of :data:`METHODS`.
+        numbers: the public numbers.
+        settings: further keyword arguments of the method, such as ``{"temperature": 5.0}``.
+
+    Raises:
+        ValueError: an unknown name or setting, or a value out of its range.
+    """
+    entry = METHODS[_validate.one_of("method", name, tuple(METHODS))]
+    known = settings_of(name)
+    for setting in settings or {}:
+        if setting not in known:
+            raise ValueError(
+                f"settings of {name} must be among {', '.join(known) or 'none'}; got {setting!r}"
+            )
+    return entry.build(numbers, **(settings or {}))
+
+
+def settings_of(name: str) -> tuple[str, ...]:
+    """The names of a method's further settings."""
+    parameters = inspect.signature(METHODS[name].build).parameters
+    return tuple(p for p in parameters if p != "n")
+
+
+def _dp_sgd(n: Numbers) -> Method:
+    return adaptive.dp_sgd(n.mechanism(), n.learning_rate, n.momentum)
+
+
+def _auto_s(n: Numbers, gamma: float = 0.01) -> Method:
+    rule = rules.auto_s(n.l2_clip_norm, gamma)
+    return adaptive.dp_sgd(n.mechanism(rule), n.learning_rate, n.momentum)
+
+
+def _normalised(n: Numbers) -> Method:
+    rule = rules.normalize(n.l2_clip_norm)
+    return adaptive.dp_sgd(n.mechanism(rule), n.learning_rate, n.momentum)
+
+
+def _dpgdo(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Method:
+    return adaptive.adam_on_noise(n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps)
+
+
+def _dp_adam(
+    n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, noise_floor: float = 0.1
+) -> Method:
+    return adaptive.dp_adam(
+        n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps, noise_floor=noise_floor
+    )
+
+
+def _dp_rmsprop(
+    n: Numbers, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
+) -> Method:
+    return adaptive.dp_rmsprop(
+        n.mechanism(), n.learning_rate, decay=decay, eps=eps, noise_floor=noise_floor
+    )
+
+
+def _dp_adagrad(n: Numbers, eps: float = 1e-8, noise_floor: float = 0.1) -> Method:
+    return adaptive.dp_adagrad(n.mechanism(), n.learning_rate, eps=eps, noise_floor=noise_floor)
+
+
+def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
+    return _annealed(n, temperature, max_rejections)
+
+
+def _sa_private(
+    n: Numbers, temperature: float = 10.0, max_rejections: int = 10, energy_noise: float = 10.0,
+    energy_bound: float = 0.001, energy_batch_size: int | None = None,
+) -> Method:
+    size = energy_batch_size or n.batch_size
+    energy = energy_mechanism(energy_noise, energy_bound, size, n.dataset_size)
+    return _annealed(n, temperature, max_rejections, energy=energy)
+
+
+def _sa_published(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
+    return _annealed(n, temperature, max_rejections, as_published=True)
+
+
+def _sa_published_train(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
+    return _annealed(
+        n, temperature, max_rejections, as_published=True, energy_on_private=True
+    )
+
+
+def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: Any) -> Method:
+    if n.key is None:
+        raise ValueError("key must be given to an annealed method, got None")
+    return sa_dpsgd(
+        n.mechanism(), n.learning_rate, n.key, momentum=n.momentum, temperature=temperature,
+        max_rejections=max_rejections, **variant,
+    )
+
+
+def _adadp(
+    n: Numbers, beta: float = 1.2, threshold: float = 1e-6, floor: float = 0.1, cap: float = 1.0,
+    rate_decay: float = 0.1, moment_decay: float = 0.9, eps: float = 1e-8,
+) -> Method:
+    return adadp(
+        n.mechanism(rules.coordinate_box(1.0)), n.learning_rate, bound=n.l2_clip_norm, beta=beta,
+        threshold=threshold, floor=floor, cap=cap, rate_decay=rate_decay,
+        moment_decay=moment_decay, eps=eps,
+    )
+
+
+def _adan(
+    n: Numbers, beta: float = 1.2, threshold: float = 1e-6, floor: float = 0.1, cap: float = 1.0,
+    moment_decay: float = 0.9,
+) -> Method:
+    return adadp(
+        n.mechanism(rules.coordinate_box(1.0)), n.learning_rate, bound=n.l2_clip_norm, beta=beta,
+        threshold=threshold, floor=floor, cap=cap, moment_decay=moment_decay, adaptive_rate=False,
+    )
+
+
+def _adal(n: Numbers, rate_decay: float = 0.1, eps: float = 1e-8) -> Method:
+    return adal(n.mechanism(), n.learning_rate, rate_decay, eps)
+
+
+def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> Method:
+    return adadp_as_published(
+        n.noise_multiplier, n.batch_size, n.dataset_size, n.learning_rate, bound=n.l2_clip_norm,
+        beta=beta, threshold=threshold, sampling=n.sampling,
+    )
+
+
+def _piadam(
+    n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, noise_floor: float = 0.1,
+    spread: float = 10.0,
+) -> Method:
+    return pigdo.piadam(n.mechanism(), n.learning_rate, b1, b2, eps, noise_floor, spread)
+
+
+def _pirmsprop(
+    n: Numbers, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1,
+    spread: float = 10.0,
+) -> Method:
+    return pigdo.pirmsprop(n.mechanism(), n.learning_rate, decay, eps, noise_floor, spread)
+
+
+def _piadagrad(
+    n: Numbers, eps: float = 1e-8, noise_floor: float = 0.1, spread: float = 10.0
+) -> Method:
+    return pigdo.piadagrad(n.mechanism(), n.learning_rate, eps, noise_floor, spread)
+
+
+def _pigdo_published(name: str) -> Callable[..., Method]:
+    def make(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Method:
+        return pigdo.pigdo_as_published(
+            n.mechanism(), n.learning_rate, name, b1=b1, b2=b2, eps=eps
+        )
+
+    return make
+
+
+METHODS: dict[str, Entry] = {
+    "dp-sgd": Entry(_dp_sgd, momentum=True),
+    "auto-s": Entry(_auto_s, momentum=True),
+    "normalised-sgd": Entry(_normalised, momentum=True),
+    "dpgdo": Entry(_dpgdo),
+    "dp-adam": Entry(_dp_adam),
+    "dp-rmsprop": Entry(_dp_rmsprop),
+    "dp-adagrad": Entry(_dp_adagrad),
+    "sa-dpsgd": Entry(_sa, energy="public", momentum=True),
+    "sa-dpsgd-private": Entry(_sa_private, energy="private", momentum=True),
+    "sa-dpsgd-as-published": Entry(_sa_published, energy="test", momentum=True),
+    "sa-dpsgd-as-published-train": Entry(_sa_published_train, energy="train", momentum=True),
+    "adadp": Entry(_adadp),
+    "adan": Entry(_adan),
+    "adal": Entry(_adal),
+    "adadp-as-published": Entry(_adadp_published),
+    "piadam": Entry(_piadam),
+    "pirmsprop": Entry(_pirmsprop),
+    "piadagrad": Entry(_piadagrad),
+    "piadam-as-published": Entry(_pigdo_published("adam")),
+    "pirmsprop-as-published": Entry(_pigdo_published("rmsprop")),
+    "piadagrad-as-published": Entry(_pigdo_published("adagrad")),
+}

@@ -1,0 +1,81 @@
+"""A projection learned privately: Analyze Gauss, a release to be composed with the training's."""
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.ledger import Ledger
+from jaxdp.seeds import Secret
+
+_ROWS = 4_096
+
+
+def dp_pca(
+    x: np.ndarray,
+    dimensions: int,
+    noise_multiplier: float,
+    secret: Secret,
+    *,
+    row_norm: float = 1.0,
+    ledger: Ledger | None = None,
+) -> np.ndarray:
+    """The top eigenvectors of the noisy second-moment matrix (DP-PCA).
+
+    Dwork, Talwar, Thakurta and Zhang 2014, "Analyze Gauss: optimal bounds for privacy-preserving
+    principal component analysis", Algorithm 1.
+
+    Formal guarantee: rows are shortened to norm R = ``row_norm``, so that one record adds xxᵀ, of
+    Frobenius norm at most R², to the sum; its upper triangle, diagonal included, gets independent
+    N(0, (z R²)²). That is one full-batch ``Gaussian(noise_multiplier)`` under every relation
+    (replaced records are the accountant's doubling). Eigenvectors, and projecting each record by
+    them, are post-processing. No mean is subtracted, for that would be another release.
+
+    Args:
+        x: [n, ...] private records, each flattened to d numbers; a row that is not finite adds 0.
+        dimensions: k, from 1 to d.
+        noise_multiplier: z, noise standard deviation over R².
+        secret: the randomness; its stream "pca" must serve one release only.
+        row_norm: R, public.
+        ledger: where the release is charged before it is made.
+
+    Returns:
+        float32 [d, k], orthonormal columns, that of the greatest eigenvalue first.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if getattr(x, "ndim", 0) < 2:
+        raise ValueError(f"x must be an array [n, ...] of records, got shape {np.shape(x)}")
+    rows = x.reshape(len(x), -1)
+    width = rows.shape[1]
+    if _validate.integer("dimensions", dimensions, least=1) > width:
+        raise ValueError(f"dimensions must be at most the {width} of a record, got {dimensions}")
+    noise_multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
+    row_norm = _validate.positive("row_norm", row_norm)
+    if ledger is not None:
+        ledger.charge(
+            acc.Gaussian(noise_multiplier), stream=f"{secret.identifier()}/pca", source="mechanism"
+        )
+    noise = secret.philox("pca", 0).normal(size=(width, width))
+    upper = np.triu(second_moment(rows, row_norm) + noise_multiplier * row_norm**2 * noise)
+    _, vectors = np.linalg.eigh(upper + np.triu(upper, 1).T)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :dimensions], dtype=np.float32)
+
+
+def project(x: np.ndarray, components: np.ndarray) -> np.ndarray:
+    """float32 [n, k]: each record in the coordinates of ``components`` [d, k]."""
+    return x.reshape(len(x), -1).astype(np.float32) @ components
+
+
+def second_moment(rows: np.ndarray, row_norm: float) -> np.ndarray:
+    """float64 [d, d]: the **un-noised** sum of xxᵀ over shortened rows. Sensitive."""
+    total = np.zeros((rows.shape[1], rows.shape[1]))
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS].astype(np.float64)
+        part[~np.isfinite(part).all(axis=1)] = 0.0
+        with np.errstate(over="ignore"):
+            norms = np.linalg.norm(part, axis=1, keepdims=True)
+        part[~np.isfinite(norms[:, 0])] = 0.0
+        part *= np.minimum(1.0, row_norm / np.maximum(norms, 1e-300))
+        total += part.T @ part
+    return total

@@ -1,0 +1,166 @@
+"""Public noise schedules: the noise multiplier of every step, fixed before the run."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from jaxdp import _validate
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseSchedule:
+    """The noise multiplier of each step, as public levels with a number of steps each.
+
+    Formal guarantee: the multipliers are constants of the run, so that its cost is the composition
+    of unlike Gaussian steps, charged level by level (:meth:`levels_between`). A multiplier chosen
+    by looking at the data, or at earlier releases, is another matter: that takes a privacy filter.
+
+    Attributes:
+        levels: (noise_multiplier, steps) pairs, in order.
+
+    Raises:
+        ValueError: there is no level, a multiplier is negative or a count is below 1.
+    """
+
+    levels: tuple[tuple[float, int], ...]
+
+    def __post_init__(self) -> None:
+        rows = []
+        for position, (multiplier, steps) in enumerate(self.levels):
+            name = f"levels[{position}]"
+            rows.append((
+                _validate.non_negative(name, multiplier), _validate.integer(name, steps, least=1)
+            ))
+        if not rows:
+            raise ValueError("levels must hold at least one (noise_multiplier, steps), got none")
+        object.__setattr__(self, "levels", tuple(rows))
+
+    @property
+    def steps(self) -> int:
+        """How many steps the schedule covers."""
+        return sum(steps for _, steps in self.levels)
+
+    def __call__(self, step: int) -> float:
+        """The multiplier of one step, counted from 0."""
+        step = _validate.integer("step", step, least=0)
+        return next(self.levels_between(step, 1))[0]
+
+    def levels_between(self, first_step: int, steps: int) -> Iterator[tuple[float, int, int]]:
+        """(noise_multiplier, first_step, steps) for each level that these steps meet.
+
+        Raises:
+            ValueError: the schedule is shorter than that.
+        """
+        end = first_step + steps
+        if end > self.steps:
+            raise ValueError(
+                f"noise schedule must cover the {end} steps of the run, got one of {self.steps}"
+            )
+        position = 0
+        for multiplier, count in self.levels:
+            start, stop = max(first_step, position), min(end, position + count)
+            if start < stop:
+                yield multiplier, start, stop - start
+            position += count
+
+    def table(self) -> np.ndarray:
+        """float32 [steps]: the multiplier of each step."""
+        values, counts = zip(*self.levels, strict=True)
+        return np.repeat(np.asarray(values, np.float32), counts)
+
+    def times(self, factor: float) -> "NoiseSchedule":
+        """The same shape, every multiplier times ``factor``: what calibration varies."""
+        factor = _validate.positive("factor", factor)
+        return NoiseSchedule(tuple((factor * value, count) for value, count in self.levels))
+
+
+def from_multipliers(multipliers: Iterable[float]) -> NoiseSchedule:
+    """A schedule from one multiplier for each step; equal neighbours share a level."""
+    groups = itertools.groupby(float(value) for value in multipliers)
+    return NoiseSchedule(tuple((value, len(list(group))) for value, group in groups))
+
+
+def exponential_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
+    """σ_t = σ_0 e^(-k t), t the epoch of ``every`` steps: the EXP baseline.
+
+    Yu et al. 2019, "Differentially private model publishing for deep learning"
+    (arXiv:1904.02200), pre-defined schedules.
+
+    Args:
+        initial: σ_0.
+        rate: k >= 0.
+        every: steps that share a level, such as those of an epoch.
+        steps: the length of the run.
+    """
+    rate = _validate.non_negative("rate", rate)
+    return _by_epoch(initial, every, steps, lambda t: math.exp(-rate * t))
+
+
+def time_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
+    """σ_t = σ_0 / (1 + k t), otherwise as :func:`exponential_decay`."""
+    rate = _validate.non_negative("rate", rate)
+    return _by_epoch(initial, every, steps, lambda t: 1 / (1 + rate * t))
+
+
+def step_decay(initial: float, factor: float, every: int, steps: int) -> NoiseSchedule:
+    """σ_t = σ_0 k^t, t counting stretches of ``every`` steps and 0 < k <= 1."""
+    factor = _validate.probability("factor", factor)
+    return _by_epoch(initial, every, steps, lambda t: factor**t)
+
+
+def linear_decay(initial: float, final: float, every: int, steps: int) -> NoiseSchedule:
+    """From σ_0 in the first stretch of ``every`` steps to ``final`` in the last, evenly."""
+    initial = _validate.positive("initial", initial)
+    final = _validate.positive("final", final)
+    every = _validate.integer("every", every, least=1)
+    last = max(1, -(-_validate.integer("steps", steps, least=1) // every) - 1)
+    return _by_epoch(initial, every, steps, lambda t: 1 + (final / initial - 1) * t / last)
+
+
+_SHAPES = {
+    "exponential": exponential_decay, "time": time_decay, "step": step_decay,
+    "linear": lambda initial, ratio, every, steps: linear_decay(
+        initial, initial * _validate.positive("ratio", ratio), every, steps
+    ),
+}
+
+
+def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
+    """A schedule from "kind:number:every", such as "exponential:0.01:117".
+
+    Args:
+        text: kind is exponential, time (both with their rate), step (its factor) or linear (the
+            last multiplier over the first); ``every`` is how many steps share a level.
+        initial: the first multiplier.
+        steps: the length of the run.
+
+    Raises:
+        ValueError: a text of another form, or a value out of its range.
+    """
+    parts = text.split(":")
+    try:
+        make, number, every = _SHAPES[parts[0]], float(parts[1]), int(parts[2])
+        if len(parts) != 3:
+            raise ValueError("too many parts")
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(
+            "noise_schedule must be kind:number:every with a kind among "
+            f"{', '.join(_SHAPES)}, such as exponential:0.01:117; got {text!r}"
+        ) from error
+    return make(initial, number, every, steps)
+
+
+def _by_epoch(
+    initial: float, every: int, steps: int, shape: Callable[[int], float]
+) -> NoiseSchedule:
+    initial = _validate.positive("initial", initial)
+    every = _validate.integer("every", every, least=1)
+    steps = _validate.integer("steps", steps, least=1)
+    epochs = -(-steps // every)
+    counts = [min(every, steps - every * t) for t in range(epochs)]
+    return NoiseSchedule(
+        tuple((_validate.positive("initial", initial * shape(t)), n) for t, n in enumerate(counts))
+    )

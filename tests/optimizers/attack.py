@@ -1,0 +1,161 @@
+"""Membership attacks: can anything released tell two neighbouring data sets apart, beyond the event?
+
+Many vmapped runs of a tiny model on a data set with and without one record; everything that a
+method releases goes into features; half of the runs choose an event S, the other half test it:
+P(S | with) - e^ε P(S | without) beyond δ(ε) of the charged event breaks the claim.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from scipy import stats
+
+from jaxdp import accounting as acc
+from jaxdp.optimizers.as_published import LeakySum
+
+EPSILONS = (0.0, 0.3, 1.0, 2.0, 4.0)
+CUTS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+LEVEL = 1e-5  # how often a sound method may be called broken, over all events tried
+
+# One batch: the last record is the one in question; the others leave coordinate 2 alone, and the
+# first coordinate to it. The loss bends, so that gradients change from step to step.
+OTHERS = jnp.array([[0.0, 1.0, 0.0], [0.0, -0.4, 0.0], [0.0, 0.7, 0.0], [0.0, 0.2, 0.0]])
+RECORD = jnp.array([[1.0, 0.0, 1.0]])
+PARAMS = {"w": jnp.full(3, 0.1)}
+
+
+def loss_fn(params, example):
+    return jnp.vdot(params["w"], example) + 0.05 * jnp.sum(jnp.square(params["w"] * example))
+
+
+def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale=50.0):
+    """Released transcripts [count, features] with the record (first) and without it."""
+    grad_fn = method.clipped_grad(loss_fn)
+    batch = scale * jnp.concatenate([OTHERS, RECORD])
+
+    def one(words, member):
+        noise_key, draw_key = (jax.random.key_data(k) for k in jax.random.split(
+            jax.random.wrap_key_data(words)))
+        # The two links of method.chain, so that what passes between them is seen as well.
+        privatize = method.mechanism.privatize(noise_key)
+        after = optax.with_extra_args_support(method.after_noise)
+
+        begun = after.init(PARAMS)
+        if "key" in getattr(begun, "_fields", ()):  # the annealer's own, another for every run
+            begun = begun._replace(key=jax.random.key_data(
+                jax.random.fold_in(jax.random.wrap_key_data(words), 7)))
+
+        def body(carry, step):
+            params, state = carry
+            key = jax.random.fold_in(jax.random.wrap_key_data(draw_key), step)
+            drawn = jax.random.bernoulli(key, prob, (len(batch),))
+            mask = drawn & ((jnp.arange(len(batch)) < len(OTHERS)) | member)
+            context = method.context(state)
+            summed, _ = grad_fn(params, batch, mask, **context)
+            extra = {"leaked": summed.leaked} if isinstance(summed, LeakySum) else {}
+            if energy is not None:
+                extra["energy"] = energy(mask)
+            noisy, first = privatize.update(summed, state[0], params)
+            updates, last = after.update(noisy, state[1], params, **extra)
+            new = (first, last)
+            if broken_key:
+                new = (new[0]._replace(step=jnp.zeros_like(new[0].step)), *new[1:])
+            params = jax.tree.map(jnp.add, params, updates)
+            shown = {"w": params["w"], "scale": context.get("scale", {})}
+            if energy is None:  # all candidates reach the parameters
+                shown["noisy"] = noisy["w"]
+            counts = method.counts(new[1]) if method.counts else {}
+            shown["counts"] = {k: v.astype(jnp.float32) for k, v in counts.items()}
+            return (params, new), shown
+
+        _, shown = jax.lax.scan(body, (PARAMS, (privatize.init(PARAMS), begun)), jnp.arange(steps))
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(shown)])
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def many(keys, member):
+        return jax.vmap(lambda k: one(k, member))(keys)
+
+    keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(17), 2 * count))
+    return np.asarray(many(keys[:count], jnp.asarray(True))), np.asarray(many(keys[count:], jnp.asarray(False)))
+
+
+def features(shown, steps):
+    """Scores whose thresholds are tried: each number, its size, changes between steps, and LDA."""
+    per_step = shown.reshape(len(shown), -1)
+    width = per_step.shape[1] // steps
+    blocks = [per_step]
+    for lag in (width, 3, 1):
+        if lag < per_step.shape[1]:
+            blocks.append(per_step[:, lag:] - per_step[:, :-lag])
+    plain = np.concatenate(blocks, axis=1)
+    with np.errstate(divide="ignore"):
+        logs = np.log10(np.abs(plain) + 1e-12)
+    return np.concatenate([plain, np.abs(plain), logs], axis=1)
+
+
+def broken(with_record, without, event, steps):
+    """The worst certified excess over δ(ε) of the event, as (excess, ε, P, Q), or None."""
+    half = len(with_record) // 2
+    x, y = features(with_record, steps), features(without, steps)
+    middle, spread = np.mean(np.r_[x, y], 0), np.std(np.r_[x, y], 0) + 1e-12
+    x, y = (x - middle) / spread, (y - middle) / spread
+    train = np.c_[np.r_[x[:half], y[:half]], np.ones(2 * half)]
+    labels = np.r_[np.ones(half), -np.ones(half)]
+    ridge = 1e-3 * len(train) * np.eye(train.shape[1])
+    line = np.linalg.solve(train.T @ train + ridge, train.T @ labels)[:-1]
+    scores = [np.c_[x, x @ line], np.c_[y, y @ line]]
+    apart = np.max([np.abs(np.mean(scores[0][:half] > t, 0) - np.mean(scores[1][:half] > t, 0))
+                    for t in np.quantile(np.r_[scores[0], scores[1]], CUTS, axis=0)], axis=0)
+    order = np.argsort(-apart)
+    found, tried = None, [
+        (i, float(t)) for i in order[:8] for source in scores
+        for t in np.quantile(source[:half, i], CUTS)
+    ]
+    for epsilon in EPSILONS:
+        allowed = _allowed(event, epsilon)
+        best = max((_gain(scores, slice(None, half), t, side, swap, epsilon), t, side, swap)
+                   for t in tried for side in (1, -1) for swap in (0, 1))
+        _, chosen, side, swap = best
+        p, q = _rates(scores, slice(half, None), chosen, side, swap)
+        low = _lower(p, len(with_record) - half)
+        high = _upper(q)
+        excess = low - np.exp(epsilon) * high - allowed
+        if excess > 0 and (found is None or excess > found[0]):
+            found = (float(excess), epsilon, p, q[0] / q[1])
+    return found
+
+
+def claim_breaks(method, event, *, steps, count=6000, **options):
+    """Whether the attack beats ``event``."""
+    return broken(*runs(method, steps=steps, count=count, **options), event, steps)
+
+
+@functools.cache
+def _allowed(event, epsilon):
+    return acc.delta(event, epsilon).upper
+
+
+def _rates(scores, rows, chosen, side, swap):
+    i, threshold = chosen
+    hits = [np.sum(side * s[rows, i] >= side * threshold) for s in scores]
+    sizes = [len(s[rows]) for s in scores]
+    first, second = (1, 0) if swap else (0, 1)
+    return hits[first] / sizes[first], (hits[second], sizes[second])
+
+
+def _gain(scores, rows, chosen, side, swap, epsilon):
+    p, (hits, size) = _rates(scores, rows, chosen, side, swap)
+    return float(p - np.exp(epsilon) * hits / size)
+
+
+def _lower(rate, size):
+    hits = round(rate * size)
+    return float(stats.beta.ppf(LEVEL, hits, size - hits + 1)) if hits else 0.0
+
+
+def _upper(counted):
+    hits, size = counted
+    return float(stats.beta.ppf(1 - LEVEL, hits + 1, size - hits)) if hits < size else 1.0

@@ -1,0 +1,205 @@
+"""Soundness by attack: repaired methods stand, methods as published and every mutant fall."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp import optimizers as opt
+from jaxdp.mechanism import with_rule
+from jaxdp.optimizers.as_published import LeakySum
+from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy, energy_mechanism
+from jaxdp.types import Summed
+from tests.optimizers import attack
+
+STEPS = 4
+KEY = jax.random.key(2)
+FULL = (5, 5, "full_batch")
+HALF = (3, 6, "poisson")  # every record in half of the draws
+
+
+def flat(noise=2.0, sizes=HALF):
+    return jaxdp.dp_sgd(noise, 1.0, *sizes)
+
+
+def box(noise=2.0, sizes=HALF):
+    return with_rule(jaxdp.coordinate_box(1.0), noise, *sizes)
+
+
+REPAIRED = {
+    "dp_adam": lambda noise=2.0, sizes=HALF: opt.dp_adam(flat(noise, sizes), 0.1),
+    "adadp": lambda noise=2.0, sizes=HALF: opt.adadp(box(noise, sizes), 0.1, bound=1.0),
+    "piadam": lambda noise=2.0, sizes=HALF: opt.piadam(flat(noise, sizes), 0.1),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_a_repaired_method_stands(name):
+    method = REPAIRED[name]()
+    event = flat().total(STEPS)
+    assert attack.claim_breaks(method, event, steps=STEPS, prob=0.5) is None
+
+
+@pytest.mark.parametrize("name", ["adadp", "piadam"])
+def test_half_the_noise_and_a_missing_charge_fall(name):
+    shown = attack.runs(REPAIRED[name](noise=1.0, sizes=FULL), steps=STEPS, count=6000)
+    assert attack.broken(*shown, flat(2.0, FULL).total(STEPS), STEPS)
+    assert attack.broken(*shown, flat(1.0, FULL).total(1), STEPS)
+
+
+@pytest.mark.parametrize("name", ["piadam", "adadp"])
+def test_a_reused_key_falls(name):
+    method = REPAIRED[name]()
+    event = flat().total(STEPS)
+    assert attack.claim_breaks(method, event, steps=STEPS, prob=0.5, broken_key=True)
+
+
+def fed_raw(method):
+    """The mutant whose moments see the un-noised gradient."""
+    inner = optax.with_extra_args_support(method.after_noise)
+
+    def update(updates, state, params=None, *, leaked, **extra):
+        _, moved = inner.update(leaked, state, params, **extra)
+        return inner.update(updates, state, params, **extra)[0], moved
+
+    def gradient(loss_fn):
+        summed = method.clipped_grad(loss_fn)
+
+        def leaky(params, batch, mask, **context):
+            total, info = summed(params, batch, mask, **context)
+            raw = total.value
+            if total.unscale is not None:
+                raw = jax.tree.map(jnp.multiply, raw, total.unscale)
+            leaked = jax.tree.map(lambda g: g / 5, raw)
+            return LeakySum(total.value, total.l2, total.unscale, leaked=leaked), info
+
+        return leaky
+
+    after = optax.GradientTransformationExtraArgs(inner.init, update)
+    return dataclasses.replace(method, after_noise=after, gradient=gradient)
+
+
+@pytest.mark.parametrize("name", ["adadp", "piadam"])
+def test_raw_moments_in_a_repaired_method_fall(name):
+    method = fed_raw(REPAIRED[name](sizes=FULL))
+    assert attack.claim_breaks(method, flat(sizes=FULL).total(STEPS), steps=STEPS)
+
+
+def published(name):
+    if name == "adadp":
+        return opt.adadp_as_published(2.0, *FULL[:2], 0.1, bound=1.0, sampling="full_batch")
+    return opt.pigdo_as_published(flat(sizes=FULL), 0.1)
+
+
+def test_pigdos_shared_raw_moments_break_its_claim():
+    method = published("pigdo")
+    assert attack.claim_breaks(method, flat(sizes=FULL).total(STEPS), steps=STEPS)
+    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+
+
+def test_adadps_zero_variance_coordinate_gives_the_record_away_with_certainty():
+    method = published("adadp")
+    _, _, seen, unseen = attack.claim_breaks(
+        method, flat(sizes=FULL).total(STEPS), steps=STEPS
+    )
+    assert seen == 1.0
+    assert unseen == 0.0
+    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+
+
+def along_the_record(params, example):
+    """A public energy that falls only far along the record's direction: a shrewd choice of it."""
+    moved = -(params["w"][0] + params["w"][2]) / jnp.sqrt(2.0)
+    return jnp.where(moved > 2.2, -moved, 1.0) + 0.0 * example
+
+
+def annealed(noise=1.0, **changes):
+    return opt.sa_dpsgd(
+        flat(noise, FULL), 5.0, KEY, temperature=1e9, max_rejections=1000, **changes
+    )
+
+
+# Falls steeply where the first candidate lands, so that only a jump along the record is accepted.
+SHREWD = PublicEnergy(along_the_record, jnp.zeros(2))
+
+
+def started(method):
+    """With one candidate accepted already, so that the first is judged like the others."""
+    init = method.after_noise.init
+
+    def begun(params):
+        return init(params)._replace(
+            energy=jnp.ones([], jnp.float32) * 0.999, accepted=jnp.ones([], jnp.int32)
+        )
+
+    after = optax.GradientTransformationExtraArgs(begun, method.after_noise.update)
+    return dataclasses.replace(method, after_noise=after)
+
+
+def test_simulated_annealing_stands_on_every_proposal_and_falls_on_acceptances():
+    method, proposals = started(annealed()), 12
+    with_record, without = attack.runs(
+        method, steps=proposals, count=6000, energy=lambda mask: SHREWD, scale=50.0
+    )
+    every = method.total(proposals)
+    assert attack.broken(with_record, without, every, proposals) is None
+    # Nearly no run accepts a second candidate without many tries: charging acceptances is wrong.
+    accepted = method.mechanism.total(1)
+    assert attack.broken(with_record, without, accepted, proposals)
+
+
+def record_loss(params, example):
+    """Only the record's loss changes: the others are zero along the first coordinate."""
+    return -params["w"][0] * example[0]
+
+
+def energy_of(noise):
+    """An energy over the very records: noisy with its event, or with no noise at all."""
+    batch = jnp.concatenate([attack.OTHERS, attack.RECORD])
+
+    def at(mask):
+        return DrawnEnergy(
+            batch, jnp.arange(5)[None], mask[None], jnp.asarray(1), record_loss, 1e-3, noise, 5
+        )
+
+    return at
+
+
+def test_a_private_energy_stands_with_its_event_and_falls_without():
+    quiet = 1.5
+    mech = jaxdp.dp_sgd(quiet, 1e-3, *FULL)
+    blind = annealed(noise=40.0)
+    with_event = dataclasses.replace(blind, energy=mech)
+    shown = attack.runs(blind, steps=STEPS, count=6000, energy=energy_of(quiet))
+    assert attack.broken(*shown, with_event.total(STEPS), STEPS) is None
+    assert attack.broken(*shown, blind.mechanism.total(STEPS), STEPS)
+
+
+def test_an_unnoised_private_energy_falls_with_certainty():
+    method = annealed(noise=40.0, as_published=True, energy_on_private=True)
+    shown = attack.runs(method, steps=STEPS, count=6000, energy=energy_of(0.0))
+    assert attack.broken(*shown, flat(40.0, FULL).total(STEPS), STEPS)
+    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+
+
+def test_the_attack_knows_the_truth_of_one_gaussian():
+    """The yardstick itself: nearly the event's own δ is reached, never more."""
+    method = opt.dp_sgd(flat(1.0, FULL), 0.1)
+    with_record, without = attack.runs(method, steps=1, count=6000)
+    assert attack.broken(with_record, without, acc.Gaussian(1.0), 1) is None
+    assert attack.broken(with_record, without, acc.Gaussian(1.6), 1)
+
+
+def test_a_leak_must_be_named():
+    with pytest.raises(ValueError, match="mechanism must name its leak"):
+        dataclasses.replace(published("pigdo"), mechanism=flat())
+
+
+def test_energy_events_are_those_of_the_mechanism():
+    mech = energy_mechanism(2.0, 0.5, 20, 60)
+    assert mech.event == acc.PoissonSampled(acc.Gaussian(2.0), 20 / 60)
+    assert Summed({"w": jnp.zeros(2)}, mech.l2(None)).l2 == 0.5

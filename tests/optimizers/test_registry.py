@@ -1,0 +1,234 @@
+"""Every method, by its line in the registry: under jit, scan and vmap, resumed, wrapped."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import schedules
+from jaxdp.optimizers import registry
+from jaxdp.optimizers.annealing import AnnealingState
+from jaxdp.optimizers.as_published import LeakySum
+from jaxdp.optimizers.energy import PublicEnergy
+from jaxdp.types import Summed
+
+PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.5]]), "b": jnp.zeros(2)}
+ENERGY = PublicEnergy(lambda p, e: jnp.sum(jnp.square(p["b"] - 1.0)) + 0.0 * e, jnp.zeros(3))
+KEY = jax.random.key(5)
+
+def method(name, noise=1.0, key=KEY):
+    numbers = registry.Numbers(noise, 1.0, 6, 24, 0.1, momentum=0.5, key=key)
+    made = registry.build(name, numbers)
+    return dataclasses.replace(made, energy=None)  # judged by ENERGY here
+
+
+def extras(made, raw):
+    energy = {"energy": ENERGY} if made.counts else {}
+    return {**energy, "leaked": raw} if made.raw else energy
+
+
+def update_of(made, tx):
+    def update(params, state, value):
+        scale = made.context(state).get("scale")
+        value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
+        summed = Summed(value, made.mechanism.l2(params), scale)
+        updates, state = tx.update(summed, state, params, **extras(made, value))
+        return optax.apply_updates(params, updates), state
+
+    return update
+
+
+def sums(steps):
+    keys = jax.random.split(jax.random.key(8), steps)
+    return jax.vmap(lambda k: jax.tree.map(lambda p: jax.random.normal(k, p.shape), PARAMS))(keys)
+
+
+def trajectory(made, values, start=None, key=KEY):
+    tx = optax.with_extra_args_support(made.chain(key))
+    update = update_of(made, tx)
+    start = (PARAMS, tx.init(PARAMS)) if start is None else start
+    body = lambda carry, value: (update(*carry, value), carry[0])  # noqa: E731
+    return jax.lax.scan(body, start, values)
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_a_method_is_a_good_citizen(name):
+    made, values = method(name), sums(6)
+    first, last = (jax.tree.map(lambda v, s=s: v[s], values) for s in (slice(3), slice(3, 6)))
+    tx = made.chain(KEY)
+    fast = {"xla_backend_optimization_level": 0}
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
+        some = jax.jit(lambda v, start: trajectory(made, v, start)[0], compiler_options=fast)
+        half, saved = some(first, (PARAMS, tx.init(PARAMS)))
+        params, state = some(last, (half, saved))
+        # Saved, restored and gone on with: the very same.
+        restored = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, (half, saved)))
+        again, _ = some(last, restored)
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+    moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), params, PARAMS)
+    assert any(jax.tree.leaves(moved))
+    scale = made.context(state).get("scale")
+    if scale is not None:
+        assert all((np.asarray(s) > 0).all() for s in jax.tree.leaves(scale))
+
+
+@pytest.mark.parametrize("name", ["adadp", "piadam", "dp-adam"])
+def test_the_releases_alone_give_everything_that_follows(name):
+    """Whatever the records were: parameters, moments and clip bounds from the noisy sums again."""
+    made, values = method(name), sums(5)
+    noise, after = made.mechanism.privatize(KEY), optax.with_extra_args_support(made.after_noise)
+
+    def real(carry, value):
+        params, (first, rest) = carry
+        scale = made.context((first, rest)).get("scale")
+        value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
+        noisy, first = noise.update(
+            Summed(value, made.mechanism.l2(params), scale), first, params)
+        updates, rest = after.update(noisy, rest, params)
+        return (optax.apply_updates(params, updates), (first, rest)), (noisy, scale)
+
+    def replayed(carry, noisy):
+        params, rest = carry
+        scale = made.context((None, rest)).get("scale")
+        updates, rest = after.update(noisy, rest, params)
+        return (optax.apply_updates(params, updates), rest), scale
+
+    fast = {"xla_backend_optimization_level": 0}
+    start, again = (noise.init(PARAMS), after.init(PARAMS)), after.init(PARAMS)
+    (params, (_, rest)), (released, scales) = jax.jit(
+        lambda v: jax.lax.scan(real, (PARAMS, start), v), compiler_options=fast)(values)
+    (same, same_rest), same_scales = jax.jit(
+        lambda v: jax.lax.scan(replayed, (PARAMS, again), v), compiler_options=fast)(released)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+                 (params, rest, scales), (same, same_rest, same_scales))
+    assert made.raw is None
+    assert made.gradient is None
+
+
+@pytest.mark.parametrize("name", ["piadagrad", "sa-dpsgd"])
+def test_seeds_under_vmap_get_their_own_noise(name):
+    def final(words):
+        (params, _), _ = trajectory(method(name, key=words), sums(3), key=words)
+        return params["b"]
+
+    keys = jax.vmap(jax.random.key_data)(jax.random.split(KEY, 3))
+    fast = {"xla_backend_optimization_level": 0}
+    ends = np.asarray(jax.jit(jax.vmap(final), compiler_options=fast)(keys))
+    assert len(np.unique(ends[:, 0])) == 3
+    np.testing.assert_allclose(ends[0], jax.jit(final, compiler_options=fast)(keys[0]), rtol=1e-4)
+
+
+def test_wrappers_go_around_what_follows_the_noise():
+    mech = jaxdp.dp_sgd(1.0, 1.0, 6, 24)
+    inner = optax.inject_hyperparams(
+        jaxdp.optimizers.scale_by_dp_adam, static_args=("noise_std",)
+    )(noise_std=mech.noise_std, b1=0.8)
+    by_leaf = optax.multi_transform(
+        {"fast": optax.chain(inner, optax.scale_by_schedule(optax.linear_schedule(-1.0, 0.0, 9))),
+         "still": optax.set_to_zero()},
+        {"w": "fast", "b": "still"},
+    )
+    tx = optax.chain(mech.privatize(KEY), by_leaf)
+    state, params = tx.init(PARAMS), PARAMS
+    for _ in range(2):
+        updates, state = jax.jit(
+            lambda s, p: tx.update(Summed(PARAMS, 1.0), s, p)
+        )(state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(params["b"], PARAMS["b"])
+    assert not np.array_equal(params["w"], PARAMS["w"])
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-adam", "piadam", "sa-dpsgd"])
+def test_a_method_follows_a_noise_schedule(name):
+    schedule = schedules.NoiseSchedule(((5.0, 2), (1.0, 4)))
+    made = method(name, schedule)
+    (params, _), _ = trajectory(made, sums(6))
+    assert np.isfinite(params["w"]).all()
+    assert [row[1:] for row in made.events(1, 4)[""]] == [(1, 1), (2, 3)]
+
+
+def test_correction_takes_the_noise_out_of_the_moment():
+    mech = jaxdp.dp_sgd(4.0, 1.0, 10, 100)
+    params = {"w": jnp.zeros(4000)}
+    made = jaxdp.optimizers.dp_adam(mech, 0.1, b2=0.99)
+    tx = made.chain(KEY)
+    signal = jnp.where(jnp.arange(4000) < 2000, 0.6, 0.0)
+
+    def body(state, _):
+        return tx.update(Summed({"w": 10 * signal}, 1.0), state, params)[1], None
+
+    state, _ = jax.jit(lambda s: jax.lax.scan(body, s, None, length=300))(tx.init(params))
+    moment = np.asarray(state[1][0].nu["w"]) / (1 - 0.99**300)
+    assert abs(moment[:2000].mean() - 0.36) < 0.01  # 0.52 with the noise in it
+    assert abs(moment[2000:].mean()) < 0.01  # 0.16
+
+
+def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
+    mech = jaxdp.with_rule(jaxdp.coordinate_box(1.0), 4.0, 10, 100)
+    params = {"w": jnp.zeros(6000)}
+    made = jaxdp.optimizers.adadp(mech, 0.1, bound=10.0, moment_decay=0.98)
+    tx, even = made.chain(KEY), 10.0 / np.sqrt(6000)
+
+    def body(state, _):
+        scale = made.context(state)["scale"]
+        summed = Summed(jax.tree.map(jnp.zeros_like, params), mech.l2(params), scale)
+        return tx.update(summed, state, params)[1], jnp.mean(jnp.square(scale["w"]))
+
+    state, squares = jax.jit(lambda s: jax.lax.scan(body, s, None, length=150))(tx.init(params))
+    noise = (4.0 * np.sqrt(6000) / 10) ** 2 * float(squares.mean())
+    assert even**2 * 0.02 < float(squares.mean()) < even**2  # the sides did move
+    assert abs(float(jnp.mean(state[1][0].moment["w"]))) < 0.05 * noise
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: registry.build("sgd", None), "method must be one of dp-sgd"),
+        (lambda: method_with("dp-adam", {"beta": 1}), "settings of dp-adam must be among b1, b2"),
+        (lambda: method_with("dp-sgd", {"x": 1}), "must be among none; got 'x'"),
+        (lambda: method_with("dp-adam", {"b1": 1.0}), "b1 must be at least 0 and below 1"),
+        (lambda: method_with("dp-adam", {"noise_floor": -1}), "noise_floor must be"),
+        (lambda: method_with("piadam", {"spread": 0.5}), "spread must be at least 1"),
+        (lambda: method_with("sa-dpsgd", {"temperature": -1.0}), "temperature must be"),
+        (lambda: method_with("sa-dpsgd", {"max_rejections": 0}), "max_rejections must be"),
+        (lambda: method_with("adadp-as-published", {"beta": 0.0}), "beta must be"),
+        (lambda: registry.build("sa-dpsgd", registry.Numbers(1.0, 1.0, 6, 24, 0.1)),
+         "key must be given to an annealed method"),
+        (lambda: registry.build("dp-sgd", registry.Numbers(1.0, 1.0, 6, 24, -0.1)),
+         "learning_rate must be a finite number above 0"),
+        (lambda: jaxdp.optimizers.scale_by_dp_adam(-1.0), "noise_std must be"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def method_with(name, settings):
+    return registry.build(name, registry.Numbers(1.0, 1.0, 6, 24, 0.1, key=KEY), settings)
+
+
+def test_the_correction_needs_the_parameters():
+    tx = jaxdp.optimizers.scale_by_dp_adam(jaxdp.dp_sgd(1.0, 1.0, 6, 24).noise_std)
+    with pytest.raises(ValueError, match="params must be passed to update"):
+        tx.update(PARAMS, tx.init(PARAMS))
+
+
+def test_what_leaks_is_charged_as_nothing_provable():
+    for name in registry.METHODS:
+        leaks = name.endswith("as-published") and not name.startswith("sa") or "train" in name
+        assert bool(method(name).mechanism.leak) is leaks, name
+
+
+def test_state_types_are_pytrees_that_hide_their_keys():
+    state = method("sa-dpsgd").chain(KEY).init(PARAMS)
+    assert isinstance(state[1], AnnealingState)
+    assert "LeakySum(value=<sensitive>" in repr(LeakySum(PARAMS, 1.0, leaked=PARAMS)).replace(
+        "Summed(", "LeakySum(")

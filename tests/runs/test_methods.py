@@ -1,0 +1,175 @@
+"""Methods in a whole run: resumed, forked, charged and reported as what they are."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp import report, runs
+from jaxdp.cli import main
+from jaxdp.optimizers import registry
+from jaxdp.runs import assemble, queue
+from jaxdp.seeds import Secret
+from tests.runs import small
+from tests.runs.test_resume import Stop, crash_at
+
+
+def config(method, **changes):
+    given = {"steps": 4, "eval_every": 2, "physical_batch_size": 64, "learning_rate": 0.1, **changes}
+    return small.config(method=method, **given)
+
+
+CRASHED = {
+    "adadp": {"noise_schedule": "step:0.5:3"},
+    "sa-dpsgd-private": {
+        "settings": {"energy_noise": 3.0, "energy_bound": 0.01, "energy_batch_size": 20},
+        "pca_dimensions": 5, "pca_noise_multiplier": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CRASHED)
+def test_a_crash_changes_nothing(tmp_path, name):
+    cfg = config(name, **CRASHED[name])
+    whole = small.go(tmp_path / "a", cfg)
+    with pytest.raises(Stop):
+        small.go(tmp_path / "b", cfg, crash_at(3))
+    resumed = small.go(tmp_path / "b", cfg)
+    assert small.outcome(resumed, tmp_path / "b") == small.outcome(whole, tmp_path / "a")
+    if name == "sa-dpsgd-private":
+        everything_is_charged(cfg, whole)
+
+
+def everything_is_charged(cfg, result):
+    """The gradient, the energy on its own draws, and the projection."""
+    gradient = acc.PoissonSampled(acc.Gaussian(1.0), 0.2)
+    energy = acc.PoissonSampled(acc.Gaussian(3.0), 0.1)
+    truth = acc.Composed((acc.Gaussian(4.0), acc.Repeated(gradient, 4), acc.Repeated(energy, 4)))
+    expected = acc.epsilon(truth, 1e-5).upper
+    assert result.ledger.epsilon(1e-5).upper == pytest.approx(expected, rel=1e-9)
+    assert acc.epsilon(cfg.total(4), 1e-5).upper == pytest.approx(expected, rel=1e-9)
+    assert {entry.stream for entry in result.ledger.entries} == {"run-0", "run-0/energy", "run-0/pca"}
+    assert result.history[-1]["proposals"] == 4
+
+
+def test_a_fork_noises_and_judges_with_fresh_keys():
+    cfg = config("sa-dpsgd-private", settings={"energy_noise": 3.0, "energy_bound": 0.01})
+    one, two = Secret.from_seed(1), Secret.from_seed(2)
+    states = [assemble.fresh_state(assemble.trainer_of(cfg, None, s), cfg, s) for s in (one, two)]
+    moved = assemble.with_keys(states[0].opt_state, two)
+    np.testing.assert_array_equal(moved[0].key, states[1].opt_state[0].key)
+    np.testing.assert_array_equal(moved[1].key, states[1].opt_state[1].key)
+    assert not np.array_equal(moved[1].key, states[0].opt_state[1].key)
+
+
+def test_the_energys_draws_are_not_the_gradients():
+    cfg = config("sa-dpsgd-private", settings={"energy_noise": 3.0, "energy_bound": 0.01})
+    rows = small.dataset()
+    device = jax.device_put((rows.train_x, rows.train_y))
+    trainer = assemble.trainer_of(cfg, rows, Secret.from_seed(3), device)
+    one, two = trainer.sampler.draw(), trainer.energy.sampler.draw()
+    assert set(one.indices[one.mask]) != set(two.indices[two.mask])
+
+
+def test_the_examples_that_judge_are_not_those_of_the_accuracy():
+    rows = small.dataset()
+    judge, rest = assemble.test_split(config("sa-dpsgd"), rows)
+    assert len(judge[1]) == len(rest[1]) == 50
+    assert not np.array_equal(judge[0], rest[0])
+    whole, same = assemble.test_split(config("sa-dpsgd-as-published"), rows)
+    assert whole[1] is same[1]
+    assert len(whole[1]) == 100
+
+
+def test_without_proof_the_report_says_so(tmp_path):
+    result = small.go(tmp_path / "r", config("adadp-as-published", steps=2, eval_every=1))
+    built = report.build(result)
+    page = report.to_markdown(built)
+    assert "Claimed by the paper: epsilon" in page
+    assert "nothing is proven, for un-noised squared gradients" in page
+    assert built["guarantee"]["epsilon"] == "inf"
+    report.save_plots(built, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sa-dpsgd-private", "dp-sgd"])
+def test_noise_is_calibrated_to_everything_that_is_released(name):
+    extra = {"pca_dimensions": 5, "pca_noise_multiplier": 20.0}
+    cfg = config(name, noise_multiplier=None, epsilon=3.0, **extra)
+    spent = acc.epsilon(cfg.total(4), 1e-5).upper
+    assert 2.98 < spent <= 3.0
+    scheduled = config("dp-sgd", noise_multiplier=None, epsilon=3.0, noise_schedule="linear:0.5:1")
+    assert 2.98 < acc.epsilon(scheduled.total(4), 1e-5).upper <= 3.0
+    assert scheduled.noise()(3) == pytest.approx(scheduled.noise_multiplier / 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "sgd"}, "method must be one of dp-sgd, auto-s"),
+        ({"settings": {"beta": 1.0}}, "settings of dp-sgd must be among none; got 'beta'"),
+        ({"noise_schedule": "exponential"}, "noise_schedule must be kind:number:every"),
+        ({"noise_schedule": "exponential:0.1:1:1"}, "noise_schedule must be kind:number:every"),
+        ({"noise_schedule": "step:0.5:1", "steps": None, "epsilon": 3.0}, "steps must be given with"),
+        ({"pca_dimensions": 3}, "pca_dimensions and pca_noise_multiplier must be given together"),
+        ({"pca_dimensions": 65, "pca_noise_multiplier": 1.0}, "must be at most the 64"),
+        ({"pca_dimensions": 3, "pca_noise_multiplier": 0.0}, "pca_noise_multiplier must be"),
+        ({"hidden": 0, "model": "mlp"}, "hidden must be a whole number"),
+        ({"method": "sa-dpsgd-private", "epsilon": 1.0, "noise_multiplier": None,
+          "settings": {"energy_noise": 0.3}},
+         "epsilon must be within reach of sa-dpsgd-private"),
+    ],
+)
+def test_bad_input(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(changes.pop("method", "dp-sgd"), **changes)
+
+
+def test_every_method_is_listed_and_has_a_configuration(capsys):
+    main(["methods"])
+    printed = capsys.readouterr().out
+    for name in registry.METHODS:
+        assert name in printed
+        changes = {"settings": {"energy_noise": 50.0}} if name == "sa-dpsgd-private" else {}
+        assert config(name, **changes).private_method().mechanism.noise_multiplier == 1.0
+
+
+def test_settings_on_the_command_line(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--method", "adadp", "--set", "beta", "--out", str(tmp_path / "r")])
+    assert "--set must be NAME=VALUE with a number" in capsys.readouterr().err
+
+
+def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
+    given = {"noise_multiplier": 1.0, "steps": 2, "model": "logistic"}
+    row = queue.Row("tiny", "digits", {**given, "method": "sa-dpsgd-as-published"})
+    monkeypatch.setattr(queue, "ROWS", {"tiny": row})
+    monkeypatch.setattr(queue.data, "load", lambda name, folder: small.dataset())
+    results = tmp_path / "results" / "papers.json"
+
+    def work(progress):
+        import contextlib
+
+        return queue.work(["tiny"], tmp_path / "q", results, None, report.build,
+                          lambda row: contextlib.nullcontext(progress))
+
+    with pytest.raises(Stop):
+        work(crash_at(1))
+    assert queue.finished(results) == {}
+    assert work(small.ignore) == ["tiny"]
+    assert work(small.ignore) == []
+    line = queue.finished(results)["tiny"]
+    assert line["steps"] == 2
+    assert line["claimed_epsilon"] > line["proven_epsilon"] > 0  # both accepted; a loose formula
+    assert line["judged_by"].startswith("Not held out")
+    assert line["acceptance_rate"] == 1.0
+    main(["reproduce", "status", "--results", str(results), "--out", str(tmp_path / "q")])
+    with pytest.raises(ValueError, match="rows must be among those of"):
+        queue.row_named("x")
+
+
+def test_every_row_of_the_queue_is_a_run_that_can_start():
+    names = [n for n in queue.ROWS if n.startswith("mnist") and "noise-8" in n]
+    for name in names:
+        row = queue.ROWS[name]
+        cfg = runs.recipe(row.dataset, **row.given)
+        assert cfg.private_method().total(cfg.steps)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp.preprocess import dp_pca, project, second_moment
+from tests.statistics import is_gaussian
+
+SECRET = jaxdp.Secret.from_seed(4)
+
+
+def points(n=3000, noise=0.05, seed=0):
+    rng = np.random.default_rng(seed)
+    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
+    return rng.normal(size=(n, 2)) @ plane.T + noise * rng.normal(size=(n, 6)), plane
+
+
+def test_the_plane_is_found_and_lost_under_noise():
+    x, plane = points()
+    quiet, loud = (dp_pca(x, 2, z, SECRET) for z in (1.0, 1e6))
+    np.testing.assert_allclose(quiet.T @ quiet, np.eye(2), atol=1e-5)
+    assert np.linalg.norm(plane.T @ quiet) == pytest.approx(np.sqrt(2), abs=1e-2)
+    assert np.linalg.norm(plane.T @ loud) < 1.3
+    assert project(x, quiet).shape == (3000, 2)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=4), st.floats(0.1, 10.0))
+def test_no_record_moves_the_released_triangle_by_more_than_the_bound(row, norm):
+    x = points(50)[0][:, :4]
+    with_row = np.concatenate([x, [row]])
+    moved = np.triu(second_moment(with_row, norm) - second_moment(x, norm))
+    assert np.linalg.norm(moved) <= norm**2 * (1 + 1e-9)
+
+
+def test_a_long_record_reaches_the_bound():
+    row = np.array([[1e9, 0.0, 0.0]])
+    assert np.linalg.norm(second_moment(row, 2.0)) == pytest.approx(4.0)
+
+
+def test_noise_has_its_scale_and_no_other(monkeypatch):
+    seen = {}
+    eigh = np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
+    x = np.zeros((5, 80))
+    dp_pca(x, 1, 3.0, SECRET, row_norm=2.0)
+    noise = seen["m"][np.triu_indices(80)]
+    assert is_gaussian(noise, 12.0)
+    assert not is_gaussian(noise, 12.0 * 1.1)
+    np.testing.assert_array_equal(seen["m"], seen["m"].T)
+
+
+def test_broken_records_add_nothing():
+    x = points(20)[0]
+    bad = np.concatenate([x, np.full((1, 6), np.nan), np.full((1, 6), 1e200)])
+    np.testing.assert_allclose(second_moment(bad[:-1], 1.0), second_moment(x, 1.0))
+    assert np.isfinite(second_moment(bad, 1.0)).all()
+
+
+def test_the_release_is_charged_once():
+    ledger = jaxdp.Ledger()
+    x = points(100)[0]
+    dp_pca(x, 2, 8.0, SECRET, ledger=ledger)
+    assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
+    with pytest.raises(ValueError, match="first_step"):
+        dp_pca(x, 2, 8.0, SECRET, ledger=ledger)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.zeros(3), 1, 1.0), r"x must be an array \[n, ...\]"),
+        ((np.zeros((3, 2)), 3, 1.0), "dimensions must be at most the 2"),
+        ((np.zeros((3, 2)), 0, 1.0), "dimensions must be a whole number"),
+        ((np.zeros((3, 2)), 1, -1.0), "noise_multiplier must be"),
+    ],
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        dp_pca(*arguments, SECRET)

@@ -1,0 +1,102 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp import schedules
+from tests.statistics import is_gaussian
+
+LEVELS = st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(1, 7)), min_size=1, max_size=5)
+
+
+def test_the_published_shapes():
+    exp = schedules.exponential_decay(10.0, 0.01, every=3, steps=7)
+    assert [exp(t) for t in (0, 2, 3, 6)] == [10.0, 10.0, 10 * math.exp(-0.01), 10 * math.exp(-0.02)]
+    assert schedules.time_decay(8.0, 0.5, 2, 4).levels == ((8.0, 2), (8.0 / 1.5, 2))
+    assert schedules.step_decay(8.0, 0.5, 2, 5).levels == ((8.0, 2), (4.0, 2), (2.0, 1))
+    linear = schedules.linear_decay(4.0, 1.0, 1, 4)
+    np.testing.assert_allclose([linear(t) for t in range(4)], [4, 3, 2, 1])
+
+
+@given(levels=LEVELS, data=st.data())
+def test_the_ledgers_stretches_are_the_devices_table(levels, data):
+    schedule = schedules.NoiseSchedule(tuple(levels))
+    first = data.draw(st.integers(0, schedule.steps - 1))
+    steps = data.draw(st.integers(1, schedule.steps - first))
+    charged = {}
+    for multiplier, start, count in schedule.levels_between(first, steps):
+        charged |= {step: np.float32(multiplier) for step in range(start, start + count)}
+    assert charged == dict(enumerate(schedule.table()[first : first + steps], first))
+
+
+def test_every_step_gets_the_noise_it_is_charged_for():
+    schedule = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
+    mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
+    params = {"w": jnp.zeros(20_000)}
+    tx = mech.privatize(jax.random.key(3))
+    state, update = tx.init(params), jax.jit(lambda s: tx.update(jaxdp.Summed(params, 0.5), s, params))
+    for step, std in enumerate((0.05, 0.25, 0.25)):
+        noise, state = update(state)
+        assert is_gaussian(noise["w"], std)
+        assert not is_gaussian(noise["w"], 1.5 * std)
+        assert mech.event_at(step) == acc.PoissonSampled(acc.Gaussian(schedule(step)), 0.1)
+        np.testing.assert_allclose(mech.noise_std(params, jnp.asarray(step)), std, rtol=1e-6)
+    beyond, _ = update(state)
+    assert np.isnan(beyond["w"]).all()  # no step without its charge
+
+
+def test_a_schedule_costs_its_heterogeneous_composition():
+    schedule = schedules.NoiseSchedule(((2.0, 30), (1.0, 10)))
+    mech, ledger = jaxdp.dp_sgd(schedule, 0.5, 10, 100), jaxdp.Ledger()
+    sampler = mech.sampler(100, ledger=ledger)
+    for _ in range(40):
+        sampler.draw()
+    step = [acc.PoissonSampled(acc.Gaussian(z), 0.1) for z in (2.0, 1.0)]
+    truth = acc.epsilon(
+        acc.Composed((acc.Repeated(step[0], 30), acc.Repeated(step[1], 10))), 1e-5
+    ).upper
+    assert ledger.epsilon(1e-5).upper == pytest.approx(truth, rel=1e-9)
+    assert mech.epsilon(40, 1e-5).upper == pytest.approx(truth, rel=1e-9)
+    loud = jaxdp.dp_sgd(2.0, 0.5, 10, 100).epsilon(40, 1e-5).lower
+    quiet = jaxdp.dp_sgd(1.0, 0.5, 10, 100).epsilon(40, 1e-5).upper
+    assert loud < truth < quiet
+    with pytest.raises(ValueError, match="must cover the 41 steps of the run, got one of 40"):
+        sampler.draw()
+    assert ledger.steps == 40
+
+
+def test_a_schedule_is_no_single_event():
+    mech = jaxdp.dp_sgd(schedules.NoiseSchedule(((2.0, 3),)), 0.5, 10, 100)
+    with pytest.raises(ValueError, match=r"ask event_at\(step\) or total\(steps\)"):
+        _ = mech.event
+    with pytest.raises(ValueError, match="must cover the 4 steps"):
+        mech.epsilon(4, 1e-5)
+
+
+def test_a_schedule_from_a_list():
+    assert schedules.from_multipliers([2, 2, 1.0]).levels == ((2.0, 2), (1.0, 1))
+    assert schedules.from_multipliers([2.0]).times(1.5).levels == ((3.0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: schedules.NoiseSchedule(()), "levels must hold at least one"),
+        (lambda: schedules.NoiseSchedule(((-1.0, 3),)), r"levels\[0\] must be a finite number"),
+        (lambda: schedules.NoiseSchedule(((1.0, 0),)), r"levels\[0\] must be a whole number"),
+        (lambda: schedules.exponential_decay(1.0, -0.1, 1, 5), "rate must be a finite"),
+        (lambda: schedules.step_decay(1.0, 1.5, 1, 5), "factor must be above 0"),
+        (lambda: schedules.linear_decay(1.0, 0.0, 1, 5), "final must be a finite number above 0"),
+        (lambda: schedules.time_decay(1.0, 0.1, 0, 5), "every must be a whole number"),
+        (lambda: schedules.exponential_decay(0.0, 0.1, 1, 5), "initial must be a finite"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
