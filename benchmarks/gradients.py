@@ -1,7 +1,7 @@
 """Clipped gradients side by side with the peers: `python -m benchmarks.gradients [part ...]`.
 
-Parts: speed (cnn, mlp, transformer), exact, memory, compile. Every contender of a row runs once a
-round, in one process; figures are medians over the rounds. jax_privacy and Opacus take part where
+Parts: speed (cnn, mlp, transformer), exact, memory, compile. The contenders of a row run in turn, round by
+round (Opacus after them, in a process of its own); figures are medians over the rounds. jax_privacy and Opacus take part where
 they are installed (`pip install jax_privacy==2.0.0 opacus==1.6.0`); a row says who is missing.
 """
 
@@ -10,6 +10,8 @@ import importlib.util
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,8 +83,8 @@ def chunked(loss_fn, params, batch, rows):
     }
 
 
-def peers(name, params, loss_fn, batch, microbatch):
-    """jax_privacy and Opacus on the same row, where they are installed."""
+def peers(params, loss_fn, batch, microbatch):
+    """jax_privacy on the same row, where it is installed."""
     found = {}
     if importlib.util.find_spec("jax_privacy"):
         import jax_privacy
@@ -95,11 +97,16 @@ def peers(name, params, loss_fn, batch, microbatch):
             )
             label = "jax_privacy" + (f", microbatch {size}" if size else "")
             found[label] = lambda grad=grad: grad(params, batch)
-    if importlib.util.find_spec("opacus"):
-        from benchmarks import gradients_torch
-
-        found.update(gradients_torch.contenders(name))
     return found
+
+
+def opacus(name: str, rounds: int) -> dict[str, float]:
+    """Opacus's modes, in a process of their own: two thread pools in one slow each other down."""
+    if not importlib.util.find_spec("opacus"):
+        return {}
+    command = [sys.executable, "-m", "benchmarks.gradients_torch", name, str(rounds)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 ROWS = {
@@ -124,13 +131,14 @@ def speed(name: str, rounds: int) -> dict[str, Any]:
         by_vmap = clipped(loss_fn, "vmap")
         contenders["jaxdp, vmap"] = lambda: by_vmap(params, batch)
     slow = {}
-    for label, run in peers(name, params, loss_fn, batch, microbatch).items():
+    for label, run in peers(params, loss_fn, batch, microbatch).items():
         (slow if name == "mlp" and "jax_privacy" in label else contenders)[label] = run
     if name == "mlp":
         by_vmap = clipped(loss_fn, "vmap")
         slow["jaxdp, vmap"] = lambda: by_vmap(params, batch)
     found = medians(contenders, rounds)
     found.update(medians(slow, 3) if slow else {})
+    found.update(opacus(name, rounds))
     ours = found.get("jaxdp, auto, passes of 64", found["jaxdp, auto"])
     base = found.get("jax, ordinary, passes of 64", found["jax, ordinary"])
     ratios = {label: round(ours / ms, 3) for label, ms in found.items() if ms}

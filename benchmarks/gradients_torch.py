@@ -1,5 +1,12 @@
-"""The benchmark's networks in torch, and Opacus's ways to clip their gradients."""
+"""The benchmark's networks in torch, and Opacus's ways to clip their gradients.
 
+`python -m benchmarks.gradients_torch ROW ROUNDS` prints medians in milliseconds as JSON.
+"""
+
+import json
+import statistics
+import sys
+import time
 import warnings
 
 import torch
@@ -100,13 +107,12 @@ def losses(logits, targets):
 def contenders(name):
     """How torch and Opacus compute the row: label -> function that runs it once."""
     make, x, y = rows()[name]
+    warnings.simplefilter("ignore")
     found = {"torch, ordinary": _ordinary(make(), x, y)}
     for mode in ("hooks", "ew", "ghost"):
         try:
             run = (_ghost if mode == "ghost" else _per_example)(make(), x, y, mode)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                run()
+            run()
         except Exception as error:
             print(f"opacus {mode} cannot do {name}: {type(error).__name__}: {str(error)[:120]}")
             continue
@@ -160,3 +166,19 @@ def _ghost(model, x, y, mode):
         wrapped.enable_hooks()
 
     return run
+
+
+def main() -> None:
+    name, rounds = sys.argv[1], int(sys.argv[2])
+    found = contenders(name)
+    seconds = {label: [] for label in found}
+    for _ in range(rounds):
+        for label, run in found.items():
+            began = time.perf_counter()
+            run()
+            seconds[label].append(time.perf_counter() - began)
+    print(json.dumps({k: round(1e3 * statistics.median(v), 2) for k, v in seconds.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -109,7 +109,10 @@ class Convolution:
         edges = [(*pair, hole) for pair, hole in zip(params["padding"], holes, strict=True)]
         none = (0, 0, 0)
         x = lax.pad(x, jnp.zeros([], x.dtype), [none, none, *edges, none])
-        patches = jnp.stack([self._slice(x, at) for at in self._offsets()], axis=-2)
+        patches = x
+        for axis in range(len(space)):
+            # One axis after the other: the sum and not the product of the kernel's sides.
+            patches = jnp.stack(self._slices(patches, axis), axis=-2)
         groups, positions, p, _ = self.sizes
         patches = patches.reshape(x.shape[0], positions, -1, groups, x.shape[-1] // groups)
         patches = jnp.moveaxis(patches, 3, 1)  # [m, g, t, offset, channel]
@@ -154,26 +157,16 @@ class Convolution:
         highest = lax.Precision.HIGHEST
         return lax.conv_general_dilated(data, kernel, precision=highest, **options)
 
-    def _offsets(self) -> list[tuple[int, ...]]:
+    def _slices(self, x: jax.Array, axis: int) -> list[jax.Array]:
+        """What each entry of the kernel along one space axis sees; x is [m, n, *space, ...]."""
         params = self.node.eqn.params
-        spec = params["dimension_numbers"].rhs_spec
-        steps = [
-            range(0, self.view.shape[axis] * hole, hole)
-            for axis, hole in zip(spec[2:], params["rhs_dilation"], strict=True)
-        ]
-        return list(itertools.product(*steps))
-
-    def _slice(self, x: jax.Array, at: Sequence[int]) -> jax.Array:
-        """What the kernel's entry ``at`` sees: [m, n, *result space, channels]."""
-        params = self.node.eqn.params
-        space = [self.node.out_shape()[axis] for axis in params["dimension_numbers"].out_spec[2:]]
-        strides = params["window_strides"]
-        ends = [
-            start + stride * (size - 1) + 1
-            for start, stride, size in zip(at, strides, space, strict=True)
-        ]
-        m, n, *_, channels = x.shape
-        return lax.slice(x, (0, 0, *at, 0), (m, n, *ends, channels), (1, 1, *strides, 1))
+        numbers = params["dimension_numbers"]
+        size = self.view.shape[numbers.rhs_spec[2 + axis]]
+        found = self.node.out_shape()[numbers.out_spec[2 + axis]]
+        stride, hole = params["window_strides"][axis], params["rhs_dilation"][axis]
+        last = stride * (found - 1) + 1
+        starts = range(0, size * hole, hole)
+        return [lax.slice_in_dim(x, at, at + last, stride, axis=2 + axis) for at in starts]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
