@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accounting_peers import PEERS
 from jaxdp import accounting as acc
 
 ROWS = (
@@ -34,31 +35,6 @@ def ours(q: float, z: float, steps: int) -> float:
     """Upper epsilon by the default method."""
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
     return acc.epsilon(event, DELTA).upper
-
-
-def dp_accounting_pld(q: float, z: float, steps: int) -> float:
-    """dp_accounting's PLD accountant at its default grid."""
-    import dp_accounting as dpa
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant()
-    step = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
-    accountant.compose(dpa.SelfComposedDpEvent(step, steps))
-    return accountant.get_epsilon(DELTA)
-
-
-def prv(q: float, z: float, steps: int) -> float:
-    """prv_accountant at eps_error 0.01, its upper end."""
-    from prv_accountant.dpsgd import DPSGDAccountant
-
-    accountant = DPSGDAccountant(
-        noise_multiplier=z,
-        sampling_probability=q,
-        eps_error=0.01,
-        delta_error=1e-10,
-        max_steps=steps,
-    )
-    return accountant.compute_epsilon(delta=DELTA, num_steps=steps)[2]
 
 
 def many_noise_multipliers() -> float:
@@ -118,9 +94,10 @@ def main() -> None:
         entry: dict[str, Any] = {"q": q, "z": z, "steps": steps}
         ours(*row)
         entry["ours"], entry["ours_s"] = clock(ours, row, 4 * args.repeats + 1)
-        for name, peer in (("dp_accounting", dp_accounting_pld), ("prv", prv)):
+        for name, peer in PEERS.items():
             try:
-                entry[name], entry[name + "_s"] = clock(peer, row, args.repeats)
+                peer(*row, DELTA)  # imports and caches are not what is compared
+                entry[name], entry[name + "_s"] = clock(peer, (*row, DELTA), args.repeats)
                 entry[name + "_ratio"] = entry[name + "_s"] / entry["ours_s"]
             except ImportError:
                 continue

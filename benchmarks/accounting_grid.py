@@ -5,7 +5,10 @@
 Where dp_accounting is usable (delta >= 1e-12, steps <= 1e5, an epsilon below 300, and an answer
 within 12 s and 7 GB: beyond, its grid is too large or too coarse) its optimistic PLD must not
 exceed our upper end, nor its pessimistic PLD lie below our lower end. Everywhere the answer must be
-finite, free of NaN, and not silently zero.
+finite, free of NaN, and not silently zero, and along every axis of the grid the upper ends must be
+monotone: a bound that should be the smaller of two may exceed the other by its own width at most.
+
+With --reuse no peer is loaded, and the peak memory that is noted is the accountants' own.
 """
 
 import argparse
@@ -95,6 +98,16 @@ def check(q: float, z: float, steps: int, delta: float, relation: acc.Relation) 
     }
 
 
+def renewed(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, asked again if its bounds are wider than the bar."""
+    if row["width"] <= (1e-3 if row["steps"] * row["q"] < 1 else 1e-6):
+        return row
+    found = check(*(row[k] for k in KEY[:4]), acc.Relation(row["relation"]))
+    found |= {k: row[k] for k in ("optimistic", "pessimistic") if k in row}
+    print(found, flush=True)
+    return found | verdict(found)
+
+
 def answers(low: Any, high: Any, delta: float) -> dict[str, float]:
     """The peer's optimistic and pessimistic epsilon, where it has them."""
     plds = (("optimistic", low), ("pessimistic", high))
@@ -123,6 +136,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="every 16th run, no peer")
     parser.add_argument("--out", default="benchmarks/results/accounting_grid.json")
     parser.add_argument("--reuse", help="take the peer's answers from this earlier result")
+    parser.add_argument("--renew", help="ask again only the wide rows of this earlier result")
     parser.add_argument("--merge", nargs="*", help="only merge these results into --out")
     parser.add_argument("--part", default="0/1", help="k/n: the k-th of n interleaved parts")
     args = parser.parse_args()
@@ -130,12 +144,21 @@ def main() -> None:
     logging.disable(logging.WARNING)
     resource.setrlimit(resource.RLIMIT_AS, (PEER_BYTES, PEER_BYTES))
     if args.merge:
-        rows = [r for name in args.merge for r in json.loads(Path(name).read_text())["rows"]]
+        parts = [json.loads(Path(name).read_text()) for name in args.merge]
+        rows = [r for part in parts for r in part["rows"]]
         summary = summarise(rows)
+        summary |= {"peak_mb": max(part["summary"].get("peak_mb", 0.0) for part in parts)}
         print(json.dumps(summary, indent=1))
         Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
         return
-    part, parts = (int(v) for v in args.part.split("/"))
+    if args.renew:
+        rows = [renewed(r) for r in json.loads(Path(args.renew).read_text())["rows"]]
+        summary = summarise(rows)
+        summary["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(summary, indent=1))
+        Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
+        return
+    k, n = (int(v) for v in args.part.split("/"))
     known = {}
     if args.reuse:
         for row in json.loads(Path(args.reuse).read_text())["rows"]:
@@ -143,7 +166,7 @@ def main() -> None:
     rows = []
     runs = list(itertools.product(RELATIONS, SAMPLING, NOISE, STEPS))
     for i, (relation, q, z, steps) in enumerate(runs):
-        if i % parts != part or (args.quick and i % 16):
+        if i % n != k or (args.quick and i % 16):
             continue
         step = acc.PoissonSampled(acc.Gaussian(z), q)
         scale = acc.epsilon(acc.Repeated(step, steps), 1e-5, relation).upper
@@ -162,8 +185,32 @@ def main() -> None:
             if row.get("failed") or row.get("too_low") or row.get("too_high"):
                 print(row, flush=True)
     summary = summarise(rows)
+    if args.reuse or args.quick:
+        summary["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(summary, indent=1))
     Path(args.out).write_text(json.dumps({"summary": summary, "rows": rows}, indent=0))
+
+
+def breaks(rows: list[dict[str, Any]]) -> tuple[int, int, list[dict[str, Any]]]:
+    """Monotonicity along the axes: (pairs of neighbours, breaks, breaks beyond the width)."""
+    known = {tuple(r[k] for k in KEY): r for r in rows}
+    pairs, broken, bad = 0, 0, []
+    # The value of an axis grows to the right; epsilon grows with q and steps, falls with z, delta.
+    axes = ((0, SAMPLING, 1), (1, NOISE, -1), (2, STEPS, 1), (3, sorted(DELTAS), -1))
+    for key, row in known.items():
+        for position, values, sign in axes:
+            place = values.index(key[position])
+            if place + 1 == len(values):
+                continue
+            other = known.get((*key[:position], values[place + 1], *key[position + 1 :]))
+            if other is None:
+                continue
+            small, large = (row, other) if sign > 0 else (other, row)
+            pairs += 1
+            broken += small["upper"] > large["upper"]
+            if small["lower"] > large["upper"] * (1 + 1e-12):
+                bad.append({"smaller": small, "larger": large})
+    return pairs, broken, bad
 
 
 def refuted(row: dict[str, Any]) -> bool:
@@ -176,6 +223,9 @@ def refuted(row: dict[str, Any]) -> bool:
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts that the docs quote."""
     good = [r for r in rows if "upper" in r]
+    pairs, broken, bad = breaks(good)
+    for pair in bad:
+        print(pair, flush=True)
     dense = [r for r in good if r["steps"] * r["q"] >= 1]
     sparse = [r for r in good if r["steps"] * r["q"] < 1]
     return {
@@ -192,6 +242,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "dense_wider_than_1e-6": sum(r["width"] > 1e-6 for r in dense),
         "sparse_points": len(sparse),
         "sparse_wider_than_1e-3": sum(r["width"] > 1e-3 for r in sparse),
+        "neighbours": pairs,
+        "not_monotone": broken,
+        "not_monotone_beyond_width": len(bad),
         "median_seconds": float(np.median([r["seconds"] for r in good])),
         "slowest_seconds": max(r["seconds"] for r in good),
     }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxdp.clipping import (
         Clip,
         ClippedGrad,
+        augmented,
         auto_s,
         clip,
         clip_and_sum,
@@ -44,6 +45,7 @@ _HOME = {
     "Poisson": "sampling",
     "Secret": "seeds",
     "Summed": "types",
+    "augmented": "clipping",
     "auto_s": "clipping",
     "clip": "clipping",
     "clip_and_sum": "clipping",
@@ -76,6 +78,7 @@ __all__ = [
     "Summed",
     "__version__",
     "accounting",
+    "augmented",
     "auto_s",
     "clip",
     "clip_and_sum",

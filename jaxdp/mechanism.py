@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -110,9 +110,9 @@ class Mechanism:
             return acc.NonPrivate(self.leak)
         return self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
 
-    def clipped_grad(self, loss_fn: Callable[..., jax.Array]) -> ClippedGrad:
-        """``jaxdp.clipped_grad(loss_fn, self.rule)``."""
-        return clipped_grad(loss_fn, self.rule)
+    def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
+        """``jaxdp.clipped_grad(loss_fn, self.rule, **options)``."""
+        return clipped_grad(loss_fn, self.rule, **options)
 
     def privatize(self, key: jax.Array | None = None) -> optax.GradientTransformation:
         """The noise, to be put first in an optax chain; see :func:`jaxdp.privatize`."""

@@ -136,7 +136,7 @@ def build(
 
 def init(model: nn.Module, key: jax.Array, example_shape: tuple[int, ...]) -> PyTree:
     """Fresh float32 parameters, a function of the key alone."""
-    return model.init(key, jnp.zeros((1, *example_shape), jnp.float32))
+    return jax.jit(model.init)(key, jnp.zeros((1, *example_shape), jnp.float32))
 
 
 def cross_entropy(model: nn.Module) -> Callable[[PyTree, tuple[jax.Array, jax.Array]], jax.Array]:

@@ -64,8 +64,9 @@ class Trainer:
     def init(self, params: PyTree) -> TrainState:
         """The state before the first step. The trainer owns a copy of the parameters."""
         params = jax.tree.map(jnp.array, params)
+        state = self.tx.init(self.grad_fn.trained(params))
         # Copied too: parts that share a buffer, such as one zero, could not all be donated.
-        return TrainState(params, jax.tree.map(jnp.array, self.tx.init(params)), 0)
+        return TrainState(params, jax.tree.map(jnp.array, state), 0)
 
     def step(self, state: TrainState, data: PyTree) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
         """One private step.
@@ -168,9 +169,11 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         params: PyTree, opt_state: PyTree, value: PyTree, l2: Any, unscale: PyTree | None,
         extra: dict[str, Any],
     ) -> tuple[PyTree, PyTree, StepInfo]:
-        updates, opt_state = chain.update(Summed(value, l2, unscale), opt_state, params, **extra)
+        trained = _like(value, params)
+        updates, opt_state = chain.update(Summed(value, l2, unscale), opt_state, trained, **extra)
         info = StepInfo(update_norm=optax.tree.norm(updates))
-        return optax.apply_updates(params, updates), opt_state, info
+        moved = optax.apply_updates(trained, updates)
+        return _filled(moved, params), opt_state, info
 
     compiled = jax.jit(apply, donate_argnums=(0, 1) if donate else ())
 
@@ -183,3 +186,23 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         return compiled(params, opt_state, summed.value, l2, summed.unscale, extra)
 
     return update
+
+
+def _like(value: PyTree, params: PyTree) -> PyTree:
+    """The parameters with None where the sum has none: frozen."""
+    structure: Any = jax.tree.structure(params)
+    found = structure.flatten_up_to(value)
+    leaves = [
+        None if v is None else leaf for v, leaf in zip(found, jax.tree.leaves(params), strict=True)
+    ]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _filled(moved: PyTree, params: PyTree) -> PyTree:
+    """The moved parameters, and the frozen ones where they are None."""
+    structure: Any = jax.tree.structure(params)
+    found = structure.flatten_up_to(moved)
+    leaves = [
+        leaf if m is None else m for m, leaf in zip(found, jax.tree.leaves(params), strict=True)
+    ]
+    return jax.tree.unflatten(structure, leaves)

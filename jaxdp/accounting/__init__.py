@@ -5,18 +5,20 @@ step = acc.PoissonSampled(acc.Gaussian(noise_multiplier=1.23), sampling_prob=512
 acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
 """
 
-from jaxdp.accounting import claims
+from jaxdp.accounting import claims, hidden_state
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.calibrate import (
     calibrate_noise_multiplier,
     calibrate_sampling_prob,
     calibrate_steps,
 )
+from jaxdp.accounting.chains import NoisyChain, clipped_gradient_chain
 from jaxdp.accounting.events import (
     Composed,
     Event,
     FixedSizeSampled,
     Gaussian,
+    HiddenState,
     NonPrivate,
     PoissonSampled,
     Repeated,
@@ -38,6 +40,8 @@ __all__ = [
     "Event",
     "FixedSizeSampled",
     "Gaussian",
+    "HiddenState",
+    "NoisyChain",
     "NonPrivate",
     "PoissonSampled",
     "Relation",
@@ -50,10 +54,12 @@ __all__ = [
     "calibrate_sampling_prob",
     "calibrate_steps",
     "claims",
+    "clipped_gradient_chain",
     "delta",
     "epsilon",
     "epsilons_over_steps",
     "from_dict",
+    "hidden_state",
     "joint_gaussian",
     "supports",
     "to_dict",

@@ -17,97 +17,15 @@ import numpy as np
 from scipy import special
 
 from jaxdp.accounting.contour import DECAYED, Contour, taper
+from jaxdp.accounting.cuts import Band, log_total
 from jaxdp.accounting.fourier import Complex, fourier_excess
-from jaxdp.accounting.loss import (
-    Array,
-    LossTable,
-    Pair,
-    grid_width,
-    mass_window,
-    tabulate,
-    weighted_expm1,
-)
+from jaxdp.accounting.loss import Array
 from jaxdp.accounting.roots import bracket_decreasing, expand_right
 from jaxdp.accounting.saddle import Composition, Unresolved
 
 _MAX_FREQUENCIES = 500_000
 _STEP = 2.5  # nats of tail probability from one cut to the next
-_SOFT = 0.5  # width of a cut in noise standard deviations
 _NEGLIGIBLE = -32.0  # terms are dropped, and added to the error, below e^this times delta
-
-
-@dataclass(frozen=True)
-class Band:
-    """One term: what the cut at level `k` adds to the cut at level `k - 1`.
-
-    Attributes:
-      composition: one direction of the run.
-      upper: log tail probability at the upper cut (of the whole run), or None for no cut.
-      lower: the same at the lower cut; None when this is the lowest term.
-    """
-
-    composition: Composition
-    upper: float | None
-    lower: float | None
-
-    def tables(self, order: float, last: float) -> list[tuple[Array, Array, LossTable, int]]:
-        """(log weights of what is below the lower cut, of the band, table, count) of each step."""
-        out = []
-        total = math.log(sum(n for _, n in self.composition.pairs))
-        for pair, n in self.composition.pairs:
-            left, right = self.composition.window(pair)
-            z = pair.step.noise_multiplier
-            tops = [
-                None if v is None else self._cut(pair, v - total) for v in (self.upper, self.lower)
-            ]
-            if tops[0] is not None:
-                right = min(right, tops[0] + 6.5 * _SOFT * z)
-            # A soft cut adds frequencies up to 12.5/width to the integrand over the output.
-            width = 1 / (1 / grid_width(pair, (left, right), order, last) + 2.0 / (_SOFT * z))
-            table = tabulate(pair, (left, right), width)
-            if table is None:
-                raise Unresolved("a step needs too many nodes")
-            first = math.floor(left / width)
-            x: Array = width * (first + np.arange(table.loss.size, dtype=np.float64))
-            below_upper = _log_below(x, tops[0], _SOFT * z)
-            if tops[1] is None:
-                out.append((table.log_weight + below_upper, np.full(x.size, -np.inf), table, n))
-                continue
-            below_lower = _log_below(x, tops[1], _SOFT * z)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                # Of the two ways to write the difference, the one of the small tails.
-                upper_tail = -np.expm1(below_upper)
-                lower_tail = -np.expm1(below_lower)
-                low_side = x < tops[1]
-                gap = np.where(
-                    low_side, lower_tail - upper_tail, np.exp(below_upper) - np.exp(below_lower)
-                )
-                band = np.log(np.maximum(gap, 0.0))
-            out.append((table.log_weight + below_lower, table.log_weight + band, table, n))
-        return out
-
-    def _cut(self, pair: Pair, log_tail: float) -> float:
-        return mass_window(pair, log_tail)[1]
-
-    def log_moment(self, c: float) -> float:
-        """log of the term's E[exp(c loss)] (a difference of two), on the real axis."""
-        base, ratio = 0.5 * c * (c + 1) * self.composition.mu2, 0.0
-        for below, band, table, n in self.tables(c, 0.0):
-            log_below = float(special.logsumexp(below + c * table.loss))
-            base += n * log_below
-            if self.lower is not None:
-                log_band = float(special.logsumexp(band + c * table.loss))
-                ratio += n * float(np.logaddexp(0.0, log_band - log_below))
-        if self.lower is None:
-            return base
-        return base + (ratio + math.log(-math.expm1(-ratio)) if ratio > 0 else -math.inf)
-
-
-def _log_below(x: Array, cut: float | None, width: float) -> Array:
-    """log of the soft indicator of x < cut."""
-    if cut is None:
-        return np.zeros(x.size)
-    return np.asarray(special.log_ndtr((cut - x) / width * math.sqrt(2)))
 
 
 @dataclass(frozen=True)
@@ -221,12 +139,13 @@ def build(band: Band, line: Line) -> Contour:
     base: Complex = (0.5 * band.composition.mu2 * (z * (z + 1) - c * (c + 1))).astype(complex)
     scale, rounding = 0.5 * band.composition.mu2 * c * (c + 1), 1e-13
     ratio = np.zeros(count, dtype=complex)
-    for below, extra, table, n in band.tables(c, line.last):
+    for part in band.parts(c, line.last):
+        below, table, n = part.below, part.table, part.count
         exponent = below + c * table.loss
         peak = float(exponent.max())
         weight = np.exp(exponent - peak)
         total = float(weight.sum())
-        moment, moment_error = _log_total(below, table, c)
+        moment, moment_error = log_total(part, c)
         mean = float(weight @ table.loss) / total
         moved = fourier_excess(weight / total, table.loss - mean, spacing, count)
         log_below = _log1p(moved)
@@ -234,7 +153,7 @@ def build(band: Band, line: Line) -> Contour:
         scale += n * moment
         rounding += n * (3e-14 * float(np.abs(moved).max()) + moment_error)
         if band.lower is not None:
-            top = extra + c * table.loss
+            top = part.band + c * table.loss
             keep = top > top.max() - 60
             share = np.exp(top[keep] - peak) / total
             points = table.loss[keep] - mean
@@ -259,25 +178,6 @@ def build(band: Band, line: Line) -> Contour:
     return Contour(c, y, values, scale, rounding + 4e-16 * abs(scale), decayed)
 
 
-def _log_total(below: Array, table: LossTable, c: float) -> tuple[float, float]:
-    """log of the cut E[exp(c loss)] and its rounding error; see `loss.log_moment`."""
-    exponent = below + c * table.loss
-    peak = float(exponent.max())
-    if peak > 10:
-        value = peak + math.log(float(np.exp(exponent - peak).sum()))
-        return value, 4e-16 * (1 + abs(value))
-    whole = below == table.log_weight
-    kept = np.where(
-        whole,
-        weighted_expm1(table.log_weight, np.where(whole, c * table.loss, 0.0)),
-        np.exp(exponent) - np.exp(table.log_weight),
-    )
-    drift = c * weighted_expm1(table.log_weight - table.loss, table.loss)
-    excess = float((kept - drift).sum())
-    rounding = 4e-16 * float(np.abs(kept).sum() + np.abs(drift).sum())
-    return math.log1p(max(excess, -0.999)), rounding
-
-
 def _log1p(u: Complex) -> Complex:
     """log(1 + u) without losing the digits of a small u."""
     square = 2 * u.real + u.real**2 + u.imag**2
@@ -291,15 +191,19 @@ class Sum:
 
     Attributes:
       terms: (contour, check) of every term kept.
-      lost: probability that was cut off or dropped.
+      dropped: the terms that are too small to matter.
+      lost: probability of the outputs cut off.
     """
 
     terms: tuple[tuple[Contour, Contour], ...]
+    dropped: tuple[Term, ...]
     lost: float
 
     def delta_and_error(self, epsilon: float) -> tuple[float, float]:
         """delta(epsilon) and a bound on its error."""
         value, error = 0.0, self.lost
+        # At this epsilon: a bound taken at a larger one would be too small here.
+        error += sum(math.exp(min(float(t.exponents(epsilon).min()), 0.0)) for t in self.dropped)
         for contour, check in self.terms:
             part = contour.delta(epsilon)
             value += part
@@ -313,15 +217,14 @@ def tabulate_all(
     composition: Composition, terms: list[Term], epsilon: float, log_delta: float
 ) -> Sum:
     """Every term that matters at epsilon, long enough to be resolved there."""
-    kept = []
-    lost = 8 * math.exp(composition.log_tail)
+    kept, dropped = [], []
     for term in terms:
         line = choose(term, epsilon, log_delta)
         if line.log_bound < log_delta + _NEGLIGIBLE:
-            lost += math.exp(line.log_bound)
+            dropped.append(term)
             continue
         kept.append(_extend(term.band, line, epsilon, 3e-11 * math.exp(log_delta)))
-    return Sum(tuple(kept), lost)
+    return Sum(tuple(kept), tuple(dropped), 8 * math.exp(composition.log_tail))
 
 
 def _extend(band: Band, line: Line, epsilon: float, enough: float) -> tuple[Contour, Contour]:
@@ -358,6 +261,8 @@ def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float
             break
     else:
         raise Unresolved("the bands did not settle")
+    if total.delta_and_error(epsilon)[1] > 0.02 * delta:
+        raise Unresolved("the bands are not precise")
     lower, upper = _root(total, delta, epsilon, -1), _root(total, delta, epsilon, 1)
     return min(lower, epsilon), epsilon, max(upper, epsilon)
 

@@ -1,13 +1,21 @@
 """From nested events to a flat list of distinct steps with counts, which accountants read."""
 
+import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from jaxdp.accounting import hidden_state
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
+from jaxdp.accounting.chains import NoisyChain
 from jaxdp.accounting.events import (
     Composed,
     Event,
     FixedSizeSampled,
     Gaussian,
+    HiddenState,
     NonPrivate,
     PoissonSampled,
     Repeated,
@@ -36,11 +44,17 @@ class Run:
 
     Attributes:
       steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
+        Hidden-state events are among them as Gaussians that are no better: an accountant that
+        knows nothing else stays above the truth (but has no lower bound).
       infinite: why nothing can be guaranteed, or "" when something can.
+      hidden: (event, count) of the hidden-state events.
+      others: the steps without the hidden-state events; None when there are none of these.
     """
 
     steps: tuple[tuple[Step, int], ...]
     infinite: str = ""
+    hidden: tuple[tuple[HiddenState, int], ...] = ()
+    others: tuple[tuple[Step, int], ...] | None = None
 
 
 def flatten(event: Event, relation: Relation) -> Run:
@@ -58,30 +72,79 @@ def flatten(event: Event, relation: Relation) -> Run:
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
     counts: dict[Step, int] = {}
     reasons: list[str] = []
-    _collect(event, 1, relation, counts, reasons)
-    precision = 0.0
+    hidden: dict[HiddenState, int] = {}
+    _collect(event, 1, relation, counts, reasons, hidden)
+    others = _merged(counts)
+    for chains, n in hidden.items():
+        _add_hidden(chains, n, counts, reasons)
+    infinite = "; ".join(dict.fromkeys(reasons))
+    if not hidden:
+        return Run(others, infinite)
+    return Run(_merged(counts), infinite, tuple(hidden.items()), others)
+
+
+def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
+    """Sorted, and the full-batch Gaussians as one."""
     full = [(s, n) for s, n in counts.items() if s.sampling_prob == 1]
-    for step, n in full:
-        precision += n * step.noise_multiplier**-2
-        del counts[step]
+    sampled = {s: n for s, n in counts.items() if s.sampling_prob < 1}
     if full:
+        precision = 0.0
+        for step, n in full:
+            precision += n * step.noise_multiplier**-2
         z = full[0][0].noise_multiplier if sum(n for _, n in full) == 1 else precision**-0.5
-        counts[Step(z)] = 1
-    return Run(tuple(sorted(counts.items())), "; ".join(dict.fromkeys(reasons)))
+        sampled[Step(z)] = 1
+    return tuple(sorted(sampled.items()))
+
+
+def _add_hidden(
+    event: HiddenState, times: int, counts: dict[Step, int], reasons: list[str]
+) -> None:
+    """The event as the Gaussian that its worst batch is no worse than."""
+    mu = math.sqrt(2 * float(batch_values(event).max()))
+    if not math.isfinite(mu):
+        reasons.append("inner iterates left a loop whose start is not the same for all records")
+    elif mu > 0:
+        # Under replace-one a Gaussian of multiplier z is 2/z-GDP.
+        _add(Step(min(2 / mu, 1e30)), times, counts, reasons)
+
+
+def batch_values(event: HiddenState) -> hidden_state.Array:
+    """S for each batch in which the record may be, summed over the blocks, [batches]."""
+    bound = hidden_state.composed if event.exposed else hidden_state.shifted
+    return _over_blocks(event, bound)
+
+
+def log_sobolev_values(event: HiddenState) -> hidden_state.Array:
+    """As `batch_values`, by the corrected log-Sobolev recursion."""
+    return _over_blocks(event, hidden_state.composed if event.exposed else hidden_state.log_sobolev)
+
+
+def _over_blocks(
+    event: HiddenState, bound: Callable[[NoisyChain], hidden_state.Array]
+) -> hidden_state.Array:
+    values = np.zeros(event.blocks[0].batches)
+    for chain, n in Counter(event.blocks).items():
+        values = values + n * bound(chain)
+    return values
 
 
 def _collect(
-    event: Event, times: int, relation: Relation, counts: dict[Step, int], reasons: list[str]
+    event: Event,
+    times: int,
+    relation: Relation,
+    counts: dict[Step, int],
+    reasons: list[str],
+    hidden: dict[HiddenState, int],
 ) -> None:
     """Add `times` occurrences of `event` to `counts`, and to `reasons` whatever is infinite."""
     if times == 0:
         return
     match event:
         case Repeated(inner, n):
-            _collect(inner, times * n, relation, counts, reasons)
+            _collect(inner, times * n, relation, counts, reasons, hidden)
         case Composed(events):
             for inner in events:
-                _collect(inner, times, relation, counts, reasons)
+                _collect(inner, times, relation, counts, reasons, hidden)
         case NonPrivate(reason):
             reasons.append(reason)
         case Gaussian(z):
@@ -95,6 +158,13 @@ def _collect(
                     "neighbours of equal size; ask with relation replace_one"
                 )
             _sampled(event, inner, b / n, "fixed_size", times, relation, counts, reasons)
+        case HiddenState():
+            if relation is not Relation.REPLACE_ONE:
+                raise UnsupportedEventError(
+                    f"HiddenState under {relation.value}: records are put into batches of public "
+                    "sizes, so that neighbours have equal size; ask with relation replace_one"
+                )
+            hidden[event] = hidden.get(event, 0) + times
         case ShuffledBatches():
             raise UnsupportedEventError(
                 "ShuffledBatches: batches of one shuffled pass exclude each other; accounting them "
@@ -118,6 +188,11 @@ def _sampled(
     if q == 0 and not isinstance(inner, NonPrivate):
         return
     run = flatten(inner, relation)
+    if run.hidden:
+        raise UnsupportedEventError(
+            f"{type(event).__name__} of a HiddenState event: its partition is of all records, not "
+            "of a draw, and no bound is known"
+        )
     if run.infinite:
         reasons.append(run.infinite)
     for step, _ in run.steps:

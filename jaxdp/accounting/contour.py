@@ -62,7 +62,7 @@ class Contour:
         wave = self.values * self._wave(epsilon)
         # Re sum (c + iy) wave, without forming the complex product.
         total = float(wave.real.sum())
-        turned = self.c * total - float(self.frequencies @ wave.imag)
+        turned = self.c * total - float((self.frequencies * wave.imag).sum())
         return self._scale(epsilon) * total, self._scale(epsilon) * turned
 
     def rounding_error(self, epsilon: float) -> float:

@@ -6,10 +6,11 @@ neighbouring relation: that is an argument of the query.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxdp.accounting import _validate as check
+from jaxdp.accounting.chains import NoisyChain
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,46 @@ class NonPrivate:
             raise ValueError(f"reason={self.reason!r}: expected a non-empty sentence")
 
 
+@dataclass(frozen=True)
+class HiddenState:
+    """The last iterates of one or more chains over ONE secret partition, and nothing else of them.
+
+    The chains run one after the other; each starts from public constants and what was released
+    before it, and nothing computed from its inner iterates is logged, evaluated, exported or used
+    elsewhere. Bounded under REPLACE_ONE only: another number of records is another partition.
+    docs/hidden_state.md derives the bound; `jaxdp.accounting.hidden_state` computes it.
+
+    Attributes:
+      blocks: chains with the same number of batches (any iterable is accepted and made a tuple).
+      average: the batch of a record is uniform: all batches have the same size. Then the loss is
+        averaged over the batches, once over all blocks; otherwise the worst batch counts.
+      exposed: "" while the inner iterates stay hidden. Otherwise one sentence that says what left
+        a loop: the hidden-state number is lost and every step is charged.
+
+    Raises:
+      ValueError: no chain, something else than chains, or chains that differ in their batches.
+    """
+
+    blocks: tuple[NoisyChain, ...]
+    average: bool = False
+    exposed: str = ""
+
+    def __post_init__(self) -> None:
+        blocks = tuple(self.blocks) if isinstance(self.blocks, Iterable) else ()
+        if not blocks or not all(isinstance(block, NoisyChain) for block in blocks):
+            raise ValueError(f"blocks={self.blocks!r}: expected at least one NoisyChain")
+        if len({block.batches for block in blocks}) > 1:
+            raise ValueError(
+                f"blocks have {sorted({b.batches for b in blocks})} batches: expected the same "
+                "number, for they share one partition"
+            )
+        if not isinstance(self.average, bool):
+            raise ValueError(f"average={self.average!r}: expected True or False")
+        if not isinstance(self.exposed, str):
+            raise ValueError(f"exposed={self.exposed!r}: expected a sentence")
+        object.__setattr__(self, "blocks", blocks)
+
+
 Event = (
     Gaussian
     | PoissonSampled
@@ -169,6 +210,7 @@ Event = (
     | Repeated
     | Composed
     | NonPrivate
+    | HiddenState
 )
 
 
@@ -241,6 +283,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             value = to_dict(value)
         elif key == "events":
             value = [to_dict(e) for e in value]
+        elif key == "blocks":
+            value = [asdict(block) for block in value]
         out[key] = value
     return out
 
@@ -255,6 +299,7 @@ _BY_NAME: dict[str, Callable[..., Event]] = {
         Repeated,
         Composed,
         NonPrivate,
+        HiddenState,
     )
 }
 
@@ -273,6 +318,8 @@ def from_dict(description: Mapping[str, Any]) -> Event:
     if "events" in fields:
         fields["events"] = tuple(from_dict(e) for e in fields["events"])
     try:
+        if "blocks" in fields:
+            fields["blocks"] = tuple(NoisyChain(**block) for block in fields["blocks"])
         return _BY_NAME[description["type"]](**fields)
     except TypeError as error:
         raise ValueError(f"description={description!r}: {error}") from None

@@ -13,6 +13,7 @@ from jaxdp.accounting.saddle import Composition, Moments, Unresolved, chernoff, 
 
 _GOOD = 1e-9  # relative error of delta at which refinement stops
 _NARROW = 1e-7  # relative width of epsilon at which one line is enough
+_PRECISE = 2e-8  # relative error of delta that bands cannot better; epsilon is wide by its slope
 _CUT = 1e-11  # probability of the outputs cut off, relative to delta
 
 
@@ -101,6 +102,8 @@ def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, flo
         found = _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
         if found[2] - found[0] <= _NARROW * found[2]:
             return found
+        if evaluated.delta(found[1])[1] <= _PRECISE * delta:
+            return found
     except Unresolved:
         if composition.ceiling() < math.inf:
             raise
@@ -170,6 +173,9 @@ def _solve(contour: Contour, start: float, delta: float) -> float:
         new = x + step
         if not low <= new < high or abs(step) > 8 / contour.c:
             new = 0.5 * (low + high) if high < math.inf else x + 1 / contour.c
+        if low == 0 and new < 0.05 * start:
+            # Zero itself may do: halving would take a thousand steps to find out.
+            new, start = 0.0, 0.0
         if abs(new - x) <= 2e-15 * new or high * (1 - 1e-15) <= low:
             return x
         x = new

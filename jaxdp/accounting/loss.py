@@ -26,7 +26,7 @@ from jaxdp.accounting.canonical import Step
 Array = NDArray[np.float64]
 
 MAX_NODES = 400_000
-_TAIL = 12.0  # window beyond the last mode, in noise standard deviations: the rest weighs e^-72
+TAIL = 12.0  # window beyond the last mode, in noise standard deviations: the rest weighs e^-72
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,6 @@ def directions(relation: Relation) -> tuple[bool, ...]:
     return (False,) if relation is Relation.REPLACE_ONE else (False, True)
 
 
-def moment_window(pair: Pair, order: float) -> tuple[float, float]:
-    """Outputs outside weigh less than e^-72 of E[exp(t loss)] - 1 for 0 <= t <= order.
-
-    Every mode of first law^(1+t) second law^-t lies between those of its Gaussian factors. It may
-    not be left out because it is small beside 1: where q is tiny, E - 1 is all there is.
-    """
-    z = pair.step.noise_multiplier
-    if pair.reverse:
-        return -order - _TAIL * z, 1 + _TAIL * z
-    right = 1 + separation(pair.relation) * order + _TAIL * z
-    return (-right if pair.relation is Relation.REPLACE_ONE else -_TAIL * z), right
-
-
 def mass_window(pair: Pair, log_tail: float) -> tuple[float, float]:
     """Outputs outside have probability at most exp(log_tail) under **both** laws.
 
@@ -112,23 +99,31 @@ def grid_width(
 ) -> float:
     """Width of the x-grid at which E[exp((order + i frequency) loss)] is exact to rounding.
 
-    Shifting the line of integration to x + id multiplies the integrand by at most
-    exp(d^2/2z^2) for the Gaussian, exp(s p d frequency/z^2) because the loss turns by at most
-    s p/z^2 per unit (s the separation, p the largest posterior probability of having been sampled),
-    and exp(order p(1-p) d^2/z^4) where a likelihood ratio is divided by; this holds for
-    d <= pi z^2/2, as the mixture first vanishes at pi z^2. The trapezoid rule's error is that times
-    exp(-2 pi d/width), made e^-37.
+    The loss turns by at most s p/z^2 per unit of x: s the separation, p the largest posterior
+    probability of having been sampled. See `trapezoid_width`.
     """
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
-    p = float(_posterior(np.asarray([max(abs(window[0]), abs(window[1]))]), z, q)[0])
+    p = float(posterior(np.asarray([max(abs(window[0]), abs(window[1]))]), z, q)[0])
     if pair.relation is not Relation.REPLACE_ONE:
-        p = float(_posterior(np.asarray([window[1]]), z, q)[0])
+        p = float(posterior(np.asarray([window[1]]), z, q)[0])
     divides = pair.reverse or pair.relation is Relation.REPLACE_ONE
     spread = (p * (1 - p) if p < 0.5 else 0.25) * order if divides else 0.0
-    curvature = 1 / z**2 + 2 * spread / z**4
-    d = min(math.sqrt(74 / curvature), math.pi * z * z / 2)
     turning = separation(pair.relation) * (p if p < 0.5 else 1.0) * frequency / (z * z)
-    return 2 * math.pi / (37 / d + curvature * d / 2 + turning)
+    return float(trapezoid_width(z, spread, turning))
+
+
+def trapezoid_width(z: float | Array, spread: float | Array, turning: float = 0.0) -> Array:
+    """Width at which the trapezoid rule of the tilted density is exact to rounding.
+
+    Shifting the line of integration to x + id multiplies the integrand by at most
+    exp(d^2/2z^2) for the Gaussian, exp(turning d) for the oscillation, and exp(spread d^2/z^4),
+    spread = order p(1-p), where a likelihood ratio is divided by; this holds for d <= pi z^2/2, as
+    the mixture first vanishes at pi z^2. The trapezoid rule's error is that times
+    exp(-2 pi d/width), made e^-37.
+    """
+    curvature = 1 / z**2 + 2 * spread / z**4
+    d = np.minimum(np.sqrt(74 / curvature), np.pi * z * z / 2)
+    return np.asarray(2 * np.pi / (37 / d + curvature * d / 2 + turning))
 
 
 def tabulate(
@@ -150,29 +145,29 @@ def tabulate(
     return LossTable(log_base + log_p, log_p - log_ratio(-x, z, q))
 
 
-def _posterior(x: Array, z: float, q: float) -> Array:
+def posterior(x: Array, z: float | Array, q: float | Array) -> Array:
     """Probability of having been sampled, given the output x."""
-    return np.exp(np.minimum(0.0, math.log(q) + (x - 0.5) / (z * z) - log_ratio(x, z, q)))
+    return np.exp(np.minimum(0.0, np.log(q) + (x - 0.5) / (z * z) - log_ratio(x, z, q)))
 
 
-def log_ratio(x: Array, z: float, q: float) -> Array:
+def log_ratio(x: Array, z: float | Array, q: float | Array) -> Array:
     """log of ((1-q) N(0) + q N(1)) / N(0) at x, to relative precision also where it is tiny.
 
     Args:
       x: [...] outputs.
       z: noise multiplier > 0.
-      q: sampling probability in (0, 1].
+      q: sampling probability in (0, 1], or an array of them below 1.
 
     Returns:
       [...] log likelihood ratio, increasing in x.
     """
     g = (x - 0.5) / (z * z)
-    if q == 1:
+    if isinstance(q, float) and q == 1:
         return g
     t = q * np.expm1(np.minimum(g, 30.0))
     stable = (g < 30.0) & (t > -0.5)
     return np.where(
-        stable, np.log1p(np.maximum(t, -0.5)), np.logaddexp(math.log1p(-q), math.log(q) + g)
+        stable, np.log1p(np.maximum(t, -0.5)), np.logaddexp(np.log1p(-q), np.log(q) + g)
     )
 
 

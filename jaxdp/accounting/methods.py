@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.accounting import clt, exact, gaussian, pld, rdp, single
+from jaxdp.accounting import clt, exact, gaussian, last_iterate, pld, rare, rdp, single
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
-from jaxdp.accounting.canonical import Run
+from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.loss import separation
 from jaxdp.accounting.saddle import Unresolved
 
@@ -29,7 +29,7 @@ class Method:
 def _only_poisson(run: Run, relation: Relation) -> str:
     del relation
     bad = [s for s, _ in run.steps if s.sampling != "poisson"]
-    return f"{bad[0].sampling} sampling is not covered by this method" if bad else ""
+    return f"{_names(bad)}: fixed-size sampling is not covered" if bad else ""
 
 
 def _anything(run: Run, relation: Relation) -> str:
@@ -37,16 +37,29 @@ def _anything(run: Run, relation: Relation) -> str:
     return ""
 
 
+def _only_log_sobolev(run: Run, relation: Relation) -> str:
+    del relation
+    return last_iterate.refuses_log_sobolev(run)
+
+
 def _no_replace_one(run: Run, relation: Relation) -> str:
     if relation is Relation.REPLACE_ONE:
-        return "the central limit is stated for adding or removing a record"
+        steps = _names([s for s, _ in run.steps])
+        return f"{steps}: the central limit is stated for adding or removing a record"
     return _only_poisson(run, relation)
 
 
 def _only_full_batch(run: Run, relation: Relation) -> str:
     del relation
     bad = [s for s, _ in run.steps if s.sampling_prob < 1 or s.sampling != "poisson"]
-    return f"sampling with q={bad[0].sampling_prob:g} has no exact GDP curve" if bad else ""
+    return f"{_names(bad)}: with sampling there is no exact GDP curve" if bad else ""
+
+
+def _names(steps: list[Step]) -> str:
+    """Every step that a message is about; a long list is counted."""
+    shown = [str(s) for s in steps[:8]]
+    more = [f"and {len(steps) - 8} more"] if len(steps) > 8 else []
+    return ", ".join(shown + more)
 
 
 def _mu(run: Run, relation: Relation) -> float:
@@ -110,7 +123,7 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
         if _only_poisson(run, relation):
             return getattr(METHODS["rdp"], query)(run, relation, value)
         found: list[Bound] = []
-        for name, enough in (("exact", tolerance), ("pld", 1e-3)):
+        for name, enough in (("exact", tolerance), ("rare", 1e-3), ("pld", 1e-3)):
             try:
                 bound = getattr(METHODS[name], query)(run, relation, value)
             except Unresolved:
@@ -119,7 +132,7 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
                 found.append(bound)
                 break
             # An integral that cannot vouch for three digits of its own is not used at all.
-            if name == "pld" or bound.upper - bound.lower <= 1e-3 * bound.upper:
+            if name != "exact" or bound.upper - bound.lower <= 1e-3 * bound.upper:
                 found.append(bound)
         if len(found) == 1 and found[0].upper - found[0].lower <= 1e-3 * found[0].upper:
             return found[0]
@@ -145,11 +158,15 @@ def _intersect(bounds: list[Bound]) -> Bound:
 METHODS: dict[str, Method] = {
     "exact": Method(_exact_epsilon, _exact_delta, _only_poisson),
     "pld": Method(pld.pld_epsilon, pld.pld_delta, _only_poisson),
+    "rare": Method(rare.rare_epsilon, rare.rare_delta, _only_poisson),
     "gdp": Method(_gdp_epsilon, _gdp_delta, _only_full_batch),
     "clt": Method(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
     "rdp": Method(_rdp_epsilon, _rdp_delta, _anything),
+    "log_sobolev": Method(
+        last_iterate.log_sobolev_epsilon, last_iterate.log_sobolev_delta, _only_log_sobolev
+    ),
 }
-_AUTO = Method(_auto("epsilon", 1e-6), _auto("delta", 1e-6), _anything)
+_AUTO = Method(_auto("epsilon", 1e-5), _auto("delta", 1e-5), _anything)
 
 
 def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> Bound:
@@ -175,12 +192,25 @@ def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> 
         return Bound(0.0, value, value, trivial.method, trivial.note)
     accountant = _AUTO if method == "auto" else METHODS[method]
     try:
-        return getattr(accountant, query)(run, relation, value)
+        bound = getattr(accountant, query)(run, relation, value)
+        return _hidden(query, run, relation, method, value, bound) if run.hidden else bound
     except Unresolved as error:
         raise UnsupportedEventError(
-            f"{run.steps[0][0]} under {relation.value}: {method} cannot resolve it ({error}); "
-            "use method 'auto'"
+            f"{_names([s for s, _ in run.steps])}: {method} under {relation.value} cannot resolve "
+            f"the composition ({error}); use method 'auto'"
         ) from None
+
+
+def _hidden(
+    query: str, run: Run, relation: Relation, method: str, value: float, bound: Bound
+) -> Bound:
+    """The answer for a run with hidden-state events: an upper end only, averaged where allowed."""
+    if method == "auto" and any(event.average for event, _ in run.hidden):
+        averaged = getattr(last_iterate, f"averaged_{query}")
+        bound = min(bound, averaged(run, relation, value), key=lambda b: b.upper)
+    name = "log_sobolev" if method == "log_sobolev" else f"shifted, {bound.method}"
+    words = "; ".join(part for part in (bound.note, last_iterate.note(run)) if part)
+    return Bound(0.0, bound.upper, bound.upper, name, words)
 
 
 def refuses(run: Run, relation: Relation, method: str) -> str:
@@ -194,7 +224,7 @@ def refuses(run: Run, relation: Relation, method: str) -> str:
     if not run.steps:
         return ""
     reason = (_AUTO if method == "auto" else METHODS[method]).refuses(run, relation)
-    return f"{run.steps[0][0]} under {relation.value} by {method}: {reason}" if reason else ""
+    return f"{reason} by method {method} under {relation.value}" if reason else ""
 
 
 def _trivial(run: Run) -> Bound | None:

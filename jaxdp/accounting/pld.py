@@ -29,12 +29,14 @@ class Atoms:
       mass: [m] probabilities under the first law (their sum may fall short of 1).
       offset: loss of index 0.
       infinite: probability that is put at infinite loss.
+      top: the step's losses above this are in no atom.
     """
 
     index: np.ndarray
     mass: Array
     offset: float
     infinite: float
+    top: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _masses(pair: Pair, edges: Array) -> tuple[Array, Array]:
     return p, base
 
 
-def _cells(pair: Pair, edges_of_loss: Array) -> tuple[Array, Array]:
+def cells(pair: Pair, edges_of_loss: Array) -> tuple[Array, Array]:
     """First- and second-law masses of intervals of the pair's own loss, in increasing order."""
     if not pair.reverse:
         return _masses(pair, inverse_loss(pair, edges_of_loss))
@@ -143,7 +145,8 @@ def _cells(pair: Pair, edges_of_loss: Array) -> tuple[Array, Array]:
     return other[::-1], p[::-1]
 
 
-def _loss_range(composition: Composition, pair: Pair) -> tuple[float, float]:
+def loss_range(composition: Composition, pair: Pair) -> tuple[float, float]:
+    """Smallest and largest loss of the outputs that are kept."""
     window = np.asarray(composition.window(pair))
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
     loss = log_ratio(window, z, q)
@@ -153,7 +156,7 @@ def _loss_range(composition: Composition, pair: Pair) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _clump(pair: Pair) -> float:
+def clump(pair: Pair) -> float:
     """A typical loss of a step that was not sampled: grids are aligned with it."""
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
     if pair.relation is Relation.REPLACE_ONE:
@@ -168,7 +171,7 @@ def _grid(composition: Composition, pair: Pair, offset: float, width: float, spa
     Dense within two spans of the clump. Losses further down cannot matter and are cut there; losses
     further up are rare and placed 64 times coarser, still on the grid.
     """
-    low, high = _loss_range(composition, pair)
+    low, high = loss_range(composition, pair)
     first = math.floor((max(low, offset - 2 * span) - offset) / width)
     last = math.ceil((high - offset) / width)
     dense = min(last, math.ceil(2 * span / width))
@@ -182,11 +185,11 @@ def _grid(composition: Composition, pair: Pair, offset: float, width: float, spa
 
 def pessimistic(composition: Composition, pair: Pair, width: float, span: float) -> Atoms:
     """Atoms that dominate the step's loss: connect the dots, tails rounded up."""
-    offset = _clump(pair)
+    offset = clump(pair)
     index = _grid(composition, pair, offset, width, span)
     loss = offset + index * width
     gap = np.diff(loss)
-    p, other = _cells(pair, loss)
+    p, other = cells(pair, loss)
     with np.errstate(over="ignore", invalid="ignore"):
         up = (p - other * np.exp(np.minimum(loss[:-1], 700.0))) / -np.expm1(-gap)
     # The slack covers the rounding of the difference; rounding up is always allowed.
@@ -194,25 +197,26 @@ def pessimistic(composition: Composition, pair: Pair, width: float, span: float)
     mass = np.zeros(index.size)
     mass[1:] += up
     mass[:-1] += p - up
-    below, _ = _cells(pair, np.asarray([-np.inf, loss[0]]))
+    below, _ = cells(pair, np.asarray([-np.inf, loss[0]]))
     mass[0] += below[0]
-    above, _ = _cells(pair, np.asarray([loss[-1], np.inf]))
-    return Atoms(index.astype(np.int64), mass, offset, float(above[0]))
+    above, _ = cells(pair, np.asarray([loss[-1], np.inf]))
+    return Atoms(index.astype(np.int64), mass, offset, float(above[0]), float(loss[-1]))
 
 
 def optimistic(
     composition: Composition, pair: Pair, width: float, span: float, tilt: float
 ) -> Atoms:
     """Atoms that the step's loss dominates: merged cells, rounded down to a shifted grid."""
-    offset = _clump(pair)
+    offset = clump(pair)
     for _ in range(3):
-        p, other = _cells(pair, offset + np.asarray([-0.5, 0.5]) * width)
+        p, other = cells(pair, offset + np.asarray([-0.5, 0.5]) * width)
         if p[0] > 0 and other[0] > 0:
             offset = float(np.log(p[0] / other[0]))
     index = _grid(composition, pair, offset, width, span)
     middle = 0.5 * (index[1:] + index[:-1])
     edges = offset + width * np.concatenate([[index[0] - 0.5], middle, [index[-1] + 0.5]])
-    p, other = _cells(pair, edges)
+    p, other = cells(pair, edges)
+    top = float(edges[-1])
     keep = (p > 1e-290) & (other > 1e-290)
     index, p, other = index[keep], p[keep], other[keep]
     deficit = index * width + offset - np.log(p / other) + 1e-15
@@ -224,7 +228,7 @@ def optimistic(
     best = int(np.argmin(sorted_deficit * weight.sum() + width * remaining))
     shift = float(sorted_deficit[best])
     down = np.ceil(np.maximum(deficit - shift, 0.0) / width - 1e-12)
-    return Atoms((index - down).astype(np.int64), p, offset - shift, 0.0)
+    return Atoms((index - down).astype(np.int64), p, offset - shift, 0.0, top)
 
 
 def compose(

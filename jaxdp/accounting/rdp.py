@@ -14,15 +14,8 @@ from scipy import special
 
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
-from jaxdp.accounting.loss import (
-    Array,
-    Pair,
-    grid_width,
-    log_moment,
-    moment_window,
-    separation,
-    tabulate,
-)
+from jaxdp.accounting.loss import Array, separation
+from jaxdp.accounting.moments import renyi
 
 DEFAULT_ORDERS: tuple[float, ...] = tuple(
     float(a)
@@ -53,30 +46,36 @@ def step_rdp(step: Step, relation: Relation, orders: tuple[float, ...] = DEFAULT
         full = 0.5 * np.asarray(orders) * (2 / step.noise_multiplier) ** 2
         # Replacing a record moves the sum by two contributions: half the noise multiplier.
         return np.minimum(wbk_rdp(step.sampling_prob, step.noise_multiplier / 2, orders), full)
-    return _step_rdp(step, relation, orders).copy()
+    return _poisson_rdp([step], relation, orders)[0]
 
 
-@functools.lru_cache(maxsize=512)
-def _step_rdp(step: Step, relation: Relation, orders: tuple[float, ...]) -> Array:
-    alphas = np.asarray(orders)
-    full = 0.5 * alphas * (separation(relation) / step.noise_multiplier) ** 2
-    if step.sampling_prob == 1:
-        return full
+_Key = tuple[Step, Relation, tuple[float, ...]]
+_KEPT: dict[_Key, Array] = {}
+_KEEP = 512
+
+
+def _poisson_rdp(steps: list[Step], relation: Relation, orders: tuple[float, ...]) -> Array:
+    """[n, k] divergences of n Poisson or full-batch steps at k orders; recent ones are kept."""
+    keys = [(step, relation, orders) for step in steps]
+    found = {key: _KEPT[key] for key in keys if key in _KEPT}
+    new = list(dict.fromkeys(key for key in keys if key not in found))
+    found.update(zip(new, _curves([step for step, _, _ in new], relation, orders), strict=True))
+    for key in new:
+        if len(_KEPT) >= _KEEP:
+            _KEPT.pop(next(iter(_KEPT)), None)
+        _KEPT[key] = found[key]
+    return np.array([found[key] for key in keys]).reshape(len(keys), len(orders))
+
+
+def _curves(steps: list[Step], relation: Relation, orders: tuple[float, ...]) -> Array:
+    alphas = np.asarray(orders, dtype=np.float64)
+    z = np.asarray([step.noise_multiplier for step in steps])[:, None]
     # Sampling never hurts: the divergence is convex, so the full batch bounds every order.
-    return np.array(
-        [min(f, _moment(step, relation, float(a))) for a, f in zip(alphas, full, strict=True)]
-    )
-
-
-def _moment(step: Step, relation: Relation, alpha: float) -> float:
-    """log E_Q[(P/Q)^alpha] / (alpha - 1) for one order, or infinity where there is no table."""
-    pair = Pair(step, relation)
-    window = moment_window(pair, alpha - 1)
-    table = tabulate(pair, window, grid_width(pair, window, alpha - 1), max_nodes=8_000)
-    if table is None:
-        return math.inf
-    value, rounding = log_moment(table, alpha - 1)
-    return (value + rounding) / (alpha - 1)
+    curves: Array = 0.5 * alphas * (separation(relation) / z) ** 2
+    sampled = [i for i, step in enumerate(steps) if step.sampling_prob < 1]
+    moments = renyi([steps[i] for i in sampled], relation, alphas)
+    curves[sampled] = np.minimum(curves[sampled], moments)
+    return curves
 
 
 def wbk_rdp(sampling_prob: float, noise_multiplier: float, orders: tuple[float, ...]) -> Array:
@@ -138,8 +137,13 @@ def _log_b(power: int, z: float) -> float:
 def run_rdp(run: Run, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
     """Renyi divergence of the whole composition at each order: the sum over its steps."""
     total = np.zeros(len(orders))
+    poisson = [(step, n) for step, n in run.steps if step.sampling == "poisson"]
+    curves = _poisson_rdp([step for step, _ in poisson], relation, orders)
+    for (_, n), curve in zip(poisson, curves, strict=True):
+        total += n * curve
     for step, n in run.steps:
-        total += n * step_rdp(step, relation, orders)
+        if step.sampling != "poisson":
+            total += n * step_rdp(step, relation, orders)
     return total
 
 

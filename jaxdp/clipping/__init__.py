@@ -1,5 +1,6 @@
 """Per-example clipping: rules that bound one record's contribution, and the engine."""
 
+from jaxdp.clipping.augment import augmented
 from jaxdp.clipping.engine import ClippedGrad, clipped_grad
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.rules import (
@@ -26,6 +27,7 @@ __all__ = [
     "Normalize",
     "PerLayer",
     "Rule",
+    "augmented",
     "auto_s",
     "clip",
     "clip_and_sum",

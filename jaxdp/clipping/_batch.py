@@ -30,7 +30,8 @@ def checked_mask(mask: Any, size: int) -> jax.Array:
 
 
 def cut(rows: jax.Array, size: int) -> jax.Array:
-    """Rows [m, ...] as [ceil(m / size), size, ...], filled up with the first row."""
+    """Rows [m, ...] as [ceil(m / size), size, ...], filled up (a mask: with False)."""
     missing = -rows.shape[0] % size
-    filled = rows if missing == 0 else jnp.concatenate([rows, *[rows[:1]] * missing])
+    filler = jnp.zeros_like(rows[:1]) if rows.dtype == jnp.bool_ else rows[:1]
+    filled = rows if missing == 0 else jnp.concatenate([rows, *[filler] * missing])
     return filled.reshape(-1, size, *rows.shape[1:])

@@ -53,6 +53,8 @@ def clipped_sum(
     """
     scales = [None] * len(grads) if scale is None else scale
     if isinstance(rule, CoordinateBox):
+        if bound is not None:
+            raise ValueError("bound must be None for coordinate_box: give it a scale instead")
         return _boxed(rule, grads, structure, mask, scales)
     norms, safe, keep = _measured(grads, scales, mask)
     squares = [None if s is None else jnp.where(keep, s, 0.0) for s in safe]

@@ -62,6 +62,10 @@ class RawGradient:
         info = ClipInfo(norms, losses, keep, mask)
         return LeakySum(total, self.l2(params), unscale, leaked=leaked), info
 
+    def trained(self, params: PyTree) -> PyTree:
+        """All parameters: none can be frozen."""
+        return params
+
     def sum(
         self, params: PyTree, data: PyTree, draw: Draw, rng: jax.Array | None = None, *,
         raw: PyTree,

@@ -47,6 +47,18 @@ def describe(event: acc.Event) -> str:
             return f"{count:,} times {describe(inner)}"
         case acc.Composed(events):
             return "; ".join(describe(part) for part in events) or "nothing"
+        case acc.HiddenState(blocks, _, exposed):
+            steps = sum(block.steps for block in blocks)
+            chains = "a chain" if len(blocks) == 1 else f"each of {len(blocks)} chains"
+            if exposed:
+                return (
+                    f"every iterate of {chains} of noisy steps over one fixed partition "
+                    f"({steps:,} steps); the hidden-state number is lost: {exposed}"
+                )
+            return (
+                f"the last iterate of {chains} of noisy steps over one fixed, secret partition "
+                f"({steps:,} steps, the others hidden)"
+            )
         case acc.NonPrivate(reason):
             return f"something without any guarantee: {reason}"
     return repr(event)

@@ -1,11 +1,16 @@
 """Steps with heavy-tailed losses: tiny q, tiny delta. The judge is a plain double integral."""
 
+import dataclasses
+import math
+
 import mpmath as mp
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import bands, exact
-from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting import bands, cuts, exact
+from jaxdp.accounting.canonical import Step, flatten
+from jaxdp.accounting.loss import Pair, mass_window
+from jaxdp.accounting.saddle import Composition
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 
@@ -83,3 +88,64 @@ def test_one_expected_sampling_and_a_tiny_delta(q, z, steps, delta):
     assert acc.epsilon(event, delta, method="rdp").upper >= bound.lower
     again = acc.delta(event, bound.estimate)
     assert again.estimate == pytest.approx(delta, rel=1e-4)
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize(
+    ("q", "z", "steps", "delta"),
+    [(0.03, 0.5, 10, 0.05), (0.03, 0.5, 10, 0.1), (0.3, 1.0, 3, 0.05), (0.05, 1.0, 10, 0.02)],
+)
+def test_bands_hold_the_line_where_the_lowest_cut_matters(q, z, steps, delta, relation):
+    """What a cut leaves out belongs in the moments of the rest: once 1e-6 to 1e-4 too much."""
+    composition = exact.compositions(flatten(run(q, z, steps), relation), relation, delta)[0]
+    lower, _, upper = bands.banded_epsilon(composition, delta)
+    line = exact.exact_epsilon(flatten(run(q, z, steps), relation), relation, delta)
+    assert lower <= line.upper
+    assert line.lower <= upper
+    assert upper - lower <= 1e-6 * upper
+
+
+@pytest.mark.parametrize(("relation", "reverse"), [(ADD, False), (ADD, True), (REPLACE, False)])
+@pytest.mark.parametrize("order", [0.02, 0.4, 2.0])
+def test_the_cut_moment_is_the_definition(relation, reverse, order):
+    q, z, level = 0.2, 0.7, -0.9
+    pair = Pair(Step(z, q), relation, reverse)
+    composition = Composition(((pair, 4),), 0.0, math.log(1e-20))
+    found = cuts.Band(composition, level, None).parts(order, 0.0)[0]
+    value, error = cuts.log_total(found, order)
+    cut, width = pair_cut(composition, pair, level), 0.5 * z
+
+    def density(x, mean):
+        return (1 - q) * mp.npdf(x, 0, z) + q * mp.npdf(x, mean, z)
+
+    def integrand(x):
+        first = density(x, 1)
+        second = density(x, -1) if relation is REPLACE else mp.npdf(x, 0, z)
+        if reverse:
+            first, second = second, first
+        kept = mp.ncdf((cut - x) / width * mp.sqrt(2))
+        return first * kept * (first / second) ** order
+
+    with mp.workdps(25):
+        truth = mp.log(mp.quad(integrand, [-20, -3, -1, 0, 1, 2, 4, 20]))
+    assert abs(float(truth) - value) <= error + 1e-15
+    assert error <= 1e-12
+
+
+def pair_cut(composition, pair, log_tail):
+    return mass_window(pair, log_tail - math.log(sum(n for _, n in composition.pairs)))[1]
+
+
+def test_dropped_terms_are_bounded_at_the_epsilon_that_is_asked():
+    """A bound taken where the terms were tabulated is too small at a lower epsilon."""
+    delta = 1e-9
+    event = flatten(run(1e-3, 0.5, 100), ADD)
+    composition = exact.compositions(event, ADD, delta)[0]
+    terms = bands.split(composition)
+    epsilon = bands.rough_epsilon(terms, math.log(delta))
+    total = bands.tabulate_all(composition, terms, epsilon, math.log(delta))
+    assert total.dropped
+    everything = dataclasses.replace(total, terms=(), lost=0.0)
+    for at in (epsilon, 0.9 * epsilon, 0.5 * epsilon):
+        bound = sum(math.exp(t.exponents(at).min()) for t in total.dropped)
+        assert everything.delta_and_error(at)[1] >= bound * (1 - 1e-12)

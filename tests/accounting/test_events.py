@@ -125,3 +125,21 @@ def test_accounting_never_imports_jax():
         "assert acc.epsilon(acc.Repeated(step, 100), 1e-5).upper > 0\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_refusal_names_every_step_it_is_about():
+    fixed = [acc.FixedSizeSampled(acc.Gaussian(z), 100, 10) for z in (2.0, 3.0)]
+    event = acc.Composed([acc.PoissonSampled(acc.Gaussian(1.5), 0.1), *fixed])
+    with pytest.raises(acc.UnsupportedEventError) as refusal:
+        acc.epsilon(event, 1e-5, acc.Relation.REPLACE_ONE, method="exact")
+    assert "noise_multiplier=2.0" in str(refusal.value)
+    assert "noise_multiplier=3.0" in str(refusal.value)
+    assert "noise_multiplier=1.5" not in str(refusal.value)
+
+
+def test_a_composition_that_cannot_be_resolved_is_named_whole():
+    steps = [acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), 1e-7), 5) for z in (1e-9, 2e-9)]
+    with pytest.raises(acc.UnsupportedEventError) as refusal:
+        acc.epsilon(acc.Composed(steps), 1e-7, method="exact")
+    assert "noise_multiplier=1e-09" in str(refusal.value)
+    assert "noise_multiplier=2e-09" in str(refusal.value)

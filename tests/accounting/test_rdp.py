@@ -8,7 +8,7 @@ import pytest
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import rdp
-from jaxdp.accounting.canonical import Step
+from jaxdp.accounting.canonical import Run, Step
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 
@@ -90,3 +90,27 @@ def test_steps_of_the_published_tables(q, z, steps):
     one = rdp.step_rdp(Step(z, q), ADD, orders)
     assert rdp.rdp_to_epsilon(steps * one, 1e-5, orders, "mironov")[0] <= 3
     assert rdp.rdp_to_epsilon((steps + 1) * one, 1e-5, orders, "mironov")[0] > 3
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_many_orders_and_many_steps_at_once_are_one_at_a_time(relation):
+    steps = [Step(z, q) for z in (0.05, 0.3, 1.0, 30.0) for q in (1e-9, 1e-3, 0.4, 1.0)]
+    orders = (1.001, 1.5, 2.0, 3.0, 3.99, 4.0, 17.0, 63.5, 300.0, 1e5)
+    run = Run(tuple((step, 3) for step in steps))
+    together = rdp.run_rdp(run, relation, orders)
+    alone = sum(
+        3 * np.array([rdp.step_rdp(step, relation, (a,))[0] for a in orders]) for step in steps
+    )
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_steps_that_share_a_table_are_not_below_their_definition(relation):
+    steps = (Step(0.45, 1e-5), Step(1.0, 0.01), Step(4.0, 0.3))
+    orders = (1.3, 2.0, 3.5, 9.0)
+    run = Run(tuple((step, 1) for step in steps))
+    for i, value in enumerate(rdp.run_rdp(run, relation, orders)):
+        parts = [
+            quadrature_rdp(s.sampling_prob, s.noise_multiplier, orders[i], relation) for s in steps
+        ]
+        assert sum(parts) * (1 - 1e-12) <= value <= sum(parts) * (1 + 1e-9)

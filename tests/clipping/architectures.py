@@ -1,5 +1,7 @@
 """Small networks of every kind: name -> (params, loss of one example, batch of 5)."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,12 +12,26 @@ from jaxdp import models
 
 ROWS = 5
 
+# These tests are about numbers, and half of their time would be LLVM's.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
+
+
+def opened(grad_fn):
+    """The function compiled, with the sum's value in place of the sum."""
+
+    @jit
+    def run(params, batch, mask=None, rng=None, scale=None, bound=None):
+        summed, info = grad_fn(params, batch, mask, rng, scale=scale, bound=bound)
+        return summed.value, info
+
+    return run
+
 
 def _classifier(module, shape, classes=4):
     def make():
         x = jax.random.normal(jax.random.key(1), (ROWS, *shape))
         y = jnp.arange(ROWS, dtype=jnp.int32) % classes
-        params = module.init(jax.random.key(0), x[:1])
+        params = jax.jit(module.init)(jax.random.key(0), x[:1])
 
         def loss_fn(params, example):
             image, label = example
@@ -103,7 +119,7 @@ def _language_model(tied, remat=False):
     def make():
         module = LanguageModel()
         tokens = jax.random.randint(jax.random.key(1), (ROWS, 7), 0, 11)
-        params = module.init(jax.random.key(0), tokens[0, :-1])
+        params = jax.jit(module.init)(jax.random.key(0), tokens[0, :-1])
 
         def loss_fn(params, tokens):
             logits = module.apply(params, tokens[:-1])
@@ -206,7 +222,7 @@ class MLP(nn.Module):
         return nn.Dense(4)(jnp.tanh(nn.Dense(9)(nn.relu(nn.Dense(12)(x)))))
 
 
-ARCHITECTURES = {
+_MAKERS = {
     "mlp": _classifier(MLP(), (10,)),
     "mnist_cnn": _papers_cnn("mnist-cnn", (28, 28, 1)),
     "cifar_cnn": _papers_cnn("cifar-cnn", (32, 32, 3)),
@@ -224,3 +240,5 @@ ARCHITECTURES = {
     "nnx": _nnx,
     "low_rank": _low_rank,
 }
+# Each is made once: initialising a network costs more than a test of it.
+ARCHITECTURES = {name: functools.cache(make) for name, make in _MAKERS.items()}

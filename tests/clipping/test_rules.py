@@ -50,7 +50,10 @@ def test_the_worst_neighbour_found_by_search_comes_to_the_bound_and_not_beyond(n
             lambda p: rng.integers(-1, 2, p.shape),
         ]
         kind = flat[rng.integers(3)]
-        grad = {n: (kind(p) * s).astype(np.float32) for (n, p), s in zip(PARAMS.items(), size, strict=True)}
+        grad = {
+            n: (kind(p) * s).astype(np.float32)
+            for (n, p), s in zip(PARAMS.items(), size, strict=True)
+        }
         worst = max(worst, norm64(contribution(rule, grad)))
     bound = rule.l2(PARAMS)
     assert 0.99 * bound <= worst <= bound

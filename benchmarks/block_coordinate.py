@@ -1,0 +1,436 @@
+"""DP-SBCD: accuracy, claimed and proven epsilon side by side, and what a sweep costs.
+
+python -m benchmarks.block_coordinate generated|hidden|madelon|mnist|speed [--data-dir DIR]
+
+Each part replaces its own section of benchmarks/results/block_coordinate.json. Set
+OPENBLAS_NUM_THREADS=1 on a busy machine: LAPACK's threads otherwise wait for one another.
+"""
+
+import argparse
+import dataclasses
+import functools
+import gzip
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp import data as datasets
+from jaxdp import models
+from jaxdp.optimizers import block_coordinate as bc
+from jaxdp.optimizers.sbcd.released import compiled_sweep
+from jaxdp.seeds import Secret
+from jaxdp.train import Trainer
+
+RESULTS = Path(__file__).parent / "results" / "block_coordinate.json"
+DELTA = 1e-5
+ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A data set split in two, and how each method is set on it."""
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    hidden: tuple[int, ...]
+    batch_size: int
+    bound: float
+    epsilon: float
+    step_size: float
+    clip: float
+    sgd_rate: float
+    sgd_clip: float = 1.0
+    projection: float | None = 1.0
+
+    @property
+    def size(self) -> int:
+        return len(self.train[1])
+
+    @property
+    def classes(self) -> int:
+        return int(self.train[1].max()) + 1
+
+    @property
+    def wanted(self) -> np.ndarray:
+        return np.eye(self.classes, dtype=np.float32)[self.train[1]]
+
+    @property
+    def lifted(self) -> tuple[np.ndarray, np.ndarray]:
+        """What block coordinate descent trains on: its networks have no biases."""
+        return with_constant(self.train[0]), self.wanted
+
+    @property
+    def network(self) -> bc.Network:
+        return bc.Network((self.train[0].shape[1] + 1, *self.hidden, self.classes), self.bound)
+
+    def steps(self, epochs: int) -> int:
+        return round(epochs * self.size / self.batch_size)
+
+
+def with_constant(x: np.ndarray) -> np.ndarray:
+    """Appends a feature that is always 1/2."""
+    return np.concatenate([x, np.full((len(x), 1), 0.5, np.float32)], axis=1)
+
+
+def generated() -> Problem:
+    """2,600 records, 20 features, five classes, from scikit-learn; the data are always the same."""
+    from sklearn.datasets import make_classification
+
+    x, y = make_classification(
+        n_samples=2600, n_features=20, n_informative=5, n_redundant=0, n_repeated=0, n_classes=5,
+        n_clusters_per_class=1, class_sep=2.0, flip_y=0.01, shuffle=True, random_state=0,
+    )  # fmt: skip
+    # Public constants only: features have unit scale by construction.
+    x = (x / (2 * math.sqrt(20))).astype(np.float32)
+    return Problem(
+        (x[:2080], y[:2080]), (x[2080:], y[2080:]), (32, 32, 32), 64, 1.5, 3.0, 0.5, 0.05, 0.5
+    )
+
+
+def madelon(folder: Path) -> Problem:
+    """NIPS-2003 Madelon: 2,000 and 600 records, 500 features around 478, two classes."""
+
+    def read(name: str) -> np.ndarray:
+        path = next(folder.glob(f"madelon_{name}*"))
+        with gzip.open(path) if path.suffix == ".gz" else open(path) as file:
+            return np.loadtxt(file)
+
+    parts = []
+    for part in ("train", "valid"):
+        x = (read(f"{part}.data") - 478) / (20 * math.sqrt(500))
+        parts.append((x.astype(np.float32), (read(f"{part}.labels") > 0).astype(int)))
+    return Problem(*parts, (64, 64, 64), 100, 1.5, 3.0, 0.5, 0.05, 0.5)
+
+
+def mnist(data_dir: str) -> Problem:
+    """60,000 and 10,000 images of 784 pixels in [0, 1], divided by 10."""
+    found = datasets.load("mnist", data_dir)
+    flat = lambda x: np.asarray(x, np.float32).reshape(len(x), -1)  # noqa: E731
+    scale = 1.0 if flat(found.train_x[:64]).max() <= 1.0 else 255.0
+    train, test = (
+        (flat(x) / scale / 10, np.asarray(y))
+        for x, y in ((found.train_x, found.train_y), (found.test_x, found.test_y))
+    )
+    return Problem(train, test, (128,), 512, 1.5, 3.0, 8.0, 0.05, 0.5, projection=None)
+
+
+def accuracy(problem: Problem, network: bc.Network, weights: Any) -> float:
+    outputs = jax.jit(network.apply)(weights, with_constant(problem.test[0]))
+    return float(np.mean(np.argmax(outputs, axis=1) == problem.test[1]))
+
+
+def calibrated(events: Any, epsilon: float, relation: acc.Relation) -> float:
+    """The smallest scale of the noise (to 1e-4) whose proven epsilon is within the target."""
+
+    def smallest(low: float, high: float, method: str) -> float:
+        while high / low > 1 + 1e-4:
+            middle = math.sqrt(low * high)
+            fits = acc.epsilon(events(middle), DELTA, relation, method).upper <= epsilon
+            low, high = (low, middle) if fits else (middle, high)
+        return high
+
+    # Renyi bounds are quick and never below the others: they bracket the answer.
+    enough = smallest(1e-2, 1e3, "rdp")
+    return smallest(0.4 * enough, enough, "auto")
+
+
+def schedules(problem: Problem, epochs: int) -> dict[str, bc.NoiseSchedule]:
+    """Constant noise, and noise that falls linearly to a third over the epochs."""
+    each = round(problem.size / problem.batch_size)
+    return {"constant": bc.constant(), "decreasing": bc.linear(1.5, 0.5, epochs, each)}
+
+
+def released(problem: Problem, epochs: int, schedule: bc.NoiseSchedule) -> bc.ReleasedBlocks:
+    """R1 at the problem's proven epsilon after so many epochs."""
+
+    def method(z: float) -> bc.ReleasedBlocks:
+        return bc.ReleasedBlocks(
+            problem.network, z, problem.clip, problem.step_size, problem.batch_size,
+            problem.size, bc.Proximal(spectral_radius=problem.projection), schedule=schedule,
+        )  # fmt: skip
+
+    steps = problem.steps(epochs)
+    return method(calibrated(lambda z: method(z).events(steps), problem.epsilon, ADD))
+
+
+def along(problem: Problem, network: bc.Network, at: dict[int, int]) -> tuple[dict, Any]:
+    """A table that a callback fills with the accuracy after certain steps."""
+    table: dict[int, float] = {}
+
+    def look(step: int, weights: Any) -> None:
+        if step in at:
+            table[at[step]] = accuracy(problem, network, weights)
+
+    return table, look
+
+
+def run_released(problem: Problem, method: bc.ReleasedBlocks, epochs: list[int], seed: int) -> dict:
+    table, look = along(problem, method.network, {problem.steps(e): e for e in epochs})
+    bc.train(
+        method, problem.lifted, problem.steps(epochs[-1]), secret=Secret.from_seed(seed),
+        on_step=look, ledger=jaxdp.Ledger(),
+    )  # fmt: skip
+    return table
+
+
+def dp_sgd(problem: Problem, epochs: int) -> jaxdp.Mechanism:
+    """DP-SGD at the problem's proven epsilon."""
+    z = acc.calibrate_noise_multiplier(
+        problem.epsilon, DELTA, problem.batch_size / problem.size, problem.steps(epochs)
+    )
+    return jaxdp.dp_sgd(z, problem.sgd_clip, problem.batch_size, problem.size)
+
+
+def run_dp_sgd(
+    problem: Problem, mechanism: jaxdp.Mechanism, epochs: list[int], seed: int
+) -> dict:
+    secret = Secret.from_seed(seed)
+    model = models.MLP(problem.hidden, "relu", problem.classes)
+    tx = optax.chain(mechanism.privatize(secret.jax_key("noise")), optax.sgd(problem.sgd_rate))
+    grad_fn = mechanism.clipped_grad(models.cross_entropy(model))
+    sampler = mechanism.sampler(
+        problem.size, ledger=jaxdp.Ledger(), secret=secret,
+        physical_batch_size=problem.batch_size + 6 * math.isqrt(problem.batch_size),
+    )  # fmt: skip
+    trainer = Trainer(grad_fn, tx, sampler)
+    state = trainer.init(models.init(model, secret.jax_key("init"), problem.train[0].shape[1:]))
+    data = jax.device_put((problem.train[0], problem.train[1]))
+    apply = jax.jit(model.apply)
+    table, at = {}, {problem.steps(e): e for e in epochs}
+    for step in range(1, problem.steps(epochs[-1]) + 1):
+        state, _, _ = trainer.step(state, data)
+        if step in at:
+            outputs = apply(state.params, jnp.asarray(problem.test[0]))
+            table[at[step]] = float(np.mean(np.argmax(outputs, 1) == problem.test[1]))
+    return table
+
+
+def run_published(problem: Problem, method: bc.AsPublished, epochs: list[int], seed: int) -> dict:
+    table, look = along(problem, method.network, {e: e for e in epochs})
+    bc.train_as_published(method, problem.lifted, secret=Secret.from_seed(seed), on_epoch=look)
+    return table
+
+
+def summary(tables: list[dict]) -> dict[str, list[float]]:
+    """Mean and standard deviation over the seeds, by epoch."""
+    out = {}
+    for epoch in tables[0]:
+        values = [table[epoch] for table in tables]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        out[str(epoch)] = [round(statistics.mean(values), 4), round(spread, 4)]
+    return out
+
+
+def row(name: str, tables: list[dict], started: float, **figures: Any) -> dict:
+    seconds = round((time.perf_counter() - started) / len(tables), 1)
+    made = {"method": name, "accuracy": summary(tables), "seconds_a_run": seconds, **figures}
+    print(json.dumps(made), flush=True)
+    return made
+
+
+def as_published(problem: Problem, method: bc.ReleasedBlocks, epochs: int) -> bc.AsPublished:
+    """The paper's algorithm with the noise that R1 adds to W."""
+    std = method.noise_multipliers[0] * problem.clip * problem.step_size / problem.batch_size
+    return bc.AsPublished(
+        problem.network, std, problem.step_size, problem.batch_size, problem.size, epochs,
+        rescale=bc.Rescale(2.0),
+        schedule=bc.NoiseSchedule(method.schedule.factors),
+    )  # fmt: skip
+
+
+def compare(problem: Problem, epochs: list[int], seeds: int) -> list[dict]:
+    """Every method at one proven epsilon, accuracy against epochs."""
+    rows, last = [], epochs[-1]
+    for kind, schedule in schedules(problem, last).items():
+        method = released(problem, last, schedule)
+        spent = {
+            str(e): round(acc.epsilon(method.events(problem.steps(e)), DELTA).upper, 4)
+            for e in epochs
+        }
+        started = time.perf_counter()
+        tables = [run_released(problem, method, epochs, seed) for seed in range(seeds)]
+        published = as_published(problem, method, last)
+        claim = published.claim(2 * problem.clip, DELTA)
+        proven = acc.epsilon(method.events(problem.steps(last)), DELTA, REPLACE).upper
+        rows.append(
+            row(
+                f"R1, {kind} noise", tables, started, proven_add_or_remove=spent,
+                proven_replace_one=proven, claimed_replace_one=claim.value,
+                noise_multiplier=method.noise_multipliers[0],
+            )
+        )
+        started = time.perf_counter()
+        tables = [run_published(problem, published, epochs, seed) for seed in range(seeds)]
+        loss = published.claim(2 * problem.clip, DELTA, order=2.0).value
+        rows.append(
+            row(
+                f"as published, {kind} noise", tables, started, claimed_replace_one=claim.value,
+                claimed_renyi_2=loss, proven_add_or_remove="inf", noise_std=published.noise_std,
+            )
+        )
+    mechanism, started = dp_sgd(problem, last), time.perf_counter()
+    tables = [run_dp_sgd(problem, mechanism, epochs, seed) for seed in range(seeds)]
+    spent = {str(e): round(mechanism.epsilon(problem.steps(e), DELTA).upper, 4) for e in epochs}
+    z = mechanism.noise_multiplier
+    rows.append(row("DP-SGD", tables, started, proven_add_or_remove=spent, noise_multiplier=z))
+    return rows
+
+
+def hidden_rows(problem: Problem, seeds: int, target: float) -> list[dict]:
+    """R2 and R3 at a proven replace-one epsilon, beside DP-SGD at the same."""
+    rows = []
+    batch = next(b for b in range(problem.batch_size, 0, -1) if problem.size % b == 0)
+    linear = dataclasses.replace(problem, hidden=()).network
+    step = 1.9 / problem.bound**2
+    settings = {
+        "R3, one layer, 50 epochs": (linear, 50, 1, 0.0),
+        "R3, one layer, 200 epochs": (linear, 200, 1, 0.0),
+        "R3, one layer, weight decay, 50 epochs": (linear, 50, 1, 0.02),
+        "R3, one layer, weight decay, 200 epochs": (linear, 200, 1, 0.02),
+        "R2, 2 sweeps of 10 epochs": (problem.network, 10, 2, 0.0),
+        "R2, 5 sweeps of 10 epochs": (problem.network, 10, 5, 0.0),
+    }
+    for name, (network, inner, sweeps, decay) in settings.items():
+
+        def method(z: float, network=network, inner=inner, sweeps=sweeps, decay=decay):
+            return bc.HiddenBlocks(
+                network, z, 4 * problem.clip, step, batch, problem.size, inner, sweeps,
+                bc.Proximal(weight_decay=decay), average=True, direct=network.blocks == 1,
+            )  # fmt: skip
+
+        chosen = method(calibrated(lambda z: method(z).event(), target, REPLACE))
+        started, tables = time.perf_counter(), []
+        for seed in range(seeds):
+            weights = bc.train_hidden(
+                chosen, problem.lifted, secret=Secret.from_seed(seed)
+            )
+            tables.append({inner * sweeps: accuracy(problem, network, weights)})
+        exposed = acc.epsilon(chosen.event("compared"), DELTA, REPLACE).upper
+        proven = acc.epsilon(chosen.event(), DELTA, REPLACE).upper
+        rows.append(
+            row(
+                name, tables, started, proven_replace_one=proven, if_exposed_replace_one=exposed,
+                noise_multiplier=chosen.noise_multiplier, batch_size=batch,
+            )
+        )
+    for epochs in (50, 200):
+        steps, q = problem.steps(epochs), problem.batch_size / problem.size
+        z = acc.calibrate_noise_multiplier(target, DELTA, q, steps, REPLACE)
+        mechanism = jaxdp.dp_sgd(z, problem.sgd_clip, problem.batch_size, problem.size)
+        started, which = time.perf_counter(), dataclasses.replace(problem, hidden=())
+        tables = [run_dp_sgd(which, mechanism, [epochs], seed) for seed in range(seeds)]
+        name = f"DP-SGD, one layer, {epochs} epochs"
+        rows.append(row(name, tables, started, proven_replace_one=target, noise_multiplier=z))
+    return rows
+
+
+def mnist_rows(problem: Problem, epochs: int, seeds: int) -> list[dict]:
+    """R1 against DP-SGD on MNIST: accuracy and seconds an epoch."""
+    method, mechanism = released(problem, epochs, bc.constant()), dp_sgd(problem, epochs)
+    runs = {
+        "R1": functools.partial(run_released, problem, method, [epochs]),
+        "DP-SGD": functools.partial(run_dp_sgd, problem, mechanism, [epochs]),
+    }
+    rows = []
+    for name, run in runs.items():
+        started = time.perf_counter()
+        tables = [run(seed) for seed in range(seeds)]
+        each = (time.perf_counter() - started) / seeds / epochs
+        z = method.noise_multipliers[0] if name == "R1" else mechanism.noise_multiplier
+        rows.append(
+            row(name, tables, started, seconds_an_epoch=round(each, 2), noise_multiplier=z)
+        )
+    return rows
+
+
+def median_ms(function: Any, repeats: int) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        jax.block_until_ready(function())
+        times.append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def speed(repeats: int = 60) -> dict:
+    """One sweep against one ordinary gradient step; 4 layers of 256, batch 256; taken in turns."""
+    network = bc.Network((256,) * 5, 1.5)
+    weights = network.init(jax.random.key(0))
+    x, y = jax.random.normal(jax.random.key(1), (2, 256, 256)) / 16
+    mask, clips = jnp.ones(256, bool), jnp.full(4, 0.05)
+
+    def sweep(proximal: bc.Proximal) -> Any:
+        return compiled_sweep(
+            network, proximal, None, 0.5, 256.0, weights, x, y, mask, clips, clips,
+            jax.random.key(2),
+        )  # fmt: skip
+
+    def loss(weights: Any) -> jax.Array:
+        h = x.T
+        for i, w in enumerate(weights):
+            h = w @ (jax.nn.relu(h) if i else h)
+        return 0.5 * jnp.mean(jnp.sum((h.T - y) ** 2, axis=1))
+
+    @jax.jit
+    def ordinary(weights: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - 0.5 * g, weights, jax.grad(loss)(weights))
+
+    runs = {
+        "gradient step": lambda: ordinary(weights),
+        "sweep": lambda: sweep(bc.Proximal()),
+        "sweep with singular values clipped": lambda: sweep(bc.Proximal(spectral_radius=1.0)),
+    }
+    for run in runs.values():
+        jax.block_until_ready(run())
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            found[name] += median_ms(run, 1)
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    fastest = {name: min(times) for name, times in found.items()}
+    base, swept, clipped = medians.values()
+    result = {
+        "median_ms": medians, "fastest_ms": fastest, "ratio": swept / base,
+        "ratio_of_fastest": fastest["sweep"] / fastest["gradient step"],
+        "projection_ms": clipped - swept,
+    }  # fmt: skip
+    print(json.dumps(result, indent=1))
+    return result
+
+
+def save(section: str, value: Any) -> None:
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known[section] = value
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("generated", "hidden", "madelon", "mnist", "speed"))
+    parser.add_argument("--data-dir", default="")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=50)
+    given = parser.parse_args()
+    if given.part == "speed":
+        save("speed", speed())
+    elif given.part == "mnist":
+        save("mnist", mnist_rows(mnist(given.data_dir), given.epochs, given.seeds))
+    elif given.part == "hidden":
+        save("hidden", hidden_rows(generated(), given.seeds, 3.0))
+    else:
+        problem = generated() if given.part == "generated" else madelon(Path(given.data_dir))
+        save(given.part, compare(problem, list(range(10, given.epochs + 1, 10)), given.seeds))
+
+
+if __name__ == "__main__":
+    main()

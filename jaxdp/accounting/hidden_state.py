@@ -1,0 +1,182 @@
+"""What the last iterate of a chain of noisy contractions reveals, when nothing else leaves it.
+
+Every function here answers with S, one value for each batch in which the changed record may be:
+the Renyi divergence of order alpha is at most alpha S for every alpha > 1 (so S is rho of zCDP).
+For `shifted` and `composed` more holds: the release is sqrt(2 S)-GDP. The relation is replace-one.
+"""
+
+import numpy as np
+
+from jaxdp.accounting.chains import Array, NoisyChain, log_gains
+
+_FADED = -300.0  # log of a gain whose square is close to what float64 cannot hold
+
+
+def shifted(chain: NoisyChain) -> Array:
+    """S of the last iterate, [batches], by shifted interpolation; the sharpest bound here.
+
+    A process interpolates between the two runs; at each step it gives up part of their distance,
+    which the step's noise hides at the price of a Gaussian mechanism (Feldman, Mironov, Talwar and
+    Thakurta 2018, arXiv:1808.06651, Theorem 22, for Renyi divergences; Bok, Su and Altschuler 2024,
+    arXiv:2403.00278, for Gaussian DP; docs/hidden_state.md derives both). With
+    G_K = 1, G_k = G_{k+1} p_k c_{k+1}, tau_k = sum_{j<=k} G_j^2 v_j, M_k = sum_{j<=k} G_j s_j the
+    cheapest way to give up everything by the end is the greatest convex minorant of the points
+    (0, 0), (tau_k, M_k), and S = 1/2 sum (dM)^2/dtau over its segments. O(epochs * batches).
+
+    With a diameter the process may also start late, at that distance: the best of a few starts.
+    """
+    gains = log_gains(chain).reshape(chain.epochs, chain.batches)
+    variances, shifts = chain.table("variances"), 2 * chain.table("contributions")
+    c = chain.table("contractions")[:, 0]
+    best = _minorants(gains, variances, shifts, chain.start_distance * float(c[0]))
+    if chain.diameter is not None:
+        left = 1
+        while left < chain.epochs:
+            start = chain.diameter * float(c[-left])
+            late = _minorants(gains[-left:], variances[-left:], shifts[-left:], start)
+            best = np.minimum(best, late)
+            left = max(left + 1, int(1.4 * left))
+    return _upwards(best, chain)
+
+
+def composed(chain: NoisyChain) -> Array:
+    """S of ALL iterates together, [batches]: each epoch's one step that reads the record adds up.
+
+    A Gaussian mechanism for each (GDP composes by sums of squares); contraction plays no part, for
+    every start is released.
+    """
+    distances = 2 * chain.table("contributions")
+    value: Array = (distances**2 / (2 * chain.table("variances"))).sum(axis=0)
+    if chain.start_distance > 0:
+        value = np.full(chain.batches, np.inf)
+    return _upwards(value, chain)
+
+
+def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: float = 0.0) -> Array:
+    """S of the last iterate, [batches], by log-Sobolev inequalities; never below `shifted`.
+
+    V_k, the constant of the iterate's law in the units of a variance: V <- p^2 (c^2 V + v). A step
+    that reads the record adds s^2/(2 v); another divides S by 1 + v/(c^2 V) (Ye and Shokri 2022,
+    arXiv:2203.05363, Lemma 3.2, in the form of DP-SBCD's Theorem 4.6 and Lemma 4.7).
+
+    Args:
+      chain: the steps; it must start at the same place under both neighbours.
+      published: raise the divisor to 1/p^2, as DP-SBCD's Corollary 4.5 does. WRONG for p < 1:
+        weight decay is a bijection, so it cannot change a divergence. For claims only.
+      start_variance: V of the start's law; 0 for a start that may be known.
+
+    Raises:
+      ValueError: when the starts may differ.
+    """
+    if chain.start_distance > 0:
+        raise ValueError(
+            f"start_distance={chain.start_distance!r}: expected 0, the log-Sobolev recursion needs "
+            "equal starts"
+        )
+    v, p = chain.table("variances"), chain.table("proximal")
+    kept = _kept_variance(chain, start_variance)
+    with np.errstate(divide="ignore"):
+        decay = -np.log1p(v / kept)
+    # Nothing is left to decay where the law was a point: no record has been read before.
+    decay[0, 0] = 0.0 if kept[0, 0] == 0 else decay[0, 0]
+    if published:
+        decay = decay / p**2
+    _, between = _around(decay)
+    later = np.cumsum(between[::-1], axis=0)[::-1]
+    s = 2 * chain.table("contributions")
+    return _upwards((s**2 / (2 * v) * np.exp(later)).sum(axis=0), chain)
+
+
+def averaged_renyi(values: Array, orders: Array) -> Array:
+    """Renyi divergences [k] when the record's batch is uniform and secret, from S [batches].
+
+    log(mean_j exp((alpha - 1) alpha S_j))/(alpha - 1), by joint convexity (DP-SBCD, the outer step
+    of Theorem 4.6). To be taken ONCE over everything that shares the partition: the S of several
+    blocks are added batch by batch before.
+    """
+    exponents = (orders - 1)[:, None] * orders[:, None] * values[None, :]
+    largest = exponents.max(axis=1)
+    mean = np.exp(exponents - largest[:, None]).mean(axis=1)
+    result: Array = (largest + np.log(mean)) / (orders - 1)
+    return result
+
+
+def _minorants(gains: Array, variances: Array, shifts: Array, start: float) -> Array:
+    """S [batches] of steps [epochs, batches], whose first one begins `start` apart, times c."""
+    gain = np.exp(gains)
+    noise = gain**2 * variances
+    # The noise of faded steps is not used; what they moved is carried on, as if by the next ones.
+    faded = np.flatnonzero(gains.ravel() < _FADED)
+    if faded.size:
+        noise.ravel()[: faded[-1] + 1] = 0.0
+    moved = gain * shifts
+    start = start * float(gain[0, 0])
+    before, weights = _around(noise)
+    weights = noise + weights
+    if start == 0 and len(noise) == 1:
+        return _lone_epoch(moved[0], weights[0])
+    return np.array(
+        [
+            _minorant(np.append(start, moved[:, j]), np.append(before[j], weights[:, j]))
+            for j in range(gains.shape[1])
+        ]
+    )
+
+
+def _lone_epoch(moved: Array, weights: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(moved == 0, 0.0, 0.5 * moved**2 / weights)
+
+
+def _minorant(moved: Array, weights: Array) -> float:
+    """Half the squared length of the taut string under the staircase of (weights, moved)."""
+    # scipy.optimize is slow to import, and only this function needs it.
+    from scipy.optimize import isotonic_regression
+
+    if not moved.any():
+        return 0.0
+    # A jump without any noise after it, before the next one, is taken together with the next.
+    blocks = np.concatenate([[0], np.cumsum(weights[:-1] > 0)])
+    jumps, widths = np.bincount(blocks, moved), np.bincount(blocks, weights)
+    if widths[-1] == 0:
+        return float("inf")
+    # The slopes of the greatest convex minorant are the weighted isotonic regression of the slopes.
+    with np.errstate(over="ignore"):
+        slopes = isotonic_regression(jumps / widths, weights=widths).x
+        return 0.5 * float(np.sum(widths * slopes**2))
+
+
+def _around(table: Array) -> tuple[Array, Array]:
+    """Sums over the steps before a record's first, and from each of its steps to its next.
+
+    Args:
+      table: [epochs, batches], one value a step.
+
+    Returns:
+      [batches], steps before (0, j); [epochs, batches], steps strictly between (e, j) and
+      (e + 1, j), or the end. Sums of equal signs only: nothing cancels.
+    """
+    left = np.zeros_like(table)
+    left[:, 1:] = np.cumsum(table[:, :-1], axis=1)
+    right = np.zeros_like(table)
+    right[:, :-1] = np.cumsum(table[:, :0:-1], axis=1)[:, ::-1]
+    between = right.copy()
+    between[:-1] += left[1:]
+    return left[0], between
+
+
+def _kept_variance(chain: NoisyChain, start_variance: float) -> Array:
+    """c_k^2 V_{k-1}, [epochs, batches]."""
+    c2, p2 = (chain.table(name).ravel() ** 2 for name in ("contractions", "proximal"))
+    kept = np.empty(chain.steps)
+    variance = start_variance
+    steps = zip(c2.tolist(), p2.tolist(), chain.table("variances").ravel().tolist(), strict=True)
+    for k, (c, p, v) in enumerate(steps):
+        kept[k] = c * variance
+        variance = p * (kept[k] + v)
+    return kept.reshape(chain.epochs, chain.batches)
+
+
+def _upwards(values: Array, chain: NoisyChain) -> Array:
+    """Above the rounding of sums and products over all steps."""
+    return values * (1 + 4e-15 * (chain.steps + 100))

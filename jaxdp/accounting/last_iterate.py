@@ -1,0 +1,118 @@
+"""Answers for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxdp.accounting import gaussian, rdp
+from jaxdp.accounting.bounds import Bound, Relation
+from jaxdp.accounting.canonical import Run, batch_values, log_sobolev_values
+from jaxdp.accounting.events import HiddenState
+from jaxdp.accounting.hidden_state import Array, averaged_renyi
+
+ASSUMED = (
+    "holds while the partition is secret and nothing but the last iterate of each block leaves it"
+)
+
+
+def note(run: Run) -> str:
+    """What the number rests on, or how it was lost."""
+    lost = [event.exposed for event, _ in run.hidden if event.exposed]
+    if lost:
+        reasons = "; ".join(dict.fromkeys(lost))
+        return f"the hidden-state number is lost ({reasons}): every step is charged"
+    return ASSUMED
+
+
+def refuses_log_sobolev(run: Run) -> str:
+    """Why the log-Sobolev answer does not cover the run, or ""."""
+    if not run.hidden:
+        return "it has no hidden-state event"
+    if any(block.start_distance > 0 for event, _ in run.hidden for block in event.blocks):
+        return "the log-Sobolev recursion needs equal starts"
+    return ""
+
+
+def averaged_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
+    """Epsilon of a run in which at least one hidden-state event is averaged."""
+    mus = _mixture(run)
+    if mus is None:
+        return _convert("epsilon", _renyi(run, relation, batch_values), delta)
+    if _profile(mus, 0.0) <= delta:
+        return Bound(0.0, 0.0, 0.0, "gdp", "delta(0) is already below the target")
+    largest = float(mus[0].max())
+    _, upper = gaussian.bracket_epsilon(
+        lambda epsilon: _profile(mus, epsilon),
+        delta,
+        max(largest, largest**2),
+        min(gaussian.PROFILE_ERROR + 4e-15 * largest, 0.5),
+    )
+    return Bound(0.0, upper, upper, "gdp")
+
+
+def averaged_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
+    """Delta of a run in which at least one hidden-state event is averaged."""
+    mus = _mixture(run)
+    if mus is None:
+        return _convert("delta", _renyi(run, relation, batch_values), epsilon)
+    value = min(1.0, _profile(mus, epsilon) * (1 + 1e-9) + 1e-300)
+    return Bound(0.0, value, value, "gdp")
+
+
+def log_sobolev_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
+    """Epsilon by the corrected log-Sobolev recursion, a Renyi bound."""
+    return _convert("epsilon", _renyi(run, relation, log_sobolev_values), delta)
+
+
+def log_sobolev_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
+    """Delta by the corrected log-Sobolev recursion, a Renyi bound."""
+    return _convert("delta", _renyi(run, relation, log_sobolev_values), epsilon)
+
+
+def _mixture(run: Run) -> tuple[Array, Array] | None:
+    """Distinct mu and how probable each is, or None where no closed form exists.
+
+    Given the record's batch j, the whole run is a mu_j-GDP mechanism, where every other release is
+    a full-batch Gaussian too. Revealing j gives a pair that dominates the run (joint convexity of
+    the hockey-stick divergence), whose delta is the mean of the deltas.
+    """
+    averaged = [(event, n) for event, n in run.hidden if event.average]
+    others = run.others or ()
+    if len(averaged) != 1 or averaged[0][1] != 1 or any(s.sampling_prob < 1 for s, _ in others):
+        return None
+    squares = 2 * batch_values(averaged[0][0])
+    squares = squares + math.fsum(n * (2 / s.noise_multiplier) ** 2 for s, n in others)
+    for event, n in run.hidden:
+        if not event.average:
+            squares = squares + 2 * n * float(batch_values(event).max())
+    mus, counts = np.unique(np.sqrt(squares), return_counts=True)
+    return mus, counts / counts.sum()
+
+
+def _profile(mixture: tuple[Array, Array], epsilon: float) -> float:
+    mus, weights = mixture
+    return math.fsum(
+        float(w) * gaussian.gaussian_delta(float(mu), epsilon)
+        for mu, w in zip(mus, weights, strict=True)
+    )
+
+
+def _renyi(run: Run, relation: Relation, values: Callable[[HiddenState], Array]) -> Array:
+    """Renyi divergences of the run at `rdp.DEFAULT_ORDERS`."""
+    orders = np.asarray(rdp.DEFAULT_ORDERS)
+    total = np.zeros(orders.size)
+    for step, n in run.others or ():
+        total += n * rdp.step_rdp(step, relation)
+    for event, n in run.hidden:
+        s = values(event)
+        total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))
+    return total
+
+
+def _convert(query: str, renyi: Array, value: float) -> Bound:
+    if query == "epsilon":
+        upper, _ = rdp.rdp_to_epsilon(renyi, value)
+    else:
+        upper = rdp.rdp_to_delta(renyi, value)
+    return Bound(0.0, upper, upper, "rdp")

@@ -1,0 +1,51 @@
+"""Augmentation multiplicity: many views of one record, one clipped gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import _validate
+from jaxdp.clipping import options
+from jaxdp.types import PyTree
+
+
+def augmented(
+    loss_fn: Callable[..., jax.Array],
+    augment: Callable[[PyTree, jax.Array], PyTree],
+    multiplicity: int,
+) -> Callable[[PyTree, PyTree, jax.Array], jax.Array]:
+    """The mean loss over ``multiplicity`` augmentations of one example (De et al. 2022, section 3).
+
+    (arXiv:2204.13650v2.) The gradients of a record's views are averaged **before** clipping, so the
+    record still contributes one clipped gradient: the guarantee is that of the clipping rule, and
+    the views cost computation, not privacy.
+
+    Args:
+        loss_fn: ``(params, example) -> scalar`` or ``(params, example, rng) -> scalar``.
+        augment: ``(example, key) -> example`` of the same shapes; it sees one record only.
+        multiplicity: how many views K ≥ 1.
+
+    Returns:
+        A loss ``(params, example, rng) -> scalar`` for :func:`jaxdp.clipped_grad`.
+
+    Raises:
+        ValueError: ``augment`` is not a function, or ``multiplicity`` is not a whole number of at
+            least 1.
+    """
+    if not callable(augment):
+        raise ValueError(f"augment must be a function (example, key), got {augment!r}")
+    multiplicity = _validate.integer("multiplicity", multiplicity, least=1)
+    with_rng = options.takes_rng(loss_fn)
+
+    def mean_loss(params: PyTree, example: PyTree, rng: jax.Array) -> jax.Array:
+        def one(key: jax.Array) -> jax.Array:
+            view_key, loss_key = jax.random.split(key)
+            view = augment(example, view_key)
+            args: tuple[Any, ...] = (view, loss_key) if with_rng else (view,)
+            return loss_fn(params, *args)
+
+        return jnp.mean(jax.vmap(one)(jax.random.split(rng, multiplicity)))
+
+    return mean_loss

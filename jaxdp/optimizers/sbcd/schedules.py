@@ -1,0 +1,57 @@
+"""Noise schedules: public factors, one a stage, that multiply a noise multiplier."""
+
+import dataclasses
+
+from jaxdp import _validate
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseSchedule:
+    """A factor for every stage, fixed before training. After the last stage its factor stays.
+
+    Attributes:
+        factors: one positive number a stage.
+        steps_each: steps of a stage; 1 where a stage is an epoch of a hidden block.
+    """
+
+    factors: tuple[float, ...]
+    steps_each: int = 1
+
+    def __post_init__(self) -> None:
+        factors = tuple(_validate.positive("factors", factor) for factor in self.factors)
+        if not factors:
+            raise ValueError("factors must hold at least one number, got none")
+        object.__setattr__(self, "factors", factors)
+        _validate.integer("steps_each", self.steps_each, least=1)
+
+    def at(self, step: int) -> float:
+        """The factor of a step."""
+        return self.factors[min(step // self.steps_each, len(self.factors) - 1)]
+
+    def over(self, steps: int) -> tuple[float, ...]:
+        """The factors of the first ``steps`` steps."""
+        return tuple(self.at(step) for step in range(steps))
+
+
+CONSTANT = NoiseSchedule((1.0,))
+
+
+def constant() -> NoiseSchedule:
+    """The same noise throughout."""
+    return CONSTANT
+
+
+def linear(first: float, last: float, stages: int, steps_each: int = 1) -> NoiseSchedule:
+    """From ``first`` to ``last`` in equal steps over ``stages`` stages."""
+    stages = _validate.integer("stages", stages, least=2)
+    gap = (last - first) / (stages - 1)
+    return NoiseSchedule(tuple(first + gap * i for i in range(stages)), steps_each)
+
+
+def step(
+    first: float, factor: float, every: int, stages: int, steps_each: int = 1
+) -> NoiseSchedule:
+    """``first``, multiplied by ``factor`` after every ``every`` stages."""
+    every = _validate.integer("every", every, least=1)
+    stages = _validate.integer("stages", stages, least=1)
+    return NoiseSchedule(tuple(first * factor ** (i // every) for i in range(stages)), steps_each)

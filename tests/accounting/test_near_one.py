@@ -1,0 +1,21 @@
+"""Deltas close to 1: epsilon hangs on the last digits of delta, and once took minutes."""
+
+import pytest
+
+from jaxdp import accounting as acc
+
+ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize(
+    ("q", "z", "steps", "delta"),
+    [(0.5, 0.1, 10, 0.999), (0.5, 0.1, 10, 0.99), (0.9, 0.1, 3, 0.9999)],
+)
+def test_the_certified_grid_agrees(q, z, steps, delta, relation):
+    event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
+    bound = acc.epsilon(event, delta, relation)
+    certified = acc.epsilon(event, delta, relation, method="pld")
+    assert certified.lower <= bound.upper
+    assert bound.lower <= certified.upper
+    assert bound.upper <= certified.upper * (1 + 1e-9)
