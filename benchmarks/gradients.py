@@ -1,8 +1,9 @@
 """Clipped gradients side by side with the peers: `python -m benchmarks.gradients [part ...]`.
 
-Parts: speed (cnn, mlp, transformer), exact, memory, compile. The contenders of a row run in turn, round by
-round (Opacus after them, in a process of its own); figures are medians over the rounds. jax_privacy and Opacus take part where
-they are installed (`pip install jax_privacy==2.0.0 opacus==1.6.0`); a row says who is missing.
+Parts: cnn, mlp, transformer (speed), exact, memory, compile. The contenders of a row run in turn,
+round by round (Opacus after them, in a process of its own); figures are medians over the rounds.
+jax_privacy and Opacus take part where they are installed (`pip install jax_privacy==2.0.0
+opacus==1.6.0`); a row says who is missing.
 """
 
 import argparse

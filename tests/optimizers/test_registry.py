@@ -78,7 +78,7 @@ def test_a_method_is_a_good_citizen(name):
         assert all((np.asarray(s) > 0).all() for s in jax.tree.leaves(scale))
 
 
-@pytest.mark.parametrize("name", ["adadp", "piadam", "dp-adam"])
+@pytest.mark.parametrize("name", ["adadp", "piadam"])
 def test_the_releases_alone_give_everything_that_follows(name):
     """Whatever the records were: parameters, moments and clip bounds from the noisy sums again."""
     made, values = method(name), sums(5)
@@ -111,7 +111,7 @@ def test_the_releases_alone_give_everything_that_follows(name):
     assert made.gradient is None
 
 
-@pytest.mark.parametrize("name", ["piadagrad", "sa-dpsgd"])
+@pytest.mark.parametrize("name", ["sa-dpsgd"])
 def test_seeds_under_vmap_get_their_own_noise(name):
     def final(words):
         (params, _), _ = trajectory(method(name, key=words), sums(3), key=words)
