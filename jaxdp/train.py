@@ -167,10 +167,12 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
 
     def apply(
         params: PyTree, opt_state: PyTree, value: PyTree, l2: Any, unscale: PyTree | None,
+        votes: jax.Array | None,
         extra: dict[str, Any],
     ) -> tuple[PyTree, PyTree, StepInfo]:
         trained = _like(value, params)
-        updates, opt_state = chain.update(Summed(value, l2, unscale), opt_state, trained, **extra)
+        summed = Summed(value, l2, unscale, votes)
+        updates, opt_state = chain.update(summed, opt_state, trained, **extra)
         info = StepInfo(update_norm=optax.tree.norm(updates))
         moved = optax.apply_updates(trained, updates)
         return _filled(moved, params), opt_state, info
@@ -183,7 +185,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         if not isinstance(summed, Summed):
             raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
         l2 = jnp.asarray(summed.l2, jnp.float32)
-        return compiled(params, opt_state, summed.value, l2, summed.unscale, extra)
+        return compiled(params, opt_state, summed.value, l2, summed.unscale, summed.votes, extra)
 
     return update
 

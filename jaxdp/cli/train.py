@@ -112,7 +112,7 @@ def _run(config: Any, directory: Any, data_dir: Path | None, secret: Any, again:
          ) -> None:
     from jaxdp import data, runs
     from jaxdp._durable import write_atomically
-    from jaxdp.report import build, save_plots, to_markdown
+    from jaxdp.report import build, save_plots, to_html, to_markdown
 
     dataset = data.load(config.dataset, data_dir)
     with progress_bar(config) as progress:
@@ -124,6 +124,7 @@ def _run(config: Any, directory: Any, data_dir: Path | None, secret: Any, again:
     write_atomically(directory.path / "report.json", json.dumps(report, indent=1))
     write_atomically(directory.path / "report.md", to_markdown(report))
     save_plots(report, directory.path)
+    write_atomically(directory.path / "report.html", to_html(report, directory.path))
     _print_summary(report, directory)
 
 

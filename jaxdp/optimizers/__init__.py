@@ -17,12 +17,14 @@ from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanis
 from jaxdp.optimizers.layerwise_blocks import LayerwiseGrad, by_top_level, layerwise
 from jaxdp.optimizers.method import Method
 from jaxdp.optimizers.pigdo import piadagrad, piadam, pigdo_as_published, pirmsprop
+from jaxdp.optimizers.quantile import QuantileState, quantile_clip
 
 __all__ = [
     "LayerwiseGrad",
     "Method",
     "PrivateEnergy",
     "PublicEnergy",
+    "QuantileState",
     "adadp",
     "adadp_as_published",
     "adal",
@@ -40,6 +42,7 @@ __all__ = [
     "piadam",
     "pigdo_as_published",
     "pirmsprop",
+    "quantile_clip",
     "sa_dpsgd",
     "scale_by_adadp",
     "scale_by_dp_adagrad",

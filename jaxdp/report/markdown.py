@@ -27,17 +27,16 @@ def to_markdown(report: dict[str, Any]) -> str:
         ]
     if report["judged_by"]:
         lines += [report["judged_by"], ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in _rows(report)), ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows(report)), ""]
     lines += ["![Test accuracy and epsilon](accuracy_and_epsilon.png)", ""]
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
-    lines += _section("Could not be verified", report["unverified"] or ["Nothing: every release "
-              "was drawn, clipped, noised and charged by one mechanism."])
-    lines += _section("Assumed", report["assumed"])
-    lines += _section("Outside the guarantee", report["outside_the_guarantee"])
+    for heading, items in sections(report):
+        lines += [f"## {heading}", "", *(f"- {item}" for item in items), ""]
     return "\n".join(lines)
 
 
-def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of what the page tabulates, what was released first."""
     guarantee = report["guarantee"]
     relation = acc.Relation(guarantee["relation"])
     return [
@@ -65,5 +64,11 @@ def _counted(counts: dict[str, int]) -> list[tuple[str, str]]:
     )]
 
 
-def _section(heading: str, items: list[str]) -> list[str]:
-    return [f"## {heading}", "", *(f"- {item}" for item in items), ""]
+def sections(report: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Headings and items of what a reader must take into account."""
+    verified = ["Nothing: every release was drawn, clipped, noised and charged by one mechanism."]
+    return [
+        ("Could not be verified", report["unverified"] or verified),
+        ("Assumed", report["assumed"]),
+        ("Outside the guarantee", report["outside_the_guarantee"]),
+    ]

@@ -1,5 +1,7 @@
 """Methods in a whole run: resumed, forked, charged and reported as what they are."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -89,6 +91,13 @@ def test_without_proof_the_report_says_so(tmp_path):
     assert "nothing is proven, for un-noised squared gradients" in page
     assert built["guarantee"]["epsilon"] == "inf"
     report.save_plots(built, tmp_path)
+    page = report.to_html({**built, "label": "<script>alert(1)</script>"}, tmp_path)
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+    assert "nothing is proven, for un-noised squared gradients" in page
+    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert len(sources) == 2
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
 
 
 @pytest.mark.parametrize("name", ["sa-dpsgd-private", "dp-sgd"])
