@@ -97,17 +97,20 @@ class ClippedGrad:
                 divided by it before it is clipped, and the noise is multiplied by it afterwards.
                 It must be public, or computed from noisy releases only; jaxdp cannot see that.
             bound: scalar that takes the place of the norm given to ``jaxdp.clip``, for bounds that
-                change from step to step. The same holds for it.
+                change from step to step. The same holds for it. Inside ``jit`` a value that is NaN
+                or below 1e-10 counts as 1e-10, one beyond 1e10 as 1e10.
 
         Returns:
             The ``Summed``, and a sensitive ``ClipInfo``.
 
         Raises:
             ValueError: the loss is not a scalar or ignores the example, the batch is ragged, the
-                mask has another shape or dtype, or ``rng`` is missing or not wanted.
+                mask has another shape or dtype, ``rng`` is missing or not wanted, or a bound is not
+                a number in [1e-10, 1e10].
         """
         size = _batch.rows("batch", batch)
         self._check_rng(rng)
+        bound = options.checked_bound(bound)
         keys = None if rng is None else jax.random.split(rng, size)
         checked = _batch.checked_mask(mask, size)
         clipped, info = self._over_rows(params, (batch, keys), checked, scale, bound)
@@ -146,6 +149,7 @@ class ClippedGrad:
         """
         self._check_rng(rng)
         _check_records(data, draw)
+        bound = options.checked_bound(bound)
         totals = _zeros(self, params)
         infos = []
         for indices, mask in zip(draw.indices, draw.mask, strict=True):
@@ -230,7 +234,9 @@ class ClippedGrad:
                 f"got {[jnp.shape(leaf) for leaf in found]}"
             )
         each = iter(found)
-        return [next(each) if flag else None for flag in self._flags(params)]
+        return [
+            jnp.asarray(next(each), jnp.float32) if flag else None for flag in self._flags(params)
+        ]
 
     def _summed(
         self, params: PyTree, total: PyTree, votes: jax.Array, scale: PyTree, bound: Any
