@@ -110,6 +110,7 @@ class ClippedGrad:
         """
         size = _batch.rows("batch", batch)
         self._check_rng(rng)
+        batch = jax.tree.map(jnp.asarray, batch)
         bound = options.checked_bound(bound)
         keys = None if rng is None else jax.random.split(rng, size)
         checked = _batch.checked_mask(mask, size)
@@ -162,7 +163,7 @@ class ClippedGrad:
         """How every parameter's gradient is handled for a physical batch of this shape."""
         rows = self._rows_at_once(_batch.rows("batch", batch))
         key = jax.eval_shape(lambda: jax.random.key(0)) if self.takes_rng else None
-        example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+        example = jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: leaf[0], batch), batch)
         return self._planned(params, (example, key), rows)[2]
 
     def trained(self, params: PyTree) -> PyTree:
