@@ -83,7 +83,8 @@ def _turn(node: Node) -> Sequence[int] | None:
 def _turned(view: View, turn: Sequence[int] | None) -> View:
     if turn is None:
         return view
-    shape, labels = (tuple(each[axis] for axis in turn) for each in (view.shape, view.labels))
+    shape = tuple(view.shape[axis] for axis in turn)
+    labels = tuple(view.labels[axis] for axis in turn)
     return dataclasses.replace(view, shape=shape, labels=labels)
 
 
