@@ -40,7 +40,7 @@ class Summed:
     votes: jax.Array | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.l2, int | float):
+        if not isinstance(self.l2, jax.Array):
             _validate.positive("l2", self.l2)
 
     def __repr__(self) -> str:

@@ -97,17 +97,21 @@ class ClippedGrad:
                 divided by it before it is clipped, and the noise is multiplied by it afterwards.
                 It must be public, or computed from noisy releases only; jaxdp cannot see that.
             bound: scalar that takes the place of the norm given to ``jaxdp.clip``, for bounds that
-                change from step to step. The same holds for it.
+                change from step to step. The same holds for it. Inside ``jit`` a value that is NaN
+                or below 1e-10 counts as 1e-10, one beyond 1e10 as 1e10.
 
         Returns:
             The ``Summed``, and a sensitive ``ClipInfo``.
 
         Raises:
             ValueError: the loss is not a scalar or ignores the example, the batch is ragged, the
-                mask has another shape or dtype, or ``rng`` is missing or not wanted.
+                mask has another shape or dtype, ``rng`` is missing or not wanted, or a bound is not
+                a number in [1e-10, 1e10].
         """
         size = _batch.rows("batch", batch)
         self._check_rng(rng)
+        batch = jax.tree.map(jnp.asarray, batch)
+        bound = options.checked_bound(bound)
         keys = None if rng is None else jax.random.split(rng, size)
         checked = _batch.checked_mask(mask, size)
         clipped, info = self._over_rows(params, (batch, keys), checked, scale, bound)
@@ -146,6 +150,7 @@ class ClippedGrad:
         """
         self._check_rng(rng)
         _check_records(data, draw)
+        bound = options.checked_bound(bound)
         totals = _zeros(self, params)
         infos = []
         for indices, mask in zip(draw.indices, draw.mask, strict=True):
@@ -158,7 +163,7 @@ class ClippedGrad:
         """How every parameter's gradient is handled for a physical batch of this shape."""
         rows = self._rows_at_once(_batch.rows("batch", batch))
         key = jax.eval_shape(lambda: jax.random.key(0)) if self.takes_rng else None
-        example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+        example = jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: leaf[0], batch), batch)
         return self._planned(params, (example, key), rows)[2]
 
     def trained(self, params: PyTree) -> PyTree:
@@ -230,7 +235,9 @@ class ClippedGrad:
                 f"got {[jnp.shape(leaf) for leaf in found]}"
             )
         each = iter(found)
-        return [next(each) if flag else None for flag in self._flags(params)]
+        return [
+            jnp.asarray(next(each), jnp.float32) if flag else None for flag in self._flags(params)
+        ]
 
     def _summed(
         self, params: PyTree, total: PyTree, votes: jax.Array, scale: PyTree, bound: Any

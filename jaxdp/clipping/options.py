@@ -8,7 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdp import _validate
 from jaxdp.types import PyTree
+
+# Further out, squares in float32 underflow or overflow and a norm could not be trusted.
+LEAST_BOUND, LARGEST_BOUND = 1e-10, 1e10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +107,26 @@ def checked_result(result: Any) -> tuple[jax.Array, Any]:
             "LayerNorm or GroupNorm, or keep the statistics fixed (use_running_average=True)"
         )
     return loss, aux
+
+
+def check_bound(name: str, value: float) -> None:
+    """A bound must be a number whose square float32 can hold with room to spare."""
+    if not LEAST_BOUND <= _validate.positive(name, value) <= LARGEST_BOUND:
+        raise ValueError(f"{name} must be in [1e-10, 1e10], got {value!r}")
+
+
+def checked_bound(bound: Any) -> jax.Array | None:
+    """The bound of this step as a float32 scalar, NaN and what is out of range made safe."""
+    if bound is None:
+        return None
+    if not isinstance(bound, jax.Array):
+        check_bound("bound", bound)
+    bound = jnp.asarray(bound)
+    if bound.shape != () or not jnp.issubdtype(bound.dtype, jnp.floating):
+        found = f"{bound.dtype} {list(bound.shape)}"
+        raise ValueError(f"bound must be a floating-point scalar, got {found}")
+    bound = bound.astype(jnp.float32)
+    return jnp.where(bound >= LEAST_BOUND, jnp.minimum(bound, LARGEST_BOUND), LEAST_BOUND)
 
 
 def takes_rng(loss_fn: Callable[..., Any]) -> bool:

@@ -66,7 +66,7 @@ def clipped_sum(
         for leaf, factor, s in zip(grads, factors, scales, strict=True)
     ]
     votes = jnp.where(keep & ~shortened, 0.5, -0.5)
-    votes = jnp.sum(jnp.where(mask, votes, 0.0))
+    votes = jnp.sum(jnp.where(mask, votes, 0.0)).astype(jnp.float32)
     return Clipped(jax.tree.unflatten(structure, total), norms, shortened & keep, votes)
 
 
@@ -83,7 +83,7 @@ def _boxed(
         for leaf, s in zip(grads, scales, strict=True)
     ]
     long = keep & (norms > rule.bound)
-    return Clipped(jax.tree.unflatten(structure, total), norms, long, jnp.zeros([]))
+    return Clipped(jax.tree.unflatten(structure, total), norms, long, jnp.zeros([], jnp.float32))
 
 
 def _measured(

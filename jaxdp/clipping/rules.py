@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp.clipping.options import check_bound
 from jaxdp.types import PyTree
 
 # Norms are measured in float32, whose rounding can make a gradient look shorter than it is. Rules
@@ -45,7 +45,7 @@ class Clip:
     l2_clip_norm: float
 
     def __post_init__(self) -> None:
-        _check_bound("l2_clip_norm", self.l2_clip_norm)
+        check_bound("l2_clip_norm", self.l2_clip_norm)
 
     def l2(self, params: PyTree) -> float:
         """The bound C."""
@@ -74,8 +74,8 @@ class AutoS:
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_bound("radius", self.radius)
-        _check_bound("stability", self.stability)
+        check_bound("radius", self.radius)
+        check_bound("stability", self.stability)
 
     def l2(self, params: PyTree) -> float:
         """The radius R."""
@@ -102,7 +102,7 @@ class Normalize:
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_bound("radius", self.radius)
+        check_bound("radius", self.radius)
 
     def l2(self, params: PyTree) -> float:
         """The radius R."""
@@ -136,7 +136,7 @@ class PerLayer:
 
     def __post_init__(self) -> None:
         for bound in self.bounds:
-            _check_bound("bounds", bound)
+            check_bound("bounds", bound)
 
     def l2(self, params: PyTree) -> float:
         """sqrt(sum of the squared bounds) of the groups that are trained."""
@@ -180,7 +180,7 @@ class CoordinateBox:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_bound("bound", self.bound)
+        check_bound("bound", self.bound)
 
     def l2(self, params: PyTree) -> float:
         """bound · √m, with room for the bound's rounding to float32."""
@@ -221,7 +221,7 @@ def per_layer(bounds: PyTree) -> PerLayer:
     if not leaves:
         raise ValueError(f"bounds must hold a number for every group of parameters, got {bounds!r}")
     for bound in leaves:
-        _check_bound("bounds", bound)
+        check_bound("bounds", bound)
     return PerLayer(tuple(float(bound) for bound in leaves), structure)
 
 
@@ -241,11 +241,6 @@ def _norm(square_norms: PyTree) -> jax.Array:
 
 def _everywhere(square_norms: PyTree, factor: jax.Array) -> PyTree:
     return jax.tree.map(lambda _: factor, square_norms)
-
-
-def _check_bound(name: str, value: float) -> None:
-    if not 1e-10 <= _validate.positive(name, value) <= 1e10:
-        raise ValueError(f"{name} must be in [1e-10, 1e10], got {value!r}")
 
 
 def _refuse_bound(rule: str, bound: jax.Array | None) -> None:

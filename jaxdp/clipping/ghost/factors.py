@@ -19,6 +19,8 @@ _TOLERATED = 1e-4
 # The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
 # so that a tiny factor times a huge one is still seen, also by _ROUNDING's share of it.
 _HIDDEN_SQUARE = 1e-31
+# The smallest normal float32, below which numbers may be flushed to zero.
+_TINY = 2.0**-126
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,15 +112,27 @@ def square_norms(uses: Sequence[Use]) -> tuple[jax.Array, jax.Array]:
         longest += jnp.sum(_length(d), axis=1)
     if dense and looked_up:
         squares += 2.0 * _cross_terms(a[:, 0], b[:, 0], rows, d)
+    # Rounding may leave less than nothing of what cancels.
+    squares = jnp.maximum(squares, 0.0)
     enlarged = squares * (1.0 - _TOLERATED) + _ROUNDING * jnp.square(longest)
     return squares, jnp.maximum(squares, enlarged)
 
 
 def scaled_squares(use: Use, inverse: jax.Array) -> jax.Array:
-    """Squared norms [m] of a gradient multiplied by ``inverse`` [g, p, q]; one position only."""
-    a, b = use.ab(use.site.key)
-    half = dot("mgp,gpq->mgq", jnp.square(a[:, :, 0]), jnp.square(inverse))
-    return jnp.sum(half * jnp.square(b[:, :, 0]), axis=(1, 2))
+    """Squared norms [m] of a gradient multiplied by ``inverse`` [g, p, q]; one position only.
+
+    Squares of a tiny input, a huge cotangent or an inverse could underflow or overflow where their
+    product does not, so each is divided by its largest entry; what may underflow still is added.
+    """
+    a, b = (x[:, :, 0] for x in use.ab(use.site.key))
+    (a, most_a), (b, most_b), (inverse, most) = (
+        _divided_by_largest(x, axes) for x, axes in ((a, (1, 2)), (b, (1, 2)), (inverse, (0, 1, 2)))
+    )
+    half = dot("mgp,gpq->mgq", jnp.square(a), jnp.square(inverse))
+    squares = jnp.sum(half * jnp.square(b), axis=(1, 2)) + inverse.size * 4 * _TINY
+    # The smallest times the largest comes first: no other order is safe from underflow.
+    low, middle, high = jnp.sort(jnp.stack([most_a, most_b, jnp.full_like(most_a, most)]), axis=0)
+    return jnp.square(low * high * middle * jnp.sqrt(squares))
 
 
 def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
@@ -159,6 +173,11 @@ def _concatenated(pairs: Sequence[tuple[jax.Array, jax.Array]], axis: int) -> li
 
 def _length(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(x), axis=-1) + x.shape[-1] * _HIDDEN_SQUARE)
+
+
+def _divided_by_largest(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    largest = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _TINY)
+    return x / largest, jnp.squeeze(largest, axes)
 
 
 def _weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:

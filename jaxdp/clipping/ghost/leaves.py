@@ -109,7 +109,7 @@ class Factors:
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See :class:`Leaf`; the gradients of a few examples at a time."""
         boxed = self._scanned(lambda layer, keep: layer.boxed_sum(bound, keep, scale), keep)
-        return jnp.sum(boxed, axis=0) if boxed.shape[0] > 1 else boxed[0]
+        return boxed[0] if boxed.shape[0] == 1 else jnp.sum(boxed, axis=0)
 
     def layer(self) -> Layer:
         """The gradients multiplied out."""
@@ -122,7 +122,7 @@ class Factors:
         batch = self.uses[0].data.shape[0]
         keep = jnp.ones(batch, bool) if keep is None else keep
         entries = math.prod(factors.reference(self.uses).view.leaf_shape)
-        rows = min(batch, max(1, _CHUNK_BYTES // (4 * entries)))
+        rows = max(1, min(batch, _CHUNK_BYTES // (4 * entries)))
         arrays = ([(use.data, use.cotangent) for use in self.uses], keep)
 
         def one(chunk: Any) -> jax.Array:

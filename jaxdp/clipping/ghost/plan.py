@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from jaxdp.clipping.ghost.sites import Lookup
 from jaxdp.clipping.ghost.uses import Uses
 
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
@@ -62,6 +63,10 @@ def _engine(leaf: int, uses: Uses, batch_size: int, method: str) -> tuple[str, s
     found = [uses.sites[node] for node in nodes]
     if not all(same_arrangement(found[0].key, site.key) for site in found):
         return "vmap", "used in unlike ways"
+    lookups = [site.key for site in found if isinstance(site, Lookup)]
+    if any(key != lookups[0] for key in lookups):
+        # Their norms take every lookup for one of rows of the same kind.
+        return "vmap", "looked up by unlike axes"
     if method == "ghost":
         return "ghost", "as asked"
     ghost, layer = _costs([site.sizes for site in found], batch_size)

@@ -102,7 +102,8 @@ def reaches(program: Program, sources: Sequence[int]) -> bool:
     for node in program.nodes:
         if any(isinstance(ref, int) and ref in tainted for ref in node.ins):
             tainted.update(node.outs)
-    return program.outs[0] in tainted
+    first = program.outs[0]
+    return isinstance(first, int) and first in tainted
 
 
 def evaluate(

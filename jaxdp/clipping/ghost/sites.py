@@ -183,10 +183,13 @@ class Lookup:
 
     def rows(self, indices: jax.Array) -> jax.Array:
         """The looked-up rows, int32 [m, t]; the number of rows p where none was looked up."""
-        flat = indices.reshape(indices.shape[0], -1).astype(jnp.int32)
+        flat = indices.reshape(indices.shape[0], -1)
+        # Neither may the number of rows be too large for the type, nor an index wrap around.
+        flat = flat if flat.dtype.itemsize >= 4 else flat.astype(jnp.int32)
         if self.clips:
-            return jnp.clip(flat, 0, self.sizes[2] - 1)
-        return jnp.where((flat >= 0) & (flat < self.sizes[2]), flat, self.sizes[2])
+            return jnp.clip(flat, 0, self.sizes[2] - 1).astype(jnp.int32)
+        inside = (flat >= 0) & (flat < self.sizes[2])
+        return jnp.where(inside, flat, self.sizes[2]).astype(jnp.int32)
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
         """B, float32 [m, 1, t, q], from cotangents [m, *result]."""
@@ -218,7 +221,11 @@ def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Any:
     """
     makers = {"dot_general": _dense, "conv_general_dilated": _convolution, "gather": _lookup}
     maker = makers.get(node.name)
-    return None if maker is None else maker(node, view, at, tuple(operand_shape))
+    # Factors are real and in float32, so a complex operation is none.
+    if maker is None or not jnp.issubdtype(node.out_dtype(), jnp.floating):
+        return None
+    found = maker(node, view, at, tuple(operand_shape))
+    return None if found is None or 0 in found.sizes else found
 
 
 def _dense(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Dense | None:

@@ -62,7 +62,7 @@ def through(node: Node, view: View) -> View | None:
         # The size tells a broadcast that repeats values, whose gradient would add up.
         if len(node.ins) != 1 or math.prod(shape) != math.prod(view.shape) or 0 in shape:
             return None
-        labels = _regrouped(view, shape)
+        labels = _regrouped(_turned(view, _turn(node)), shape)
     else:
         return None
     return View(view.leaf, view.leaf_shape, shape, labels, (*view.chain, node))
@@ -71,7 +71,21 @@ def through(node: Node, view: View) -> View | None:
 def _rearranged(node: Node, value: jax.Array) -> jax.Array:
     if node.name == "transpose":
         return jnp.transpose(value, node.eqn.params["permutation"])
-    return jnp.reshape(value, node.out_shape())
+    turn = _turn(node)
+    return jnp.reshape(value if turn is None else jnp.transpose(value, turn), node.out_shape())
+
+
+def _turn(node: Node) -> Sequence[int] | None:
+    """The order in which a reshape reads its axes, such as that of a kernel under ``vmap``."""
+    return node.eqn.params["dimensions"] if node.name == "reshape" else None
+
+
+def _turned(view: View, turn: Sequence[int] | None) -> View:
+    if turn is None:
+        return view
+    shape = tuple(view.shape[axis] for axis in turn)
+    labels = tuple(view.labels[axis] for axis in turn)
+    return dataclasses.replace(view, shape=shape, labels=labels)
 
 
 def _regrouped(view: View, shape: tuple[int, ...]) -> tuple[Label, ...]:
