@@ -225,8 +225,9 @@ class Rare:
         total: Array = (1 + orders) * (epsilon - 2 * min(a.top for _, a, _ in self.high.atoms))
         for pair, atom, n in self.high.atoms:
             # The other steps' losses, those that are large too included.
-            part = np.exp(-(1 + orders) * atom.top) * float(large(pair, atom.top, 0.0)[0])
-            moment = np.logaddexp(log_moments(atom, self.width, -(1 + orders)), np.log(part))
+            log_large = math.log(float(large(pair, atom.top, 0.0)[0]) + 1e-300)
+            moment = log_moments(atom, self.width, -(1 + orders))
+            moment = np.logaddexp(moment, log_large - (1 + orders) * atom.top)
             # What was rounded up on purpose: at most one grid width of 2e-13 of the mass.
             total += n * np.maximum(moment + 2e-13 * (1 + orders), 0.0)
         total += orders * np.log(orders) - (1 + orders) * np.log1p(orders)
