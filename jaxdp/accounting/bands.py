@@ -22,6 +22,7 @@ from jaxdp.accounting.fourier import Complex, fourier_excess
 from jaxdp.accounting.loss import Array
 from jaxdp.accounting.roots import bracket_decreasing, expand_right
 from jaxdp.accounting.saddle import Composition, Unresolved
+from jaxdp.accounting.single import single_delta
 
 _MAX_FREQUENCIES = 500_000
 _STEP = 2.5  # nats of tail probability from one cut to the next
@@ -82,6 +83,18 @@ def rough_epsilon(terms: list[Term], log_delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         return float(special.logsumexp([t.exponents(epsilon).min() for t in terms])) - log_delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return bracket_decreasing(excess, 0.0, expand_right(excess, 1e-9, 4.0), rtol=1e-3)[1]
+
+
+def lone_epsilon(composition: Composition, delta: float) -> float:
+    """Epsilon if losses of different steps never met: the sum of the steps' own deltas is delta."""
+
+    def excess(epsilon: float) -> float:
+        alone = [n * single_delta(p.step, p.relation, epsilon) for p, n in composition.pairs]
+        return sum(alone) - delta
 
     if excess(0.0) <= 0:
         return 0.0
@@ -254,8 +267,14 @@ def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float
     """
     terms, log_delta = split(composition), math.log(delta)
     epsilon = rough_epsilon(terms, log_delta)
+    if sum(n * pair.step.sampling_prob for pair, n in composition.pairs) < 1:
+        # There the bounds are far above the truth, and one step at a time is close to it.
+        epsilon = min(epsilon, lone_epsilon(composition, delta)) or epsilon
     for _ in range(14):
         total = tabulate_all(composition, terms, epsilon, log_delta)
+        value, error = total.delta_and_error(epsilon)
+        if not error <= 0.1 * max(abs(value), delta):
+            raise Unresolved("the bands are not precise")
         previous, epsilon = epsilon, _root(total, delta, epsilon, 0)
         if abs(epsilon - previous) <= 0.02 * epsilon:
             break

@@ -22,7 +22,8 @@ def note(run: Run) -> str:
     if lost:
         reasons = "; ".join(dict.fromkeys(lost))
         return f"the hidden-state number is lost ({reasons}): every step is charged"
-    return ASSUMED
+    even = any(event.average for event, _ in run.hidden)
+    return ASSUMED + ("; averaged, so all batches must have one size" if even else "")
 
 
 def refuses_log_sobolev(run: Run) -> str:

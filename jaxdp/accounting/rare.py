@@ -24,7 +24,7 @@ from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run
 from jaxdp.accounting.exact import compositions
 from jaxdp.accounting.loss import Array, Pair
-from jaxdp.accounting.pld import Atoms, inverse_loss, pessimistic
+from jaxdp.accounting.pld import Atoms, cells, inverse_loss, pessimistic
 from jaxdp.accounting.roots import bracket_decreasing
 from jaxdp.accounting.saddle import Composition, Unresolved
 from jaxdp.accounting.sums import Grid, Law, contracted, log_moments
@@ -223,8 +223,13 @@ class Rare:
         """
         orders = np.geomspace(0.05, 256, 40) / self.cap
         total: Array = (1 + orders) * (epsilon - 2 * min(a.top for _, a, _ in self.high.atoms))
-        for _, atom, n in self.high.atoms:
-            total += n * np.maximum(log_moments(atom, self.width, -(1 + orders)), 0.0)
+        for pair, atom, n in self.high.atoms:
+            # The other steps' losses, those that are large too included.
+            log_large = math.log(float(large(pair, atom.top, 0.0)[0]) + 1e-300)
+            moment = log_moments(atom, self.width, -(1 + orders))
+            moment = np.logaddexp(moment, log_large - (1 + orders) * atom.top)
+            # What was rounded up on purpose: at most one grid width of 2e-13 of the mass.
+            total += n * np.maximum(moment + 2e-13 * (1 + orders), 0.0)
         total += orders * np.log(orders) - (1 + orders) * np.log1p(orders)
         return math.exp(min(float(total.min()), 700.0))
 
@@ -233,8 +238,7 @@ class Rare:
         out = 0.0
         for pair, atom, n in self.high.atoms:
             lowest = atom.offset + self.width * float(atom.index[0])
-            if pair.relation is Relation.REPLACE_ONE:
-                out += n * float(large(pair, -lowest, 0.0)[0])
+            out += n * float(cells(pair, np.asarray([-np.inf, lowest]))[1][0])
         return math.exp(epsilon) * out * probability
 
 

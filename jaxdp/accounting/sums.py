@@ -122,10 +122,11 @@ def contracted(composition: Composition, pair: Pair, width: float, lowest: float
         previous, middle = middle, float(np.log(first[0] / second[0]))
     low, high = loss_range(composition, pair)
     ends = max(low, middle - lowest), min(high, middle + lowest)
-    count = [math.floor((end - previous) / (4 * width)) for end in ends]
-    if not (math.isfinite(middle) and count[0] < count[1]):
+    if not (math.isfinite(middle) and ends[0] <= ends[1]):
         raise Unresolved("the grid is too coarse for a step")
-    cell = np.arange(count[0], count[1] + 1, dtype=np.float64)
+    # Whole cells, the last one too: all of a step may be in the one in the middle.
+    count = [math.floor((end - previous) / (4 * width) + 0.5) for end in ends]
+    cell = np.arange(count[0], count[1] + 2, dtype=np.float64)
     edges = np.asarray(previous + 4 * width * (cell - 0.5))
     p, other = cells(pair, edges)
     offset = middle - 5e-16

@@ -10,7 +10,7 @@ from jaxdp import accounting as acc
 from jaxdp.accounting import bands, cuts, exact
 from jaxdp.accounting.canonical import Step, flatten
 from jaxdp.accounting.loss import Pair, mass_window
-from jaxdp.accounting.saddle import Composition
+from jaxdp.accounting.saddle import Composition, Unresolved
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 
@@ -149,3 +149,28 @@ def test_dropped_terms_are_bounded_at_the_epsilon_that_is_asked():
     for at in (epsilon, 0.9 * epsilon, 0.5 * epsilon):
         bound = sum(math.exp(t.exponents(at).min()) for t in total.dropped)
         assert everything.delta_and_error(at)[1] >= bound * (1 - 1e-12)
+
+
+def test_hopeless_bands_are_refused_before_they_are_refined(monkeypatch):
+    """Each table of the terms costs seconds; the second is never built when the first says no."""
+    built = []
+    tabulate_all = bands.tabulate_all
+
+    def counted(*args):
+        built.append(args)
+        return tabulate_all(*args)
+
+    monkeypatch.setattr(bands, "tabulate_all", counted)
+    composition = exact.compositions(flatten(run(1e-7, 0.8, 300), REPLACE), REPLACE, 1e-9)[0]
+    with pytest.raises(Unresolved):
+        bands.banded_epsilon(composition, 1e-9)
+    assert len(built) == 1
+
+
+def test_rare_steps_start_near_the_answer():
+    composition = exact.compositions(flatten(run(1e-7, 0.8, 100_000), ADD), ADD, 1e-15)[0]
+    lower, _, upper = bands.banded_epsilon(composition, 1e-15)
+    rough = bands.rough_epsilon(bands.split(composition), math.log(1e-15))
+    start = bands.lone_epsilon(composition, 1e-15)
+    assert abs(math.log(start / upper)) < 0.5 * math.log(rough / upper)
+    assert upper - lower <= 1e-7 * upper

@@ -246,3 +246,8 @@ def test_the_page_runs_as_it_stands():
     for block in blocks:
         exec(compile(block, "hidden_state.md", "exec"), namespace)
     assert acc.epsilon(namespace["run"], 1e-5, REPLACE).upper < 2
+
+
+def test_the_average_names_what_it_needs_of_the_batches():
+    assert "one size" in acc.epsilon(hidden(average=True), 1e-5, REPLACE).note
+    assert "one size" not in acc.epsilon(hidden(), 1e-5, REPLACE).note

@@ -57,3 +57,36 @@ def test_the_contracted_losses_lie_below_the_step(q, relation):
         assert below <= kept + 1e-12 * q
         if epsilon > 20 * width:
             assert below >= kept * (1 - 1e-2)
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_a_kind_of_step_that_hardly_loses_anything_beside_one_that_does(relation):
+    """All of the former lies inside one cell of the grid: that cell counts whole."""
+    event = acc.Composed([run(1e-3, 0.5, 20), run(8e-9, 4.3, 100)])
+    alone = exact.exact_epsilon(flatten(run(1e-3, 0.5, 20), relation), relation, 1e-6)
+    bound = rare.rare_epsilon(flatten(event, relation), relation, 1e-6, tolerance=5e-3)
+    assert alone.lower <= bound.upper
+    assert bound.lower <= alone.upper * (1 + 1e-4)
+    assert bound.upper - bound.lower <= 5e-3 * bound.upper
+    pair = Pair(Step(4.3, 8e-9), relation)
+    atoms = sums.contracted(Composition(((pair, 1),), 0.0, -40.0), pair, 1e-6, 1.0)
+    assert atoms.mass.sum() == pytest.approx(1.0)
+
+
+def test_two_large_losses_count_where_they_need_not_exceed_epsilon():
+    """The remainder against an integral over the other step, with the cap below half of epsilon."""
+    step, epsilon, cap = Step(0.5, 0.02), 1.0, 0.3
+    pair = Pair(step, ADD)
+    composition = Composition(((pair, 2),), 0.0, -60.0)
+    high = rare._side(composition, cap, epsilon, 1 << 14, True)
+    z, q, top = 0.5, 0.02, high.atoms[0][1].top
+    x = np.linspace(float(rare.inverse_loss(pair, np.asarray([top]))[0]), 8.0, 2001)
+    density = ((1 - q) * np.exp(-0.5 * (x / z) ** 2) + q * np.exp(-0.5 * ((x - 1) / z) ** 2)) / (
+        z * math.sqrt(2 * math.pi)
+    )
+    loss = np.log1p(q * np.expm1((x - 0.5) / z**2))
+    lack = np.maximum(np.expm1(epsilon - loss[:, None] - loss), 0.0)
+    missing = float(density @ lack @ density) * (x[1] - x[0]) ** 2
+    probability = rare._several(high.atoms, epsilon)[2]
+    found = rare.Rare(high, high, 16 * cap / (1 << 14), cap)._shortfall(epsilon) * probability
+    assert 0 < missing <= found
