@@ -88,6 +88,21 @@ def test_the_users_parameters_survive_donation(linear):
     assert not params["w"].any()
 
 
+def test_noise_is_not_used_twice_from_an_old_state_or_a_second_start(linear):
+    """The two releases would share their noise and differ by what is un-noised."""
+    params, batch, loss_fn = linear
+    train, data = trainer(loss_fn, jaxdp.Secret.new()), batch(60)
+    old = train.init(params)
+    kept = jax.tree.map(jnp.array, old)._replace(step=0)
+    train.step(old, data)
+    for stale in (kept, train.init(params)):
+        with pytest.raises(ValueError, match="state must be that of step 1"):
+            train.step(stale, data)
+    assert train.sampler.step == 1  # refused before a draw
+    train.seek(0)
+    assert train.step(kept, data)[0].step == 1
+
+
 def test_only_a_sum_passes(linear):
     params, _, _ = linear
     tx = jaxdp.privatize(1.0, 1.0, jax.random.key(0))
