@@ -12,7 +12,7 @@ import optax
 from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Charge, default_physical_batch_size
-from jaxdp.optimizers.as_published import LeakySum
+from jaxdp.optimizers.as_published import LeakySum, RawGradient
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import Sampler
@@ -56,7 +56,13 @@ class Trainer:
     energy: PublicEnergy | PrivateEnergy | None = None
 
     def __post_init__(self) -> None:
-        energy = self.energy
+        energy, charge = self.energy, self.sampler.on_draw
+        leaks = isinstance(self.grad_fn, RawGradient)
+        if leaks and isinstance(charge, Charge) and not charge.mechanism.leak:
+            raise ValueError(
+                "sampler must be that of the method's own mechanism, which names its leak, for an "
+                f"algorithm as published; got one that charges {charge.mechanism}"
+            )
         if isinstance(energy, PrivateEnergy) and energy.sampler.secret == self.sampler.secret:
             raise ValueError(
                 "energy must be drawn with a secret of its own, such as secret.child('energy'), "

@@ -103,6 +103,16 @@ def test_noise_is_not_used_twice_from_an_old_state_or_a_second_start(linear):
     assert train.step(kept, data)[0].step == 1
 
 
+def test_what_leaks_is_never_charged_as_private(linear):
+    _, _, loss_fn = linear
+    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
+    method = jaxdp.optimizers.pigdo_as_published(mech, 0.1)
+    ledger, tx = jaxdp.Ledger(), method.chain(jax.random.key(0))
+    with pytest.raises(ValueError, match="which names its leak"):
+        Trainer(method.clipped_grad(loss_fn), tx, mech.sampler(60, ledger=ledger))
+    Trainer(method.clipped_grad(loss_fn), tx, method.mechanism.sampler(60, ledger=ledger))
+
+
 def test_only_a_sum_passes(linear):
     params, _, _ = linear
     tx = jaxdp.privatize(1.0, 1.0, jax.random.key(0))
