@@ -111,6 +111,8 @@ def test_without_proof_the_report_says_so(tmp_path):
     page = report.to_markdown(built)
     assert "Claimed by the paper: epsilon" in page
     assert "nothing is proven, for un-noised squared gradients" in page
+    assert "Nothing is proven, so there is nothing to verify." in page
+    assert "noised and charged by one mechanism" not in page
     assert built["guarantee"]["epsilon"] == "inf"
     report.save_plots(built, tmp_path)
 
