@@ -51,7 +51,8 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in made}
     for i in range(options.rounds):
         for name, (trainer, state) in made.items():
-            trainer.seek(100 * (i + 1))
+            trainer.seek(100 * (i + 1))  # the same draws' sizes for all
+            state = state._replace(step=100 * (i + 1))
             began = time.perf_counter()
             for _ in range(options.steps):
                 state, _, _ = trainer.step(state, train)

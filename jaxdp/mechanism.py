@@ -141,19 +141,10 @@ class Mechanism:
         """
         self.sampling.check(num_records, self.dataset_size)
         secret = secret or Secret.new()
-        charge = None if ledger is None else self._charger(ledger, secret)
+        charge = None if ledger is None else Charge(self, ledger, secret.identifier())
         if physical_batch_size is None:
             physical_batch_size = default_physical_batch_size(self.batch_size)
         return Sampler(self.sampling, num_records, physical_batch_size, secret, 0, charge)
-
-    def _charger(self, ledger: "Ledger", secret: Secret) -> Callable[[int], None]:
-        stream = secret.identifier()
-
-        def charge(step: int) -> None:
-            event = self.event_at(step)
-            ledger.charge(event, stream=stream, first_step=step, source="sampler")
-
-        return charge
 
     def epsilon(
         self,
@@ -163,6 +154,26 @@ class Mechanism:
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps at ``delta``."""
         return acc.epsilon(self.total(steps), delta, relation=relation)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Charge:
+    """What a mechanism's sampler does before each draw: it charges the step.
+
+    Attributes:
+        mechanism: whose event is charged.
+        ledger: where.
+        stream: names the sampler's randomness there.
+    """
+
+    mechanism: Mechanism
+    ledger: "Ledger"
+    stream: str
+
+    def __call__(self, step: int) -> None:
+        """Charges one step."""
+        event = self.mechanism.event_at(step)
+        self.ledger.charge(event, stream=self.stream, first_step=step, source="sampler")
 
 
 def dp_sgd(

@@ -11,8 +11,8 @@ import optax
 
 from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
-from jaxdp.mechanism import default_physical_batch_size
-from jaxdp.optimizers.as_published import LeakySum
+from jaxdp.mechanism import Charge, default_physical_batch_size
+from jaxdp.optimizers.as_published import LeakySum, RawGradient
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import Sampler
@@ -55,6 +55,21 @@ class Trainer:
     context: Callable[[PyTree], dict[str, PyTree]] | None = None
     energy: PublicEnergy | PrivateEnergy | None = None
 
+    def __post_init__(self) -> None:
+        energy, charge = self.energy, self.sampler.on_draw
+        leaks = isinstance(self.grad_fn, RawGradient)
+        if leaks and isinstance(charge, Charge) and not charge.mechanism.leak:
+            raise ValueError(
+                "sampler must be that of the method's own mechanism, which names its leak, for an "
+                f"algorithm as published; got one that charges {charge.mechanism}"
+            )
+        if isinstance(energy, PrivateEnergy) and energy.sampler.secret == self.sampler.secret:
+            raise ValueError(
+                "energy must be drawn with a secret of its own, such as secret.child('energy'), "
+                "got that of the gradient's sampler: both would draw the same records, which two "
+                "events do not cover"
+            )
+
     def seek(self, step: int) -> None:
         """Sets every sampler to ``step``, for a resumed run."""
         self.sampler.step = step
@@ -77,7 +92,12 @@ class Trainer:
 
         Returns:
             The next state; what may be logged; and the **sensitive** clipping information.
+
+        Raises:
+            ValueError: the state is not the one that the samplers are at, as after stepping from an
+                old state or from a second ``init``: its noise was used before.
         """
+        self._check_position(state)
         rng = None if self.rng is None else jax.random.fold_in(self.rng, state.step)
         draw = self.sampler.draw()
         context = self._context(state.opt_state)
@@ -85,6 +105,18 @@ class Trainer:
         extra = self._extra(summed)
         params, opt_state, info = self._apply(state.params, state.opt_state, summed, **extra)
         return TrainState(params, opt_state, state.step + 1), info, sensitive
+
+    def _check_position(self, state: TrainState) -> None:
+        samplers = [self.sampler]
+        if isinstance(self.energy, PrivateEnergy):
+            samplers.append(self.energy.sampler)
+        for sampler in samplers:
+            if sampler.step != state.step:
+                raise ValueError(
+                    f"state must be that of step {sampler.step}, which the sampler draws next, got "
+                    f"one of step {state.step}: noise or draws would be used twice. Make a new "
+                    "trainer for a new run; for one restored from a checkpoint call seek(step)"
+                )
 
     def _extra(self, summed: Summed) -> dict[str, Any]:
         extra = {} if self.energy is None else {"energy": self.energy.prepare()}
@@ -123,8 +155,9 @@ def trainer_of(
         rng: key of dropout and augmentation.
 
     Raises:
-        ValueError: a private energy that the method does not charge, or the other way round; with a
-            ledger, an energy whose draws it is not charged for.
+        ValueError: a private energy that the method does not charge, or the other way round, or
+            that is drawn with the gradient's secret; with a ledger, an energy whose draws it is not
+            charged for.
     """
     _check_energy(method, energy, ledger)
     secret = secret or Secret.new()
@@ -146,11 +179,13 @@ def _check_energy(
             "energy must be the one that the method charges: the method's energy mechanism is "
             f"{method.energy}, that of the energy {charged}"
         )
-    if isinstance(energy, PrivateEnergy) and ledger is not None and energy.sampler.on_draw is None:
-        raise ValueError(
-            "energy must be drawn by a sampler with a ledger, like the gradient: make it by "
-            "mechanism.sampler(..., ledger=ledger), got one that charges nothing"
-        )
+    if isinstance(energy, PrivateEnergy) and ledger is not None:
+        charge = energy.sampler.on_draw
+        if not isinstance(charge, Charge) or charge.ledger is not ledger:
+            raise ValueError(
+                "energy must be drawn by a sampler with a ledger, that of the gradient: make it by "
+                "mechanism.sampler(..., ledger=ledger), got one that charges nothing to it"
+            )
 
 
 def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) -> Callable[..., Any]:

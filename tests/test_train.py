@@ -88,6 +88,31 @@ def test_the_users_parameters_survive_donation(linear):
     assert not params["w"].any()
 
 
+def test_noise_is_not_used_twice_from_an_old_state_or_a_second_start(linear):
+    """The two releases would share their noise and differ by what is un-noised."""
+    params, batch, loss_fn = linear
+    train, data = trainer(loss_fn, jaxdp.Secret.new()), batch(60)
+    old = train.init(params)
+    kept = jax.tree.map(jnp.array, old)._replace(step=0)
+    train.step(old, data)
+    for stale in (kept, train.init(params)):
+        with pytest.raises(ValueError, match="state must be that of step 1"):
+            train.step(stale, data)
+    assert train.sampler.step == 1  # refused before a draw
+    train.seek(0)
+    assert train.step(kept, data)[0].step == 1
+
+
+def test_what_leaks_is_never_charged_as_private(linear):
+    _, _, loss_fn = linear
+    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
+    method = jaxdp.optimizers.pigdo_as_published(mech, 0.1)
+    ledger, tx = jaxdp.Ledger(), method.chain(jax.random.key(0))
+    with pytest.raises(ValueError, match="which names its leak"):
+        Trainer(method.clipped_grad(loss_fn), tx, mech.sampler(60, ledger=ledger))
+    Trainer(method.clipped_grad(loss_fn), tx, method.mechanism.sampler(60, ledger=ledger))
+
+
 def test_only_a_sum_passes(linear):
     params, _, _ = linear
     tx = jaxdp.privatize(1.0, 1.0, jax.random.key(0))

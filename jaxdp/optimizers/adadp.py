@@ -48,11 +48,11 @@ class Box:
     is that of global clipping to C. √L turns the scale of a mean into that of one example.
 
     Attributes:
-        bound: C.
+        bound: C, in [1e-10, 1e10].
         batch_size: L, the expected batch size.
         beta: β.
         threshold: G.
-        floor: least side, as a fraction of C/√m.
+        floor: least side, as a fraction of C/√m; in [1e-10, 1e10].
         cap: greatest side, as a fraction of C/√m; up to 1 the noise is at most global clipping's.
     """
 
@@ -64,8 +64,12 @@ class Box:
     cap: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("bound", "beta", "floor"):
-            _validate.positive(name, getattr(self, name))
+        _validate.positive("beta", self.beta)
+        for name in ("bound", "floor"):
+            # A side that float32 takes for zero would turn a gradient of zero into NaN, unlike any
+            # other: the release would tell them apart.
+            if not 1e-10 <= _validate.positive(name, getattr(self, name)) <= 1e10:
+                raise ValueError(f"{name} must be in [1e-10, 1e10], got {getattr(self, name)!r}")
         _validate.non_negative("threshold", self.threshold)
         if _validate.positive("cap", self.cap) < self.floor:
             raise ValueError(f"cap must be at least floor ({self.floor}), got {self.cap!r}")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxdp import _validate
@@ -17,10 +18,11 @@ from jaxdp.noise import IMPL, check_one_key_a_member, key_words
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.energy import DrawnEnergy, is_energy
 from jaxdp.optimizers.method import Method
-from jaxdp.types import PyTree
+from jaxdp.types import PyTree, Summed
 
 # Tells the stream of judging from that of the gradient's noise, should both be given one key.
-_DOMAIN = 0x5A
+# Beyond every int32 step: a step of that number would have the same parent key.
+_DOMAIN = np.uint32(0x8000_005A)
 
 
 class AnnealingState(NamedTuple):
@@ -84,7 +86,8 @@ def annealing(
 
     Raises:
         ValueError: a negative temperature, ``max_rejections`` below 1, a key that is not one; at
-            update, an energy of another kind, such as a bare function, which nothing charges.
+            update, an energy of another kind, such as a bare function, which nothing charges, or an
+        un-noised ``Summed``: the noise inside would be used again after every rejection.
     """
     temperature = _check.non_negative("temperature", temperature)
     limit = _validate.integer("max_rejections", max_rejections, least=1)
@@ -100,7 +103,7 @@ def annealing(
         updates: PyTree, state: AnnealingState, params: PyTree | None = None, *,
         energy: Any = None, **extra: Any,
     ) -> tuple[PyTree, AnnealingState]:
-        _check_update(energy, params)
+        _check_update(updates, energy, params)
         if isinstance(energy, DrawnEnergy):
             check_one_key_a_member((params, energy), state.key)
         step, proposed = inner.update(updates, state.inner, params, **extra)
@@ -185,7 +188,12 @@ def _keys(state: AnnealingState) -> tuple[jax.Array, jax.Array]:
     return chance, noise
 
 
-def _check_update(energy: Any, params: PyTree | None) -> None:
+def _check_update(updates: Any, energy: Any, params: PyTree | None) -> None:
+    if isinstance(updates, Summed):
+        raise ValueError(
+            "annealing must wrap what follows the noise and take a noisy gradient, got a Summed: a "
+            "rejection would put the noise's state back, and the next candidate would use it again"
+        )
     if params is None:
         raise ValueError("params must be passed to update, to judge the candidate; got None")
     if not is_energy(energy):

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.mechanism import Mechanism, dp_sgd
+from jaxdp.clipping import _batch
+from jaxdp.mechanism import Charge, Mechanism, dp_sgd
 from jaxdp.noise import add_gaussian
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
@@ -89,6 +90,19 @@ class PrivateEnergy:
             raise ValueError(
                 "sampler must be mechanism.sampler(...) of the energy's own mechanism, got "
                 f"{self.sampler!r}"
+            )
+        charge = self.sampler.on_draw
+        if isinstance(charge, Charge) and charge.mechanism != self.mechanism:
+            raise ValueError(
+                "sampler must be mechanism.sampler(...) of the energy's own mechanism "
+                f"{self.mechanism}, got one that charges {charge.mechanism}"
+            )
+        rows = _batch.rows("data", self.data)
+        # A gather beyond the end would count the last record again and again.
+        if rows != self.sampler.num_records:
+            raise ValueError(
+                f"data must hold the {self.sampler.num_records} records that the sampler draws "
+                f"from, got {rows}"
             )
 
     def prepare(self) -> "DrawnEnergy":

@@ -1,5 +1,6 @@
 """Events in words, and what stands outside every guarantee."""
 
+import decimal
 import math
 from typing import Any
 
@@ -91,5 +92,6 @@ def show_epsilon(epsilon: float | str) -> str:
 
 
 def show_delta(delta: float) -> str:
-    """1e-5, not 1e-05."""
-    return f"{delta:g}".replace("e-0", "e-")
+    """1e-5, not 1e-05; six digits, rounded up: a smaller delta would be a stronger guarantee."""
+    digits = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+    return f"{float(digits.create_decimal(repr(float(delta)))):g}".replace("e-0", "e-")

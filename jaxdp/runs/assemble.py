@@ -35,7 +35,7 @@ def trainer_of(
     method = config.private_method(secret)
     loss_fn = models.cross_entropy(model_of(config))
     if dataset is None:
-        rows, energy = 0, None
+        rows, energy = config.dataset_size, None
         method = dataclasses.replace(method, energy=None)
     else:
         rows = len(dataset.train_y)

@@ -138,7 +138,7 @@ def _run(
         _, unseen = assemble.test_split(config, dataset)
         accuracy = assemble.evaluator(assemble.model_of(config), *unseen)
         first_step, began = state.step, time.perf_counter()
-        progress(state.step, history[-1] if history else None)
+        progress(state.step, _public(history[-1]) if history else None)
         while state.step < config.steps:
             end = min(config.steps, (state.step // config.eval_every + 1) * config.eval_every)
             _charge(ledger, method, stream, state.step, end - state.step)
@@ -167,6 +167,12 @@ def _projected(
 ) -> data.Dataset:
     """The projected data; the components are charged, released and kept in that order."""
     released = np.load(directory.components) if directory.components.exists() else None
+    streams = {entry.stream for entry in ledger.entries}
+    if released is not None and not any(str(name).endswith("/pca") for name in streams):
+        raise ValueError(
+            f"{directory.ledger} must hold the charge of {directory.components}, but it is "
+            "missing: what was released can no longer be accounted for"
+        )
     if released is None:
         for event in config.once():
             ledger.charge(event, stream=f"{stream}/pca", source="mechanism", replay=True)

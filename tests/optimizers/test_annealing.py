@@ -7,7 +7,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.noise import PrivatizeState
-from jaxdp.optimizers.annealing import _keys, annealing, sa_dpsgd
+from jaxdp.optimizers.annealing import _DOMAIN, _keys, annealing, sa_dpsgd
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
 from jaxdp.train import trainer_of
 from tests.statistics import are_uncorrelated, is_binomial, is_gaussian
@@ -133,6 +133,11 @@ def private(rows=60, noise=2.0, bound=0.5, loss_fn=first, secret=None, ledger=No
     return PrivateEnergy(loss_fn, data, mech, sampler)
 
 
+def energy_of(rows, drawn):
+    mech = energy_mechanism(2.0, 0.5, 20, 60)
+    return PrivateEnergy(first, jnp.zeros(rows), mech, mech.sampler(drawn))
+
+
 def nasty(params, example):
     """One record in eight would, unclipped, decide alone; one has no loss at all."""
     scale = jnp.where(example > 0.8, 1e6, 1.0)
@@ -205,6 +210,22 @@ def test_judging_never_shares_randomness_with_the_gradients_noise():
     assert are_uncorrelated(judge[1:], judge[:-1])
 
 
+def test_no_step_of_the_noise_derives_a_key_that_judges():
+    """privatize splits fold_in(key, step); a split is a fold_in of the position."""
+    annealed = annealing(optax.identity(), KEY).init({"w": jnp.zeros(1)})
+    judging = {
+        tuple(jax.random.key_data(k).tolist())
+        for n in range(3) for k in _keys(annealed._replace(proposals=jnp.int32(n)))
+    }
+    for step in (0, _DOMAIN & 0xFF, 2**31 - 1):
+        leaves = jax.random.split(jax.random.fold_in(KEY, step), 3)
+        below = {
+            tuple(jax.random.key_data(k).tolist()) for leaf in leaves
+            for k in (leaf, *jax.random.split(leaf))
+        }
+        assert not judging & below
+
+
 def test_the_energy_must_be_the_one_that_is_charged():
     mech, secret = jaxdp.dp_sgd(1.0, 1.0, 20, 60), jaxdp.Secret.from_seed(1)
     free = sa_dpsgd(mech, 0.1, KEY)
@@ -215,11 +236,38 @@ def test_the_energy_must_be_the_one_that_is_charged():
         trainer_of(charged, first, 60, secret=secret, energy=PUBLIC)
 
 
-def test_with_a_ledger_the_energy_is_charged_to_one_too():
-    energy, ledger = private(), jaxdp.Ledger()
+@pytest.mark.parametrize("other", [None, jaxdp.Ledger()])
+def test_with_a_ledger_the_energy_is_charged_to_that_one(other):
+    energy, ledger = private(ledger=other), jaxdp.Ledger()
     method = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
     with pytest.raises(ValueError, match="energy must be drawn by a sampler with a ledger"):
         trainer_of(method, first, 60, ledger=ledger, energy=energy)
+
+
+def test_an_energy_is_never_charged_as_the_gradient():
+    """Drawn alike and noised less: the gradient's event would be too cheap."""
+    mech, ledger = jaxdp.dp_sgd(1.0, 1.0, 20, 60), jaxdp.Ledger()
+    with pytest.raises(ValueError, match="got one that charges"):
+        PrivateEnergy(first, jnp.zeros(60), energy_mechanism(0.1, 0.5, 20, 60),
+                      mech.sampler(60, ledger=ledger))
+
+
+def test_an_energy_never_shares_the_gradients_draws():
+    secret = jaxdp.Secret.new()
+    energy = private(secret=secret)
+    method = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
+    with pytest.raises(ValueError, match="energy must be drawn with a secret of its own"):
+        trainer_of(method, first, 60, secret=secret, energy=energy)
+    assert trainer_of(method, first, 60, energy=energy).energy is energy
+
+
+def test_the_noise_itself_cannot_be_annealed():
+    """A rejection would put the noise's counter back: the next candidate had the same noise."""
+    mech, params = jaxdp.dp_sgd(1.0, 1.0, 20, 60), {"w": jnp.zeros(1)}
+    tx = annealing(optax.chain(mech.privatize(KEY), optax.sgd(0.1)), KEY)
+    update = jaxdp.compile_update(tx)
+    with pytest.raises(ValueError, match="annealing must wrap what follows the noise"):
+        update(params, tx.init(params), jaxdp.Summed(params, 1.0), energy=PUBLIC)
 
 
 def test_members_of_a_vmap_never_share_an_energys_noise():
@@ -259,6 +307,7 @@ def test_a_bare_function_is_no_energy(bad):
                                energy_mechanism(1.0, 1.0, 6, 50).sampler(50)), "sampler must be"),
         (lambda: sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 5, 50), 0.1, KEY, energy_on_private=True),
          "energy_on_private must come with as_published"),
+        (lambda: energy_of(rows=10, drawn=60), "data must hold the 60 records"),
     ],
 )
 def test_bad_input(make, message):

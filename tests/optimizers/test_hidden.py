@@ -201,6 +201,7 @@ def test_as_published_adds_the_noise_it_says():
         (lambda: method(step_size=0.9), "step_size"),
         (lambda: method(noise_multiplier=0.0), "noise_multiplier"),
         (lambda: method(l2_clip_norms=(1.0, 1.0, 1.0)), "l2_clip_norms"),
+        (lambda: method(l2_clip_norms=(1.0, 1e11)), "l2_clip_norms must be in"),
         (lambda: method(batch_size=33), "batch_size"),
         (lambda: method(batch_size=5, average=True), "batch_size"),
         (lambda: method(inner_epochs=0), "inner_epochs"),

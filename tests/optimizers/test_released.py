@@ -188,6 +188,7 @@ def test_it_learns_without_noise_and_projection_keeps_it_lipschitz():
         (lambda: method(z=-1.0), "noise_multipliers"),
         (lambda: method(z=(1.0, 2.0, 3.0)), "noise_multipliers"),
         (lambda: method(clip=0.0), "l2_clip_norms"),
+        (lambda: method(clip=1e-25), "l2_clip_norms must be in"),
         (lambda: bc.ReleasedBlocks(NET, 1.0, 1.0, 0.0, 1, 1), "step_size"),
         (lambda: bc.ReleasedBlocks(NET, 1.0, 1.0, 1.0, 2, 1), "batch_size"),
         (lambda: bc.train(method(), (np.zeros((4, 5)), np.zeros((4, 3))), 1), "data"),

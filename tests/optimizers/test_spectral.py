@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxdp.optimizers import block_coordinate as bc
 from jaxdp.optimizers.sbcd import spectral
@@ -75,6 +77,24 @@ def test_proximal_steps_contract_as_the_accountant_is_told(proximal):
         assert float(jnp.max(gaps)) <= reach
 
 
+@given(st.floats(1e-9, 10.0), st.floats(1e-3, 10.0))
+def test_the_accountant_counts_on_no_more_decay_than_float32_gives(decay, step_size):
+    """By division and, as a compiler may have it, by a rounded reciprocal."""
+    counted = 1 / (1 + step_size * bc.Proximal(weight_decay=decay).certain_decay(step_size))
+    divisor = np.float32(1 + step_size * decay)
+    assert counted >= 1 / float(divisor)
+    assert counted >= float(np.float32(1) / divisor)
+    assert counted <= 1 / (1 + step_size * decay) * (1 + 1e-6)
+
+
+def test_a_decay_that_float32_cannot_show_counts_for_nothing():
+    w = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
+    proximal = bc.Proximal(weight_decay=2e-8)
+    np.testing.assert_array_equal(jax.jit(lambda w: proximal(w, 1.0))(w), w)
+    assert proximal.certain_decay(1.0) == 0.0
+    assert bc.Proximal(weight_decay=0.5).certain_decay(0.8) == pytest.approx(0.5, rel=1e-5)
+
+
 def test_proximal_steps_minimise():
     """argmin 1/2 (t - w)^2 + eta (lambda_1 |t| + lambda_2/2 t^2), on a grid."""
     grid = np.linspace(-3, 3, 60_001)
@@ -106,6 +126,7 @@ def test_schedules():
         (lambda: bc.Network((3,), 1.0), "widths"),
         (lambda: bc.Network((3, 0), 1.0), "widths"),
         (lambda: bc.Network((3, 2), 0.0), "activation_bound"),
+        (lambda: bc.Network((3, 2), 1e-20), "activation_bound must be in"),
     ],
 )
 def test_bad_input_is_named(build, name):

@@ -10,7 +10,7 @@ from jaxdp import accounting as acc
 from jaxdp import report, runs
 from jaxdp.cli import main
 from jaxdp.optimizers import registry
-from jaxdp.runs import assemble, queue
+from jaxdp.runs import assemble, export, queue
 from jaxdp.seeds import Secret
 from tests.runs import small
 from tests.runs.test_resume import Stop, crash_at
@@ -54,6 +54,30 @@ def everything_is_charged(cfg, result):
     assert result.history[-1]["proposals"] == 4
 
 
+def test_a_finished_run_shows_nothing_sensitive_and_can_be_exported(tmp_path):
+    """With fixed-size batches, whose sampler wants the declared number of records."""
+    cfg = config("dp-sgd", sensitive=True, sampling="fixed_size", relation="replace_one", steps=1,
+                 eval_every=1)
+    first, seen = small.go(tmp_path / "r", cfg), []
+    small.go(tmp_path / "r", cfg, lambda step, row: seen.append(row))
+    assert seen == first.history
+    assert "sensitive" not in seen[0]
+    directory = runs.RunDirectory(tmp_path / "r")
+    assert directory.sensitive.exists()
+    assert export.export_params(directory, tmp_path / "params.msgpack") == 1
+
+
+def test_a_projection_whose_charge_is_lost_is_not_used_again(tmp_path):
+    cfg = config("dp-sgd", pca_dimensions=5, pca_noise_multiplier=4.0)
+    with pytest.raises(Stop):
+        small.go(tmp_path / "r", cfg, crash_at(0))
+    directory = runs.RunDirectory(tmp_path / "r")
+    assert directory.components.exists()
+    directory.ledger.unlink()
+    with pytest.raises(ValueError, match="must hold the charge of"):
+        small.go(tmp_path / "r", cfg)
+
+
 def test_a_fork_noises_and_judges_with_fresh_keys():
     cfg = config("sa-dpsgd-private", settings={"energy_noise": 3.0, "energy_bound": 0.01})
     one, two = Secret.from_seed(1), Secret.from_seed(2)
@@ -89,6 +113,8 @@ def test_without_proof_the_report_says_so(tmp_path):
     page = report.to_markdown(built)
     assert "Claimed by the paper: epsilon" in page
     assert "nothing is proven, for un-noised squared gradients" in page
+    assert "Nothing is proven, so there is nothing to verify." in page
+    assert "noised and charged by one mechanism" not in page
     assert built["guarantee"]["epsilon"] == "inf"
     report.save_plots(built, tmp_path)
     page = report.to_html({**built, "label": "<script>alert(1)</script>"}, tmp_path)

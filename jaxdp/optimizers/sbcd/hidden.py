@@ -15,7 +15,7 @@ from jaxdp.noise import add_gaussian
 from jaxdp.optimizers.sbcd.network import Lifted, Network, Weights
 from jaxdp.optimizers.sbcd.partition import Batches, secret_partition
 from jaxdp.optimizers.sbcd.proximal import NO_PROXIMAL, Proximal
-from jaxdp.optimizers.sbcd.released import check_data, per_block
+from jaxdp.optimizers.sbcd.released import check_data, clip_norms
 from jaxdp.optimizers.sbcd.schedules import CONSTANT, NoiseSchedule
 from jaxdp.optimizers.sbcd.sweep import clipped_sum
 from jaxdp.seeds import Secret
@@ -68,8 +68,7 @@ class HiddenBlocks:
 
     def __post_init__(self) -> None:
         _validate.positive("noise_multiplier", self.noise_multiplier)
-        norms = per_block("l2_clip_norms", self.l2_clip_norms, self.network.blocks)
-        norms = tuple(_validate.positive("l2_clip_norms", norm) for norm in norms)
+        norms = clip_norms(self.l2_clip_norms, self.network.blocks)
         object.__setattr__(self, "l2_clip_norms", norms)
         step, most = _validate.positive("step_size", self.step_size), 2 / self.network.smoothness
         if step > most:
@@ -106,7 +105,7 @@ class HiddenBlocks:
             noise_multipliers=self.multipliers(),
             l2_clip_norm=self.l2_clip_norms[block],
             smoothness=self.network.smoothness,
-            weight_decay=self.proximal.weight_decay,
+            weight_decay=self.proximal.certain_decay(self.step_size),
             diameter=self.proximal.diameter(self.network.shape(block)),
         )
 

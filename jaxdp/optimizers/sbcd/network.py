@@ -24,13 +24,21 @@ class Lifted(NamedTuple):
     u: jax.Array
 
 
+def in_float32(name: str, bound: float) -> float:
+    """A bound in [1e-10, 1e10]: further out, float32 norms under- or overflow and miss it."""
+    if not 1e-10 <= _validate.positive(name, bound) <= 1e10:
+        raise ValueError(f"{name} must be in [1e-10, 1e10], got {bound!r}")
+    return float(bound)
+
+
 @dataclasses.dataclass(frozen=True)
 class Network:
     """f(x) = W_L relu(... relu(W_1 x)), every layer's input clipped to a ball (DP-SBCD, (1)).
 
     Attributes:
         widths: (d_0, ..., d_L): inputs, hidden layers, outputs.
-        activation_bound: B; the input of every layer is shortened to this norm (Assumption 3.1).
+        activation_bound: B in [1e-10, 1e10]; the input of every layer is shortened to this norm
+            (Assumption 3.1).
         gamma: weight of the splitting's quadratic terms; 1 in DP-SBCD.
     """
 
@@ -44,7 +52,7 @@ class Network:
             raise ValueError(f"widths must hold at least inputs and outputs, got {self.widths!r}")
         widths = tuple(_validate.integer("widths", width, least=1) for width in widths)
         object.__setattr__(self, "widths", widths)
-        _validate.positive("activation_bound", self.activation_bound)
+        in_float32("activation_bound", self.activation_bound)
         _validate.positive("gamma", self.gamma)
 
     @property

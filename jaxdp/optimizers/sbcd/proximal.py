@@ -44,6 +44,15 @@ class Proximal:
             w = clip_singular_values(w, self.spectral_radius)
         return w
 
+    def certain_decay(self, step_size: float) -> float:
+        """The weight decay that an accountant may count on, at most ``weight_decay``.
+
+        1/(1 + eta lambda) is a float32 number in the program: its rounding may contract by less,
+        and not at all where eta lambda is below 6e-8.
+        """
+        wanted = step_size * self.weight_decay
+        return min(self.weight_decay, max(0.0, wanted - 2.0**-22 * (1 + wanted)) / step_size)
+
     def diameter(self, shape: tuple[int, int]) -> float | None:
         """Largest Frobenius distance of two results of that shape; None when unbounded."""
         if self.spectral_radius is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.optimizers.sbcd.network import Network, Weights
+from jaxdp.optimizers.sbcd.network import Network, Weights, in_float32
 from jaxdp.optimizers.sbcd.proximal import NO_PROXIMAL, Proximal
 from jaxdp.optimizers.sbcd.schedules import CONSTANT, NoiseSchedule
 from jaxdp.optimizers.sbcd.spectral import Rescale
@@ -58,12 +58,11 @@ class ReleasedBlocks:
     schedule: NoiseSchedule = CONSTANT
 
     def __post_init__(self) -> None:
-        for name, check in (
-            ("noise_multipliers", _validate.non_negative),
-            ("l2_clip_norms", _validate.positive),
-        ):
-            values = per_block(name, getattr(self, name), self.network.blocks)
-            object.__setattr__(self, name, tuple(check(name, value) for value in values))
+        multipliers = per_block("noise_multipliers", self.noise_multipliers, self.network.blocks)
+        multipliers = tuple(_validate.non_negative("noise_multipliers", z) for z in multipliers)
+        object.__setattr__(self, "noise_multipliers", multipliers)
+        norms = clip_norms(self.l2_clip_norms, self.network.blocks)
+        object.__setattr__(self, "l2_clip_norms", norms)
         _validate.positive("step_size", self.step_size)
         size = _validate.integer("dataset_size", self.dataset_size, least=1)
         if _validate.integer("batch_size", self.batch_size, least=1) > size:
@@ -174,6 +173,12 @@ def per_block(name: str, given: Any, blocks: int) -> tuple[float, ...]:
     if len(values) != blocks:
         raise ValueError(f"{name} must hold one number or {blocks}, one a block; got {given!r}")
     return values
+
+
+def clip_norms(given: Any, blocks: int) -> tuple[float, ...]:
+    """C of each block, in [1e-10, 1e10] as for every clipping rule."""
+    values = per_block("l2_clip_norms", given, blocks)
+    return tuple(in_float32("l2_clip_norms", value) for value in values)
 
 
 def check_data(

@@ -1,0 +1,25 @@
+"""Shown numbers are never better than the proven ones."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxdp.report.words import show_delta, show_epsilon
+
+
+@given(st.floats(1e-12, 0.9))
+def test_a_shown_delta_is_never_below_the_proven_one(delta):
+    assert delta <= float(show_delta(delta)) <= delta * (1 + 1.1e-5)
+
+
+@given(st.floats(0.0, 1e6))
+def test_a_shown_epsilon_is_never_below_the_proven_one(epsilon):
+    # Up to the rounding of epsilon * 1000 itself.
+    assert float(show_epsilon(epsilon)) >= epsilon * (1 - 1e-15)
+
+
+@pytest.mark.parametrize(
+    ("delta", "shown"), [(1e-5, "1e-5"), (0.1, "0.1"), (1.2345644e-5, "1.23457e-5"), (1e-12, "1e-12")]
+)
+def test_round_deltas_stay_as_they_are(delta, shown):
+    assert show_delta(delta) == shown
