@@ -156,7 +156,9 @@ def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -
     for name, scores in (("with_record", inside), ("without", outside)):
         first = round(held_out * len(scores))
         if not 0 < first < len(scores):
-            raise ValueError(f"{name} must be enough runs to set {held_out} aside, got {len(scores)}")
+            raise ValueError(
+                f"{name} must be enough runs to set {held_out} aside, got {len(scores)}"
+            )
         order = rng.permutation(len(scores))
         parts.append((scores[order[:first]], scores[order[first:]]))
     return (parts[0][0], parts[1][0]), (parts[0][1], parts[1][1])
