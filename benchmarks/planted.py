@@ -174,8 +174,9 @@ def _first_coordinate(params, example):
 
 def private_energy(noise=1.0):
     """A noisy loss on the training records; the mechanism of the gradient alone is charged."""
-    def at(mask):
-        return DrawnEnergy(APART.records, jnp.arange(4)[None], mask[None], jnp.asarray(1),
+
+    def at(key, there):
+        return DrawnEnergy(APART.records, jnp.arange(4)[None], there[None], jnp.asarray(1),
                            _first_coordinate, 1e-3, noise, 4)
 
     return at

@@ -44,7 +44,7 @@ class Worlds:
 def training_run(
     method: Method, worlds: Worlds, steps: int, *, release: str = "gradients",
     score: Callable[[PyTree], jax.Array] | None = None,
-    energy: Callable[[jax.Array], Any] | None = None,
+    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
 ) -> Run:
     """One whole run of a method through the same links as training: clipping, noise, optax.
 
@@ -59,7 +59,8 @@ def training_run(
             "iterates": every iterate; "last": the last one.
         score: from the released pytree (leaves [steps, ...], or the parameters for "last") to
             features [k]; None hands on every number.
-        energy: for annealed methods, from the mask of the drawn records to the energy of a step.
+        energy: for annealed methods, from (key of the step, bool [n]: the records of this world) to
+            what judges that step.
     """
     _validate.one_of("release", release, RELEASES)
     steps = _validate.integer("steps", steps, least=1)
@@ -75,10 +76,12 @@ def training_run(
 
         def body(carry: Any, step: jax.Array) -> Any:
             params, (first, last) = carry
-            mask = draw(jax.random.fold_in(draw_key, step), member)
+            there = (jnp.arange(worlds.count) < worlds.count - 1) | member
+            mine, other = jax.random.split(jax.random.fold_in(draw_key, step))
+            mask = draw(mine) & there
             context = method.context((first, last))
             summed, _ = grad_fn(params, worlds.records, mask, **context)
-            extra = {} if energy is None else {"energy": energy(mask)}
+            extra = {} if energy is None else {"energy": energy(other, there)}
             if isinstance(summed, LeakySum):
                 extra["leaked"] = summed.leaked
             noisy, first = privatize.update(summed, first, params)
@@ -118,9 +121,8 @@ def with_judge(state: PyTree, key: jax.Array) -> PyTree:
     return state._replace(key=jax.random.key_data(key))
 
 
-def _drawing(method: Method, count: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _drawing(method: Method, count: int) -> Callable[[jax.Array], jax.Array]:
     sampling = method.mechanism.sampling
-    there = jnp.arange(count) < count - 1
     if isinstance(sampling, FixedSize):
         raise ValueError(
             "method must sample by Poisson or take the full batch: with a fixed size the two "
@@ -128,11 +130,7 @@ def _drawing(method: Method, count: int) -> Callable[[jax.Array, jax.Array], jax
         )
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
     assert isinstance(sampling, Poisson | FullBatch)
-
-    def draw(key: jax.Array, member: jax.Array) -> jax.Array:
-        return jax.random.bernoulli(key, prob, (count,)) & (there | member)
-
-    return draw
+    return lambda key: jax.random.bernoulli(key, prob, (count,))
 
 
 def two_worlds(
