@@ -214,11 +214,11 @@ class Bug:
         return audit_event(*self.samples(count, seed), self.event)
 
 
-def prepared(with_record, without, steps):
+def prepared(with_record, without, steps, held_out=0.3):
     """Scores of everything released, the line fitted on the part that is set aside."""
     if with_record.shape[1] == 1:
         return with_record, without
-    return discriminant(expand(with_record, steps), expand(without, steps))
+    return discriminant(expand(with_record, steps), expand(without, steps), held_out=held_out)
 
 
 FULL = flat().total(STEPS)
