@@ -7,6 +7,7 @@ Writes benchmarks/results/auditing.json and docs/images/papers_audited.png.
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -98,7 +99,7 @@ def correct(audits=40, count=600):
 
 def _shrewd(noise):
     """A public energy that falls only far along the record's direction."""
-    edge = 1.645 * noise - 0.1 * np.sqrt(2.0)
+    edge = 2.05 * noise - 0.1 * np.sqrt(2.0)
 
     def loss(params, example):
         moved = -(params["w"][0] + params["b"][0]) / jnp.sqrt(2.0)
@@ -125,7 +126,7 @@ def _waiting(released):
     return jnp.sum(jnp.cumprod(released["counts"]["accepted"] <= 1.0))[None].astype(jnp.float32)
 
 
-def _annealed(noise=3.0, proposals=60):
+def _annealed(noise=3.0, proposals=160):
     method = opt.sa_dpsgd(planted.flat(noise), 4.0, jax.random.key(2), temperature=1e9,
                           max_rejections=1000, as_published=True)
     run = training_run(_after_one(method), planted.APART, proposals, energy=_shrewd(noise), score=_waiting)
@@ -142,8 +143,8 @@ def _annealed_on_private(noise=40.0, steps=4):
     return method.claim(1.0, noise, steps, DELTA), run, "every candidate counted as accepted"
 
 
-def _moments(method, steps):
-    run = training_run(method, planted.APART, steps)
+def _moments(method, steps, worlds=planted.APART):
+    run = training_run(method, worlds, steps)
     return method.claim(1.0, method.mechanism.noise_multiplier, steps, DELTA), run, "every step"
 
 
@@ -152,7 +153,9 @@ def papers(count=10_000):
     noise, steps = 4.0, 4
 
     def pigdo(name):
-        return lambda: _moments(opt.pigdo_as_published(planted.flat(noise), 0.1, name), steps)
+        worlds = planted.APART if name == "adam" else planted.CROWD
+        method = opt.pigdo_as_published(planted.flat(noise, worlds.count), 0.1, name)
+        return lambda: _moments(method, steps, worlds)
 
     def adadp():
         method = opt.adadp_as_published(noise, 4, 4, 0.1, bound=1.0, sampling="full_batch")
@@ -195,22 +198,22 @@ def plot(rows):
     FigureCanvasAgg(figure).print_png(FIGURE)
 
 
-def peer(python):
-    """The same scores to jax_privacy."""
+def peer(python, draws=12, count=2000):
+    """The same scores to jax_privacy, ``draws`` times over, 0.2 of them held out by both."""
     scores = {}
-    for mu in (0.25, 1.0, 2.5):
+    for mu in (0.0, 0.25, 1.0, 2.5):
         rng = np.random.default_rng(int(10 * mu))
-        scores[f"gaussian, mu {mu}"] = rng.normal(mu, 1, 4000), rng.normal(0, 1, 4000)
-    rng = np.random.default_rng(9)
-    scores["null"] = rng.normal(size=4000), rng.normal(size=4000)
+        scores[f"Gaussian, mu {mu}"] = rng.normal(mu, 1, draws * count), rng.normal(0, 1, draws * count)
     method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
     canary, worlds = tiny_worlds(method)
     run = training_run(method, worlds, 8, score=canary_score(method, canary))
-    inside, outside = two_worlds(run, 4000, seed=3)
+    inside, outside = two_worlds(run, draws * count, seed=3)
     scores["DP-SGD, sampled, 8 steps"] = inside[:, 1], outside[:, 1]
+    cut = {f"{name}/{i}": tuple(s[i * count : (i + 1) * count] for s in pair)
+           for name, pair in scores.items() for i in range(draws)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scores.npz"
-        np.savez(path, **{f"{n}/{w}": s for n, pair in scores.items()
+        np.savez(path, **{f"{n}/{w}": s for n, pair in cut.items()
                           for w, s in zip(("in", "out"), pair, strict=True)})
         command = [python, str(HERE / "auditing_peer.py"), str(path)]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -218,13 +221,28 @@ def peer(python):
             command, check=True, capture_output=True, text=True, env=environment, cwd=folder
         ).stdout.splitlines()[-1])
     rows = []
-    for name, pair in scores.items():
-        ours = {
-            "gdp": audit_scores(*pair, DELTA, kind="gaussian", held_out=0.1).epsilon,
-            "clopper_pearson": audit_scores(*pair, DELTA).epsilon,
-            "one_run": _one_run(*(s[:1000] for s in pair)),
-        }
-        rows.append({"scores": name, "ours": ours, "jax_privacy": theirs[name]})
+    for name in scores:
+        ours = {"gdp": [], "clopper_pearson": [], "one_run": []}
+        for i in range(draws):
+            pair = cut[f"{name}/{i}"]
+            ours["gdp"].append(audit_scores(*pair, DELTA, kind="gaussian", held_out=0.1).epsilon)
+            ours["clopper_pearson"].append(audit_scores(*pair, DELTA, seed=i).epsilon)
+            ours["one_run"].append(_one_run(*(s[:1000] for s in pair)))
+        kinds = theirs[f"{name}/0"]
+        their = {k: [theirs[f"{name}/{i}"][k] for i in range(draws)] for k in kinds}
+        truth = None
+        if name.startswith("Gaussian"):
+            mu = float(name.split()[-1])
+            truth = acc.epsilon(acc.Gaussian(1 / mu), DELTA).upper if mu else 0.0
+        else:
+            truth = method.epsilon(8, DELTA).upper
+        rows.append({
+            "scores": name, "draws": draws, "truth": truth,
+            "ours_mean": {k: float(np.mean(v)) for k, v in ours.items()},
+            "jax_privacy_mean": {k: float(np.mean(v)) for k, v in their.items()},
+            "ours_above_truth": {k: int(np.sum(np.array(v) > truth)) for k, v in ours.items()},
+            "jax_privacy_above_truth": {k: int(np.sum(np.array(v) > truth)) for k, v in their.items()},
+        })
         print(rows[-1], flush=True)
     return rows
 
@@ -242,16 +260,18 @@ def main():
     parser.add_argument("--peer", help="an interpreter that has jax_privacy 2.0.0")
     parser.add_argument("--only", default="tight,bugs,correct,papers,peer")
     given = parser.parse_args()
-    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    parts = {"tight": tight, "bugs": bugs, "correct": correct, "papers": papers}
+    if given.peer:
+        parts["peer"] = functools.partial(peer, given.peer)
     for name in given.only.split(","):
-        if name == "peer":
-            if given.peer:
-                result[name] = peer(given.peer)
-            continue
-        result[name] = {"tight": tight, "bugs": bugs, "correct": correct, "papers": papers}[name]()
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    result["machine"] = f"{os.cpu_count()} cores, shared with other work"
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        if name in parts:
+            _record(name, parts[name]())
+    _record("machine", f"{os.cpu_count()} cores, shared with other work")
+
+
+def _record(name, rows):
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps({**result, name: rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,9 @@ EVERYWHERE = worlds([[0, 0], [0, 0], [0, 0], [1, 1]], [[0, 0], [0, 0], [0, 0], [
 EMPTY = worlds(np.zeros((2, 60)), np.zeros((2, 60)), linear)
 BROKEN = worlds([[0, 1.0], [0, -0.4], [0, 0.7], [np.inf, 0]], np.zeros((4, 2)), linear)
 
+# Thirty others of one kind, whose shared moments the record changes for all of them.
+CROWD = worlds([[0, 0.02]] * 30 + [[0, 20.0]], [[0, 0.02]] * 30 + [[0, 20.0]], linear)
+
 
 def flat(noise=NOISE, size=4, sampling="full_batch", bound=1.0):
     return jaxdp.dp_sgd(noise, bound, size, 4 if size < 4 else size, sampling)

@@ -128,6 +128,10 @@ def audit_method(
         chunk: runs at once.
     """
     steps = _validate.integer("steps", steps, least=1)
+    runs = _validate.integer("runs", runs, least=10)
+    for name, value in (("delta", delta), ("confidence", confidence)):
+        if not 0 < _validate.positive(name, value) < 1:
+            raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
     canary, worlds = tiny_worlds(method)
     run = training_run(
         method, worlds, steps, score=canary_score(method, canary),

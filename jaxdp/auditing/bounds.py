@@ -18,7 +18,8 @@ from jaxdp.accounting.gaussian import gaussian_epsilon
 
 # From false-alarm probabilities [k] to the least probability of a miss [k]; non-increasing.
 Tradeoff = Callable[[np.ndarray], np.ndarray]
-RULES = ("sum", "box")
+RULES = ("sum", "box", "alarms", "misses")
+_SHARES = {"box": 0.5, "alarms": 0.9, "misses": 0.1}  # of the error, spent on the false alarms
 # Normal scores of the grid, dense where the maximum lies.
 _LEVELS = np.r_[np.linspace(6, 3, 20), np.linspace(2.9, -3.6, 200), np.linspace(-3.8, -9, 40)]
 
@@ -65,7 +66,8 @@ def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
         rule: "sum": P(min(Z1, 0) + min(Z2, 0) <= the sum of the two normal scores, capped at 0),
             which is Stouffer's rule without credit for a count that looks too good; "box":
             Bonferroni, twice the smaller p-value, as two Clopper-Pearson intervals at half the
-            level: better where an event nearly never happens.
+            level: better where an event nearly never happens; "alarms" and "misses": the same with
+            nine tenths of the error spent on the false alarms or on the misses.
     """
     _validate.one_of("rule", rule, RULES)
     if counts.alarms == counts.without or counts.misses == counts.with_record:
@@ -76,7 +78,7 @@ def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
     second = special.betainc(
         counts.with_record - counts.misses, counts.misses + 1.0, 1.0 - np.clip(least, 0.0, 1.0)
     )
-    combine = _box if rule == "box" else _capped_sum
+    combine = _capped_sum if rule == "sum" else functools.partial(_box, share=_SHARES[rule])
     return float(np.max(combine(np.r_[1.0, first], second)))
 
 
@@ -87,8 +89,8 @@ def _grid(hits: int, runs: int) -> tuple[np.ndarray, np.ndarray]:
     return special.betainc(runs - hits, hits + 1.0, 1.0 - values), values
 
 
-def _box(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    return np.minimum(1.0, 2.0 * np.minimum(first, second))
+def _box(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
+    return np.minimum(1.0, np.minimum(first / share, second / (1 - share)))
 
 
 def _capped_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:

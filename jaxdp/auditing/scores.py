@@ -196,8 +196,12 @@ def _chosen(
         gain = np.log(np.maximum(np.maximum((1 - b - delta) / a, (1 - a - delta) / b), 1e-9))
     best = int(np.argmax(gain))
     sizes = len(kept[1]), len(kept[0])
-    expected = Counts(round(alarms[best] * sizes[0]), sizes[0], round(misses[best] * sizes[1]),
-                      sizes[1])
+    # Half a hit more, for a rate of 0 in few runs is hardly 0.
+    likely = [
+        round((rate[best] * len(part) + 0.5) / (len(part) + 1) * size)
+        for rate, part, size in zip((alarms, misses), chosen[::-1], sizes, strict=True)
+    ]
+    expected = Counts(likely[0], sizes[0], likely[1], sizes[1])
     combine = max(bounds.RULES, key=lambda r: bound(expected, delta, confidence, r))
     return dataclasses.replace(rules[best], combine=combine)
 

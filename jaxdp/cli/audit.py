@@ -59,7 +59,7 @@ def audit(
     else:
         name = method or "dp-sgd"
         built = _built(name, numbers, settings)
-        steps, delta = steps or 10, delta or 1e-5
+        steps, delta = 10 if steps is None else steps, 1e-5 if delta is None else delta
     kind = registry.METHODS[name].energy if name in registry.METHODS else ""
     with counting_bar(f"auditing {name}", 2 * runs) as progress:
         found = audit_method(
@@ -106,7 +106,7 @@ def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any
     if steps is None:
         assert config.steps is not None
         steps = min(config.steps, _MOST_STEPS)
-    return config.method, config.private_method(), steps, delta or config.delta
+    return config.method, config.private_method(), steps, config.delta if delta is None else delta
 
 
 def _refuse_with_run(given: dict[str, Any], settings: tuple[str, ...]) -> None:
