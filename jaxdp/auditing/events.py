@@ -16,6 +16,7 @@ from jaxdp.auditing.scores import Audited, Pair, Rule, candidates, checked, spli
 
 _EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _TRIED = 6
+_FAR = 6.0  # how many times the claimed noise a family is searched: beyond, epsilon is nearly 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _least(refuted: Callable[[float], bool], start: float) -> float | None:
     high, step = start, 1.5
     while not refuted(high):
         high *= step
-        if high > 100 * start:
+        if high > _FAR * start:
             return None
     low = high / step
     while refuted(low):

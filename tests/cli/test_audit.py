@@ -18,7 +18,8 @@ def run(capsys, *arguments):
 
 def test_an_audit_prints_three_numbers_and_writes_its_files(capsys, tmp_path):
     status, shown = run(
-        capsys, "--method", "dp-sgd", "--steps", "2", "--runs", "400", "--seed", "1", "--json",
+        capsys, "--method", "dp-sgd", "--sampling", "full_batch", "--steps", "2", "--runs", "400", "--seed", "1",
+        "--json",
         "--out", str(tmp_path / "a"),
     )
     row = json.loads(shown.out)
