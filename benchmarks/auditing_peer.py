@@ -20,7 +20,8 @@ def main(path):
             auditor = auditing.CanaryScoreAuditor(inside, outside)
             row = {"gdp": auditor.epsilon_from_gdp(0.05, 1e-5)}
             strategies = {
-                "all": auditing.Bonferroni(), "split": auditing.Split(0.2, seed=0),
+                "all": auditing.Bonferroni(),
+                "split": auditing.Split(0.2, seed=0),
             }
             for kind, strategy in strategies.items():
                 row[f"clopper_pearson_{kind}"] = auditor.epsilon_clopper_pearson(

@@ -1,4 +1,4 @@
-"""Planted bugs: mechanisms that are charged for less than they release. All of this is wrong on purpose.
+"""Planted bugs: mechanisms charged for less than they release. All of this is wrong on purpose.
 
 Each breaks one link of the real chain (clipping, noise, sampling, state or charge) and keeps the
 others. `python -m benchmarks.auditing` and the tests ask the auditor to flag every one.
@@ -37,7 +37,10 @@ def linear(params, example):
 
 
 def worlds(rows_w, rows_b, loss=quadratic, scale=50.0):
-    records = {"w": scale * jnp.asarray(rows_w, jnp.float32), "b": scale * jnp.asarray(rows_b, jnp.float32)}
+    records = {
+        "w": scale * jnp.asarray(rows_w, jnp.float32),
+        "b": scale * jnp.asarray(rows_b, jnp.float32),
+    }
     params = {k: jnp.full(v.shape[1], 0.1) for k, v in records.items()}
     return Worlds(loss, params, records)
 
@@ -179,15 +182,24 @@ def private_energy(noise=1.0):
     """A noisy loss on the training records; the mechanism of the gradient alone is charged."""
 
     def at(key, there):
-        return DrawnEnergy(APART.records, jnp.arange(4)[None], there[None], jnp.asarray(1),
-                           _first_coordinate, 1e-3, noise, 4)
+        return DrawnEnergy(
+            APART.records,
+            jnp.arange(4)[None],
+            there[None],
+            jnp.asarray(1),
+            _first_coordinate,
+            1e-3,
+            noise,
+            4,
+        )
 
     return at
 
 
 def annealed(noise=40.0, **changes):
-    return opt.sa_dpsgd(flat(noise), 5.0, jax.random.key(2), temperature=1e9,
-                        max_rejections=1000, **changes)
+    return opt.sa_dpsgd(
+        flat(noise), 5.0, jax.random.key(2), temperature=1e9, max_rejections=1000, **changes
+    )
 
 
 def adadp_published():
@@ -195,7 +207,9 @@ def adadp_published():
 
 
 def noisy_norm(released):
-    return jnp.log(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(released["noisy"])))[None]
+    return jnp.log(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(released["noisy"])))[
+        None
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +224,9 @@ class Bug:
     score: Any = None
 
     def samples(self, count, seed):
-        run = training_run(self.method(), self.worlds, self.steps, energy=self.energy, score=self.score)
+        run = training_run(
+            self.method(), self.worlds, self.steps, energy=self.energy, score=self.score
+        )
         return prepared(*two_worlds(run, count, seed=seed), self.steps)
 
     def verdict(self, count=3000, seed=0):
@@ -229,36 +245,56 @@ BUGS = {
     "noise calibrated to the mean": Bug(lambda: opt.dp_sgd(flat(NOISE / 4), 0.1), FULL),
     "half the noise": Bug(lambda: opt.dp_sgd(flat(NOISE / 2), 0.1), FULL),
     "one leaf without noise": Bug(lambda: with_noise(one_leaf_bare), FULL),
-    "one key for two leaves": Bug(lambda: with_noise(one_key_for_two_leaves), FULL,
-                                  dataclasses.replace(APART, records={**APART.records, "b": 0 * APART.records["b"]})),
-    "one key for two steps": Bug(lambda: with_noise(one_key_for_two_steps, flat(size=2, sampling="poisson")),
-                                 flat(size=2, sampling="poisson").total(STEPS)),
-    "clipping after the sum": Bug(lambda: with_gradient(_summed(clipped_after_the_sum)), FULL, OPPOSED),
-    "clipping a pair together": Bug(lambda: with_gradient(_summed(clipped_in_pairs)), FULL, OPPOSED),
+    "one key for two leaves": Bug(
+        lambda: with_noise(one_key_for_two_leaves),
+        FULL,
+        dataclasses.replace(APART, records={**APART.records, "b": 0 * APART.records["b"]}),
+    ),
+    "one key for two steps": Bug(
+        lambda: with_noise(one_key_for_two_steps, flat(size=2, sampling="poisson")),
+        flat(size=2, sampling="poisson").total(STEPS),
+    ),
+    "clipping after the sum": Bug(
+        lambda: with_gradient(_summed(clipped_after_the_sum)), FULL, OPPOSED
+    ),
+    "clipping a pair together": Bug(
+        lambda: with_gradient(_summed(clipped_in_pairs)), FULL, OPPOSED
+    ),
     "twice the bound": Bug(lambda: with_gradient(_declared(jaxdp.clip(2.0), 1.0)), FULL),
     "coordinate clip without its root": Bug(
-        lambda: with_gradient(_declared(jaxdp.coordinate_box(1.0), 1.0)), FULL, EVERYWHERE),
+        lambda: with_gradient(_declared(jaxdp.coordinate_box(1.0), 1.0)), FULL, EVERYWHERE
+    ),
     "no sampling, charged as Poisson": Bug(
-        lambda: opt.dp_sgd(flat(), 0.1), flat(size=1, sampling="poisson").total(STEPS)),
+        lambda: opt.dp_sgd(flat(), 0.1), flat(size=1, sampling="poisson").total(STEPS)
+    ),
     "mean over the realised size": Bug(
-        lambda: with_gradient(divided_by_realised_size, flat(size=4)), FULL, EMPTY, score=noisy_norm),
+        lambda: with_gradient(divided_by_realised_size, flat(size=4)), FULL, EMPTY, score=noisy_norm
+    ),
     "a non-finite example passes": Bug(lambda: with_gradient(_summed(unchecked)), FULL, BROKEN),
     "private energy not charged": Bug(annealed, flat(40.0).total(STEPS), energy=private_energy()),
     "AdaDp's raw moments": Bug(adadp_published, FULL),
     "PIGDO's raw moments": Bug(lambda: opt.pigdo_as_published(flat(), 0.1), FULL),
     "noise reused after a resume": Bug(
         lambda: with_noise(resumed_with_old_noise, flat(size=2, sampling="poisson")),
-        flat(size=2, sampling="poisson").total(STEPS)),
+        flat(size=2, sampling="poisson").total(STEPS),
+    ),
     "one step charged of four": Bug(lambda: opt.dp_sgd(flat(), 0.1), flat().total(1)),
 }
 
 CORRECT = {
     "dp-sgd": Bug(lambda: opt.dp_sgd(flat(), 0.1), FULL),
-    "dp-sgd, sampled": Bug(lambda: opt.dp_sgd(flat(size=2, sampling="poisson"), 0.1),
-                           flat(size=2, sampling="poisson").total(STEPS)),
+    "dp-sgd, sampled": Bug(
+        lambda: opt.dp_sgd(flat(size=2, sampling="poisson"), 0.1),
+        flat(size=2, sampling="poisson").total(STEPS),
+    ),
     "dp-adam": Bug(lambda: opt.dp_adam(flat(), 0.1), FULL),
-    "adadp": Bug(lambda: opt.adadp(with_rule(jaxdp.coordinate_box(1.0), NOISE, 4, 4, "full_batch"), 0.1,
-                                   bound=1.0), FULL, EVERYWHERE),
+    "adadp": Bug(
+        lambda: opt.adadp(
+            with_rule(jaxdp.coordinate_box(1.0), NOISE, 4, 4, "full_batch"), 0.1, bound=1.0
+        ),
+        FULL,
+        EVERYWHERE,
+    ),
     "piadam": Bug(lambda: opt.piadam(flat(), 0.1), FULL),
 }
 

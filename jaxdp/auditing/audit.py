@@ -20,7 +20,6 @@ from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import FullBatch
-from jaxdp.types import PyTree
 
 HELD_OUT = 0.2
 
@@ -178,9 +177,8 @@ def _profile(
                 inside, outside, delta, confidence=confidence, kind="gaussian", held_out=0.1
             )
         # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
-        ratios = (scores[:, LOG_RATIO] for scores in (inside, outside))
         return audit_scores(
-            *ratios, delta, confidence=confidence, kind="gaussian", threshold=0.0
+            inside[:, LOG_RATIO], outside[:, LOG_RATIO], delta, confidence=confidence, kind="gaussian", threshold=0.0
         )
 
     def family(z: float) -> acc.Event:

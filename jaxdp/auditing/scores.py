@@ -171,8 +171,9 @@ def candidates(chosen: Pair) -> tuple[list[Rule], np.ndarray, np.ndarray]:
         inside, outside = (np.sort(scores[:, column]) for scores in chosen)
         cuts = np.unique(np.quantile(np.r_[inside, outside], _QUANTILES, method="nearest"))
         for sign in (1, -1):
-            side = "left" if sign > 0 else "right"
-            below_in, below_out = (np.searchsorted(s, cuts, side) for s in (inside, outside))
+            below_in, below_out = (
+                np.searchsorted(s, cuts, "left" if sign > 0 else "right") for s in (inside, outside)
+            )
             hit_in, hit_out = below_in / len(inside), below_out / len(outside)
             if sign > 0:
                 hit_in, hit_out = 1 - hit_in, 1 - hit_out

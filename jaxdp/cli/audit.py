@@ -137,7 +137,8 @@ def _show(row: dict[str, Any], as_json: bool) -> None:
 
     from jaxdp.report.words import show_epsilon
 
-    table = Table(title=f"Epsilon of {row['method']} after {row['steps']:,} steps, delta {row['delta']:g}")
+    title = f"Epsilon of {row['method']} after {row['steps']:,} steps, delta {row['delta']:g}"
+    table = Table(title=title)
     for heading in ("claimed", "proven, at most", f"audited, at least ({row['confidence']:.0%})"):
         table.add_column(heading, justify="right")
     claimed = "-" if row["claimed"] is None else show_epsilon(row["claimed"])

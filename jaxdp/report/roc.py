@@ -21,7 +21,7 @@ def save_roc(audit: MethodAudit, path: Path, title: str) -> Path:
     rates = np.r_[np.logspace(-6, -2, 200), np.linspace(0.01, 1, 300)]
     if acc.supports(audit.event) and np.isfinite(audit.proven):
         limit = 1 - tradeoff_of(audit.event)(rates)
-        label = f"proven: no attack above (epsilon {show_epsilon(audit.proven)})"
+        label = f"proven: no attack above, but by chance (epsilon {show_epsilon(audit.proven)})"
         axes.plot(rates, limit, "--", color=_ORANGE, label=label)
         axes.fill_between(rates, limit, 1, color=_ORANGE, alpha=0.12, linewidth=0)
     axes.plot(audit.roc[:, 0], audit.roc[:, 1], color=_BLUE, label="this attack")

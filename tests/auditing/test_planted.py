@@ -1,8 +1,9 @@
 """What is broken is caught, what is right is not; the full lists are in benchmarks/auditing.py."""
 
 import pytest
-from benchmarks.planted import BUGS, CORRECT, many_verdicts
 from scipy import stats
+
+from benchmarks.planted import BUGS, CORRECT, many_verdicts
 
 QUICK = (
     "noise calibrated to the mean", "one leaf without noise", "one key for two leaves",

@@ -48,7 +48,7 @@ def test_a_sampled_audit_with_released_iterates():
 
 def test_every_run_has_its_own_noise():
     _, worlds = audit.tiny_worlds(full_batch(1.0))
-    run = auditing.training_run(full_batch(1.0), worlds, 2, release="last")
+    run = auditing.training_run(full_batch(1.0), worlds, 1, release="last")
     inside, outside = auditing.two_worlds(run, 300, seed=0, chunk=100)
     rows = np.r_[inside, outside]
     assert inside.shape == (300, 23)
