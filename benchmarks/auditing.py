@@ -250,7 +250,7 @@ def papers(count=10_000):
 
 
 def _plain(name, noise, steps):
-    """Epsilon of as many plain Gaussian steps as the claim counts: a claim may be wrong for those."""
+    """Epsilon of as many plain Gaussian steps as the claim counts, for it may be wrong of those."""
     counted = {"SA-DPSGD": (3.0, 1), "SA-DPSGD, private energy": (40.0, 4)}
     noise, steps = counted.get(name, (noise, steps))
     return acc.epsilon(acc.Repeated(acc.Gaussian(noise), steps), DELTA).upper

@@ -178,7 +178,8 @@ def _profile(
             )
         # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
         return audit_scores(
-            inside[:, LOG_RATIO], outside[:, LOG_RATIO], delta, confidence=confidence, kind="gaussian", threshold=0.0
+            inside[:, LOG_RATIO], outside[:, LOG_RATIO], delta, confidence=confidence,
+            kind="gaussian", threshold=0.0,
         )
 
     def family(z: float) -> acc.Event:

@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train | export | methods | audit | reproduce | epsilon | calibrate | data``."""
+"""The command line: ``jaxdp train | export | methods | audit | reproduce | epsilon | ...``."""
 
 import importlib
 import sys
