@@ -16,7 +16,7 @@ from jaxdp.auditing.bounds import (
 )
 from jaxdp.auditing.events import Verdict, audit_event, family_bound
 from jaxdp.auditing.features import discriminant, expand
-from jaxdp.auditing.scores import Audited, audit_all_thresholds, audit_scores
+from jaxdp.auditing.scores import Audited, audit_all_thresholds, audit_one_run, audit_scores
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Worlds",
     "audit_all_thresholds",
     "audit_event",
+    "audit_one_run",
     "audit_scores",
     "discriminant",
     "epsilon_bound",

@@ -128,6 +128,47 @@ def audit_all_thresholds(
     return Audited(value, delta, confidence, f"{kind}, {looks} looks", assumes, counts, rules[i])
 
 
+def audit_one_run(
+    scores: Any, included: Any, delta: float, *, confidence: float = 0.95,
+    guesses: Any = None,
+) -> Audited:
+    """A lower bound on epsilon from one training run with many canaries.
+
+    The canaries with the highest scores are guessed to be in, as many with the lowest to be out;
+    then the highest alone. Each number of guesses is a look that is paid for (Bonferroni).
+
+    Formal guarantee: that of :func:`jaxdp.auditing.one_run_p_value`: every canary was included by
+    its own fair coin, secret to whoever computed the scores, and the scores are a function of what
+    the run released and of the canaries.
+
+    Args:
+        scores: [m], higher for canaries that seem to be in.
+        included: bool [m], the coins.
+        delta: of the bound.
+        confidence: in (0, 1).
+        guesses: numbers of guesses to try, fixed beforehand; None tries a few fractions of m.
+    """
+    (values, _), coins = checked(scores, scores), np.asarray(included)
+    if coins.shape != np.shape(scores) or coins.dtype != bool:
+        raise ValueError(
+            f"included must be bool {np.shape(scores)} like scores, got {coins.dtype} {coins.shape}"
+        )
+    ordered = coins[np.argsort(-values[:, 0], kind="stable")]
+    m = len(ordered)
+    sizes = (
+        sorted({max(2, m // k) for k in (50, 20, 10, 5, 2, 1)}) if guesses is None
+        else [_validate.integer("guesses", r, least=1) for r in np.atleast_1d(guesses)]
+    )
+    level = 1 - (1 - confidence) / (2 * len(sizes))
+    found = []
+    for r in sizes:
+        both = int(ordered[: r - r // 2].sum() + (~ordered[m - r // 2 :]).sum())
+        for correct in (both, int(ordered[:r].sum())):
+            found.append(bounds.one_run_bound(correct, r, m, delta, level))
+    assumes = "every canary was included by its own fair coin"
+    return Audited(max(found), delta, confidence, "one run", assumes, None, None)
+
+
 def checked(with_record: Any, without: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both as float64 [n, k]; not-a-number becomes a score above all others."""
     both = []

@@ -7,7 +7,7 @@ from scipy import special, stats
 from jaxdp import accounting as acc
 from jaxdp.auditing import bounds
 from jaxdp.auditing.bounds import Counts
-from jaxdp.auditing.scores import audit_all_thresholds, audit_scores
+from jaxdp.auditing.scores import audit_all_thresholds, audit_one_run, audit_scores
 
 AUDITS, LEVEL = 200, 0.05
 MOST = stats.binom.ppf(0.999, AUDITS, LEVEL)  # one false alarm of the tests themselves in 1,000
@@ -131,6 +131,27 @@ def test_one_run_bound_is_sound_and_tight_for_randomised_response():
     assert sum(v > truth for v in values) <= MOST
     assert np.median(values) > 0.8 * truth
     assert bounds.one_run_bound(250, 500, 1000, 1e-5) == 0.0
+
+
+def test_one_run_audits_of_a_gaussian_with_many_canaries():
+    """One vector sum of many Dirac canaries with noise; the truth is that of one of them."""
+    sigma, canaries, delta = 0.7, 600, 1e-5
+    truth = acc.epsilon(acc.Gaussian(sigma), delta).upper
+
+    def audit(rng, size=1.0):
+        included = rng.uniform(size=canaries) < 0.5
+        scores = size * included + sigma * rng.normal(size=canaries)
+        return audit_one_run(scores, included, delta).epsilon
+
+    values = [audit(np.random.default_rng(seed)) for seed in range(40)]
+    assert sum(v > truth for v in values) <= stats.binom.ppf(0.999, 40, LEVEL)
+    assert np.median(values) > 1.0
+    assert violations(lambda rng: audit(rng, size=0.0), 0.0) <= MOST
+
+
+def test_one_run_coins_are_checked():
+    with pytest.raises(ValueError, match="included must be bool"):
+        audit_one_run(np.zeros(5), np.zeros(5), 1e-5)
 
 
 def test_one_run_p_value_by_direct_sums():
