@@ -58,8 +58,8 @@ class MethodAudit:
 
     @property
     def broken(self) -> bool:
-        """Whether the proven guarantee is refuted, at ``confidence`` for each of two tests."""
-        return self.audited.epsilon > self.proven or bool(self.verdict and self.verdict.refuted)
+        """Whether what was charged is refuted, at ``confidence``: by the one test of the event."""
+        return bool(self.verdict and self.verdict.refuted)
 
     @property
     def claim_refuted(self) -> bool:
@@ -70,6 +70,11 @@ class MethodAudit:
         """The verdict."""
         if self.broken:
             words = "BROKEN: the runs cannot come from a mechanism that keeps the proven guarantee."
+        elif self.audited.epsilon > self.proven:
+            words = (
+                "The audited number exceeds the proven one, though the test of the whole event does "
+                "not refute it: audit again, with more runs."
+            )
         elif math.isinf(self.proven):
             words = f"Nothing is proven, and the attack forced out {self.audited}."
         else:
