@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train | export | methods | reproduce | epsilon | calibrate | data``."""
+"""The command line: ``jaxdp train | export | methods | audit | reproduce | epsilon | ...``."""
 
 import importlib
 import sys
@@ -14,6 +14,7 @@ _COMMANDS = {
     "epsilon": "jaxdp.cli.accounting:epsilon",
     "calibrate": "jaxdp.cli.accounting:calibrate",
     "methods": "jaxdp.cli.methods:methods",
+    "audit": "jaxdp.cli.audit:audit",
     "reproduce": "jaxdp.cli.reproduce:reproduce",
     "data": "jaxdp.cli.data:data",
 }

@@ -44,3 +44,16 @@ def progress_bar(config: Any, name: str | None = None) -> Iterator[Any]:
                 console.print(line, highlight=False)
 
         yield progress
+
+
+@contextlib.contextmanager
+def counting_bar(title: str, total: int) -> Iterator[Any]:
+    """A function to be called with how many of ``total`` are done; a bar on a terminal alone."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -86,14 +86,14 @@ def train(
         raise click.UsageError("--fork must come with --resume")
     if resume and seed is not None:
         raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
-    options["settings"] = _settings(options["settings"]) or None
+    options["settings"] = parse_settings(options["settings"]) or None
     directory = RunDirectory(out or _free_folder(options["dataset"]))
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
     config = (_stored_config if resume else _new_config)(directory, options)
     _run(config, directory, data_dir, secret, resume, fork)
 
 
-def _settings(given: tuple[str, ...]) -> dict[str, float | int]:
+def parse_settings(given: tuple[str, ...]) -> dict[str, float | int]:
     """NAME=VALUE pairs as numbers."""
     found: dict[str, float | int] = {}
     for text in given:

@@ -25,6 +25,8 @@ def to_markdown(report: dict[str, Any]) -> str:
             f"Claimed by the paper: epsilon {show_epsilon(claim['epsilon'])} after "
             f"{claim['steps']:,} counted steps ({claim['source']}): {claim['verdict']}.", "",
         ]
+    if report.get("audited"):
+        lines += [_audited(report["audited"]), ""]
     if report["judged_by"]:
         lines += [report["judged_by"], ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows(report)), ""]
@@ -33,6 +35,20 @@ def to_markdown(report: dict[str, Any]) -> str:
     for heading, items in sections(report):
         lines += [f"## {heading}", "", *(f"- {item}" for item in items), ""]
     return "\n".join(lines)
+
+
+def _audited(row: dict[str, Any]) -> str:
+    claimed = "-" if row["claimed"] is None else show_epsilon(row["claimed"])
+    return "\n".join((
+        f"| claimed | proven | audited, at {row['confidence']:.0%} confidence |",
+        "|---|---|---|",
+        f"| {claimed} | {show_epsilon(row['proven'])} | at least {row['audited']:.3f} |",
+        "",
+        f"Audited over {row['steps']:,} steps of the same mechanism on a tiny network, "
+        f"{row['runs']:,} runs, {row['adversary']}: {row['verdict']}",
+        "",
+        "![ROC of the attack and the proven region](roc.png)",
+    ))
 
 
 def rows(report: dict[str, Any]) -> list[tuple[str, str]]:

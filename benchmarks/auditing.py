@@ -1,0 +1,389 @@
+"""The auditor on trial: is it tight, does it catch what is broken, does it accuse nobody falsely?
+
+python -m benchmarks.auditing [--peer PYTHON] [--only tight,bugs,correct,papers,peer]
+
+Writes benchmarks/results/auditing.json and docs/images/papers_audited.png.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from scipy import stats
+
+import jaxdp
+from benchmarks import planted
+from jaxdp import accounting as acc
+from jaxdp import optimizers as opt
+from jaxdp.auditing import audit_scores, family_bound, one_run_bound, training_run, two_worlds
+from jaxdp.auditing.adversaries import canary_score, iterate_score
+from jaxdp.auditing.audit import audit_method, tiny_worlds
+from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "auditing.json"
+FIGURE = HERE.parent / "docs" / "images" / "papers_audited.png"
+DELTA = 1e-5
+
+
+def tight():
+    """20,000 runs at a known epsilon: full batch, and sampled with released iterates alone."""
+    rows = []
+    for epsilon in (1, 2, 4, 8):
+        noise = acc.calibrate_noise_multiplier(
+            epsilon=epsilon, delta=DELTA, steps=4, sampling_prob=1
+        )
+        begun = time.perf_counter()
+        method = opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+        shares = [
+            audit_method(method, 4, DELTA, seed=seed).profile.epsilon / epsilon
+            for seed in (1, 2, 3)
+        ]
+        seconds = (time.perf_counter() - begun) / 3
+        rows.append(
+            {
+                "kind": "full batch, canary",
+                "epsilon": epsilon,
+                "runs": 20_000,
+                "share": shares,
+                "seconds": seconds,
+            }
+        )
+        print(rows[-1], flush=True)
+    for epsilon in (1, 2, 4, 8):
+        steps, rate, lr = 8, 0.25, 0.1
+        noise = acc.calibrate_noise_multiplier(
+            epsilon=epsilon, delta=DELTA, steps=steps, sampling_prob=rate
+        )
+        method = opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), lr)
+        canary, worlds = tiny_worlds(method)
+        begun = time.perf_counter()
+        run = training_run(
+            method,
+            worlds,
+            steps,
+            release="iterates",
+            score=iterate_score(method, canary, worlds.params, lr),
+        )
+
+        def family(z, rate=rate, steps=steps):
+            return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), rate), steps)
+
+        shares = [
+            family_bound(*two_worlds(run, 10_000, seed=s), family, noise, DELTA).epsilon / epsilon
+            for s in (1, 2, 3)
+        ]
+        rows.append(
+            {
+                "kind": "sampled, released iterates",
+                "epsilon": epsilon,
+                "runs": 20_000,
+                "share": shares,
+                "seconds": (time.perf_counter() - begun) / 3,
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def bugs():
+    """Every planted bug, with 3,000 runs in each world."""
+    rows = []
+    for name, bug in planted.BUGS.items():
+        begun = time.perf_counter()
+        verdict = bug.verdict()
+        rows.append(
+            {
+                "bug": name,
+                "flagged": verdict.refuted,
+                "p_value": verdict.p_value,
+                "seconds": time.perf_counter() - begun,
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def correct(audits=40, count=600):
+    """200 audits of correct methods at 95 %, and as many of scores that are noise."""
+    rows = {}
+    for name in planted.CORRECT:
+        accused = sum(v.refuted for v in planted.many_verdicts(name, audits, count))
+        rows[name] = accused
+        print(name, accused, "of", audits, flush=True)
+    rng = np.random.default_rng(5)
+    null = sum(audit_scores(*rng.normal(size=(2, 500, 5)), DELTA).epsilon > 0 for _ in range(200))
+    total = audits * len(rows)
+    return {
+        "accused": rows,
+        "audits": total,
+        "accused_in_all": sum(rows.values()),
+        "binomial_95": int(stats.binom.ppf(0.95, total, 0.05)),
+        "null_scores_above_0": null,
+        "null_audits": 200,
+    }
+
+
+def _shrewd(noise):
+    """A public energy that falls only far along the record's direction."""
+    edge = 2.05 * noise - 0.1 * np.sqrt(2.0)
+
+    def loss(params, example):
+        moved = -(params["w"][0] + params["b"][0]) / jnp.sqrt(2.0)
+        return jnp.where(moved > edge, -1.0, 1.0) + 0.0 * example
+
+    return lambda key, there: PublicEnergy(loss, jnp.zeros(2))
+
+
+def _after_one(method):
+    """The annealer with one candidate accepted already, so that the next is judged."""
+    init = method.after_noise.init
+
+    def begun(params):
+        return init(params)._replace(
+            energy=jnp.ones([], jnp.float32) * 0.999, accepted=jnp.ones([], jnp.int32)
+        )
+
+    return dataclasses.replace(
+        method, after_noise=optax.GradientTransformationExtraArgs(begun, method.after_noise.update)
+    )
+
+
+def _waiting(released):
+    """How many candidates were rejected before the first acceptance."""
+    return jnp.sum(jnp.cumprod(released["counts"]["accepted"] <= 1.0))[None].astype(jnp.float32)
+
+
+def _annealed(noise=3.0, proposals=160):
+    method = opt.sa_dpsgd(
+        planted.flat(noise),
+        4.0,
+        jax.random.key(2),
+        temperature=1e9,
+        max_rejections=1000,
+        as_published=True,
+    )
+    run = training_run(
+        _after_one(method), planted.APART, proposals, energy=_shrewd(noise), score=_waiting
+    )
+    return method.claim(1.0, noise, 1, DELTA), run, "one accepted candidate; all rejections free"
+
+
+def _annealed_on_private(noise=40.0, steps=4):
+    def energy(key, there):
+        return DrawnEnergy(
+            planted.APART.records,
+            jnp.arange(4)[None],
+            there[None],
+            jnp.asarray(1),
+            planted._first_coordinate,
+            1e-3,
+            0.0,
+            4,
+        )
+
+    method = planted.annealed(noise, as_published=True, energy_on_private=True)
+    run = training_run(method, planted.APART, steps, energy=energy)
+    return method.claim(1.0, noise, steps, DELTA), run, "every candidate counted as accepted"
+
+
+def _moments(method, steps, worlds=planted.APART):
+    run = training_run(method, worlds, steps)
+    return method.claim(1.0, method.mechanism.noise_multiplier, steps, DELTA), run, "every step"
+
+
+def papers(count=10_000):
+    """What each paper claims, and what an attacker forces out of its algorithm as published."""
+    noise, steps = 4.0, 4
+
+    def pigdo(name):
+        worlds = planted.APART if name == "adam" else planted.CROWD
+        method = opt.pigdo_as_published(planted.flat(noise, worlds.count), 0.1, name)
+        return lambda: _moments(method, steps, worlds)
+
+    def adadp():
+        method = opt.adadp_as_published(noise, 4, 4, 0.1, bound=1.0, sampling="full_batch")
+        return _moments(method, steps)
+
+    cases = {
+        "AdaDp": adadp,
+        "PIAdam": pigdo("adam"),
+        "PIRMSprop": pigdo("rmsprop"),
+        "PIAdagrad": pigdo("adagrad"),
+        "SA-DPSGD": _annealed,
+        "SA-DPSGD, private energy": _annealed_on_private,
+    }
+    rows = []
+    for name, make in cases.items():
+        claim, run, counted = make()
+        plain = _plain(name, noise, steps)
+        inside, outside = two_worlds(run, count, seed=4)
+        length = steps if inside.shape[1] > 1 else 1
+        scores = planted.prepared(inside, outside, length, held_out=0.2)
+        found = audit_scores(*scores, DELTA, held_out=0.2)
+        rows.append(
+            {
+                "method": name,
+                "claim": claim.name,
+                "claimed": claim.value,
+                "counted": counted,
+                "audited": found.epsilon,
+                "refuted": found.epsilon > claim.value,
+                "plain_gaussian_of_what_is_counted": plain,
+                "counts": dataclasses.asdict(found.counts),
+                "runs": 2 * count,
+            }
+        )
+        print(rows[-1], flush=True)
+    plot(rows)
+    return rows
+
+
+def _plain(name, noise, steps):
+    """Epsilon of as many plain Gaussian steps as the claim counts, for it may be wrong of those."""
+    counted = {"SA-DPSGD": (3.0, 1), "SA-DPSGD, private energy": (40.0, 4)}
+    noise, steps = counted.get(name, (noise, steps))
+    return acc.epsilon(acc.Repeated(acc.Gaussian(noise), steps), DELTA).upper
+
+
+def plot(rows):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.4, 3.8), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    at = np.arange(len(rows))
+    axes.barh(
+        at - 0.2, [r["claimed"] for r in rows], 0.38, color="#0072B2", label="claimed by the paper"
+    )
+    axes.barh(
+        at + 0.2,
+        [r["audited"] for r in rows],
+        0.38,
+        color="#D55E00",
+        label="audited: at least, 95 % confidence",
+    )
+    axes.set_yticks(at, [r["method"] for r in rows])
+    axes.invert_yaxis()
+    axes.plot(
+        [r["plain_gaussian_of_what_is_counted"] for r in rows],
+        at,
+        "k|",
+        markersize=24,
+        label="plain Gaussian steps of that noise",
+    )
+    axes.set(xlabel="epsilon at delta 1e-5", xlim=(0, 12.5))
+    axes.set_title("The papers' algorithms as published, audited", loc="left", fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right")
+    FigureCanvasAgg(figure).print_png(FIGURE)
+
+
+def peer(python, draws=12, count=2000):
+    """The same scores to jax_privacy, ``draws`` times over, 0.2 of them held out by both."""
+    scores = {}
+    for mu in (0.0, 0.25, 1.0, 2.5):
+        rng = np.random.default_rng(int(10 * mu))
+        scores[f"Gaussian, mu {mu}"] = (
+            rng.normal(mu, 1, draws * count),
+            rng.normal(0, 1, draws * count),
+        )
+    method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
+    canary, worlds = tiny_worlds(method)
+    run = training_run(method, worlds, 8, score=canary_score(method, canary))
+    inside, outside = two_worlds(run, draws * count, seed=3)
+    scores["DP-SGD, sampled, 8 steps"] = inside[:, 1], outside[:, 1]
+    cut = {
+        f"{name}/{i}": tuple(s[i * count : (i + 1) * count] for s in pair)
+        for name, pair in scores.items()
+        for i in range(draws)
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "scores.npz"
+        np.savez(
+            path,
+            **{
+                f"{n}/{w}": s
+                for n, pair in cut.items()
+                for w, s in zip(("in", "out"), pair, strict=True)
+            },
+        )
+        command = [python, str(HERE / "auditing_peer.py"), str(path)]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        theirs = json.loads(
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, env=environment, cwd=folder
+            ).stdout.splitlines()[-1]
+        )
+    rows = []
+    for name in scores:
+        ours = {"gdp": [], "clopper_pearson": [], "one_run": []}
+        for i in range(draws):
+            pair = cut[f"{name}/{i}"]
+            ours["gdp"].append(audit_scores(*pair, DELTA, kind="gaussian", held_out=0.1).epsilon)
+            ours["clopper_pearson"].append(audit_scores(*pair, DELTA, seed=i).epsilon)
+            ours["one_run"].append(_one_run(*(s[:1000] for s in pair)))
+        kinds = theirs[f"{name}/0"]
+        their = {k: [theirs[f"{name}/{i}"][k] for i in range(draws)] for k in kinds}
+        truth = None
+        if name.startswith("Gaussian"):
+            mu = float(name.split()[-1])
+            truth = acc.epsilon(acc.Gaussian(1 / mu), DELTA).upper if mu else 0.0
+        else:
+            truth = method.epsilon(8, DELTA).upper
+        rows.append(
+            {
+                "scores": name,
+                "draws": draws,
+                "truth": truth,
+                "ours_mean": {k: float(np.mean(v)) for k, v in ours.items()},
+                "jax_privacy_mean": {k: float(np.mean(v)) for k, v in their.items()},
+                "ours_above_truth": {k: int(np.sum(np.array(v) > truth)) for k, v in ours.items()},
+                "jax_privacy_above_truth": {
+                    k: int(np.sum(np.array(v) > truth)) for k, v in their.items()
+                },
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def _one_run(inside, outside, guesses=(20, 50, 100, 200, 400, 800)):
+    """The most confident ``in`` guesses, corrected for the numbers of guesses that were tried."""
+    both = np.r_[inside, outside]
+    truth = (np.arange(len(both)) < len(inside))[np.argsort(-both, kind="stable")]
+    level = 1 - 0.05 / len(guesses)
+    return max(one_run_bound(int(truth[:r].sum()), r, len(both), DELTA, level) for r in guesses)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer", help="an interpreter that has jax_privacy 2.0.0")
+    parser.add_argument("--only", default="tight,bugs,correct,papers,peer")
+    given = parser.parse_args()
+    parts = {"tight": tight, "bugs": bugs, "correct": correct, "papers": papers}
+    if given.peer:
+        parts["peer"] = functools.partial(peer, given.peer)
+    for name in given.only.split(","):
+        if name in parts:
+            _record(name, parts[name]())
+    _record("machine", f"{os.cpu_count()} cores, shared with other work")
+
+
+def _record(name, rows):
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps({**result, name: rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

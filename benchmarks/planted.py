@@ -1,0 +1,312 @@
+"""Planted bugs: mechanisms charged for less than they release. All of this is wrong on purpose.
+
+Each breaks one link of the real chain (clipping, noise, sampling, state or charge) and keeps the
+others. `python -m benchmarks.auditing` and the tests ask the auditor to flag every one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp import optimizers as opt
+from jaxdp.auditing import Worlds, audit_event, discriminant, expand, training_run, two_worlds
+from jaxdp.mechanism import Mechanism, with_rule
+from jaxdp.optimizers.energy import DrawnEnergy
+from jaxdp.types import Summed
+
+STEPS, NOISE = 4, 2.0
+U = np.array([1.0, 0.0])
+
+
+def quadratic(params, example):
+    """A loss whose gradient is nearly the example, and bends from step to step."""
+    linear = sum(jnp.vdot(params[k], example[k]) for k in params)
+    return linear + 0.05 * sum(jnp.sum(jnp.square(params[k] * example[k])) for k in params)
+
+
+def linear(params, example):
+    return sum(jnp.vdot(params[k], example[k]) for k in params)
+
+
+def worlds(rows_w, rows_b, loss=quadratic, scale=50.0):
+    records = {
+        "w": scale * jnp.asarray(rows_w, jnp.float32),
+        "b": scale * jnp.asarray(rows_b, jnp.float32),
+    }
+    params = {k: jnp.full(v.shape[1], 0.1) for k, v in records.items()}
+    return Worlds(loss, params, records)
+
+
+# Three others that leave coordinate 0 of each leaf alone, then the record.
+APART = worlds([[0, 1.0], [0, -0.4], [0, 0.7], [1, 0]], [[0, -0.6], [0, 0.3], [0, 0.1], [1, 0]])
+# The record and its neighbour in the batch point in opposite directions.
+OPPOSED = worlds([0 * U, 0 * U, -U, 5 * U], np.zeros((4, 2)), linear)
+# The record touches every coordinate.
+EVERYWHERE = worlds([[0, 0], [0, 0], [0, 0], [1, 1]], [[0, 0], [0, 0], [0, 0], [1, 1]], linear)
+# One other record; neither has a gradient; only the size of the batch tells.
+EMPTY = worlds(np.zeros((2, 60)), np.zeros((2, 60)), linear)
+BROKEN = worlds([[0, 1.0], [0, -0.4], [0, 0.7], [np.inf, 0]], np.zeros((4, 2)), linear)
+
+# Thirty others of one kind, whose shared moments the record changes for all of them.
+CROWD = worlds([[0, 0.02]] * 30 + [[0, 20.0]], [[0, 0.02]] * 30 + [[0, 20.0]], linear)
+
+
+def flat(noise=NOISE, size=4, sampling="full_batch", bound=1.0):
+    return jaxdp.dp_sgd(noise, bound, size, 4 if size < 4 else size, sampling)
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenNoise(Mechanism):
+    """A mechanism whose noise passes through ``wrong``."""
+
+    wrong: Callable[..., Any] = None
+
+    def privatize(self, key=None):
+        inner = super().privatize(key)
+
+        def update(updates, state, params=None, **extra):
+            noisy, moved = inner.update(updates, state, params, **extra)
+            return self.wrong(updates, noisy, state, moved, self)
+
+        return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def with_noise(wrong, mechanism=None):
+    base = mechanism or flat()
+    fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
+    return opt.dp_sgd(BrokenNoise(**fields, wrong=wrong), 0.1)
+
+
+def with_gradient(gradient, mechanism=None):
+    return dataclasses.replace(opt.dp_sgd(mechanism or flat(), 0.1), gradient=gradient)
+
+
+def one_leaf_bare(updates, noisy, state, moved, mechanism):
+    return {**noisy, "b": updates.value["b"] / mechanism.batch_size}, moved
+
+
+def one_key_for_two_leaves(updates, noisy, state, moved, mechanism):
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+    std = mechanism.noise_multiplier * updates.l2
+    drawn = {k: v + std * jax.random.normal(key, v.shape) for k, v in updates.value.items()}
+    return jax.tree.map(lambda v: v / mechanism.batch_size, drawn), moved
+
+
+def one_key_for_two_steps(updates, noisy, state, moved, mechanism):
+    return noisy, moved._replace(step=jnp.zeros_like(moved.step))
+
+
+def resumed_with_old_noise(updates, noisy, state, moved, mechanism):
+    """After step 2 the run resumes with the noise state of step 0 and the parameters of step 2."""
+    return noisy, moved._replace(step=jnp.where(moved.step == 2, 0, moved.step))
+
+
+def _summed(of, bound=1.0):
+    """A gradient link from ``of(per-example gradients [m, ...], mask)`` to a sum."""
+
+    def gradient(loss_fn):
+        def summed(params, batch, mask):
+            grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
+            return Summed(of(grads, mask), bound), None
+
+        return summed
+
+    return gradient
+
+
+def _masked(grads, mask):
+    return jax.tree.map(lambda g: jnp.where(mask[:, None], g, 0.0), grads)
+
+
+def _shorten(tree, axes):
+    squares = sum(jnp.sum(jnp.square(g), axis=axes, keepdims=True) for g in jax.tree.leaves(tree))
+    factor = 1 / jnp.maximum(1.0, jnp.sqrt(squares))
+    return jax.tree.map(lambda g: g * factor, tree)
+
+
+def clipped_after_the_sum(grads, mask):
+    total = jax.tree.map(lambda g: jnp.sum(g, 0), _masked(grads, mask))
+    return _shorten(total, 0)
+
+
+def clipped_in_pairs(grads, mask):
+    pairs = jax.tree.map(lambda g: g.reshape(-1, 2, g.shape[1]).sum(1), _masked(grads, mask))
+    return jax.tree.map(lambda g: jnp.sum(g, 0), _shorten(pairs, 1))
+
+
+def unchecked(grads, mask):
+    clipped = _shorten(grads, 1)
+    return jax.tree.map(lambda g: jnp.sum(g, 0), _masked(clipped, mask))
+
+
+def _declared(rule, bound):
+    """A real clipped sum whose sensitivity is declared to be ``bound``."""
+
+    def gradient(loss_fn):
+        inner = jaxdp.clipped_grad(loss_fn, rule)
+
+        def summed(params, batch, mask):
+            total, info = inner(params, batch, mask)
+            return Summed(total.value, bound), info
+
+        return summed
+
+    return gradient
+
+
+def divided_by_realised_size(loss_fn):
+    inner = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
+
+    def summed(params, batch, mask):
+        total, info = inner(params, batch, mask)
+        size = len(mask) / jnp.maximum(jnp.sum(mask.astype(jnp.float32)), 1.0)
+        ratio = jax.tree.map(lambda v: jnp.full(v.shape, size), total.value)
+        return Summed(total.value, total.l2, ratio), info
+
+    return summed
+
+
+def _first_coordinate(params, example):
+    return -params["w"][0] * example["w"][0]
+
+
+def private_energy(noise=1.0):
+    """A noisy loss on the training records; the mechanism of the gradient alone is charged."""
+
+    def at(key, there):
+        return DrawnEnergy(
+            APART.records,
+            jnp.arange(4)[None],
+            there[None],
+            jnp.asarray(1),
+            _first_coordinate,
+            1e-3,
+            noise,
+            4,
+        )
+
+    return at
+
+
+def annealed(noise=40.0, **changes):
+    return opt.sa_dpsgd(
+        flat(noise), 5.0, jax.random.key(2), temperature=1e9, max_rejections=1000, **changes
+    )
+
+
+def adadp_published():
+    return opt.adadp_as_published(NOISE, 4, 4, 0.1, bound=1.0, sampling="full_batch")
+
+
+def noisy_norm(released):
+    return jnp.log(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(released["noisy"])))[
+        None
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    """A broken method, what it is charged, and the two worlds that show it."""
+
+    method: Callable[[], Any]
+    event: acc.Event
+    worlds: Worlds = APART
+    steps: int = STEPS
+    energy: Any = None
+    score: Any = None
+
+    def samples(self, count, seed):
+        run = training_run(
+            self.method(), self.worlds, self.steps, energy=self.energy, score=self.score
+        )
+        return prepared(*two_worlds(run, count, seed=seed), self.steps)
+
+    def verdict(self, count=3000, seed=0):
+        return audit_event(*self.samples(count, seed), self.event)
+
+
+def prepared(with_record, without, steps, held_out=0.3):
+    """Scores of everything released, the line fitted on the part that is set aside."""
+    if with_record.shape[1] == 1:
+        return with_record, without
+    return discriminant(expand(with_record, steps), expand(without, steps), held_out=held_out)
+
+
+FULL = flat().total(STEPS)
+BUGS = {
+    "noise calibrated to the mean": Bug(lambda: opt.dp_sgd(flat(NOISE / 4), 0.1), FULL),
+    "half the noise": Bug(lambda: opt.dp_sgd(flat(NOISE / 2), 0.1), FULL),
+    "one leaf without noise": Bug(lambda: with_noise(one_leaf_bare), FULL),
+    "one key for two leaves": Bug(
+        lambda: with_noise(one_key_for_two_leaves),
+        FULL,
+        dataclasses.replace(APART, records={**APART.records, "b": 0 * APART.records["b"]}),
+    ),
+    "one key for two steps": Bug(
+        lambda: with_noise(one_key_for_two_steps, flat(size=2, sampling="poisson")),
+        flat(size=2, sampling="poisson").total(STEPS),
+    ),
+    "clipping after the sum": Bug(
+        lambda: with_gradient(_summed(clipped_after_the_sum)), FULL, OPPOSED
+    ),
+    "clipping a pair together": Bug(
+        lambda: with_gradient(_summed(clipped_in_pairs)), FULL, OPPOSED
+    ),
+    "twice the bound": Bug(lambda: with_gradient(_declared(jaxdp.clip(2.0), 1.0)), FULL),
+    "coordinate clip without its root": Bug(
+        lambda: with_gradient(_declared(jaxdp.coordinate_box(1.0), 1.0)), FULL, EVERYWHERE
+    ),
+    "no sampling, charged as Poisson": Bug(
+        lambda: opt.dp_sgd(flat(), 0.1), flat(size=1, sampling="poisson").total(STEPS)
+    ),
+    "mean over the realised size": Bug(
+        lambda: with_gradient(divided_by_realised_size, flat(size=4)), FULL, EMPTY, score=noisy_norm
+    ),
+    "a non-finite example passes": Bug(lambda: with_gradient(_summed(unchecked)), FULL, BROKEN),
+    "private energy not charged": Bug(annealed, flat(40.0).total(STEPS), energy=private_energy()),
+    "AdaDp's raw moments": Bug(adadp_published, FULL),
+    "PIGDO's raw moments": Bug(lambda: opt.pigdo_as_published(flat(), 0.1), FULL),
+    "noise reused after a resume": Bug(
+        lambda: with_noise(resumed_with_old_noise, flat(size=2, sampling="poisson")),
+        flat(size=2, sampling="poisson").total(STEPS),
+    ),
+    "one step charged of four": Bug(lambda: opt.dp_sgd(flat(), 0.1), flat().total(1)),
+}
+
+CORRECT = {
+    "dp-sgd": Bug(lambda: opt.dp_sgd(flat(), 0.1), FULL),
+    "dp-sgd, sampled": Bug(
+        lambda: opt.dp_sgd(flat(size=2, sampling="poisson"), 0.1),
+        flat(size=2, sampling="poisson").total(STEPS),
+    ),
+    "dp-adam": Bug(lambda: opt.dp_adam(flat(), 0.1), FULL),
+    "adadp": Bug(
+        lambda: opt.adadp(
+            with_rule(jaxdp.coordinate_box(1.0), NOISE, 4, 4, "full_batch"), 0.1, bound=1.0
+        ),
+        FULL,
+        EVERYWHERE,
+    ),
+    "piadam": Bug(lambda: opt.piadam(flat(), 0.1), FULL),
+}
+
+
+@functools.cache
+def many_verdicts(name, audits, count):
+    """Verdicts on one big set of runs of a correct method, cut into independent audits."""
+    case = CORRECT[name]
+    run = training_run(case.method(), case.worlds, case.steps, energy=case.energy)
+    inside, outside = two_worlds(run, audits * count, seed=11)
+    found = []
+    for i in range(audits):
+        rows = slice(i * count, (i + 1) * count)
+        found.append(audit_event(*prepared(inside[rows], outside[rows], case.steps), case.event))
+    return found

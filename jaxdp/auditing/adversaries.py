@@ -1,0 +1,209 @@
+"""Who attacks: a canary gradient, the worst record of several, and an outsider who sees a loss."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from jaxdp import _validate
+from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
+from jaxdp.optimizers.method import Method
+from jaxdp.sampling import Poisson
+from jaxdp.types import PyTree
+
+LOG_RATIO = 1  # the column of the log-likelihood ratio in the scores of a canary
+_FAR = 1e3  # times the direction: far beyond any clipping norm in use here
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Canary:
+    """A record whose gradient is the same wherever training is: constant, along one direction.
+
+    Attributes:
+        direction: pytree shaped like the parameters, of norm 1.
+        words: what it is, for the report.
+        alone: whether no other record has a gradient along it.
+    """
+
+    direction: PyTree
+    words: str
+    alone: bool = False
+
+    def worlds(self, loss_fn: Callable[..., jax.Array], params: PyTree, records: PyTree) -> Worlds:
+        """The records [n, ...] and, in one of the worlds, this canary as record n + 1.
+
+        The auditor inserts it: no data set holds a record with such a gradient.
+        """
+        count = len(jax.tree.leaves(records)[0])
+        rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), records)
+
+        def with_canary(parameters: PyTree, record: Any) -> jax.Array:
+            pull = -_FAR * dot(parameters, self.direction)
+            return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
+
+        flags = jnp.arange(count + 1) == count
+        return Worlds(with_canary, params, {"example": rows, "canary": flags})
+
+
+def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
+    """A canary in one chosen coordinate, best one that the other records leave alone.
+
+    Args:
+        params: the parameters' shapes.
+        leaf: position of the leaf among ``jax.tree.leaves(params)``.
+        index: of the coordinate in it.
+    """
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.zeros_like, params))
+    _validate.integer("leaf", leaf, least=0)
+    if leaf >= len(leaves) or len(index) != leaves[leaf].ndim:
+        raise ValueError(f"leaf and index must name a coordinate of params, got {leaf}, {index}")
+    leaves[leaf] = leaves[leaf].at[index].set(1.0)
+    return Canary(jax.tree.unflatten(structure, leaves), "a Dirac gradient in a chosen coordinate")
+
+
+def random_dirac(params: PyTree, seed: int) -> Canary:
+    """A canary in one coordinate drawn uniformly, the same in all runs."""
+    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+    at = int(np.random.default_rng(seed).integers(sum(sizes)))
+    leaf = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
+    shape = jax.tree.leaves(params)[leaf].shape
+    index = np.unravel_index(at - sum(sizes[:leaf]), shape)
+    found = dirac(params, leaf, tuple(int(i) for i in index))
+    return dataclasses.replace(found, words="a Dirac gradient in a random coordinate")
+
+
+def dense(params: PyTree) -> Canary:
+    """A canary equal in every coordinate: the worst for rules that clip each coordinate."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    even = jax.tree.map(lambda leaf: jnp.full(leaf.shape, size**-0.5, jnp.float32), params)
+    return Canary(even, "a gradient equal in every coordinate")
+
+
+def dot(tree: PyTree, other: PyTree) -> jax.Array:
+    """The inner product over all leaves, float32 scalar."""
+    products = jax.tree.map(lambda a, b: jnp.sum(a * b), tree, other)
+    return jnp.sum(jnp.stack(jax.tree.leaves(products)))
+
+
+def canary_score(method: Method, canary: Canary) -> Callable[[PyTree], jax.Array]:
+    """Scores [k] of a run that released "gradients", along a canary's direction.
+
+    The sum of the noisy gradients, the log-likelihood ratio of a sampled Gaussian (the most
+    powerful test where the others leave the direction alone), the last iterate, extremes and sizes
+    over the steps (a step without noise is told by its size), and the method's counters.
+    """
+    unit = method.mechanism.l2(canary.direction) / method.mechanism.batch_size
+
+    def score(released: PyTree) -> jax.Array:
+        noisy = jax.vmap(lambda g: dot(g, canary.direction))(
+            released["noisy"] if jax.tree.leaves(released["noisy"]) else _moves(released["params"])
+        )
+        sizes = jnp.log10(jnp.abs(noisy) + 1e-12)
+        last = jax.tree.map(lambda leaf: leaf[-1], released["params"])
+        columns = [
+            jnp.sum(noisy), jnp.sum(log_ratios(method, -noisy / unit)), dot(last, canary.direction),
+            jnp.max(noisy), jnp.min(noisy), jnp.max(sizes), jnp.min(sizes),
+            *(jnp.sum(leaf[-1]) for leaf in jax.tree.leaves(released["counts"])),
+        ]
+        return jnp.stack([column.astype(jnp.float32) for column in columns])
+
+    return score
+
+
+def log_ratios(method: Method, sums: jax.Array) -> jax.Array:
+    """log(dP/dQ) [steps] of noisy sums along the canary, in units of its clipped norm."""
+    sampling = method.mechanism.sampling
+    prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
+    z = jnp.asarray(method.mechanism.noise_multiplier, jnp.float32) if isinstance(
+        method.mechanism.noise_multiplier, int | float
+    ) else method.mechanism.noise_multiplier.table()[: len(sums)]
+    shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
+    if prob == 1.0:
+        return shifted
+    stay = jnp.full(sums.shape, np.log1p(-prob), jnp.float32)
+    return logsumexp(jnp.stack([stay, shifted + np.float32(np.log(prob))]), axis=0)
+
+
+def _moves(params: PyTree) -> PyTree:
+    """Downhill moves between released iterates, the first left out, as gradients are signed."""
+    return jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], params)
+
+
+def iterate_score(
+    method: Method, canary: Canary, start: PyTree, learning_rate: float
+) -> Callable[[PyTree], jax.Array]:
+    """Scores [2] of a plain SGD run that released its "iterates" alone.
+
+    The noisy gradients are the iterates' differences over the learning rate.
+    """
+    unit = learning_rate * method.mechanism.l2(canary.direction) / method.mechanism.batch_size
+
+    def score(released: PyTree) -> jax.Array:
+        along = jax.vmap(lambda p: dot(p, canary.direction))(released["params"])
+        before = jnp.concatenate([dot(start, canary.direction)[None], along[:-1]])
+        sums = (along - before) / unit
+        return jnp.stack([jnp.sum(sums), jnp.sum(log_ratios(method, sums))])
+
+    return score
+
+
+def loss_score(worlds: Worlds) -> Callable[[PyTree], jax.Array]:
+    """Score [1] of a black-box attacker: the record's loss (negated) under the "last" model."""
+    record = jax.tree.map(lambda leaf: leaf[-1], worlds.records)
+    return lambda params: -worlds.loss_fn(params, record)[None]
+
+
+def worst_record(
+    method: Method, worlds: Sequence[Worlds], steps: int, *, count: int = 500, seed: int = 0
+) -> tuple[int, list[float]]:
+    """The position of the record that is told apart best, and every one's separation.
+
+    A search by pilot runs with the loss score: their runs are not used again, so an audit of the
+    record that was found needs no correction.
+
+    Args:
+        method: audited.
+        worlds: one for each candidate record.
+        steps: of a run.
+        count: pilot runs in each world.
+        seed: of the pilot runs.
+    """
+    if not worlds:
+        raise ValueError("worlds must hold at least one candidate, got none")
+    apart = []
+    for candidate in worlds:
+        run = training_run(
+            method, candidate, steps, release="last", score=loss_score(candidate)
+        )
+        inside, outside = two_worlds(run, count, seed=seed)
+        spread = np.sqrt(np.var(inside) + np.var(outside)) + 1e-12
+        apart.append(float(abs(np.mean(inside) - np.mean(outside)) / spread))
+    return int(np.argmax(apart)), apart
+
+
+def tiny_network(seed: int = 0, records: int = 4) -> tuple[Callable[..., jax.Array], PyTree, Any]:
+    """A network of 23 parameters on made-up records whose first feature is 0: (loss, params, data).
+
+    No record has a gradient in the weights of the first feature; a Dirac there meets noise alone.
+    """
+    keys = jax.random.split(jax.random.key(seed), 4)
+    params = {
+        "w1": 0.5 * jax.random.normal(keys[0], (4, 3)), "b1": jnp.zeros(3),
+        "w2": 0.5 * jax.random.normal(keys[1], (3, 2)), "b2": jnp.zeros(2),
+    }
+    x = jax.random.normal(keys[2], (records, 4)).at[:, 0].set(0.0)
+    labels = jax.random.bernoulli(keys[3], 0.5, (records,)).astype(jnp.int32)
+
+    def loss_fn(parameters: PyTree, example: Any) -> jax.Array:
+        hidden = jnp.tanh(example["x"] @ parameters["w1"] + parameters["b1"])
+        logits = hidden @ parameters["w2"] + parameters["b2"]
+        return logsumexp(logits) - logits[example["y"]]
+
+    return loss_fn, params, {"x": x, "y": labels}
+
+
+W1 = 2  # the position of "w1" among the leaves of the tiny network: b1, b2, w1, w2

@@ -1,0 +1,238 @@
+"""The audit of a method: claimed, proven and audited epsilon side by side."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.auditing import adversaries
+from jaxdp.auditing.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
+from jaxdp.auditing.events import Verdict, audit_event, family_bound
+from jaxdp.auditing.scores import Audited, audit_scores
+from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
+from jaxdp.clipping.rules import CoordinateBox
+from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
+from jaxdp.optimizers.method import Method
+from jaxdp.sampling import FullBatch
+
+HELD_OUT = 0.2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MethodAudit:
+    """What is claimed of a method, proven of it, and what could be forced out of it.
+
+    Attributes:
+        steps: of every run.
+        runs: in each world.
+        delta: of every epsilon.
+        confidence: of the audited numbers, each by itself.
+        claimed: the paper's claim, where there is one.
+        proven: the accountant's epsilon; infinite where nothing is proven.
+        audited: the lower bound that assumes nothing.
+        profile: the lower bound that assumes the mechanism's kind, where it has one.
+        verdict: whether the runs contradict what is charged; None where nothing is proven.
+        event: what is charged.
+        adversary: in words.
+        roc: float [k, 2], rates of false alarms and hits of the chosen score, for a plot.
+    """
+
+    steps: int
+    runs: int
+    delta: float
+    confidence: float
+    claimed: acc.claims.Claim | None
+    proven: float
+    audited: Audited
+    profile: Audited | None
+    verdict: Verdict | None
+    event: acc.Event
+    adversary: str
+    roc: np.ndarray
+
+    @property
+    def broken(self) -> bool:
+        """Whether what was charged is refuted, at ``confidence``: by the one test of the event."""
+        return bool(self.verdict and self.verdict.refuted)
+
+    @property
+    def claim_refuted(self) -> bool:
+        """Whether the assumption-free bound exceeds the paper's claim."""
+        return self.claimed is not None and self.audited.epsilon > self.claimed.value
+
+    def in_words(self) -> str:
+        """The verdict."""
+        if self.broken:
+            words = "BROKEN: the runs cannot come from a mechanism that keeps the proven guarantee."
+        elif self.audited.epsilon > self.proven:
+            words = (
+                "The audited number exceeds the proven one, though the test of the whole event does "
+                "not refute it: audit again, with more runs."
+            )
+        elif math.isinf(self.proven):
+            words = f"Nothing is proven, and the attack forced out {self.audited}."
+        else:
+            best = max(self.audited.epsilon, self.profile.epsilon if self.profile else 0.0)
+            words = (
+                "Nothing contradicts the proven guarantee; the attack reaches "
+                f"{best / self.proven if self.proven else 1.0:.0%} of it."
+            )
+        if self.claim_refuted:
+            assert self.claimed is not None
+            words += (
+                f" The claim of {self.claimed.name}, epsilon {self.claimed.value:.3g}, is refuted."
+            )
+        return words
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; infinity becomes the string "inf"."""
+        row = {
+            "steps": self.steps, "runs": 2 * self.runs, "delta": self.delta,
+            "confidence": self.confidence,
+            "claimed": None if self.claimed is None else self.claimed.value,
+            "claim": None if self.claimed is None else self.claimed.name,
+            "proven": self.proven if math.isfinite(self.proven) else "inf",
+            "audited": self.audited.epsilon,
+            "audited_profile": None if self.profile is None else self.profile.epsilon,
+            "profile_assumes": None if self.profile is None else self.profile.assumes,
+            "p_value": None if self.verdict is None else self.verdict.p_value,
+            "broken": self.broken, "claim_refuted": self.claim_refuted,
+            "adversary": self.adversary, "verdict": self.in_words(),
+        }
+        return row
+
+
+def audit_method(
+    method: Method, steps: int, delta: float, *, runs: int = 10_000, confidence: float = 0.95,
+    energy: str = "", seed: int | None = None, progress: Callable[[int], None] | None = None,
+    chunk: int = 2_500,
+) -> MethodAudit:
+    """Trains a tiny network ``2 * runs`` times with the method's own mechanism, and attacks it.
+
+    Formal guarantee: each audited number exceeds the true epsilon of what was run with probability
+    at most 1 - ``confidence``, under adding or removing a record. It audits this code on a tiny
+    network, at the method's own noise, sampling rate, clipping and steps; it cannot vouch for parts
+    that are not run, such as the sampler of a real run.
+
+    Args:
+        method: audited.
+        steps: of every run.
+        delta: of the epsilons.
+        runs: in each world.
+        confidence: of each audited number.
+        energy: what judges an annealed method: "public", "private", "test" or "train".
+        seed: of the runs; None takes one from the operating system.
+        progress: called with the number of runs done.
+        chunk: runs at once.
+    """
+    steps = _validate.integer("steps", steps, least=1)
+    runs = _validate.integer("runs", runs, least=10)
+    for name, value in (("delta", delta), ("confidence", confidence)):
+        if not 0 < _validate.positive(name, value) < 1:
+            raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
+    canary, worlds = tiny_worlds(method)
+    run = training_run(
+        method, worlds, steps, score=canary_score(method, canary),
+        energy=_energy(energy, method, worlds),
+    )
+    inside, outside = two_worlds(run, runs, seed=seed, progress=progress, chunk=chunk)
+    event = method.total(steps)
+    found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
+    proven = acc.epsilon(event, delta).upper
+    verdict = None
+    if math.isfinite(proven):
+        verdict = audit_event(inside, outside, event, confidence=confidence)
+    profile = _profile(method, steps, canary, inside, outside, delta, confidence)
+    assert found.rule is not None
+    column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
+    return MethodAudit(
+        steps, runs, delta, confidence, _claim(method, steps, delta), proven, found,
+        profile, verdict, event, canary.words, roc(column[:, 0], column[:, 1]),
+    )
+
+
+def tiny_worlds(method: Method) -> tuple[Canary, Worlds]:
+    """The tiny network's data, with the canary that the method's clipping fears most."""
+    loss_fn, params, records = tiny_network()
+    boxed = isinstance(method.mechanism.rule, CoordinateBox) and method.raw is None
+    canary = adversaries.dense(params)
+    if not boxed:
+        canary = adversaries.dirac(params, adversaries.W1, (0, 0))
+        canary = dataclasses.replace(canary, alone=True)
+    return canary, canary.worlds(loss_fn, params, records)
+
+
+def _profile(
+    method: Method, steps: int, canary: Canary, inside: Any, outside: Any, delta: float,
+    confidence: float,
+) -> Audited | None:
+    mechanism = method.mechanism
+    noise = mechanism.noise_multiplier
+    if method.energy is not None or mechanism.leak or not isinstance(noise, int | float):
+        return None
+    if isinstance(mechanism.sampling, FullBatch):
+        if not canary.alone:
+            return audit_scores(
+                inside, outside, delta, confidence=confidence, kind="gaussian", held_out=0.1
+            )
+        # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
+        return audit_scores(
+            inside[:, LOG_RATIO], outside[:, LOG_RATIO], delta, confidence=confidence,
+            kind="gaussian", threshold=0.0,
+        )
+
+    def family(z: float) -> acc.Event:
+        step = mechanism.sampling.event(acc.Gaussian(z), mechanism.dataset_size)
+        return acc.Repeated(step, steps)
+
+    return family_bound(inside, outside, family, noise, delta, confidence=confidence)
+
+
+def _claim(method: Method, steps: int, delta: float) -> acc.claims.Claim | None:
+    noise = method.mechanism.noise_multiplier
+    if method.claim is None or not isinstance(noise, int | float):
+        return None
+    rate = method.mechanism.batch_size / method.mechanism.dataset_size
+    return method.claim(rate, noise, steps, delta)
+
+
+def _energy(kind: str, method: Method, worlds: Worlds) -> Callable[..., Any] | None:
+    """What judges the steps of an annealed method on the tiny network."""
+    if not kind:
+        return None
+    _validate.one_of("energy", kind, ("public", "private", "test", "train"))
+    if kind in ("public", "test"):
+        return lambda key, there: PublicEnergy(
+            worlds.loss_fn, jax.tree.map(lambda leaf: leaf[:-1], worlds.records)
+        )
+    mechanism = method.energy
+    count = worlds.count
+    bound = mechanism.l2(None) if mechanism is not None else 1e6
+    noise = mechanism.noise_multiplier if mechanism is not None else 0.0
+    rate = mechanism.batch_size / mechanism.dataset_size if mechanism is not None else 1.0
+    size = mechanism.batch_size if mechanism is not None else count
+
+    def drawn(key: jax.Array, there: jax.Array) -> DrawnEnergy:
+        mask = there & jax.random.bernoulli(key, rate, (count,))
+        return DrawnEnergy(
+            worlds.records, jnp.arange(count)[None], mask[None], jnp.asarray(1), worlds.loss_fn,
+            bound, noise, size,  # type: ignore[arg-type]
+        )
+
+    return drawn
+
+
+def roc(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarray:
+    """(false-alarm rate, hit rate) [points, 2] of "score >= threshold" over all thresholds."""
+    both = np.sort(np.r_[inside, outside])
+    cuts = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))]
+    alarms, hits = (1 - np.searchsorted(np.sort(s), cuts) / len(s) for s in (outside, inside))
+    return np.c_[np.r_[alarms, 0.0], np.r_[hits, 0.0]]
+
+

@@ -1,0 +1,255 @@
+"""From scores of two worlds to a bound: the event is chosen on a part that is then set aside."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from jaxdp import _validate
+from jaxdp.auditing import bounds
+from jaxdp.auditing.bounds import Counts
+
+KINDS = ("clopper_pearson", "gaussian")
+_QUANTILES = np.r_[0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, np.linspace(0.04, 0.96, 24)]
+_QUANTILES = np.unique(np.r_[_QUANTILES, 1 - _QUANTILES, 0.0, 1.0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """An event: column ``column`` times ``sign`` is at least ``threshold``."""
+
+    column: int
+    sign: int
+    threshold: float
+    combine: str = "sum"
+
+    def counts(self, with_record: np.ndarray, without: np.ndarray) -> Counts:
+        """Of scores [n, k] and [n', k]."""
+        inside = self.sign * with_record[:, self.column] >= self.threshold
+        outside = self.sign * without[:, self.column] >= self.threshold
+        return Counts(int(outside.sum()), len(outside), int((~inside).sum()), len(inside))
+
+
+@dataclasses.dataclass(frozen=True)
+class Audited:
+    """What an audit proved.
+
+    Attributes:
+        epsilon: lower bound at ``delta``; 0 where nothing is proven.
+        delta: of the bound.
+        confidence: with which the bound holds.
+        kind: how it was made.
+        assumes: what must be true of the mechanism for it to hold; "" for nothing.
+        counts: of the chosen event, in the runs kept for the test.
+        rule: the event; None where several were looked at.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    kind: str
+    assumes: str
+    counts: Counts | None
+    rule: Rule | None
+
+    def __str__(self) -> str:
+        return (
+            f"epsilon >= {np.floor(1000 * self.epsilon) / 1000:.3f} at delta {self.delta:g} with "
+            f"{self.confidence:.0%} confidence"
+        )
+
+
+GAUSSIAN_ONLY = "the mechanism's own trade-off function is Gaussian (full batch, nothing hidden)"
+
+
+def audit_scores(
+    with_record: Any, without: Any, delta: float, *, confidence: float = 0.95,
+    kind: str = "clopper_pearson", held_out: float = 0.2, threshold: float | None = None,
+    seed: int = 0,
+) -> Audited:
+    """A lower bound on epsilon from scores of the two worlds.
+
+    Formal guarantee: that of :func:`jaxdp.auditing.epsilon_bound` (or ``gaussian_bound``), for
+    independent runs: the column, its direction, the threshold and the combining rule are chosen on
+    a random part of the runs, the bound is computed on the others.
+
+    Args:
+        with_record: scores [n] or [n, k] of the runs with the record, k of them a run; not-a-number
+            is a score of its own.
+        without: scores [n'] or [n', k] of the runs without it.
+        delta: of the bound.
+        confidence: in (0, 1).
+        kind: "clopper_pearson" for any mechanism, or "gaussian".
+        held_out: fraction of the runs on which the event is chosen.
+        threshold: of a single column, fixed beforehand; then no run is set aside.
+        seed: of the random part.
+    """
+    _validate.one_of("kind", kind, KINDS)
+    inside, outside = checked(with_record, without)
+    bound = bounds.epsilon_bound if kind == "clopper_pearson" else bounds.gaussian_bound
+    if threshold is None:
+        chosen, kept = split(inside, outside, held_out, seed)
+        rule = _chosen(chosen, kept, delta, confidence, kind, bound)
+    elif inside.shape[1] > 1:
+        raise ValueError(f"threshold must be None for {inside.shape[1]} columns, got {threshold}")
+    else:
+        rule, kept = Rule(0, 1, float(threshold)), (inside, outside)
+    counts = rule.counts(*kept)
+    value = bound(counts, delta, confidence, rule.combine)
+    assumes = GAUSSIAN_ONLY if kind == "gaussian" else ""
+    return Audited(value, delta, confidence, kind, assumes, counts, rule)
+
+
+def audit_all_thresholds(
+    with_record: Any, without: Any, delta: float, thresholds: Any, *, confidence: float = 0.95,
+    kind: str = "clopper_pearson",
+) -> Audited:
+    """The best bound over given thresholds, in both directions, corrected for all of them.
+
+    Formal guarantee: as :func:`audit_scores`; each of the 2 k looks gets 1/(2 k) of the error
+    (Bonferroni). The thresholds must not depend on these scores.
+    """
+    _validate.one_of("kind", kind, KINDS)
+    inside, outside = checked(with_record, without)
+    cuts = np.atleast_1d(np.asarray(thresholds, float))
+    looks = 2 * inside.shape[1] * len(cuts)
+    bound = bounds.epsilon_bound if kind == "clopper_pearson" else bounds.gaussian_bound
+    level = 1 - (1 - confidence) / looks
+    rules = [
+        Rule(column, sign, sign * float(cut))
+        for column in range(inside.shape[1]) for sign in (1, -1) for cut in cuts
+    ]
+    found = [(bound(rule.counts(inside, outside), delta, level), i) for i, rule in enumerate(rules)]
+    value, i = max(found)
+    assumes = GAUSSIAN_ONLY if kind == "gaussian" else ""
+    counts = rules[i].counts(inside, outside)
+    return Audited(value, delta, confidence, f"{kind}, {looks} looks", assumes, counts, rules[i])
+
+
+def audit_one_run(
+    scores: Any, included: Any, delta: float, *, confidence: float = 0.95,
+    guesses: Any = None,
+) -> Audited:
+    """A lower bound on epsilon from one training run with many canaries.
+
+    The canaries with the highest scores are guessed to be in, as many with the lowest to be out;
+    then the highest alone. Each number of guesses is a look that is paid for (Bonferroni).
+
+    Formal guarantee: that of :func:`jaxdp.auditing.one_run_p_value`: every canary was included by
+    its own fair coin, secret to whoever computed the scores, and the scores are a function of what
+    the run released and of the canaries.
+
+    Args:
+        scores: [m], higher for canaries that seem to be in.
+        included: bool [m], the coins.
+        delta: of the bound.
+        confidence: in (0, 1).
+        guesses: numbers of guesses to try, fixed beforehand; None tries a few fractions of m.
+    """
+    (values, _), coins = checked(scores, scores), np.asarray(included)
+    if coins.shape != np.shape(scores) or coins.dtype != bool:
+        raise ValueError(
+            f"included must be bool {np.shape(scores)} like scores, got {coins.dtype} {coins.shape}"
+        )
+    ordered = coins[np.argsort(-values[:, 0], kind="stable")]
+    m = len(ordered)
+    sizes = (
+        sorted({max(2, m // k) for k in (50, 20, 10, 5, 2, 1)}) if guesses is None
+        else [_validate.integer("guesses", r, least=1) for r in np.atleast_1d(guesses)]
+    )
+    level = 1 - (1 - confidence) / (2 * len(sizes))
+    found = []
+    for r in sizes:
+        both = int(ordered[: r - r // 2].sum() + (~ordered[m - r // 2 :]).sum())
+        for correct in (both, int(ordered[:r].sum())):
+            found.append(bounds.one_run_bound(correct, r, m, delta, level))
+    assumes = "every canary was included by its own fair coin"
+    return Audited(max(found), delta, confidence, "one run", assumes, None, None)
+
+
+def checked(with_record: Any, without: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Both as float64 [n, k]; not-a-number becomes a score above all others."""
+    both = []
+    for name, given in (("with_record", with_record), ("without", without)):
+        scores = np.asarray(given, np.float64)
+        scores = scores[:, None] if scores.ndim == 1 else scores
+        if scores.ndim != 2 or not scores.size:
+            raise ValueError(f"{name} must be scores [n] or [n, k], got shape {scores.shape}")
+        both.append(np.nan_to_num(scores, nan=1e30, posinf=1e29, neginf=-1e29))
+    if both[0].shape[1] != both[1].shape[1]:
+        raise ValueError(
+            f"without must have {both[0].shape[1]} columns like with_record, got {both[1].shape[1]}"
+        )
+    return both[0], both[1]
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -> tuple[Pair, Pair]:
+    """(the part to choose on, the part to test on), each of both worlds."""
+    if not 0 < _validate.positive("held_out", held_out) < 1:
+        raise ValueError(f"held_out must be above 0 and below 1, got {held_out!r}")
+    rng = np.random.default_rng(seed)
+    parts = []
+    for name, scores in (("with_record", inside), ("without", outside)):
+        first = round(held_out * len(scores))
+        if not 0 < first < len(scores):
+            raise ValueError(
+                f"{name} must be enough runs to set {held_out} aside, got {len(scores)}"
+            )
+        order = rng.permutation(len(scores))
+        parts.append((scores[order[:first]], scores[order[first:]]))
+    return (parts[0][0], parts[1][0]), (parts[0][1], parts[1][1])
+
+
+def candidates(chosen: Pair) -> tuple[list[Rule], np.ndarray, np.ndarray]:
+    """Every rule worth trying, with its rates of false alarms [r] and misses [r]."""
+    rules, alarms, misses = [], [], []
+    for column in range(chosen[0].shape[1]):
+        inside, outside = (np.sort(scores[:, column]) for scores in chosen)
+        cuts = np.unique(np.quantile(np.r_[inside, outside], _QUANTILES, method="nearest"))
+        for sign in (1, -1):
+            below_in, below_out = (
+                np.searchsorted(s, cuts, "left" if sign > 0 else "right") for s in (inside, outside)
+            )
+            hit_in, hit_out = below_in / len(inside), below_out / len(outside)
+            if sign > 0:
+                hit_in, hit_out = 1 - hit_in, 1 - hit_out
+            rules += [Rule(column, sign, sign * float(cut)) for cut in cuts]
+            alarms.append(hit_out)
+            misses.append(1 - hit_in)
+    return rules, np.concatenate(alarms), np.concatenate(misses)
+
+
+def _chosen(
+    chosen: Pair, kept: Pair, delta: float, confidence: float, kind: str,
+    bound: Callable[..., float],
+) -> Rule:
+    rules, alarms, misses = candidates(chosen)
+    # Pessimistic about the choosing part, so that a rate of 0 in few runs is not taken for 0.
+    a, b = (upper(rate, len(part), 0.05) for rate, part in zip((alarms, misses), chosen[::-1],
+                                                               strict=True))
+    if kind == "gaussian":
+        gain = -special.ndtri(a) - special.ndtri(b)
+    else:
+        gain = np.log(np.maximum(np.maximum((1 - b - delta) / a, (1 - a - delta) / b), 1e-9))
+    best = int(np.argmax(gain))
+    sizes = len(kept[1]), len(kept[0])
+    # Half a hit more, for a rate of 0 in few runs is hardly 0.
+    likely = [
+        round((rate[best] * len(part) + 0.5) / (len(part) + 1) * size)
+        for rate, part, size in zip((alarms, misses), chosen[::-1], sizes, strict=True)
+    ]
+    expected = Counts(likely[0], sizes[0], likely[1], sizes[1])
+    combine = max(bounds.RULES, key=lambda r: bound(expected, delta, confidence, r))
+    return dataclasses.replace(rules[best], combine=combine)
+
+
+def upper(rate: np.ndarray, runs: int, level: float) -> np.ndarray:
+    """Clopper-Pearson upper ends of rates that were measured in ``runs`` runs."""
+    hits = np.rint(rate * runs)
+    inside = np.minimum(hits, runs - 1)
+    return np.where(hits < runs, special.betaincinv(inside + 1, runs - inside, 1 - level), 1.0)

@@ -1,0 +1,169 @@
+"""Thousands of whole training runs at once, with one record and without it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import _validate
+from jaxdp.optimizers.as_published import LeakySum
+from jaxdp.optimizers.method import Method
+from jaxdp.sampling import FixedSize, FullBatch, Poisson
+from jaxdp.types import PyTree
+
+# From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
+Run = Callable[[jax.Array, jax.Array], jax.Array]
+RELEASES = ("gradients", "iterates", "last")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Worlds:
+    """Two neighbouring data sets, and the model that is trained on them.
+
+    Attributes:
+        loss_fn: ``(params, example) -> scalar``.
+        params: pytree; where training begins.
+        records: pytree [n, ...]; the **last** one is in one of the worlds alone.
+    """
+
+    loss_fn: Callable[..., jax.Array]
+    params: PyTree
+    records: PyTree
+
+    @property
+    def count(self) -> int:
+        """Records in the larger world."""
+        return len(jax.tree.leaves(self.records)[0])
+
+
+def training_run(
+    method: Method, worlds: Worlds, steps: int, *, release: str = "gradients",
+    score: Callable[[PyTree], jax.Array] | None = None,
+    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+) -> Run:
+    """One whole run of a method through the same links as training: clipping, noise, optax.
+
+    Reads what the run releases and nothing else. Draws are the mechanism's sampling made on the
+    device, by float32 uniforms, for a few records.
+
+    Args:
+        method: audited; its chain's links are used as they are.
+        worlds: the data and the model.
+        steps: of the run.
+        release: "gradients": every noisy gradient, every iterate, the public scale and counters;
+            "iterates": every iterate; "last": the last one.
+        score: from the released pytree (leaves [steps, ...], or the parameters for "last") to
+            features [k]; None hands on every number.
+        energy: for annealed methods, from (key of the step, bool [n]: the records of this world) to
+            what judges that step.
+    """
+    _validate.one_of("release", release, RELEASES)
+    steps = _validate.integer("steps", steps, least=1)
+    grad_fn = method.clipped_grad(worlds.loss_fn)
+    draw = _drawing(method, worlds.count)
+    handed_on = score or (flat if release == "last" else step_by_step)
+
+    def run(words: jax.Array, member: jax.Array) -> jax.Array:
+        noise_key, draw_key, judge = jax.random.split(jax.random.wrap_key_data(words), 3)
+        privatize = method.mechanism.privatize(jax.random.key_data(noise_key))
+        after = optax.with_extra_args_support(method.after_noise)
+        begun = with_judge(after.init(worlds.params), judge)
+
+        def body(carry: Any, step: jax.Array) -> Any:
+            params, (first, last) = carry
+            there = (jnp.arange(worlds.count) < worlds.count - 1) | member
+            mine, other = jax.random.split(jax.random.fold_in(draw_key, step))
+            mask = draw(mine) & there
+            context = method.context((first, last))
+            summed, _ = grad_fn(params, worlds.records, mask, **context)
+            extra = {} if energy is None else {"energy": energy(other, there)}
+            if isinstance(summed, LeakySum):
+                extra["leaked"] = summed.leaked
+            noisy, first = privatize.update(summed, first, params)
+            updates, last = after.update(noisy, last, params, **extra)
+            params = jax.tree.map(jnp.add, params, updates)
+            shown = {"params": params}
+            if release == "gradients":
+                counts = method.counts(last) if method.counts else {}
+                counts = {k: v.astype(jnp.float32) for k, v in counts.items()}
+                shown |= {"noisy": noisy if energy is None else {}, "counts": counts,
+                          "scale": context.get("scale", {})}
+            return (params, (first, last)), ({} if release == "last" else shown)
+
+        start = (worlds.params, (privatize.init(worlds.params), begun))
+        (params, _), shown = jax.lax.scan(body, start, jnp.arange(steps))
+        released = params if release == "last" else shown
+        return handed_on(released)
+
+    return run
+
+
+def flat(released: PyTree) -> jax.Array:
+    """Every released number, [k]."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(released)])
+
+
+def step_by_step(released: PyTree) -> jax.Array:
+    """Every released number of leaves [steps, ...], [k]: all of the first step, then the second."""
+    leaves = jax.tree.leaves(released)
+    return jnp.ravel(jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1))
+
+
+def with_judge(state: PyTree, key: jax.Array) -> PyTree:
+    """An annealer's state with a key of this run alone."""
+    if "key" not in getattr(state, "_fields", ()):
+        return state
+    return state._replace(key=jax.random.key_data(key))
+
+
+def _drawing(method: Method, count: int) -> Callable[[jax.Array], jax.Array]:
+    sampling = method.mechanism.sampling
+    if isinstance(sampling, FixedSize):
+        raise ValueError(
+            "method must sample by Poisson or take the full batch: with a fixed size the two "
+            f"worlds differ in more than one record, got {sampling!r}"
+        )
+    prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
+    assert isinstance(sampling, Poisson | FullBatch)
+    return lambda key: jax.random.bernoulli(key, prob, (count,))
+
+
+def two_worlds(
+    run: Run, count: int, *, seed: int | None = None, chunk: int = 5_000,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features [count, k] of runs with the record, and as many without it; all keys differ.
+
+    Args:
+        run: compiled once, with every chunk's runs side by side under ``jax.vmap``.
+        count: runs in each world.
+        seed: of the runs; None takes one from the operating system.
+        chunk: runs at once: memory against speed.
+        progress: called with the number of runs done, of 2 · ``count``.
+    """
+    count = _validate.integer("count", count, least=1)
+    entropy = np.random.SeedSequence(seed).generate_state(1)[0]
+    chunk = min(_validate.integer("chunk", chunk, least=1), count)
+
+    # Optimising a tiny program takes longer than running it.
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def many(first: jax.Array, member: jax.Array) -> jax.Array:
+        root = jax.random.fold_in(jax.random.key(entropy), member.astype(jnp.int32))
+
+        def one(index: jax.Array) -> jax.Array:
+            return run(jax.random.key_data(jax.random.fold_in(root, index)), member)
+
+        return jax.vmap(one)(first + jnp.arange(chunk))
+
+    parts: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    for world, rows in parts.items():
+        for first in range(0, count, chunk):
+            rows.append(np.asarray(many(jnp.asarray(first), jnp.asarray(world))))
+            if progress is not None:
+                progress(min(first + chunk, count) + (0 if world else count))
+    return tuple(np.concatenate(parts[world])[:count] for world in (True, False))  # type: ignore

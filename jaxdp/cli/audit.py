@@ -1,0 +1,152 @@
+"""``jaxdp audit``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+_MOST_STEPS = 50
+
+
+@click.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option("--method", help="A method of `jaxdp methods` [default: dp-sgd].")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE",
+    help="A further setting of the method; may be repeated.",
+)
+@click.option("--steps", type=int, help="Steps of every run [default: 10; the run's, at most 50].")
+@click.option("--noise-multiplier", type=float, help="[default: 1]")
+@click.option("--batch-size", type=int, help="Expected batch size [default: 1].")
+@click.option("--dataset-size", type=int, help="Number of records [default: 4].")
+@click.option("--l2-clip-norm", type=float, help="[default: 1]")
+@click.option("--learning-rate", type=float, help="[default: 0.1]")
+@click.option("--sampling", type=click.Choice(["poisson", "full_batch"]), help="[default: poisson]")
+@click.option("--delta", type=float, help="[default: the run's, or 1e-5]")
+@click.option("--runs", type=int, default=10_000, show_default=True, help="Runs in each world.")
+@click.option("--confidence", type=float, default=0.95, show_default=True)
+@click.option("--seed", type=int, help="Of the runs, to repeat them.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for audit.json and roc.png [default: the run's].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def audit(
+    run: Path | None, method: str | None, settings: tuple[str, ...], steps: int | None,
+    delta: float | None, runs: int, confidence: float, seed: int | None, out: Path | None,
+    as_json: bool, **numbers: Any,
+) -> None:
+    """Attack a method, or the mechanism of a finished RUN, and say what was forced out of it.
+
+    A tiny network is trained thousands of times with and without a canary, by the same clipping,
+    noise, sampling rate and optimizer. The audited epsilon is a lower bound, valid at the given
+    confidence; the proven one is an upper bound. Example:
+
+    \b
+      jaxdp audit --method dp-sgd --steps 10 --noise-multiplier 1
+      jaxdp audit runs/x
+    """
+    from jaxdp.auditing.audit import audit_method
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.optimizers import registry
+    from jaxdp.report.roc import save_roc
+
+    if run is not None:
+        _refuse_with_run({"method": method, **numbers}, settings)
+        name, built, steps, delta = _of_run(run, steps, delta)
+        out = out or run
+    else:
+        name = method or "dp-sgd"
+        built = _built(name, numbers, settings)
+        steps, delta = 10 if steps is None else steps, 1e-5 if delta is None else delta
+    kind = registry.METHODS[name].energy if name in registry.METHODS else ""
+    with counting_bar(f"auditing {name}", 2 * runs) as progress:
+        found = audit_method(
+            built, steps, delta, runs=runs, confidence=confidence, energy=kind, seed=seed,
+            progress=progress,
+        )
+    row = {"method": name, **found.to_dict()}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "audit.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+        save_roc(found, out / "roc.png", f"Audit of {name}, {steps} steps")
+        if run is not None:
+            _into_report(run, row)
+    _show(row, as_json)
+
+
+def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any:
+    import jax
+
+    from jaxdp.cli.train import parse_settings
+    from jaxdp.optimizers import registry
+
+    defaults = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "learning_rate": 0.1,
+                "sampling": "poisson", "dataset_size": 4}
+    given = {**defaults, **{k: v for k, v in numbers.items() if v is not None}}
+    full = given["sampling"] == "full_batch"
+    given.setdefault("batch_size", given["dataset_size"] if full else 1)
+    return registry.build(
+        name, registry.Numbers(**given, key=jax.random.key(0)), parse_settings(settings)
+    )
+
+
+def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any, int, float]:
+    from jaxdp.runs.config import RunConfig
+
+    report = run / "report.json"
+    if not report.exists():
+        raise ValueError(f"run must be the folder of a finished run, got {run}: no report.json")
+    config = RunConfig(**json.loads(report.read_text(encoding="utf-8"))["config"])
+    if config.relation != "add_or_remove_one":
+        raise ValueError(
+            f"run must be under add_or_remove_one to be audited, got {config.relation}"
+        )
+    if steps is None:
+        assert config.steps is not None
+        steps = min(config.steps, _MOST_STEPS)
+    return config.method, config.private_method(), steps, config.delta if delta is None else delta
+
+
+def _refuse_with_run(given: dict[str, Any], settings: tuple[str, ...]) -> None:
+    named = [name for name, value in given.items() if value is not None]
+    named += ["set"] if settings else []
+    if named:
+        raise ValueError(
+            f"{named[0]} must not be given with a run, whose own is used; got {named}"
+        )
+
+
+def _into_report(run: Path, row: dict[str, Any]) -> None:
+    from jaxdp._durable import write_atomically
+    from jaxdp.report.markdown import to_markdown
+
+    path = run / "report.json"
+    report = {**json.loads(path.read_text(encoding="utf-8")), "audited": row}
+    write_atomically(path, json.dumps(report, indent=1))
+    write_atomically(run / "report.md", to_markdown(report))
+
+
+def _show(row: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(row, allow_nan=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from jaxdp.report.words import show_epsilon
+
+    title = f"Epsilon of {row['method']} after {row['steps']:,} steps, delta {row['delta']:g}"
+    table = Table(title=title)
+    for heading in ("claimed", "proven, at most", f"audited, at least ({row['confidence']:.0%})"):
+        table.add_column(heading, justify="right")
+    claimed = "-" if row["claimed"] is None else show_epsilon(row["claimed"])
+    table.add_row(claimed, show_epsilon(row["proven"]), f"{int(1000 * row['audited']) / 1000:.3f}")
+    console = Console()
+    console.print(table)
+    if row["audited_profile"] is not None:
+        value = int(1000 * row["audited_profile"]) / 1000
+        console.print(f"At least {value:.3f}, provided that {row['profile_assumes']}.")
+    console.print(f"{row['runs']:,} runs; canary: {row['adversary']}.")
+    console.print(row["verdict"])
