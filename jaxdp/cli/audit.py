@@ -120,12 +120,13 @@ def _refuse_with_run(given: dict[str, Any], settings: tuple[str, ...]) -> None:
 
 def _into_report(run: Path, row: dict[str, Any]) -> None:
     from jaxdp._durable import write_atomically
-    from jaxdp.report.markdown import to_markdown
+    from jaxdp.report import to_html, to_markdown
 
     path = run / "report.json"
     report = {**json.loads(path.read_text(encoding="utf-8")), "audited": row}
     write_atomically(path, json.dumps(report, indent=1))
     write_atomically(run / "report.md", to_markdown(report))
+    write_atomically(run / "report.html", to_html(report, run))
 
 
 def _show(row: dict[str, Any], as_json: bool) -> None:

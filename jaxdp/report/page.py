@@ -14,6 +14,7 @@ _PLOTS = {
     "accuracy_and_epsilon.png": "Test accuracy in percent (left axis) and the proven epsilon of "
     "everything released so far (right axis), by step.",
     "update_norm.png": "Euclidean norm of the noisy update, mean of each block of steps.",
+    "roc.png": "The attack's errors, and the region that the proven epsilon leaves to any attack.",
 }
 
 
@@ -32,7 +33,9 @@ def to_html(report: dict[str, Any], folder: Path) -> str:
 def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
     guarantee, claim = report["guarantee"], report["claim"]
     shown_claim = claim and {**claim, "shown": show_epsilon(claim["epsilon"])}
+    audited = report.get("audited")
     return {
+        "audited": audited and {**audited, "shown_proven": show_epsilon(audited["proven"])},
         "title": title(report),
         "accuracy": f"{report['test_accuracy']:.2%}",
         "epsilon": show_epsilon(guarantee["epsilon"]),
@@ -44,6 +47,7 @@ def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
         "plots": [
             {"source": _embedded(folder / name), "caption": caption}
             for name, caption in _PLOTS.items()
+            if (folder / name).exists()
         ],
         "rows": markdown.rows(report)[1:],
         "sections": markdown.sections(report),
