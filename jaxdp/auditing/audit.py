@@ -72,7 +72,7 @@ class MethodAudit:
             words = "BROKEN: the runs cannot come from a mechanism that keeps the proven guarantee."
         elif self.audited.epsilon > self.proven:
             words = (
-                "The audited number exceeds the proven one, though the test of the whole event does "
+                "The audited number exceeds the proven one, but the test of the whole event does "
                 "not refute it: audit again, with more runs."
             )
         elif math.isinf(self.proven):
