@@ -60,7 +60,8 @@ _HOME = {
     "with_rule": "mechanism",
 }
 _SUBMODULES = (
-    "accounting", "data", "models", "optimizers", "preprocess", "report", "schedules", "train",
+    "accounting", "auditing", "data", "models", "optimizers", "preprocess", "report", "schedules",
+    "train",
 )
 
 __all__ = [

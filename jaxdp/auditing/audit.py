@@ -72,8 +72,8 @@ class MethodAudit:
             words = "BROKEN: the runs cannot come from a mechanism that keeps the proven guarantee."
         elif self.audited.epsilon > self.proven:
             words = (
-                "The audited number exceeds the proven one, though the test of the whole event "
-                "does not refute it: audit again, with more runs."
+                "The audited number exceeds the proven one, but the test of the whole event does "
+                "not refute it: audit again, with more runs."
             )
         elif math.isinf(self.proven):
             words = f"Nothing is proven, and the attack forced out {self.audited}."

@@ -89,6 +89,14 @@ def test_auto_s_and_normalize_rescale_as_published():
     assert norm64(contribution(jaxdp.normalize(2.0), tiny)) == 0.0
 
 
+def test_a_scale_of_zero_tells_nothing_about_who_has_a_gradient_there():
+    rows = np.float32([[0.0, 3.0], [1.0, -3.0]])
+    scale = [jnp.float32([0.0, 1.0])]
+    for keep in ([True, False], [False, True], [True, True]):
+        total = clipped(jaxdp.coordinate_box(0.5), rows, jnp.asarray(keep), scale=scale).total
+        assert np.isfinite(total).all()
+
+
 def test_votes_count_the_norms_within_the_bound():
     rows = np.float32([[1.0], [3.0], [5.0], [np.nan], [0.5]])
     mask = jnp.asarray([True, True, True, True, False])
