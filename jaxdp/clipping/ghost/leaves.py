@@ -53,7 +53,7 @@ class Arrays:
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See :class:`Leaf`."""
         rows = jnp.clip(kept(self._divided(scale), keep), -bound, bound)
-        # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there and who has none.
+        # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there.
         return jnp.sum(jnp.where(jnp.isnan(rows), 0.0, rows), axis=0)
 
     def _divided(self, scale: jax.Array | None) -> jax.Array:
