@@ -1,11 +1,22 @@
 """Every test runs under strict dtype and rank promotion; warnings are errors (setup.cfg)."""
 
+import atexit
+import shutil
+import tempfile
+
 import jax
 import pytest
 from hypothesis import settings
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Most of the suite's time is XLA compiling the same small programs again, run after run.
+_CACHE = tempfile.mkdtemp(prefix="jaxdp-tests-")
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", _CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("jaxdp", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("jaxdp")
