@@ -85,7 +85,7 @@ def _weighted_sums(
     held = [i for i, leaf in enumerate(grads) if isinstance(leaf, Arrays | Layer)]
 
     def of(which: Sequence[int], keep: jax.Array | None) -> list[jax.Array]:
-        return [grads[i].weighted_sum(weights[i], keep) for i in which]  # type: ignore[union-attr]
+        return [grads[i].weighted_sum(weights[i], keep) for i in which]  # type: ignore
 
     found = jax.lax.cond(
         jnp.all(jnp.isfinite(norms)), lambda: of(held, None), lambda: of(held, keep)
