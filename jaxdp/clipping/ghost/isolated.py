@@ -6,7 +6,7 @@ groups (its CPU backend does), and 0 · inf is NaN: one broken example then brea
 and a single record decides whether the others count. Products of patches keep them apart.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,22 +15,17 @@ from jax.extend import core
 
 from jaxdp.clipping.ghost import sites, views
 from jaxdp.clipping.ghost.factors import Use, dot
-from jaxdp.clipping.ghost.program import Node, Program, Traced, apply_node, reached
+from jaxdp.clipping.ghost.program import Node, Program, Traced, apply_node, reached, trace
+from jaxdp.types import PyTree
 
 CONVOLUTION = "conv_general_dilated"
 
 
-class Convolutions:
-    """The convolutions of a traced loss.
-
-    Attributes:
-        hidden: whether there is one that cannot be taken apart, inside a ``scan`` for example;
-            then examples must be run one after the other.
-    """
+class Apart:
+    """Runs the convolutions of a traced loss so that ``vmap`` keeps its examples apart."""
 
     def __init__(self, traced: Traced) -> None:
         self._of_examples = reached(traced.program, traced.program.ins[traced.num_params :])
-        self.hidden = any(map(_hides, _nodes(traced.program)))
 
     def apply(self, node: Node, operands: Sequence[Any]) -> list[Any] | None:
         """The results of a convolution of one example; None for other operations."""
@@ -40,6 +35,36 @@ class Convolutions:
         if isinstance(kernel, int) and kernel in self._of_examples:
             return [_by_patches(site, *operands)]
         return [_with_apart_gradients(site, *operands)]
+
+
+def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTree) -> bool:
+    """Whether ``vmap`` of ``one`` over examples could let them meet in a convolution.
+
+    Looked for in what is really run, gradients and custom rules included: a kernel that depends on
+    the example, or any convolution inside another operation, such as ``scan``.
+    """
+    traced = trace(one, params, example)
+    of_example = reached(traced.program, traced.program.ins[traced.num_params :])
+    return any(_mixes(node, of_example) for node in _nodes(traced.program))
+
+
+def may_mix(traced: Traced) -> bool:
+    """Whether the loss itself convolves, or has rules of its own, which might."""
+    return any(
+        node.name == CONVOLUTION or node.name.startswith("custom_") or _hides(node)
+        for node in _nodes(traced.program)
+    )
+
+
+def _mixes(node: Node, of_example: Collection[int]) -> bool:
+    if node.name == CONVOLUTION:
+        kernel = node.ins[1]
+        return isinstance(kernel, int) and kernel in of_example
+    return _hides(node)
+
+
+def _hides(node: Node) -> bool:
+    return any(_convolves(inner) for inner in _inner(node.eqn))
 
 
 def _by_patches(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
@@ -71,13 +96,6 @@ def _site(node: Node) -> sites.Convolution | None:
 def _nodes(program: Program) -> Iterator[Node]:
     for node in program.nodes:
         yield from (node,) if node.body is None else _nodes(node.body)
-
-
-def _hides(node: Node) -> bool:
-    if node.name == CONVOLUTION:
-        floats = jnp.issubdtype(node.out_dtype(), jnp.inexact)
-        return _site(node) is None and floats and 0 not in node.out_shape()
-    return any(_convolves(inner) for inner in _inner(node.eqn))
 
 
 def _convolves(jaxpr: core.Jaxpr) -> bool:

@@ -108,7 +108,8 @@ def reached(program: Program, sources: Iterable[int]) -> set[int]:
     for node in program.nodes:
         if node.body is not None:
             pairs = zip(node.body.ins, node.ins, strict=True)
-            found |= reached(node.body, [inner for inner, outer in pairs if outer in found])
+            known = [i for i, outer in pairs if isinstance(outer, int) and outer in found]
+            found |= reached(node.body, known)
         if any(isinstance(ref, int) and ref in found for ref in node.ins):
             found.update(node.outs)
     return found

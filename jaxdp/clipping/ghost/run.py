@@ -1,13 +1,13 @@
 """One forward and one backward pass that yield every parameter's per-example gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping.ghost.factors import Use
-from jaxdp.clipping.ghost.isolated import CONVOLUTION, Convolutions
+from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, may_mix, mixes
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import Node, Program, Traced, apply_node, evaluate
@@ -36,24 +36,22 @@ def gradients(
         for number, (node, site) in enumerate(uses.sites.items())
         if plan[site.view.leaf].engine in ("ghost", "layer")
     }
-    convolutions = Convolutions(traced)
-    whole = {str(i): leaf for i, leaf in enumerate(params) if plan[i].engine == "vmap"}
+    apart = Apart(traced)
 
-    def one(example: Sequence[jax.Array]) -> Any:
+    def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> Any:
+        whole = {str(i): leaf for i, leaf in enumerate(params) if plan[i].engine == "vmap"}
+
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> Any:
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]
             args = [*leaves, *example]
-            (first, *rest), seen = _tapped(traced.program, args, taps, zeros, convolutions)
+            (first, *rest), seen = _tapped(traced.program, args, taps, zeros, apart)
             return first, (rest, seen)
 
         zeros = {tap.key: _zeros(node) for node, tap in taps.items()}
         value, pull, (rest, seen) = jax.vjp(loss, whole, zeros, has_aux=True)
         return value, rest, seen, *pull(jnp.ones_like(value))
 
-    if convolutions.hidden:
-        losses, rest, *parts = jax.lax.map(one, list(batch))
-    else:
-        losses, rest, *parts = jax.vmap(one)(list(batch))
+    losses, rest, *parts = _of_all(one, traced, params, batch)
     seen, of_leaves, cotangents = _rounded_once(parts)
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
@@ -72,6 +70,22 @@ def gradients(
     return losses, rest, found
 
 
+def _of_all(
+    one: Callable[[Any, Any], Any],
+    traced: Traced,
+    params: Sequence[jax.Array],
+    batch: Sequence[jax.Array],
+) -> Any:
+    """``one`` of every example: together, or one after the other where they could meet."""
+    if may_mix(traced):
+        shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
+        shapes = [shape(jnp.asarray(leaf)) for leaf in params]
+        rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch]
+        if mixes(one, shapes, rows):
+            return jax.lax.map(lambda example: one(params, example), list(batch))
+    return jax.vmap(one, (None, 0))(list(params), list(batch))
+
+
 class _Tap(NamedTuple):
     key: str
     operand: int
@@ -82,7 +96,7 @@ def _tapped(
     args: Sequence[Any],
     taps: Mapping[Node, _Tap],
     zeros: Mapping[str, jax.Array],
-    convolutions: Convolutions,
+    apart: Apart,
 ) -> tuple[list[Any], dict[str, jax.Array]]:
     """The program with a zero added at every tap, whose gradient is the cotangent there.
 
@@ -92,11 +106,11 @@ def _tapped(
 
     def on_node(node: Node, operands: list[Any]) -> list[Any]:
         if node.body is not None and _taken_apart(node.body, taps):
-            results, entered = _rematerialised(node, operands, taps, zeros, convolutions)
+            results, entered = _rematerialised(node, operands, taps, zeros, apart)
             seen.update(entered)
             return results
-        if node not in taps and (apart := convolutions.apply(node, operands)) is not None:
-            return apart
+        if node not in taps and (found := apart.apply(node, operands)) is not None:
+            return found
         results = apply_node(node, operands)
         if node in taps:
             tap = taps[node]
@@ -112,14 +126,14 @@ def _rematerialised(
     operands: list[Any],
     taps: Mapping[Node, _Tap],
     zeros: Mapping[str, jax.Array],
-    convolutions: Convolutions,
+    apart: Apart,
 ) -> tuple[list[Any], dict[str, jax.Array]]:
     """A checkpointed part with taps, checkpointed again."""
     body = node.body
     assert body is not None
     params = node.eqn.params
     run = jax.checkpoint(
-        lambda operands, zeros: _tapped(body, operands, taps, zeros, convolutions),
+        lambda operands, zeros: _tapped(body, operands, taps, zeros, apart),
         policy=params["policy"],
         prevent_cse=params["prevent_cse"],
     )
