@@ -43,7 +43,7 @@ def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTr
     Looked for in what is really run, gradients and custom rules included: a kernel that depends on
     the example, or any convolution inside another operation, such as ``scan``.
     """
-    traced = trace(one, params, example)
+    traced = trace(one, params, example, differentiated=True)
     of_example = reached(traced.program, traced.program.ins[traced.num_params :])
     return any(_mixes(node, of_example) for node in _nodes(traced.program))
 
@@ -73,17 +73,17 @@ def _by_patches(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
 
 
 def _with_apart_gradients(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
-    @jax.custom_vjp
-    def convolve(data: Any, kernel: Any) -> Any:
+    def plain(data: Any, kernel: Any) -> Any:
         return apply_node(site.node, [data, kernel])[0]
 
     def backward(residuals: Any, cotangent: Any) -> Any:
         data, kernel = residuals
-        (of_data,) = jax.vjp(lambda x: apply_node(site.node, [x, kernel])[0], data)[1](cotangent)
+        (of_data,) = jax.vjp(lambda x: plain(x, kernel), data)[1](cotangent)
         grads = Use(site, data[None], cotangent[None]).gradients()[0]
         return of_data, site.to_view(grads).astype(kernel.dtype)
 
-    convolve.defvjp(lambda data, kernel: (convolve(data, kernel), (data, kernel)), backward)
+    convolve = jax.custom_vjp(plain)
+    convolve.defvjp(lambda data, kernel: (plain(data, kernel), (data, kernel)), backward)
     return convolve(data, kernel)
 
 

@@ -11,6 +11,8 @@ from jaxdp.types import PyTree
 
 # Calls that only group operations; their bodies are written out in place.
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+# What remains of them where the gradient is already taken: their rules are used up.
+_RULED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _REMAT = ("remat2", "checkpoint", "remat")
 
 
@@ -89,10 +91,21 @@ class Traced:
         return not reaches(self.program, self.program.ins[self.num_params :])
 
 
-def trace(fn: Callable[..., PyTree], params: PyTree, *args: PyTree) -> Traced:
-    """Traces ``fn`` at the shapes of its arguments, without computing anything."""
+def trace(
+    fn: Callable[..., PyTree], params: PyTree, *args: PyTree, differentiated: bool = False
+) -> Traced:
+    """Traces ``fn`` at the shapes of its arguments, without computing anything.
+
+    Args:
+        fn: the function.
+        params: its first argument.
+        args: the others.
+        differentiated: whether the gradient is already taken inside, so that functions with custom
+            rules are like any other.
+    """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(params, *args)
-    program = _flatten(closed.jaxpr, closed.consts, _Counter())
+    inlined = {**_INLINED, **(_RULED if differentiated else {})}
+    program = _Flattener(inlined).program(closed.jaxpr, closed.consts)
     return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes))
 
 
@@ -143,50 +156,51 @@ def apply_node(node: Node, operands: Sequence[Any]) -> list[Any]:
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values()))
 
 
-class _Counter:
-    def __init__(self) -> None:
-        self.used = 0
+class _Flattener:
+    """Writes out calls; every value gets a number of its own."""
 
-    def __call__(self) -> int:
-        self.used += 1
-        return self.used
+    def __init__(self, inlined: Mapping[str, str]) -> None:
+        self._inlined = inlined
+        self._used = 0
 
+    def program(self, jaxpr: core.Jaxpr, consts: Sequence[Any]) -> Program:
+        numbers = {var: self._fresh() for var in (*jaxpr.constvars, *jaxpr.invars)}
+        nodes: list[Node] = []
+        captured: dict[int, Any] = {}
+        self._write_out(jaxpr, numbers, nodes, captured)
+        captured.update({numbers[v]: c for v, c in zip(jaxpr.constvars, consts, strict=True)})
+        outs = tuple(_number(atom, numbers) for atom in jaxpr.outvars)
+        return Program(tuple(nodes), tuple(numbers[v] for v in jaxpr.invars), outs, captured)
 
-def _flatten(jaxpr: core.Jaxpr, consts: Sequence[Any], fresh: _Counter) -> Program:
-    numbers = {var: fresh() for var in (*jaxpr.constvars, *jaxpr.invars)}
-    nodes: list[Node] = []
-    _write_out(jaxpr, numbers, nodes, captured := {}, fresh)
-    captured.update({numbers[v]: c for v, c in zip(jaxpr.constvars, consts, strict=True)})
-    outs = tuple(_number(atom, numbers) for atom in jaxpr.outvars)
-    return Program(tuple(nodes), tuple(numbers[v] for v in jaxpr.invars), outs, captured)
-
-
-def _write_out(
-    jaxpr: core.Jaxpr,
-    numbers: dict[Any, Any],
-    nodes: list[Node],
-    captured: dict[int, Any],
-    fresh: _Counter,
-) -> None:
-    for eqn in jaxpr.eqns:
-        ins = tuple(_number(atom, numbers) for atom in eqn.invars)
-        if eqn.primitive.name in _INLINED:
-            inner = eqn.params[_INLINED[eqn.primitive.name]]
-            body = getattr(inner, "jaxpr", inner)
-            inside: dict[Any, Any] = dict(zip(body.invars, ins, strict=True))
-            for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
-                inside[var] = fresh()
-                captured[inside[var]] = const
-            _write_out(body, inside, nodes, captured, fresh)
-            results = [_number(atom, inside) for atom in body.outvars]
-            numbers.update(zip(eqn.outvars, results, strict=True))
-        else:
-            numbers.update({var: fresh() for var in eqn.outvars})
-            body_program = None
-            if eqn.primitive.name in _REMAT:
-                body_program = _flatten(eqn.params["jaxpr"], (), fresh)
+    def _write_out(
+        self,
+        jaxpr: core.Jaxpr,
+        numbers: dict[Any, Any],
+        nodes: list[Node],
+        captured: dict[int, Any],
+    ) -> None:
+        for eqn in jaxpr.eqns:
+            ins = tuple(_number(atom, numbers) for atom in eqn.invars)
+            if eqn.primitive.name in self._inlined:
+                inner = eqn.params[self._inlined[eqn.primitive.name]]
+                body = getattr(inner, "jaxpr", inner)
+                inside: dict[Any, Any] = dict(zip(body.invars, ins, strict=True))
+                for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
+                    inside[var] = self._fresh()
+                    captured[inside[var]] = const
+                self._write_out(body, inside, nodes, captured)
+                results = [_number(atom, inside) for atom in body.outvars]
+                numbers.update(zip(eqn.outvars, results, strict=True))
+                continue
+            numbers.update({var: self._fresh() for var in eqn.outvars})
+            remat = eqn.primitive.name in _REMAT
+            body_program = self.program(eqn.params["jaxpr"], ()) if remat else None
             outs = tuple(numbers[var] for var in eqn.outvars)
             nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program))
+
+    def _fresh(self) -> int:
+        self._used += 1
+        return self._used
 
 
 def _number(atom: Any, numbers: Mapping[Any, Any]) -> Any:
