@@ -13,9 +13,11 @@ Which steps had a large loss is part of the output, so the parts add up, and rep
 losses by dominating (or merged) ones bounds each.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -30,7 +32,9 @@ from jaxdp.accounting.saddle import Composition, Unresolved
 from jaxdp.accounting.sums import Grid, Law, contracted, log_moments
 
 _SIZES = (1 << 14, 1 << 17, 1 << 18, 1 << 19)
-_CAPS = (1.5, 3.0, 6.0)  # of epsilon; two losses above the cap exceed it nearly for certain
+# Of epsilon. Two losses above the cap exceed it nearly for certain, the surer the higher the cap;
+# the grid is the coarser for it.
+_CAPS = (1.5, 3.0, 6.0, 12.0, 24.0)
 _SPAN = 16.0  # window of the grid, in caps
 _BELOW = 11.0  # of them below epsilon
 _LOWEST = 8.0  # losses below minus as many caps are rounded
@@ -179,32 +183,32 @@ def _several(atoms: list[tuple[Pair, Atoms, int]], epsilon: float) -> tuple[floa
 
 @dataclass(frozen=True)
 class Rare:
-    """delta of one direction near one epsilon, from below and from above.
+    """One end of delta in one direction, near one epsilon.
 
     Attributes:
-      low: tables of what the losses dominate.
-      high: tables of what dominates them.
+      side: tables of what dominates the losses (`side.high`), or of what they dominate.
       width: of the grid.
       cap: the loss at which outputs were cut.
     """
 
-    low: _Side
-    high: _Side
+    side: _Side
     width: float
     cap: float
 
-    def lower(self, epsilon: float) -> float:
-        """At most delta(epsilon)."""
-        none, one = self.low.none(epsilon), self.low.one(epsilon)
-        several, rounding, _ = _several(self.low.atoms, epsilon)
+    def bound(self, epsilon: float) -> float:
+        """At least delta(epsilon), or with tables of what is dominated at most that."""
+        return self._upper(epsilon) if self.side.high else self._lower(epsilon)
+
+    def _lower(self, epsilon: float) -> float:
+        none, one = self.side.none(epsilon), self.side.one(epsilon)
+        several, rounding, _ = _several(self.side.atoms, epsilon)
         return none[0] - none[1] + one[0] - one[1] + several - rounding
 
-    def upper(self, epsilon: float) -> float:
-        """At least delta(epsilon)."""
-        none, one = self.high.none(epsilon), self.high.one(epsilon)
-        several, rounding, probability = _several(self.high.atoms, epsilon)
+    def _upper(self, epsilon: float) -> float:
+        none, one = self.side.none(epsilon), self.side.one(epsilon)
+        several, rounding, probability = _several(self.side.atoms, epsilon)
         # Forward, what is above the grid is a large loss; backward it was cut off.
-        cut = sum(n * atom.infinite for pair, atom, n in self.high.atoms if pair.reverse)
+        cut = sum(n * atom.infinite for pair, atom, n in self.side.atoms if pair.reverse)
         return (
             cut
             + sum(none)
@@ -221,22 +225,34 @@ class Rare:
         (e^y - 1)+ <= e^((1+c) y) c^c/(1+c)^(1+c); connecting the dots spreads e^-loss at an
         unchanged mean, so its moments of order 1+c >= 1 are not below the true ones.
         """
-        orders = np.geomspace(0.05, 256, 40) / self.cap
-        total: Array = (1 + orders) * (epsilon - 2 * min(a.top for _, a, _ in self.high.atoms))
-        for pair, atom, n in self.high.atoms:
-            # The other steps' losses, those that are large too included.
+        orders = self._orders
+        total = self._moments + (1 + orders) * (
+            epsilon - 2 * min(a.top for _, a, _ in self.side.atoms)
+        )
+        total = total + orders * np.log(orders) - (1 + orders) * np.log1p(orders)
+        return math.exp(min(float(total.min()), 700.0))
+
+    @property
+    def _orders(self) -> Array:
+        return np.geomspace(0.05, 256, 40) / self.cap
+
+    @functools.cached_property
+    def _moments(self) -> Array:
+        """Log moments of orders -(1 + c) of all steps' losses, those that are large included."""
+        orders = self._orders
+        total: Array = np.zeros(orders.size)
+        for pair, atom, n in self.side.atoms:
             log_large = math.log(float(large(pair, atom.top, 0.0)[0]) + 1e-300)
             moment = log_moments(atom, self.width, -(1 + orders))
             moment = np.logaddexp(moment, log_large - (1 + orders) * atom.top)
             # What was rounded up on purpose: at most one grid width of 2e-13 of the mass.
             total += n * np.maximum(moment + 2e-13 * (1 + orders), 0.0)
-        total += orders * np.log(orders) - (1 + orders) * np.log1p(orders)
-        return math.exp(min(float(total.min()), 700.0))
+        return total
 
     def _fallen(self, epsilon: float, probability: float) -> float:
         """The same where a loss fell below the grid, and was rounded up to it."""
         out = 0.0
-        for pair, atom, n in self.high.atoms:
+        for pair, atom, n in self.side.atoms:
             lowest = atom.offset + self.width * float(atom.index[0])
             out += n * float(cells(pair, np.asarray([-np.inf, lowest]))[1][0])
         return math.exp(epsilon) * out * probability
@@ -244,34 +260,102 @@ class Rare:
 
 def rare_delta(run: Run, relation: Relation, epsilon: float, tolerance: float = 2e-3) -> Bound:
     """Certified (lower, upper) delta at epsilon; otherwise as `rare_epsilon`."""
+    known = {c: _Ends(0.0, 1.0) for c in compositions(run, relation, 1e-12)}
     for size in _SIZES:
-        lower = upper = 0.0
-        for composition in compositions(run, relation, 1e-12):
-            found = tables(composition, epsilon, size)
-            lower, upper = max(lower, found.lower(epsilon)), max(upper, found.upper(epsilon))
+        for composition, ends in known.items():
+
+            known[composition] = _narrower(
+                ends, functools.partial(_delta_end, composition, epsilon, size), tolerance
+            )
+        lower, upper = (max(getattr(e, name) for e in known.values()) for name in ends._fields[:2])
         if upper - lower <= tolerance * upper:
             break
-    upper = min(upper, 1.0)
-    return Bound(min(lower, upper), 0.5 * (lower + upper), upper, "rare")
+    return Bound(lower, 0.5 * (lower + upper), upper, "rare")
 
 
-def tables(composition: Composition, epsilon: float, size: int) -> Rare:
-    """Tables of one direction for epsilons near `epsilon`.
+def _delta_end(
+    composition: Composition, epsilon: float, size: int, high: bool, factor: float, _: float
+) -> float:
+    return tables(composition, epsilon, size, factor, high).bound(epsilon)
+
+
+class _Ends(NamedTuple):
+    """Certified ends of one direction so far, and the caps that may narrow them on a finer grid."""
+
+    lower: float
+    upper: float
+    low_caps: tuple[float, ...] = _CAPS
+    high_caps: tuple[float, ...] = _CAPS
+
+
+def _narrower(
+    ends: _Ends, ask: Callable[[bool, float, float], float], tolerance: float
+) -> _Ends:
+    """The best of either end, all being certified, over the caps that may help.
+
+    What more than one large loss adds shrinks with the cap and what the grid adds grows with it, so
+    the two ends may want different caps.
+
+    Args:
+      ends: what is known.
+      ask: (whether the upper end, cap, upper end so far) -> a certified end.
+      tolerance: relative width that is enough.
+
+    Raises:
+      Unresolved: where no cap has an answer, or two contradict each other.
+    """
+    lower, upper, low_caps, high_caps = ends
+    found, high_caps = _best(high_caps, lambda cap, best: ask(True, cap, min(upper, best)), -1)
+    upper = min(upper, found)
+    if upper - lower > tolerance * upper:
+        found, low_caps = _best(low_caps, lambda cap, _: ask(False, cap, upper), 1)
+        lower = max(lower, found)
+    if lower > upper:
+        raise Unresolved("bounds contradict each other")
+    return _Ends(lower, upper, low_caps, high_caps)
+
+
+def _best(
+    caps: tuple[float, ...], ask: Callable[[float, float], float], sign: int
+) -> tuple[float, tuple[float, ...]]:
+    """(the smallest answer, or with sign 1 the largest; its cap and the next).
+
+    Raises:
+      Unresolved: where no cap has a smallest answer; the largest is 0 then.
+    """
+    best, chosen, refusal = -sign * math.inf, caps[0], Unresolved("no cap")
+    for cap in caps:
+        try:
+            found = ask(cap, best)
+        except Unresolved as error:
+            refusal = error
+            continue
+        if found > 0 and sign * (found - best) <= 0:
+            break
+        if found > 0:
+            best, chosen = found, cap
+    if not math.isinf(best):
+        return best, _CAPS[_CAPS.index(chosen) :][:2]
+    if sign < 0:
+        raise refusal
+    return 0.0, caps
+
+
+def tables(
+    composition: Composition, epsilon: float, size: int, factor: float, high: bool
+) -> Rare:
+    """Tables of one end and direction for epsilons near `epsilon`, cut at `factor` times it.
 
     Raises:
       Unresolved: where large losses are too frequent to be counted.
     """
-    for factor in _CAPS:
-        cap = factor * epsilon
-        expected = sum(n * float(large(pair, cap, 0.0)[0]) for pair, n in composition.pairs)
-        if expected <= _MOST:
-            break
-    else:
+    cap = factor * epsilon
+    expected = sum(n * float(large(pair, cap, 0.0)[0]) for pair, n in composition.pairs)
+    if expected > _MOST:
         raise Unresolved("large losses are not rare")
     if not 1e-9 < cap < 20 or composition.mu2 > 0:
         raise Unresolved("not a run of rarely sampled steps")
-    low, high = (_side(composition, cap, epsilon, size, pess) for pess in (False, True))
-    return Rare(low, high, _SPAN * cap / size, cap)
+    return Rare(_side(composition, cap, epsilon, size, high), _SPAN * cap / size, cap)
 
 
 def _guess(composition: Composition, delta: float) -> float:
@@ -293,37 +377,51 @@ def rare_epsilon(run: Run, relation: Relation, delta: float, tolerance: float = 
     Raises:
       Unresolved: where it does not apply, or gives no finite answer.
     """
-    near: dict[Composition, float] = {}
+    forward, *backward = compositions(run, relation, delta)
+    guess, ends = _guess(forward, delta), _Ends(0.0, math.inf)
     for size in _SIZES:
-        ends = [0.0, 0.0]
-        for composition in compositions(run, relation, delta):
-            if composition.ceiling() == math.inf:
-                start = near.get(composition) or _guess(composition, delta)
-                lower, upper = _one_way(composition, delta, size, start)
-                near[composition] = upper
-                ends = [max(ends[0], lower), max(ends[1], upper)]
-                continue
-            # No large losses this way: it only has to be seen to be smaller.
-            known = composition.ceiling() <= ends[1]
-            if not known and tables(composition, ends[1], size).upper(ends[1]) > delta:
-                raise Unresolved("the direction without large losses matters")
-        if ends[1] - ends[0] <= tolerance * ends[1]:
+        ask = functools.partial(_epsilon_end, forward, delta, guess, size)
+        ends = _narrower(ends, ask, tolerance)
+        if ends.upper - ends.lower <= tolerance * ends.upper:
             break
-    return Bound(ends[0], 0.5 * sum(ends), ends[1], "rare")
+    if not all(_smaller(c, ends.upper, delta) for c in backward):
+        raise Unresolved("the direction without large losses matters")
+    return Bound(ends.lower, 0.5 * (ends.lower + ends.upper), ends.upper, "rare")
 
 
-def _one_way(
-    composition: Composition, delta: float, size: int, epsilon: float
-) -> tuple[float, float]:
-    for _ in range(6):
-        found = tables(composition, epsilon, size)
-        upper = _root(found.upper, delta, epsilon)
-        if abs(upper - epsilon) <= 0.2 * epsilon:
-            break
-        epsilon = upper
-    else:
-        raise Unresolved("the cap did not settle")
-    return _root(found.lower, delta, upper, inside=True), upper
+def _smaller(composition: Composition, epsilon: float, delta: float) -> bool:
+    """Whether the direction without large losses is certainly below delta at epsilon."""
+    return composition.ceiling() <= epsilon or any(
+        tables(composition, epsilon, size, factor, True).bound(epsilon) <= delta
+        for size in _SIZES
+        for factor in _CAPS
+    )
+
+
+def _epsilon_end(
+    composition: Composition,
+    delta: float,
+    guess: float,
+    size: int,
+    high: bool,
+    factor: float,
+    upper: float,
+) -> float:
+    """One end of epsilon; the tables of the upper one are moved until they are about it."""
+    near = upper if upper < math.inf else guess
+    for _ in range(14):
+        bound = tables(composition, near, size, factor, high).bound
+        if not high:
+            return _root(bound, delta, near, inside=True)
+        try:
+            found = _root(bound, delta, near)
+        except Unresolved:
+            near *= 3
+            continue
+        if abs(found - near) <= 0.2 * near:
+            return found
+        near = found
+    raise Unresolved("the cap did not settle")
 
 
 def _root(
@@ -331,21 +429,20 @@ def _root(
 ) -> float:
     """Where the decreasing `bound` meets delta: the end above, or with `inside` the end below."""
 
+    @functools.cache
     def excess(log_epsilon: float) -> float:
-        return bound(math.exp(log_epsilon)) - delta
+        value = bound(math.exp(log_epsilon))
+        return math.log(value / delta) if value > 0 else -math.inf
 
     low = high = math.log(near)
-    step = 1e-3
+    step = min(max(2 * abs(excess(low)), 1e-4), 0.5)
     while excess(low) <= 0:
-        low -= step
-        step *= 4
+        low, step = low - step, 2 * step
         if step > 20:
             return 0.0 if inside else math.exp(low)
-    step = 1e-3
     while excess(high) > 0:
-        high += step
-        step *= 4
-        if step > 2:
+        high, step = high + step, 2 * step
+        if high > math.log(near) + 2:
             raise Unresolved("no upper end")
     ends = bracket_decreasing(excess, low, high, rtol=1e-5 / max(abs(low), 1.0))
     return math.exp(ends[0] if inside else ends[1])
