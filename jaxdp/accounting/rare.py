@@ -14,6 +14,7 @@ losses by dominating (or merged) ones bounds each.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -260,16 +261,18 @@ class Rare:
 
 def rare_delta(run: Run, relation: Relation, epsilon: float, tolerance: float = 2e-3) -> Bound:
     """Certified (lower, upper) delta at epsilon; otherwise as `rare_epsilon`."""
-    known = {c: _Ends(0.0, 1.0) for c in compositions(run, relation, 1e-12)}
+    known = {c: _Ends(0.0, math.inf) for c in compositions(run, relation, 1e-12)}
     for size in _SIZES:
         for composition, ends in known.items():
 
             known[composition] = _narrower(
                 ends, functools.partial(_delta_end, composition, epsilon, size), tolerance
             )
-        lower, upper = (max(getattr(e, name) for e in known.values()) for name in ends._fields[:2])
+        lower = max(e.lower for e in known.values())
+        upper = min(1.0, max(e.upper for e in known.values()))
         if upper - lower <= tolerance * upper:
             break
+    lower = min(lower, upper)
     return Bound(lower, 0.5 * (lower + upper), upper, "rare")
 
 
@@ -305,7 +308,12 @@ def _narrower(
       Unresolved: where no cap has an answer, or two contradict each other.
     """
     lower, upper, low_caps, high_caps = ends
-    found, high_caps = _best(high_caps, lambda cap, best: ask(True, cap, min(upper, best)), -1)
+    try:
+        found, high_caps = _best(high_caps, lambda cap, best: ask(True, cap, min(upper, best)), -1)
+    except Unresolved:
+        if upper == math.inf:
+            raise
+        found = upper
     upper = min(upper, found)
     if upper - lower > tolerance * upper:
         found, low_caps = _best(low_caps, lambda cap, _: ask(False, cap, upper), 1)
@@ -391,11 +399,15 @@ def rare_epsilon(run: Run, relation: Relation, delta: float, tolerance: float = 
 
 def _smaller(composition: Composition, epsilon: float, delta: float) -> bool:
     """Whether the direction without large losses is certainly below delta at epsilon."""
-    return composition.ceiling() <= epsilon or any(
-        tables(composition, epsilon, size, factor, True).bound(epsilon) <= delta
-        for size in _SIZES
-        for factor in _CAPS
-    )
+    if composition.ceiling() <= epsilon:
+        return True
+    for size, factor in itertools.product(_SIZES, _CAPS):
+        try:
+            if tables(composition, epsilon, size, factor, True).bound(epsilon) <= delta:
+                return True
+        except Unresolved:
+            continue
+    return False
 
 
 def _epsilon_end(
@@ -432,14 +444,16 @@ def _root(
     @functools.cache
     def excess(log_epsilon: float) -> float:
         value = bound(math.exp(log_epsilon))
+        if math.isnan(value):
+            raise Unresolved("not a number")
         return math.log(value / delta) if value > 0 else -math.inf
 
     low = high = math.log(near)
     step = min(max(2 * abs(excess(low)), 1e-4), 0.5)
     while excess(low) <= 0:
-        low, step = low - step, 2 * step
         if step > 20:
             return 0.0 if inside else math.exp(low)
+        low, step = low - step, 2 * step
     while excess(high) > 0:
         high, step = high + step, 2 * step
         if high > math.log(near) + 2:

@@ -88,5 +88,5 @@ def test_two_large_losses_count_where_they_need_not_exceed_epsilon():
     lack = np.maximum(np.expm1(epsilon - loss[:, None] - loss), 0.0)
     missing = float(density @ lack @ density) * (x[1] - x[0]) ** 2
     probability = rare._several(high.atoms, epsilon)[2]
-    found = rare.Rare(high, high, 16 * cap / (1 << 14), cap)._shortfall(epsilon) * probability
+    found = rare.Rare(high, 16 * cap / (1 << 14), cap)._shortfall(epsilon) * probability
     assert 0 < missing <= found
