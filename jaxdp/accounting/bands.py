@@ -211,9 +211,7 @@ def _log_rise(moved: Complex, jump: Complex, log_kept: Complex) -> Complex:
     """
     kept = 1 + moved
     less = np.abs(jump) < np.abs(kept)
-    return np.where(
-        less, _log1p(jump / np.where(less, kept, 1.0)), _log1p(moved + jump) - log_kept
-    )
+    return np.where(less, _log1p(jump / np.where(less, kept, 1.0)), _log1p(moved + jump) - log_kept)
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,6 @@ def rare_delta(run: Run, relation: Relation, epsilon: float, tolerance: float = 
     known = {c: _Ends(0.0, math.inf) for c in compositions(run, relation, 1e-12)}
     for size in _SIZES:
         for composition, ends in known.items():
-
             known[composition] = _narrower(
                 ends, functools.partial(_delta_end, composition, epsilon, size), tolerance
             )
@@ -291,9 +290,7 @@ class _Ends(NamedTuple):
     high_caps: tuple[float, ...] = _CAPS
 
 
-def _narrower(
-    ends: _Ends, ask: Callable[[bool, float, float], float], tolerance: float
-) -> _Ends:
+def _narrower(ends: _Ends, ask: Callable[[bool, float, float], float], tolerance: float) -> _Ends:
     """The best of either end, all being certified, over the caps that may help.
 
     What more than one large loss adds shrinks with the cap and what the grid adds grows with it, so
@@ -349,9 +346,7 @@ def _best(
     return 0.0, caps
 
 
-def tables(
-    composition: Composition, epsilon: float, size: int, factor: float, high: bool
-) -> Rare:
+def tables(composition: Composition, epsilon: float, size: int, factor: float, high: bool) -> Rare:
     """Tables of one end and direction for epsilons near `epsilon`, cut at `factor` times it.
 
     Raises:
