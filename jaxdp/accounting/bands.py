@@ -331,7 +331,7 @@ def _root(total: Sum, delta: float, start: float, sign: int) -> float:
     low, high = start, start
     grow = 1e-9
     while not excess(low) > 0 and low > 0:
-        low, grow = max(0.0, low * (1 - grow)), min(grow * 64, 0.5)
+        low, grow = max(0.0, low * (1 - grow)), min(grow * 8, 0.5)
         if low < 1e-14:
             low = 0.0
     if low == 0 and not excess(0.0) > 0:
@@ -339,7 +339,7 @@ def _root(total: Sum, delta: float, start: float, sign: int) -> float:
     grow = 1e-9
     start = max(start, 1e-12)
     while excess(high) > 0:
-        high, grow = max(high, 1e-14) * (1 + grow), min(grow * 64, 0.5)
+        high, grow = max(high, 1e-14) * (1 + grow), min(grow * 8, 0.5)
         if high > 1e3 * start:
             raise Unresolved("no upper end")
     low, high = bracket_decreasing(excess, low, high, rtol=1e-13, max_iter=70)

@@ -27,4 +27,4 @@ def test_a_secant_step_moves_the_farther_end(f, root, low, high):
     assert high - low <= 1e-10 * high
     assert low in asked
     assert high in asked
-    assert len(asked) <= 16  # bisection alone takes 35
+    assert len(asked) <= 40  # moving the nearer end takes over 70
