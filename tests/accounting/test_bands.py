@@ -204,3 +204,11 @@ def test_the_rise_over_what_was_kept(kept):
     log_kept = bands._log1p(moved)
     found = log_kept + bands._log_rise(moved, jump, log_kept)
     assert np.exp(found)[0] == pytest.approx(kept + 0.2 + 0.1j, rel=1e-12)
+
+
+def test_a_bracket_does_not_grow_out_of_the_tables():
+    """Half an epsilon below its own the sum of the terms means nothing, and was once negative."""
+    event = flatten(run(1e-5, 0.8, 10**7), REPLACE)
+    lower, _, upper = bands.banded_epsilon(exact.compositions(event, REPLACE, 1e-18)[0], 1e-18)
+    assert upper - lower <= 1e-7 * upper
+    assert upper == pytest.approx(1.0716873678, rel=1e-8)
