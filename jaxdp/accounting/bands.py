@@ -10,6 +10,7 @@ each an integral of exp(K_k(z)) - exp(K_(k-1)(z)) on a line of its own, on which
 as small as its value.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from jaxdp.accounting.single import single_delta
 
 _MAX_FREQUENCIES = 500_000
 _STEP = 2.5  # nats of tail probability from one cut to the next
+_HOPELESS = 0.02  # relative error of delta at which bands are given up
+_ZERO = 1e-150  # what has decayed to 0 is taken to be
 _NEGLIGIBLE = -32.0  # terms are dropped, and added to the error, below e^this times delta
 
 
@@ -171,17 +174,16 @@ def build(band: Band, line: Line) -> Contour:
             share = np.exp(top[keep] - peak) / total
             points = table.loss[keep] - mean
             jump = share.sum() + fourier_excess(share, points, spacing, count)
-            ratio = ratio + n * _log1p(jump / (1 + moved))
+            ratio = ratio + n * _log_rise(moved, jump, log_below)
     if band.lower is None:
         factor = np.exp(base)
     else:
         # Relative to the term itself, e^base (e^ratio - 1), so that the scale is that of the band.
         rise = float(ratio[0].real)
         shift = rise + math.log(-math.expm1(-rise))
-        if rise < 1:
-            factor = np.exp(base - shift) * np.expm1(ratio)
-        else:
-            factor = np.exp(base + ratio - shift) - np.exp(base - shift)
+        small = ratio.real < 1
+        rest = np.exp(np.where(small, -np.inf, base + ratio) - shift) - np.exp(base - shift)
+        factor = np.where(small, np.exp(base - shift) * np.expm1(np.where(small, ratio, 0)), rest)
         scale += shift
     decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < DECAYED)
     if not decayed:
@@ -192,10 +194,24 @@ def build(band: Band, line: Line) -> Contour:
 
 
 def _log1p(u: Complex) -> Complex:
-    """log(1 + u) without losing the digits of a small u."""
+    """log(1 + u) without losing the digits of a small u; finite where 1 + u is 0."""
     square = 2 * u.real + u.real**2 + u.imag**2
-    real = 0.5 * np.log1p(np.maximum(square, -1 + 2e-16))
+    size = np.maximum(np.hypot(1 + u.real, u.imag), _ZERO)
+    real = np.where(square > -0.5, 0.5 * np.log1p(np.maximum(square, -0.5)), np.log(size))
     return np.asarray(real + 1j * np.arctan2(u.imag, 1 + u.real))
+
+
+def _log_rise(moved: Complex, jump: Complex, log_kept: Complex) -> Complex:
+    """log((1 + moved + jump) / (1 + moved)), also where 1 + moved has decayed to 0.
+
+    Args:
+      moved: [m].
+      jump: [m].
+      log_kept: [m] log(1 + moved).
+    """
+    kept = 1 + moved
+    less = np.abs(jump) < np.abs(kept)
+    return np.where(less, _log1p(jump / np.where(less, kept, 1.0)), _log1p(moved + jump) - log_kept)
 
 
 @dataclass(frozen=True)
@@ -229,14 +245,24 @@ class Sum:
 def tabulate_all(
     composition: Composition, terms: list[Term], epsilon: float, log_delta: float
 ) -> Sum:
-    """Every term that matters at epsilon, long enough to be resolved there."""
+    """Every term that matters at epsilon, long enough to be resolved there.
+
+    Raises:
+      Unresolved: as soon as the terms' errors are too large to be of use.
+    """
     kept, dropped = [], []
+    delta, value, error = math.exp(log_delta), 0.0, 0.0
     for term in terms:
         line = choose(term, epsilon, log_delta)
         if line.log_bound < log_delta + _NEGLIGIBLE:
             dropped.append(term)
             continue
-        kept.append(_extend(term.band, line, epsilon, 3e-11 * math.exp(log_delta)))
+        kept.append(_extend(term.band, line, epsilon, 3e-11 * delta))
+        part, other = (contour.delta(epsilon) for contour in kept[-1])
+        value, error = value + part, error + 10 * abs(part - other)
+        if not error <= _HOPELESS * max(abs(value), delta):
+            # Before the other terms are tabulated too: that takes seconds.
+            raise Unresolved("the bands are not precise")
     return Sum(tuple(kept), tuple(dropped), 8 * math.exp(composition.log_tail))
 
 
@@ -280,7 +306,7 @@ def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float
             break
     else:
         raise Unresolved("the bands did not settle")
-    if total.delta_and_error(epsilon)[1] > 0.02 * delta:
+    if total.delta_and_error(epsilon)[1] > _HOPELESS * delta:
         raise Unresolved("the bands are not precise")
     lower, upper = _root(total, delta, epsilon, -1), _root(total, delta, epsilon, 1)
     return min(lower, epsilon), epsilon, max(upper, epsilon)
@@ -295,29 +321,26 @@ def banded_delta(composition: Composition, epsilon: float, guess: float) -> tupl
 
 
 def _root(total: Sum, delta: float, start: float, sign: int) -> float:
-    """Where delta + sign * error meets the target, by bisection around `start`."""
+    """Where delta + sign * error meets the target, in a bracket grown around `start`."""
 
-    def above(epsilon: float) -> bool:
+    @functools.cache
+    def excess(epsilon: float) -> float:
         value, error = total.delta_and_error(epsilon)
-        return value + sign * error > delta
+        return value + sign * error - delta
 
     low, high = start, start
     grow = 1e-9
-    while not above(low) and low > 0:
+    while not excess(low) > 0 and low > 0:
         low, grow = max(0.0, low * (1 - grow)), min(grow * 8, 0.5)
         if low < 1e-14:
             low = 0.0
-    if low == 0 and not above(0.0):
+    if low == 0 and not excess(0.0) > 0:
         return 0.0
     grow = 1e-9
     start = max(start, 1e-12)
-    while above(high):
-        high, grow = high * (1 + grow), min(grow * 8, 0.5)
+    while excess(high) > 0:
+        high, grow = max(high, 1e-14) * (1 + grow), min(grow * 8, 0.5)
         if high > 1e3 * start:
             raise Unresolved("no upper end")
-    for _ in range(70):
-        if high - low <= 1e-13 * high:
-            break
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if above(middle) else (low, middle)
+    low, high = bracket_decreasing(excess, low, high, rtol=1e-13, max_iter=70)
     return low if sign < 0 else high

@@ -47,27 +47,30 @@ def compositions(run: Run, relation: Relation, delta: float) -> list[Composition
     ]
 
 
-def exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
-    """Epsilon at delta; raises `Unresolved` when the integral cannot be evaluated well."""
+def exact_epsilon(run: Run, relation: Relation, delta: float, bands: bool = True) -> Bound:
+    """Epsilon at delta; raises `Unresolved` when the integral cannot be evaluated well.
+
+    Without `bands` only one line is tried, which takes milliseconds.
+    """
     best = (0.0, 0.0, 0.0)
     for i, composition in enumerate(compositions(run, relation, delta)):
         if i > 0 and best[0] > 0 and negligible(composition, best[0], delta):
             continue
-        found = _epsilon_one_way(composition, delta)
+        found = _epsilon_one_way(composition, delta, bands)
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
     note = "delta(0) is already below the target" if best[2] == 0 else ""
     return Bound(*best, "exact", note)
 
 
-def exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    """Delta at epsilon; raises `Unresolved` when the integral cannot be evaluated well."""
+def exact_delta(run: Run, relation: Relation, epsilon: float, bands: bool = True) -> Bound:
+    """Delta at epsilon; otherwise as `exact_epsilon`."""
     best = (0.0, 0.0, 0.0)
     for reverse in range(len(compositions(run, relation, 1e-9))):
         if reverse and best[0] > 0:
             composition = compositions(run, relation, best[0])[reverse]
             if negligible(composition, epsilon, best[0]):
                 continue
-        value, error = _delta_one_way(run, relation, reverse, epsilon)
+        value, error = _delta_one_way(run, relation, reverse, epsilon, bands)
         found = (max(value - error, 0.0), min(max(value, 0.0), 1.0), min(value + error, 1.0))
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
     return Bound(*best, "exact")
@@ -94,7 +97,9 @@ def negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     return False
 
 
-def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, float, float]:
+def _epsilon_one_way(
+    composition: Composition, delta: float, bands: bool
+) -> tuple[float, float, float]:
     """(lower, estimate, upper) in one direction, by one line or, if that is poor, by bands."""
     found = None
     try:
@@ -105,9 +110,9 @@ def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, flo
         if evaluated.delta(found[1])[1] <= _PRECISE * delta:
             return found
     except Unresolved:
-        if composition.ceiling() < math.inf:
+        if composition.ceiling() < math.inf or not bands:
             raise
-    if composition.ceiling() < math.inf:
+    if composition.ceiling() < math.inf or (found and not bands):
         return found or (0.0, 0.0, math.inf)
     try:
         banded = banded_epsilon(composition, delta)
@@ -209,7 +214,7 @@ def _widen(evaluated: _Evaluated, epsilon: float, delta: float) -> tuple[float, 
 
 
 def _delta_one_way(
-    run: Run, relation: Relation, reverse: int, epsilon: float
+    run: Run, relation: Relation, reverse: int, epsilon: float, bands: bool
 ) -> tuple[float, float]:
     """(delta, error) in one direction, by one line or, if that is poor, by bands."""
     try:
@@ -219,7 +224,7 @@ def _delta_one_way(
     except Unresolved:
         value, error = 0.0, math.inf
     guess = rdp_to_delta(run_rdp(run, relation), epsilon)
-    for _ in range(4 if not reverse and guess > 1e-290 else 0):
+    for _ in range(4 if bands and not reverse and guess > 1e-290 else 0):
         try:
             found = banded_delta(compositions(run, relation, guess)[reverse], epsilon, guess)
         except Unresolved:

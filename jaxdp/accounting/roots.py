@@ -33,10 +33,10 @@ def bracket_decreasing(
             break
         x = 0.5 * (lo + hi)
         if stale < 3 and math.isfinite(f_lo) and math.isfinite(f_hi):
-            # A secant point, pushed past the root by a sliver, so that both ends move.
+            # A secant point, pushed past the root by a sliver, so that the farther end moves.
             x = lo + (hi - lo) * f_lo / (f_lo - f_hi)
             sliver = max(0.25 * rtol * abs(hi), 1e-3 * min(x - lo, hi - x))
-            x += sliver if f_lo > -f_hi else -sliver
+            x -= sliver if f_lo > -f_hi else -sliver
         if not lo < x < hi:
             x = 0.5 * (lo + hi)
             if not lo < x < hi:

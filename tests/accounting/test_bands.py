@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import mpmath as mp
+import numpy as np
 import pytest
 
 from jaxdp import accounting as acc
@@ -174,3 +175,40 @@ def test_rare_steps_start_near_the_answer():
     start = bands.lone_epsilon(composition, 1e-15)
     assert abs(math.log(start / upper)) < 0.5 * math.log(rough / upper)
     assert upper - lower <= 1e-7 * upper
+
+
+def test_a_term_that_fails_spares_the_ones_behind_it(monkeypatch):
+    built = []
+    extend = bands._extend
+
+    def counted(*args):
+        built.append(args)
+        return extend(*args)
+
+    monkeypatch.setattr(bands, "_extend", counted)
+    composition = exact.compositions(flatten(run(1e-7, 0.8, 300), REPLACE), REPLACE, 1e-9)[0]
+    with pytest.raises(Unresolved):
+        bands.banded_epsilon(composition, 1e-9)
+    assert len(built) < len(bands.split(composition)) / 2
+
+
+def test_what_decays_to_nothing_is_no_division_by_zero():
+    """Two steps with much noise: a cut's characteristic function was exactly 0 somewhere."""
+    bound = acc.delta(run(0.25, 63.8, 2), 0.20991037201085547)
+    assert 0 <= bound.lower <= bound.upper <= 1e-100
+
+
+@pytest.mark.parametrize("kept", [1.0, 1e-3, 1e-12, 0.0])
+def test_the_rise_over_what_was_kept(kept):
+    moved, jump = np.asarray([kept - 1 + 0j]), np.asarray([0.2 + 0.1j])
+    log_kept = bands._log1p(moved)
+    found = log_kept + bands._log_rise(moved, jump, log_kept)
+    assert np.exp(found)[0] == pytest.approx(kept + 0.2 + 0.1j, rel=1e-12)
+
+
+def test_a_bracket_does_not_grow_out_of_the_tables():
+    """Half an epsilon below its own the sum of the terms means nothing, and was once negative."""
+    event = flatten(run(1e-5, 0.8, 10**7), REPLACE)
+    lower, _, upper = bands.banded_epsilon(exact.compositions(event, REPLACE, 1e-18)[0], 1e-18)
+    assert upper - lower <= 1e-7 * upper
+    assert upper == pytest.approx(1.0716873678, rel=1e-8)
