@@ -34,6 +34,8 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "auditing.json"
 FIGURE = HERE.parent / "docs" / "images" / "papers_audited.png"
 DELTA = 1e-5
+# Taken once, after the attacks on the papers were frozen, and not tried before.
+PAPERS_SEED = 20_261_121
 
 
 def tight():
@@ -227,7 +229,7 @@ def papers(count=10_000):
     for name, make in cases.items():
         claim, run, counted = make()
         plain = _plain(name, noise, steps)
-        inside, outside = two_worlds(run, count, seed=4)
+        inside, outside = two_worlds(run, count, seed=PAPERS_SEED)
         length = steps if inside.shape[1] > 1 else 1
         scores = planted.prepared(inside, outside, length, held_out=0.2)
         found = audit_scores(*scores, DELTA, held_out=0.2)
