@@ -24,10 +24,10 @@ SENSITIVE_NOTE = (
 class RunDirectory:
     """The layout of ``runs/x/``.
 
-    ``canary_gradients.npy``, where there are audit canaries, is a part of the noisy gradients, and
-    ``secret/canaries.json`` holds the auditor's coins. ``report.json``, ``report.md``, ``*.png`` and ``ledger.jsonl`` are computed from noisy releases
+    ``report.json``, ``report.md``, ``*.png`` and ``ledger.jsonl`` are computed from noisy releases
     and public data. ``secret/`` holds the key, the state and the checkpoints. ``SENSITIVE.json`` is
-    there only on request.
+    there only on request. With audit canaries, ``canary_gradients.npy`` is a part of the noisy
+    gradients, a release, and ``secret/canaries.json`` holds the auditor's coins.
 
     Args:
         path: the folder; created by :meth:`create`.
