@@ -125,7 +125,7 @@ def released(directory: RunDirectory) -> np.ndarray:
     path = directory.canary_gradients
     try:
         found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"run must hold {path}, which cannot be read: {error}") from error
     if found.ndim != 2:
         raise ValueError(f"{path} must hold an array [steps, canaries], got shape {found.shape}")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxdp import noise, runs
-from jaxdp.clipping import ClippedGrad
 from jaxdp.cli import main
+from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
 from jaxdp.report import build, to_html, to_markdown
 from jaxdp.runs import RunDirectory, canaries
@@ -84,7 +84,7 @@ def test_canaries_take_part_and_cost_nothing_more(whole, tmp_path):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(moved)) > 0
 
 
-@pytest.mark.parametrize("step", [0, 2, 5, 12])
+@pytest.mark.parametrize("step", [0, 5])
 def test_a_crash_changes_neither_the_coins_nor_a_release(tmp_path, whole, step):
     directory = RunDirectory(tmp_path / "r")
     with pytest.raises(Stop):
