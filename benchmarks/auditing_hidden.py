@@ -74,6 +74,10 @@ def methods(count):
         }
         if ordered:
             row |= as_gaussian(inside, outside, chains[0])
+            if row["audited_gaussian"] > row["proven"]:
+                # One bound in twenty may: more runs with another seed tell chance from a defect.
+                more = (s for s in two_worlds(run, 10 * count, seed=SEED + 1))
+                row["repeated"] = {"runs": 20 * count, **as_gaussian(*more, chains[0])}
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -92,7 +96,7 @@ def as_gaussian(inside, outside, chain):
 
 
 def paper_chain(decay, count):
-    """The linear-Gaussian chain of docs/hidden_state.md: one step reads the record, one does not."""
+    """The linear-Gaussian chain of docs/hidden_state.md: one step of two reads the record."""
     chain = acc.NoisyChain(
         2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay))
     )

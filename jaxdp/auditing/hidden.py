@@ -1,4 +1,4 @@
-"""Whole runs of hidden-state block coordinate descent, of which the last iterates alone are seen."""
+"""Whole runs of hidden-state block coordinate descent, whose last iterates alone are seen."""
 
 from collections.abc import Callable
 
@@ -54,8 +54,8 @@ def hidden_run(
             rows = part.at[-1].set(jnp.where(member, part[-1], jnp.asarray(replaced, part.dtype)))
             return rows[order].reshape(-1, size, part.shape[1])
 
-        cut = batches(x, other[0]), batches(y, other[1])
-        cut = (*cut, jnp.ones((records // size, size), bool))
+        full = jnp.ones((records // size, size), bool)
+        cut = batches(x, other[0]), batches(y, other[1]), full
         weights, released = start, []
         for sweep in range(method.sweeps):
             for block in reversed(range(method.network.blocks)):

@@ -26,6 +26,10 @@ _MOST_STEPS = 50
 @click.option("--delta", type=float, help="[default: the run's, or 1e-5]")
 @click.option("--runs", type=int, default=10_000, show_default=True, help="Runs in each world.")
 @click.option(
+    "--results", type=click.Path(path_type=Path),
+    help="Fill the audited column of this file of `jaxdp reproduce` instead.",
+)
+@click.option(
     "--tiny", is_flag=True,
     help="Of a RUN with canaries: audit its mechanism on a tiny network instead of the run itself.",
 )
@@ -38,8 +42,8 @@ _MOST_STEPS = 50
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
     run: Path | None, method: str | None, settings: tuple[str, ...], steps: int | None,
-    delta: float | None, runs: int, tiny: bool, confidence: float, seed: int | None,
-    out: Path | None, as_json: bool, **numbers: Any,
+    delta: float | None, runs: int, results: Path | None, tiny: bool, confidence: float,
+    seed: int | None, out: Path | None, as_json: bool, **numbers: Any,
 ) -> None:
     """Attack a method, a finished RUN or its mechanism, and say what was forced out of it.
 
@@ -51,9 +55,14 @@ def audit(
     \b
       jaxdp audit --method dp-sgd --steps 10 --noise-multiplier 1
       jaxdp audit runs/x
+      jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
     from jaxdp.report.roc import save_roc
 
+    if results is not None:
+        named = {"run": run, "method": method, "steps": steps, "delta": delta, "out": out}
+        _fill(results, {**named, **numbers}, runs, confidence, seed)
+        return
     if run is not None:
         _refuse_with_run({"method": method, **numbers}, settings)
         out = out or run
@@ -74,6 +83,24 @@ def audit(
         if run is not None:
             _into_report(run, row)
     _show(row, as_json)
+
+
+def _fill(
+    results: Path, others: dict[str, Any], runs: int, confidence: float, seed: int | None
+) -> None:
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.runs.column import audit_rows
+
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ValueError(f"{given[0]} must not be given with --results, got {given}")
+    done = audit_rows(
+        results, runs=runs, confidence=confidence, seed=seed,
+        progress=lambda name, count: counting_bar(f"auditing {name}", count),
+    )
+    for row in done:
+        click.echo(f"{row['name']:44}at least {row['audited_epsilon']:.3f}: {row['audited']}")
+    click.echo(f"{len(done)} rows audited, written to {results}")
 
 
 def _by_canaries(run: Path, delta: float | None, confidence: float) -> tuple[str, Any]:
