@@ -169,30 +169,45 @@ def scores(seen: np.ndarray, method: Method) -> np.ndarray:
     """How much each candidate seems to have taken part, [m], from what was seen [steps, m].
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
-    where the other records leave the coordinate alone. What they do there is estimated from the
-    neighbouring steps, its median is subtracted, and its spread is added to the noise.
+    where the other records leave the coordinate alone. What they do there is estimated and taken
+    away, and the noise is taken to be as large as what is left.
     """
     seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
-    noise = method.mechanism.noise_multiplier
-    z = (
-        np.asarray(noise.table())[: len(seen), None] if isinstance(noise, NoiseSchedule)
-        else np.full((len(seen), 1), noise)
-    )
-    sampling = method.mechanism.sampling
-    rate = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
+    z, rate = _noise(method, len(seen)), _rate(method)
     if rate < _RARE:
         seen = seen - _background(seen)
-    spread = np.maximum(1.4826 * np.median(np.abs(seen), axis=0) / np.median(z), 1.0)
+    spread = max(1.4826 * float(np.median(np.abs(seen) / np.maximum(z, 1e-6))), 1.0)
     with np.errstate(divide="ignore"):
         stay = np.log1p(-rate)
     ratios = (2 * seen - 1) / (2 * np.square(np.maximum(z * spread, 1e-6)))
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
 
 
-def _background(seen: np.ndarray, width: int = 51) -> np.ndarray:
-    """The median over stretches of ``width`` steps."""
-    cuts = range(0, len(seen), width)
-    return np.concatenate([
-        np.broadcast_to(np.median(part, axis=0), part.shape)
-        for part in (seen[i : i + width] for i in cuts)
-    ])
+def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:
+    """What ordinary records add at each coordinate, over stretches of ``width`` steps.
+
+    A median over a stretch is also moved by noise (and by the candidate itself, which is to be
+    found), so it counts only as far as the medians of the coordinates differ by more than noise
+    explains: empirical Bayes.
+    """
+    found = []
+    for part in np.array_split(seen, max(1, round(len(seen) / width))):
+        middle = np.median(part, axis=0)
+        noise = 1.4826 * np.median(np.abs(part - middle))
+        by_chance = 1.5708 * noise**2 / len(part)  # variance of a Gaussian's median
+        kept = max(0.0, 1 - by_chance / max(float(np.var(middle)), 1e-30))
+        found.append(np.broadcast_to(kept * middle, part.shape))
+    return np.concatenate(found)
+
+
+def _noise(method: Method, steps: int) -> np.ndarray:
+    """[steps, 1], the noise multiplier of every step."""
+    noise = method.mechanism.noise_multiplier
+    if isinstance(noise, NoiseSchedule):
+        return np.asarray(noise.table())[:steps, None]
+    return np.full((steps, 1), float(noise))
+
+
+def _rate(method: Method) -> float:
+    sampling = method.mechanism.sampling
+    return sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0

@@ -28,7 +28,7 @@ def quiet(name, runs):
 
 
 def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path):
-    path, row, report = kept
+    path, _, _ = kept
     (before,) = json.loads(path.read_text())
     assert before["audited_epsilon"] is None
     results = tmp_path / "rows.json"
