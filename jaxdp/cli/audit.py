@@ -220,5 +220,6 @@ def _show(row: dict[str, Any], as_json: bool) -> None:
     if row["audited_profile"] is not None:
         value = show_audited(row["audited_profile"])
         console.print(f"At least {value}, provided that {row['profile_assumes']}.")
-    console.print(f"Audited: {row['what']}; {row['runs']:,} runs; canary: {row['adversary']}.")
+    runs = "1 run" if row["runs"] == 1 else f"{row['runs']:,} runs"
+    console.print(f"Audited: {row['what']}; {runs}; canary: {row['adversary']}.")
     console.print(row["verdict"])
