@@ -101,10 +101,14 @@ def audited(real, charged, rate, steps, seed, m=1000):
 
 
 def test_a_leaking_run_is_seen_and_a_right_one_is_not_accused():
-    right = [audited(0.6, 0.6, 0.02, 100, seed) for seed in range(30)]
+    right = [audited(0.6, 0.6, 0.02, 100, seed) for seed in range(8)]
     assert sum(a.broken for a in right) == 0
     assert np.median([a.audited.epsilon for a in right]) > 0.3
     assert not any("BROKEN" in a.in_words() for a in right)
+    profiles = np.array([a.profile.epsilon for a in right])
+    assert np.all(profiles < right[0].proven)
+    assert np.median(profiles) > 0.4 * right[0].proven
+    assert "independent runs" in right[0].to_dict()["profile_assumes"]
     broken = audited(0.1, 2.0, 0.02, 100, 0)
     assert broken.broken
     assert "BROKEN" in broken.in_words()
