@@ -21,7 +21,10 @@ def row_of(folder):
     """What a reader needs of one run."""
     report = json.loads((folder / "report.json").read_text())
     audited = report["audited"]
-    kept = ("canaries", "steps", "delta", "confidence", "proven", "audited", "verdict", "what")
+    kept = (
+        "canaries", "steps", "delta", "confidence", "proven", "audited", "audited_profile",
+        "profile_assumes", "verdict", "what",
+    )  # fmt: skip
     return {
         "dataset": report["dataset"], "model": report["model"], "method": report["method"],
         "noise_multiplier": report["guarantee"]["noise_multiplier"],
