@@ -49,9 +49,9 @@ def mean_gradient(loss_fn):
     return jax.jit(jax.grad(lambda p, b: jax.vmap(loss_fn, (None, 0))(p, b).mean()))
 
 
-def clipped(loss_fn, method="auto"):
+def clipped(loss_fn, method="auto", microbatch_size=None):
     """The clipped sum of a batch."""
-    grad_fn = jaxdp.clipped_grad(loss_fn, RULE, method)
+    grad_fn = jaxdp.clipped_grad(loss_fn, RULE, method, microbatch_size)
     return jax.jit(lambda p, b: grad_fn(p, b)[0].value)
 
 
@@ -110,10 +110,11 @@ def opacus(name: str, rounds: int) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+# Passes of the host loop (None: the whole batch at once), and the microbatch inside one call.
 ROWS = {
     "cnn": (networks.cnn, 64, 64),
     "mlp": (networks.mlp, None, 60),
-    "transformer": (networks.language_model, None, 8),
+    "transformer": (networks.language_model, 8, 8),
 }
 
 
@@ -126,6 +127,8 @@ def speed(name: str, rounds: int) -> dict[str, Any]:
         "jaxdp, auto": lambda: auto(params, batch),
     }
     mean, auto = mean_gradient(loss_fn), clipped(loss_fn)
+    micro = clipped(loss_fn, "auto", microbatch)
+    contenders[f"jaxdp, auto, microbatch {microbatch}"] = lambda: micro(params, batch)
     if passes:
         contenders.update(chunked(loss_fn, params, batch, passes))
     if name != "mlp":  # seconds each; measured apart
@@ -140,8 +143,8 @@ def speed(name: str, rounds: int) -> dict[str, Any]:
     found = medians(contenders, rounds)
     found.update(medians(slow, 3) if slow else {})
     found.update(opacus(name, rounds))
-    ours = found.get("jaxdp, auto, passes of 64", found["jaxdp, auto"])
-    base = found.get("jax, ordinary, passes of 64", found["jax, ordinary"])
+    ours = found.get(f"jaxdp, auto, passes of {passes}", found["jaxdp, auto"])
+    base = found.get(f"jax, ordinary, passes of {passes}", found["jax, ordinary"])
     ratios = {label: round(ours / ms, 3) for label, ms in found.items() if ms}
     return {"milliseconds": found, "ours over ordinary": round(ours / base, 3), "ours over": ratios}
 
@@ -166,6 +169,7 @@ def memory() -> dict[str, Any]:
         found = {
             "ordinary": temporary(mean_gradient(loss_fn), params, batch),
             "auto": temporary(clipped(loss_fn), params, batch),
+            "auto, microbatch 8": temporary(clipped(loss_fn, "auto", 8), params, batch),
             "vmap": temporary(clipped(loss_fn, "vmap"), params, batch),
         }
         rows[name] = {label: round(mb, 1) for label, mb in found.items()}

@@ -7,7 +7,7 @@ without replacement, O(batch) work. float32 uniforms on the device would bias sm
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -128,6 +128,14 @@ class Sampler:
             raise ValueError(f"num_records must be below 2**31, got {self.num_records!r}")
         _validate.integer("physical_batch_size", self.physical_batch_size, least=1)
         _validate.integer("step", self.step, least=0)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the draws were charged for stays as it was."""
+        if name in ("sampling", "num_records", "secret") and name in self.__dict__:
+            raise ValueError(
+                f"{name} must stay as it was charged for, {getattr(self, name)!r}; got {value!r}"
+            )
+        super().__setattr__(name, value)
 
     def draw(self) -> Draw:
         """Charges the next step, draws its records, and advances."""

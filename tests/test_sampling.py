@@ -66,6 +66,16 @@ def test_resuming_at_a_step_gives_the_same_draws():
     assert not np.array_equal(records(draws[5]), records(draws[6]))
 
 
+def test_what_draws_were_charged_for_does_not_change():
+    source = sampler(Poisson(0.1), step=3)
+    source.draw()
+    for name, value in [("sampling", Poisson(0.2)), ("num_records", 5), ("secret", SECRET)]:
+        with pytest.raises(ValueError, match=f"{name} must stay"):
+            setattr(source, name, value)
+    source.step = 7  # as a resumed run does
+    assert source.draw().step == 7
+
+
 def test_other_secrets_draw_otherwise():
     one = records(sampler(Poisson(0.1)).draw())
     other = records(sampler(Poisson(0.1), secret=Secret.new()).draw())

@@ -54,7 +54,7 @@ def test_a_step_is_the_sum_of_its_parts(linear):
 def test_an_empty_draw_is_a_step_with_full_noise(linear):
     params, batch, loss_fn = linear
     train = trainer(loss_fn, jaxdp.Secret.new())
-    train.sampler.sampling = jaxdp.Poisson(1e-12)
+    object.__setattr__(train.sampler, "sampling", jaxdp.Poisson(1e-12))
     state, norms = steps(train, params, batch(60), 3)
     assert state.step == 3
     assert min(norms) > 0.001

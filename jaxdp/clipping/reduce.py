@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.clipping.ghost.leaves import Leaf
+from jaxdp.clipping.ghost.leaves import Arrays, Layer, Leaf
 from jaxdp.clipping.rules import CoordinateBox, Rule
 from jaxdp.types import PyTree
 
@@ -61,13 +61,39 @@ def clipped_sum(
     tree = rule.factors(jax.tree.unflatten(structure, squares), bound)
     factors = structure.flatten_up_to(tree)
     shortened = jnp.stack([f < 1.0 for f in factors if f is not None]).any(axis=0)
+    weights = [None if f is None else jnp.where(keep, f, 0.0) for f in factors]
     total = [
-        None if leaf is None else _divided(leaf.weighted_sum(jnp.where(keep, factor, 0.0), keep), s)
-        for leaf, factor, s in zip(grads, factors, scales, strict=True)
+        None if t is None else _divided(t, s)
+        for t, s in zip(_weighted_sums(grads, weights, norms, keep), scales, strict=True)
     ]
     votes = jnp.where(keep & ~shortened, 0.5, -0.5)
     votes = jnp.sum(jnp.where(mask, votes, 0.0)).astype(jnp.float32)
     return Clipped(jax.tree.unflatten(structure, total), norms, shortened & keep, votes)
+
+
+def _weighted_sums(
+    grads: Sequence[Leaf | None],
+    weights: Sequence[jax.Array | None],
+    norms: jax.Array,
+    keep: jax.Array,
+) -> list[jax.Array | None]:
+    """Every leaf's weighted sum over the rows to keep.
+
+    Where all is finite, a weight of zero drops a row as well as a select does, without one more
+    pass over per-example gradients (6 % of a transformer's step on a CPU).
+    """
+    held = [i for i, leaf in enumerate(grads) if isinstance(leaf, Arrays | Layer)]
+
+    def of(which: Sequence[int], keep: jax.Array | None) -> list[jax.Array]:
+        return [grads[i].weighted_sum(weights[i], keep) for i in which]  # type: ignore
+
+    found = jax.lax.cond(
+        jnp.all(jnp.isfinite(norms)), lambda: of(held, None), lambda: of(held, keep)
+    )
+    sums = dict(zip(held, found, strict=True))
+    factored = [i for i, leaf in enumerate(grads) if leaf is not None and i not in sums]
+    sums.update(zip(factored, of(factored, keep), strict=True))
+    return [sums.get(i) for i in range(len(grads))]
 
 
 def _boxed(

@@ -194,7 +194,7 @@ def recipe(dataset: str, **given: Any) -> RunConfig:
     the recipe unless they are to follow from the other two.
 
     Raises:
-        ValueError: an unknown data set.
+        ValueError: an unknown data set, or a value that the method does not use.
     """
     chosen = spec(dataset)
     defaults = {
@@ -207,11 +207,29 @@ def recipe(dataset: str, **given: Any) -> RunConfig:
         if given.get("method") in names:
             defaults.update(changes)
     given = {name: value for name, value in given.items() if value is not None}
+    _check_used({**defaults, **given}, given)
     if "epsilon" not in given and "noise_multiplier" not in given:
         defaults["epsilon"] = 3.0
     if "epsilon" in given and "noise_multiplier" in given:
         defaults["steps"] = None
     return RunConfig(dataset=dataset, **{**defaults, **given})
+
+
+def _check_used(merged: dict[str, Any], given: dict[str, Any]) -> None:
+    """Refuses what is given and would be ignored."""
+    method, optimizer = merged["method"], merged["optimizer"]
+    if method not in registry.METHODS:
+        return
+    if optimizer != "sgd" and method != "dp-sgd":
+        raise ValueError(
+            f"optimizer must be sgd for method {method}, which brings its own; got {optimizer!r}"
+        )
+    if "momentum" in given and not (registry.METHODS[method].momentum and optimizer == "sgd"):
+        name = method if optimizer == "sgd" else f"{method} with optimizer {optimizer}"
+        raise ValueError(
+            f"momentum must not be given for method {name}, which has none of SGD's; "
+            f"got {given['momentum']!r}"
+        )
 
 
 def resolve(config: RunConfig) -> RunConfig:

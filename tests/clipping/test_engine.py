@@ -92,6 +92,19 @@ def test_passes_of_all_sizes_compile_once(linear):
     assert len(traces) == once <= 2
 
 
+def test_passes_give_away_no_array_of_the_user(linear):
+    # The running totals are donated from pass to pass; parameters and data must not be.
+    params, batch, loss_fn = linear
+    data = batch(90)
+    sampler = jaxdp.dp_sgd(1.0, 1.0, 40, 90).sampler(90, physical_batch_size=8)
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
+    first, _ = grad_fn.sum(params, data, sampler.draw())
+    kept = jax.tree.map(np.array, first.value)
+    grad_fn.sum(params, data, sampler.draw())
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, data, first.value)))
+    assert_close(first.value, kept)
+
+
 def test_masked_rows_and_empty_draws_add_nothing(linear):
     params, batch, loss_fn = linear
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))

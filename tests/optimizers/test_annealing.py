@@ -163,7 +163,8 @@ def test_one_record_moves_the_private_energy_by_at_most_its_bound():
 @pytest.mark.parametrize("batch", [20, 1])
 def test_a_private_energy_has_its_noise_also_on_an_empty_draw(batch):
     energy = private(batch=batch)
-    energy.sampler.sampling = jaxdp.Poisson(1e-12) if batch == 1 else energy.sampler.sampling
+    if batch == 1:
+        object.__setattr__(energy.sampler, "sampling", jaxdp.Poisson(1e-12))
     drawn = energy.prepare()
     now = {"w": jnp.zeros(1)}
     draws = jax.vmap(lambda k: drawn.rise(now, now, jnp.zeros([]), k)[0])(jax.random.split(KEY, 5000))

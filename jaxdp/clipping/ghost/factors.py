@@ -45,10 +45,11 @@ class Use:
         scatter = jax.vmap(lambda rows, b: zeros.at[rows].add(b, mode="drop"))
         return scatter(self.site.rows(self.data), b[:, 0])[:, None]
 
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+    def weighted_sum(self, weights: jax.Array, keep: jax.Array | None) -> jax.Array:
         """sum_i weights_i g_i over the rows to keep [m], arranged like the parameter."""
-        data, cotangent = kept(self.data, keep), kept(self.cotangent, keep)
-        clean = Use(self.site, data, cotangent)
+        clean = self
+        if keep is not None:
+            clean = Use(self.site, kept(self.data, keep), kept(self.cotangent, keep))
         if isinstance(self.site, Convolution):
             return self.site.view.to_leaf(clean._convolution_sum(weights))
         total = clean._lookup_sum if isinstance(self.site, Lookup) else clean._dense_sum

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxdp.clipping.ghost.sites import Lookup
+from jaxdp.clipping.ghost.sites import Lookup, Site
 from jaxdp.clipping.ghost.uses import Uses
 
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
@@ -69,7 +69,7 @@ def _engine(leaf: int, uses: Uses, batch_size: int, method: str) -> tuple[str, s
         return "vmap", "looked up by unlike axes"
     if method == "ghost":
         return "ghost", "as asked"
-    ghost, layer = _costs([site.sizes for site in found], batch_size)
+    ghost, layer = _costs(found, batch_size)
     costs = f"{ghost:.2g} against {layer:.2g} operations an example"
     return ("ghost", costs) if ghost <= layer else ("layer", costs)
 
@@ -79,17 +79,22 @@ def same_arrangement(one: tuple, other: tuple) -> bool:
     return other in (one, (one[0], one[2], one[1]))
 
 
-def _costs(sizes: Sequence[tuple[int, int, int, int]], batch_size: int) -> tuple[float, float]:
+def _costs(found: Sequence[Site], batch_size: int) -> tuple[float, float]:
     """Operations an example beyond those of an ordinary gradient: ghost norm, per-layer gradient.
 
-    The ghost norm costs T²(p + q) an example (Bu et al. 2022, arXiv:2205.10683, table 2), the
-    gradient of the layer its size.
+    The ghost norm costs T²(p + q) an example (Bu et al. 2022, arXiv:2205.10683, table 2), of which
+    a lookup needs T²q only, since its inputs are compared and not multiplied; the gradient of the
+    layer costs its size.
     """
-    groups, _, p, q = sizes[0]
-    positions = sum(size[1] for size in sizes)
-    ghost = float(groups) * positions * positions * (p + q)
-    if positions == 1:
-        ghost = float(groups) * (p + q)
+    groups, _, p, q = found[0].sizes
+    dense, looked_up = (
+        sum(site.sizes[1] for site in found if isinstance(site, Lookup) is flag)
+        for flag in (False, True)
+    )
+    ghost = float(groups) * (p + q)
+    if dense + looked_up > 1:
+        of_lookups = looked_up * (looked_up + 2 * dense) * q
+        ghost = float(groups) * (dense * dense * (p + q) + of_lookups)
     entries = float(groups) * p * q
     cached = 4 * entries * batch_size <= _CACHE_BYTES
     return ghost, entries * (_IN_CACHE if cached else _IN_MEMORY)

@@ -1,7 +1,7 @@
 """The loss of one example as a flat list of operations, so that parameters can be followed."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -98,12 +98,20 @@ def trace(fn: Callable[..., PyTree], params: PyTree, *args: PyTree) -> Traced:
 
 def reaches(program: Program, sources: Sequence[int]) -> bool:
     """Whether the first result depends on any of the values ``sources``."""
-    tainted = set(sources)
-    for node in program.nodes:
-        if any(isinstance(ref, int) and ref in tainted for ref in node.ins):
-            tainted.update(node.outs)
     first = program.outs[0]
-    return isinstance(first, int) and first in tainted
+    return isinstance(first, int) and first in reached(program, sources)
+
+
+def reached(program: Program, sources: Iterable[int]) -> set[int]:
+    """All values that depend on any of the values ``sources``, inside checkpoints too."""
+    found = set(sources)
+    for node in program.nodes:
+        if node.body is not None:
+            pairs = zip(node.body.ins, node.ins, strict=True)
+            found |= reached(node.body, [inner for inner, outer in pairs if outer in found])
+        if any(isinstance(ref, int) and ref in found for ref in node.ins):
+            found.update(node.outs)
+    return found
 
 
 def evaluate(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping.ghost.factors import Use
+from jaxdp.clipping.ghost.isolated import CONVOLUTION, Convolutions
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import Node, Program, Traced, apply_node, evaluate
@@ -35,19 +36,24 @@ def gradients(
         for number, (node, site) in enumerate(uses.sites.items())
         if plan[site.view.leaf].engine in ("ghost", "layer")
     }
+    convolutions = Convolutions(traced)
     whole = {str(i): leaf for i, leaf in enumerate(params) if plan[i].engine == "vmap"}
 
     def one(example: Sequence[jax.Array]) -> Any:
         def loss(whole: Mapping[str, jax.Array], zeros: Mapping[str, jax.Array]) -> Any:
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]
-            (first, *rest), seen = _tapped(traced.program, [*leaves, *example], taps, zeros)
+            args = [*leaves, *example]
+            (first, *rest), seen = _tapped(traced.program, args, taps, zeros, convolutions)
             return first, (rest, seen)
 
         zeros = {tap.key: _zeros(node) for node, tap in taps.items()}
         value, pull, (rest, seen) = jax.vjp(loss, whole, zeros, has_aux=True)
         return value, rest, seen, *pull(jnp.ones_like(value))
 
-    losses, rest, *parts = jax.vmap(one)(list(batch))
+    if convolutions.hidden:
+        losses, rest, *parts = jax.lax.map(one, list(batch))
+    else:
+        losses, rest, *parts = jax.vmap(one)(list(batch))
     seen, of_leaves, cotangents = _rounded_once(parts)
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
@@ -76,6 +82,7 @@ def _tapped(
     args: Sequence[Any],
     taps: Mapping[Node, _Tap],
     zeros: Mapping[str, jax.Array],
+    convolutions: Convolutions,
 ) -> tuple[list[Any], dict[str, jax.Array]]:
     """The program with a zero added at every tap, whose gradient is the cotangent there.
 
@@ -84,10 +91,12 @@ def _tapped(
     seen: dict[str, jax.Array] = {}
 
     def on_node(node: Node, operands: list[Any]) -> list[Any]:
-        if node.body is not None and _has_tap(node.body, taps):
-            results, entered = _rematerialised(node, operands, taps, zeros)
+        if node.body is not None and _taken_apart(node.body, taps):
+            results, entered = _rematerialised(node, operands, taps, zeros, convolutions)
             seen.update(entered)
             return results
+        if node not in taps and (apart := convolutions.apply(node, operands)) is not None:
+            return apart
         results = apply_node(node, operands)
         if node in taps:
             tap = taps[node]
@@ -103,13 +112,14 @@ def _rematerialised(
     operands: list[Any],
     taps: Mapping[Node, _Tap],
     zeros: Mapping[str, jax.Array],
+    convolutions: Convolutions,
 ) -> tuple[list[Any], dict[str, jax.Array]]:
     """A checkpointed part with taps, checkpointed again."""
     body = node.body
     assert body is not None
     params = node.eqn.params
     run = jax.checkpoint(
-        lambda operands, zeros: _tapped(body, operands, taps, zeros),
+        lambda operands, zeros: _tapped(body, operands, taps, zeros, convolutions),
         policy=params["policy"],
         prevent_cse=params["prevent_cse"],
     )
@@ -126,9 +136,12 @@ def _rounded_once(parts: PyTree) -> PyTree:
     return jax.lax.optimization_barrier(parts) if low else parts
 
 
-def _has_tap(body: Program, taps: Mapping[Node, _Tap]) -> bool:
+def _taken_apart(body: Program, taps: Mapping[Node, _Tap]) -> bool:
     return any(
-        node in taps or (node.body is not None and _has_tap(node.body, taps)) for node in body.nodes
+        node in taps
+        or node.name == CONVOLUTION
+        or (node.body is not None and _taken_apart(node.body, taps))
+        for node in body.nodes
     )
 
 

@@ -126,6 +126,15 @@ class Convolution:
         wide = jnp.transpose(cotangent, order).astype(jnp.float32)
         return jnp.moveaxis(wide.reshape(wide.shape[0], positions, groups, q), 2, 1)
 
+    def result(self, outs: jax.Array) -> jax.Array:
+        """The result of one example, from [g, t, q]: the inverse of ``cotangent``."""
+        spec = self.node.eqn.params["dimension_numbers"].out_spec
+        images, features, *space = spec
+        order = (images, *space, features)
+        shape = self.node.out_shape()
+        flat = jnp.moveaxis(outs, 0, 1).reshape([shape[axis] for axis in order])
+        return jnp.transpose(flat, [order.index(axis) for axis in range(len(order))])
+
     def to_view(self, gradient: jax.Array) -> jax.Array:
         """[g, p, q], arranged like the kernel."""
         spec = self.node.eqn.params["dimension_numbers"].rhs_spec  # (out, in, *space)
