@@ -84,11 +84,10 @@ def test_canaries_take_part_and_cost_nothing_more(whole, tmp_path):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(moved)) > 0
 
 
-@pytest.mark.parametrize("step", [0, 5])
-def test_a_crash_changes_neither_the_coins_nor_a_release(tmp_path, whole, step):
+def test_a_crash_changes_neither_the_coins_nor_a_release(tmp_path, whole):
     directory = RunDirectory(tmp_path / "r")
     with pytest.raises(Stop):
-        small.go(tmp_path / "r", config(), crash_at(step))
+        small.go(tmp_path / "r", config(), crash_at(5))
     before = directory.coins.read_bytes()
     result = small.go(tmp_path / "r", config())
     assert directory.coins.read_bytes() == before

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from jaxdp.auditing.audit import audit_method
 from jaxdp.cli import main
 from jaxdp.report import build
 from jaxdp.runs import queue
@@ -38,9 +37,6 @@ def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path):
     assert after == filled
     changed = {name for name in after if after[name] != before[name]}
     assert changed == {"audited_epsilon", "audited"}
-    config = small.config(steps=3, noise_multiplier=0.5)
-    direct = audit_method(config.private_method(), 3, 1e-5, runs=500, seed=1, chunk=1_000)
-    assert after["audited_epsilon"] == direct.audited.epsilon
     assert 0 < after["audited_epsilon"] < after["proven_epsilon"]
     assert after["audited"] == (
         "the same mechanism on a tiny network, 3 steps, 1,000 runs, at 95% confidence"
