@@ -1,6 +1,6 @@
 """The auditor on trial: is it tight, does it catch what is broken, does it accuse nobody falsely?
 
-python -m benchmarks.auditing [--peer PYTHON] [--only tight,bugs,correct,papers,peer]
+python -m benchmarks.auditing [--peer PYTHON] [--only tight,bugs,correct,papers,hidden,peer,...]
 
 Writes benchmarks/results/auditing.json and docs/images/papers_audited.png.
 """
@@ -23,6 +23,8 @@ from scipy import stats
 
 import jaxdp
 from benchmarks import planted
+from benchmarks.auditing_hidden import hidden
+from benchmarks.auditing_peer import coverage
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.auditing import audit_scores, family_bound, one_run_bound, training_run, two_worlds
@@ -34,6 +36,8 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "auditing.json"
 FIGURE = HERE.parent / "docs" / "images" / "papers_audited.png"
 DELTA = 1e-5
+# Taken once, after the attacks on the papers were frozen, and not tried before.
+PAPERS_SEED = 20_261_121
 
 
 def tight():
@@ -227,7 +231,7 @@ def papers(count=10_000):
     for name, make in cases.items():
         claim, run, counted = make()
         plain = _plain(name, noise, steps)
-        inside, outside = two_worlds(run, count, seed=4)
+        inside, outside = two_worlds(run, count, seed=PAPERS_SEED)
         length = steps if inside.shape[1] > 1 else 1
         scores = planted.prepared(inside, outside, length, held_out=0.2)
         found = audit_scores(*scores, DELTA, held_out=0.2)
@@ -369,11 +373,13 @@ def _one_run(inside, outside, guesses=(20, 50, 100, 200, 400, 800)):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", help="an interpreter that has jax_privacy 2.0.0")
-    parser.add_argument("--only", default="tight,bugs,correct,papers,peer")
+    parser.add_argument("--only", default="tight,bugs,correct,papers,hidden,peer,peer_coverage")
     given = parser.parse_args()
     parts = {"tight": tight, "bugs": bugs, "correct": correct, "papers": papers}
+    parts["hidden"] = hidden
     if given.peer:
         parts["peer"] = functools.partial(peer, given.peer)
+        parts["peer_coverage"] = functools.partial(coverage, given.peer)
     for name in given.only.split(","):
         if name in parts:
             _record(name, parts[name]())

@@ -31,6 +31,7 @@ class Entry:
         stream: names the randomness: a step of a stream is one release and charged once. Another
             stream is charged anew, and so is every charge without a stream (None).
         source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
+        note: what a reader must know besides, such as that an auditor put records in; public.
     """
 
     event: acc.Event
@@ -38,6 +39,7 @@ class Entry:
     steps: int
     stream: str | None = None
     source: str = "by hand"
+    note: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, acc.Event):
@@ -45,6 +47,8 @@ class Entry:
         _validate.integer("first_step", self.first_step, least=0)
         _validate.integer("steps", self.steps, least=1)
         _validate.one_of("source", self.source, SOURCES)
+        if not isinstance(self.note, str):
+            raise ValueError(f"note must be a string, got {self.note!r}")
 
     @property
     def end(self) -> int:
@@ -53,20 +57,21 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; :meth:`from_dict` is its inverse."""
-        return {
+        row = {
             "first_step": self.first_step,
             "steps": self.steps,
             "stream": self.stream,
             "source": self.source,
             "event": acc.to_dict(self.event),
         }
+        return {**row, "note": self.note} if self.note else row
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
         """The entry that :meth:`to_dict` wrote."""
         return cls(
             acc.from_dict(row["event"]), row["first_step"], row["steps"], row["stream"],
-            row["source"],
+            row["source"], row.get("note", ""),
         )
 
 
@@ -128,6 +133,7 @@ class Ledger:
         first_step: int = 0,
         source: str = "by hand",
         replay: bool = False,
+        note: str = "",
     ) -> None:
         """Charges ``steps`` releases of ``event``.
 
@@ -139,7 +145,7 @@ class Ledger:
             ValueError: a step that was charged before, without ``replay`` or as another event; a
                 closed ledger, or one that another process writes to; a bad argument.
         """
-        entry = Entry(event, first_step, steps, stream, source)
+        entry = Entry(event, first_step, steps, stream, source, note)
         self._open()
         if stream is None:
             first_step = sum(e.steps for e in self._entries if e.stream is None)
@@ -166,6 +172,10 @@ class Ledger:
     ) -> acc.Bound:
         """Bounds on epsilon at ``delta`` for everything charged; the guarantee is ``.upper``."""
         return acc.epsilon(self.event, delta, relation=relation)
+
+    def notes(self) -> list[str]:
+        """What the entries' notes say, each once."""
+        return sorted({e.note for e in self._entries if e.note})
 
     def unverified(self) -> list[str]:
         """What the ledger took on trust, in words."""
@@ -252,8 +262,9 @@ def _check_replay(entry: Entry, known: Entry, replay: bool) -> None:
 
 
 def _continues(last: Entry, entry: Entry) -> bool:
-    same = (last.event, last.stream, last.source) == (entry.event, entry.stream, entry.source)
-    return same and last.end == entry.first_step
+    return dataclasses.replace(entry, first_step=last.first_step, steps=last.steps) == last and (
+        last.end == entry.first_step
+    )
 
 
 def _uncovered(start: int, end: int, known: list[Entry]) -> list[tuple[int, int]]:

@@ -208,3 +208,22 @@ def budget_left(ledger):
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
         jaxdp.Ledger().charge(**{"event": STEP, **arguments})
+
+
+def test_notes_are_kept_and_change_no_charge(tmp_path):
+    ledger = jaxdp.Ledger(tmp_path / "l.jsonl")
+    ledger.charge(STEP, 3, stream="a", note="two canaries")
+    ledger.charge(STEP, 5, stream="a", replay=True, note="two canaries")
+    ledger.charge(STEP, 2, stream="b")
+    assert ledger.notes() == ["two canaries"]
+    assert ledger.event == acc.Composed((acc.Repeated(STEP, 7),))
+    again = jaxdp.Ledger(tmp_path / "l.jsonl")
+    assert again.entries == ledger.entries
+    assert jaxdp.Ledger.from_json(ledger.to_json()).notes() == ["two canaries"]
+    assert "note" not in json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])
+    with pytest.raises(ValueError, match="note must be a string, got 3"):
+        ledger.charge(STEP, stream="c", note=3)
+    memory = jaxdp.Ledger()
+    memory.charge(STEP, stream="a", note="x")
+    memory.charge(STEP, stream="a", first_step=1)
+    assert [entry.note for entry in memory.entries] == ["x", ""]

@@ -14,17 +14,23 @@ from jaxdp.auditing.bounds import (
     one_run_p_value,
     p_value,
 )
+from jaxdp.auditing.canaries import Canaries
 from jaxdp.auditing.events import Verdict, audit_event, family_bound
 from jaxdp.auditing.features import discriminant, expand
+from jaxdp.auditing.hidden import hidden_run
+from jaxdp.auditing.one_run import RunAudit, audit_canaries
 from jaxdp.auditing.scores import Audited, audit_all_thresholds, audit_one_run, audit_scores
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 
 __all__ = [
     "Audited",
+    "Canaries",
     "Counts",
+    "RunAudit",
     "Verdict",
     "Worlds",
     "audit_all_thresholds",
+    "audit_canaries",
     "audit_event",
     "audit_one_run",
     "audit_scores",
@@ -33,6 +39,7 @@ __all__ = [
     "expand",
     "family_bound",
     "gaussian_bound",
+    "hidden_run",
     "mu_bound",
     "one_run_bound",
     "one_run_p_value",

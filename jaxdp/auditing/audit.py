@@ -93,7 +93,8 @@ class MethodAudit:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; infinity becomes the string "inf"."""
         row = {
-            "steps": self.steps, "runs": 2 * self.runs, "delta": self.delta,
+            "what": "the same mechanism on a tiny network", "steps": self.steps,
+            "runs": 2 * self.runs, "delta": self.delta,
             "confidence": self.confidence,
             "claimed": None if self.claimed is None else self.claimed.value,
             "claim": None if self.claimed is None else self.claimed.name,

@@ -25,6 +25,14 @@ _MOST_STEPS = 50
 @click.option("--sampling", type=click.Choice(["poisson", "full_batch"]), help="[default: poisson]")
 @click.option("--delta", type=float, help="[default: the run's, or 1e-5]")
 @click.option("--runs", type=int, default=10_000, show_default=True, help="Runs in each world.")
+@click.option(
+    "--results", type=click.Path(path_type=Path),
+    help="Fill the audited column of this file of `jaxdp reproduce` instead.",
+)
+@click.option(
+    "--tiny", is_flag=True,
+    help="Of a RUN with canaries: audit its mechanism on a tiny network instead of the run itself.",
+)
 @click.option("--confidence", type=float, default=0.95, show_default=True)
 @click.option("--seed", type=int, help="Of the runs, to repeat them.")
 @click.option(
@@ -34,46 +42,95 @@ _MOST_STEPS = 50
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
     run: Path | None, method: str | None, settings: tuple[str, ...], steps: int | None,
-    delta: float | None, runs: int, confidence: float, seed: int | None, out: Path | None,
-    as_json: bool, **numbers: Any,
+    delta: float | None, runs: int, results: Path | None, tiny: bool, confidence: float,
+    seed: int | None, out: Path | None, as_json: bool, **numbers: Any,
 ) -> None:
-    """Attack a method, or the mechanism of a finished RUN, and say what was forced out of it.
+    """Attack a method, a finished RUN or its mechanism, and say what was forced out of it.
 
-    A tiny network is trained thousands of times with and without a canary, by the same clipping,
-    noise, sampling rate and optimizer. The audited epsilon is a lower bound, valid at the given
+    A run that was trained with --canaries is itself audited, by what it released. Otherwise a tiny
+    network is trained thousands of times with and without a canary, by the same clipping, noise,
+    sampling rate and optimizer. The audited epsilon is a lower bound, valid at the given
     confidence; the proven one is an upper bound. Example:
 
     \b
       jaxdp audit --method dp-sgd --steps 10 --noise-multiplier 1
       jaxdp audit runs/x
+      jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
-    from jaxdp.auditing.audit import audit_method
-    from jaxdp.cli.progress import counting_bar
-    from jaxdp.optimizers import registry
     from jaxdp.report.roc import save_roc
 
+    if results is not None:
+        named = {"run": run, "method": method, "steps": steps, "delta": delta, "out": out}
+        _fill(results, {**named, **numbers}, runs, confidence, seed)
+        return
     if run is not None:
         _refuse_with_run({"method": method, **numbers}, settings)
-        name, built, steps, delta = _of_run(run, steps, delta)
         out = out or run
+    if run is not None and not tiny and _config(run).canaries:
+        _refuse_with_canaries()
+        name, found = _by_canaries(run, delta, confidence)
     else:
-        name = method or "dp-sgd"
-        built = _built(name, numbers, settings)
-        steps, delta = 10 if steps is None else steps, 1e-5 if delta is None else delta
-    kind = registry.METHODS[name].energy if name in registry.METHODS else ""
-    with counting_bar(f"auditing {name}", 2 * runs) as progress:
-        found = audit_method(
-            built, steps, delta, runs=runs, confidence=confidence, energy=kind, seed=seed,
-            progress=progress,
+        chosen = (
+            _of_run(run, steps, delta) if run is not None
+            else _of_method(method or "dp-sgd", numbers, settings, steps, delta)
         )
+        name, found = chosen[0], _by_many_runs(*chosen, runs, confidence, seed)
     row = {"method": name, **found.to_dict()}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "audit.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-        save_roc(found, out / "roc.png", f"Audit of {name}, {steps} steps")
+        save_roc(found, out / "roc.png", f"Audit of {name}, {found.steps:,} steps")
         if run is not None:
             _into_report(run, row)
     _show(row, as_json)
+
+
+def _fill(
+    results: Path, others: dict[str, Any], runs: int, confidence: float, seed: int | None
+) -> None:
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.runs.column import audit_rows
+
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ValueError(f"{given[0]} must not be given with --results, got {given}")
+    done = audit_rows(
+        results, runs=runs, confidence=confidence, seed=seed,
+        progress=lambda name, count: counting_bar(f"auditing {name}", count),
+    )
+    for row in done:
+        click.echo(f"{row['name']:44}at least {row['audited_epsilon']:.3f}: {row['audited']}")
+    click.echo(f"{len(done)} rows audited, written to {results}")
+
+
+def _by_canaries(run: Path, delta: float | None, confidence: float) -> tuple[str, Any]:
+    from jaxdp.runs import RunDirectory
+    from jaxdp.runs.audit import audit_run
+
+    return _config(run).method, audit_run(RunDirectory(run), delta, confidence)
+
+
+def _by_many_runs(
+    name: str, built: Any, steps: int, delta: float, runs: int, confidence: float, seed: int | None
+) -> Any:
+    from jaxdp.auditing.audit import audit_method
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.optimizers import registry
+
+    kind = registry.METHODS[name].energy if name in registry.METHODS else ""
+    with counting_bar(f"auditing {name}", 2 * runs) as progress:
+        return audit_method(
+            built, steps, delta, runs=runs, confidence=confidence, energy=kind, seed=seed,
+            progress=progress,
+        )
+
+
+def _of_method(
+    name: str, numbers: dict[str, Any], settings: tuple[str, ...], steps: int | None,
+    delta: float | None,
+) -> tuple[str, Any, int, float]:
+    built = _built(name, numbers, settings)
+    return name, built, 10 if steps is None else steps, 1e-5 if delta is None else delta
 
 
 def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any:
@@ -92,13 +149,17 @@ def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any
     )
 
 
-def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any, int, float]:
+def _config(run: Path) -> Any:
     from jaxdp.runs.config import RunConfig
 
     report = run / "report.json"
     if not report.exists():
         raise ValueError(f"run must be the folder of a finished run, got {run}: no report.json")
-    config = RunConfig(**json.loads(report.read_text(encoding="utf-8"))["config"])
+    return RunConfig(**json.loads(report.read_text(encoding="utf-8"))["config"])
+
+
+def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any, int, float]:
+    config = _config(run)
     if config.relation != "add_or_remove_one":
         raise ValueError(
             f"run must be under add_or_remove_one to be audited, got {config.relation}"
@@ -116,6 +177,16 @@ def _refuse_with_run(given: dict[str, Any], settings: tuple[str, ...]) -> None:
         raise ValueError(
             f"{named[0]} must not be given with a run, whose own is used; got {named}"
         )
+
+
+def _refuse_with_canaries() -> None:
+    source = click.get_current_context().get_parameter_source
+    for name in ("steps", "runs", "seed"):
+        if getattr(source(name), "name", "") == "COMMANDLINE":
+            raise ValueError(
+                f"{name} must not be given with a run that has canaries, which is audited as it "
+                "is; with --tiny its mechanism is audited on a tiny network"
+            )
 
 
 def _into_report(run: Path, row: dict[str, Any]) -> None:
@@ -136,18 +207,19 @@ def _show(row: dict[str, Any], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from jaxdp.report.words import show_epsilon
+    from jaxdp.report.words import show_audited, show_epsilon
 
     title = f"Epsilon of {row['method']} after {row['steps']:,} steps, delta {row['delta']:g}"
     table = Table(title=title)
     for heading in ("claimed", "proven, at most", f"audited, at least ({row['confidence']:.0%})"):
         table.add_column(heading, justify="right")
     claimed = "-" if row["claimed"] is None else show_epsilon(row["claimed"])
-    table.add_row(claimed, show_epsilon(row["proven"]), f"{int(1000 * row['audited']) / 1000:.3f}")
+    table.add_row(claimed, show_epsilon(row["proven"]), show_audited(row["audited"]))
     console = Console()
     console.print(table)
     if row["audited_profile"] is not None:
-        value = int(1000 * row["audited_profile"]) / 1000
-        console.print(f"At least {value:.3f}, provided that {row['profile_assumes']}.")
-    console.print(f"{row['runs']:,} runs; canary: {row['adversary']}.")
+        value = show_audited(row["audited_profile"])
+        console.print(f"At least {value}, provided that {row['profile_assumes']}.")
+    runs = "1 run" if row["runs"] == 1 else f"{row['runs']:,} runs"
+    console.print(f"Audited: {row['what']}; {runs}; canary: {row['adversary']}.")
     console.print(row["verdict"])

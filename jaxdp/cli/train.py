@@ -57,6 +57,10 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
     "--relation", type=click.Choice(_RELATIONS),
     help="Which data sets are neighbours [default: add_or_remove_one].",
 )
+@click.option(
+    "--canaries", type=int,
+    help="Candidates of an audit: each is a record more with probability 1/2 [default: 0].",
+)
 @click.option("--eval-every", type=int, help="Steps between evaluations [default: steps / 20].")
 @click.option("--physical-batch-size", type=int, help="Rows of one compiled pass.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie.")

@@ -32,6 +32,7 @@ def build(result: RunResult) -> dict[str, Any]:
         "counts": _counts(result),
         "judged_by": words.ENERGIES.get(registry.METHODS[config.method].energy),
         "label": words.REPRODUCIBLE if result.reproducible else None,
+        "notes": result.ledger.notes(),
         "unverified": result.ledger.unverified(),
         "assumed": list(words.ASSUMED),
         "outside_the_guarantee": list(words.OUTSIDE),

@@ -3,7 +3,9 @@
 from typing import Any
 
 from jaxdp import accounting as acc
-from jaxdp.report.words import RELATIONS, show, show_delta, show_epsilon, title
+from jaxdp.report.words import RELATIONS, show, show_audited, show_delta, show_epsilon, title
+
+TINY = "the same mechanism on a tiny network"  # reports older than the audit of a run itself
 
 
 def to_markdown(report: dict[str, Any]) -> str:
@@ -42,10 +44,11 @@ def _audited(row: dict[str, Any]) -> str:
     return "\n".join((
         f"| claimed | proven | audited, at {row['confidence']:.0%} confidence |",
         "|---|---|---|",
-        f"| {claimed} | {show_epsilon(row['proven'])} | at least {row['audited']:.3f} |",
+        f"| {claimed} | {show_epsilon(row['proven'])} | at least {show_audited(row['audited'])} |",
         "",
-        f"Audited over {row['steps']:,} steps of the same mechanism on a tiny network, "
-        f"{row['runs']:,} runs, {row['adversary']}: {row['verdict']}",
+        f"Audited: {row.get('what', TINY)}, {row['steps']:,} steps, "
+        f"{row['runs']:,} {'run' if row['runs'] == 1 else 'runs'}, {row['adversary']}: "
+        f"{row['verdict']}",
         "",
         "![ROC of the attack and the proven region](roc.png)",
     ))
@@ -58,6 +61,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Released", guarantee["in_words"]),
         *_counted(report["counts"]),
+        *(("Audit", note) for note in report.get("notes", ())),
         ("Neighbours", RELATIONS[relation]),
         ("Sampling", f"{guarantee['sampling']}, probability {guarantee['sampling_prob']:.4g}"),
         ("Noise multiplier", show(guarantee["noise_multiplier"])),

@@ -8,7 +8,7 @@ import jinja2
 
 from jaxdp import accounting as acc
 from jaxdp.report import markdown
-from jaxdp.report.words import RELATIONS, show_delta, show_epsilon, title
+from jaxdp.report.words import RELATIONS, show_audited, show_delta, show_epsilon, title
 
 _PLOTS = {
     "accuracy_and_epsilon.png": "Test accuracy in percent (left axis) and the proven epsilon of "
@@ -35,7 +35,7 @@ def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
     shown_claim = claim and {**claim, "shown": show_epsilon(claim["epsilon"])}
     audited = report.get("audited")
     return {
-        "audited": audited and {**audited, "shown_proven": show_epsilon(audited["proven"])},
+        "audited": audited and _audited(audited),
         "title": title(report),
         "accuracy": f"{report['test_accuracy']:.2%}",
         "epsilon": show_epsilon(guarantee["epsilon"]),
@@ -52,6 +52,13 @@ def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
         "rows": markdown.rows(report)[1:],
         "sections": markdown.sections(report),
         "version": report["jaxdp"],
+    }
+
+
+def _audited(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "what": markdown.TINY, **row, "shown": show_audited(row["audited"]),
+        "shown_proven": show_epsilon(row["proven"]),
     }
 
 

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from jaxdp import accounting as acc
 from jaxdp.auditing.audit import MethodAudit
 from jaxdp.auditing.events import tradeoff_of
+from jaxdp.auditing.one_run import RunAudit
 from jaxdp.report.plots import _BLUE, _ORANGE
 from jaxdp.report.words import show_epsilon
 
 
-def save_roc(audit: MethodAudit, path: Path, title: str) -> Path:
+def save_roc(audit: MethodAudit | RunAudit, path: Path, title: str) -> Path:
     """Writes the plot; where nothing is proven the region is everything."""
     figure = Figure(figsize=(5.4, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()

@@ -91,6 +91,11 @@ def show_epsilon(epsilon: float | str) -> str:
     return f"{math.ceil(value * 1000) / 1000:.3f}" if math.isfinite(value) else str(epsilon)
 
 
+def show_audited(epsilon: float) -> str:
+    """Three decimals, rounded down: a shown lower bound is never above the one that was found."""
+    return f"{math.floor(epsilon * 1000) / 1000:.3f}"
+
+
 def show_delta(delta: float) -> str:
     """1e-5, not 1e-05; six digits, rounded up: a smaller delta would be a stronger guarantee."""
     digits = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)

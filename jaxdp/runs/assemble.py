@@ -14,6 +14,7 @@ from jaxdp.noise import PrivatizeState
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.annealing import AnnealingState
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.optimizers.method import Method
 from jaxdp.preprocess import dp_pca, project
 from jaxdp.runs.config import RunConfig
 from jaxdp.seeds import Secret
@@ -32,8 +33,9 @@ def trainer_of(
         secret: of the run.
         device_data: the training records, already on the device.
     """
-    method = config.private_method(secret)
-    loss_fn = models.cross_entropy(model_of(config))
+    method, loss_fn = method_of(config, secret), models.cross_entropy(model_of(config))
+    if (candidates := config.candidates()) is not None:
+        loss_fn = candidates.loss(loss_fn)
     if dataset is None:
         rows, energy = config.dataset_size, None
         method = dataclasses.replace(method, energy=None)
@@ -44,6 +46,12 @@ def trainer_of(
         method, loss_fn, rows, secret=secret, energy=energy,
         physical_batch_size=config.physical_batch_size,
     )
+
+
+def method_of(config: RunConfig, secret: Secret) -> Method:
+    """The run's method; with audit canaries, one that keeps what is seen of them."""
+    method, candidates = config.private_method(secret), config.candidates()
+    return method if candidates is None else candidates.watched(method)
 
 
 def projected(

@@ -4,8 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxdp import _validate, models
 from jaxdp import accounting as acc
+from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.data.specs import spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import registry
@@ -85,6 +89,9 @@ class RunConfig:
         hidden: width of an MLP's hidden layer.
         pca_dimensions: None, or to how many dimensions examples are projected first, privately.
         pca_noise_multiplier: noise of that projection, see :func:`jaxdp.preprocess.dp_pca`.
+        canaries: candidates of a one-run audit, each a record more with probability one half. They
+            change no public number: ``dataset_size``, and with it the sampling rate and the
+            divisor, stay as declared, whatever the coins say.
     """
 
     dataset: str
@@ -111,6 +118,7 @@ class RunConfig:
     hidden: int = 64
     pca_dimensions: int | None = None
     pca_noise_multiplier: float | None = None
+    canaries: int = 0
 
     def private_method(self, secret: Secret | None = None) -> Method:
         """The method; ValueError names an argument that is out of range.
@@ -153,6 +161,22 @@ class RunConfig:
         if self.pca_dimensions is not None:
             return (self.pca_dimensions,)
         return spec(self.dataset).example_shape
+
+    def candidates(self) -> audit_canaries.Canaries | None:
+        """The candidates of the one-run audit; None without one.
+
+        Raises:
+            ValueError: more of them than the model has room for.
+        """
+        if not self.canaries:
+            return None
+        model = models.build(
+            self.model, num_classes=spec(self.dataset).num_classes,
+            example_shape=self.example_shape(), activation=self.activation, hidden=(self.hidden,),
+        )
+        example = jnp.zeros((1, *self.example_shape()), jnp.float32)
+        shapes = jax.eval_shape(model.init, jax.random.key(0), example)
+        return audit_canaries.candidates(self.canaries, shapes)
 
     def mechanism(self) -> Mechanism:
         """The mechanism of the gradient."""
@@ -278,11 +302,25 @@ def _check(config: RunConfig) -> None:
         raise ValueError("steps must be given with a noise_schedule, got None")
     dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_method()
     _check_projection(config)
+    _check_canaries(config)
     models.build(
         config.model, num_classes=spec(config.dataset).num_classes,
         example_shape=config.example_shape(), activation=config.activation,
         hidden=(_validate.integer("hidden", config.hidden, least=1),),
     )
+
+
+def _check_canaries(config: RunConfig) -> None:
+    if not _validate.integer("canaries", config.canaries, least=0):
+        return
+    if config.relation != acc.Relation.ADD_OR_REMOVE_ONE.value:
+        raise ValueError(
+            "canaries must be 0 but under add_or_remove_one, for each is a record more or not; got "
+            f"{config.canaries} under {config.relation}"
+        )
+    noise = config.noise_multiplier or 1.0
+    audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_method())
+    config.candidates()
 
 
 def _check_projection(config: RunConfig) -> None:

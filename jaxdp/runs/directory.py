@@ -13,6 +13,7 @@ SECRET_NOTE = """This folder is SECRET.
 It holds the noise key, the sampler's secret and the optimizer's state of a private training run.
 Whoever reads it can subtract the noise, and the guarantee is void. Publish only what
 `jaxdp export` writes. Delete this folder once the run is finished and needs no resuming.
+Where canaries.json is here, it holds which audit canaries took part: `jaxdp audit` needs it.
 """
 SENSITIVE_NOTE = (
     "SENSITIVE: computed from un-noised training data. These numbers are covered by no guarantee; "
@@ -25,7 +26,8 @@ class RunDirectory:
 
     ``report.json``, ``report.md``, ``*.png`` and ``ledger.jsonl`` are computed from noisy releases
     and public data. ``secret/`` holds the key, the state and the checkpoints. ``SENSITIVE.json`` is
-    there only on request.
+    there only on request. With audit canaries, ``canary_gradients.npy`` is a part of the noisy
+    gradients, a release, and ``secret/canaries.json`` holds the auditor's coins.
 
     Args:
         path: the folder; created by :meth:`create`.
@@ -39,6 +41,8 @@ class RunDirectory:
         self.ledger = self.path / "ledger.jsonl"
         self.sensitive = self.path / "SENSITIVE.json"
         self.components = self.path / "components.npy"
+        self.canary_gradients = self.path / "canary_gradients.npy"
+        self.coins = self.secret / "canaries.json"
         self._lock: TextIO | None = None
 
     def exists(self) -> bool:
@@ -60,6 +64,11 @@ class RunDirectory:
             raise ValueError(
                 f"out must be a new folder, got {self.path}, which holds a ledger or checkpoints "
                 "but not the secret state of their run"
+            )
+        if self.coins.exists() or self.canary_gradients.exists():
+            raise ValueError(
+                f"out must be a new folder, got {self.path}, which holds what is left of an audit: "
+                "the coins of its canaries are not tossed again"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from jaxdp import data
 from jaxdp._durable import write_atomically
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.method import Method
-from jaxdp.runs import assemble
+from jaxdp.runs import assemble, canaries
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import (
@@ -67,8 +67,11 @@ def start(
     directory.create()
     directory.lock()
     try:
+        kept = canaries.tossed(config, directory, secret)
+        dataset = canaries.entered(config, directory, dataset, kept)
         stream = {"secret": secret_to_dict(secret), "fingerprint": fingerprint(dataset, secret)}
-        directory.save_state({"config": config.to_dict(), "streams": [stream]})
+        state = {"config": config.to_dict(), "streams": [stream], "canaries": kept}
+        directory.save_state(state)
         return _run(config, directory, dataset, [secret], progress)
     finally:
         directory.unlock()
@@ -96,6 +99,7 @@ def resume(
     try:
         state = directory.load_state()
         _require_equal_config(RunConfig(**state["config"]), config)
+        dataset = canaries.entered(config, directory, dataset, state.get("canaries"))
         stream = state["streams"][-1]
         secret = secret_from_dict(stream["secret"])
         changed = differences(stream["fingerprint"], fingerprint(dataset, secret))
@@ -124,7 +128,7 @@ def _run(
     secret, stream = secrets[-1], f"run-{len(secrets) - 1}"
     assert config.steps is not None
     assert config.eval_every is not None
-    method = config.private_method(secret)
+    method, note = assemble.method_of(config, secret), canaries.note(config)
     ledger, checkpoints = Ledger(directory.ledger), Checkpoints(directory.checkpoints)
     try:
         dataset = _projected(config, directory, dataset, secret, ledger, stream)
@@ -141,8 +145,14 @@ def _run(
         progress(state.step, _public(history[-1]) if history else None)
         while state.step < config.steps:
             end = min(config.steps, (state.step // config.eval_every + 1) * config.eval_every)
-            _charge(ledger, method, stream, state.step, end - state.step)
-            state, row, sensitive = _block(trainer, state, train, end, progress, config.sensitive)
+            _charge(ledger, method, stream, state.step, end - state.step, note)
+            seen: list[jax.Array] | None = [] if config.canaries else None
+            begin = state.step
+            state, row, sensitive = _block(
+                trainer, state, train, end, progress, config.sensitive, seen
+            )
+            if seen is not None:
+                canaries.keep(directory, begin, seen)
             row.update(method.counts_of(state.opt_state))
             row["test_accuracy"] = accuracy(state.params)
             row["epsilon"] = ledger.epsilon(config.delta, acc.Relation(config.relation)).upper
@@ -184,12 +194,14 @@ def _projected(
     return dataset
 
 
-def _charge(ledger: Ledger, method: Method, stream: str, first_step: int, steps: int) -> None:
+def _charge(
+    ledger: Ledger, method: Method, stream: str, first_step: int, steps: int, note: str
+) -> None:
     for part, rows in method.events(first_step, steps).items():
         for event, first, count in rows:
             ledger.charge(
                 event, count, stream=f"{stream}/{part}" if part else stream, first_step=first,
-                source="mechanism", replay=True,
+                source="mechanism", replay=True, note=note,
             )
 
 
@@ -207,12 +219,14 @@ def _restored(
 
 def _block(
     trainer: Trainer, state: TrainState, train: PyTree, end: int, progress: Progress,
-    sensitive: bool,
+    sensitive: bool, seen: list[jax.Array] | None,
 ) -> tuple[TrainState, dict[str, Any], dict[str, Any]]:
     norms, infos = [], []
     while state.step < end:
         state, info, clip_infos = trainer.step(state, train)
         norms.append(info.update_norm)
+        if seen is not None:
+            seen.append(canaries.seen(state.opt_state))
         if sensitive:
             infos.extend(clip_infos)
         progress(state.step, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxdp import data
 from jaxdp._durable import open_locked, write_atomically
+from jaxdp.runs.column import audited_columns
 from jaxdp.runs.config import RunConfig, recipe, resolve
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.loop import Progress, RunResult, resume, start
@@ -169,6 +170,7 @@ def keep(results: Path, row: Row, report: dict[str, Any]) -> None:
         "proven_epsilon": report["guarantee"]["epsilon"],
         "delta": report["guarantee"]["delta"],
         "claimed_epsilon": claim["epsilon"] if claim else None,
+        **audited_columns(report.get("audited")),
         "acceptance_rate": counts["accepted"] / counts["proposals"] if counts else None,
         "noise_multiplier": report["guarantee"]["noise_multiplier"],
         "steps": report["history"][-1]["step"], "judged_by": report["judged_by"],

@@ -154,6 +154,20 @@ def test_one_run_coins_are_checked():
         audit_one_run(np.zeros(5), np.zeros(5), 1e-5)
 
 
+def test_looks_are_fixed_beforehand_and_paid_for():
+    coins = np.arange(100) % 2 == 0
+    perfect = coins.astype(float)
+    one = audit_one_run(perfect, coins, 0.0, looks=[(50, "top")]).epsilon
+    assert one == bounds.one_run_bound(50, 50, 100, 0.0)
+    assert audit_one_run(perfect, coins, 0.0, looks=[(50, "top"), (2, "both")]).epsilon < one
+    both = audit_one_run(perfect, coins, 0.0, looks=[(100, "both")]).epsilon
+    assert both == bounds.one_run_bound(100, 100, 100, 0.0)
+    with pytest.raises(ValueError, match="looks must be one of both, top"):
+        audit_one_run(perfect, coins, 0.0, looks=[(5, "left")])
+    with pytest.raises(ValueError, match="looks must make at most 100 guesses, got 101"):
+        audit_one_run(perfect, coins, 0.0, looks=[(101, "top")])
+
+
 def test_one_run_p_value_by_direct_sums():
     correct, guesses, canaries, epsilon, delta = 60, 80, 100, 0.5, 1e-3
     q = special.expit(epsilon)

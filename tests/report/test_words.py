@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp.report.words import show_delta, show_epsilon
+from jaxdp.report.words import show_audited, show_delta, show_epsilon
 
 
 @given(st.floats(1e-12, 0.9))
@@ -16,6 +16,11 @@ def test_a_shown_delta_is_never_below_the_proven_one(delta):
 def test_a_shown_epsilon_is_never_below_the_proven_one(epsilon):
     # Up to the rounding of epsilon * 1000 itself.
     assert float(show_epsilon(epsilon)) >= epsilon * (1 - 1e-15)
+
+
+@given(st.floats(0.0, 1e6))
+def test_a_shown_lower_bound_is_never_above_the_one_found(epsilon):
+    assert float(show_audited(epsilon)) <= epsilon * (1 + 1e-15)
 
 
 @pytest.mark.parametrize(

@@ -159,13 +159,13 @@ def train_hidden(
     for sweep in range(method.sweeps):
         for block in reversed(range(method.network.blocks)):
             one = jax.random.fold_in(jax.random.fold_in(key, sweep), block)
-            weights = _train_block(method, block, weights, batches, one, sweep, watch)
+            weights = train_block(method, block, weights, batches, one, sweep, watch)
             if on_release is not None:
                 on_release(sweep, block, weights)
     return weights
 
 
-def _train_block(
+def train_block(
     method: HiddenBlocks, block: int, weights: Weights, batches: Batches, key: jax.Array,
     sweep: int, watch: Callable[[int, int, Weights], None] | None,
 ) -> Weights:  # fmt: skip

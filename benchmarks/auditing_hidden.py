@@ -1,0 +1,129 @@
+"""DP-SBCD's hidden state on trial: the last iterate against the proven and the published value.
+
+Called by ``python -m benchmarks.auditing --only hidden``.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import accounting as acc
+from jaxdp.accounting import hidden_state as hs
+from jaxdp.auditing import audit_scores, hidden_run, mu_bound, two_worlds
+from jaxdp.optimizers import block_coordinate as bc
+
+DELTA, REPLACE = 1e-5, acc.Relation.REPLACE_ONE
+SEED = 20_261_122  # chosen once; the attacks below were not changed after a run with it
+FAR = 100.0  # a wanted output so far off that every gradient of the record is clipped
+
+METHODS = {
+    "R3, one batch, weight decay": bc.HiddenBlocks(
+        bc.Network((2, 1), 1.0), 2.0, 1.0, 1.0, 4, 4, 10,
+        proximal=bc.Proximal(weight_decay=0.3), direct=True,
+    ),
+    "R3, two batches in a fixed order, weight decay": bc.HiddenBlocks(
+        bc.Network((2, 1), 1.0), 2.0, 1.0, 1.0, 2, 4, 10,
+        proximal=bc.Proximal(weight_decay=0.3), direct=True,
+    ),
+    "R3, two batches in a secret order, averaged": bc.HiddenBlocks(
+        bc.Network((2, 1), 1.0), 4.0, 1.0, 1.0, 2, 4, 10, average=True, direct=True,
+    ),
+    "R2, two layers, two batches": bc.HiddenBlocks(
+        bc.Network((2, 2, 1), 1.0), 4.0, 1.0, 1.0, 2, 4, 5,
+    ),
+}  # fmt: skip
+
+
+def worlds(method):
+    """Records without the first feature, and one that has nothing else, wanting +FAR or -FAR."""
+    inputs, outputs = method.network.widths[0], method.network.widths[-1]
+    x = np.zeros((4, inputs), np.float32)
+    x[:3, 1], x[3, 0] = (0.5, -0.5, 0.25), 1.0
+    y = np.zeros((4, outputs), np.float32)
+    y[:, 0] = (0.3, -0.3, 0.1, FAR)
+    return (jnp.asarray(x), jnp.asarray(y)), (jnp.asarray(x[3]), jnp.asarray(-y[3]))
+
+
+def first_weights(released):
+    """The weight of the first input in every released block."""
+    return jnp.stack([w[0, 0] for w in released])
+
+
+def methods(count):
+    """The package's own loops: audited must stay below proven."""
+    rows = []
+    for name, method in METHODS.items():
+        ordered = "fixed" in name or "one batch" in name
+        run = hidden_run(
+            method, *worlds(method), partition=not ordered, score=first_weights
+        )
+        # The record of the last place is in the last batch.
+        inside, outside = two_worlds(run, count, seed=SEED)
+        event, chains = method.event(), [method.chain(i) for i in range(method.network.blocks)]
+        found = audit_scores(inside, outside, DELTA)
+        row = {
+            "method": name, "runs": 2 * count,
+            "proven": acc.epsilon(event, DELTA, REPLACE).upper,
+            "claimed_theorem_4_6": acc.claims.dp_sbcd_theorem_4_6(
+                chains * method.sweeps, DELTA
+            ).value,
+            "audited": found.epsilon,
+            "exposed": acc.epsilon(method.event("looked"), DELTA, REPLACE).upper,
+        }
+        if ordered:
+            row |= as_gaussian(inside, outside, chains[0])
+            if row["audited_gaussian"] > row["proven"]:
+                # One bound in twenty may: more runs with another seed tell chance from a defect.
+                more = (s for s in two_worlds(run, 10 * count, seed=SEED + 1))
+                row["repeated"] = {"runs": 20 * count, **as_gaussian(*more, chains[0])}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def as_gaussian(inside, outside, chain):
+    """S of the last iterate, whose law is Gaussian: the threshold is 0 by symmetry."""
+    found = audit_scores(
+        inside[:, 0], outside[:, 0], DELTA, kind="gaussian", threshold=0.0
+    )
+    return {
+        "audited_gaussian": found.epsilon, "audited_s": mu_bound(found.counts) ** 2 / 2,
+        "proven_s": float(hs.shifted(chain)[-1]),
+        "published_s": float(hs.log_sobolev(chain, published=True)[-1]),
+    }  # fmt: skip
+
+
+def paper_chain(decay, count):
+    """The linear-Gaussian chain of docs/hidden_state.md: one step of two reads the record."""
+    chain = acc.NoisyChain(
+        2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay))
+    )
+    c, p, v, s = (
+        chain.table(n).ravel().astype(np.float32)
+        for n in ("contractions", "proximal", "variances", "contributions")
+    )
+
+    def run(words, member):
+        noise = jax.random.normal(jax.random.wrap_key_data(words), (2,))
+        sign = jnp.where(member, 1.0, -1.0)
+        w = p[0] * (sign * s[0] + jnp.sqrt(v[0]) * noise[0])
+        return (p[1] * (c[1] * w + jnp.sqrt(v[1]) * noise[1]))[None]
+
+    inside, outside = two_worlds(run, count, seed=SEED)
+    found = audit_scores(inside[:, 0], outside[:, 0], DELTA, kind="gaussian", threshold=0.0)
+    return {
+        "weight_decay": decay, "runs": 2 * count, "exact_s": float(hs.shifted(chain)[0]),
+        "published_s": float(hs.log_sobolev(chain, published=True)[0]),
+        "audited_s": mu_bound(found.counts) ** 2 / 2, "counts": dataclasses.asdict(found.counts),
+    }  # fmt: skip
+
+
+def hidden(count=10_000, many=50_000):
+    """Both: the methods of the package, and the chain on which the published recursion is low."""
+    chains = []
+    for decay in (0.0, 0.5, 1.0, 3.0):
+        chains.append(paper_chain(decay, many))
+        print(chains[-1], flush=True)
+    return {"methods": methods(count), "chains": chains}

@@ -1,0 +1,213 @@
+"""Canaries of a real run: records whose gradient lies in one coordinate, and what is seen there.
+
+Each candidate takes part or not by its own fair coin (Steinke, Nasr and Jagielski 2023,
+arXiv:2305.08846v1, Algorithm 1); its gradient is a Dirac (Nasr et al. 2023, arXiv:2302.07956v1), in
+a coordinate of its own. It is a record like any other: drawn, differentiated, clipped, summed and
+noised by the very code that handles the others.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import _validate
+from jaxdp.clipping.rules import CoordinateBox
+from jaxdp.optimizers.method import Method
+from jaxdp.sampling import FixedSize, Poisson
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.types import PyTree
+
+_PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
+_PLACES = 8  # fixes the coordinates, which are public
+_RARE = 0.25  # up to this rate the median over steps is hardly moved by the candidate itself
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Canaries:
+    """The candidates of an audit; public. Which of them took part is the auditor's secret.
+
+    In the data, candidate k is a record of zeros with the label -1 - k, which no real record has.
+
+    Attributes:
+        leaf: position of the parameters' largest leaf, which holds all their coordinates.
+        places: int [m], each candidate's coordinate there, all different.
+    """
+
+    leaf: int
+    places: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Candidates m."""
+        return len(self.places)
+
+    def loss(self, loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        """``loss_fn(params, (x, label))``, but for a candidate a pull along its coordinate.
+
+        Of a real record, loss and gradient are what they were.
+        """
+        places = jnp.asarray(self.places)
+
+        def with_canaries(params: PyTree, example: tuple[jax.Array, jax.Array]) -> jax.Array:
+            x, label = example
+            mine = jnp.ravel(jax.tree.leaves(params)[self.leaf])[places[jnp.maximum(-1 - label, 0)]]
+            ordinary = loss_fn(params, (x, jnp.maximum(label, 0)))
+            return jnp.where(label < 0, -_PULL * mine.astype(ordinary.dtype), ordinary)
+
+        return with_canaries
+
+    def inserted(
+        self, x: np.ndarray, y: np.ndarray, coins: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The records [n, ...] and labels [n] with the candidates whose coin is True at their end.
+
+        How many rows were added is as secret as the coins.
+
+        Raises:
+            ValueError: a label below 0, which is a candidate's; coins of another kind.
+        """
+        if coins.shape != (self.count,) or coins.dtype != bool:
+            raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
+        if len(y) and y.min() < 0:
+            raise ValueError(f"labels must be at least 0 beside canaries, got {y.min()}")
+        labels = (-1 - np.flatnonzero(coins)).astype(y.dtype)
+        return np.concatenate([x, np.zeros((len(labels), *x.shape[1:]), x.dtype)]), np.concatenate(
+            [y, labels]
+        )
+
+    def watched(self, method: Method) -> Method:
+        """The same method, whose state also keeps the last noisy gradient where candidates are.
+
+        Formal guarantee: what is kept is a part of the noisy gradient that the mechanism is charged
+        for, in units of one clipped record: post-processing.
+        """
+        mechanism = method.mechanism
+        inner = optax.with_extra_args_support(method.after_noise)
+
+        def init(params: PyTree) -> Watched:
+            return Watched(inner.init(params), jnp.zeros(self.count, jnp.float32))
+
+        def update(
+            updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
+        ) -> tuple[PyTree, Watched]:
+            seen = self._at(updates) * (-mechanism.batch_size / mechanism.l2(updates))
+            if method.scale is not None:
+                seen = seen / self._at(method.scale(state.inner))
+            moved, after = inner.update(updates, state.inner, params, **extra)
+            return moved, Watched(after, seen)
+
+        return dataclasses.replace(
+            method, after_noise=optax.GradientTransformationExtraArgs(init, update),
+            scale=_through(method.scale), raw=_through(method.raw), counts=_through(method.counts),
+        )
+
+    def _at(self, tree: PyTree) -> jax.Array:
+        leaf = jax.tree.leaves(tree)[self.leaf]
+        return jnp.ravel(leaf)[jnp.asarray(self.places)].astype(jnp.float32)
+
+
+class Watched(NamedTuple):
+    """State of a watched method.
+
+    Attributes:
+        inner: state of the method's own ``after_noise``.
+        seen: float32 [m], the last noisy sum at each candidate's coordinate, downhill, over the
+            norm of one clipped record: 1 and noise where the candidate was drawn, 0 and noise where
+            it was not.
+    """
+
+    inner: PyTree
+    seen: jax.Array
+
+
+def _through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
+    return None if read is None else (lambda state: read(state.inner))
+
+
+def candidates(count: int, params: PyTree) -> Canaries:
+    """``count`` candidates, each in a coordinate of its own of the largest leaf.
+
+    Args:
+        count: m.
+        params: pytree of the parameters' shapes.
+
+    Raises:
+        ValueError: more candidates than the largest leaf has coordinates.
+    """
+    count = _validate.integer("canaries", count, least=1)
+    sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)]
+    leaf = int(np.argmax(sizes))
+    if count > sizes[leaf]:
+        raise ValueError(
+            f"canaries must be at most the {sizes[leaf]} coordinates of the largest parameter, "
+            f"got {count}"
+        )
+    order = np.random.Generator(np.random.Philox(key=_PLACES)).permutation(sizes[leaf])
+    return Canaries(leaf, order[:count])
+
+
+def check(method: Method) -> None:
+    """Refuses methods whose runs such canaries cannot audit; ValueError with the reason."""
+    if isinstance(method.mechanism.sampling, FixedSize):
+        raise ValueError(
+            "canaries must be 0 for fixed-size sampling: a record more changes who else is drawn, "
+            "got a number of them"
+        )
+    if isinstance(method.mechanism.rule, CoordinateBox) or method.raw is not None:
+        raise ValueError(
+            "canaries must be 0 for a method that clips every coordinate by itself or by raw "
+            "moments: a gradient in one coordinate says nothing there, got a number of them"
+        )
+
+
+def scores(seen: np.ndarray, method: Method) -> np.ndarray:
+    """How much each candidate seems to have taken part, [m], from what was seen [steps, m].
+
+    The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
+    where the other records leave the coordinate alone. What they do there is estimated and taken
+    away, and the noise is taken to be as large as what is left.
+    """
+    seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
+    z, rate = _noise(method, len(seen)), _rate(method)
+    if rate < _RARE:
+        seen = seen - _background(seen)
+    spread = max(1.4826 * float(np.median(np.abs(seen) / np.maximum(z, 1e-6))), 1.0)
+    with np.errstate(divide="ignore"):
+        stay = np.log1p(-rate)
+    ratios = (2 * seen - 1) / (2 * np.square(np.maximum(z * spread, 1e-6)))
+    return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
+
+
+def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:
+    """What ordinary records add at each coordinate, over stretches of ``width`` steps.
+
+    A median over a stretch is also moved by noise (and by the candidate itself, which is to be
+    found), so it counts only as far as the medians of the coordinates differ by more than noise
+    explains: empirical Bayes.
+    """
+    found = []
+    for part in np.array_split(seen, max(1, round(len(seen) / width))):
+        middle = np.median(part, axis=0)
+        noise = 1.4826 * np.median(np.abs(part - middle))
+        by_chance = 1.5708 * noise**2 / len(part)  # variance of a Gaussian's median
+        kept = max(0.0, 1 - by_chance / max(float(np.var(middle)), 1e-30))
+        found.append(np.broadcast_to(kept * middle, part.shape))
+    return np.concatenate(found)
+
+
+def _noise(method: Method, steps: int) -> np.ndarray:
+    """[steps, 1], the noise multiplier of every step."""
+    noise = method.mechanism.noise_multiplier
+    if isinstance(noise, NoiseSchedule):
+        return np.asarray(noise.table())[:steps, None]
+    return np.full((steps, 1), float(noise))
+
+
+def _rate(method: Method) -> float:
+    sampling = method.mechanism.sampling
+    return sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0

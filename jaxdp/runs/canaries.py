@@ -1,0 +1,136 @@
+"""The audit canaries of a run: tossed once, entered into the data, and what is seen of them."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import data
+from jaxdp._durable import sync_directory, write_atomically
+from jaxdp.runs.config import RunConfig
+from jaxdp.runs.directory import RunDirectory
+from jaxdp.seeds import Secret
+from jaxdp.types import PyTree
+
+NOTE = (
+    "SECRET of the auditor: which canaries took part. Whoever scores the canaries must not know it."
+)
+
+
+def tossed(config: RunConfig, directory: RunDirectory, secret: Secret) -> str | None:
+    """Tosses the coins of a new run and keeps them, readable by their owner alone.
+
+    Returns:
+        What :func:`entered` must find again; None without an audit.
+
+    Raises:
+        ValueError: there are coins already: they are never tossed twice.
+    """
+    if not config.canaries:
+        return None
+    if directory.coins.exists():
+        raise ValueError(
+            f"out must hold no coins yet, got {directory.coins}: canaries are tossed once"
+        )
+    coins = secret.philox("canary coins", 0).integers(0, 2, config.canaries)
+    row = {"note": NOTE, "included": coins.tolist()}
+    write_atomically(directory.coins, json.dumps(row), mode=0o600)
+    return _digest(directory)
+
+
+def coins_of(directory: RunDirectory, count: int) -> np.ndarray:
+    """bool [count], which canaries took part; the auditor's secret.
+
+    Raises:
+        ValueError: the file is missing or is not that of ``count`` canaries.
+    """
+    if not directory.coins.exists():
+        raise ValueError(f"run must hold its canaries' coins, but {directory.coins} is missing")
+    try:
+        found = np.asarray(json.loads(directory.coins.read_text(encoding="utf-8"))["included"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{directory.coins} must hold coins: {error}") from error
+    if found.shape != (count,) or not np.isin(found, (0, 1)).all():
+        raise ValueError(f"{directory.coins} must hold {count} coins of 0 or 1")
+    return found.astype(bool)
+
+
+def entered(
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, kept: str | None
+) -> data.Dataset:
+    """The data with the canaries that take part at the end of its training records.
+
+    Raises:
+        ValueError: the coins are not those that were ``kept`` when the run began.
+    """
+    found = config.candidates()
+    if found is None:
+        return dataset
+    coins = coins_of(directory, found.count)
+    if _digest(directory) != kept:
+        raise ValueError(
+            f"{directory.coins} must be what the run was started with, but it was changed: the "
+            "canaries of a run cannot be tossed again"
+        )
+    x, y = found.inserted(dataset.train_x, dataset.train_y, coins)
+    return dataclasses.replace(dataset, train_x=x, train_y=y)
+
+
+def note(config: RunConfig) -> str:
+    """What the ledger and the report say of them; "" without an audit."""
+    if not config.canaries:
+        return ""
+    return f"{config.canaries:,} audit canaries, of which a random half took part"
+
+
+def seen(opt_state: PyTree) -> jax.Array:
+    """What the last step showed of the candidates: a copy, for the state's memory is reused."""
+    return jnp.copy(opt_state[1].seen)
+
+
+def keep(directory: RunDirectory, first_step: int, rows: list[Any]) -> None:
+    """Appends the rows [m] of steps from ``first_step`` on; what a crash left beyond is replaced.
+
+    Raises:
+        ValueError: rows of earlier steps are missing.
+    """
+    new = np.stack(jax.device_get(rows))
+    old = new[:0]
+    if first_step:
+        old = released(directory)[:first_step]
+    if len(old) < first_step:
+        raise ValueError(
+            f"{directory.canary_gradients} must hold the {first_step} steps before, got {len(old)}"
+        )
+    unfinished = directory.canary_gradients.with_suffix(".tmp.npy")
+    with unfinished.open("wb") as file:
+        np.save(file, np.concatenate([old, new]))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(directory.canary_gradients)
+    sync_directory(directory.path)
+
+
+def released(directory: RunDirectory) -> np.ndarray:
+    """float32 [steps, m], the noisy gradients at the canaries' coordinates, a release.
+
+    Raises:
+        ValueError: the file is missing or damaged.
+    """
+    path = directory.canary_gradients
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"run must hold {path}, which cannot be read: {error}") from error
+    if found.ndim != 2:
+        raise ValueError(f"{path} must hold an array [steps, canaries], got shape {found.shape}")
+    return found
+
+
+def _digest(directory: RunDirectory) -> str:
+    return hashlib.blake2b(directory.coins.read_bytes(), digest_size=16).hexdigest()
