@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxdp import data
+import jax
+
+from jaxdp import _validate, data
 from jaxdp._durable import open_locked, write_atomically
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
@@ -13,12 +15,15 @@ from jaxdp.runs.loop import Progress, RunResult, resume, start
 from jaxdp.runs.rows import ROWS, Row
 from jaxdp.seeds import Secret
 
+# Of a row and the number of its run, counted from 1.
+Key = tuple[str, int]
+
 
 def work(
     names: Iterable[str], folder: Path, results: Path, data_dir: Path | None,
-    report: Callable[[RunResult], dict[str, Any]], progress: Callable[[Row], Any],
-) -> list[str]:
-    """Runs the rows that have no result yet, one after the other; returns their names.
+    report: Callable[[RunResult], dict[str, Any]], progress: Callable[[Row], Any], runs: int = 1,
+) -> list[Key]:
+    """Runs the rows that have no result yet, one after the other; returns which.
 
     An interrupted row goes on from its last checkpoint; one worker at a time.
 
@@ -29,22 +34,45 @@ def work(
         data_dir: where prepared data sets lie.
         report: the report of a finished run, as a dictionary.
         progress: from a row to a context manager of its progress function.
+        runs: how often each is run; all rows once before any row twice.
 
     Raises:
         ValueError: an unknown row, or another worker is at it.
     """
     chosen = [row_named(name) for name in names]
+    _validate.integer("runs", runs, least=1)
+
+    def one(row: Row, number: int) -> dict[str, Any]:
+        with progress(row) as shown:
+            result = run_row(row, folder / folder_name(row.name, number), data_dir, shown)
+        return line_of(row, report(result))
+
+    return work_through({row.name: row for row in chosen}, folder, results, one, runs)
+
+
+def work_through(
+    rows: dict[str, Any], folder: Path, results: Path, one: Callable[[Any, int], dict[str, Any]],
+    runs: int, indent: int | None = 1,
+) -> list[Key]:
+    """Calls ``one(row, number)`` for what has no line in ``results`` yet, and keeps its lines.
+
+    Args:
+        rows: by name, in the order of running.
+        folder: locked meanwhile.
+        results: the JSON file of finished rows.
+        one: makes a line.
+        runs: how often each is run; all rows once before any row twice.
+        indent: of the file; None writes one line a row.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = open_locked(folder / "worker.lock", "w", f"queue is in use by another worker: {folder}")
     done = []
     try:
-        for row in chosen:
-            if row.name in finished(results):
-                continue
-            with progress(row) as shown:
-                result = run_row(row, folder / row.name, data_dir, shown)
-            keep(results, row, report(result))
-            done.append(row.name)
+        for number in range(1, runs + 1):
+            for name, row in rows.items():
+                if (name, number) not in finished(results):
+                    keep(results, {**one(row, number), "run": number}, indent)
+                    done.append((name, number))
     finally:
         lock.close()
     return done
@@ -67,17 +95,28 @@ def row_named(name: str) -> Row:
     return ROWS[name]
 
 
-def finished(results: Path) -> dict[str, dict[str, Any]]:
-    """The finished rows by name."""
+def folder_name(name: str, run: int) -> str:
+    """Of the run's folder."""
+    return name if run == 1 else f"{name}.run-{run}"
+
+
+def has_gpu() -> bool:
+    """Whether rows that need a GPU can run here."""
+    return jax.default_backend() != "cpu"
+
+
+def finished(results: Path) -> dict[Key, dict[str, Any]]:
+    """The finished rows by name and run."""
     if not results.exists():
         return {}
-    return {row["name"]: row for row in json.loads(results.read_text(encoding="utf-8"))}
+    lines = json.loads(results.read_text(encoding="utf-8"))
+    return {(line["name"], line.get("run", 1)): line for line in lines}
 
 
-def keep(results: Path, row: Row, report: dict[str, Any]) -> None:
-    """Adds a finished row to the file, all at once."""
+def line_of(row: Row, report: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a finished run."""
     counts, claim = report["counts"], report["claim"]
-    line = {
+    return {
         "name": row.name, "dataset": row.dataset, "method": report["method"],
         "model": report["model"], "activation": report["activation"],
         "test_accuracy": report["test_accuracy"],
@@ -90,7 +129,16 @@ def keep(results: Path, row: Row, report: dict[str, Any]) -> None:
         "paper": row.paper or None, "seconds": report["seconds"],
         "steps_timed": report["steps_in_this_sitting"], "machine": report["machine"],
         "jaxdp": report["jaxdp"], "config": report["config"],
+        "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in report["history"]],
     }
-    rows = {**finished(results), row.name: line}
+
+
+def keep(results: Path, line: dict[str, Any], indent: int | None = 1) -> None:
+    """Adds a finished row to the file, all at once."""
+    rows = {**finished(results), (line["name"], line.get("run", 1)): line}
     results.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(results, json.dumps(list(rows.values()), indent=1) + "\n")
+    if indent is None:
+        text = "[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]"
+    else:
+        text = json.dumps(list(rows.values()), indent=indent)
+    write_atomically(results, text + "\n")

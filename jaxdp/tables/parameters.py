@@ -1,0 +1,85 @@
+"""What SA-DPSGD's and AdaDp's parameters do: their Figures 4 and 5, small and at full size."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from jaxdp.runs.rows import SWEEPS, Sweep
+from jaxdp.tables import rows, style
+from jaxdp.tables.page import Page, Plot, Section, Table
+from jaxdp.tables.rows import Results
+
+NAMES = tuple(dict.fromkeys(name for sweep in SWEEPS for name in sweep.rows.values()))
+SMALL = tuple(sweep for sweep in SWEEPS if "64" in sweep.setting)
+
+
+def page(results: Results) -> Page:
+    """One table a sweep."""
+    return Page(
+        "Parameters of SA-DPSGD and AdaDp",
+        (
+            "SA-DPSGD's Figure 4 and AdaDp's Figure 5, on MNIST, one parameter moved at a time from "
+            "the papers' values. As there, noise and budget are fixed and the number of steps "
+            "follows, so that a larger batch means fewer steps. The small sweeps use an MLP of 64 "
+            "hidden units and epsilon 1 instead of the papers' networks; those at the papers' size "
+            "take hours on two cores and wait for a GPU.",
+            "Choosing parameters by looking at such tables costs privacy that no column counts.",
+            rows.LEGEND,
+        ),
+        (Plot("parameters.png", "Test accuracy in percent of the small sweeps against one parameter "
+              "(log scales; the papers' value is filled); above each mark the number of steps that "
+              "the budget affords where it varies, for Q0 and μ0 the share of candidates accepted."),),
+        tuple(_section(results, sweep) for sweep in SWEEPS),
+        "jaxdp reproduce parameters",
+    )
+
+
+def _section(results: Results, sweep: Sweep) -> Section:
+    body = []
+    for value, name in sweep.rows.items():
+        found = results.runs(name)
+        for i, line in enumerate(rows.lines(results, name)):
+            extra = ["", ""]
+            if found:
+                rate = found[i]["acceptance_rate"]
+                extra = [f"{found[i]['steps']:,}", "–" if rate is None else f"{100 * rate:.1f} %"]
+            body.append([f"{value:g}", *line, *extra])
+    headers = (sweep.parameter, *rows.COLUMNS, "steps", "accepted")
+    return Section(f"{sweep.method}: {sweep.parameter} ({sweep.setting})", (), Table(headers, body))
+
+
+def figure(results: Results) -> Figure:
+    """The small sweeps, a panel each."""
+    drawn, axes = style.panels(2, 4, (14, 7.4))
+    for panel, sweep in zip(axes, SMALL, strict=False):
+        _draw(panel, results, sweep)
+    for panel in axes[len(SMALL):]:
+        panel.set_axis_off()
+    for panel in (axes[0], axes[4]):
+        panel.set_ylabel("test accuracy (%)")
+    return drawn
+
+
+def _draw(panel, results: Results, sweep: Sweep) -> None:  # type: ignore[no-untyped-def]
+    points = []
+    ours = next(iter(min(sweep.rows.items(), key=lambda item: len(item[1]))))
+    for value, name in sweep.rows.items():
+        for line in results.runs(name):
+            points.append((value, 100 * line["test_accuracy"]))
+            rate = line["acceptance_rate"]
+            judged = "Q0" in sweep.parameter or "μ0" in sweep.parameter
+            text = f"{100 * rate:.0f} %" if judged and rate is not None else f"{line['steps']:,}"
+            panel.annotate(text, points[-1], xytext=(0, 9), textcoords="offset points",
+                           ha="center", fontsize=10.5, color="0.25")
+            panel.plot(*points[-1], "o", color=style.BLUE, markersize=8,
+                       fillstyle="full" if value == ours else "none", markeredgewidth=1.6)
+    style.title(panel, f"{sweep.method}")
+    panel.set_xlabel(sweep.parameter)
+    if not points:
+        style.nothing_yet(panel)
+        return
+    panel.plot(*zip(*sorted(points), strict=True), "-", color=style.BLUE, linewidth=1.2, alpha=0.5)
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(FixedLocator(list(sweep.rows)))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.set_xticklabels([f"{value:g}" for value in sweep.rows], fontsize=11)
+    panel.margins(x=0.12, y=0.3)
