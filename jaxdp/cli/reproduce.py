@@ -45,6 +45,12 @@ _out = click.option(
 )
 
 
+_data_dir = click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie."
+)
+_detached = click.option(
+    "--detach", is_flag=True, help="Go on in the background; see `status`."
+)
 _runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
 
 
@@ -59,8 +65,8 @@ def list_rows() -> None:
 
 @reproduce.command()
 @click.argument("rows", nargs=-1)
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie.")
-@click.option("--detach", is_flag=True, help="Go on in the background; see `status`.")
+@_data_dir
+@_detached
 @_runs
 @_results
 @_out
@@ -132,8 +138,8 @@ def _target(name: str, about: str) -> click.Command:
     @click.command(name, help=f"{about} Runs what is missing, then writes {name}.md and its plots.")
     @click.option("--render-only", is_flag=True, help="Run nothing; render the rows there are.")
     @_runs
-    @click.option("--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie.")
-    @click.option("--detach", is_flag=True, help="Go on in the background; see `status`.")
+    @_data_dir
+    @_detached
     @click.option(
         "--results-dir", type=click.Path(path_type=Path), default=_RESULTS.parent,
         show_default=True, help="Folder of the result rows.",
@@ -148,7 +154,8 @@ def _target(name: str, about: str) -> click.Command:
         results_dir: Path, out: Path, to: Path,
     ) -> None:
         if detach:
-            arguments = [name, "--results-dir", str(results_dir.absolute()), "--to", str(to.absolute())]
+            arguments = [name, "--results-dir", str(results_dir.absolute())]
+            arguments += ["--to", str(to.absolute())]
             arguments += ["--runs", str(runs)] if runs else []
             _detach(arguments + ["--render-only"] * render_only, data_dir, out)
             return

@@ -58,11 +58,16 @@ class CensusRow:
 
     def config(self) -> RunConfig:
         """The resolved configuration; of what is not private, the one of epsilon 3."""
-        return resolve(recipe(
-            "pums", model=self.model, epsilon=self.epsilon or 3.0, physical_batch_size=1_152,
-            learning_rate=_TIGHT_RATES[self.model] if self.tight else _RATE,
-            l2_clip_norm=_TIGHT if self.tight else _CLIPPING[self.model],
-        ))
+        return resolve(
+            recipe(
+                "pums",
+                model=self.model,
+                epsilon=self.epsilon or 3.0,
+                physical_batch_size=1_152,
+                learning_rate=_TIGHT_RATES[self.model] if self.tight else _RATE,
+                l2_clip_norm=_TIGHT if self.tight else _CLIPPING[self.model],
+            )
+        )
 
 
 ROWS = {
@@ -104,7 +109,11 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
     method = config.private_method(secret) if row.epsilon else _not_private(config)
     model = assemble.model_of(config)
     trainer = trainer_of(
-        method, models.cross_entropy(model), len(dataset.train_y), secret=secret, ledger=ledger,
+        method,
+        models.cross_entropy(model),
+        len(dataset.train_y),
+        secret=secret,
+        ledger=ledger,
         physical_batch_size=config.physical_batch_size,
     )
     state = assemble.fresh_state(trainer, config, secret)
@@ -117,15 +126,22 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
     logits = model.apply(state.params, jnp.asarray(dataset.test_x))
     chance = np.asarray(jax.nn.softmax(jnp.asarray(logits))[:, 1], np.float64)
     return {
-        "name": row.name, "dataset": "pums", "model": row.model,
+        "name": row.name,
+        "dataset": "pums",
+        "model": row.model,
         "method": config.method if row.epsilon else "sgd",
         **measure(chance, dataset.test_x, dataset.test_y),
         "proven_epsilon": ledger.epsilon(config.delta).upper if row.epsilon else "inf",
-        "delta": config.delta, "claimed_epsilon": None, "private": row.epsilon is not None,
+        "delta": config.delta,
+        "claimed_epsilon": None,
+        "private": row.epsilon is not None,
         "l2_clip_norm": config.l2_clip_norm if row.epsilon else None,
-        "noise_multiplier": method.mechanism.noise_multiplier, "steps": config.steps,
-        "learning_rate": config.learning_rate, "batch_size": config.batch_size,
-        "seconds": round(seconds, 2), "steps_timed": config.steps,
+        "noise_multiplier": method.mechanism.noise_multiplier,
+        "steps": config.steps,
+        "learning_rate": config.learning_rate,
+        "batch_size": config.batch_size,
+        "seconds": round(seconds, 2),
+        "steps_timed": config.steps,
         "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
         "jaxdp": __version__,
     }
@@ -156,7 +172,8 @@ def measure(chance: np.ndarray, x: np.ndarray, label: np.ndarray) -> dict[str, A
         "reliability": bins,
         "groups": [
             {
-                "group": name, "size": int(member.sum()),
+                "group": name,
+                "size": int(member.sum()),
                 "unemployed": int((label[member] == 1).sum()),
                 "errors": int(wrong[member].sum()),
                 "missed": int((wrong & (label == 1))[member].sum()),
@@ -174,10 +191,12 @@ def reliability(chance: np.ndarray, label: np.ndarray, bins: int = BINS) -> list
     place = np.minimum((chance * bins).astype(int), bins - 1)
     return [
         {
-            "size": int((place == i).sum()), "predicted": float(chance[place == i].mean()),
+            "size": int((place == i).sum()),
+            "predicted": float(chance[place == i].mean()),
             "found": float(label[place == i].mean()),
         }
-        for i in range(bins) if (place == i).any()
+        for i in range(bins)
+        if (place == i).any()
     ]
 
 
@@ -201,7 +220,13 @@ def groups(x: np.ndarray) -> dict[str, np.ndarray]:
     women, black, asian = column["sex"], column["black"], column["asian"]
     race = {"Black": black, "Asian": asian, "neither": ~black & ~asian}
     return {
-        "all": np.ones(len(x), bool), "men": ~women, "women": women, **race,
-        **{f"{name}, {who}": member & (women if who == "women" else ~women)
-           for name, member in race.items() for who in ("men", "women")},
+        "all": np.ones(len(x), bool),
+        "men": ~women,
+        "women": women,
+        **race,
+        **{
+            f"{name}, {who}": member & (women if who == "women" else ~women)
+            for name, member in race.items()
+            for who in ("men", "women")
+        },
     }

@@ -130,7 +130,7 @@ def _sweeps() -> tuple[tuple[Sweep, ...], list[Row]]:
     ) -> None:
         rows[base.name] = base
         names = {}
-        for value, changes in values.items():
+        for value, changes in sorted(values.items()):
             name = f"{base.name}-{slug}-{value:g}" if changes else base.name
             names[value] = name
             given = {**base.given, **changes}
@@ -147,7 +147,7 @@ def _sweeps() -> tuple[tuple[Sweep, ...], list[Row]]:
     })
     full = Row("mnist-sa-dpsgd", "mnist", {"method": "sa-dpsgd", "epsilon": 3.0, "steps": 4_700})
     for base, setting, records in (
-        (small, "MLP of 64, epsilon 1, noise multiplier 1.23, steps that this budget affords", None),
+        (small, "MLP of 64, epsilon 1, noise multiplier 1.23", None),
         (full, "CNN, epsilon 3, 40 epochs", 4_700 * 512),
     ):
         gpu = dataclasses.replace(base, needs_gpu=base is full)
@@ -156,14 +156,15 @@ def _sweeps() -> tuple[tuple[Sweep, ...], list[Row]]:
             float(v): {"batch_size": v, **({"steps": round(records / v)} if records else {})}
             for v in (256, 384, 768, 1_024)
         }
+        heats = settings("temperature", 0.1, 1.0, 100.0)
         rejections = {float(v): {"settings": {"max_rejections": v}} for v in (1, 3, 30)}
         for parameter, slug, ours, values in (
             ("learning rate η", "learning-rate", 0.5, rates),
             ("batch size B", "batch", 512.0, lots),
-            ("initial temperature Q0", "temperature", 10.0, settings("temperature", 0.1, 1.0, 100.0)),
+            ("initial temperature Q0", "temperature", 10.0, heats),
             ("rejection threshold μ0", "max-rejections", 10.0, rejections),
         ):
-            sweep("SA-DPSGD", gpu, setting, parameter, slug, dict(sorted({**values, ours: {}}.items())))
+            sweep("SA-DPSGD", gpu, setting, parameter, slug, {**values, ours: {}})
 
     for hidden, budget, noise, lots_, noises, words in (
         (64, 1.0, 1.5, (300, 450, 900, 1_200), (1.0, 2.0, 3.0),
@@ -181,7 +182,7 @@ def _sweeps() -> tuple[tuple[Sweep, ...], list[Row]]:
             ("lot size L", "lot", 600.0, {float(v): {"batch_size": v} for v in lots_}),
             ("noise multiplier σ*", "noise", noise, {v: {"noise_multiplier": v} for v in noises}),
         ):
-            sweep("AdaDp", base, words, parameter, slug, dict(sorted({**values, ours: {}}.items())))
+            sweep("AdaDp", base, words, parameter, slug, {**values, ours: {}})
     return tuple(sweeps), list(rows.values())
 
 

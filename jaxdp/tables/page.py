@@ -46,8 +46,11 @@ class Page:
 def to_markdown(page: Page) -> str:
     """The page; the same rows give the same text."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxdp.tables", "templates"), trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
+        loader=jinja2.PackageLoader("jaxdp.tables", "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
         autoescape=False,  # Markdown of our own words and numbers
     )
     return environment.get_template("page.md.jinja").render(page=page)

@@ -17,17 +17,26 @@ def page(results: Results) -> Page:
     return Page(
         "Parameters of SA-DPSGD and AdaDp",
         (
-            "SA-DPSGD's Figure 4 and AdaDp's Figure 5, on MNIST, one parameter moved at a time from "
-            "the papers' values. As there, noise and budget are fixed and the number of steps "
-            "follows, so that a larger batch means fewer steps. The small sweeps use an MLP of 64 "
-            "hidden units and epsilon 1 instead of the papers' networks; those at the papers' size "
-            "take hours on two cores and wait for a GPU.",
+            "SA-DPSGD's Figure 4 and AdaDp's Figure 5, on MNIST, one parameter moved at a time "
+            "from "
+            "the papers' values. In the small sweeps (an MLP of 64 hidden units, epsilon 1) and in "
+            "AdaDp's large ones noise and budget are fixed, as in the papers, and the number of "
+            "steps follows: a larger batch or less noise means fewer steps. SA-DPSGD's large ones "
+            "keep 40 epochs and take the noise that the budget asks for. The sweeps at the papers' "
+            "size take hours on two cores and wait for a GPU.",
             "Choosing parameters by looking at such tables costs privacy that no column counts.",
             rows.LEGEND,
         ),
-        (Plot("parameters.png", "Test accuracy in percent of the small sweeps against one parameter "
-              "(log scales; the papers' value is filled); above each mark the number of steps that "
-              "the budget affords where it varies, for Q0 and μ0 the share of candidates accepted."),),
+        (
+            Plot(
+                "parameters.png",
+                "Test accuracy in percent of the small sweeps against one parameter "
+                "(log scales; the papers' value is filled); above each mark the number of steps "
+                "that "
+                "the budget affords where it varies, for Q0 and μ0 the share of candidates "
+                "accepted.",
+            ),
+        ),
         tuple(_section(results, sweep) for sweep in SWEEPS),
         "jaxdp reproduce parameters",
     )
@@ -52,7 +61,7 @@ def figure(results: Results) -> Figure:
     drawn, axes = style.panels(2, 4, (14, 7.4))
     for panel, sweep in zip(axes, SMALL, strict=False):
         _draw(panel, results, sweep)
-    for panel in axes[len(SMALL):]:
+    for panel in axes[len(SMALL) :]:
         panel.set_axis_off()
     for panel in (axes[0], axes[4]):
         panel.set_ylabel("test accuracy (%)")
@@ -61,17 +70,30 @@ def figure(results: Results) -> Figure:
 
 def _draw(panel, results: Results, sweep: Sweep) -> None:  # type: ignore[no-untyped-def]
     points = []
-    ours = next(iter(min(sweep.rows.items(), key=lambda item: len(item[1]))))
+    ours = min(sweep.rows, key=lambda value: len(sweep.rows[value]))  # the base row's name
     for value, name in sweep.rows.items():
         for line in results.runs(name):
             points.append((value, 100 * line["test_accuracy"]))
             rate = line["acceptance_rate"]
             judged = "Q0" in sweep.parameter or "μ0" in sweep.parameter
             text = f"{100 * rate:.0f} %" if judged and rate is not None else f"{line['steps']:,}"
-            panel.annotate(text, points[-1], xytext=(0, 9), textcoords="offset points",
-                           ha="center", fontsize=10.5, color="0.25")
-            panel.plot(*points[-1], "o", color=style.BLUE, markersize=8,
-                       fillstyle="full" if value == ours else "none", markeredgewidth=1.6)
+            panel.annotate(
+                text,
+                points[-1],
+                xytext=(0, 9),
+                textcoords="offset points",
+                ha="center",
+                fontsize=10.5,
+                color="0.25",
+            )
+            panel.plot(
+                *points[-1],
+                "o",
+                color=style.BLUE,
+                markersize=8,
+                fillstyle="full" if value == ours else "none",
+                markeredgewidth=1.6,
+            )
     style.title(panel, f"{sweep.method}")
     panel.set_xlabel(sweep.parameter)
     if not points:

@@ -9,8 +9,12 @@ from jaxdp.tables.page import Page, Plot, Section, Table
 from jaxdp.tables.rows import Results
 
 METHODS = {
-    "piadam": "PIAdam, repaired", "dp-adam": "DP-Adam", "adadp": "AdaDp, repaired",
-    "dp-sgd-tanh": "DP-SGD, tanh", "sa-dpsgd": "SA-DPSGD, repaired", "auto-s": "AUTO-S",
+    "piadam": "PIAdam, repaired",
+    "dp-adam": "DP-Adam",
+    "adadp": "AdaDp, repaired",
+    "dp-sgd-tanh": "DP-SGD, tanh",
+    "sa-dpsgd": "SA-DPSGD, repaired",
+    "auto-s": "AUTO-S",
 }
 EPSILONS = tuple(sorted((*PARETO_EPSILONS, 3.0)))
 
@@ -37,17 +41,26 @@ def page(results: Results) -> Page:
     sections = []
     for method, shown in METHODS.items():
         body = [
-            [f"{epsilon:g}", *line] for epsilon in EPSILONS
+            [f"{epsilon:g}", *line]
+            for epsilon in EPSILONS
             for line in rows.lines(results, row_name(method, epsilon))
         ]
         body += [["3, 40 epochs", *line] for line in rows.lines(results, f"mnist-{method}")]
         sections.append(Section(shown, table=Table(("budget", *rows.COLUMNS), body)))
     return Page(
-        "Pareto curves: accuracy against proven epsilon", text,
-        (Plot("pareto.png", "Test accuracy against proven epsilon (delta 1e-5) after 600 steps on "
-              "MNIST. Bars: range of several runs, where there are several. Stars: the 40-epoch runs at "
-              "epsilon 3."),),
-        tuple(sections), "jaxdp reproduce pareto",
+        "Pareto curves: accuracy against proven epsilon",
+        text,
+        (
+            Plot(
+                "pareto.png",
+                "Test accuracy against proven epsilon (delta 1e-5) after 600 steps on "
+                "MNIST. Bars: range of several runs, where there are several. Stars: the 40-epoch "
+                "runs at "
+                "epsilon 3.",
+            ),
+        ),
+        tuple(sections),
+        "jaxdp reproduce pareto",
     )
 
 
@@ -63,12 +76,27 @@ def figure(results: Results) -> Figure:
         if points:
             x, mean, low, high = zip(*points, strict=True)
             axes.errorbar(
-                x, mean, yerr=[low, high], color=style.COLOURS[i], marker=style.MARKERS[i],
-                linestyle=style.DASHES[i], markersize=8, linewidth=2, capsize=4, label=shown,
+                x,
+                mean,
+                yerr=[low, high],
+                color=style.COLOURS[i],
+                marker=style.MARKERS[i],
+                linestyle=style.DASHES[i],
+                markersize=8,
+                linewidth=2,
+                capsize=4,
+                label=shown,
             )
         for accuracy in rows.accuracies(results, f"mnist-{method}"):
-            axes.plot(3, 100 * accuracy, "*", color=style.COLOURS[i], markersize=15,
-                      markeredgecolor="white", zorder=5)
+            axes.plot(
+                3,
+                100 * accuracy,
+                "*",
+                color=style.COLOURS[i],
+                markersize=15,
+                markeredgecolor="white",
+                zorder=5,
+            )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(EPSILONS))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -76,5 +104,5 @@ def figure(results: Results) -> Figure:
     axes.set_xlabel("proven epsilon at delta 1e-5 (log scale)")
     axes.set_ylabel("test accuracy (%)")
     style.title(axes, "MNIST, CNN, 600 steps of 512")
-    axes.legend(loc="lower right") if axes.lines else style.nothing_yet(axes)
+    axes.legend(loc="lower right", fontsize=13) if axes.lines else style.nothing_yet(axes)
     return drawn

@@ -4,24 +4,23 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
-from jaxdp.runs import census
-from jaxdp.tables import rows, style
+from jaxdp.tables import rows
 from jaxdp.tables.page import Page, Plot, Section, Table
 from jaxdp.tables.rows import Results
 
 FILE = "pums.json"
 MODELS = {"logistic": "logistic regression", "mlp": "MLP, 64 hidden units"}
 BUDGETS = ("epsilon-0.5", "epsilon-1", "epsilon-3", "not-private")
-_TIGHT = "epsilon-1-tight"
-_SHOWN = {
-    "epsilon-0.5": "ε 0.5", "epsilon-1": "ε 1", "epsilon-3": "ε 3", "not-private": "not private",
-    _TIGHT: "ε 1, clipped to 0.5",
+TIGHT = "epsilon-1-tight"
+SHOWN = {
+    "epsilon-0.5": "ε 0.5",
+    "epsilon-1": "ε 1",
+    "epsilon-3": "ε 3",
+    "not-private": "not private",
+    TIGHT: "ε 1, clipped to 0.5",
 }
-_OF_GROUPS = "mlp"
-
 Lines = Sequence[dict[str, Any]]
 
 
@@ -49,54 +48,92 @@ def page(results: Results) -> Page:
             "people in a small group of the test set, and no guarantee here covers those.",
             rows.LEGEND,
         ),
-        (Plot("pums.png", "Above: accuracy and AUC (every dot a run) and calibration of the MLP (mean "
-              "of the runs; ECE: expected calibration error). Below: share of wrong predictions of "
-              "the MLP by group of test records; thick bars: spread (one standard deviation) "
-              "between runs; thin bars: 95 % interval for so few people (Wilson)."),),
-        (*(_models(results, model) for model in MODELS),
-         *(_groups(results, model) for model in MODELS)),
+        (
+            Plot(
+                "pums.png",
+                "Above: accuracy and AUC (every dot a run) and calibration of the MLP (mean "
+                "of the runs; ECE: expected calibration error). Below: share of wrong predictions "
+                "of "
+                "the MLP by group of test records; thick bars: spread (one standard deviation) "
+                "between runs; thin bars: 95 % interval for so few people (Wilson).",
+            ),
+        ),
+        (
+            *(_models(results, model) for model in MODELS),
+            *(_groups(results, model) for model in MODELS),
+        ),
         "jaxdp reproduce pums",
     )
 
 
 def _models(results: Results, model: str) -> Section:
     body = []
-    for budget in (*BUDGETS, _TIGHT):
+    for budget in (*BUDGETS, TIGHT):
         lines, name = found(results, model, budget), f"`pums-{model}-{budget}`"
         if not lines:
-            body.append([_SHOWN[budget], name, rows.MISSING, *[""] * 8])
+            body.append([SHOWN[budget], name, rows.MISSING, *[""] * 8])
             continue
-        body.append([
-            _SHOWN[budget], name, spread([line["test_accuracy"] for line in lines]),
-            spread([line["auc"] for line in lines], percent=False),
-            spread([line["calibration_error"] for line in lines], percent=False),
-            "–", rows.shown_epsilon(max((line["proven_epsilon"] for line in lines), key=float)), "–",
-            f"{statistics.median(line['seconds'] for line in lines):.1f}",
-            _numbers([line["run"] for line in lines]), _machines(lines),
-        ])
+        body.append(
+            [
+                SHOWN[budget],
+                name,
+                spread([line["test_accuracy"] for line in lines]),
+                spread([line["auc"] for line in lines], percent=False),
+                spread([line["calibration_error"] for line in lines], percent=False),
+                "–",
+                rows.shown_epsilon(max((line["proven_epsilon"] for line in lines), key=float)),
+                "–",
+                f"{statistics.median(line['seconds'] for line in lines):.1f}",
+                _numbers([line["run"] for line in lines]),
+                _machines(lines),
+            ]
+        )
     headers = (
-        "budget", "row", "test accuracy", "AUC", "calibration error", "claimed ε", "proven ε",
-        "audited ε", "seconds", "run", "machine",
+        "budget",
+        "row",
+        "test accuracy",
+        "AUC",
+        "calibration error",
+        "claimed ε",
+        "proven ε",
+        "audited ε",
+        "seconds",
+        "run",
+        "machine",
     )
     notes = []
-    if model == "logistic" and found(results, model, _TIGHT):
+    if model == "logistic" and found(results, model, TIGHT):
         notes.append(_about_clipping(results))
     return Section(
         MODELS[model][0].upper() + MODELS[model][1:],
-        ("Mean ± standard deviation over the runs; seconds: the median.",), Table(headers, body), notes,
+        ("Mean ± standard deviation over the runs; seconds: the median.",),
+        Table(headers, body),
+        notes,
     )
 
 
 def _about_clipping(results: Results) -> str:
-    loose, tight = ({
-        model: statistics.mean(line["calibration_error"] for line in found(results, model, budget))
-        for model in MODELS if found(results, model, budget)
-    } for budget in ("epsilon-1", _TIGHT))
-    parts = [f"{loose[m]:.3f} to {tight[m]:.3f} ({MODELS[m]})" for m in MODELS if m in loose and m in tight]
+    loose, tight = (
+        {
+            model: statistics.mean(
+                line["calibration_error"] for line in found(results, model, budget)
+            )
+            for model in MODELS
+            if found(results, model, budget)
+        }
+        for budget in ("epsilon-1", TIGHT)
+    )
+    parts = [
+        f"{loose[m]:.3f} to {tight[m]:.3f} ({MODELS[m]})"
+        for m in MODELS
+        if m in loose and m in tight
+    ]
     return (
-        "**It is clipping, not noise, that spoils the calibration.** At epsilon 1, gradients clipped to 0.5, "
+        "**It is clipping, not noise, that spoils the calibration.** At epsilon 1, gradients "
+        "clipped to 0.5, "
         "as in the recipe of `jaxdp train`, move the expected calibration error from "
-        + " and from ".join(parts) + ", at much the same AUC: what is clipped is the pull of "
+        + " and from ".join(parts)
+        + ", at much the same AUC: what is clipped is the pull of "
         "the people that the model is wrong about, so that it becomes too sure of itself."
     )
 
@@ -106,18 +143,27 @@ def _groups(results: Results, model: str) -> Section:
     any_lines = next((lines for lines in everyone.values() if lines), ())
     body = []
     for place, group in enumerate(any_lines[0]["groups"] if any_lines else ()):
-        cells = [group["group"], f"{group['size']:,}", f"{100 * group['unemployed'] / group['size']:.1f} %"]
+        cells = [
+            group["group"],
+            f"{group['size']:,}",
+            f"{100 * group['unemployed'] / group['size']:.1f} %",
+        ]
         for lines in everyone.values():
             cells.append(_error_cell([line["groups"][place] for line in lines]))
         body.append(cells)
-    headers = ("group", "test records", "not employed", *(f"error, {_SHOWN[b]}" for b in BUDGETS))
+    headers = ("group", "test records", "not employed", *(f"error, {SHOWN[b]}" for b in BUDGETS))
     notes = (small_groups(results, model),) if all(everyone.values()) else ()
     return Section(
         f"Errors by group: {MODELS[model]}",
-        ("Share of wrong predictions: mean ± standard deviation between runs, and in brackets the "
-         "95 % interval (Wilson) of the mean, for so few test records. A few people are both Black "
-         "and Asian and count in both groups.",),
-        Table(headers, body or [[rows.MISSING, *[""] * 6]]), notes,
+        (
+            "Share of wrong predictions: mean ± standard deviation between runs, and in brackets "
+            "the "
+            "95 % interval (Wilson) of the mean, for so few test records. A few people are both "
+            "Black "
+            "and Asian and count in both groups.",
+        ),
+        Table(headers, body or [[rows.MISSING, *[""] * 6]]),
+        notes,
     )
 
 
@@ -144,28 +190,33 @@ def interval(groups: Lines) -> tuple[float, float]:
 def small_groups(results: Results, model: str) -> str:
     """What the noise does to small groups, in the figures of the runs."""
     strict, free = (
-        _by_group(found(results, model, budget)) for budget in ("epsilon-0.5", "not-private")
+        by_group(found(results, model, budget)) for budget in ("epsilon-0.5", "not-private")
     )
     pairs = [name for name in strict if "," in name]
     small = sorted(pairs, key=lambda name: strict[name][0]["size"])[:2]
     large = sorted(pairs, key=lambda name: strict[name][0]["size"])[-2:]
     return (
-        f"What the noise does to small groups ({MODELS[model]}). Two numbers must be kept apart: by how much "
+        f"What the noise does to small groups ({MODELS[model]}). Two numbers must be kept apart: "
+        "by how much "
         "a group's error moves from run to run, and how well so few test records can tell it. From "
         f"run to run, {_moves(small, strict, free)}, against {_moves(large, strict, free)} for the "
-        f"two largest of the six groups. The mean error moves too: {_shifts(small + large, strict, free)}. "
-        f"The interval of {_width(small[0], strict)}, of {_width(large[-1], strict)}: {_verdict(small, strict, free)}"
+        f"two largest of the six groups. The mean error moves too: "
+        f"{_shifts(small + large, strict, free)}. "
+        f"The interval of {_width(small[0], strict)}, of {_width(large[-1], strict)}: "
+        f"{_verdict(small, strict, free)}"
     )
 
 
-def _by_group(lines: Lines) -> dict[str, Lines]:
+def by_group(lines: Lines) -> dict[str, Lines]:
+    """Every group's counts, run by run."""
     names = [group["group"] for group in lines[0]["groups"]]
     return {name: [line["groups"][i] for line in lines] for i, name in enumerate(names)}
 
 
 def _moves(names: Sequence[str], strict: dict[str, Lines], free: dict[str, Lines]) -> str:
     return " and ".join(
-        f"{name} ({strict[name][0]['size']:,}): ± {100 * statistics.stdev(errors(strict[name])):.1f} "
+        f"{name} ({strict[name][0]['size']:,}): ± "
+        f"{100 * statistics.stdev(errors(strict[name])):.1f} "
         f"points at epsilon 0.5, ± {100 * statistics.stdev(errors(free[name])):.1f} without privacy"
         for name in names
     )
@@ -187,7 +238,8 @@ def _width(name: str, strict: dict[str, Lines]) -> str:
 def _verdict(names: Sequence[str], strict: dict[str, Lines], free: dict[str, Lines]) -> str:
     """Whether the intervals of the small groups can tell private from not private."""
     apart = [
-        name for name in names
+        name
+        for name in names
         if interval(strict[name])[0] > interval(free[name])[1]
         or interval(strict[name])[1] < interval(free[name])[0]
     ]
@@ -196,8 +248,9 @@ def _verdict(names: Sequence[str], strict: dict[str, Lines], free: dict[str, Lin
             "for neither of the small groups can these test records tell the error at epsilon 0.5 "
             "from the one without privacy. What does grow is chance: whose "
             "predictions are wrong depends more on the noise drawn, the smaller the group."
-            if _noisier(names, strict, free) else
-            "for neither of the small groups can these test records tell the error at epsilon 0.5 "
+            if _noisier(names, strict, free)
+            else "for neither of the small groups can these test records tell the error at "
+            "epsilon 0.5 "
             "from the one without privacy."
         )
     return f"for {' and '.join(apart)} the test records do tell epsilon 0.5 from no privacy."
@@ -226,97 +279,3 @@ def _numbers(runs: Sequence[int]) -> str:
 
 def _machines(lines: Lines) -> str:
     return ", ".join(dict.fromkeys(line["machine"] for line in lines))
-
-
-_LOOKS = {
-    "epsilon-0.5": (style.ORANGE, "s"), "epsilon-1": (style.PINK, "D"),
-    "epsilon-3": (style.GREEN, "^"), "not-private": (style.BLACK, "o"), _TIGHT: (style.YELLOW, "v"),
-}
-
-
-def figure(results: Results) -> Figure:
-    """Accuracy, AUC and calibration above, groups below."""
-    drawn, axes = style.panels(2, 3, (14, 10), height_ratios=(1, 1.1))
-    grid = axes[3].get_gridspec()
-    for panel in axes[3:]:
-        panel.remove()
-    _dots(axes[0], results, "test_accuracy", 100, "test accuracy (%)")
-    _dots(axes[1], results, "auc", 1, "AUC")
-    _reliability(axes[2], results)
-    _bars(style.added(drawn, grid[1, :]), results)
-    return drawn
-
-
-def _dots(axes: Any, results: Results, key: str, scale: float, label: str) -> None:
-    for i, (model, shown) in enumerate(MODELS.items()):
-        colour, marker = (style.BLUE, "o") if i == 0 else (style.ORANGE, "s")
-        first = True
-        for place, budget in enumerate(BUDGETS):
-            values = [scale * line[key] for line in found(results, model, budget)]
-            axes.plot([place + 0.24 * i - 0.12] * len(values), values, marker, color=colour, alpha=0.6,
-                      markersize=6, label=shown if first else None)
-            first = False
-    axes.set_xticks(range(len(BUDGETS)), ["0.5", "1", "3", "not\nprivate"])
-    axes.set_xlabel("proven epsilon at delta 1e-5")
-    axes.margins(y=0.15)
-    style.title(axes, label[0].upper() + label[1:])
-    if key == "auc":
-        axes.legend(loc="lower right")
-
-
-def _reliability(axes: Any, results: Results) -> None:
-    axes.plot([0, 1], [0, 1], ":", color="0.5", linewidth=1.5)
-    for budget in (*BUDGETS, _TIGHT):
-        lines = found(results, _OF_GROUPS, budget)
-        if not lines:
-            continue
-        error = statistics.mean(line["calibration_error"] for line in lines)
-        colour, marker = _LOOKS[budget]
-        points = reliability_mean(lines)
-        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, markersize=6, linewidth=1.6,
-                  label=f"{_SHOWN[budget]}: ECE {error:.3f}")
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted probability of unemployment",
-             ylabel="share not employed")
-    style.title(axes, "Calibration, MLP")
-    axes.legend(loc="upper left", fontsize=10)
-
-
-def reliability_mean(lines: Lines) -> list[tuple[float, float]]:
-    """Mean prediction and share found, bin by bin, over the test records of all runs."""
-    sums: dict[int, list[float]] = {}
-    for line in lines:
-        for row in line["reliability"]:
-            place = min(int(row["predicted"] * census.BINS), census.BINS - 1)
-            total = sums.setdefault(place, [0.0, 0.0, 0.0])
-            for i, value in enumerate((1.0, row["predicted"], row["found"])):
-                total[i] += row["size"] * value
-    # Fewer than 20 records a run say nothing about a share.
-    kept = {i: t for i, t in sorted(sums.items()) if t[0] >= 20 * len(lines)}
-    return [(predicted / size, share / size) for size, predicted, share in kept.values()]
-
-
-def _bars(axes: Any, results: Results) -> None:
-    labels: list[str] = []
-    for i, budget in enumerate(BUDGETS):
-        lines = found(results, _OF_GROUPS, budget)
-        if not lines:
-            continue
-        colour, marker = _LOOKS[budget]
-        by_group = _by_group(lines)
-        labels = [f"{_two_lines(name)}\n{groups[0]['size']:,}" for name, groups in by_group.items()]
-        for place, groups in enumerate(by_group.values()):
-            x, mean = place + 0.18 * (i - 1.5), 100 * statistics.mean(errors(groups))
-            low, high = interval(groups)
-            deviation = 100 * statistics.stdev(errors(groups)) if len(groups) > 1 else 0
-            axes.plot([x, x], [100 * low, 100 * high], color=colour, linewidth=1.1)
-            axes.plot([x, x], [mean - deviation, mean + deviation], color=colour, linewidth=5, alpha=0.5)
-            axes.plot(x, mean, marker, color=colour, markersize=6.5,
-                      label=_SHOWN[budget] if place == 0 else None)
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_ylabel("wrong predictions (%)")
-    style.title(axes, "Errors by group, MLP (number of test records below the group)")
-    axes.legend(loc="upper left", ncols=4) if labels else style.nothing_yet(axes)
-
-
-def _two_lines(name: str) -> str:
-    return name.replace(", ", "\n") if "," in name else f"{name}\n"

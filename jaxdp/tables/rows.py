@@ -10,12 +10,20 @@ from jaxdp.runs import queue
 from jaxdp.runs.rows import ROWS
 
 COLUMNS = (
-    "row", "test accuracy", "claimed ε", "proven ε", "audited ε", "seconds", "run", "machine",
+    "row",
+    "test accuracy",
+    "claimed ε",
+    "proven ε",
+    "audited ε",
+    "seconds",
+    "run",
+    "machine",
 )
 LEGEND = (
     "*Claimed*: by the paper's own formula, where it claims another number than the proven one. "
     "*Proven*: what jaxdp guarantees for everything that the run released (∞: nothing). *Audited*: "
-    "what an attack forced out, at least, at 95 % confidence. –: no such number. All at delta 1e-5, "
+    "what an attack forced out, at least, at 95 % confidence. –: no such number. All at delta "
+    "1e-5, "
     "one record added or removed. Machines were shared with other work: seconds say little."
 )
 MISSING = "not run"
@@ -44,7 +52,7 @@ class Results:
 
 
 def lines(results: Results, name: str) -> list[list[str]]:
-    """The cells of :data:`COLUMNS` for every run of a row; one line that says so if there is none."""
+    """The cells of :data:`COLUMNS` for every run of a row; without a run, one line saying so."""
     found = results.runs(name)
     if found:
         return [cells(line) for line in found]
@@ -59,10 +67,14 @@ def status(name: str) -> str:
 def cells(line: dict[str, Any]) -> list[str]:
     """The cells of one run."""
     return [
-        f"`{line['name']}`", percent(line["test_accuracy"]),
-        shown_epsilon(line.get("claimed_epsilon")), shown_epsilon(line["proven_epsilon"]),
-        shown_audited(line.get("audited_epsilon")), shown_seconds(line),
-        str(line.get("run", 1)), line["machine"],
+        f"`{line['name']}`",
+        percent(line["test_accuracy"]),
+        shown_epsilon(line.get("claimed_epsilon")),
+        shown_epsilon(line["proven_epsilon"]),
+        shown_audited(line.get("audited_epsilon")),
+        shown_seconds(line),
+        str(line.get("run", 1)),
+        line["machine"],
     ]
 
 

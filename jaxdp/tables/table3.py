@@ -11,23 +11,33 @@ from jaxdp.tables.rows import Results
 
 LEVELS = {"mnist": (94, 96, 98), "fashion_mnist": (82, 84, 86), "cifar10": (52, 55, 58)}
 METHODS = {
-    "dp-sgd-relu": "DP-SGD, ReLU", "dp-sgd-tanh": "DP-SGD, tanh", "auto-s": "AUTO-S",
-    "sa-dpsgd": "SA-DPSGD, repaired", "sa-dpsgd-as-published": "SA-DPSGD, as published",
-    "piadam": "PIAdam, repaired", "adadp": "AdaDp, repaired",
+    "dp-sgd-relu": "DP-SGD, ReLU",
+    "dp-sgd-tanh": "DP-SGD, tanh",
+    "auto-s": "AUTO-S",
+    "sa-dpsgd": "SA-DPSGD, repaired",
+    "sa-dpsgd-as-published": "SA-DPSGD, as published",
+    "piadam": "PIAdam, repaired",
+    "adadp": "AdaDp, repaired",
 }
 # ε_D, ε_H, ε_A, ε_S: averages of five runs by the paper's accountant; None: not within epsilon 6.
 PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
     "mnist": {
-        "dp-sgd-relu": (1.64, 2.47, None), "dp-sgd-tanh": (1.23, 1.47, 2.92),
-        "auto-s": (1.22, 1.47, 2.91), "sa-dpsgd-as-published": (1.21, 1.46, 2.53),
+        "dp-sgd-relu": (1.64, 2.47, None),
+        "dp-sgd-tanh": (1.23, 1.47, 2.92),
+        "auto-s": (1.22, 1.47, 2.91),
+        "sa-dpsgd-as-published": (1.21, 1.46, 2.53),
     },
     "fashion_mnist": {
-        "dp-sgd-relu": (2.20, 2.88, 5.86), "dp-sgd-tanh": (1.73, 2.08, 2.96),
-        "auto-s": (1.64, 2.07, 2.92), "sa-dpsgd-as-published": (1.52, 1.86, 2.51),
+        "dp-sgd-relu": (2.20, 2.88, 5.86),
+        "dp-sgd-tanh": (1.73, 2.08, 2.96),
+        "auto-s": (1.64, 2.07, 2.92),
+        "sa-dpsgd-as-published": (1.52, 1.86, 2.51),
     },
     "cifar10": {
-        "dp-sgd-relu": (2.99, 3.68, 4.54), "dp-sgd-tanh": (2.15, 2.39, 2.83),
-        "auto-s": (2.05, 2.36, 2.80), "sa-dpsgd-as-published": (1.93, 2.27, 2.57),
+        "dp-sgd-relu": (2.99, 3.68, 4.54),
+        "dp-sgd-tanh": (2.15, 2.39, 2.83),
+        "auto-s": (2.05, 2.36, 2.80),
+        "sa-dpsgd-as-published": (1.93, 2.27, 2.57),
     },
 }
 NAMES = tuple(f"{dataset}-{method}" for dataset in LEVELS for method in METHODS)
@@ -42,7 +52,8 @@ def page(results: Results) -> Page:
         (
             "SA-DPSGD's Table 3. Ours: the proven epsilon of everything released up to the first "
             "evaluation that reached the accuracy; runs are evaluated twenty times, evenly spaced, "
-            "so that the figure is up to one twentieth of a run late. The paper's: averages of five "
+            "so that the figure is up to one twentieth of a run late. The paper's: averages of "
+            "five "
             "runs by its own accountant, for SA-DPSGD of accepted steps alone.",
             "Where one stops is chosen here by looking at accuracies on the test set. The epsilon "
             "is that of a run whose number of steps was fixed beforehand; to stop a run that way "
@@ -51,9 +62,15 @@ def page(results: Results) -> Page:
             "kept: about five epochs with less noise, so that their epsilon rises faster.",
             rows.LEGEND,
         ),
-        (Plot("table3.png", "Proven epsilon (delta 1e-5) when a test accuracy was first reached: "
-              "ours (filled; a faint mark is a short run) and the paper's claims (hollow). Lower is "
-              "better; what is missing was not reached or not run."),),
+        (
+            Plot(
+                "table3.png",
+                "Proven epsilon (delta 1e-5) when a test accuracy was first reached: "
+                "ours (filled; a faint mark is a short run) and the paper's claims (hollow). "
+                "Lower is "
+                "better; what is missing was not reached or not run.",
+            ),
+        ),
         tuple(_section(results, dataset) for dataset in LEVELS),
         "jaxdp reproduce table3",
     )
@@ -82,13 +99,17 @@ def _section(results: Results, dataset: str) -> Section:
         for method, shown in METHODS.items():
             name = f"{dataset}-{method}"
             paper = PAPER[dataset].get(method)
-            printed = "–" if paper is None else "> 6" if paper[place] is None else f"{paper[place]:.2f}"
+            printed = (
+                "–" if paper is None else "> 6" if paper[place] is None else f"{paper[place]:.2f}"
+            )
             found = with_curve(results, name)
             for line in found:
                 body.append([f"{level} %", shown, printed, *_reached(line, level)])
             if not found:
                 empty = [""] * len(rows.COLUMNS)
-                body.append([f"{level} %", shown, printed, f"`{name}`", rows.status(name), *empty[1:]])
+                body.append(
+                    [f"{level} %", shown, printed, f"`{name}`", rows.status(name), *empty[1:]]
+                )
     headers = ("accuracy", "method", "paper's ε", rows.COLUMNS[0], "reached at", *rows.COLUMNS[1:])
     return Section(
         spec(dataset).title,
@@ -105,8 +126,12 @@ def _reached(line: dict[str, Any], level: float) -> list[str]:
     step, epsilon = at
     accuracy = next(a for s, _, a in line["curve"] if s == step)
     return [
-        cells[0], f"step {step:,} of {line['steps']:,}", rows.percent(accuracy), cells[2],
-        rows.shown_epsilon(epsilon), *cells[4:],
+        cells[0],
+        f"step {step:,} of {line['steps']:,}",
+        rows.percent(accuracy),
+        cells[2],
+        rows.shown_epsilon(epsilon),
+        *cells[4:],
     ]
 
 
@@ -120,21 +145,33 @@ def figure(results: Results) -> Figure:
             paper = PAPER[dataset].get(method, ())
             claimed = [(x + shift, y) for x, y in zip(range(3), paper, strict=False) if y]
             if claimed:
-                panel.plot(*zip(*claimed, strict=True), ls="none", fillstyle="none", markersize=9,
-                           markeredgewidth=1.6, **look)
+                panel.plot(
+                    *zip(*claimed, strict=True),
+                    ls="none",
+                    fillstyle="none",
+                    markersize=9,
+                    markeredgewidth=1.6,
+                    **look,
+                )
             panel.plot([], [], ls="none", markersize=9, label=shown, **look)
             for line in with_curve(results, f"{dataset}-{method}"):
                 short = line["name"].endswith(SHORT)
                 for place, level in enumerate(levels):
                     at = crossing(line, level)
                     if at and at[1] != "inf":
-                        panel.plot(place + shift, at[1], ls="none", markersize=9,
-                                   alpha=0.45 if short else 1, **look)
+                        panel.plot(
+                            place + shift,
+                            at[1],
+                            ls="none",
+                            markersize=9,
+                            alpha=0.45 if short else 1,
+                            **look,
+                        )
         style.title(panel, spec(dataset).title)
         panel.set_xticks(range(3), [f"{level} %" for level in levels])
         panel.set_xlim(-0.6, 2.6)
         panel.set_ylim(bottom=0)
         panel.set_xlabel("test accuracy first reached")
     axes[0].set_ylabel("epsilon at delta 1e-5")
-    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    style.legend(drawn, axes, 4)
     return drawn

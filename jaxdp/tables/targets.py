@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jaxdp.runs import census
-from jaxdp.tables import accountants, claims, parameters, pareto, pums, table1, table3
+from jaxdp.tables import accountants, claims, parameters, pareto, pums, pums_plot, table1, table3
 from jaxdp.tables.page import Page, to_markdown
 from jaxdp.tables.rows import Results
 
@@ -36,16 +36,19 @@ TARGETS: dict[str, Target] = {
     "table1": Target(table1.NAMES, table1.page, {"table1.png": table1.figure}),
     "table3": Target(table3.NAMES, table3.page, {"table3.png": table3.figure}),
     "pareto": Target((*pareto.NAMES, *pareto.LONG), pareto.page, {"pareto.png": pareto.figure}),
-    "parameters": Target(
-        parameters.NAMES, parameters.page, {"parameters.png": parameters.figure}
-    ),
+    "parameters": Target(parameters.NAMES, parameters.page, {"parameters.png": parameters.figure}),
     "pums": Target(
-        tuple(census.ROWS), pums.page, {"pums.png": pums.figure}, pums.FILE, runs=10
+        tuple(census.ROWS), pums.page, {"pums.png": pums_plot.figure}, pums.FILE, runs=10
     ),
-    "accountants": Target((), accountants.page, {
-        "accountants.png": accountants.run_figure,
-        "claims_over_truth.png": accountants.claims_figure,
-    }, accountants.FILE),
+    "accountants": Target(
+        (),
+        accountants.page,
+        {
+            "accountants.png": accountants.run_figure,
+            "claims_over_truth.png": accountants.claims_figure,
+        },
+        accountants.FILE,
+    ),
     "claims": Target(claims.NAMES, claims.page, {"claims.png": claims.figure}),
 }
 
