@@ -128,10 +128,9 @@ def page(results: Results) -> Page:
             ),
             Plot(
                 "claims_over_truth.png",
-                "What the papers' formulas claim of a DP-SGD run, divided "
-                "by the true epsilon (shaded: below the truth, a false promise), against the "
-                "number "
-                "of steps; log scales; sampling probability 0.01, delta 1e-5.",
+                "What the papers' formulas claim of a DP-SGD run, divided by the true epsilon "
+                "(shaded: below the truth, a false promise), against the number of steps; log "
+                "scales; sampling probability 0.01, delta 1e-5.",
             ),
         ),
         (_run_section(results), *(_claims_section(results, z) for z in _CLAIM_NOISES)),
@@ -172,9 +171,8 @@ def _run_section(results: Results) -> Section:
     )
     note = (
         "The paper's formula (integer-order RDP of accepted steps, Mironov's conversion) is above "
-        "the "
-        "exact value for plain DP-SGD; for SA-DPSGD, whose accepted candidates are selected, it "
-        "proves nothing."
+        "the exact value for plain DP-SGD; for SA-DPSGD, whose accepted candidates are selected, "
+        "it proves nothing."
     )
     return Section("The run", (), Table(headers, body), (note,))
 

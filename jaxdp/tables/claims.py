@@ -41,12 +41,9 @@ def page(results: Results) -> Page:
         "Claimed, proven, audited",
         (
             "Every algorithm as its paper publishes it, and repaired, in one setting: MNIST, an "
-            "MLP "
-            "of 64 hidden units, batch 512, 300 steps, noise multiplier 1.23 (the left panel). "
-            "What "
-            "an algorithm as published reveals besides its noisy sums has no bound, so that "
-            "nothing "
-            "is proven, whatever it claims.",
+            "MLP of 64 hidden units, batch 512, 300 steps, noise multiplier 1.23 (the left "
+            "panel). What an algorithm as published reveals besides its noisy sums has no bound, "
+            "so that nothing is proven, whatever it claims.",
             "The right panel is the attack of `docs/auditing.md`: the same algorithms with a full "
             "batch and few steps, run 20,000 times each. There, a lower bound above the claim "
             "refutes the claim.",
@@ -55,9 +52,8 @@ def page(results: Results) -> Page:
         (
             Plot(
                 "claims.png",
-                "Epsilon at delta 1e-5. Left: claimed and proven for the runs of the table "
-                "(an arrow: nothing is proven). Right: claimed, and the least that an attack "
-                "forced "
+                "Epsilon at delta 1e-5. Left: claimed and proven for the runs of the table (an "
+                "arrow: nothing is proven). Right: claimed, and the least that an attack forced "
                 "out, at 95 % confidence, in the attack's own setting; the two panels do not "
                 "compare.",
             ),

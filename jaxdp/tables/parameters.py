@@ -18,23 +18,20 @@ def page(results: Results) -> Page:
         "Parameters of SA-DPSGD and AdaDp",
         (
             "SA-DPSGD's Figure 4 and AdaDp's Figure 5, on MNIST, one parameter moved at a time "
-            "from "
-            "the papers' values. In the small sweeps (an MLP of 64 hidden units, epsilon 1) and in "
-            "AdaDp's large ones noise and budget are fixed, as in the papers, and the number of "
-            "steps follows: a larger batch or less noise means fewer steps. SA-DPSGD's large ones "
-            "keep 40 epochs and take the noise that the budget asks for. The sweeps at the papers' "
-            "size take hours on two cores and wait for a GPU.",
+            "from the papers' values. In the small sweeps (an MLP of 64 hidden units, epsilon 1) "
+            "and in AdaDp's large ones noise and budget are fixed, as in the papers, and the "
+            "number of steps follows: a larger batch or less noise means fewer steps. SA-DPSGD's "
+            "large ones keep 40 epochs and take the noise that the budget asks for. The sweeps at "
+            "the papers' size take hours on two cores and wait for a GPU.",
             "Choosing parameters by looking at such tables costs privacy that no column counts.",
             rows.LEGEND,
         ),
         (
             Plot(
                 "parameters.png",
-                "Test accuracy in percent of the small sweeps against one parameter "
-                "(log scales; the papers' value is filled); above each mark the number of steps "
-                "that "
-                "the budget affords where it varies, for Q0 and μ0 the share of candidates "
-                "accepted.",
+                "Test accuracy in percent of the small sweeps against one parameter (log scales; "
+                "the papers' value is filled); above each mark the number of steps that the "
+                "budget affords where it varies, for Q0 and μ0 the share of candidates accepted.",
             ),
         ),
         tuple(_section(results, sweep) for sweep in SWEEPS),

@@ -1,10 +1,11 @@
 """Unemployment from census columns: accuracy, calibration, and what the noise does to groups."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from scipy.stats import binomtest
+from scipy.stats import binomtest, t
 
 from jaxdp.tables import rows
 from jaxdp.tables.page import Page, Plot, Section, Table
@@ -51,9 +52,8 @@ def page(results: Results) -> Page:
         (
             Plot(
                 "pums.png",
-                "Above: accuracy and AUC (every dot a run) and calibration of the MLP (mean "
-                "of the runs; ECE: expected calibration error). Below: share of wrong predictions "
-                "of "
+                "Above: accuracy and AUC (every dot a run) and calibration of the MLP (mean of "
+                "the runs; ECE: expected calibration error). Below: share of wrong predictions of "
                 "the MLP by group of test records; thick bars: spread (one standard deviation) "
                 "between runs; thin bars: 95 % interval for so few people (Wilson).",
             ),
@@ -101,7 +101,7 @@ def _models(results: Results, model: str) -> Section:
         "run",
         "machine",
     )
-    notes = []
+    notes = [_majority(results, model)]
     if model == "logistic" and found(results, model, TIGHT):
         notes.append(_about_clipping(results))
     return Section(
@@ -112,29 +112,32 @@ def _models(results: Results, model: str) -> Section:
     )
 
 
+def _majority(results: Results, model: str) -> str:
+    lines = next((x for x in (found(results, model, b) for b in BUDGETS) if x), ())
+    if not lines:
+        return "Nothing has been run."
+    everyone = lines[0]["groups"][0]
+    share = 1 - everyone["unemployed"] / everyone["size"]
+    return f"To call everybody employed is right for {rows.percent(share)} of the test records."
+
+
 def _about_clipping(results: Results) -> str:
-    loose, tight = (
-        {
-            model: statistics.mean(
-                line["calibration_error"] for line in found(results, model, budget)
+    parts = []
+    for model, shown in MODELS.items():
+        loose, tight = (found(results, model, budget) for budget in ("epsilon-1", TIGHT))
+        if loose and tight:
+            error = [statistics.mean(x["calibration_error"] for x in y) for y in (loose, tight)]
+            auc = [statistics.mean(x["auc"] for x in y) for y in (loose, tight)]
+            parts.append(
+                f"{shown}: from {error[0]:.3f} to {error[1]:.3f}, while the AUC goes from "
+                f"{auc[0]:.3f} to {auc[1]:.3f}"
             )
-            for model in MODELS
-            if found(results, model, budget)
-        }
-        for budget in ("epsilon-1", TIGHT)
-    )
-    parts = [
-        f"{loose[m]:.3f} to {tight[m]:.3f} ({MODELS[m]})"
-        for m in MODELS
-        if m in loose and m in tight
-    ]
     return (
-        "**It is clipping, not noise, that spoils the calibration.** At epsilon 1, gradients "
-        "clipped to 0.5, "
-        "as in the recipe of `jaxdp train`, move the expected calibration error from "
-        + " and from ".join(parts)
-        + ", at much the same AUC: what is clipped is the pull of "
-        "the people that the model is wrong about, so that it becomes too sure of itself."
+        "**Tight clipping spoils the calibration.** The last row clips to 0.5, with the larger "
+        "rate that goes with it (1 and 3), as the recipe of `jaxdp train` does. At equal epsilon "
+        f"the calibration error rises ({'; '.join(parts)}): what is clipped is the pull of the "
+        "people that the model is wrong about, so that it becomes too sure of itself. Accuracy "
+        "alone does not show it."
     )
 
 
@@ -150,21 +153,31 @@ def _groups(results: Results, model: str) -> Section:
         ]
         for lines in everyone.values():
             cells.append(_error_cell([line["groups"][place] for line in lines]))
+        cells.append(_shift_cell(*(
+            [line["groups"][place] for line in everyone[budget]]
+            for budget in (BUDGETS[0], BUDGETS[-1])
+        )))
         body.append(cells)
-    headers = ("group", "test records", "not employed", *(f"error, {SHOWN[b]}" for b in BUDGETS))
-    notes = (small_groups(results, model),) if all(everyone.values()) else ()
+    headers = ("group", "test records", "not employed", *(f"error, {SHOWN[b]}" for b in BUDGETS),
+        "points, ε 0.5 over not private")
+    notes = (small_groups(results, model),) if all(len(x) > 1 for x in everyone.values()) else ()
     return Section(
         f"Errors by group: {MODELS[model]}",
         (
             "Share of wrong predictions: mean ± standard deviation between runs, and in brackets "
-            "the "
-            "95 % interval (Wilson) of the mean, for so few test records. A few people are both "
-            "Black "
-            "and Asian and count in both groups.",
+            "the 95 % interval (Wilson) of the mean, for so few test records. A few people are "
+            "both Black and Asian and count in both groups.",
         ),
-        Table(headers, body or [[rows.MISSING, *[""] * 6]]),
+        Table(headers, body or [[rows.MISSING, *[""] * 7]]),
         notes,
     )
+
+
+def _shift_cell(strict: Lines, free: Lines) -> str:
+    if min(len(strict), len(free)) < 2:
+        return "–"
+    mean, low, high = shift(strict, free)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def _error_cell(groups: Lines) -> str:
@@ -187,79 +200,75 @@ def interval(groups: Lines) -> tuple[float, float]:
     return bounds.low, bounds.high
 
 
-def small_groups(results: Results, model: str) -> str:
-    """What the noise does to small groups, in the figures of the runs."""
-    strict, free = (
-        by_group(found(results, model, budget)) for budget in ("epsilon-0.5", "not-private")
-    )
-    pairs = [name for name in strict if "," in name]
-    small = sorted(pairs, key=lambda name: strict[name][0]["size"])[:2]
-    large = sorted(pairs, key=lambda name: strict[name][0]["size"])[-2:]
-    return (
-        f"What the noise does to small groups ({MODELS[model]}). Two numbers must be kept apart: "
-        "by how much "
-        "a group's error moves from run to run, and how well so few test records can tell it. From "
-        f"run to run, {_moves(small, strict, free)}, against {_moves(large, strict, free)} for the "
-        f"two largest of the six groups. The mean error moves too: "
-        f"{_shifts(small + large, strict, free)}. "
-        f"The interval of {_width(small[0], strict)}, of {_width(large[-1], strict)}: "
-        f"{_verdict(small, strict, free)}"
-    )
-
-
 def by_group(lines: Lines) -> dict[str, Lines]:
     """Every group's counts, run by run."""
     names = [group["group"] for group in lines[0]["groups"]]
     return {name: [line["groups"][i] for line in lines] for i, name in enumerate(names)}
 
 
-def _moves(names: Sequence[str], strict: dict[str, Lines], free: dict[str, Lines]) -> str:
-    return " and ".join(
-        f"{name} ({strict[name][0]['size']:,}): ± "
-        f"{100 * statistics.stdev(errors(strict[name])):.1f} "
-        f"points at epsilon 0.5, ± {100 * statistics.stdev(errors(free[name])):.1f} without privacy"
-        for name in names
-    )
+def shift(strict: Lines, free: Lines) -> tuple[float, float, float]:
+    """How much higher a group's error is at the strictest budget than without privacy, in points.
 
-
-def _shifts(names: Sequence[str], strict: dict[str, Lines], free: dict[str, Lines]) -> str:
-    shifts = {
-        name: 100 * (statistics.mean(errors(strict[name])) - statistics.mean(errors(free[name])))
-        for name in names
-    }
-    return ", ".join(f"{name} {shift:+.1f} points" for name, shift in shifts.items())
-
-
-def _width(name: str, strict: dict[str, Lines]) -> str:
-    low, high = interval(strict[name])
-    return f"{name} is {100 * (high - low):.0f} points wide"
-
-
-def _verdict(names: Sequence[str], strict: dict[str, Lines], free: dict[str, Lines]) -> str:
-    """Whether the intervals of the small groups can tell private from not private."""
-    apart = [
-        name
-        for name in names
-        if interval(strict[name])[0] > interval(free[name])[1]
-        or interval(strict[name])[1] < interval(free[name])[0]
-    ]
-    if not apart:
-        return (
-            "for neither of the small groups can these test records tell the error at epsilon 0.5 "
-            "from the one without privacy. What does grow is chance: whose "
-            "predictions are wrong depends more on the noise drawn, the smaller the group."
-            if _noisier(names, strict, free)
-            else "for neither of the small groups can these test records tell the error at "
-            "epsilon 0.5 "
-            "from the one without privacy."
+    With Welch's 95 % interval over the runs, for these test records.
+    """
+    first, second = errors(strict), errors(free)
+    parts = [statistics.variance(values) / len(values) for values in (first, second)]
+    mean, spread_of_mean = statistics.mean(first) - statistics.mean(second), math.sqrt(sum(parts))
+    reach = 0.0
+    if spread_of_mean:
+        # Welch 1947, with Satterthwaite's degrees of freedom; scipy's warns where runs are equal.
+        freedom = sum(parts) ** 2 / sum(
+            part**2 / (len(values) - 1)
+            for part, values in zip(parts, (first, second), strict=True)
         )
-    return f"for {' and '.join(apart)} the test records do tell epsilon 0.5 from no privacy."
+        reach = float(t.ppf(0.975, freedom)) * spread_of_mean
+    return 100 * mean, 100 * (mean - reach), 100 * (mean + reach)
 
 
-def _noisier(names: Sequence[str], strict: dict[str, Lines], free: dict[str, Lines]) -> bool:
-    return all(
-        statistics.stdev(errors(strict[n])) > 1.5 * statistics.stdev(errors(free[n])) for n in names
+def small_groups(results: Results, model: str) -> str:
+    """What the noise does to small groups, in the figures of the runs."""
+    strict, free = (
+        by_group(found(results, model, budget)) for budget in (BUDGETS[0], BUDGETS[-1])
     )
+    pairs = sorted((name for name in strict if "," in name), key=lambda n: strict[n][0]["size"])
+    smallest, largest = pairs[0], pairs[-1]
+    return (
+        "**What the noise does to small groups.** "
+        f"{_about(smallest, strict, free)} {_about(largest, strict, free)} "
+        "The noise of a step is the same for everybody; a small group has fewer gradients to set "
+        "against it. The brackets of the last column hold for these very test records (the chance "
+        "of noise, draws and starting weights), each group by itself; how the error would be among "
+        f"other people of the group is known as well as so few records allow: for "
+        f"{_plain(smallest)} within {_width(strict[smallest])} points, for {_plain(largest)} "
+        f"within {_width(strict[largest])}."
+    )
+
+
+def _about(name: str, strict: dict[str, Lines], free: dict[str, Lines]) -> str:
+    mean, low, high = shift(strict[name], free[name])
+    told = (
+        "more than chance between runs" if low > 0 else
+        "less than without privacy" if high < 0 else
+        "which chance between runs explains"
+    )
+    private, plain = (100 * statistics.stdev(errors(groups[name])) for groups in (strict, free))
+    who = _plain(name)[0].upper() + _plain(name)[1:]
+    return (
+        f"{who} ({strict[name][0]['size']:,} test records): at epsilon 0.5 the error moves by "
+        f"± {private:.1f} points from run to run (± {plain:.1f} without privacy), and its mean by "
+        f"{mean:+.1f} ({low:+.1f} to {high:+.1f}), {told}."
+    )
+
+
+def _plain(name: str) -> str:
+    """As in "Asian women"."""
+    race, who = name.split(", ")
+    return f"{race} {who}" if race != "neither" else f"{who} who are neither Black nor Asian"
+
+
+def _width(groups: Lines) -> str:
+    low, high = interval(groups)
+    return f"{100 * (high - low):.0f}"
 
 
 def spread(values: Sequence[float], percent: bool = True, digits: int = 2) -> str:

@@ -46,7 +46,6 @@ def figure(results: Results) -> Figure:
 def _dots(axes: Any, results: Results, key: str, scale: float, label: str) -> None:
     for i, (model, shown) in enumerate(MODELS.items()):
         colour, marker = (style.BLUE, "o") if i == 0 else (style.ORANGE, "s")
-        first = True
         for place, budget in enumerate(BUDGETS):
             values = [scale * line[key] for line in found(results, model, budget)]
             axes.plot(
@@ -56,15 +55,14 @@ def _dots(axes: Any, results: Results, key: str, scale: float, label: str) -> No
                 color=colour,
                 alpha=0.6,
                 markersize=6,
-                label=shown if first else None,
+                label=shown,
             )
-            first = False
     axes.set_xticks(range(len(BUDGETS)), ["0.5", "1", "3", "not\nprivate"])
     axes.set_xlabel("proven epsilon at delta 1e-5")
     axes.margins(y=0.15)
     style.title(axes, label[0].upper() + label[1:])
     if key == "auc":
-        axes.legend(loc="lower right", fontsize=12)
+        axes.legend(handles=axes.get_lines()[:: len(BUDGETS)], loc="lower right", fontsize=12)
 
 
 def _reliability(axes: Any, results: Results) -> None:
@@ -91,7 +89,8 @@ def _reliability(axes: Any, results: Results) -> None:
         ylabel="share not employed",
     )
     style.title(axes, "Calibration, MLP")
-    axes.legend(loc="upper left", fontsize=10)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(loc="upper left", fontsize=10.5)
 
 
 def reliability_mean(lines: Lines) -> list[tuple[float, float]]:

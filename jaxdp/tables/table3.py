@@ -51,10 +51,9 @@ def page(results: Results) -> Page:
         "Table 3: the epsilon that an accuracy takes",
         (
             "SA-DPSGD's Table 3. Ours: the proven epsilon of everything released up to the first "
-            "evaluation that reached the accuracy; runs are evaluated twenty times, evenly spaced, "
-            "so that the figure is up to one twentieth of a run late. The paper's: averages of "
-            "five "
-            "runs by its own accountant, for SA-DPSGD of accepted steps alone.",
+            "evaluation that reached the accuracy; runs are evaluated twenty times, evenly "
+            "spaced, so that the figure is up to one twentieth of a run late. The paper's: "
+            "averages of five runs by its own accountant, for SA-DPSGD of accepted steps alone.",
             "Where one stops is chosen here by looking at accuracies on the test set. The epsilon "
             "is that of a run whose number of steps was fixed beforehand; to stop a run that way "
             "needs a privacy filter (`acc.RenyiFilter`), which costs some more.",
