@@ -117,6 +117,6 @@ def figure(results: Results) -> Figure:
         panel.set_xlabel("test accuracy (%)")
         style.listed(panel, list(METHODS.values()), labels=panel is axes[0])
         low, high = panel.get_xlim()
-        panel.set_xlim(low - 0.4 * (high - low), high)  # room for the words
+        panel.set_xlim(low - 0.5 * (high - low), high)  # room for the words
     style.legend(drawn, axes, 2)
     return drawn

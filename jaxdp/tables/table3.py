@@ -140,7 +140,7 @@ def figure(results: Results) -> Figure:
     for panel, (dataset, levels) in zip(axes, LEVELS.items(), strict=True):
         for i, (method, shown) in enumerate(METHODS.items()):
             look = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
-            shift = 0.16 * (i - 3)
+            shift = 0.12 * (i - 3)
             paper = PAPER[dataset].get(method, ())
             claimed = [(x + shift, y) for x, y in zip(range(3), paper, strict=False) if y]
             if claimed:
@@ -168,7 +168,10 @@ def figure(results: Results) -> Figure:
                         )
         style.title(panel, spec(dataset).title)
         panel.set_xticks(range(3), [f"{level} %" for level in levels])
-        panel.set_xlim(-0.6, 2.6)
+        panel.set_xlim(-0.5, 2.5)
+        panel.grid(visible=False, axis="x")
+        for edge in (0.5, 1.5):
+            panel.axvline(edge, color="0.8", linewidth=1)
         panel.set_ylim(bottom=0)
         panel.set_xlabel("test accuracy first reached")
     axes[0].set_ylabel("epsilon at delta 1e-5")
