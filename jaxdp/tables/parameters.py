@@ -1,5 +1,7 @@
 """What SA-DPSGD's and AdaDp's parameters do: their Figures 4 and 5, small and at full size."""
 
+from typing import Any
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -54,44 +56,34 @@ def _section(results: Results, sweep: Sweep) -> Section:
 
 
 def figure(results: Results) -> Figure:
-    """The small sweeps, a panel each."""
-    drawn, axes = style.panels(2, 4, (14, 7.4))
-    for panel, sweep in zip(axes, SMALL, strict=False):
-        _draw(panel, results, sweep)
-    for panel in axes[len(SMALL) :]:
-        panel.set_axis_off()
+    """The small sweeps, a panel each; those of one method share their scale."""
+    drawn, axes = style.panels(2, 4, (14, 7.6), sharey="row")
+    place = {"SA-DPSGD": 0, "AdaDp": 4}
+    for sweep in SMALL:
+        _draw(axes[place[sweep.method]], results, sweep)
+        place[sweep.method] += 1
+    axes[7].set_axis_off()
     for panel in (axes[0], axes[4]):
         panel.set_ylabel("test accuracy (%)")
+        panel.margins(y=0.2)
+        low, high = panel.get_ylim()
+        # No scale so fine that the chance between two runs looks like an effect.
+        room = max(0.0, 3 - (high - low)) / 2
+        panel.set_ylim(low - room, high + room)
     return drawn
 
 
-def _draw(panel, results: Results, sweep: Sweep) -> None:  # type: ignore[no-untyped-def]
+def _draw(panel: Any, results: Results, sweep: Sweep) -> None:
+    base = min(sweep.rows, key=lambda value: len(sweep.rows[value]))  # the base row's name
     points = []
-    ours = min(sweep.rows, key=lambda value: len(sweep.rows[value]))  # the base row's name
     for value, name in sweep.rows.items():
         for line in results.runs(name):
             points.append((value, 100 * line["test_accuracy"]))
-            rate = line["acceptance_rate"]
-            judged = "Q0" in sweep.parameter or "μ0" in sweep.parameter
-            text = f"{100 * rate:.0f} %" if judged and rate is not None else f"{line['steps']:,}"
-            panel.annotate(
-                text,
-                points[-1],
-                xytext=(0, 9),
-                textcoords="offset points",
-                ha="center",
-                fontsize=10.5,
-                color="0.25",
-            )
-            panel.plot(
-                *points[-1],
-                "o",
-                color=style.BLUE,
-                markersize=8,
-                fillstyle="full" if value == ours else "none",
-                markeredgewidth=1.6,
-            )
-    style.title(panel, f"{sweep.method}")
+            panel.plot(*points[-1], "o", color=style.BLUE, markersize=8.5, markeredgewidth=1.6,
+                       fillstyle="full" if value == base else "none")
+            panel.annotate(_beside(line, sweep), points[-1], xytext=(0, 9), ha="center",
+                           textcoords="offset points", fontsize=11, color="0.25")
+    style.title(panel, sweep.method)
     panel.set_xlabel(sweep.parameter)
     if not points:
         style.nothing_yet(panel)
@@ -101,4 +93,14 @@ def _draw(panel, results: Results, sweep: Sweep) -> None:  # type: ignore[no-unt
     panel.xaxis.set_major_locator(FixedLocator(list(sweep.rows)))
     panel.xaxis.set_minor_locator(NullLocator())
     panel.set_xticklabels([f"{value:g}" for value in sweep.rows], fontsize=11)
-    panel.margins(x=0.12, y=0.3)
+    low, high = min(sweep.rows), max(sweep.rows)
+    room = (high / low) ** 0.12
+    panel.set_xlim(low / room, high * room)
+
+
+def _beside(line: dict[str, Any], sweep: Sweep) -> str:
+    """What else moves with the parameter."""
+    if "Q0" in sweep.parameter or "μ0" in sweep.parameter:
+        return f"{100 * line['acceptance_rate']:.0f} %"
+    moving = ("batch size", "lot size", "noise")
+    return f"{line['steps']:,}" if sweep.parameter.startswith(moving) else ""

@@ -84,12 +84,10 @@ def crossing(line: dict[str, Any], level: float) -> tuple[int, float | str] | No
 
 
 def with_curve(results: Results, name: str) -> list[dict[str, Any]]:
-    """The runs of a row that kept their curve; else of its short form."""
-    for candidate in (name, name + SHORT):
-        found = [line for line in results.runs(candidate) if line.get("curve")]
-        if found:
-            return found
-    return []
+    """The runs of a row that kept their curve; else of its short form; else those without one."""
+    every = [results.runs(candidate) for candidate in (name, name + SHORT)]
+    kept = [[line for line in lines if line.get("curve")] for lines in every]
+    return next((lines for lines in (*kept, *every) if lines), [])
 
 
 def _section(results: Results, dataset: str) -> Section:
@@ -121,7 +119,8 @@ def _reached(line: dict[str, Any], level: float) -> list[str]:
     cells = rows.cells(line)
     at = crossing(line, level)
     if at is None:
-        return [cells[0], "not reached", cells[1], cells[2], "–", *cells[4:]]
+        why = "not reached" if line.get("curve") else "curve not kept"
+        return [cells[0], why, cells[1], cells[2], "–", *cells[4:]]
     step, epsilon = at
     accuracy = next(a for s, _, a in line["curve"] if s == step)
     return [

@@ -100,6 +100,9 @@ def test_the_epsilon_of_an_accuracy_is_that_of_its_first_evaluation(tmp_path):
 def test_a_short_row_stands_in_for_a_long_one_without_a_curve(tmp_path):
     long, short = line("mnist-auto-s"), line("mnist-auto-s-short", curve=[[1, 0.1, 0.99]])
     assert table3.with_curve(results(tmp_path, long, short), "mnist-auto-s") == [short]
+    alone = results(tmp_path, long)
+    assert table3.with_curve(alone, "mnist-auto-s") == [long]
+    assert "`mnist-auto-s` | curve not kept |" in tables.to_markdown(table3.page(alone))
 
 
 def test_the_rows_are_named_for_what_they_do():
