@@ -153,7 +153,7 @@ def _run_section(results: Results) -> Section:
                     _METHODS.get(method, method),
                     "–" if proven else f"{line['estimate']:.3f}",
                     rows.shown_epsilon(line["upper"]) if proven else "–",
-                    f"{line['lower']:.3f}" if proven else "–",
+                    f"{line['lower']:.3f}" if proven and line["lower"] else "–",
                     f"{line['seconds']:.3f}",
                     str(line["run"]),
                     line["machine"],

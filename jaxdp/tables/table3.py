@@ -76,11 +76,16 @@ def page(results: Results) -> Page:
 
 
 def crossing(line: dict[str, Any], level: float) -> tuple[int, float | str] | None:
-    """Step and proven epsilon of the first evaluation at or above ``level`` percent."""
-    for step, epsilon, accuracy in line.get("curve") or ():
+    """Step and proven epsilon of the first known evaluation at or above ``level`` percent."""
+    for step, epsilon, accuracy in curve_of(line):
         if 100 * accuracy >= level:
             return step, epsilon
     return None
+
+
+def curve_of(line: dict[str, Any]) -> list[Any]:
+    """Step, proven epsilon and accuracy of every evaluation; where none was kept, of the last."""
+    return line.get("curve") or [[line["steps"], line["proven_epsilon"], line["test_accuracy"]]]
 
 
 def with_curve(results: Results, name: str) -> list[dict[str, Any]]:
@@ -119,13 +124,14 @@ def _reached(line: dict[str, Any], level: float) -> list[str]:
     cells = rows.cells(line)
     at = crossing(line, level)
     if at is None:
-        why = "not reached" if line.get("curve") else "curve not kept"
+        why = "not reached" if line.get("curve") else "not at its end; curve not kept"
         return [cells[0], why, cells[1], cells[2], "–", *cells[4:]]
     step, epsilon = at
-    accuracy = next(a for s, _, a in line["curve"] if s == step)
+    accuracy = next(a for s, _, a in curve_of(line) if s == step)
+    kept = "" if line.get("curve") else " or before; curve not kept"
     return [
         cells[0],
-        f"step {step:,} of {line['steps']:,}",
+        f"step {step:,} of {line['steps']:,}{kept}",
         rows.percent(accuracy),
         cells[2],
         rows.shown_epsilon(epsilon),
@@ -156,7 +162,7 @@ def figure(results: Results) -> Figure:
                 short = line["name"].endswith(SHORT)
                 for place, level in enumerate(levels):
                     at = crossing(line, level)
-                    if at and at[1] != "inf":
+                    if at and at[1] != "inf" and line.get("curve"):
                         panel.plot(
                             place + shift,
                             at[1],

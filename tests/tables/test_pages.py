@@ -91,7 +91,8 @@ def test_the_epsilon_of_an_accuracy_is_that_of_its_first_evaluation(tmp_path):
     assert table3.crossing(row, 94) == (20, 0.9)
     assert table3.crossing(row, 96) == (40, 1.5)
     assert table3.crossing(row, 98) is None
-    assert table3.crossing(line("x"), 1) is None
+    assert table3.crossing(line("x"), 98) == (100, 2.5)  # no curve: its end
+    assert table3.crossing(line("x"), 99) is None
     text = tables.to_markdown(table3.page(results(tmp_path, row)))
     assert "| 94 % | DP-SGD, tanh | 1.23 | `mnist-dp-sgd-tanh` | step 20 of 100 | 95.10 % |" in text
     assert "not reached" in text
@@ -102,7 +103,7 @@ def test_a_short_row_stands_in_for_a_long_one_without_a_curve(tmp_path):
     assert table3.with_curve(results(tmp_path, long, short), "mnist-auto-s") == [short]
     alone = results(tmp_path, long)
     assert table3.with_curve(alone, "mnist-auto-s") == [long]
-    assert "`mnist-auto-s` | curve not kept |" in tables.to_markdown(table3.page(alone))
+    assert "step 100 of 100 or before; curve not kept" in tables.to_markdown(table3.page(alone))
 
 
 def test_the_rows_are_named_for_what_they_do():
