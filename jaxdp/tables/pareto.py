@@ -82,8 +82,8 @@ def figure(results: Results) -> Figure:
                         [m + d for m, d in zip(mean, high, strict=True)],
                         color=style.COLOURS[i], linewidth=2)
         for accuracy in rows.accuracies(results, f"mnist-{method}"):
-            axes.plot(3 * 1.045 ** (i - 2.5), 100 * accuracy, "*", color=style.COLOURS[i], markersize=16,
-                      markeredgecolor="black", zorder=5)
+            axes.plot(3 * 1.045 ** (i - 2.5), 100 * accuracy, "*", color=style.COLOURS[i],
+                      markersize=16, markeredgecolor="black", zorder=5)
     if axes.lines:
         axes.plot([], [], "*", color="white", markersize=16, markeredgecolor="black",
                   label="40 epochs")
