@@ -12,7 +12,8 @@ from jaxdp._durable import open_locked, write_atomically
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.loop import Progress, RunResult, resume, start
-from jaxdp.runs.rows import ROWS, Row
+from jaxdp.runs.row import Row
+from jaxdp.runs.rows import ROWS
 from jaxdp.seeds import Secret
 
 # Of a row and the number of its run, counted from 1.

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from jaxdp.runs.rows import SWEEPS, Sweep
+from jaxdp.runs.sweeps import SWEEPS, Sweep
 from jaxdp.tables import rows, style
 from jaxdp.tables.page import Page, Plot, Section, Table
 from jaxdp.tables.rows import Results

@@ -3,6 +3,7 @@
 from matplotlib.figure import Figure
 
 from jaxdp.data.specs import spec
+from jaxdp.runs.rows import PAPER
 from jaxdp.tables import rows, style
 from jaxdp.tables.page import Page, Plot, Section, Table
 from jaxdp.tables.rows import Results
@@ -20,27 +21,6 @@ METHODS = {
     "dp-adam": "DP-Adam",
     "piadam": "PIAdam, repaired",
     "adadp": "AdaDp, repaired",
-}
-# Averages of five runs at the same hyper-parameters. Adjusted freely: 98.89, 88.50, 64.17.
-PAPER = {
-    "mnist": {
-        "dp-sgd-relu": 96.73,
-        "dp-sgd-tanh": 98.05,
-        "auto-s": 98.12,
-        "sa-dpsgd-as-published": 98.35,
-    },
-    "fashion_mnist": {
-        "dp-sgd-relu": 84.42,
-        "dp-sgd-tanh": 86.03,
-        "auto-s": 86.33,
-        "sa-dpsgd-as-published": 87.41,
-    },
-    "cifar10": {
-        "dp-sgd-relu": 52.06,
-        "dp-sgd-tanh": 59.04,
-        "auto-s": 59.34,
-        "sa-dpsgd-as-published": 60.92,
-    },
 }
 NAMES = tuple(f"{dataset}-{method}" for dataset in DATASETS for method in METHODS)
 

@@ -11,7 +11,8 @@ from jaxdp import tables
 from jaxdp.cli import main
 from jaxdp.cli.reproduce import _TARGETS, reproduce
 from jaxdp.runs import census, queue
-from jaxdp.runs.rows import ROWS, SWEEPS
+from jaxdp.runs.rows import ROWS
+from jaxdp.runs.sweeps import SWEEPS
 from jaxdp.tables import pareto, rows, table3
 
 ROOT = Path(__file__).parent.parent.parent
