@@ -39,7 +39,7 @@ def page(results: Results) -> Page:
         "SA-DPSGD's accuracy is of the 5,000 test examples that judged nothing, the others' of all "
         "10,000: at an accuracy of 95 % one standard error is 0.3 and 0.2 points.",
         "Where a row was run once, nothing is known of the chance between runs (starting weights, "
-        "draws, noise); where a curve falls although the budget grows, chance is likely larger than "
+        "draws, noise); where a curve falls although the budget grows, chance is likely more than "
         "what the curve tells.",
         rows.LEGEND,
     )
