@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each room may import those above it.
 FLOW = [
     "_version", "_validate", "_durable", "accounting", "types", "seeds", "sampling", "clipping", "schedules",
-    "noise", "ledger", "mechanism", "optimizers", "train", "auditing", "preprocess", "models", "data", "runs", "report", "cli",
+    "noise", "ledger", "mechanism", "optimizers", "train", "auditing", "preprocess", "models", "data", "runs", "report", "tables", "cli",
 ]
 
 

@@ -9,14 +9,26 @@ import click
 
 _RESULTS = Path("benchmarks/results/papers.json")
 _FOLDER = Path("runs/reproduce")
+# Named here, so that `--help` need not wait for JAX; jaxdp.tables.TARGETS makes them.
+_TARGETS = {
+    "table1": "SA-DPSGD's Table 1: accuracy at (3, 1e-5) on three data sets.",
+    "table3": "SA-DPSGD's Table 3: the epsilon that an accuracy takes.",
+    "pareto": "Accuracy against proven epsilon, all methods on one plot.",
+    "parameters": "Sweeps of SA-DPSGD's and AdaDp's parameters.",
+    "pums": "Unemployment from census columns: accuracy, calibration, errors by group.",
+    "accountants": "All accountants on one run, and the papers' formulas against the truth.",
+    "claims": "Claimed, proven and audited epsilon of every method.",
+}
 
 
 @click.group()
 def reproduce() -> None:
-    """Run the papers' experiments as a resumable queue, and draw their figures.
+    """Make the papers' tables and figures, from a resumable queue of runs.
 
     \b
-    Try:  jaxdp reproduce list
+    Try:  jaxdp reproduce pareto --data-dir DIR
+          jaxdp reproduce table1 --render-only
+          jaxdp reproduce list
           jaxdp reproduce run --detach --data-dir DIR mnist-dp-sgd-tanh mnist-sa-dpsgd
           jaxdp reproduce status
           jaxdp reproduce figures
@@ -33,38 +45,50 @@ _out = click.option(
 )
 
 
+_data_dir = click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie."
+)
+_detached = click.option(
+    "--detach", is_flag=True, help="Go on in the background; see `status`."
+)
+_runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
+
+
 @reproduce.command("list")
 def list_rows() -> None:
     """List the rows, in the order of the queue."""
     from jaxdp.runs import queue
 
     for row in queue.ROWS.values():
-        click.echo(f"{row.name:44}{row.paper}")
+        click.echo(f"{row.name:48}{'needs a GPU  ' if row.needs_gpu else ''}{row.paper}".rstrip())
 
 
 @reproduce.command()
 @click.argument("rows", nargs=-1)
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie.")
-@click.option("--detach", is_flag=True, help="Go on in the background; see `status`.")
+@_data_dir
+@_detached
+@_runs
 @_results
 @_out
 def run(
-    rows: tuple[str, ...], data_dir: Path | None, detach: bool, results: Path, out: Path
+    rows: tuple[str, ...], data_dir: Path | None, detach: bool, runs: int | None, results: Path,
+    out: Path,
 ) -> None:
-    """Run ROWS (all, if none is named) that have no result yet, each from its last checkpoint."""
-    from jaxdp.cli.progress import progress_bar
-    from jaxdp.report import build
+    """Run ROWS that have no result yet, each from its last checkpoint.
+
+    If none is named, all; those that need a GPU only where there is one.
+    """
     from jaxdp.runs import queue
 
-    names = rows or tuple(queue.ROWS)
-    for name in names:
+    for name in rows:
         queue.row_named(name)
     if detach:
-        _detach(rows, data_dir, results, out)
+        _detach(
+            ["run", *rows, "--results", str(results.absolute()), "--runs", str(runs or 1)],
+            data_dir, out,
+        )
         return
-    queue.work(
-        names, out, results, data_dir, build, lambda row: progress_bar(row.config(), row.name)
-    )
+    _work(rows or _runnable(tuple(queue.ROWS)), results, data_dir, out, runs or 1)
 
 
 @reproduce.command()
@@ -77,19 +101,22 @@ def status(results: Path, out: Path) -> None:
 
     finished = queue.finished(results)
     for name in queue.ROWS:
-        if name in finished:
-            row = finished[name]
+        for (of, number), row in finished.items():
+            if of != name:
+                continue
             rate = row["acceptance_rate"]
             click.echo(
-                f"{name:44}{row['test_accuracy']:.2%}  proven epsilon "
+                f"{queue.folder_name(name, number):48}{row['test_accuracy']:.2%}  proven epsilon "
                 f"{show_epsilon(row['proven_epsilon'])}"
                 + (f"  claimed {show_epsilon(row['claimed_epsilon'])}"
                    if row["claimed_epsilon"] is not None else "")
                 + (f"  accepted {rate:.1%}" if rate is not None else "")
                 + f"  {row['seconds']:.0f} s"
             )
-        elif (out / name).exists():
-            click.echo(f"{name:44}under way")
+        numbers = [number for (of, number) in finished if of == name]
+        further = queue.folder_name(name, max(numbers, default=0) + 1)
+        if (out / further).exists():
+            click.echo(f"{further:48}under way")
 
 
 @reproduce.command()
@@ -105,9 +132,99 @@ def figures(to: Path) -> None:
         click.echo(f"{path}: {sentence}")
 
 
-def _detach(rows: tuple[str, ...], data_dir: Path | None, results: Path, out: Path) -> None:
-    command = [sys.executable, "-m", "jaxdp", "reproduce", "run", *rows]
-    command += ["--results", str(results.absolute()), "--out", str(out.absolute())]
+def _target(name: str, about: str) -> click.Command:
+    """The command of one table or figure."""
+
+    @click.command(name, help=f"{about} Runs what is missing, then writes {name}.md and its plots.")
+    @click.option("--render-only", is_flag=True, help="Run nothing; render the rows there are.")
+    @_runs
+    @_data_dir
+    @_detached
+    @click.option(
+        "--results-dir", type=click.Path(path_type=Path), default=_RESULTS.parent,
+        show_default=True, help="Folder of the result rows.",
+    )
+    @_out
+    @click.option(
+        "--to", type=click.Path(path_type=Path), default=Path("docs/results"), show_default=True,
+        help="Folder for the page and its plots.",
+    )
+    def command(
+        render_only: bool, runs: int | None, data_dir: Path | None, detach: bool,
+        results_dir: Path, out: Path, to: Path,
+    ) -> None:
+        if detach:
+            arguments = [name, "--results-dir", str(results_dir.absolute())]
+            arguments += ["--to", str(to.absolute())]
+            arguments += ["--runs", str(runs)] if runs else []
+            _detach(arguments + ["--render-only"] * render_only, data_dir, out)
+            return
+        from jaxdp import tables
+
+        if not render_only:
+            _make(name, results_dir, data_dir, out, runs)
+        for path in tables.render(name, tables.Results(results_dir), to):
+            click.echo(str(path))
+
+    return command
+
+
+for _name, _about in _TARGETS.items():
+    reproduce.add_command(_target(_name, _about))
+
+
+def _make(
+    name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: int | None
+) -> None:
+    """Runs the rows of a target that are missing."""
+    from jaxdp import tables
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.runs import census
+    from jaxdp.tables import accountants
+
+    target = tables.TARGETS[name]
+    results, times = results_dir / target.file, runs or target.runs
+    if name == "pums":
+        with counting_bar("PUMS", times * len(census.ROWS)) as shown:
+            census.work(results, out / "pums", data_dir, times, shown)
+    elif name == "accountants":
+        accountants.work(results, out / "accountants", times)
+    else:
+        _work(_runnable(target.rows), results, data_dir, out, times)
+
+
+def _runnable(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the rows that need a GPU, where there is none; says which those are."""
+    from jaxdp.runs import queue
+
+    if queue.has_gpu():
+        return names
+    waiting = [name for name in names if queue.ROWS[name].needs_gpu]
+    if waiting:
+        click.echo(
+            f"{len(waiting)} rows need a GPU and are left out (`jaxdp reproduce run NAME` runs "
+            f"them all the same): {', '.join(waiting)}", err=True,
+        )
+    return tuple(name for name in names if name not in waiting)
+
+
+def _work(
+    names: tuple[str, ...], results: Path, data_dir: Path | None, out: Path, runs: int
+) -> None:
+    from jaxdp.cli.progress import progress_bar
+    from jaxdp.report import build
+    from jaxdp.runs import queue
+
+    queue.work(
+        names, out, results, data_dir, build, lambda row: progress_bar(row.config(), row.name),
+        runs,
+    )
+
+
+def _detach(arguments: list[str], data_dir: Path | None, out: Path) -> None:
+    """The same command in a process of its own."""
+    command = [sys.executable, "-m", "jaxdp", "reproduce", *arguments]
+    command += ["--out", str(out.absolute())]
     command += ["--data-dir", str(data_dir.absolute())] if data_dir else []
     out.mkdir(parents=True, exist_ok=True)
     log = out / "log.txt"

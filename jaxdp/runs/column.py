@@ -61,10 +61,14 @@ def audit_rows(
         with progress(row["name"], 2 * runs) as shown:
             found = _audit(RunConfig(**row["config"]), runs, confidence, seed, shown)
         filled = {**row, **audited_columns(found.to_dict())}
-        rows = [filled if r["name"] == row["name"] else r for r in _rows(results)]
+        rows = [filled if _key(r) == _key(row) else r for r in _rows(results)]
         write_atomically(results, json.dumps(rows, indent=1) + "\n")
         done.append(filled)
     return done
+
+
+def _key(row: dict[str, Any]) -> tuple[str, int]:
+    return row["name"], row.get("run", 1)
 
 
 def _rows(results: Path) -> list[dict[str, Any]]:

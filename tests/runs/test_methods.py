@@ -181,18 +181,21 @@ def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(queue.data, "load", lambda name, folder: small.dataset())
     results = tmp_path / "results" / "papers.json"
 
-    def work(progress):
+    def work(progress, runs=1):
         import contextlib
 
         return queue.work(["tiny"], tmp_path / "q", results, None, report.build,
-                          lambda row: contextlib.nullcontext(progress))
+                          lambda row: contextlib.nullcontext(progress), runs)
 
     with pytest.raises(Stop):
         work(crash_at(1))
     assert queue.finished(results) == {}
-    assert work(small.ignore) == ["tiny"]
+    assert work(small.ignore) == [("tiny", 1)]
     assert work(small.ignore) == []
-    line = queue.finished(results)["tiny"]
+    assert work(small.ignore, runs=2) == [("tiny", 2)]
+    assert (tmp_path / "q" / "tiny.run-2").is_dir()
+    line = queue.finished(results)["tiny", 1]
+    assert line["curve"][-1] == [2, line["proven_epsilon"], line["test_accuracy"]]
     assert line["steps"] == 2
     assert line["claimed_epsilon"] > line["proven_epsilon"] > 0  # both accepted; a loose formula
     assert line["judged_by"].startswith("Not held out")

@@ -1,0 +1,98 @@
+"""How plots look: readable at half size, and without colour vision."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+# Okabe & Ito's colours; markers and dashes differ as well.
+BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#E69F00",
+    "#000000",
+)
+COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_SIZES: dict[Any, Any] = {
+    "font.size": 13,
+    "axes.titlesize": 14,
+    "axes.labelsize": 13,
+    "legend.fontsize": 11.5,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+}
+
+
+def panels(
+    rows: int, columns: int, size: tuple[float, float], **kwargs: Any
+) -> tuple[Figure, list[Any]]:
+    """A figure and its axes, row by row."""
+    with matplotlib.rc_context(_SIZES):
+        figure = Figure(figsize=size, dpi=110, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **kwargs).ravel().tolist()
+        for each in axes:
+            each.grid(alpha=0.3)
+            each.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def title(axes: Any, text: str) -> None:
+    """A title above the left edge."""
+    axes.set_title(text, loc="left", fontweight="bold", fontsize=14)
+
+
+def legend(figure: Figure, panels: Iterable[Any], columns: int) -> None:
+    """Below all panels, one entry for each label."""
+    found: dict[str, Any] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=12
+        )
+
+
+def listed(axes: Any, names: Sequence[str], labels: bool = True) -> None:
+    """Names down the y axis, the first on top."""
+    axes.set_yticks(range(len(names)), names if labels else [""] * len(names))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+
+
+def waiting(axes: Any, place: int, text: str) -> None:
+    """Says at the left of a place why there is no mark."""
+    axes.annotate(
+        text,
+        (0.02, place),
+        color="0.45",
+        fontsize=11,
+        va="center",
+        xycoords=("axes fraction", "data"),
+    )
+
+
+def nothing_yet(axes: Any) -> None:
+    """Says that no row of the plot has been run."""
+    axes.text(0.5, 0.5, "no row run yet", transform=axes.transAxes, ha="center", color="0.4")
+
+
+def mean_and_range(values: Iterable[float]) -> tuple[float, float, float]:
+    """Mean, and how far the least and the greatest value are from it."""
+    found = list(values)
+    mean = sum(found) / len(found)
+    return mean, mean - min(found), max(found) - mean
+
+
+def added(figure: Figure, place: Any) -> Any:
+    """Axes over a place of the figure's grid, in the same style."""
+    with matplotlib.rc_context(_SIZES):
+        axes = figure.add_subplot(place)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return axes
