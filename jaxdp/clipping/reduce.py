@@ -82,17 +82,18 @@ def _weighted_sums(
     Where all is finite, a weight of zero drops a row as well as a select does, without one more
     pass over per-example gradients (6 % of a transformer's step on a CPU).
     """
-    held = [i for i, leaf in enumerate(grads) if isinstance(leaf, Arrays | Layer)]
+    held = [i for i, leaf in enumerate(grads) if isinstance(leaf, Arrays | Layer) and leaf.large]
 
     def of(which: Sequence[int], keep: jax.Array | None) -> list[jax.Array]:
         return [grads[i].weighted_sum(weights[i], keep) for i in which]  # type: ignore
 
-    found = jax.lax.cond(
-        jnp.all(jnp.isfinite(norms)), lambda: of(held, None), lambda: of(held, keep)
-    )
-    sums = dict(zip(held, found, strict=True))
-    factored = [i for i, leaf in enumerate(grads) if leaf is not None and i not in sums]
-    sums.update(zip(factored, of(factored, keep), strict=True))
+    sums: dict[int, jax.Array] = {}
+    if held:
+        finite = jnp.all(jnp.isfinite(norms))
+        found = jax.lax.cond(finite, lambda: of(held, None), lambda: of(held, keep))
+        sums.update(zip(held, found, strict=True))
+    others = [i for i, leaf in enumerate(grads) if leaf is not None and i not in sums]
+    sums.update(zip(others, of(others, keep), strict=True))
     return [sums.get(i) for i in range(len(grads))]
 
 

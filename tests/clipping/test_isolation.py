@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import jaxdp
+from jaxdp.clipping.ghost import leaves
 from tests.clipping.architectures import ARCHITECTURES, ROWS, opened
 
 BROKEN = 1
@@ -128,6 +129,17 @@ def test_one_broken_example_changes_no_other(name, method):
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, total
             )
+
+
+@pytest.mark.parametrize(("name", "method"), [("mlp", "vmap"), ("convolutions", "auto")])
+def test_large_gradients_are_added_row_by_row_beside_a_broken_one(monkeypatch, name, method):
+    monkeypatch.setattr(leaves, "_LARGE", 1)
+    params, loss_fn, batch = NETWORKS[name]()
+    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), method))
+    total, _ = run(params, batch, jnp.arange(ROWS) != BROKEN)
+    found, info = run(params, broken(batch, jnp.inf), jnp.ones(ROWS, bool))
+    assert not np.isfinite(info.norms[BROKEN])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, total)
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ARCHITECTURES])
