@@ -132,9 +132,8 @@ class Sampler:
     def __setattr__(self, name: str, value: Any) -> None:
         """What the draws were charged for stays as it was."""
         if name in ("sampling", "num_records", "secret") and name in self.__dict__:
-            raise ValueError(
-                f"{name} must stay as it was charged for, {getattr(self, name)!r}; got {value!r}"
-            )
+            # Without the values: the number of records is private, and the secret secret.
+            raise ValueError(f"{name} must stay what it was when draws were first charged")
         super().__setattr__(name, value)
 
     def draw(self) -> Draw:
