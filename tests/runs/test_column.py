@@ -18,7 +18,7 @@ def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rows")
     report = build(small.go(folder / "run", small.config(steps=3, noise_multiplier=0.5)))
     row = queue.Row("short", "digits", {})
-    queue.keep(folder / "rows.json", row, report)
+    queue.keep(folder / "rows.json", queue.line_of(row, report))
     return folder / "rows.json", row, report
 
 
@@ -32,9 +32,12 @@ def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path):
     assert before["audited_epsilon"] is None
     results = tmp_path / "rows.json"
     results.write_text(path.read_text())
+    # A second run of the row, audited before, stays as it is.
+    queue.keep(results, {**before, "run": 2, "audited_epsilon": 0.125, "audited": "before"})
     (filled,) = audit_rows(results, runs=500, seed=1, progress=quiet)
-    (after,) = json.loads(results.read_text())
+    after, second = json.loads(results.read_text())
     assert after == filled
+    assert second["audited_epsilon"] == 0.125
     changed = {name for name in after if after[name] != before[name]}
     assert changed == {"audited_epsilon", "audited"}
     assert 0 < after["audited_epsilon"] < after["proven_epsilon"]
@@ -49,7 +52,7 @@ def test_an_audit_of_the_run_itself_is_named_as_such(kept, tmp_path):
     audited = {
         "what": "this very run, once", "steps": 3, "runs": 1, "audited": 0.25, "confidence": 0.95
     }
-    queue.keep(tmp_path / "rows.json", row, {**report, "audited": audited})
+    queue.keep(tmp_path / "rows.json", queue.line_of(row, {**report, "audited": audited}))
     (line,) = json.loads((tmp_path / "rows.json").read_text())
     assert line["audited_epsilon"] == 0.25
     assert line["audited"] == "this very run, once, 3 steps, 1 run, at 95% confidence"
