@@ -73,8 +73,13 @@ class Canaries:
         """
         if coins.shape != (self.count,) or coins.dtype != bool:
             raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
+        if not np.issubdtype(y.dtype, np.signedinteger) or self.count > np.iinfo(y.dtype).max:
+            raise ValueError(
+                f"labels must be signed integers that hold {self.count} canaries, got {y.dtype}"
+            )
         if len(y) and y.min() < 0:
-            raise ValueError(f"labels must be at least 0 beside canaries, got {y.min()}")
+            # Without the value: it is private.
+            raise ValueError("labels must be at least 0 beside canaries, got one below")
         labels = (-1 - np.flatnonzero(coins)).astype(y.dtype)
         return np.concatenate([x, np.zeros((len(labels), *x.shape[1:]), x.dtype)]), np.concatenate(
             [y, labels]

@@ -62,7 +62,10 @@ class RunAudit:
     def in_words(self) -> str:
         """The verdict."""
         if self.broken:
-            words = "BROKEN: this run cannot have kept the proven guarantee."
+            words = (
+                f"BROKEN: at {self.confidence:.0%} confidence this run did not keep the proven "
+                "guarantee."
+            )
         elif math.isinf(self.proven):
             words = f"Nothing is proven, and the canaries forced out {self.audited}."
         else:

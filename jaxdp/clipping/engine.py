@@ -304,6 +304,7 @@ def _check_records(data: PyTree, draw: Draw) -> None:
     rows = _batch.rows("data", data)
     # A gather beyond the end would count the last record again and again.
     if rows != draw.num_records:
+        # Without the numbers: they are private.
         raise ValueError(
-            f"data must hold the {draw.num_records} records that the sampler draws from, got {rows}"
+            "data must hold the records that the sampler draws from, got another number of them"
         )

@@ -100,9 +100,9 @@ class PrivateEnergy:
         rows = _batch.rows("data", self.data)
         # A gather beyond the end would count the last record again and again.
         if rows != self.sampler.num_records:
+            # Without the numbers: they are private.
             raise ValueError(
-                f"data must hold the {self.sampler.num_records} records that the sampler draws "
-                f"from, got {rows}"
+                "data must hold the records that the sampler draws from, got another number"
             )
 
     def prepare(self) -> "DrawnEnergy":

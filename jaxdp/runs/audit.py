@@ -42,6 +42,15 @@ def audit_run(
             f"canaries, got shape {seen.shape}"
         )
     ledger, claim = Ledger(directory.ledger), report["claim"]
+    releases = report["guarantee"]["releases"]
+    if ledger.steps != releases:
+        # What is missing would make the proven number too low, and an honest run look broken.
+        raise ValueError(
+            f"{directory.ledger} must hold the {releases} releases of report.json, got "
+            f"{ledger.steps}"
+        )
+    if delta is not None and delta != config.delta:
+        claim = None  # the paper's epsilon is at the run's own delta
     return audit_canaries(
         seen, canaries.coins_of(directory, config.canaries), config.private_method(),
         ledger.event, config.delta if delta is None else delta, confidence=confidence,

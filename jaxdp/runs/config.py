@@ -318,6 +318,11 @@ def _check_canaries(config: RunConfig) -> None:
             "canaries must be 0 but under add_or_remove_one, for each is a record more or not; got "
             f"{config.canaries} under {config.relation}"
         )
+    if config.sensitive:
+        raise ValueError(
+            "sensitive must be False with canaries, whose losses would drown the others', "
+            f"got both, {config.canaries} canaries"
+        )
     noise = config.noise_multiplier or 1.0
     audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_method())
     config.candidates()

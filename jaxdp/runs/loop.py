@@ -67,6 +67,8 @@ def start(
     directory.create()
     directory.lock()
     try:
+        if directory.exists() or directory.ledger.exists():
+            raise ValueError(f"out must be a new folder, got {directory.path}: a run began there")
         kept = canaries.tossed(config, directory, secret)
         dataset = canaries.entered(config, directory, dataset, kept)
         stream = {"secret": secret_to_dict(secret), "fingerprint": fingerprint(dataset, secret)}

@@ -148,6 +148,10 @@ def test_bad_input():
         candidates(0, PARAMS)
     with pytest.raises(ValueError, match=r"coins must be bool \[7\], got int"):
         found.inserted(X, Y, np.ones(7, int))
+    with pytest.raises(ValueError, match="labels must be signed integers"):
+        candidates(4, {"w": np.zeros((3, 4))}).inserted(
+            np.zeros((2, 3)), np.zeros(2, np.uint8), np.ones(4, bool)
+        )
     with pytest.raises(ValueError, match="labels must be at least 0"):
         found.inserted(X, Y - 1, np.ones(7, bool))
     method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6), 0.1)

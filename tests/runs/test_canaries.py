@@ -170,6 +170,7 @@ def test_parameters_are_exported(whole, tmp_path):
         ({"relation": "replace_special"}, "canaries must be 0 but under add_or_remove_one"),
         ({"sampling": "fixed_size", "relation": "replace_one"}, "canaries must be 0 but under"),
         ({"method": "adadp"}, "clips every coordinate by itself"),
+        ({"sensitive": True}, "sensitive must be False with canaries"),
     ],
 )
 def test_bad_configurations(changes, message):
@@ -202,6 +203,19 @@ def test_the_audit_reads_releases_and_the_coins_alone(tmp_path):
         if path != directory.coins:
             path.rename(tmp_path / path.name)
     assert audit_run(directory).canaries == M
+    # Without its ledger nothing would be proven of the run, and any bound above 0 would accuse it.
+    directory.ledger.unlink()
+    with pytest.raises(ValueError, match=r"releases of report\.json, got 0"):
+        audit_run(directory)
+
+
+def test_two_starts_in_one_folder_are_one_run(tmp_path, monkeypatch):
+    chosen = small.config(steps=2, eval_every=2)
+    small.go(tmp_path / "r", chosen)
+    monkeypatch.setattr(RunDirectory, "create", lambda self: None)  # looked before the other began
+    again = RunDirectory(tmp_path / "r")
+    with pytest.raises(ValueError, match="a run began there"):
+        runs.start(chosen, again, small.dataset(), Secret.from_seed(6), small.ignore)
 
 
 def run_cli(capsys, *arguments):
