@@ -144,7 +144,7 @@ def test_data_other_than_the_sampler_draws_from_is_refused(linear):
     params, batch, loss_fn = linear
     draw = jaxdp.dp_sgd(1.0, 1.0, 20, 90).sampler(90).draw()
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
-    with pytest.raises(ValueError, match=r"data must hold the 90 records .* got 80"):
+    with pytest.raises(ValueError, match="data must hold the records that"):
         grad_fn.sum(params, batch(80), draw)
     ragged = {"w": jnp.zeros((90, 3, 2)), "b": jnp.zeros((7, 2))}
     with pytest.raises(ValueError, match="data must hold arrays"):

@@ -308,7 +308,7 @@ def test_a_bare_function_is_no_energy(bad):
                                energy_mechanism(1.0, 1.0, 6, 50).sampler(50)), "sampler must be"),
         (lambda: sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 5, 50), 0.1, KEY, energy_on_private=True),
          "energy_on_private must come with as_published"),
-        (lambda: energy_of(rows=10, drawn=60), "data must hold the 60 records"),
+        (lambda: energy_of(rows=10, drawn=60), "data must hold the records that"),
     ],
 )
 def test_bad_input(make, message):
