@@ -21,6 +21,11 @@ from jaxdp.seeds import Secret
 METHODS = tuple(registry.METHODS)
 OPTIMIZERS = ("sgd", "adam")
 
+# Models whose per-example gradients are never held, and the rows of one of their passes: on a CPU
+# 1.3 to 1.7 times faster than 64 for 784-1000-10 and batches of 600; more gives nothing.
+_DENSE = ("mlp", "logistic")
+_DENSE_ROWS = 256
+
 # Tramèr & Boneh 2021 (arXiv:2011.11660v3, Appendix C) for the image sets; ours for the others.
 _RECIPES: dict[str, dict[str, Any]] = {
     "digits": {
@@ -250,8 +255,15 @@ def resolve(config: RunConfig) -> RunConfig:
     # Refused here, with the event's name, before anything is charged.
     acc.epsilon(config.total(config.steps), config.delta, acc.Relation(config.relation))
     block = config.eval_every or -(-config.steps // 20)
-    rows = config.physical_batch_size or default_physical_batch_size(config.batch_size)
+    rows = config.physical_batch_size or _rows_of_a_pass(config)
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
+
+
+def _rows_of_a_pass(config: RunConfig) -> int:
+    """More than the default for dense layers, whose per-example gradients are never held."""
+    rows = default_physical_batch_size(config.batch_size)
+    held = config.model not in _DENSE or config.private_method().raw is not None
+    return rows if held else max(rows, min(config.batch_size, _DENSE_ROWS))
 
 
 def _with_noise_and_steps(config: RunConfig) -> RunConfig:

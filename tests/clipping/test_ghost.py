@@ -64,6 +64,36 @@ def test_gradients_multiplied_out_a_few_at_a_time(name, monkeypatch):
     assert gap(compiled(name, "ghost", rule)()[0], compiled(name, "vmap", rule)()[0]) < 1e-5
 
 
+@pytest.mark.parametrize("name", SCALED)
+def test_boxed_gradients_are_added_one_by_one_where_they_are_large(name, monkeypatch):
+    params, _, _ = ARCHITECTURES[name]()
+    keys = iter(jax.random.split(jax.random.key(5), 99))
+    # A scale of zero tells nothing of who has a gradient there: 0 / 0 counts as 0.
+    scale = jax.tree.map(
+        lambda p: jnp.maximum(jax.random.uniform(next(keys), p.shape) - 0.1, 0.0), params
+    )
+    rule = jaxdp.coordinate_box(0.01)
+    expected = [compiled(name, "vmap", rule)(scale=s)[0] for s in (None, scale)]
+    monkeypatch.setattr("jaxdp.clipping.ghost.leaves._LARGE", 1)
+    found = [compiled(name, "ghost", rule)(scale=s)[0] for s in (None, scale)]
+    assert gap(found, expected) < 1e-5
+
+
+def test_large_boxed_gradients_leave_out_what_is_masked_or_not_finite():
+    params = {"w": jnp.zeros((600, 500))}
+    loss_fn = lambda p, x: jnp.sum(jnp.sin(x @ p["w"]))  # noqa: E731
+    batch = jax.random.normal(jax.random.key(0), (5, 600))
+    spoiled = batch.at[1].set(jnp.nan).at[2, 7].set(jnp.inf)
+    mask = jnp.asarray([True, True, True, True, False])
+    rule = jaxdp.coordinate_box(0.5)
+    whole = jaxdp.clipped_grad(loss_fn, rule, "ghost")
+    found = jax.jit(lambda b, m: whole(params, b, m)[0].value["w"])(spoiled, mask)
+    one = jaxdp.clipped_grad(loss_fn, rule, "vmap")
+    expected = jax.jit(lambda b: one(params, b)[0].value["w"])(batch[jnp.asarray([0, 3])])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert jnp.max(jnp.abs(expected)) == 1.0
+
+
 @pytest.mark.parametrize(
     "rule",
     [jaxdp.auto_s(), jaxdp.normalize(2.0), jaxdp.per_layer({"params": 0.1})],

@@ -73,9 +73,7 @@ class Arrays:
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See :class:`Leaf`."""
-        rows = jnp.clip(kept(self._divided(scale), keep), -bound, bound)
-        # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there.
-        return jnp.sum(jnp.where(jnp.isnan(rows), 0.0, rows), axis=0)
+        return jnp.sum(_boxed(kept(self._divided(scale), keep), bound), axis=0)
 
     def _divided(self, scale: jax.Array | None) -> jax.Array:
         grads = self.grads.astype(jnp.float32)
@@ -129,7 +127,7 @@ class Factors:
         if scale is None:
             return factors.square_norms(self.uses)
         site = factors.reference(self.uses)
-        if len(self.uses) == 1 and site.sizes[1] == 1 and not isinstance(site, Lookup):
+        if self._one_dense_position():
             exact = factors.scaled_squares(self.uses[0], _arranged(site, 1.0 / scale))
         else:
             exact = self._scanned(lambda layer, keep: layer.squares(scale)[0]).reshape(-1)
@@ -142,14 +140,48 @@ class Factors:
         return sum(totals[1:], start=totals[0])
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """See :class:`Leaf`; the gradients of a few examples at a time."""
-        boxed = self._scanned(lambda layer, keep: layer.boxed_sum(bound, keep, scale), keep)
-        return boxed[0] if boxed.shape[0] == 1 else jnp.sum(boxed, axis=0)
+        """See :class:`Leaf`; the gradients of one or a few examples at a time."""
+
+        def few_at_a_time() -> jax.Array:
+            boxed = self._scanned(lambda layer, keep: layer.boxed_sum(bound, keep, scale), keep)
+            return boxed[0] if boxed.shape[0] == 1 else jnp.sum(boxed, axis=0)
+
+        large = keep.shape[0] * self._entries() >= _LARGE
+        if not (large and self._one_dense_position()):
+            return few_at_a_time()
+        return jax.lax.platform_dependent(
+            # One by one the gradients stay in the cache: 12 to 17 times faster on a CPU. An
+            # accelerator would start a kernel for every example.
+            cpu=lambda: self._boxed_one_by_one(bound, keep, scale), default=few_at_a_time,
+        )
+
+    def _boxed_one_by_one(
+        self, bound: float, keep: jax.Array, scale: jax.Array | None
+    ) -> jax.Array:
+        site = self.uses[0].site
+        divisor = None if scale is None else _arranged(site, scale)
+
+        def add(total: jax.Array, row: Any) -> tuple[jax.Array, None]:
+            a, b, keep = row
+            grad = jnp.where(keep, a[:, :, None] * b[:, None, :], 0.0)
+            return total + _boxed(grad if divisor is None else grad / divisor, bound), None
+
+        a, b = (x[:, :, 0] for x in self.uses[0].ab(site.key))
+        groups, _, p, q = site.sizes
+        total = jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), (a, b, keep))[0]
+        return site.view.to_leaf(site.to_view(total))
 
     def layer(self) -> Layer:
         """The gradients multiplied out."""
         grads = factors.multiplied(self.uses)
         return Layer(factors.reference(self.uses), grads.reshape(grads.shape[0], -1))
+
+    def _one_dense_position(self) -> bool:
+        site = self.uses[0].site
+        return len(self.uses) == 1 and site.sizes[1] == 1 and not isinstance(site, Lookup)
+
+    def _entries(self) -> int:
+        return math.prod(factors.reference(self.uses).view.leaf_shape)
 
     def _scanned(
         self, fn: Callable[[Layer, jax.Array], jax.Array], keep: jax.Array | None = None
@@ -157,8 +189,7 @@ class Factors:
         """``fn`` of the gradients of a few examples at a time, stacked [chunks, ...]."""
         batch = self.uses[0].data.shape[0]
         keep = jnp.ones(batch, bool) if keep is None else keep
-        entries = math.prod(factors.reference(self.uses).view.leaf_shape)
-        rows = max(1, min(batch, _CHUNK_BYTES // (4 * entries)))
+        rows = max(1, min(batch, _CHUNK_BYTES // (4 * self._entries())))
         arrays = ([(use.data, use.cotangent) for use in self.uses], keep)
 
         def one(chunk: Any) -> jax.Array:
@@ -168,6 +199,12 @@ class Factors:
 
         # Padding rows are not kept.
         return jax.lax.map(one, jax.tree.map(lambda a: _cut(a, rows), arrays))
+
+
+def _boxed(gradients: jax.Array, bound: float) -> jax.Array:
+    clipped = jnp.clip(gradients, -bound, bound)
+    # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there.
+    return jnp.where(jnp.isnan(clipped), 0.0, clipped)
 
 
 def _cut(array: jax.Array, rows: int) -> jax.Array:
