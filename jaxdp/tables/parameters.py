@@ -46,12 +46,9 @@ def _section(results: Results, sweep: Sweep) -> Section:
     for value, name in sweep.rows.items():
         found = results.runs(name)
         for i, line in enumerate(rows.lines(results, name)):
-            extra = ["", ""]
-            if found:
-                rate = found[i]["acceptance_rate"]
-                extra = [f"{found[i]['steps']:,}", "–" if rate is None else f"{100 * rate:.1f} %"]
-            body.append([f"{value:g}", *line, *extra])
-    headers = (sweep.parameter, *rows.COLUMNS, "steps", "accepted")
+            steps = f"{found[i]['steps']:,}" if found else ""
+            body.append([f"{value:g}", *line, steps])
+    headers = (sweep.parameter, *rows.COLUMNS, "steps")
     return Section(f"{sweep.method}: {sweep.parameter} ({sweep.setting})", (), Table(headers, body))
 
 

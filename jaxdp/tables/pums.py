@@ -47,7 +47,7 @@ def page(results: Results) -> Page:
             "Everything is measured on the test records, which are assumed public. The errors by "
             "group are computed from test records too: publishing them says something about the "
             "people in a small group of the test set, and no guarantee here covers those.",
-            rows.LEGEND,
+            rows.EPSILONS_LEGEND,
         ),
         (
             Plot(

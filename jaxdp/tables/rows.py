@@ -15,17 +15,19 @@ COLUMNS = (
     "claimed ε",
     "proven ε",
     "audited ε",
+    "accepted",
     "seconds",
     "run",
     "machine",
 )
-LEGEND = (
+EPSILONS_LEGEND = (
     "*Claimed*: by the paper's own formula, where it claims another number than the proven one. "
     "*Proven*: what jaxdp guarantees for everything that the run released (∞: nothing). "
     "*Audited*: what an attack forced out, at least, at 95 % confidence. –: no such number. All "
     "at delta 1e-5, one record added or removed. Machines were shared with other work: seconds "
     "say little."
 )
+LEGEND = f"{EPSILONS_LEGEND} *Accepted*: the share of candidates that an annealed method took."
 MISSING = "not run"
 WAITING = "needs a GPU"
 
@@ -72,6 +74,7 @@ def cells(line: dict[str, Any]) -> list[str]:
         shown_epsilon(line.get("claimed_epsilon")),
         shown_epsilon(line["proven_epsilon"]),
         shown_audited(line.get("audited_epsilon")),
+        shown_rate(line["acceptance_rate"]),
         shown_seconds(line),
         str(line.get("run", 1)),
         line["machine"],
@@ -93,6 +96,11 @@ def shown_epsilon(epsilon: float | str | None) -> str:
 def shown_audited(epsilon: float | None) -> str:
     """A lower bound, hence rounded down."""
     return "–" if epsilon is None else f"≥ {math.floor(1000 * epsilon) / 1000:.3f}"
+
+
+def shown_rate(rate: float | None) -> str:
+    """As in 75.0 %."""
+    return "–" if rate is None else f"{100 * rate:.1f} %"
 
 
 def shown_seconds(line: dict[str, Any]) -> str:

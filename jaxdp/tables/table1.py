@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from jaxdp.data.specs import spec
 from jaxdp.runs.rows import PAPER
-from jaxdp.tables import rows, style
+from jaxdp.tables import listing, rows, style
 from jaxdp.tables.page import Page, Plot, Section, Table
 from jaxdp.tables.rows import Results
 
@@ -64,39 +64,11 @@ def _section(results: Results, dataset: str) -> Section:
 def figure(results: Results) -> Figure:
     """Ours and the paper's accuracy, method by method."""
     drawn, axes = style.panels(1, 3, (13, 5.4))
-    names = list(METHODS)
     for panel, dataset in zip(axes, DATASETS, strict=True):
-        for place, method in enumerate(names):
-            found = rows.accuracies(results, f"{dataset}-{method}")
-            if found:
-                mean, low, high = style.mean_and_range([100 * value for value in found])
-                panel.errorbar(
-                    mean,
-                    place,
-                    xerr=[[low], [high]],
-                    fmt="o",
-                    color=style.BLUE,
-                    markersize=9,
-                    capsize=4,
-                    label="ours",
-                )
-            if method in PAPER[dataset]:
-                panel.plot(
-                    PAPER[dataset][method],
-                    place,
-                    "D",
-                    color=style.ORANGE,
-                    markersize=8,
-                    fillstyle="none",
-                    markeredgewidth=1.8,
-                    label="paper",
-                )
-            if not found:
-                style.waiting(panel, place, rows.status(f"{dataset}-{method}"))
+        names = [f"{dataset}-{method}" for method in METHODS]
+        paper = [PAPER[dataset].get(method) for method in METHODS]
+        listing.draw(panel, results, names, paper)
         style.title(panel, spec(dataset).title)
-        panel.set_xlabel("test accuracy (%)")
         style.listed(panel, list(METHODS.values()), labels=panel is axes[0])
-        low, high = panel.get_xlim()
-        panel.set_xlim(low - 0.5 * (high - low), high)  # room for the words
     style.legend(drawn, axes, 2)
     return drawn

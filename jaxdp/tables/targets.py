@@ -8,7 +8,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jaxdp.runs import census
-from jaxdp.tables import accountants, claims, parameters, pareto, pums, pums_plot, table1, table3
+from jaxdp.tables import (
+    accountants,
+    claims,
+    mlp,
+    parameters,
+    pareto,
+    pums,
+    pums_plot,
+    table1,
+    table3,
+)
 from jaxdp.tables.page import Page, to_markdown
 from jaxdp.tables.rows import Results
 
@@ -36,6 +46,7 @@ TARGETS: dict[str, Target] = {
     "table1": Target(table1.NAMES, table1.page, {"table1.png": table1.figure}),
     "table3": Target(table3.NAMES, table3.page, {"table3.png": table3.figure}),
     "pareto": Target((*pareto.NAMES, *pareto.LONG), pareto.page, {"pareto.png": pareto.figure}),
+    "mlp": Target(mlp.NAMES, mlp.page, {"mlp.png": mlp.figure}),
     "parameters": Target(parameters.NAMES, parameters.page, {"parameters.png": parameters.figure}),
     "pums": Target(
         tuple(census.ROWS), pums.page, {"pums.png": pums_plot.figure}, pums.FILE, runs=10

@@ -70,11 +70,12 @@ def test_cells_show_every_run_and_round_to_the_safe_side(tmp_path):
     found = results(
         tmp_path, line("mnist-dp-sgd-tanh", proven_epsilon=2.5000001),
         line("mnist-dp-sgd-tanh", run=2, proven_epsilon="inf", audited_epsilon=7.80699,
-             steps_timed=40),
+             steps_timed=40, acceptance_rate=0.276),
     )
     first, second = rows.lines(found, "mnist-dp-sgd-tanh")
-    assert first == ["`mnist-dp-sgd-tanh`", "98.77 %", "1.235", "2.501", "–", "12", "1", "2 cores, cpu"]
-    assert second[3:7] == ["∞", "≥ 7.806", "12 (last 40 of 100 steps)", "2"]
+    assert first == ["`mnist-dp-sgd-tanh`", "98.77 %", "1.235", "2.501", "–", "–", "12",
+                     "1", "2 cores, cpu"]
+    assert second[3:8] == ["∞", "≥ 7.806", "27.6 %", "12 (last 40 of 100 steps)", "2"]
     assert len(first) == len(rows.COLUMNS)
 
 
