@@ -133,8 +133,13 @@ class Moments:
     b1: float | None = None
 
     def __post_init__(self) -> None:
-        _check.non_negative("eps", self.eps)
-        _check.non_negative("noise_floor", self.noise_floor)
+        eps = _check.non_negative("eps", self.eps)
+        floor = _check.non_negative("noise_floor", self.noise_floor)
+        if not isinstance(eps, jax.Array) and not isinstance(floor, jax.Array) and eps == floor == 0:
+            raise ValueError(
+                "eps and noise_floor must not both be 0: a corrected moment below 0 would make the "
+                "step infinite"
+            )
 
     def init(self, params: PyTree) -> AdaptiveState:
         """No update so far."""
