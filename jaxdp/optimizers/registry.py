@@ -9,6 +9,7 @@ import jax
 
 from jaxdp import _validate
 from jaxdp import clipping as rules
+from jaxdp.clipping.options import check_bound
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import adaptive, pigdo
 from jaxdp.optimizers.adadp import adadp, adadp_as_published, adal
@@ -41,6 +42,10 @@ class Numbers:
     sampling: str = "poisson"
     momentum: float = 0.0
     key: jax.Array | None = None
+
+    def __post_init__(self) -> None:
+        # Rules know it by names of their own.
+        check_bound("l2_clip_norm", self.l2_clip_norm)
 
     def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
         """The mechanism with a rule, flat clipping by default."""

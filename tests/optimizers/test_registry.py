@@ -201,7 +201,13 @@ def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
         (lambda: method_with("adadp-as-published", {"beta": 0.0}), "beta must be"),
         (lambda: method_with("adadp", {"floor": 1e-40}), r"floor must be in \[1e-10"),
         (lambda: registry.build("adan", registry.Numbers(1.0, 1e-43, 6, 24, 0.1)),
+         r"l2_clip_norm must be in \[1e-10"),
+        (lambda: jaxdp.optimizers.adadp(
+            jaxdp.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24), 0.1, bound=1e-43),
          r"bound must be in \[1e-10"),
+        (lambda: method_with("dpgdo", {"b1": 2.0}), "b1 must be at least 0 and below 1"),
+        (lambda: method_with("dpgdo", {"b2": 1.0}), "b2 must be at least 0 and below 1"),
+        (lambda: method_with("dpgdo", {"eps": -1.0}), "eps must be a finite number of at least 0"),
         (lambda: registry.build("sa-dpsgd", registry.Numbers(1.0, 1.0, 6, 24, 0.1)),
          "key must be given to an annealed method"),
         (lambda: registry.build("dp-sgd", registry.Numbers(1.0, 1.0, 6, 24, -0.1)),
