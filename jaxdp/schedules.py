@@ -161,6 +161,8 @@ def _by_epoch(
     steps = _validate.integer("steps", steps, least=1)
     epochs = -(-steps // every)
     counts = [min(every, steps - every * t) for t in range(epochs)]
-    return NoiseSchedule(
-        tuple((_validate.positive("initial", initial * shape(t)), n) for t, n in enumerate(counts))
-    )
+    levels = []
+    for t, count in enumerate(counts):
+        name = f"the noise multiplier of step {every * t}"
+        levels.append((_validate.positive(name, initial * shape(t)), count))
+    return NoiseSchedule(tuple(levels))

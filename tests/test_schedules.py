@@ -95,6 +95,8 @@ def test_a_schedule_from_a_list():
         (lambda: schedules.linear_decay(1.0, 0.0, 1, 5), "final must be a finite number above 0"),
         (lambda: schedules.time_decay(1.0, 0.1, 0, 5), "every must be a whole number"),
         (lambda: schedules.exponential_decay(0.0, 0.1, 1, 5), "initial must be a finite"),
+        (lambda: schedules.exponential_decay(2.0, 5000.0, 2, 5),
+         r"the noise multiplier of step 2 must be a finite number above 0, got 0\.0"),
     ],
 )
 def test_bad_input(make, message):

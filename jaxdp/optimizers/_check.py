@@ -26,6 +26,11 @@ def non_negative(name: str, value: Any) -> Any:
     return value if isinstance(value, jax.Array) else _validate.non_negative(name, value)
 
 
+def at_least_one(name: str, value: Any) -> Any:
+    """A whole number of at least 1."""
+    return value if isinstance(value, jax.Array) else _validate.integer(name, value, least=1)
+
+
 def learning_rate(value: Any) -> Any:
     """A number above 0, or a schedule."""
     return value if callable(value) else positive("learning_rate", value)

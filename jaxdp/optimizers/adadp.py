@@ -117,11 +117,16 @@ def scale_by_adadp(
         moment_decay: γ′.
         eps: ε0.
         adaptive_rate: False leaves the gradient as it is (the ablation AdaN).
+
+    Raises:
+        ValueError: an argument is out of its range; at init, parameters of which
+            ``optax.multi_transform`` or ``optax.masked`` hides some.
     """
     gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
     eps = _check.positive("eps", eps)
 
     def init(params: PyTree) -> AdaDpState:
+        _check_whole(params)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
         return AdaDpState(jnp.zeros([], jnp.int32), box.first_moment(params), zeros)
 
@@ -226,6 +231,7 @@ def adadp_as_published(
     """
     for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
         _validate.positive(name, value)
+    _validate.non_negative("threshold", threshold)
     gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
     mechanism = with_rule(
         # Its bound √m is that of the contributions below; its clipping is not used.
@@ -282,6 +288,16 @@ def variance(tree: PyTree) -> jax.Array:
     size = sum(leaf.size for leaf in leaves)
     mean = sum(jnp.sum(leaf) for leaf in leaves) / size
     return sum(jnp.sum(jnp.square(leaf - mean)) for leaf in leaves) / size
+
+
+def _check_whole(params: PyTree) -> None:
+    """The noise of a box follows the number of all coordinates, so a part cannot know it."""
+    hidden = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
+    if any(hidden(leaf) for leaf in jax.tree.leaves(params, is_leaf=hidden)):
+        raise ValueError(
+            "params must be all that are trained, since AdaDp's noise follows their number, got "
+            "some masked: let multi_transform label all alike, and stop the others after it"
+        )
 
 
 def _rms_step(

@@ -91,6 +91,10 @@ def dp_sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> M
 
 def adam_on_noise(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Method:
     """Privatise, then optax's Adam: DPGDO, and what PIGDO's released code does."""
+    for name in ("b1", "b2"):
+        _check.decay(name, adam.get(name, 0.0))
+    for name in ("eps", "eps_root"):
+        _check.non_negative(name, adam.get(name, 0.0))
     return Method(mechanism, optax.adam(_check.learning_rate(learning_rate), **adam))
 
 
@@ -133,8 +137,14 @@ class Moments:
     b1: float | None = None
 
     def __post_init__(self) -> None:
-        _check.non_negative("eps", self.eps)
-        _check.non_negative("noise_floor", self.noise_floor)
+        eps = _check.non_negative("eps", self.eps)
+        floor = _check.non_negative("noise_floor", self.noise_floor)
+        injected = any(isinstance(value, jax.Array) for value in (eps, floor))
+        if not injected and eps == floor == 0:
+            raise ValueError(
+                "eps and noise_floor must not both be 0: a corrected moment below 0 would make the "
+                "step infinite"
+            )
 
     def init(self, params: PyTree) -> AdaptiveState:
         """No update so far."""

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise import IMPL, check_one_key_a_member, key_words
@@ -75,7 +74,8 @@ def annealing(
 
     Args:
         inner: the optimizer of the noisy gradient, momentum and learning rate included.
-        key: a secret key of this use alone.
+        key: a secret key of this use alone. ``optax.inject_hyperparams`` must be told so, with
+            ``static_args=("key",)``: it would show the key among its hyper-parameters.
         temperature: Q0.
         max_rejections: μ0 >= 1.
         restore_inner: False keeps a rejected candidate's inner state, as the paper's code does.
@@ -90,7 +90,7 @@ def annealing(
         un-noised ``Summed``: the noise inside would be used again after every rejection.
     """
     temperature = _check.non_negative("temperature", temperature)
-    limit = _validate.integer("max_rejections", max_rejections, least=1)
+    limit = _check.at_least_one("max_rejections", max_rejections)
     words = key_words(key)
     inner = optax.with_extra_args_support(inner)
 

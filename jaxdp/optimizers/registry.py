@@ -9,6 +9,7 @@ import jax
 
 from jaxdp import _validate
 from jaxdp import clipping as rules
+from jaxdp.clipping.options import check_bound
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import adaptive, pigdo
 from jaxdp.optimizers.adadp import adadp, adadp_as_published, adal
@@ -41,6 +42,10 @@ class Numbers:
     sampling: str = "poisson"
     momentum: float = 0.0
     key: jax.Array | None = None
+
+    def __post_init__(self) -> None:
+        # Rules know it by names of their own.
+        check_bound("l2_clip_norm", self.l2_clip_norm)
 
     def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
         """The mechanism with a rule, flat clipping by default."""
@@ -98,7 +103,7 @@ def _dp_sgd(n: Numbers) -> Method:
 
 
 def _auto_s(n: Numbers, gamma: float = 0.01) -> Method:
-    rule = rules.auto_s(n.l2_clip_norm, gamma)
+    rule = rules.auto_s(n.l2_clip_norm, _validate.positive("gamma", gamma))
     return adaptive.dp_sgd(n.mechanism(rule), n.learning_rate, n.momentum)
 
 
@@ -139,7 +144,13 @@ def _sa_private(
     n: Numbers, temperature: float = 10.0, max_rejections: int = 10, energy_noise: float = 10.0,
     energy_bound: float = 0.001, energy_batch_size: int | None = None,
 ) -> Method:
-    size = energy_batch_size or n.batch_size
+    _validate.positive("energy_noise", energy_noise)
+    _validate.positive("energy_bound", energy_bound)
+    size = n.batch_size if energy_batch_size is None else energy_batch_size
+    if _validate.integer("energy_batch_size", size, least=1) > n.dataset_size:
+        raise ValueError(
+            f"energy_batch_size must be at most dataset_size ({n.dataset_size}), got {size}"
+        )
     energy = energy_mechanism(energy_noise, energy_bound, size, n.dataset_size)
     return _annealed(n, temperature, max_rejections, energy=energy)
 

@@ -66,5 +66,7 @@ def _update_norm(report: dict[str, Any]) -> Figure:
     figure, axes = _figure(report, "norm of the noisy update, block mean")
     norms = _column(report, "update_norm")
     axes.plot(_column(report, "step"), norms, "o-", color=_BLUE)
-    axes.set_ylim(0, 1.1 * norms.max())
+    # A run that diverged has a report as well, and so has one that never moved.
+    highest = np.max(norms, where=np.isfinite(norms), initial=0.0)
+    axes.set_ylim(0, 1.1 * highest or 1.0)
     return figure

@@ -24,6 +24,8 @@ LEVEL = 1e-5  # how often a sound method may be called broken, over all events t
 # first coordinate to it. The loss bends, so that gradients change from step to step.
 OTHERS = jnp.array([[0.0, 1.0, 0.0], [0.0, -0.4, 0.0], [0.0, 0.7, 0.0], [0.0, 0.2, 0.0]])
 RECORD = jnp.array([[1.0, 0.0, 1.0]])
+# A record whose gradient dwarfs the others' in their own coordinate, and points the other way.
+DWARFED = jnp.tile(jnp.array([[0.0, -0.02, 0.0]]), (4, 1)), jnp.array([[0.0, 40.0, 0.0]])
 PARAMS = {"w": jnp.full(3, 0.1)}
 
 
@@ -31,10 +33,14 @@ def loss_fn(params, example):
     return jnp.vdot(params["w"], example) + 0.05 * jnp.sum(jnp.square(params["w"] * example))
 
 
-def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale=50.0):
-    """Released transcripts [count, features] with the record (first) and without it."""
+def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale=50.0,
+         data=(OTHERS, RECORD), candidates=False):
+    """Released transcripts [count, features] with the record (first) and without it.
+
+    ``candidates``: with an energy, the noisy gradients of the rejected ones are seen as well.
+    """
     grad_fn = method.clipped_grad(loss_fn)
-    batch = scale * jnp.concatenate([OTHERS, RECORD])
+    batch = scale * jnp.concatenate(data)
 
     def one(words, member):
         noise_key, draw_key = (jax.random.key_data(k) for k in jax.random.split(
@@ -65,7 +71,7 @@ def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale
                 new = (new[0]._replace(step=jnp.zeros_like(new[0].step)), *new[1:])
             params = jax.tree.map(jnp.add, params, updates)
             shown = {"w": params["w"], "scale": context.get("scale", {})}
-            if energy is None:  # all candidates reach the parameters
+            if energy is None or candidates:  # without one all reach the parameters
                 shown["noisy"] = noisy["w"]
             counts = method.counts(new[1]) if method.counts else {}
             shown["counts"] = {k: v.astype(jnp.float32) for k, v in counts.items()}

@@ -34,6 +34,8 @@ REPAIRED = {
     "dp_adam": lambda noise=2.0, sizes=HALF: opt.dp_adam(flat(noise, sizes), 0.1),
     "adadp": lambda noise=2.0, sizes=HALF: opt.adadp(box(noise, sizes), 0.1, bound=1.0),
     "piadam": lambda noise=2.0, sizes=HALF: opt.piadam(flat(noise, sizes), 0.1),
+    "pirmsprop": lambda noise=2.0, sizes=HALF: opt.pirmsprop(flat(noise, sizes), 0.1),
+    "piadagrad": lambda noise=2.0, sizes=HALF: opt.piadagrad(flat(noise, sizes), 0.1),
 }
 
 
@@ -92,13 +94,23 @@ def test_raw_moments_in_a_repaired_method_fall(name):
 def published(name):
     if name == "adadp":
         return opt.adadp_as_published(2.0, *FULL[:2], 0.1, bound=1.0, sampling="full_batch")
-    return opt.pigdo_as_published(flat(sizes=FULL), 0.1)
+    return opt.pigdo_as_published(flat(sizes=FULL), 0.1, name)
 
 
 def test_pigdos_shared_raw_moments_break_its_claim():
-    method = published("pigdo")
+    method = published("adam")
     assert attack.claim_breaks(method, flat(sizes=FULL).total(STEPS), steps=STEPS)
     assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "adagrad"])
+def test_one_record_in_a_shared_raw_second_moment_moves_all_contributions(name):
+    """Only the second moment is shared here: the others' contributions all but vanish."""
+    event, options = flat(sizes=FULL).total(STEPS), {"steps": STEPS, "data": attack.DWARFED}
+    method = published(name)
+    assert attack.claim_breaks(method, event, **options)
+    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+    assert attack.claim_breaks(REPAIRED[f"pi{name}"](sizes=FULL), event, **options) is None
 
 
 def test_adadps_zero_variance_coordinate_gives_the_record_away_with_certainty():
@@ -152,9 +164,21 @@ def test_simulated_annealing_stands_on_every_proposal_and_falls_on_acceptances()
     assert attack.broken(with_record, without, accepted, proposals)
 
 
+def test_annealing_stands_with_all_candidates_seen_and_its_mutants_fall():
+    shown = {"steps": STEPS, "energy": lambda mask: SHREWD, "candidates": True}
+
+    def made(noise, sizes):
+        return started(opt.sa_dpsgd(flat(noise, sizes), 5.0, KEY, temperature=1e9))
+
+    event = flat().total(STEPS)
+    assert attack.claim_breaks(made(2.0, HALF), event, prob=0.5, **shown) is None
+    assert attack.claim_breaks(made(2.0, HALF), event, prob=0.5, broken_key=True, **shown)
+    assert attack.claim_breaks(made(1.0, FULL), flat(2.0, FULL).total(STEPS), **shown)
+
+
 def record_loss(params, example):
-    """Only the record's loss changes: the others are zero along the first coordinate."""
-    return -params["w"][0] * example[0]
+    """Only the record's loss rises with a large candidate: the others are zero there."""
+    return jnp.abs(params["w"][0]) * example[0]
 
 
 def energy_of(noise):
@@ -172,11 +196,13 @@ def energy_of(noise):
 def test_a_private_energy_stands_with_its_event_and_falls_without():
     quiet = 1.5
     mech = jaxdp.dp_sgd(quiet, 1e-3, *FULL)
-    blind = annealed(noise=40.0)
+    blind = started(annealed(noise=40.0))
     with_event = dataclasses.replace(blind, energy=mech)
     shown = attack.runs(blind, steps=STEPS, count=6000, energy=energy_of(quiet))
     assert attack.broken(*shown, with_event.total(STEPS), STEPS) is None
     assert attack.broken(*shown, blind.mechanism.total(STEPS), STEPS)
+    loud = attack.runs(blind, steps=STEPS, count=6000, energy=energy_of(quiet / 2))
+    assert attack.broken(*loud, with_event.total(STEPS), STEPS)
 
 
 def test_an_unnoised_private_energy_falls_with_certainty():
@@ -196,7 +222,7 @@ def test_the_attack_knows_the_truth_of_one_gaussian():
 
 def test_a_leak_must_be_named():
     with pytest.raises(ValueError, match="mechanism must name its leak"):
-        dataclasses.replace(published("pigdo"), mechanism=flat())
+        dataclasses.replace(published("adam"), mechanism=flat())
 
 
 def test_energy_events_are_those_of_the_mechanism():

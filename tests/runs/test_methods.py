@@ -126,6 +126,14 @@ def test_without_proof_the_report_says_so(tmp_path):
     assert all(source.startswith("data:image/png;base64,") for source in sources)
 
 
+def test_a_run_that_diverged_and_one_that_never_moved_have_plots(tmp_path):
+    result = small.go(tmp_path / "r", config("dp-sgd", steps=1, eval_every=1))
+    for norm in (float("nan"), float("inf"), 0.0):
+        history = [{**row, "update_norm": norm} for row in result.history]
+        paths = report.save_plots({**report.build(result), "history": history}, tmp_path)
+        assert all(path.stat().st_size > 1000 for path in paths)
+
+
 @pytest.mark.parametrize("name", ["sa-dpsgd-private", "dp-sgd"])
 def test_noise_is_calibrated_to_everything_that_is_released(name):
     extra = {"pca_dimensions": 5, "pca_noise_multiplier": 20.0}
