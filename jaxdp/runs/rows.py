@@ -85,7 +85,7 @@ def _mlp() -> list[Row]:
                 "batch_size": 600, "noise_multiplier": noise, "steps": 100 * epochs,
                 "l2_clip_norm": 4.0, "learning_rate": 0.001,
             }
-            # As published, 5 s a step on a CPU: 800,000 non-linear functions of each gradient.
+            # As published, 5 to 9 s a step on a CPU: 800,000 non-linear functions of each gradient.
             needs_gpu = name == "piadam-as-published"
             rows.append(Row(f"mnist-mlp-{name}-noise-{noise:g}", "mnist", given, "", needs_gpu))
     return rows

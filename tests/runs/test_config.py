@@ -28,6 +28,21 @@ def test_two_of_three_give_the_third():
     assert (given.steps, given.noise_multiplier, given.epsilon) == (10, 1.23, None)
 
 
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ({"model": "mlp", "batch_size": 600}, 256),
+        ({"model": "mlp", "batch_size": 100}, 100),
+        ({"model": "mlp", "batch_size": 600, "physical_batch_size": 32}, 32),
+        ({"model": "mlp", "batch_size": 600, "method": "adadp-as-published"}, 64),
+        ({"model": "mnist-cnn", "batch_size": 600}, 64),
+    ],
+)
+def test_passes_are_longer_where_no_gradients_of_examples_are_held(given, rows):
+    config = runs.resolve(runs.recipe("mnist", noise_multiplier=1.2, steps=1, **given))
+    assert config.physical_batch_size == rows
+
+
 def config_epsilon(config):
     return config.mechanism().epsilon(config.steps, config.delta).upper
 

@@ -44,6 +44,16 @@ def test_the_committed_page_is_what_the_committed_rows_give(name):
         assert (PAGES / file).stat().st_size > 10_000
 
 
+def test_no_mark_of_claims_lies_beyond_its_panel():
+    (draw,) = tables.TARGETS["claims"].figures.values()
+    for panel in draw(RESULTS).axes:
+        low, high = panel.get_xlim()
+        marks = [x for mark in panel.lines for x in mark.get_xdata()]
+        assert marks
+        assert low < min(marks)
+        assert max(marks) < high
+
+
 @pytest.mark.parametrize("name", tables.TARGETS)
 def test_a_page_and_its_plots_are_made_of_no_rows_at_all(name, tmp_path):
     paths = tables.render(name, tables.Results(tmp_path), tmp_path / "out")
