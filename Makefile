@@ -24,7 +24,7 @@ demo: setup
 	$(BIN)/jaxdp train --dataset digits
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from jaxdp.mechanism import Mechanism, dp_sgd, with_rule
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Method
+    from jaxdp.runs.front import Run
     from jaxdp.sampling import FixedSize, FullBatch, Poisson
     from jaxdp.schedules import NoiseSchedule
     from jaxdp.seeds import Secret
-    from jaxdp.train import compile_update, trainer_of
-    from jaxdp.types import Draw, Summed
+    from jaxdp.step import compile_update
+    from jaxdp.trainer import Trainer
+    from jaxdp.types import Batch, Draw, Summed
 
 _HOME = {
+    "Batch": "types",
     "Clip": "clipping",
     "Method": "optimizers",
     "NoiseSchedule": "schedules",
@@ -43,6 +46,7 @@ _HOME = {
     "Ledger": "ledger",
     "Mechanism": "mechanism",
     "Poisson": "sampling",
+    "Run": "runs.front",
     "Secret": "seeds",
     "Summed": "types",
     "augmented": "clipping",
@@ -50,21 +54,22 @@ _HOME = {
     "clip": "clipping",
     "clip_and_sum": "clipping",
     "clipped_grad": "clipping",
-    "compile_update": "train",
+    "compile_update": "step",
+    "Trainer": "trainer",
     "coordinate_box": "clipping",
     "dp_sgd": "mechanism",
     "normalize": "clipping",
     "per_layer": "clipping",
     "privatize": "noise",
-    "trainer_of": "train",
     "with_rule": "mechanism",
 }
 _SUBMODULES = (
     "accounting", "auditing", "data", "models", "optimizers", "preprocess", "report", "schedules",
-    "train",
+    "sources",
 )
 
 __all__ = [
+    "Batch",
     "Clip",
     "ClippedGrad",
     "Draw",
@@ -75,8 +80,10 @@ __all__ = [
     "Method",
     "NoiseSchedule",
     "Poisson",
+    "Run",
     "Secret",
     "Summed",
+    "Trainer",
     "__version__",
     "accounting",
     "augmented",
@@ -90,7 +97,6 @@ __all__ = [
     "normalize",
     "per_layer",
     "privatize",
-    "trainer_of",
     "with_rule",
 ]
 

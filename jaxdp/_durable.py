@@ -1,9 +1,26 @@
 """Files that survive a crash: whole, and on disk before the next line of code runs."""
 
-import fcntl
+import contextlib
+import hashlib
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+    import msvcrt
+
+_LOCK_AT = 1 << 30  # of Windows' lock, which is mandatory: a byte that is never written
+
+
+class StorageError(ValueError):
+    """A folder that cannot be written, or is damaged; the message says what is safe."""
 
 
 def open_locked(path: Path, mode: str, busy: str) -> TextIO:
@@ -14,11 +31,25 @@ def open_locked(path: Path, mode: str, busy: str) -> TextIO:
     """
     file: TextIO = path.open(mode, encoding="utf-8")  # type: ignore[assignment]
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
     except OSError as error:
         file.close()
         raise ValueError(busy) from error
     return file
+
+
+def _lock(file: TextIO) -> None:
+    """Takes the file, or raises OSError at once; the system gives it back when the file closes."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    # By the position of the descriptor, which belongs to what is written: it is put back.
+    position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    os.lseek(file.fileno(), _LOCK_AT, os.SEEK_SET)
+    try:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    finally:
+        os.lseek(file.fileno(), position, os.SEEK_SET)
 
 
 def append_line(file: TextIO, line: str) -> None:
@@ -46,10 +77,78 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     sync_directory(path.parent)
 
 
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """Whatever is created inside is for its owner alone: files 0600, folders 0700.
+
+    The umask belongs to the whole process: what another thread creates meanwhile is private too.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def make_private(folder: Path) -> None:
+    """Takes from others what is in a folder, and the folder itself; links are left alone."""
+    folder.chmod(0o700)
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o700 if path.is_dir() else 0o600)
+
+
 def sync_directory(directory: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Makes the names in a folder durable; Windows opens no folders, and needs none of it."""
+    if os.name == "nt":
+        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def save_array(path: Path, array: Any, mode: int = 0o666) -> None:
+    """Replaces a .npy file by an array, durably: after a crash the old or the new one is there."""
+    unfinished = path.with_suffix(".tmp.npy")
+    unfinished.unlink(missing_ok=True)  # left by a crash, perhaps readable by others
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(handle, "wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    sync_directory(path.parent)
+
+
+def seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> None:
+    """Makes every file in a folder durable and private, and keeps their digests in ``name``."""
+    digests = _digests(folder, (name, *skip))
+    write_atomically(folder / name, json.dumps(digests, indent=1), mode=0o600)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            sync_directory(path)
+    make_private(folder)
+
+
+def broken_seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> str:
+    """Which file is missing or not as it was when sealed; "" if all are, or nothing was sealed."""
+    if not (folder / name).exists():
+        return ""
+    try:
+        kept = json.loads((folder / name).read_text(encoding="utf-8"))
+    except ValueError:
+        return name
+    found = _digests(folder, (name, *skip))
+    return next((file for file in kept if kept[file] != found.get(file)), "")
+
+
+def _digests(folder: Path, skip: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in skip:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            found[path.relative_to(folder).as_posix()] = digest.hexdigest()
+    return found

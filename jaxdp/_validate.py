@@ -28,6 +28,14 @@ def probability(name: str, value: Any) -> float:
     return number
 
 
+def fraction(name: str, value: Any) -> float:
+    """A number above 0 and below 1."""
+    number = positive(name, value)
+    if not number < 1:
+        raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
+    return number
+
+
 def integer(name: str, value: Any, *, least: int) -> int:
     """A whole number of at least ``least``; booleans and 3.5 are refused, NumPy integers pass."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -44,6 +52,12 @@ def one_of(name: str, value: Any, allowed: Any) -> Any:
         choices = ", ".join(str(choice) for choice in allowed)
         raise ValueError(f"{name} must be one of {choices}; got {value!r}")
     return value
+
+
+def described(value: Any) -> str:
+    """What was given instead, for an error: arrays, which may be records, by their type alone."""
+    shown = value is None or isinstance(value, (str, bool, int, float)) or callable(value)
+    return repr(value) if shown else f"a {type(value).__name__}"
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,78 +1,27 @@
 """The append-only record of what was released: events keyed by step, durable before the release."""
 
-import dataclasses
 import json
 import os
+import secrets
+import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
 
-from jaxdp import _durable, _validate
 from jaxdp import accounting as acc
+from jaxdp._entries import SEEDED, SOURCES, Entry, Streams, check_replay
+from jaxdp._ledger_file import Chain, LedgerFile, Row, header
 
-SOURCES = {
-    "mechanism": "records were drawn, clipped and noised by one Mechanism",
-    "sampler": "drawn by a Mechanism's sampler: that each draw was clipped record by record (no "
-    "layer or gradient coupling two records) and noised by the same Mechanism, once and with fresh "
-    "noise, could not be verified",
-    "by hand": "charged by hand: that records were drawn, clipped and noised as the event says "
-    "could not be verified",
-}
-FORMAT = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """Releases of one kind on consecutive steps.
-
-    Attributes:
-        event: what each step released.
-        first_step: the first step.
-        steps: how many consecutive steps.
-        stream: names the randomness: a step of a stream is one release and charged once. Another
-            stream is charged anew, and so is every charge without a stream (None).
-        source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
-        note: what a reader must know besides, such as that an auditor put records in; public.
-    """
-
-    event: acc.Event
-    first_step: int
-    steps: int
-    stream: str | None = None
-    source: str = "by hand"
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.event, acc.Event):
-            raise ValueError(f"event must be an accounting event, got {self.event!r}")
-        _validate.integer("first_step", self.first_step, least=0)
-        _validate.integer("steps", self.steps, least=1)
-        _validate.one_of("source", self.source, SOURCES)
-        if not isinstance(self.note, str):
-            raise ValueError(f"note must be a string, got {self.note!r}")
-
-    @property
-    def end(self) -> int:
-        """The step after the last."""
-        return self.first_step + self.steps
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary; :meth:`from_dict` is its inverse."""
-        row = {
-            "first_step": self.first_step,
-            "steps": self.steps,
-            "stream": self.stream,
-            "source": self.source,
-            "event": acc.to_dict(self.event),
-        }
-        return {**row, "note": self.note} if self.note else row
-
-    @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> "Entry":
-        """The entry that :meth:`to_dict` wrote."""
-        return cls(
-            acc.from_dict(row["event"]), row["first_step"], row["steps"], row["stream"],
-            row["source"], row.get("note", ""),
-        )
+_OPENED = (
+    "{} of {} steps: the noise key went to an update that the caller compiled, where jaxdp does "
+    "not see that the sum was clipped record by record (no layer, gradient or captured array "
+    "coupling two records), from the records that were drawn"
+)
+_UNSEEN = (
+    "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
+    "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
+)
+_ASSUMED = "assumed to be public, computed from no record: "
+FORMAT = 2
 
 
 class Ledger:
@@ -82,12 +31,16 @@ class Ledger:
     that a crash can over-count and never under-count. A ledger holds no un-noised data, but under
     add-or-remove-one nothing in it depends on the data at all, so it may be published.
 
+    Every line is chained to those before it, so that an edited or removed one is found; lines cut
+    off at the end are found by whoever kept the ``head`` (a ``TrainState`` does).
+
     Args:
         path: a JSON-lines file: read now, and written to from the first charge on, by one process
             at a time. None keeps the ledger in memory.
         budget: a fresh ``acc.RenyiFilter``; a charge that it does not admit raises
             ``acc.BudgetExceededError`` before anything is released. With it, noise and the number
             of steps may be chosen by looking at what was released.
+        key: secret bytes that make the chain a MAC; None chains without a secret.
 
     Raises:
         ValueError: the file is damaged, or holds more than the budget.
@@ -97,32 +50,71 @@ class Ledger:
         self,
         path: str | os.PathLike[str] | None = None,
         budget: acc.RenyiFilter | None = None,
+        key: bytes | None = None,
     ):
-        self._path = None if path is None else Path(path)
         self._budget = budget
-        self._entries: list[Entry] = []
-        self._file: TextIO | None = None
+        self._streams = Streams()
+        self._assumed: set[str] = set()
+        self._trusted: set[str] = set()
+        self._seen: dict[str, list[int]] = {}  # by stream: verified, opened
+        self._seen_on_disk: dict[str, list[int]] = {}
+        self._names: set[str] = set()
+        self._shown: dict[str, int] = {}
         self._closed = False
-        if self._path is not None and self._path.exists():
-            self._read(_durable.whole_lines(self._path))
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._file = None if path is None else LedgerFile(Path(path), key or b"")
+        self._chain = Chain() if self._file is None else self._file.chain
+        if self._file is None:
+            self._chain.next(header())
+        else:
+            self._read(self._file.new_rows())
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, in the order of charging."""
-        return tuple(self._entries)
+        """All entries, stream by stream, neighbouring ones of one kind merged."""
+        return tuple(self._streams)
 
     @property
     def event(self) -> acc.Event:
         """Everything that was charged, as one event: equal events counted together."""
-        counts: dict[acc.Event, int] = {}
-        for entry in self._entries:
-            counts[entry.event] = counts.get(entry.event, 0) + entry.steps
-        return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
+        return self._event(None)
 
     @property
     def steps(self) -> int:
         """The number of charged steps over all streams."""
-        return sum(entry.steps for entry in self._entries)
+        return sum(entry.steps for entry in self._streams)
+
+    @property
+    def head(self) -> bytes:
+        """16 bytes that stand for everything written so far."""
+        if self._file is not None and not self._file.chained:
+            self._open()
+            self._file.begin()
+        return self._chain.head
+
+    def holds(self, head: bytes) -> bool:
+        """True if ``head`` was this ledger's at some time: what was released by then is in it."""
+        return head in self._chain.heads
+
+    @property
+    def begun(self) -> int:
+        """The number of streams that began here."""
+        return len(self._names)
+
+    def new_stream(self, name: str | None = None) -> tuple[str, int]:
+        """A name for a stream of randomness that begins now, durable; and how many came before.
+
+        Args:
+            name: of a start of a run; None takes a random one.
+        """
+        name = name or secrets.token_hex(8)
+        with self._lock:
+            self._open()
+            number = len(self._names)
+            self._write({"begun": name})
+            self._names.add(name)
+        return name, number
 
     def charge(
         self,
@@ -138,97 +130,246 @@ class Ledger:
         """Charges ``steps`` releases of ``event``.
 
         With a stream, the charge is for its steps from ``first_step`` on, each to be charged once.
-        ``replay`` is for a resumed run that repeats the very same releases, bit by bit: steps that
-        the stream already holds then cost nothing.
+        ``replay`` is for a run that does steps again of which nobody saw anything: those that the
+        stream already holds then cost nothing.
 
         Raises:
             ValueError: a step that was charged before, without ``replay`` or as another event; a
                 closed ledger, or one that another process writes to; a bad argument.
         """
         entry = Entry(event, first_step, steps, stream, source, note)
-        self._open()
-        if stream is None:
-            first_step = sum(e.steps for e in self._entries if e.stream is None)
-            entry = dataclasses.replace(entry, first_step=first_step)
-        known = [e for e in self._entries if e.stream == stream]
-        for other in known:
-            if other.first_step < entry.end and entry.first_step < other.end:
-                _check_replay(entry, other, replay)
-        for start, stop in _uncovered(entry.first_step, entry.end, known):
-            self._append(dataclasses.replace(entry, first_step=start, steps=stop - start))
+        with self._lock:
+            self._open()
+            known = self._streams.of(stream)
+            if stream is None and known:
+                entry = entry.between(known[-1].end, known[-1].end + steps)
+            if not known or entry.first_step >= known[-1].end:
+                self._append(entry)
+                return
+            for other in known:
+                if other.first_step < entry.end and entry.first_step < other.end:
+                    check_replay(entry, other, replay)
+            for start, stop in self._streams.missing(stream, entry.first_step, entry.end):
+                self._append(entry.between(start, stop))
+
+    def give_back(self, stream: str, first_step: int, end: int) -> None:
+        """Takes back the charge of steps [first_step, end) that no ticket was handed out for.
+
+        Only for whoever issues the tickets of a stream: a step that anybody saw stays charged.
+
+        Raises:
+            ValueError: these are not the last steps that the stream was charged for.
+        """
+        with self._lock:
+            known = self._streams.of(stream)
+            last = bool(known) and end == known[-1].end and first_step < end
+            if not last or self._streams.missing(stream, first_step, end):
+                raise ValueError(
+                    f"first_step and end must be the last steps charged to stream {stream!r}, got "
+                    f"{first_step} and {end}"
+                )
+            self._open()
+            self._write({"given_back": [first_step, end], "stream": stream})
+            self._streams.remove(stream, first_step, end)
+
+    def assume(self, what: str) -> None:
+        """Writes down, once, something that the guarantee takes for public and nobody verified.
+
+        ``grad_fn.sum`` does so with the draws that this ledger was charged for. It is on disk when
+        this returns, and :meth:`unverified` says it also after the ledger was opened anew.
+
+        Args:
+            what: in words, such as "the frozen parameter ['embedding']"; public, one line.
+
+        Raises:
+            ValueError: ``what`` is no such string; the ledger is closed, or another process writes.
+        """
+        self._say("assumed", what, self._assumed)
+
+    def trust(self, what: str) -> None:
+        """Writes down, once, any other assumption of the guarantee, as a whole sentence.
+
+        Args:
+            what: as for :meth:`assume`.
+
+        Raises:
+            ValueError: likewise.
+        """
+        self._say("trusted", what, self._trusted)
+
+    def shown(self, stream: str) -> int:
+        """The step of a stream up to which its releases may have been seen; 0 at first."""
+        return self._shown.get(stream, 0)
+
+    def show(self, stream: str, step: int) -> None:
+        """Writes down that the steps of a stream up to this one may be seen from now on."""
+        with self._lock:
+            if step > self.shown(stream):
+                self._open()
+                self._write({"shown": step, "stream": stream})
+                self._shown[stream] = step
+
+    def verified(self, stream: str, step: int) -> None:
+        """A ticket tells that jaxdp saw the whole release of a step: sum, noise and event agree."""
+        del step
+        self._seen.setdefault(stream, [0, 0])[0] += 1
+
+    def opened(self, stream: str, step: int) -> None:
+        """A ticket tells that its noise key was handed out."""
+        del step
+        self._seen.setdefault(stream, [0, 0])[1] += 1
 
     def covers(self, other: "Ledger") -> bool:
-        """Whether every step that ``other`` charged is charged here too, as the same event."""
+        """True if every step that ``other`` charged is charged here too, as the same event."""
         return all(
-            not _uncovered(
-                entry.first_step, entry.end,
-                [e for e in self._entries if (e.stream, e.event) == (entry.stream, entry.event)],
-            )
+            not self._streams.missing(entry.stream, entry.first_step, entry.end, entry.event)
             for entry in other.entries
         )
 
     def epsilon(
-        self, delta: float, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
+        self, delta: float, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE, *,
+        without: tuple[str, int] | None = None,
     ) -> acc.Bound:
-        """Bounds on epsilon at ``delta`` for everything charged; the guarantee is ``.upper``."""
-        return acc.epsilon(self.event, delta, relation=relation)
+        """Bounds on epsilon at ``delta`` for everything charged; the guarantee is ``.upper``.
+
+        Args:
+            delta: in (0, 1).
+            relation: the neighbouring relation.
+            without: (stream, step): steps from this one on that were charged ahead and that nobody
+                was handed a ticket for; told by whoever issues the tickets.
+
+        Raises:
+            ValueError: nothing was charged; an event that has no bound under this relation.
+        """
+        if not self._streams:
+            raise ValueError(
+                "ledger must hold a charge to have an epsilon, got an empty one: whatever was "
+                "trained was charged elsewhere or not at all. Hand this ledger to the trainer or "
+                "the sampler (ledger=...)"
+            )
+        return acc.epsilon(self._event(without), delta, relation=relation)
 
     def notes(self) -> list[str]:
-        """What the entries' notes say, each once."""
-        return sorted({e.note for e in self._entries if e.note})
+        """The notes of the entries, each once, but for that of a chosen seed."""
+        said = {part for e in self._streams for part in e.note.split("; ")}
+        return sorted(said - {"", SEEDED})
 
-    def unverified(self) -> list[str]:
-        """What the ledger took on trust, in words."""
-        return sorted({SOURCES[e.source] for e in self._entries if e.source != "mechanism"})
+    def unverified(self, *, without: tuple[str, int] | None = None) -> list[str]:
+        """The assumptions that the ledger took on trust, in words; [] for a run by the front doors.
+
+        Args:
+            without: as for :meth:`epsilon`.
+        """
+        said = {SOURCES["by hand"] for e in self._streams if e.source == "by hand"}
+        said |= {SEEDED for e in self._streams if SEEDED in e.note}
+        drawn = [e for e in self._streams if e.source == "sampler"]
+        steps = sum(_counted(e, without) for e in drawn)
+        seen = [self._seen.get(str(name), [0, 0]) for name in {e.stream for e in drawn}]
+        opened = min(steps, sum(o for _, o in seen))
+        unseen = max(0, steps - opened - sum(v for v, _ in seen))
+        trusted = [text.format(n, steps) for text, n in ((_OPENED, opened), (_UNSEEN, unseen)) if n]
+        said |= self._trusted
+        return [*sorted(said), *trusted, *(_ASSUMED + what for what in sorted(self._assumed))]
 
     def to_json(self) -> str:
         """The whole ledger as JSON; :meth:`from_json` is its inverse."""
-        rows = [entry.to_dict() for entry in self._entries]
-        return json.dumps({"format": FORMAT, "entries": rows}, sort_keys=True)
+        rows = [entry.to_dict() for entry in self.entries]
+        content = {
+            "format": FORMAT, "entries": rows, "assumed": sorted(self._assumed),
+            "trusted": sorted(self._trusted), "seen": self._seen,
+            "begun": sorted(self._names), "shown": self._shown,
+        }
+        return json.dumps(content, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
         """A ledger in memory from :meth:`to_json`."""
         content = json.loads(text)
-        if content.get("format") != FORMAT:
+        if content.get("format") not in (1, FORMAT):
             raise ValueError(f"ledger format must be {FORMAT}, got {content.get('format')!r}")
         ledger = cls()
-        ledger._entries = [Entry.from_dict(row) for row in content["entries"]]
+        for row in content["entries"]:
+            ledger._streams.insert(Entry.from_dict(row))
+        ledger._assumed = set(content.get("assumed", ()))
+        ledger._trusted = set(content.get("trusted", ()))
+        ledger._shown = dict(content.get("shown", {}))
+        ledger._names = set(content.get("begun", ()))
+        ledger._seen = {name: list(counts) for name, counts in content.get("seen", {}).items()}
         return ledger
 
     def close(self) -> None:
         """Lets other processes write to the file; every charge is already on disk."""
-        self._closed = True
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None and self._file.is_open:
+                if self._seen != self._seen_on_disk:
+                    self._write({"seen": self._seen})
+                    self._seen_on_disk = {name: list(seen) for name, seen in self._seen.items()}
+                self._file.close()
+            self._closed = True
+
+    def _event(self, without: tuple[str, int] | None) -> acc.Event:
+        counts: dict[acc.Event, int] = {}
+        for entry in self._streams:
+            if steps := _counted(entry, without):
+                counts[entry.event] = counts.get(entry.event, 0) + steps
+        return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self._closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
-        if self._path is None or self._file is not None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        busy = f"ledger {self._path} is in use by another writer"
-        file = _durable.open_locked(self._path, "a", busy)
-        whole = _durable.whole_lines(self._path)
-        try:
-            self._read(whole)
-        except ValueError:
-            file.close()  # and with it the lock
-            raise
-        # A torn last line was never followed by its release: the fsync comes first.
-        os.truncate(self._path, sum(len(line) for line in whole))
-        _durable.sync_directory(self._path.parent)
-        self._file = file
+        if self._file is not None:
+            self._file.open(self._read)
+        elif os.getpid() != self._process:
+            raise ValueError(
+                "ledger must be charged by the process that made it, got a forked one: each would "
+                "miss what the other releases"
+            )
 
-    def _read(self, lines: list[bytes]) -> None:
-        """Takes over what the file holds beyond the entries already known."""
-        for number, line in enumerate(lines[len(self._entries) :], len(self._entries) + 1):
-            entry = _parse(self._path, number, line)
+    def _say(self, kind: str, what: str, known: set[str]) -> None:
+        if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
+            raise ValueError(f"what must be one line of words, got {what!r}")
+        with self._lock:
+            if what in known:
+                return
+            self._open()
+            if what not in known:
+                self._write({kind: what})
+                known.add(what)
+
+    def _write(self, row: Row) -> None:
+        if self._file is not None:
+            self._file.append(row)
+        else:
+            self._chain.next(row)
+
+    def _read(self, rows: Iterable[tuple[str, Row]]) -> None:
+        for where, row in rows:
+            try:
+                self._take_in(row)
+            except acc.BudgetExceededError:
+                raise
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{where} must be a ledger entry: {error}") from error
+
+    def _take_in(self, row: Row) -> None:
+        if "assumed" in row:
+            self._assumed.add(str(row["assumed"]))
+        elif "trusted" in row:
+            self._trusted.add(str(row["trusted"]))
+        elif "begun" in row:
+            self._names.add(row["begun"])
+        elif "shown" in row:
+            self._shown[row["stream"]] = max(self.shown(row["stream"]), int(row["shown"]))
+        elif "seen" in row:
+            self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
+            self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
+        elif "given_back" in row:
+            self._streams.remove(row["stream"], *row["given_back"])
+        elif "ledger" not in row:
+            entry = Entry.from_dict(row)
             self._spend(entry)
-            self._entries.append(entry)
+            self._streams.insert(entry)
 
     def _spend(self, entry: Entry) -> None:
         if self._budget is not None:
@@ -236,50 +377,12 @@ class Ledger:
 
     def _append(self, entry: Entry) -> None:
         self._spend(entry)
-        if self._file is not None:
-            _durable.append_line(self._file, json.dumps(entry.to_dict(), sort_keys=True))
-            self._entries.append(entry)
-            return
-        last = self._entries[-1] if self._entries else None
-        if last is not None and _continues(last, entry):
-            entry = dataclasses.replace(last, steps=last.steps + entry.steps)
-            self._entries.pop()
-        self._entries.append(entry)
+        self._write(entry.to_dict())
+        self._streams.insert(entry)
 
 
-def _check_replay(entry: Entry, known: Entry, replay: bool) -> None:
-    step = max(entry.first_step, known.first_step)
-    if not replay:
-        raise ValueError(
-            f"first_step must be one that stream {entry.stream!r} was not charged for, got {step}: "
-            "two releases from one draw are not two events"
-        )
-    if (known.event, known.source) != (entry.event, entry.source):
-        raise ValueError(
-            f"event for step {step} must be {known.event} as charged before ({known.source}), got "
-            f"{entry.event} ({entry.source})"
-        )
-
-
-def _continues(last: Entry, entry: Entry) -> bool:
-    return dataclasses.replace(entry, first_step=last.first_step, steps=last.steps) == last and (
-        last.end == entry.first_step
-    )
-
-
-def _uncovered(start: int, end: int, known: list[Entry]) -> list[tuple[int, int]]:
-    gaps = []
-    for entry in sorted(known, key=lambda e: e.first_step):
-        if entry.end <= start or entry.first_step >= end:
-            continue
-        if entry.first_step > start:
-            gaps.append((start, entry.first_step))
-        start = max(start, entry.end)
-    return [*gaps, (start, end)] if start < end else gaps
-
-
-def _parse(path: Path | None, number: int, line: bytes) -> Entry:
-    try:
-        return Entry.from_dict(json.loads(line))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}, line {number}, must be a ledger entry: {error}") from error
+def _counted(entry: Entry, without: tuple[str, int] | None) -> int:
+    """The steps of an entry, less those that nobody was handed."""
+    if without is None or entry.stream != without[0]:
+        return entry.steps
+    return max(0, min(entry.end, without[1]) - entry.first_step)

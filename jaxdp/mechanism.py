@@ -10,11 +10,14 @@ import optax
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.clipping import ClippedGrad, Rule, clip, clipped_grad
+from jaxdp._agreement import check_mechanism
+from jaxdp._entries import SEEDED
+from jaxdp.clipping import ClippedGrad, Rule, clip, clipped_grad, rounding
 from jaxdp.noise import privatize
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler, Sampling
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.seeds import Secret
+from jaxdp.tickets import Issuer, NoiseKey, simulated_key
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
@@ -38,6 +41,14 @@ class Mechanism:
         dataset_size: the declared public number of records; never computed from private data.
         leak: what a step reveals beyond its noisy sum, in words: an algorithm as published that
             reads un-noised statistics. Where it is not empty, every step is a ``NonPrivate`` event.
+        count_noise_multiplier: where a count of the clipped records is released from the same draw
+            (quantile clipping), the standard deviation of its noise over ½; ``noise_multiplier`` is
+            then that of gradient and count together.
+        steps: how many steps the noise was calibrated for; None if it was given.
+        delta: that it was calibrated for; None likewise.
+
+    Raises:
+        ValueError: an argument is out of its range, named with its value.
     """
 
     rule: Rule
@@ -46,6 +57,14 @@ class Mechanism:
     batch_size: int
     dataset_size: int
     leak: str = ""
+    count_noise_multiplier: float | None = None
+    steps: int | None = None
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        check_mechanism(self)
+        if self.count_noise_multiplier is not None:
+            split_noise(self.noise_multiplier, self.count_noise_multiplier)
 
     @property
     def event(self) -> acc.Event:
@@ -77,6 +96,28 @@ class Mechanism:
             return [(self._event(z), first, count) for z, first, count in levels]
         return [(self._event(self.noise_multiplier), first_step, steps)]
 
+    def multipliers(self, step: int) -> dict[str, float]:
+        """The noise multiplier of each part that step ``step`` releases from its one draw."""
+        whole = self.noise_multiplier
+        whole = whole(step) if isinstance(whole, NoiseSchedule) else whole
+        if self.count_noise_multiplier is None:
+            return {"gradient": whole}
+        rest = split_noise(whole, self.count_noise_multiplier)
+        return {"gradient": rest, "votes": self.count_noise_multiplier}
+
+    def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
+        """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
+
+        Args:
+            key: a threefry key, another one for every run and step.
+            step: may be a tracer.
+        """
+        if isinstance(self.noise_multiplier, NoiseSchedule):
+            table = self.noise_multiplier.table()
+            noise = jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+            return simulated_key(key, {"gradient": noise}, step)
+        return simulated_key(key, self.multipliers(0), step)
+
     def total(self, steps: int) -> acc.Event:
         """All of the first ``steps`` steps as one event."""
         rows = self.events(0, _validate.integer("steps", steps, least=0))
@@ -98,8 +139,16 @@ class Mechanism:
         return each * jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
     def l2(self, params: PyTree) -> float:
-        """The largest norm of one record's clipped contribution."""
-        return self.rule.l2(params)
+        """The most by which one record changes the clipped sum, its rounding included.
+
+        The rule's bound, and a share of it (docs/clip_bound.md): what noise is measured in.
+        """
+        return self.rule.l2(params) * (1.0 + rounding.of_sum(self.most_records))
+
+    @property
+    def most_records(self) -> int:
+        """A public number of records that no draw exceeds."""
+        return rounding.most_records(self.batch_size)
 
     def leaking(self, reason: str) -> "Mechanism":
         """The same mechanism, for an algorithm that reveals more: ``NonPrivate`` in the ledger."""
@@ -111,12 +160,14 @@ class Mechanism:
         return self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
 
     def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
-        """``jaxdp.clipped_grad(loss_fn, self.rule, **options)``."""
-        return clipped_grad(loss_fn, self.rule, **options)
+        """``jaxdp.clipped_grad(loss_fn, self.rule, most_records=self.most_records, **options)``."""
+        return clipped_grad(loss_fn, self.rule, **{"most_records": self.most_records, **options})
 
-    def privatize(self, key: jax.Array | None = None) -> optax.GradientTransformation:
-        """The noise, to be put first in an optax chain; see :func:`jaxdp.privatize`."""
-        return privatize(self.noise_multiplier, self.batch_size, key)
+    def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
+        """The noise, to be put first in an optax chain; options as for :func:`jaxdp.privatize`."""
+        if self.count_noise_multiplier is None:
+            return privatize(self.noise_multiplier, self.batch_size, **options)
+        return privatize(self.multipliers(0)["gradient"], self.batch_size, **options)
 
     def sampler(
         self,
@@ -125,26 +176,29 @@ class Mechanism:
         ledger: "Ledger | None" = None,
         secret: Secret | None = None,
         physical_batch_size: int | None = None,
+        first_step: int = 0,
+        reserve: int = 1,
     ) -> Sampler:
-        """Draws for every step; with a ledger, each draw is charged before it is made.
+        """Draws for every step, each charged before it is made.
 
         Args:
             num_records: how many records are at hand (under Poisson sampling it need not equal
                 ``dataset_size``, and is itself private).
-            ledger: where every draw is charged.
+            ledger: where every draw is charged; None makes one in memory, ``sampler.ledger``.
             secret: the randomness; None takes it from the operating system.
             physical_batch_size: rows of one compiled pass; None chooses for the device.
+            first_step: the step of the noise schedule that is drawn first. Draws and noise are new
+                whatever it is.
+            reserve: steps charged at a time; see :class:`jaxdp.tickets.Issuer`.
 
         Raises:
-            ValueError: the records cannot be drawn from like this; at a draw, the ledger already
-                holds that step of the same secret (to go on after a crash, take a new secret).
+            ValueError: the records cannot be drawn from like this.
         """
         self.sampling.check(num_records, self.dataset_size)
-        secret = secret or Secret.new()
-        charge = None if ledger is None else Charge(self, ledger, secret.identifier())
         if physical_batch_size is None:
             physical_batch_size = default_physical_batch_size(self.batch_size)
-        return Sampler(self.sampling, num_records, physical_batch_size, secret, 0, charge)
+        issuer = issuer_of(self, ledger, secret, first_step=first_step, reserve=reserve)
+        return Sampler(self.sampling, num_records, physical_batch_size, issuer)
 
     def epsilon(
         self,
@@ -156,34 +210,64 @@ class Mechanism:
         return acc.epsilon(self.total(steps), delta, relation=relation)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Charge:
-    """What a mechanism's sampler does before each draw: it charges the step.
+def issuer_of(
+    mechanism: Any, ledger: "Ledger | None" = None, secret: Secret | None = None, **options: Any
+) -> Issuer:
+    """The issuer of a mechanism's tickets, on a stream of its own.
 
-    Attributes:
-        mechanism: whose event is charged.
-        ledger: where.
-        stream: names the sampler's randomness there.
+    A secret from the operating system gives other keys to every stream; a seed that a person chose
+    gives them by the number of streams before, so that a figure can be made again.
     """
+    from jaxdp.ledger import Ledger
 
-    mechanism: Mechanism
-    ledger: "Ledger"
-    stream: str
+    ledger = Ledger() if ledger is None else ledger
+    if not isinstance(ledger, Ledger):
+        raise ValueError(f"ledger must be a jaxdp.Ledger, got {type(ledger).__name__}")
+    secret = secret or Secret.new()
+    stream, before = ledger.new_stream()
+    if secret.reproducible:
+        options = {"incarnation": str(before), "note": SEEDED, **options}
+    return Issuer(mechanism, ledger, secret, stream, **{"incarnation": stream, **options})
 
-    def __call__(self, step: int) -> None:
-        """Charges one step."""
-        event = self.mechanism.event_at(step)
-        self.ledger.charge(event, stream=self.stream, first_step=step, source="sampler")
+
+def released_once(
+    event: acc.Event, configuration: str, ledger: "Ledger | None" = None,
+    secret: Secret | None = None, source: str = "mechanism",
+) -> Secret:
+    """Charges a whole computation as one release; the secret of its randomness, and no other's.
+
+    Args:
+        event: what is released.
+        configuration: names the computation and its public numbers; goes into the randomness, as
+            the event does.
+        ledger: where; None charges nowhere.
+        secret: None takes one from the operating system.
+        source: as for ``Entry``.
+    """
+    issuer = issuer_of(f"{event!r}|{configuration}", ledger, secret)
+    note = SEEDED if issuer.secret.reproducible else ""
+    issuer.ledger.charge(event, stream=issuer.stream, source=source, note=note)
+    return issuer.secret.child(issuer.label)
 
 
 def dp_sgd(
-    noise_multiplier: float | NoiseSchedule,
-    l2_clip_norm: float,
-    batch_size: int,
-    dataset_size: int,
+    noise_multiplier: float | NoiseSchedule | None = None,
+    l2_clip_norm: float | None = None,
+    batch_size: int | None = None,
+    dataset_size: int | None = None,
     sampling: str = "poisson",
+    *,
+    rule: Rule | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    steps: int | None = None,
+    schedule: NoiseSchedule | None = None,
+    relation: acc.Relation | str = acc.Relation.ADD_OR_REMOVE_ONE,
 ) -> Mechanism:
-    """DP-SGD (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1): flat clipping, Gaussian noise.
+    """DP-SGD (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1): clipping, Gaussian noise.
+
+    The noise is given, or follows from ``epsilon``, ``delta`` and ``steps``: the least (within
+    1e-4) for which the proven epsilon is at most the one asked for.
 
     Args:
         noise_multiplier: noise standard deviation over ``l2_clip_norm``, on the sum; a number, or a
@@ -194,18 +278,42 @@ def dp_sgd(
         sampling: "poisson" (each record with probability batch_size / dataset_size), "fixed_size"
             (exactly batch_size, without replacement) or "full_batch" (needs batch_size =
             dataset_size).
+        rule: another clipping rule, in place of ``l2_clip_norm``.
+        epsilon: the budget of all steps.
+        delta: of the budget.
+        steps: how many steps the budget is for.
+        schedule: the shape of the noise over the steps, to be scaled to the budget.
+        relation: the neighbouring relation of the budget.
 
     Raises:
-        ValueError: an argument is out of its range, named with its value.
+        ValueError: an argument is missing or out of its range, named with its value; both a noise
+            and a budget were given; the budget cannot be met.
     """
-    return with_rule(clip(l2_clip_norm), noise_multiplier, batch_size, dataset_size, sampling)
+    if (rule is None) == (l2_clip_norm is None):
+        raise ValueError(f"give one of l2_clip_norm and rule, got {l2_clip_norm!r} and {rule!r}")
+    rule = clip(l2_clip_norm) if rule is None else rule  # type: ignore[arg-type]
+    budget = {"epsilon": epsilon, "delta": delta, "steps": steps}
+    if (noise_multiplier is None) == (epsilon is None):
+        raise ValueError(
+            "give noise_multiplier, or a budget of epsilon, delta and steps, got "
+            f"noise_multiplier={noise_multiplier!r} and {budget}"
+        )
+    if noise_multiplier is not None:
+        if delta is not None or steps is not None or schedule is not None:
+            raise ValueError(
+                "delta, steps and schedule belong to a budget (epsilon=), which must not be given "
+                f"with noise_multiplier, got {budget}"
+            )
+        return with_rule(rule, noise_multiplier, batch_size, dataset_size, sampling)
+    start = with_rule(rule, 1.0, batch_size, dataset_size, sampling)
+    return _calibrated(start, budget, schedule, acc.Relation(relation))
 
 
 def with_rule(
     rule: Rule,
     noise_multiplier: float | NoiseSchedule,
-    batch_size: int,
-    dataset_size: int,
+    batch_size: int | None,
+    dataset_size: int | None,
     sampling: str = "poisson",
     leak: str = "",
 ) -> Mechanism:
@@ -229,6 +337,46 @@ def with_rule(
         "full_batch": FullBatch(),
     }
     return Mechanism(rule, noise_multiplier, draws[sampling], batch_size, dataset_size, leak)
+
+
+def split_noise(noise_multiplier: Any, count_noise_multiplier: float) -> float:
+    """The gradient's multiplier z_g with (z_g⁻² + z_c⁻²)^-½ = ``noise_multiplier``.
+
+    Gradient and count are computed from one draw, so they are one Gaussian mechanism (Andrew et al.
+    2021, arXiv:1905.03871v5, theorem 1).
+
+    Raises:
+        ValueError: the count alone would cost more than the whole step may.
+    """
+    whole = _validate.positive("noise_multiplier", noise_multiplier)
+    count = _validate.positive("count_noise_multiplier", count_noise_multiplier)
+    if count <= whole:
+        raise ValueError(
+            f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: the "
+            "count would use the step's whole budget"
+        )
+    # Rounded up, so that the two together are never more than the event says.
+    return (whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12)
+
+
+def _calibrated(
+    start: Mechanism, budget: dict[str, Any], schedule: NoiseSchedule | None, relation: acc.Relation
+) -> Mechanism:
+    for name in ("delta", "steps"):
+        if budget[name] is None:
+            raise ValueError(f"{name} must be given with epsilon={budget['epsilon']!r}, got None")
+    steps = _validate.integer("steps", budget["steps"], least=1)
+    if schedule is not None and schedule.steps < steps:
+        raise ValueError(f"schedule must cover the {steps} steps, got one of {schedule.steps}")
+
+    def at(noise: float) -> Mechanism:
+        multiplier = noise if schedule is None else schedule.times(noise)
+        return dataclasses.replace(start, noise_multiplier=multiplier)
+
+    found = acc.calibrate(
+        lambda noise: at(noise).total(steps), budget["epsilon"], budget["delta"], relation
+    )
+    return dataclasses.replace(at(found), steps=steps, delta=float(budget["delta"]))
 
 
 def default_physical_batch_size(batch_size: int) -> int:

@@ -5,34 +5,35 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxdp import _validate
+from jaxdp.normals import noised
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.seeds import Secret
+from jaxdp.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
 
 class PrivatizeState(NamedTuple):
-    """State of :func:`privatize`. **Secret**: whoever holds it can subtract the noise.
+    """State of :func:`privatize`. It holds nothing secret: keys come with the tickets.
 
     Attributes:
-        key: uint32 [2], the threefry key of the whole run.
-        step: int32 scalar, the number of updates so far; it advances on every update, so that no
-            noise is used twice.
+        last: uint32 [2], the tag of the last key that was used: the same key in two updates in a
+            row gives NaN, also inside ``jit``.
+        leaves: int32 scalar; how many parameters it was made for, to tell frozen ones apart.
     """
 
-    key: jax.Array
-    step: jax.Array
-
-    def __repr__(self) -> str:
-        return f"PrivatizeState(key=<secret>, step={self.step})"
+    last: jax.Array
+    leaves: jax.Array
 
 
 def privatize(
     noise_multiplier: float | NoiseSchedule,
     expected_batch_size: float,
-    key: jax.Array | None = None,
+    *,
+    sharded_over: tuple[str, ...] = (),
+    replicated_over: tuple[str, ...] = (),
 ) -> optax.GradientTransformationExtraArgs:
     """Adds N(0, (noise_multiplier · l2)²) to a ``Summed`` and divides by the expected batch size.
 
@@ -42,106 +43,130 @@ def privatize(
     post-processing; a realised batch size would not be. Noise is float32 whatever the dtype of the
     parameters, independent in every coordinate, leaf and update, also when the batch is empty.
 
+    The noise key is the ticket's of the draw: the ``Summed`` brings it, and it is spent here. In a
+    function that the caller compiles it is the extra argument ``key``, from ``draw.key()``.
+
     Args:
-        noise_multiplier: standard deviation of the noise over ``l2``; 0 adds none (epsilon is then
-            infinite). A ``NoiseSchedule`` gives each step its own; past its end an update is
-            NaN, which releases nothing.
+        noise_multiplier: standard deviation of the noise over ``l2``, the one that the ticket was
+            charged for; 0 adds none (epsilon is then infinite). A ``NoiseSchedule`` gives each step
+            its own.
         expected_batch_size: the public divisor, sampling_prob · dataset_size.
-        key: a key with all of its bits secret, never used for another run. None takes a fresh one
-            from the operating system at every ``init``, so that two runs never share noise.
+        sharded_over: inside ``shard_map`` without ``check_vma``, or ``pmap``: the mesh axes over
+            which the sum is cut, each device holding another part: each gets other noise.
+        replicated_over: the axes over which every device holds the same sum (after ``psum``): all
+            get the same noise.
 
     Returns:
         A transformation whose ``update`` takes a ``Summed`` and returns a plain pytree with the
         parameters' dtypes. Put it first in a chain.
 
     Raises:
-        ValueError: a negative multiplier or a non-positive batch size; a key that is not one; at
-            ``init`` under ``jit`` or ``vmap``, a key of None (it would be compiled in and shared).
+        ValueError: a negative multiplier or a non-positive batch size; at update: no ticket and no
+            key, one that was spent or charged for another multiplier; shapes that differ from the
+            parameters'; members of a ``vmap`` with one key; a mesh axis that is neither sharded nor
+            replicated; ``value``, ``grad`` or ``value_fn`` (what a line search or a plateau
+            schedule asks for is computed from data, and releasing it is another event).
         TypeError: at update, when handed anything but a ``Summed``.
-        ValueError: at update, when the sum and the parameters differ in shape, or when the chain is
-            handed ``value``, ``grad`` or ``value_fn``: what a line search or a plateau schedule
-            asks for is computed from data, and releasing it is another event.
     """
     _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     multiplier_at = _multipliers(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
-    given = None if key is None else key_words(key)
 
     def init(params: PyTree) -> PrivatizeState:
         _check_floating(params)
-        words = _fresh_words(params) if given is None else given
-        check_one_key_a_member(params, words)
-        return PrivatizeState(key=words, step=jnp.zeros([], jnp.int32))
+        leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
+        return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
 
     def update(
-        updates: Summed, state: PrivatizeState, params: PyTree | None = None, **extra: Any
+        updates: Summed, state: PrivatizeState, params: PyTree | None = None, *,
+        key: NoiseKey | None = None, **extra: Any,
     ) -> tuple[PyTree, PrivatizeState]:
-        _check_update(updates, state, params, extra)
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=IMPL), state.step)
-        noisy = add_gaussian(updates.value, multiplier_at(state.step) * updates.l2, key)
+        _check_update(updates, params, extra)
+        _check_made_for(updates, state)
+        key = opened(updates, key, state, params)
+        words, charged = key.part("gradient")
+        multiplier = _agreed(multiplier_at(key.step), charged)
+        tag = jnp.asarray(key.tag)
+        fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
+        std = multiplier * updates.l2 * fresh
+        noisy = noised(updates.value, std, words, sharded_over, replicated_over)
         mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
         if updates.unscale is not None:
             mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
         like = updates.value if params is None else params
         mean = jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
-        return mean, PrivatizeState(state.key, optax.safe_increment(state.step))
+        return mean, PrivatizeState(tag, state.leaves)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def add_gaussian(tree: PyTree, std: float | jax.Array, key: jax.Array) -> PyTree:
-    """Adds independent float32 Gaussian noise of standard deviation ``std`` to every coordinate."""
-    leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    noisy = [
-        leaf.astype(jnp.float32) + std * jax.random.normal(k, leaf.shape, jnp.float32)
-        for leaf, k in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(structure, noisy)
+def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
+    """The noise key of a sum: the one given, or that of its ticket, which is spent.
+
+    Args:
+        summed: the sum.
+        key: of a compiled update, or None.
+        around: what else the update works on, which tells whether ``jit`` is around it.
+
+    Raises:
+        ValueError: there is neither, or both; a ticket inside ``jit``, where its key would be
+            compiled in and used again by every call.
+    """
+    if key is not None:
+        if not isinstance(key, NoiseKey):
+            raise ValueError(
+                f"key must be the noise key of a draw, from draw.key(), got {type(key).__name__}"
+            )
+        if summed.ticket is not None:
+            raise ValueError("key must not be given with a Summed that brings its own ticket")
+        return key
+    if summed.ticket is None:
+        raise ValueError(
+            "key must be given to an update that you compile yourself: make it outside jit with "
+            "draw.key(), one for every call, pass it in as an argument and on as "
+            "tx.update(..., key=key). Outside jit sum with grad_fn.sum(params, data, draw), or "
+            "over draw.batches(data): the draw brings its ticket. Got a sum without one"
+        )
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((summed.value, around))):
+        raise ValueError(
+            "draw must not be used inside jit: its noise key would be compiled in, and every call "
+            "would add the same noise. Pass draw.key() in as an argument (key=)"
+        )
+    return summed.ticket.spend("an update", verified=summed.untouched)
 
 
-def _multipliers(given: float | NoiseSchedule) -> Callable[[jax.Array], float | jax.Array]:
+def _multipliers(given: float | NoiseSchedule) -> Callable[[Any], Any]:
     if not isinstance(given, NoiseSchedule):
-        constant = _validate.non_negative("noise_multiplier", given)
+        constant = np.float32(_validate.non_negative("noise_multiplier", given))
         return lambda step: constant
     table = given.table()
 
-    def multiplier_at(step: jax.Array) -> jax.Array:
-        return jnp.take(table, step, mode="fill", fill_value=jnp.nan)
+    def multiplier_at(step: Any) -> Any:
+        return jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
     return multiplier_at
 
 
-# Pinned, so that a change of JAX's default generator cannot change what a resumed run replays.
-IMPL = "threefry2x32"
-
-
-def _fresh_words(params: PyTree) -> jax.Array:
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
+def _agreed(multiplier: Any, charged: Any) -> jax.Array:
+    """The multiplier, if it is the one that was charged: an error, or NaN inside ``jit``."""
+    multiplier = jnp.asarray(multiplier, jnp.float32)
+    same = multiplier == charged
+    if not isinstance(same, jax.core.Tracer) and not bool(same):
         raise ValueError(
-            "key must be given to privatize when init runs under jit or vmap, got None: one from "
-            "the operating system would be compiled in. Give every call and member another one"
+            f"noise_multiplier must be the one that the step was charged for, {charged}, got "
+            f"{multiplier}: take mechanism.privatize() of the mechanism whose sampler drew"
         )
-    return jax.random.key_data(Secret.new().jax_key("noise"))
+    return jnp.where(same, multiplier, jnp.nan)
 
 
-def key_words(key: Any) -> jax.Array:
-    """uint32 [2]: the words of a threefry key; ValueError for anything else."""
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
-        raise ValueError(
-            "key must be a threefry key, such as jaxdp.Secret.new().jax_key('noise') or "
-            f"jax.random.key(0) for a figure, or None for a fresh one; got {type(key).__name__}"
-        )
-    return jnp.asarray(key)
-
-
-def _check_update(updates: Any, state: PrivatizeState, params: Any, extra: dict[str, Any]) -> None:
+def _check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
     if not isinstance(updates, Summed):
         raise TypeError(
             "privatize must come first in the chain and take the Summed that clipping returns, "
-            f"got {type(updates).__name__}"
+            f"got {type(updates).__name__}: gradients such as jax.grad's are not clipped example "
+            "by example, and have no known sensitivity. Take jaxdp.clipped_grad(loss_fn, rule) in "
+            "place of jax.grad, or put jaxdp.clip_and_sum(rule) before privatize, for per-example "
+            "gradients"
         )
     for name in ("value", "grad", "value_fn"):
         if extra.get(name) is not None:
@@ -149,21 +174,30 @@ def _check_update(updates: Any, state: PrivatizeState, params: Any, extra: dict[
                 f"{name} must not be passed to a private chain: it is computed from data without "
                 "noise, and no event is charged for it"
             )
-    if params is not None:
-        found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (updates.value, params))
-        if found != wanted:
-            raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
-    check_one_key_a_member(updates.value, state.key)
+    if params is None:
+        return
+    trained: Any = jax.tree.structure(params)
+    if trained != jax.tree.structure(updates.value):
+        raise ValueError(
+            "params must have the structure of the sum. With frozen parameters call "
+            "tx.init(grad_fn.trained(params)) and tx.update(..., grad_fn.trained(params)); "
+            f"jaxdp.compile_update does the latter; got {jax.tree.structure(params)} for a sum of "
+            f"{jax.tree.structure(updates.value)}"
+        )
+    found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (updates.value, params))
+    if found != wanted:
+        raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
 
 
-def check_one_key_a_member(tree: PyTree, words: jax.Array) -> None:
-    """Refuses members of a vmap that share a key: they share their noise, which subtracts away."""
-    if any(_is_mapped(leaf) for leaf in jax.tree.leaves(tree)) and not _is_mapped(words):
-        raise ValueError("key must be another one for every member of a vmap, got one for all")
-
-
-def _is_mapped(leaf: Any) -> bool:
-    return type(leaf).__name__ == "BatchTracer"
+def _check_made_for(updates: Summed, state: PrivatizeState) -> None:
+    """Before the ticket is spent: the other links' states would not fit either."""
+    found = len(jax.tree.leaves(updates.value))
+    if not isinstance(state.leaves, jax.core.Tracer) and int(state.leaves) != found:
+        raise ValueError(
+            "state must be made for the parameters that are trained, "
+            "tx.init(grad_fn.trained(params)), with None at frozen ones; got one of "
+            f"{int(state.leaves)} arrays for a sum of {found}"
+        )
 
 
 def _refuse_injected(**numbers: Any) -> None:

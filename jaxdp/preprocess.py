@@ -5,6 +5,7 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.ledger import Ledger
+from jaxdp.mechanism import released_once
 from jaxdp.seeds import Secret
 
 _ROWS = 4_096
@@ -14,7 +15,7 @@ def dp_pca(
     x: np.ndarray,
     dimensions: int,
     noise_multiplier: float,
-    secret: Secret,
+    secret: Secret | None = None,
     *,
     row_norm: float = 1.0,
     ledger: Ledger | None = None,
@@ -34,7 +35,7 @@ def dp_pca(
         x: [n, ...] private records, each flattened to d numbers; a row that is not finite adds 0.
         dimensions: k, from 1 to d.
         noise_multiplier: z, noise standard deviation over R².
-        secret: the randomness; its stream "pca" must serve one release only.
+        secret: the randomness; None takes it from the operating system.
         row_norm: R, public.
         ledger: where the release is charged before it is made.
 
@@ -52,10 +53,8 @@ def dp_pca(
         raise ValueError(f"dimensions must be at most the {width} of a record, got {dimensions}")
     noise_multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
     row_norm = _validate.positive("row_norm", row_norm)
-    if ledger is not None:
-        ledger.charge(
-            acc.Gaussian(noise_multiplier), stream=f"{secret.identifier()}/pca", source="mechanism"
-        )
+    event = acc.Gaussian(noise_multiplier)
+    secret = released_once(event, f"pca {dimensions} {row_norm}", ledger, secret)
     noise = secret.philox("pca", 0).normal(size=(width, width))
     upper = np.triu(second_moment(rows, row_norm) + noise_multiplier * row_norm**2 * noise)
     _, vectors = np.linalg.eigh(upper + np.triu(upper, 1).T)

@@ -1,4 +1,4 @@
-"""Which records take part in a step: exact draws in fixed shapes, resumable from the step number.
+"""Which records take part in a step: exact draws in fixed shapes, each charged before it is made.
 
 A draw is made on the host with NumPy's 64-bit Philox generator: a binomial count, then a choice
 without replacement, O(batch) work. float32 uniforms on the device would bias small rates
@@ -6,22 +6,27 @@ without replacement, O(batch) work. float32 uniforms on the device would bias sm
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.seeds import Secret
+from jaxdp.tickets import Issuer
 from jaxdp.types import Draw
+
+if TYPE_CHECKING:
+    from jaxdp.ledger import Ledger
 
 
 class Sampling(Protocol):
     """How a step's records are drawn, and what that does to the event it is charged as."""
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
-        """int64 [k]: the positions drawn from ``range(num_records)``, without repetition."""
+        """int64 [k]: the positions drawn from ``range(num_records)``, without repetition.
+
+        In random order: the rounding of a sum depends on it (docs/clip_bound.md, Theorem 4).
+        """
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The accounting event of releasing ``released`` on one such draw."""
@@ -46,7 +51,7 @@ class Poisson:
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k], k binomial; may be empty."""
         size = rng.binomial(num_records, self.sampling_prob)
-        return rng.choice(num_records, size=size, replace=False, shuffle=False)
+        return rng.choice(num_records, size=size, replace=False)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """A Poisson-sampled Gaussian."""
@@ -67,7 +72,7 @@ class FixedSize:
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [batch_size]."""
-        return rng.choice(num_records, size=self.batch_size, replace=False, shuffle=False)
+        return rng.choice(num_records, size=self.batch_size, replace=False)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """A Gaussian on a fixed-size draw without replacement."""
@@ -88,7 +93,7 @@ class FullBatch:
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [num_records]."""
-        return np.arange(num_records)
+        return rng.permutation(num_records)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The plain Gaussian."""
@@ -98,53 +103,85 @@ class FullBatch:
         """Any number of records will do."""
 
 
-@dataclasses.dataclass
 class Sampler:
-    """The draws of a run, one after the other; each is a pure function of (secret, step).
+    """The draws of a run, one after the other, each charged before it is made.
 
-    A sampler never draws a step twice: two releases from the same draw are not two independently
-    sampled events, and would cost more than two.
+    A sampler never draws a step twice, and two samplers never share a draw or a noise, also where
+    they were made from one secret: two releases from one draw are not two independently sampled
+    events, and would cost more than two.
 
-    Attributes:
+    Args:
         sampling: the rule of drawing.
         num_records: how many records there are. Sensitive under add-or-remove-one.
         physical_batch_size: rows of one physical batch; a larger draw takes more passes, none is
             ever truncated.
-        secret: where the randomness comes from.
-        step: the step to be drawn next; with the secret, all that a resumed run needs.
-        on_draw: called with the step before its records are drawn: the ledger's charge.
+        issuer: charges and issues the tickets.
     """
 
-    sampling: Sampling
-    num_records: int = dataclasses.field(repr=False)
-    physical_batch_size: int
-    secret: Secret
-    step: int = 0
-    on_draw: Callable[[int], None] | None = None
+    def __init__(
+        self, sampling: Sampling, num_records: int, physical_batch_size: int, issuer: Issuer
+    ):
+        _validate.integer("num_records", num_records, least=0)
+        if num_records >= 2**31:
+            raise ValueError(f"num_records must be below 2**31, got {num_records!r}")
+        _validate.integer("physical_batch_size", physical_batch_size, least=1)
+        self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
+        self._physical_batch_size = physical_batch_size
 
-    def __post_init__(self) -> None:
-        _validate.integer("num_records", self.num_records, least=0)
-        if self.num_records >= 2**31:
-            raise ValueError(f"num_records must be below 2**31, got {self.num_records!r}")
-        _validate.integer("physical_batch_size", self.physical_batch_size, least=1)
-        _validate.integer("step", self.step, least=0)
+    @property
+    def sampling(self) -> Sampling:
+        """The rule of drawing."""
+        return self._sampling
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """What the draws were charged for stays as it was."""
-        if name in ("sampling", "num_records", "secret") and name in self.__dict__:
-            # Without the values: the number of records is private, and the secret secret.
-            raise ValueError(f"{name} must stay what it was when draws were first charged")
-        super().__setattr__(name, value)
+    @property
+    def num_records(self) -> int:
+        """How many records are drawn from. Sensitive under add-or-remove-one."""
+        return self._num_records
 
-    def draw(self) -> Draw:
-        """Charges the next step, draws its records, and advances."""
-        step = self.step
-        if self.on_draw is not None:
-            self.on_draw(step)
-        self.step += 1
-        rng = self.secret.philox("sampling", step)
-        chosen = self.sampling.choose(rng, self.num_records)
-        return pad(chosen, self.physical_batch_size, step, self.num_records)
+    @property
+    def physical_batch_size(self) -> int:
+        """Rows of one physical batch."""
+        return self._physical_batch_size
+
+    @property
+    def issuer(self) -> Issuer:
+        """The issuer that charges and makes the tickets."""
+        return self._issuer
+
+    @property
+    def ledger(self) -> "Ledger":
+        """The ledger that every draw is charged to."""
+        ledger: Ledger = self._issuer.ledger
+        return ledger
+
+    @property
+    def step(self) -> int:
+        """The step that is drawn next."""
+        return self._issuer.step
+
+    def draw(self, until: int | None = None) -> Draw:
+        """Charges the next step, draws its records, and advances.
+
+        Args:
+            until: no step from here on is charged ahead.
+        """
+        ticket = self._issuer.issue(until)
+        if until is None:
+            self._issuer.handed_out(ticket.step)
+        chosen = self._sampling.choose(ticket.generator(), self._num_records)
+        padded = pad(chosen, self._physical_batch_size, ticket.step, self._num_records)
+        return padded.drawn_by(ticket)
+
+    def close(self, unused: int = 0) -> None:
+        """Gives back what was charged ahead and never drawn, and the last ``unused`` draws.
+
+        Args:
+            unused: draws, the last ones made, that nobody saw.
+        """
+        self._issuer.close(unused)
+
+    def __repr__(self) -> str:
+        return f"Sampler({self._sampling!r}, step={self.step})"
 
 
 def pad(chosen: np.ndarray, physical_batch_size: int, step: int, num_records: int) -> Draw:

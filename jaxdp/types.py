@@ -2,14 +2,29 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _rows, _validate
+from jaxdp.tickets import NoiseKey, Ticket
 
 PyTree = Any
+
+
+# Set on what jaxdp made; a copy with other fields (dataclasses.replace) does not have it.
+_AS_MADE = "_as_made"
+_NOT_TAKEN_APART = (
+    "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
+    "mechanism.privatize()) first in the optax chain, before scale, clip, MultiSteps, masked, "
+    "multi_transform and apply_if_finite, and hand the chain the Summed itself, outside jit: "
+    "jaxdp.compile_update(tx) compiles what comes after. In a step that you compile yourself call "
+    "the gradient and tx.update inside it, with key=draw.key() as an argument. Flax's "
+    "TrainState.apply_gradients, nnx.Optimizer.update and wrappers of optax take what is noised: "
+    "noisy, noise_state = mechanism.privatize().update(summed, noise_state)"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,51 +33,259 @@ class Summed:
 
     Formal guarantee: adding one record to the draw, or removing one, changes ``value`` by at most
     ``l2`` in the Euclidean norm over all leaves together. Replacing a record changes it by a pair
-    of such contributions; the accountant, not this class, applies the relation. (Up to the rounding
-    of a float32 sum, see docs/threat_model.md.)
+    of such contributions; the accountant, not this class, applies the relation. The rounding of the
+    float32 sum is included (docs/clip_bound.md).
 
-    Deliberately **not** a pytree. Only :func:`jaxdp.privatize`, first in a chain, opens it, so that
-    ``optax.scale`` or ``optax.clip`` before the noise raise instead of changing the value behind
-    the sensitivity's back.
+    It cannot be taken apart: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
+    ``optax.clip`` before the noise) raises in words. Only :func:`jaxdp.privatize`, first in a
+    chain, opens it. Sums over disjoint parts of one draw can be added with ``+``.
 
     Attributes:
         value: pytree shaped like the parameters, float32: the **un-noised** sum. Sensitive.
-        l2: scalar; the largest norm that one record can add to ``value``.
+        l2: scalar; the largest norm by which one record can change ``value``: the rule's bound, and
+            the share of it by which a record moves the rounding of the others.
         unscale: pytree shaped like the parameters, or None: the public diagonal by which the
             gradients were divided before clipping, multiplied back after the noise.
         votes: scalar, or None: a sum of ½ for every record whose gradient is within ``l2`` and -½
             for every other, **un-noised**. One record adds at most ½ in absolute value.
+        ticket: of the draw; None inside ``jit``.
+        passes: which physical batches of the draw are in it; None where that is not known.
     """
 
     value: PyTree
     l2: float | jax.Array
     unscale: PyTree | None = None
     votes: jax.Array | None = None
+    ticket: Ticket | None = None
+    passes: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.l2, jax.Array):
             _validate.positive("l2", self.l2)
+
+    def __add__(self, other: Any) -> "Summed":
+        """The sum over the parts of one draw; records are in one part only, so l2 stays."""
+        if not isinstance(other, Summed):
+            raise TypeError(f"a Summed can be added to a Summed only, got {type(other).__name__}")
+        _check_parts(self, other)
+        passes = None if self.passes is None else self.passes | (other.passes or frozenset())
+        whole = self.untouched and other.untouched
+        mine, others = self.votes, other.votes
+        votes = None if mine is None or others is None else mine + others
+        added = dataclasses.replace(
+            self, value=jax.tree.map(lambda a, b: a + b, self.value, other.value), votes=votes,
+            passes=passes,
+        )
+        return _as_made(added) if whole else added
+
+    @property
+    def untouched(self) -> bool:
+        """True where jaxdp made it from its draw, and nobody made another of it since."""
+        return hasattr(self, _AS_MADE)
+
+    def of_draw(self, ticket: Ticket | None, passes: Iterable[int], *, known: bool) -> "Summed":
+        """The sum with the draw that it is of.
+
+        Args:
+            ticket: of the draw.
+            passes: the physical batches that are in it.
+            known: jaxdp saw that their records alone are in it.
+        """
+        found = dataclasses.replace(self, ticket=ticket, passes=frozenset(passes))
+        return _as_made(found) if known else found
+
+    def __contains__(self, key: Any) -> bool:
+        """False: it has no keys; Flax's TrainState looks for one of its own."""
+        return False
 
     def __repr__(self) -> str:
         # The value is un-noised: a stray print or log line must not release it.
         return f"Summed(value=<sensitive>, l2={self.l2!r}, unscale={self.unscale is not None})"
 
 
+def never_flattened(cls: type) -> type:
+    """Registers a class as a pytree that refuses, in words, to be taken apart."""
+
+    def refuse(*_: Any) -> Any:
+        raise TypeError(_NOT_TAKEN_APART)
+
+    jax.tree_util.register_pytree_node(cls, refuse, refuse)
+    for name in ("__iter__", "__getitem__", "__mul__", "__rmul__", "__truediv__", "__sub__"):
+        setattr(cls, name, refuse)
+    return cls
+
+
+never_flattened(Summed)
+
+
+def _as_made(value: Any, by: Any = True) -> Any:
+    object.__setattr__(value, _AS_MADE, by)
+    return value
+
+
+def _same(some: Any, others: Any) -> bool:
+    one, two = jax.tree.leaves(some), jax.tree.leaves(others)
+    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
+
+
+def frozen(tree: PyTree) -> PyTree:
+    """The tree; its NumPy arrays cannot be written to any more."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, np.ndarray):
+            leaf.flags.writeable = False
+    return tree
+
+
+def _check_parts(one: Summed, other: Summed) -> None:
+    """Two sums are parts of one draw, and no record can be in both."""
+    if one.ticket is None or one.ticket is not other.ticket or None in (one.passes, other.passes):
+        raise ValueError(
+            "sums can be added only where they are known to be parts of one draw: those of the "
+            "batches of draw.batches(data), outside jit. Got sums of two draws, or of batches made "
+            "by hand: one noise does not cover them"
+        )
+    assert one.passes is not None
+    assert other.passes is not None
+    if both := one.passes & other.passes:
+        raise ValueError(
+            f"a physical batch can be in a sum once, got batch {min(both)} of the draw twice: its "
+            "records would add more than the clip bound"
+        )
+    scaled = one.unscale is not None or other.unscale is not None
+    if one.l2 is not other.l2 and float(one.l2) != float(other.l2):
+        raise ValueError(f"sums must have one l2 to be added, got {one.l2} and {other.l2}")
+    if scaled and one.unscale is not other.unscale:
+        raise ValueError("sums must have one scale to be added, got two")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """One physical batch: its rows, and which of them are records. **Sensitive**.
+
+    A pytree, to be passed through ``jit`` as one argument, so that the rows and their mask cannot
+    part: a padded row that is taken for a record counts record 0 over and over.
+    :meth:`Draw.batches` makes them.
+
+    Attributes:
+        data: pytree of arrays [m, ...], one row an example.
+        mask: bool [m]; False marks padding, which contributes nothing.
+        origin: (ticket, number of the batch in its draw), or None. It stays on the host: a batch
+            inside ``jit`` has none.
+
+    Raises:
+        ValueError: made from arrays that do not fit: rows of unlike number, or a mask of another
+            shape or dtype. (Not looked at where JAX itself rebuilds a batch, as in ``vmap``, or
+            where the leaves are no arrays, as in ``in_axes``; whoever sums a batch looks again.)
+    """
+
+    data: PyTree
+    mask: Any
+    origin: tuple[Ticket, int] | None = None
+
+    def __post_init__(self) -> None:
+        if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves((self.data, self.mask))):
+            _rows.check_mask(self.mask, _rows.rows("data", self.data))
+
+    @property
+    def untouched(self) -> bool:
+        """True where it holds what :meth:`Draw.batches` gathered, rows and mask."""
+        return _same(getattr(self, _AS_MADE, ()), (self.data, self.mask))
+
+    def __repr__(self) -> str:
+        # Records: a stray print or log line must not show them.
+        return "Batch(data=<sensitive>, mask=<sensitive>)"
+
+
+def _rebuilt(_: None, parts: Any) -> Batch:
+    """A batch of whatever JAX puts in: arrays with more axes, tracers, None or placeholders."""
+    batch = object.__new__(Batch)
+    object.__setattr__(batch, "data", parts[0])
+    object.__setattr__(batch, "mask", parts[1])
+    object.__setattr__(batch, "origin", None)
+    return batch
+
+
+jax.tree_util.register_pytree_with_keys(
+    Batch,
+    lambda batch: (
+        (
+            (jax.tree_util.GetAttrKey("data"), batch.data),
+            (jax.tree_util.GetAttrKey("mask"), batch.mask),
+        ),
+        None,
+    ),
+    _rebuilt,
+    lambda batch: ((batch.data, batch.mask), None),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Draw:
     """The records of one step, cut into physical batches of one fixed shape.
 
+    ``indices`` alone do not say which rows count: take :meth:`batches`, or hand the draw to
+    ``grad_fn.sum``.
+
     Attributes:
         indices: int32 [passes, physical_batch_size]; padding points at record 0.
         mask: bool [passes, physical_batch_size]; False marks padding.
-        step: the step that this draw belongs to; a draw is a pure function of (secret, step).
+        step: the step that this draw belongs to.
         num_records: how many records it was drawn from. Sensitive under add-or-remove-one.
+        ticket: the right to release it once, charged to the ledger; None for a draw made by hand,
+            which jaxdp adds no noise to.
     """
 
     indices: np.ndarray = dataclasses.field(repr=False)
     mask: np.ndarray = dataclasses.field(repr=False)
     step: int
     num_records: int = dataclasses.field(repr=False)
+    ticket: Ticket | None = dataclasses.field(default=None, compare=False)
+
+    def key(self) -> NoiseKey:
+        """Spends the draw's ticket: the noise key, for an update that the caller compiles.
+
+        Raises:
+            ValueError: there is no ticket, or it was spent before.
+        """
+        if self.ticket is None:
+            raise ValueError("draw must come from a sampler to have a noise key, got one by hand")
+        return self.ticket.key()
+
+    def batches(self, data: PyTree) -> Iterator[Batch]:
+        """The physical batches one after the other, each gathered from ``data`` with its mask.
+
+        Args:
+            data: pytree of arrays [N, ...], NumPy's or JAX's: all records.
+
+        Returns:
+            An iterator of ``Batch``, one a pass, with leaves [physical_batch_size, ...].
+
+        Raises:
+            ValueError: ``data`` does not hold the records that were drawn from.
+        """
+        _rows.check_records(data, self.num_records)
+        return self._gathered(data)
+
+    def _gathered(self, data: PyTree) -> Iterator[Batch]:
+        # In other data, or in another order, a record could be in two batches.
+        first = self.__dict__.setdefault("_data", jax.tree.leaves(data))
+        known = self.untouched and _same(first, data)
+        each = enumerate(zip(self.indices, self.mask, strict=True))
+        ticket = self.ticket
+        for number, (rows, mask) in each:
+            found = frozen(jax.tree.map(lambda leaf, rows=rows: leaf[rows], data))
+            batch = Batch(found, mask, None if ticket is None else (ticket, number))
+            yield _as_made(batch, jax.tree.leaves((found, mask))) if known else batch
+
+    @property
+    def untouched(self) -> bool:
+        """True where it is as the sampler drew it."""
+        return hasattr(self, _AS_MADE)
+
+    def drawn_by(self, ticket: Ticket) -> "Draw":
+        """The draw with its ticket, as the sampler hands it out: nothing of it can be written."""
+        frozen((self.indices, self.mask))
+        return _as_made(dataclasses.replace(self, ticket=ticket))
 
 
 @functools.partial(
@@ -80,7 +303,8 @@ class ClipInfo:
         clipped: bool [physical_batch_size]; whether clipping shortened the gradient.
         mask: bool [physical_batch_size]; which rows hold an example.
         aux: what the loss returned besides, a pytree of [physical_batch_size, ...], or None.
-        plan: how each parameter's gradient was handled; the one attribute that is public.
+        plan: how each parameter's gradient was handled, and which arrays the loss captured; the
+            one attribute that is public.
     """
 
     norms: jax.Array = dataclasses.field(repr=False)

@@ -1,6 +1,7 @@
 """Every test runs under strict dtype and rank promotion; warnings are errors (setup.cfg)."""
 
 import atexit
+import os
 import shutil
 import tempfile
 
@@ -8,13 +9,26 @@ import jax
 import pytest
 from hypothesis import settings
 
+from tests.compiling import FLAG
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Most of the suite's time is XLA compiling the same small programs again, run after run.
-_CACHE = tempfile.mkdtemp(prefix="jaxdp-tests-")
-atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
-jax.config.update("jax_compilation_cache_dir", _CACHE)
+if FLAG and FLAG not in os.environ.get("XLA_FLAGS", "").split():
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
+
+# Most of the suite's time is XLA compiling the same small programs again, run after run. One cache
+# serves all workers, and the processes that tests start.
+if "JAXDP_TESTS" not in os.environ:
+    _CACHE = tempfile.mkdtemp(prefix="jaxdp-tests-")
+    atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+    os.environ |= {
+        "JAXDP_TESTS": _CACHE,
+        "JAX_COMPILATION_CACHE_DIR": _CACHE,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+jax.config.update("jax_compilation_cache_dir", os.environ["JAXDP_TESTS"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

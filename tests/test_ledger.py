@@ -1,11 +1,13 @@
 import json
 import os
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxdp
+from jaxdp import _entries
 from jaxdp import accounting as acc
 
 STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
@@ -61,12 +63,12 @@ def test_a_charge_is_on_disk_before_it_returns(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(path.read_bytes()), fsync(file)))
     ledger = jaxdp.Ledger(path)
     ledger.charge(STEP, 3, stream="a", source="mechanism")
-    assert len(synced[-1].splitlines()) == 1  # the file as it was when the last fsync was asked
+    assert len(synced[-1].splitlines()) == 2  # with the header: the file as it was when the last fsync was asked
     again = jaxdp.Ledger(path)
     assert again.entries == ledger.entries
     ledger.close()
     again.charge(OTHER, 2)
-    assert len(synced[-1].splitlines()) == 2
+    assert len(synced[-1].splitlines()) == 3
     assert jaxdp.Ledger(path).steps == 5
     again.close()
 
@@ -166,7 +168,7 @@ def test_json_round_trip(charges):
         ledger.charge(event, steps, stream=stream, first_step=1000 * i)
     copy = jaxdp.Ledger.from_json(ledger.to_json())
     assert copy.entries == ledger.entries
-    assert json.loads(ledger.to_json())["format"] == 1
+    assert json.loads(ledger.to_json())["format"] == 2
 
 
 def test_a_budget_stops_before_it_is_passed(tmp_path):
@@ -227,3 +229,268 @@ def test_notes_are_kept_and_change_no_charge(tmp_path):
     memory.charge(STEP, stream="a", note="x")
     memory.charge(STEP, stream="a", first_step=1)
     assert [entry.note for entry in memory.entries] == ["x", ""]
+
+
+def test_what_is_assumed_is_kept_once_and_said_after_reopening(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = jaxdp.Ledger(path)
+    ledger.assume("the frozen parameter ['b']")
+    ledger.charge(STEP, stream="a", source="mechanism")
+    for _ in range(3):
+        ledger.assume("the frozen parameter ['a']")
+        ledger.assume("the frozen parameter ['b']")
+    ledger.charge(STEP, stream="a", first_step=1, source="mechanism")
+    said = [f"assumed to be public, computed from no record: the frozen parameter ['{name}']"
+            for name in "ab"]
+    assert ledger.unverified() == said
+    assert len(path.read_bytes().splitlines()) == 5
+    ledger.close()
+    again = jaxdp.Ledger(path)
+    again.charge(STEP, stream="a", first_step=2, source="mechanism")
+    again.assume("the frozen parameter ['b']")
+    assert again.steps == 3
+    assert again.unverified() == said
+    assert len(path.read_bytes().splitlines()) == 6
+    assert jaxdp.Ledger.from_json(again.to_json()).unverified() == said
+    assert again.covers(jaxdp.Ledger.from_json(again.to_json()))
+
+
+@pytest.mark.parametrize("what", ["", 3, None, "two\nlines"])
+def test_an_assumption_is_one_line_of_words(what):
+    with pytest.raises(ValueError, match="what must be one line of words, got"):
+        jaxdp.Ledger().assume(what)
+
+
+def test_ledgers_of_before_read_as_they_did_and_go_on(tmp_path):
+    """Format 1 had neither header nor chain."""
+    old = json.loads(jaxdp.Ledger().to_json())
+    del old["assumed"], old["seen"]
+    assert jaxdp.Ledger.from_json(json.dumps({**old, "format": 1})).unverified() == []
+    with pytest.raises(ValueError, match="ledger format must be 2, got 3"):
+        jaxdp.Ledger.from_json(json.dumps({**old, "format": 3}))
+    path, entry = tmp_path / "ledger.jsonl", charged().entries[0].to_dict()
+    rows = [{"assumed": "a table"}, {"assumed": "a table"}, entry, {**entry, "first_step": 4}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ledger = jaxdp.Ledger(path)
+    assert ledger.steps == 8
+    ledger.charge(OTHER)
+    ledger.close()
+    again = jaxdp.Ledger(path)
+    assert [entry.steps for entry in again.entries] == [8, 1]
+    assert sum("assumed" in line for line in again.unverified()) == 1
+
+
+def charged(path=None, steps=4, **options):
+    ledger = jaxdp.Ledger(path, **options)
+    ledger.charge(STEP, steps, stream="a", source="mechanism")
+    return ledger
+
+
+def test_an_empty_ledger_has_no_epsilon(tmp_path):
+    for path in (None, tmp_path / "ledger.jsonl"):
+        ledger = jaxdp.Ledger(path)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="ledger must hold a charge to have an epsilon"):
+                ledger.epsilon(1e-5)
+            ledger.new_stream()  # begun, and nothing charged
+        ledger.charge(STEP, 2, stream="a")
+        assert ledger.epsilon(1e-5).upper > 0
+        ledger.give_back("a", 0, 2)
+        with pytest.raises(ValueError, match="ledger must hold a charge"):
+            ledger.epsilon(1e-5)
+
+
+def test_unrelated_runs_do_not_cover_each_other():
+    """Streams were names of a secret once: any two runs of one event covered each other."""
+    mech, secret = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
+    ledgers = [jaxdp.Ledger() for _ in range(2)]
+    for ledger in ledgers:
+        sampler = mech.sampler(50, ledger=ledger, secret=secret)
+        for _ in range(3):
+            sampler.draw()
+    one, two = ledgers
+    assert one.covers(jaxdp.Ledger.from_json(one.to_json()))
+    assert not one.covers(two)
+    assert not two.covers(one)
+
+
+def test_only_the_last_steps_of_a_stream_are_given_back(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = charged(path, 10)
+    ledger.charge(OTHER, 5, stream="a", first_step=10)
+    for first, end in [(3, 5), (3, 14), (12, 16), (15, 15), (16, 15)]:
+        with pytest.raises(ValueError, match="must be the last steps charged to stream 'a'"):
+            ledger.give_back("a", first, end)
+    with pytest.raises(ValueError, match="must be the last steps charged to stream 'b'"):
+        ledger.give_back("b", 0, 1)
+    assert ledger.steps == 15
+    ledger.give_back("a", 7, 15)
+    assert ledger.event == acc.Composed((acc.Repeated(STEP, 7),))
+    ledger.close()
+    again = jaxdp.Ledger(path)
+    assert again.entries == ledger.entries
+    again.charge(OTHER, 1, stream="a", first_step=7)
+    assert again.steps == 8
+    again.close()
+
+
+def damaged(path, change):
+    """The file with its lines changed."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(change(lines)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda k: k[1:],  # the header
+        lambda k: [k[0], *k[2:]],
+        lambda k: [*k[:2], *k[3:]],
+        lambda k: [*k[:2], k[3], k[2], *k[4:]],
+        lambda k: [*k[:3], k[2], *k[3:]],
+        lambda k: [*k[:2], k[2].replace(b'"steps": 2', b'"steps": 1'), *k[3:]],
+        lambda k: [*k[:2], k[2].replace(b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0'), *k[3:]],
+        lambda k: [*k[:2], b'{"assumed": "nothing"}\n', *k[2:]],
+        lambda k: [*k, k[0]],
+    ],
+)
+def test_an_edited_removed_or_inserted_line_is_found(tmp_path, change):
+    path = tmp_path / "ledger.jsonl"
+    ledger = charged(path, 3)
+    ledger.charge(STEP, 2, stream="b")
+    ledger.charge(STEP, 4, stream="c")
+    ledger.close()
+    before = path.read_bytes()
+    damaged(path, change)
+    assert path.read_bytes() != before
+    with pytest.raises(ValueError, match=r"line \d, must (follow|not begin)"):
+        jaxdp.Ledger(path)
+
+
+def test_lines_cut_off_at_the_end_are_found_by_whoever_kept_the_head(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = charged(path)
+    early = ledger.head
+    ledger.charge(STEP, 2, stream="b")
+    late = ledger.head
+    ledger.close()
+    whole = jaxdp.Ledger(path)
+    assert whole.holds(early)
+    assert whole.holds(late)
+    damaged(path, lambda lines: lines[:-1])
+    cut = jaxdp.Ledger(path)  # by itself it is a ledger of before
+    assert cut.holds(early)
+    assert not cut.holds(late)
+    assert not charged().holds(early)
+
+
+def test_a_ledger_with_a_key_is_continued_and_checked_with_it_alone(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    charged(path, key=b"k" * 32).close()
+    reader = jaxdp.Ledger(path)
+    assert reader.steps == 4
+    with pytest.raises(ValueError, match="must be continued with the key"):
+        reader.charge(STEP)
+    with pytest.raises(ValueError, match="line 1, must follow"):
+        jaxdp.Ledger(path, key=b"x" * 32)
+    right = jaxdp.Ledger(path, key=b"k" * 32)
+    right.charge(STEP, stream="b")
+    assert right.steps == 5
+    right.close()
+
+
+@pytest.mark.parametrize("gone", ["moved", "deleted", "replaced"])
+def test_a_ledger_that_is_moved_away_charges_nothing_more(tmp_path, gone):
+    path = tmp_path / "ledger.jsonl"
+    ledger = charged(path)
+    if gone == "deleted":
+        path.unlink()
+    else:
+        path.rename(tmp_path / "elsewhere.jsonl")
+    if gone == "replaced":
+        path.write_bytes((tmp_path / "elsewhere.jsonl").read_bytes())
+    with pytest.raises(ValueError, match="must stay where it is"):
+        ledger.charge(STEP, stream="b")
+    assert ledger.steps == 4
+    sampler = jaxdp.dp_sgd(1.0, 0.1, 5, 50)
+    with pytest.raises(ValueError, match="must stay where it is"):
+        sampler.sampler(50, ledger=ledger)
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "replaced"])
+def test_a_file_that_changes_between_reading_and_the_first_charge_is_missed(tmp_path, how):
+    path = tmp_path / "ledger.jsonl"
+    charged(path).close()
+    late = jaxdp.Ledger(path)
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        damaged(path, lambda lines: lines[:-1])
+    else:
+        charged(tmp_path / "other.jsonl").close()
+        (tmp_path / "other.jsonl").replace(path)
+    before = path.read_bytes() if path.exists() else None
+    for _ in range(2):
+        with pytest.raises(ValueError, match="must stay where it is"):
+            late.charge(STEP, stream="b")
+    assert late.steps == 4
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_the_cost_of_a_step_does_not_grow(tmp_path, monkeypatch):
+    """100,000 steps: one entry in memory, one line and one sync a reserved block."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    path = tmp_path / "ledger.jsonl"
+    mech, ledger = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Ledger(path)
+    issuer = mech.sampler(50, ledger=ledger, reserve=100).issuer
+    before = len(synced)
+    for _ in range(100_000):
+        issuer.issue()
+    assert len(synced) - before == 1_000
+    assert len(ledger.entries) == 1
+    assert ledger.steps == 100_000
+    ledger.close()
+    again = jaxdp.Ledger(path)
+    assert len(again.entries) == 1
+    assert again.steps == 100_000
+
+
+def test_a_charge_looks_at_no_earlier_entry(monkeypatch):
+    ledger, looked = jaxdp.Ledger(), []
+    for n in range(300):  # two kinds in turn: nothing merges
+        ledger.charge((STEP, OTHER)[n % 2], stream="a", first_step=n)
+    assert len(ledger.entries) == 300
+    continues = _entries.Entry.continues
+    monkeypatch.setattr(
+        _entries.Entry, "continues", lambda *two: looked.append(1) or continues(*two)
+    )
+    monkeypatch.setattr(_entries.Streams, "missing", None)
+    ledger.charge(STEP, stream="a", first_step=300)
+    assert len(looked) == 1
+
+
+def test_what_was_seen_is_said_after_reopening(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = jaxdp.Ledger(path)
+    ledger.charge(STEP, 10, stream="a", source="sampler")
+    for step in range(3):
+        ledger.verified("a", step)
+    for step in range(3, 7):
+        ledger.opened("a", step)
+    said = ledger.unverified()
+    assert [line.split(":")[0] for line in said] == ["4 of 10 steps", "3 of 10 steps"]
+    ledger.close()
+    assert jaxdp.Ledger(path).unverified() == said
+    assert jaxdp.Ledger.from_json(ledger.to_json()).unverified() == said
+
+
+def test_a_seed_gives_no_stream_twice_after_a_round_trip_through_json():
+    mech, secret = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
+    ledger = jaxdp.Ledger()
+    one = mech.sampler(50, ledger=ledger, secret=secret).draw()
+    copy = jaxdp.Ledger.from_json(ledger.to_json())
+    two = mech.sampler(50, ledger=copy, secret=secret).draw()
+    assert copy.steps == 2
+    assert not np.array_equal(one.key().words, two.key().words)

@@ -1,4 +1,5 @@
-import jax
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -20,8 +21,9 @@ def test_the_event_says_what_is_done():
 def test_noise_follows_the_mechanism_whatever_the_sum():
     mech = jaxdp.dp_sgd(3.0, 0.2, 10, 100)
     params = {"w": jnp.zeros(20_000)}
-    tx = mech.privatize(jax.random.key(0))
-    update, _ = tx.update(jaxdp.Summed(params, mech.rule.l2(params)), tx.init(params), params)
+    tx, key = mech.privatize(), mech.sampler(100).draw().key()
+    summed = jaxdp.Summed(params, mech.rule.l2(params))
+    update, _ = tx.update(summed, tx.init(params), params, key=key)
     np.testing.assert_allclose(np.std(update["w"]), 3.0 * 0.2 / 10, rtol=0.03)
 
 
@@ -32,7 +34,8 @@ def test_a_step_is_charged_before_it_is_drawn():
         sampler.draw()
     assert ledger.steps == 3
     assert ledger.epsilon(1e-5).upper == mech.epsilon(3, 1e-5).upper
-    assert "clipped record by record" in ledger.unverified()[0]
+    (said,) = ledger.unverified()
+    assert said.startswith("3 of 3 steps: drawn, but that jaxdp added their noise")
 
 
 def test_a_second_run_is_charged_again():
@@ -44,17 +47,40 @@ def test_a_second_run_is_charged_again():
     assert ledger.steps == 8
 
 
-def test_a_draw_is_charged_once_and_made_once():
-    mech, ledger = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Ledger()
+def test_two_samplers_of_one_secret_are_charged_apart_and_draw_apart():
+    mech, ledger = jaxdp.dp_sgd(1.0, 0.1, 25, 50), jaxdp.Ledger()
     secret = jaxdp.Secret.new()
     one, two = (mech.sampler(50, ledger=ledger, secret=secret) for _ in range(2))
+    first, second = one.draw(), two.draw()
+    assert ledger.steps == 2
+    assert len({entry.stream for entry in ledger.entries}) == 2
+    assert not np.array_equal(first.indices, second.indices)
+    assert not np.array_equal(first.key().words, second.key().words)
+    with pytest.raises(AttributeError):
+        one.step = 0  # nothing goes back
+
+
+def test_a_sampler_without_a_ledger_has_one():
+    mech = jaxdp.dp_sgd(1.0, 0.1, 5, 50)
+    one, two = mech.sampler(50), mech.sampler(50)
     one.draw()
-    with pytest.raises(ValueError, match="was not charged for, got 0"):
-        two.draw()
-    one.step = 0
-    with pytest.raises(ValueError, match="two releases from one draw are not two events"):
-        one.draw()
-    assert ledger.steps == 1
+    assert one.ledger.epsilon(1e-5).upper == mech.epsilon(1, 1e-5).upper
+    assert two.ledger is not one.ledger
+    with pytest.raises(ValueError, match=r"ledger must be a jaxdp.Ledger, got str"):
+        mech.sampler(50, ledger="ledger.jsonl")
+
+
+def test_count_and_gradient_are_two_parts_of_one_event():
+    mech = dataclasses.replace(jaxdp.dp_sgd(1.0, 0.1, 5, 50), count_noise_multiplier=10.0)
+    parts = mech.multipliers(0)
+    assert sorted(parts) == ["gradient", "votes"]
+    assert parts["gradient"] ** -2 + parts["votes"] ** -2 <= 1.0
+    assert parts["gradient"] == pytest.approx((1 - 1e-2) ** -0.5)
+    sampler = mech.sampler(50)
+    key = sampler.draw().key()
+    assert key.parts == ("gradient", "votes")
+    assert not np.array_equal(*key.words)
+    assert sampler.ledger.event == acc.Composed((acc.Repeated(mech.event, 1),))
 
 
 def test_end_to_end_epsilon_is_that_of_the_steps_taken(linear):
@@ -68,6 +94,7 @@ def test_end_to_end_epsilon_is_that_of_the_steps_taken(linear):
         params, state, info = update(params, state, summed)
         assert info.update_norm > 0
     assert ledger.epsilon(1e-5).upper == mech.epsilon(6, 1e-5).upper
+    assert ledger.unverified() == []
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import nbclient
 import nbformat
 import pytest
 
+from tests.compiling import of_users
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
 def test_there_are_notebooks():
-    assert len(NOTEBOOKS) == 4
+    assert len(NOTEBOOKS) == 5
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -22,4 +24,5 @@ def test_a_notebook_runs_and_holds_no_outputs(path, tmp_path):
             assert not cell.outputs
             assert cell.execution_count is None
     folder = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=folder).execute()
+    client = nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=folder)
+    client.execute(env=of_users())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.preprocess import dp_pca, project, second_moment
-from tests.statistics import is_gaussian
+from tests.statistics import are_uncorrelated, is_gaussian
 
 SECRET = jaxdp.Secret.from_seed(4)
 
@@ -63,8 +63,40 @@ def test_the_release_is_charged_once():
     x = points(100)[0]
     dp_pca(x, 2, 8.0, SECRET, ledger=ledger)
     assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
-    with pytest.raises(ValueError, match="first_step"):
-        dp_pca(x, 2, 8.0, SECRET, ledger=ledger)
+    assert ledger.steps == 1
+
+
+def noise_of(monkeypatch, noise_multiplier=3.0, **options):
+    """The released noise over its scale, [k, k]: of rows without a record."""
+    seen, eigh = {}, np.linalg.eigh
+    with monkeypatch.context() as patch:
+        patch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
+        dp_pca(np.zeros((5, 40)), 1, noise_multiplier, **options)
+    return seen["m"][np.triu_indices(40)] / noise_multiplier
+
+
+def test_a_second_release_is_charged_again_and_has_its_own_noise(monkeypatch):
+    for secret in (SECRET, jaxdp.Secret.new()):
+        ledger = jaxdp.Ledger()
+        one, two = (noise_of(monkeypatch, secret=secret, ledger=ledger) for _ in range(2))
+        assert ledger.event == acc.Composed((acc.Repeated(acc.Gaussian(3.0), 2),))
+        assert are_uncorrelated(one, two)
+
+
+def test_one_seed_gives_another_noise_to_another_release(monkeypatch):
+    same = [noise_of(monkeypatch, secret=SECRET) for _ in range(2)]
+    np.testing.assert_allclose(*same)  # a figure can be made again
+    assert are_uncorrelated(same[0], noise_of(monkeypatch, 5.0, secret=SECRET))
+    assert are_uncorrelated(same[0], noise_of(monkeypatch, secret=SECRET, row_norm=1.01))
+
+
+def test_a_chosen_seed_is_told():
+    ledger = jaxdp.Ledger()
+    dp_pca(points(100)[0], 2, 8.0, SECRET, ledger=ledger)
+    assert ["seed that a person chose" in line for line in ledger.unverified()] == [True]
+    ledger = jaxdp.Ledger()
+    dp_pca(points(100)[0], 2, 8.0, ledger=ledger)
+    assert ledger.unverified() == []
 
 
 @pytest.mark.parametrize(

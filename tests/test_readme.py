@@ -24,7 +24,7 @@ def test_python_runs_from_top_to_bottom(capsys):
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), namespace)
     epsilon = float(re.search(r"epsilon (\d\.\d+) at", capsys.readouterr().out).group(1))
-    assert epsilon == pytest.approx(namespace["mech"].epsilon(150, 1e-5).upper, abs=1e-3)
+    assert epsilon == pytest.approx(namespace["mechanism"].epsilon(150, 1e-4).upper, abs=1e-3)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

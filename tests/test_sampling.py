@@ -3,15 +3,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp import FixedSize, FullBatch, Poisson, Secret
+from jaxdp import FixedSize, FullBatch, Ledger, Poisson, Secret
+from jaxdp import accounting as acc
+from jaxdp.mechanism import issuer_of
 from jaxdp.sampling import Sampler, pad
 from tests.statistics import is_binomial
 
 SECRET = Secret.from_seed(3)
 
 
-def sampler(sampling, n=1_000, rows=64, step=0, secret=SECRET):
-    return Sampler(sampling, n, rows, secret, step)
+class Charging:
+    """Stands for a mechanism that is charged as a plain Gaussian."""
+
+    def events(self, first, steps):
+        return [(acc.Gaussian(1.0), first, steps)]
+
+    def multipliers(self, step):
+        return {"gradient": 1.0}
+
+    def __repr__(self):
+        return "Charging()"
+
+
+def sampler(sampling, n=1_000, rows=64, step=0, secret=SECRET, ledger=None):
+    return Sampler(sampling, n, rows, issuer_of(Charging(), ledger, secret, first_step=step))
 
 
 def records(draw):
@@ -57,23 +72,45 @@ def test_an_empty_draw_is_one_masked_pass():
     assert records(sampler(Poisson(0.5), n=0).draw()).size == 0
 
 
-def test_resuming_at_a_step_gives_the_same_draws():
-    source = sampler(Poisson(0.1))
-    draws = [source.draw() for _ in range(10)]
-    resumed = sampler(Poisson(0.1), step=6).draw()
-    assert resumed.step == 6
-    np.testing.assert_array_equal(resumed.indices, draws[6].indices)
-    assert not np.array_equal(records(draws[5]), records(draws[6]))
+def test_a_seed_gives_the_same_draws_again_and_every_step_another():
+    one, two = sampler(Poisson(0.1)), sampler(Poisson(0.1))
+    draws = [one.draw() for _ in range(10)]
+    for draw in draws:
+        again = two.draw()
+        assert again.step == draw.step
+        np.testing.assert_array_equal(again.indices, draw.indices)
+    assert len({records(draw).tobytes() for draw in draws}) == 10
+
+
+def test_a_second_sampler_draws_anew_also_from_the_same_step_and_secret():
+    for secret in (SECRET, Secret.new()):
+        ledger = Ledger()
+        first = sampler(Poisson(0.1), secret=secret, ledger=ledger)
+        one = [records(first.draw()) for _ in range(5)]
+        two = sampler(Poisson(0.1), secret=secret, ledger=ledger, step=3).draw()
+        assert two.step == 3
+        assert not any(np.array_equal(records(two), drawn) for drawn in one)
+        assert ledger.steps == 6
+
+
+def test_draws_of_two_samplers_of_one_secret_are_independent():
+    ledger = Ledger()
+    one, two = (sampler(Poisson(0.5), ledger=ledger) for _ in range(2))
+    both = 0
+    for _ in range(20):
+        both += len(np.intersect1d(records(one.draw()), records(two.draw())))
+    assert is_binomial(both, 20_000, 0.25)
+    assert not is_binomial(both, 20_000, 0.5)
 
 
 def test_what_draws_were_charged_for_does_not_change():
     source = sampler(Poisson(0.1), step=3)
     source.draw()
-    for name, value in [("sampling", Poisson(0.2)), ("num_records", 5), ("secret", SECRET)]:
-        with pytest.raises(ValueError, match=f"{name} must stay"):
+    for name, value in [("sampling", Poisson(0.2)), ("num_records", 5), ("issuer", None),
+                        ("step", 3), ("physical_batch_size", 1)]:
+        with pytest.raises(AttributeError):
             setattr(source, name, value)
-    source.step = 7  # as a resumed run does
-    assert source.draw().step == 7
+    assert source.step == source.draw().step == 4
 
 
 def test_other_secrets_draw_otherwise():
@@ -90,7 +127,19 @@ def test_fixed_size_and_full_batch():
         assert len(np.unique(chosen)) == 100
         counts[chosen] += 1
     assert all(is_binomial(count, 500, 0.1) for count in counts)
-    np.testing.assert_array_equal(records(sampler(FullBatch(), 150).draw()), np.arange(150))
+    every = records(sampler(FullBatch(), 150).draw())
+    np.testing.assert_array_equal(np.sort(every), np.arange(150))
+
+
+@pytest.mark.parametrize("rule", [Poisson(0.9), FixedSize(18), FullBatch()])
+def test_draws_stand_in_random_order(rule):
+    # The rounding of a sum depends on who stands beside whom: every order must be as likely.
+    source = sampler(rule, 20)
+    first = np.zeros(20)
+    for _ in range(2_000):
+        chosen = records(source.draw())
+        first[chosen[0]] += 1
+    assert all(is_binomial(count, 2_000, 1 / 20) for count in first)
 
 
 @given(st.integers(0, 300), st.integers(1, 70))
@@ -102,7 +151,7 @@ def test_padding_keeps_every_position(size, rows):
     assert len(draw.indices) == max(1, -(-size // rows))
 
 
-def test_charging_comes_before_drawing():
+def test_charging_comes_before_drawing(monkeypatch):
     order = []
 
     class Watched(Poisson):
@@ -110,10 +159,28 @@ def test_charging_comes_before_drawing():
             order.append("drawn")
             return super().choose(rng, num_records)
 
-    source = Sampler(Watched(0.5), 10, 4, SECRET, on_draw=lambda step: order.append(step))
+    source = sampler(Watched(0.5), 10, 4)
+    charge = source.ledger.charge
+    monkeypatch.setattr(
+        source.ledger, "charge",
+        lambda *args, **kwargs: (order.append(kwargs["first_step"]), charge(*args, **kwargs)),
+    )
     source.draw()
     source.draw()
     assert order == [0, "drawn", 1, "drawn"]
+
+
+def test_what_cannot_be_charged_is_not_drawn(tmp_path):
+    class Watched(Poisson):
+        def choose(self, rng, num_records):
+            raise AssertionError
+
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    source = sampler(Watched(0.5), ledger=ledger)
+    ledger.close()
+    with pytest.raises(ValueError, match="ledger must be open to charge"):
+        source.draw()
+    assert source.step == 0
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import jax
@@ -39,16 +40,51 @@ def test_every_step_gets_the_noise_it_is_charged_for():
     schedule = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
     mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
     params = {"w": jnp.zeros(20_000)}
-    tx = mech.privatize(jax.random.key(3))
-    state, update = tx.init(params), jax.jit(lambda s: tx.update(jaxdp.Summed(params, 0.5), s, params))
-    for step, std in enumerate((0.05, 0.25, 0.25)):
-        noise, state = update(state)
+    tx, sampler = mech.privatize(), mech.sampler(100)
+    state, update = tx.init(params), jax.jit(
+        lambda s, key: tx.update(jaxdp.Summed(params, mech.l2(params)), s, params, key=key)
+    )
+    share = mech.l2(params) / 0.5  # the rounding of the sum counts: between 1 and 1.02
+    assert 1.0 < share < 1.02
+    for step, std in enumerate((0.05 * share, 0.25 * share, 0.25 * share)):
+        draw = sampler.draw()
+        assert draw.step == step
+        noise, state = update(state, draw.key())
         assert is_gaussian(noise["w"], std)
         assert not is_gaussian(noise["w"], 1.5 * std)
         assert mech.event_at(step) == acc.PoissonSampled(acc.Gaussian(schedule(step)), 0.1)
         np.testing.assert_allclose(mech.noise_std(params, jnp.asarray(step)), std, rtol=1e-6)
-    beyond, _ = update(state)
+        assert sampler.ledger.entries[-1].event == mech.event_at(step)
+    with pytest.raises(ValueError, match="must cover the 4 steps"):
+        sampler.draw()
+    beyond, _ = update(state, mech.simulated_key(jax.random.key(0), 3))
     assert np.isnan(beyond["w"]).all()  # no step without its charge
+
+
+def test_a_step_of_another_level_is_refused():
+    """The key of step 1 in an update that takes it for step 0 would add too little noise."""
+    schedule = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
+    mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
+    params = {"w": jnp.zeros(5)}
+    tx = mech.privatize()
+    key = mech.simulated_key(jax.random.key(3), 1)
+    wrong = dataclasses.replace(key, step=jnp.asarray(0, jnp.int32))
+    summed = jaxdp.Summed(params, mech.l2(params))
+    tx.update(summed, tx.init(params), params, key=key)
+    with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 5.0"):
+        tx.update(summed, tx.init(params), params, key=wrong)
+    tx = jaxdp.dp_sgd(1.0, 0.5, 10, 100).privatize()
+    with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 5.0"):
+        tx.update(summed, tx.init(params), params, key=key)
+
+
+def test_a_sampler_that_begins_later_takes_the_later_noise():
+    schedule = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
+    mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
+    sampler = mech.sampler(100, first_step=1, reserve=9)
+    draw = sampler.draw(until=3)
+    assert draw.key().multipliers == [5.0]
+    assert sampler.ledger.event == acc.Composed((acc.Repeated(mech.event_at(1), 2),))
 
 
 def test_a_schedule_costs_its_heterogeneous_composition():

@@ -1,11 +1,16 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import jaxdp
+from jaxdp.tickets import simulated_key
 
-KEY = jax.random.key(0)
+KEY = simulated_key(jax.random.key(0), {"gradient": 1.0})
+WORDS = "Put privatize .* first in the optax chain"
 PARAMS = {"w": jnp.zeros((2,))}
 SUMMED = jaxdp.Summed({"w": jnp.ones((2,))}, 1.0)
 
@@ -24,8 +29,23 @@ SUMMED = jaxdp.Summed({"w": jnp.ones((2,))}, 1.0)
     ],
 )
 def test_nothing_changes_a_sum_before_its_noise(before):
-    tx = optax.chain(before, jaxdp.privatize(1.0, 10.0, KEY))
-    with pytest.raises((TypeError, ValueError, AttributeError)):
+    tx = optax.chain(before, jaxdp.privatize(1.0, 10.0))
+    with pytest.raises(TypeError, match=WORDS):
+        tx.update(SUMMED, tx.init(PARAMS), PARAMS, key=KEY)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda tx: optax.masked(tx, {"w": True}),
+        lambda tx: optax.apply_if_finite(tx, 3),
+        lambda tx: optax.MultiSteps(tx, 2),
+        lambda tx: optax.multi_transform({"a": tx, "b": optax.identity()}, {"w": "a"}),
+    ],
+)
+def test_nothing_is_wrapped_around_the_noise(around):
+    tx = around(jaxdp.privatize(1.0, 10.0))
+    with pytest.raises(TypeError, match=WORDS):
         tx.update(SUMMED, tx.init(PARAMS), PARAMS)
 
 
@@ -33,6 +53,59 @@ def test_repr_shows_no_value():
     assert "1." not in repr(SUMMED).replace("l2=1.0", "")
 
 
-def test_summed_does_not_cross_jit_as_a_pytree():
-    with pytest.raises(TypeError):
-        jax.jit(lambda s: s)(SUMMED)
+@pytest.mark.parametrize("through", [jax.jit, jax.vmap, jax.tree.leaves, jax.block_until_ready])
+def test_summed_is_never_flattened(through):
+    with pytest.raises(TypeError, match=WORDS):
+        through(lambda s: s)(SUMMED) if through in (jax.jit, jax.vmap) else through(SUMMED)
+
+
+def parts(linear, passes=3, scale=None):
+    """The sums of the batches of one draw, and of all of them at once."""
+    params, batch, loss_fn = linear
+    mech, data = jaxdp.dp_sgd(1.0, 1.0, 30, 30, "full_batch"), batch(30)
+    draw = mech.sampler(30, physical_batch_size=30 // passes).draw()
+    grad_fn = mech.clipped_grad(loss_fn)
+    each = [grad_fn(params, b, scale=scale)[0] for b in draw.batches(data)]
+    return each, grad_fn.sum(params, data, draw, scale=scale)[0]
+
+
+def test_parts_of_a_draw_add_up_to_its_sum_and_keep_the_sensitivity(linear):
+    (one, two, three), whole = parts(linear)
+    total = one + two + three
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), total.value, whole.value)
+    assert float(total.l2) == float(one.l2) == float(whole.l2)
+    assert total.ticket is whole.ticket
+    assert total.passes == whole.passes == {0, 1, 2}
+
+
+def test_only_disjoint_parts_of_one_draw_are_added(linear):
+    (one, two, _), _ = parts(linear)
+    (other, *_), _ = parts(linear)
+    for wrong in (lambda: one + one, lambda: one + (two + one)):
+        with pytest.raises(ValueError, match="got batch 0 of the draw twice"):
+            wrong()
+    with pytest.raises(ValueError, match="sums of two draws"):
+        one + other
+    with pytest.raises(ValueError, match="batches made by hand"):
+        SUMMED + SUMMED
+    with pytest.raises(TypeError, match="added to a Summed only, got int"):
+        one + 1
+    with pytest.raises(ValueError, match="sums must have one l2"):
+        one + dataclasses.replace(two, l2=2.0 * float(two.l2))
+    scale = jax.tree.map(jnp.ones_like, one.value)
+    with pytest.raises(ValueError, match="sums must have one scale"):
+        one + dataclasses.replace(two, unscale=scale)
+
+
+def test_a_batch_inside_jit_has_no_origin(linear):
+    _, batch, _ = linear
+    draw = jaxdp.dp_sgd(1.0, 1.0, 30, 30, "full_batch").sampler(30).draw()
+    (one,) = draw.batches(batch(30))
+    assert one.origin == (draw.ticket, 0)
+    assert jax.jit(lambda b: b)(one).origin is None
+
+
+def test_a_draw_by_hand_has_no_key():
+    draw = jaxdp.Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 5)
+    with pytest.raises(ValueError, match="must come from a sampler"):
+        draw.key()

@@ -8,6 +8,8 @@ acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
 from jaxdp.accounting import claims, hidden_state
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.calibrate import (
+    calibrate,
+    calibrate_count,
     calibrate_noise_multiplier,
     calibrate_sampling_prob,
     calibrate_steps,
@@ -50,6 +52,8 @@ __all__ = [
     "ShuffledBatches",
     "UnsupportedEventError",
     "anisotropic_gaussian",
+    "calibrate",
+    "calibrate_count",
     "calibrate_noise_multiplier",
     "calibrate_sampling_prob",
     "calibrate_steps",

@@ -1,6 +1,6 @@
 """The inverse questions: how much noise, how many steps, or how large batches fit in a budget.
 
-Every answer is checked by asking `epsilon` again: its upper value never exceeds the target.
+Every answer was asked and found within: its proven (upper) epsilon never exceeds the target.
 """
 
 import math
@@ -9,15 +9,89 @@ from collections.abc import Callable
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.events import Event, Gaussian, PoissonSampled, Repeated
-from jaxdp.accounting.queries import epsilon as epsilon_of
+from jaxdp.accounting.proving import Prover
+from jaxdp.accounting.search import largest, least
 
 _RANGE = math.log(1e9)
-_TOLERANCE = 1e-6  # of epsilon, relative: how much of the budget may stay unused
+_FINE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
+_COARSE = 1e-4  # relative, of the value that makes any other event
 _MAX_STEPS = 10**12
 
+MakeEvent = Callable[[float], Event]
+MakeRun = Callable[[int], Event]
 
-def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
-    return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_prob), steps)
+
+def calibrate(
+    make_event: MakeEvent,
+    epsilon: float,
+    delta: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+) -> float:
+    r"""Smallest value whose event is proven to be within (epsilon, delta).
+
+    The value is a noise multiplier, or whatever else makes an event more private as it grows: one
+    multiplier of several releases, the factor of a noise schedule. Smallest means to a relative
+    1e-4, between 1e-9 and 1e9.
+
+    Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, method).upper <= epsilon``
+    was proven for the value returned, whatever `make_event` does elsewhere.
+
+    | case | answer |
+    |---|---|
+    | 1e-9 is within the target already | 1e-9 |
+    | 1e9 is not | ValueError |
+    | the event is refused by the accountant | UnsupportedEventError, with its name |
+    | delta below 1e-15 or above 0.1, or losses that take the accountant seconds a value | \
+      proven all the same, but by Rényi bounds where the exact integral fails: not always least |
+
+    Args:
+      make_event: from a value > 0 to everything that would be released.
+      epsilon: target > 0.
+      delta: in (0, 1).
+      relation: which data sets are neighbours.
+      method: accountant, as for `jaxdp.accounting.epsilon`.
+
+    Returns:
+      The value.
+
+    Raises:
+      ValueError: for an argument out of its range, or a target that no value up to 1e9 meets.
+    """
+    return _least_value(make_event, epsilon, delta, relation, method, _COARSE)
+
+
+def calibrate_count(
+    make_event: MakeRun,
+    epsilon: float,
+    delta: float,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    method: str = "auto",
+) -> int:
+    """Largest whole number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
+
+    The number is one of steps, or of anything else of which more is less private. Otherwise as
+    `calibrate`.
+
+    Args:
+      make_event: from a count >= 1 to everything that would be released.
+      epsilon: target >= 0.
+      delta: in (0, 1).
+      relation: which data sets are neighbours.
+      method: accountant, as for `jaxdp.accounting.epsilon`.
+
+    Raises:
+      ValueError: for an argument out of its range, or when more than 1e12 would fit.
+    """
+    epsilon = check.non_negative("epsilon", epsilon)
+    delta = check.open_probability("delta", delta)
+
+    def most(by: str, guess: int = 1) -> int:
+        prover = Prover(epsilon, delta, relation, by)
+        return largest(lambda n: prover.bound(make_event(n)).upper <= epsilon, _MAX_STEPS, guess)
+
+    # RDP is quick and its answer is near: the search with a slower method starts there.
+    return most(method, max(1, most("rdp")) if method == "auto" else 1)
 
 
 def calibrate_noise_multiplier(
@@ -44,24 +118,17 @@ def calibrate_noise_multiplier(
     Raises:
       ValueError: for an argument out of its range.
     """
-    epsilon = check.positive("epsilon", epsilon)
-    delta = check.open_probability("delta", delta)
+    check.positive("epsilon", epsilon)
+    check.open_probability("delta", delta)
     q = check.probability("sampling_prob", sampling_prob)
     steps = check.count("steps", steps)
     if q == 0 or steps == 0:
         return 0.0
 
-    def excess(log_z: float) -> float:
-        event = _dp_sgd(math.exp(log_z), q, steps)
-        return _log_ratio(epsilon_of(event, delta, relation, method).upper, epsilon)
+    def run(noise_multiplier: float) -> Event:
+        return _dp_sgd(noise_multiplier, q, steps)
 
-    try:
-        log_z = _within(excess, 0.0, -1.5, -_RANGE, _RANGE)
-    except OverflowError:
-        raise ValueError(
-            f"epsilon={epsilon!r}: expected a target that noise up to 1e9 can meet"
-        ) from None
-    return math.exp(log_z)
+    return _least_value(run, epsilon, delta, relation, method, _FINE)
 
 
 def calibrate_steps(
@@ -79,17 +146,11 @@ def calibrate_steps(
     Raises:
       ValueError: for an argument out of its range, or when more than 1e12 steps would fit.
     """
-    epsilon = check.non_negative("epsilon", epsilon)
-    delta = check.open_probability("delta", delta)
     q = check.probability("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)
-
-    def fits(steps: int, by: str = method) -> bool:
-        return epsilon_of(_dp_sgd(z, q, steps), delta, relation, by).upper <= epsilon
-
-    # RDP is quick and its answer is near: the search with a slower method starts there.
-    name = f"sampling_prob={sampling_prob!r}"
-    return _largest(fits, name, max(1, _largest(lambda n: fits(n, "rdp"), name)))
+    if q == 0:
+        raise ValueError(f"sampling_prob={sampling_prob!r}: expected above 0, or any steps fit")
+    return calibrate_count(lambda n: _dp_sgd(z, q, n), epsilon, delta, relation, method)
 
 
 def calibrate_sampling_prob(
@@ -112,61 +173,47 @@ def calibrate_sampling_prob(
     steps = check.count("steps", steps)
     z = check.positive("noise_multiplier", noise_multiplier)
 
-    def excess(log_q: float) -> float:
-        event = _dp_sgd(z, math.exp(log_q), steps)
-        return _log_ratio(epsilon_of(event, delta, relation, method).upper, epsilon)
+    prover = Prover(epsilon, delta, relation, method)
+
+    def excess(minus_log_q: float) -> float:
+        event = _dp_sgd(z, math.exp(-minus_log_q), steps)
+        return _log_ratio(prover.bound(event).upper, epsilon)
 
     if excess(0.0) <= 0:
         return 1.0
     try:
-        # In -log q, so that the excess decreases.
-        minus_log_q = _within(lambda t: excess(-t), 3.0, -1.0, 0.0, 60.0)
+        return math.exp(-least(excess, 3.0, -1.0, (0.0, 60.0), _tolerance(prover, _FINE)))
     except OverflowError:
         return 0.0
-    return math.exp(-minus_log_q)
 
 
-def _within(
-    excess: Callable[[float], float], start: float, slope: float, low: float, high: float
+def _least_value(
+    make_event: MakeEvent, epsilon: float, delta: float, relation: Relation, method: str,
+    fine: float,
 ) -> float:
-    """Nearly the smallest x in [low, high] with excess(x) <= 0, for a decreasing `excess`.
+    epsilon = check.positive("epsilon", epsilon)
+    delta = check.open_probability("delta", delta)
 
-    Secant steps that aim a hair inside; a bracket of evaluated points keeps them honest, so that
-    what is returned was asked and found within.
+    prover = Prover(epsilon, delta, relation, method)
 
-    Raises:
-      OverflowError: when even excess(high) > 0.
-    """
-    inside = outside = None
-    x, tried = start, [(start, excess(start))]
-    for _ in range(80):
-        value = tried[-1][1]
-        if value <= 0:
-            inside = x
-            if value > -_TOLERANCE or x <= low:
-                return x
-        else:
-            outside = x
-            if x >= high:
-                raise OverflowError("nothing within")
-        if inside is not None and outside is not None and inside - outside < _TOLERANCE / 4:
-            return inside
-        if len(tried) > 1 and all(math.isfinite(v) for _, v in tried[-2:]):
-            (x0, f0), (x1, f1) = tried[-2:]
-            if x1 != x0 and (f1 - f0) / (x1 - x0) < 0:
-                slope = (f1 - f0) / (x1 - x0)
-        step = (
-            -(value + _TOLERANCE / 3) / slope if math.isfinite(value) else math.copysign(2.0, value)
-        )
-        x = min(max(x + min(max(step, -2.0), 2.0), low), high)
-        if inside is not None and x >= inside or outside is not None and x <= outside:
-            ends = [e for e in (inside, outside) if e is not None]
-            x = sum(ends) / 2 if len(ends) == 2 else (ends[0] - 1 if inside else ends[0] + 1)
-            x = min(max(x, low), high)
-        tried.append((x, excess(x)))
-    if inside is None:
-        raise OverflowError("nothing within")
-    return inside
+    def excess(log_value: float) -> float:
+        return _log_ratio(prover.bound(make_event(math.exp(log_value))).upper, epsilon)
+
+    try:
+        log_value = least(excess, 0.0, -1.5, (-_RANGE, _RANGE), _tolerance(prover, fine))
+    except OverflowError:
+        raise ValueError(
+            f"epsilon={epsilon!r}: expected a target that noise up to 1e9 can meet"
+        ) from None
+    return math.exp(log_value)
+
+
+def _tolerance(prover: Prover, fine: float) -> Callable[[], float]:
+    return lambda: fine if prover.patient else max(fine, _COARSE)
+
+
+def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
+    return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_prob), steps)
 
 
 def _log_ratio(value: float, target: float) -> float:
@@ -174,19 +221,3 @@ def _log_ratio(value: float, target: float) -> float:
     if value <= target:
         return -math.inf if value == 0 else min(0.0, math.log(value / target))
     return math.inf if target == 0 else max(5e-324, math.log(value / target))
-
-
-def _largest(fits: Callable[[int], bool], what: str, guess: int = 1) -> int:
-    """Largest n >= 0 with fits(n), for a predicate that turns false once."""
-    lo, hi, factor = 0, guess, 1.3 if guess > 1 else 4.0
-    while fits(hi):
-        lo, hi = hi, int(hi * factor) + 1
-        if hi > _MAX_STEPS:
-            raise ValueError(
-                f"{what}: expected a value at which some number of steps up to 1e12 "
-                "exceeds the target epsilon"
-            )
-    while hi - lo > 1:
-        middle = (lo + hi) // 2
-        lo, hi = (middle, hi) if fits(middle) else (lo, middle)
-    return lo

@@ -125,7 +125,7 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
             return getattr(METHODS["rdp"], query)(run, relation, value)
         found: list[Bound] = []
         for name, enough in _order(run, tolerance):
-            accountant = _ONE_LINE if name == "one line" else METHODS[name]
+            accountant = ONE_LINE if name == "one line" else METHODS[name]
             try:
                 bound = getattr(accountant, query)(run, relation, value)
             except Unresolved:
@@ -180,7 +180,7 @@ METHODS: dict[str, Method] = {
         last_iterate.log_sobolev_epsilon, last_iterate.log_sobolev_delta, _only_log_sobolev
     ),
 }
-_ONE_LINE = Method(
+ONE_LINE = Method(
     functools.partial(exact.exact_epsilon, bands=False),
     functools.partial(exact.exact_delta, bands=False),
     _only_poisson,
@@ -196,7 +196,7 @@ def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> 
       run: the flat composition.
       relation: the neighbouring relation.
       method: "auto" or a key of `METHODS`.
-      value: the delta or epsilon at which to answer.
+      value: the delta, or the epsilon (which may be infinite), at which to answer.
 
     Raises:
       UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
@@ -209,6 +209,9 @@ def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> 
         most = math.inf if query == "epsilon" else 1.0
         value = min(trivial.upper, most)
         return Bound(0.0, value, value, trivial.method, trivial.note)
+    if query == "delta" and value == math.inf:
+        # Gaussian noise on everything: no output is possible under one law alone.
+        return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
     accountant = _AUTO if method == "auto" else METHODS[method]
     try:
         bound = getattr(accountant, query)(run, relation, value)

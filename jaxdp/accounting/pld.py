@@ -77,7 +77,11 @@ class Composed:
         return math.exp(min(log_factor - self.c * (epsilon - float(self.loss[0])), 700.0))
 
     def epsilon(self, delta: float, sign: int) -> float:
-        """Smallest epsilon >= the first loss (or 0) with delta + sign * error <= delta; or inf."""
+        """Where delta + sign * error falls to `delta`, from the first loss (or 0) on; inf if never.
+
+        Bisection ends with two sides: the far one for an upper end (sign 1), the near one for a
+        lower end (sign -1).
+        """
 
         def fits(epsilon: float) -> bool:
             return self.delta(epsilon) + sign * self.error(epsilon) <= delta
@@ -90,7 +94,7 @@ class Composed:
         while high - low > 1e-9 * high:
             middle = 0.5 * (low + high)
             low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
+        return high if sign > 0 else low
 
 
 def inverse_loss(pair: Pair, loss: Array) -> Array:
@@ -157,8 +161,13 @@ def loss_range(composition: Composition, pair: Pair) -> tuple[float, float]:
 
 
 def clump(pair: Pair) -> float:
-    """A typical loss of a step that was not sampled: grids are aligned with it."""
+    """A typical loss of a step that was not sampled, or of a full batch: grids are aligned with it.
+
+    A full batch has no such step: its losses lie around 1/(2 z^2), far from 0 where noise is small.
+    """
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
+    if q == 1:
+        return 0.5 / (z * z)
     if pair.relation is Relation.REPLACE_ONE:
         return 0.0
     mid = float(log_ratio(np.asarray([0.0]), z, q)[0])
@@ -217,9 +226,12 @@ def optimistic(
     edges = offset + width * np.concatenate([[index[0] - 0.5], middle, [index[-1] + 0.5]])
     p, other = cells(pair, edges)
     top = float(edges[-1])
-    keep = (p > 1e-290) & (other > 1e-290)
-    index, p, other = index[keep], p[keep], other[keep]
-    deficit = index * width + offset - np.log(p / other) + 1e-15
+    loss = _merged_loss(p, other, edges[:-1])
+    keep = (p > 1e-290) & (loss > -math.inf)
+    if not keep.any():
+        raise Unresolved("every cell of the grid has too little probability")
+    index, p, loss = index[keep], p[keep], loss[keep]
+    deficit = index * width + offset - loss + 1e-15
     # Shift the grid down by s: atoms that lack more than s fall by whole widths instead.
     order = np.argsort(deficit)
     weight = (p * np.exp(np.clip(tilt * index * width, -600, 600)))[order]
@@ -229,6 +241,22 @@ def optimistic(
     shift = float(sorted_deficit[best])
     down = np.ceil(np.maximum(deficit - shift, 0.0) / width - 1e-12)
     return Atoms((index - down).astype(np.int64), p, offset - shift, 0.0, top)
+
+
+def _merged_loss(p: Array, other: Array, least: Array) -> Array:
+    """A lower bound on the loss of each merged cell, [m]; -inf where nothing is known.
+
+    Args:
+      p: [m] masses under the first law.
+      other: [m] masses under the second law.
+      least: [m] smallest loss in each cell.
+    """
+    # Beyond a loss of about 660 the second law underflows. The loss of a merged cell is at least
+    # the smallest loss in it; there the edges are exact to rounding, which the slack covers.
+    edge = np.where(least > 300, least * (1 - 1e-14), -np.inf)
+    known = (p > 1e-290) & (other > 1e-290)
+    ratio = np.divide(p, other, out=np.ones_like(p), where=known)
+    return np.where(known, np.log(ratio), edge)
 
 
 def compose(
@@ -318,7 +346,11 @@ def _with_full_batch(composition: Composition) -> Composition:
     """The merged full-batch Gaussian as one more pair (mu^2 is all that matters about it)."""
     if composition.mu2 == 0:
         return composition
-    full = Pair(Step(composition.mu2**-0.5), Relation.ADD_OR_REMOVE_ONE)
+    z = composition.mu2**-0.5
+    if z < 1e-6:
+        # Its outputs lie so near 1 that the quadrature's nodes would fall together.
+        raise Unresolved(f"the full batches together have noise multiplier {z:g}, below 1e-6")
+    full = Pair(Step(z), Relation.ADD_OR_REMOVE_ONE)
     return Composition((*composition.pairs, (full, 1)), 0.0, composition.log_tail)
 
 

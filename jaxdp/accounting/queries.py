@@ -45,9 +45,14 @@ def delta(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     method: str = "auto",
 ) -> Bound:
-    """Delta of `event` at `epsilon` >= 0; otherwise as `epsilon`, errors included."""
-    # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
-    epsilon = min(check.non_negative("epsilon", epsilon), 1e100)
+    """Delta of `event` at `epsilon` >= 0, infinity included; otherwise as `epsilon`, errors too.
+
+    At infinity delta is the probability of an infinite loss: 0 for noise on everything, and
+    unknown, hence 1 at most, where nothing is guaranteed.
+    """
+    if check.real("epsilon", epsilon) != math.inf:
+        # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
+        epsilon = min(check.non_negative("epsilon", epsilon), 1e100)
     return methods.ask("delta", flatten(event, relation), relation, method, epsilon)
 
 

@@ -11,6 +11,7 @@ from jax.scipy.special import logsumexp
 
 from jaxdp import _validate
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
+from jaxdp.clipping.captured import declaring
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import Poisson
 from jaxdp.types import PyTree
@@ -46,7 +47,8 @@ class Canary:
             return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
 
         flags = jnp.arange(count + 1) == count
-        return Worlds(with_canary, params, {"example": rows, "canary": flags})
+        loss = declaring(with_canary, self.direction, inner=loss_fn)
+        return Worlds(loss, params, {"example": rows, "canary": flags})
 
 
 def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
@@ -68,7 +70,8 @@ def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
 def random_dirac(params: PyTree, seed: int) -> Canary:
     """A canary in one coordinate drawn uniformly, the same in all runs."""
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    at = int(np.random.default_rng(seed).integers(sum(sizes)))
+    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    at = int(rng.integers(sum(sizes)))
     leaf = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
     shape = jax.tree.leaves(params)[leaf].shape
     index = np.unravel_index(at - sum(sizes[:leaf]), shape)

@@ -14,10 +14,12 @@ from jaxdp import accounting as acc
 from jaxdp.auditing import adversaries
 from jaxdp.auditing.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
 from jaxdp.auditing.events import Verdict, audit_event, family_bound
+from jaxdp.auditing.reference import RUNS, audit_noise
+from jaxdp.auditing.residuals import ResidualVerdict
 from jaxdp.auditing.scores import Audited, audit_scores
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.rules import CoordinateBox
-from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
+from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import FullBatch
 
@@ -41,6 +43,8 @@ class MethodAudit:
         event: what is charged.
         adversary: in words.
         roc: float [k, 2], rates of false alarms and hits of the chosen score, for a plot.
+        noise: the verdict on the residuals; None where it was not asked for, and for a method that
+            adds no noise or names a leak.
     """
 
     steps: int
@@ -55,6 +59,7 @@ class MethodAudit:
     event: acc.Event
     adversary: str
     roc: np.ndarray
+    noise: ResidualVerdict | None = None
 
     @property
     def broken(self) -> bool:
@@ -88,6 +93,8 @@ class MethodAudit:
             words += (
                 f" The claim of {self.claimed.name}, epsilon {self.claimed.value:.3g}, is refuted."
             )
+        if self.noise is not None and self.noise.refuted:
+            words += " BROKEN: the noise is not what was charged."
         return words
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,6 +112,9 @@ class MethodAudit:
             "p_value": None if self.verdict is None else self.verdict.p_value,
             "broken": self.broken, "claim_refuted": self.claim_refuted,
             "adversary": self.adversary, "verdict": self.in_words(),
+            "noise": None if self.noise is None else self.noise.in_words(),
+            "noise_p_value": None if self.noise is None else self.noise.p_value,
+            "noise_refuted": self.noise is not None and self.noise.refuted,
         }
         return row
 
@@ -112,7 +122,7 @@ class MethodAudit:
 def audit_method(
     method: Method, steps: int, delta: float, *, runs: int = 10_000, confidence: float = 0.95,
     energy: str = "", seed: int | None = None, progress: Callable[[int], None] | None = None,
-    chunk: int = 2_500,
+    chunk: int = 2_500, residuals: bool = True,
 ) -> MethodAudit:
     """Trains a tiny network ``2 * runs`` times with the method's own mechanism, and attacks it.
 
@@ -131,17 +141,19 @@ def audit_method(
         seed: of the runs; None takes one from the operating system.
         progress: called with the number of runs done.
         chunk: runs at once.
+        residuals: test the noise as well, see :func:`jaxdp.auditing.audit_noise`, on further runs,
+            at most 3,000 in each world; an audit at ``confidence`` of its own.
     """
     steps = _validate.integer("steps", steps, least=1)
     runs = _validate.integer("runs", runs, least=10)
+    chunk = _validate.integer("chunk", chunk, least=1)
+    if seed is not None:
+        _validate.integer("seed", seed, least=0)
     for name, value in (("delta", delta), ("confidence", confidence)):
-        if not 0 < _validate.positive(name, value) < 1:
-            raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
+        _validate.fraction(name, value)
     canary, worlds = tiny_worlds(method)
-    run = training_run(
-        method, worlds, steps, score=canary_score(method, canary),
-        energy=_energy(energy, method, worlds),
-    )
+    judge = _energy(energy, method, worlds)
+    run = training_run(method, worlds, steps, score=canary_score(method, canary), energy=judge)
     inside, outside = two_worlds(run, runs, seed=seed, progress=progress, chunk=chunk)
     event = method.total(steps)
     found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
@@ -150,12 +162,24 @@ def audit_method(
     if math.isfinite(proven):
         verdict = audit_event(inside, outside, event, confidence=confidence)
     profile = _profile(method, steps, canary, inside, outside, delta, confidence)
+    noise = None
+    if residuals and _noisy(method):
+        noise = audit_noise(
+            method, worlds, steps, runs=min(runs, RUNS), confidence=confidence, energy=judge,
+            seed=None if seed is None else seed + 1,  # not the runs that were just attacked
+        )
     assert found.rule is not None
     column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
     return MethodAudit(
         steps, runs, delta, confidence, _claim(method, steps, delta), proven, found,
-        profile, verdict, event, canary.words, roc(column[:, 0], column[:, 1]),
+        profile, verdict, event, canary.words, roc(column[:, 0], column[:, 1]), noise,
     )
+
+
+def _noisy(method: Method) -> bool:
+    given = method.mechanism.noise_multiplier
+    levels = [given] if isinstance(given, int | float) else [z for z, _ in given.levels]
+    return not method.mechanism.leak and min(levels) > 0
 
 
 def tiny_worlds(method: Method) -> tuple[Canary, Worlds]:
@@ -214,16 +238,18 @@ def _energy(kind: str, method: Method, worlds: Worlds) -> Callable[..., Any] | N
         )
     mechanism = method.energy
     count = worlds.count
-    bound = mechanism.l2(None) if mechanism is not None else 1e6
+    bound = mechanism.rule.l2(None) if mechanism is not None else 1e6
+    l2 = mechanism.l2(None) if mechanism is not None else 1e6
     noise = mechanism.noise_multiplier if mechanism is not None else 0.0
     rate = mechanism.batch_size / mechanism.dataset_size if mechanism is not None else 1.0
     size = mechanism.batch_size if mechanism is not None else count
 
-    def drawn(key: jax.Array, there: jax.Array) -> DrawnEnergy:
-        mask = there & jax.random.bernoulli(key, rate, (count,))
-        return DrawnEnergy(
-            worlds.records, jnp.arange(count)[None], mask[None], jnp.asarray(1), worlds.loss_fn,
-            bound, noise, size,  # type: ignore[arg-type]
+    def drawn(key: jax.Array, there: jax.Array) -> OpenEnergy:
+        who, noise_key = jax.random.split(key)
+        mask = there & jax.random.bernoulli(who, rate, (count,))
+        return OpenEnergy(
+            worlds.records, jnp.arange(count)[None], mask[None], jnp.asarray(1),
+            jax.random.key_data(noise_key), worlds.loss_fn, bound, l2, noise, size,  # type: ignore[arg-type]
         )
 
     return drawn

@@ -70,6 +70,8 @@ def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
             nine tenths of the error spent on the false alarms or on the misses.
     """
     _validate.one_of("rule", rule, RULES)
+    if not isinstance(counts, Counts):
+        raise ValueError(f"counts must be Counts of one event, got {counts!r}")
     if counts.alarms == counts.without or counts.misses == counts.with_record:
         return 1.0
     # The first of the two p-values falls from 1 to 0 along the grid of a.
@@ -135,7 +137,7 @@ def epsilon_bound(
         confidence: in (0, 1).
         rule: see :func:`p_value`.
     """
-    _check_delta(delta)
+    check_delta(delta)
     level = _level(confidence)
     return _largest_refuted(lambda e: p_value(counts, approximate_dp(e, delta), rule), level)
 
@@ -160,9 +162,7 @@ def gaussian_bound(
     other mechanism, such as one that samples, one point says nothing about the profile elsewhere,
     and the answer may exceed its epsilon.
     """
-    _check_delta(delta)
-    if delta == 0:
-        raise ValueError("delta must be above 0 for the Gaussian profile, got 0")
+    check_delta(delta, "gaussian")
     mu = mu_bound(counts, confidence, rule)
     return gaussian_epsilon(mu, delta)[0]
 
@@ -184,10 +184,11 @@ def one_run_p_value(
         epsilon: >= 0.
         delta: in [0, 1).
     """
+    _validate.integer("canaries", canaries, least=0)
     for name, value, most in (("guesses", guesses, canaries), ("correct", correct, guesses)):
         if _validate.integer(name, value, least=0) > most:
             raise ValueError(f"{name} must be at most {most}, got {value}")
-    _check_delta(delta)
+    check_delta(delta)
     at_least = _binomial_tail(guesses, special.expit(_validate.non_negative("epsilon", epsilon)))
     beta = at_least(np.asarray(correct))
     if delta == 0 or correct == 0:
@@ -234,12 +235,13 @@ def _largest_refuted(p_of: Callable[[float], float], level: float) -> float:
     return low
 
 
-def _check_delta(delta: float) -> None:
+def check_delta(delta: float, kind: str = "") -> None:
+    """At least 0 and below 1; above 0 for the kind "gaussian"."""
     if not 0 <= _validate.non_negative("delta", delta) < 1:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}")
+    if kind == "gaussian" and delta == 0:
+        raise ValueError("delta must be above 0 for the Gaussian profile, got 0")
 
 
 def _level(confidence: float) -> float:
-    if not 0 < _validate.positive("confidence", confidence) < 1:
-        raise ValueError(f"confidence must be above 0 and below 1, got {confidence!r}")
-    return 1 - confidence
+    return 1 - _validate.fraction("confidence", confidence)

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from jaxdp import _validate
+from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import FixedSize, Poisson
@@ -59,7 +60,7 @@ class Canaries:
             ordinary = loss_fn(params, (x, jnp.maximum(label, 0)))
             return jnp.where(label < 0, -_PULL * mine.astype(ordinary.dtype), ordinary)
 
-        return with_canaries
+        return declaring(with_canaries, places, inner=loss_fn)
 
     def inserted(
         self, x: np.ndarray, y: np.ndarray, coins: np.ndarray

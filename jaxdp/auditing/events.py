@@ -59,7 +59,7 @@ def audit_event(
         seed: of that part.
         relation: under which the worlds are neighbours.
     """
-    _validate.probability("confidence", confidence)
+    _validate.fraction("confidence", confidence)
     chosen, kept = split(*checked(with_record, without), held_out, seed)
     tradeoff = tradeoff_of(event, relation)
     rule = _chosen(chosen, kept, event, relation)
@@ -91,6 +91,8 @@ def family_bound(
         seed: of that part.
     """
     _validate.positive("noise", noise)
+    for name, value in (("delta", delta), ("confidence", confidence)):
+        _validate.fraction(name, value)
     relation = acc.Relation.ADD_OR_REMOVE_ONE
     chosen, kept = split(*checked(with_record, without), held_out, seed)
     # Where the claim is true nothing sticks out of it: the test is chosen against a weaker event.

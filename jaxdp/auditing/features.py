@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jaxdp import _validate
 from jaxdp.auditing.scores import split
 
 
@@ -15,6 +16,7 @@ def expand(released: np.ndarray, steps: int = 1) -> np.ndarray:
         released: rows of runs.
         steps: how many equal stretches a row is made of.
     """
+    steps = _validate.integer("steps", steps, least=1)
     broken = ~np.isfinite(released)
     plain = np.where(broken, 0.0, released)
     blocks, width = [plain], plain.shape[1] // steps
@@ -43,6 +45,7 @@ def discriminant(
         seed: of that part.
         keep: columns that are kept as they are.
     """
+    keep = _validate.integer("keep", keep, least=1)
     (x, y), _ = split(with_record, without, held_out, seed)
     middle, spread = np.mean(np.r_[x, y], 0), np.std(np.r_[x, y], 0) + 1e-12
     x, y = (x - middle) / spread, (y - middle) / spread

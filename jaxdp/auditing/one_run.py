@@ -135,8 +135,7 @@ def audit_canaries(
             f"seen must be [steps, m] for coins [m], got {np.shape(seen)} and {np.shape(coins)}"
         )
     for name, value in (("delta", delta), ("confidence", confidence)):
-        if not 0 < _validate.positive(name, value) < 1:
-            raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
+        _validate.fraction(name, value)
     found = canaries.scores(seen, method)
     audited = audit_one_run(found, coins, delta, confidence=confidence)
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf

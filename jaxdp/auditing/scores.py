@@ -88,7 +88,7 @@ def audit_scores(
         threshold: of a single column, fixed beforehand; then no run is set aside.
         seed: of the random part.
     """
-    _validate.one_of("kind", kind, KINDS)
+    _check(delta, confidence, kind)
     inside, outside = checked(with_record, without)
     bound = bounds.epsilon_bound if kind == "clopper_pearson" else bounds.gaussian_bound
     if threshold is None:
@@ -96,6 +96,8 @@ def audit_scores(
         rule = _chosen(chosen, kept, delta, confidence, kind, bound)
     elif inside.shape[1] > 1:
         raise ValueError(f"threshold must be None for {inside.shape[1]} columns, got {threshold}")
+    elif np.ndim(threshold) or np.isnan(threshold):
+        raise ValueError(f"threshold must be a single number, got {threshold!r}")
     else:
         rule, kept = Rule(0, 1, float(threshold)), (inside, outside)
     counts = rule.counts(*kept)
@@ -112,10 +114,21 @@ def audit_all_thresholds(
 
     Formal guarantee: as :func:`audit_scores`; each of the 2 k looks gets 1/(2 k) of the error
     (Bonferroni). The thresholds must not depend on these scores.
+
+    Args:
+        with_record: as for :func:`audit_scores`.
+        without: likewise.
+        delta: of the bound.
+        thresholds: [t], at least one; every column is tried with each of them.
+        confidence: in (0, 1), of the bound, over all looks together.
+        kind: as for :func:`audit_scores`.
     """
-    _validate.one_of("kind", kind, KINDS)
+    # Before the error is shared out: a share of a wrong confidence can look like a right one.
+    _check(delta, confidence, kind)
     inside, outside = checked(with_record, without)
     cuts = np.atleast_1d(np.asarray(thresholds, float))
+    if cuts.ndim != 1 or not cuts.size or np.isnan(cuts).any():
+        raise ValueError(f"thresholds must be numbers [t], at least one, got {thresholds!r}")
     looks = 2 * inside.shape[1] * len(cuts)
     bound = bounds.epsilon_bound if kind == "clopper_pearson" else bounds.gaussian_bound
     level = 1 - (1 - confidence) / looks
@@ -151,7 +164,10 @@ def audit_one_run(
         looks: pairs (r, side), fixed beforehand; None takes the best of four: 2 and 6 % of m on
             top, 15 and 40 % on both sides.
     """
+    _check(delta, confidence)
     (values, _), coins = checked(scores, scores), np.asarray(included)
+    if np.ndim(scores) != 1:
+        raise ValueError(f"scores must be [m], one a canary, got shape {np.shape(scores)}")
     if coins.shape != np.shape(scores) or coins.dtype != bool:
         raise ValueError(
             f"included must be bool {np.shape(scores)} like scores, got {coins.dtype} {coins.shape}"
@@ -160,6 +176,8 @@ def audit_one_run(
     m = len(ordered)
     chosen = [(min(m, max(2, round(part * m))), side) for part, side in _LOOKS]
     chosen = chosen if looks is None else [_look(r, side, m) for r, side in looks]
+    if not chosen:
+        raise ValueError(f"looks must be at least one pair (r, side), got {looks!r}")
     level = 1 - (1 - confidence) / len(chosen)
     found = []
     for r, side in chosen:
@@ -168,6 +186,12 @@ def audit_one_run(
         found.append(bounds.one_run_bound(correct, r, m, delta, level))
     assumes = "every canary was included by its own fair coin"
     return Audited(max(found), delta, confidence, "one run", assumes, None, None)
+
+
+def _check(delta: float, confidence: float, kind: str = KINDS[0]) -> None:
+    _validate.one_of("kind", kind, KINDS)
+    bounds.check_delta(delta, kind)
+    _validate.fraction("confidence", confidence)
 
 
 def _look(r: int, side: str, m: int) -> tuple[int, str]:
@@ -198,9 +222,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -> tuple[Pair, Pair]:
     """(the part to choose on, the part to test on), each of both worlds."""
-    if not 0 < _validate.positive("held_out", held_out) < 1:
-        raise ValueError(f"held_out must be above 0 and below 1, got {held_out!r}")
-    rng = np.random.default_rng(seed)
+    _validate.fraction("held_out", held_out)
+    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
     parts = []
     for name, scores in (("with_record", inside), ("without", outside)):
         first = round(held_out * len(scores))

@@ -8,17 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxdp import _validate
-from jaxdp.optimizers.as_published import LeakySum
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import FixedSize, FullBatch, Poisson
 from jaxdp.types import PyTree
 
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
 Run = Callable[[jax.Array, jax.Array], jax.Array]
-RELEASES = ("gradients", "iterates", "last")
+RELEASES = ("gradients", "iterates", "last", "trusted")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +54,10 @@ def training_run(
         worlds: the data and the model.
         steps: of the run.
         release: "gradients": every noisy gradient, every iterate, the public scale and counters;
-            "iterates": every iterate; "last": the last one.
+            "iterates": every iterate; "last": the last one; "trusted": what no run releases, for
+            an auditor who computes the sums again: of every step the parameters that entered it,
+            the mask of its draw, the context of its clipping, the sensitivity that the sum carried
+            and the noisy gradient.
         score: from the released pytree (leaves [steps, ...], or the parameters for "last") to
             features [k]; None hands on every number.
         energy: for annealed methods, from (key of the step, bool [n]: the records of this world) to
@@ -64,39 +65,38 @@ def training_run(
     """
     _validate.one_of("release", release, RELEASES)
     steps = _validate.integer("steps", steps, least=1)
-    grad_fn = method.clipped_grad(worlds.loss_fn)
+    links = method.step(worlds.loss_fn)
     draw = _drawing(method, worlds.count)
     handed_on = score or (flat if release == "last" else step_by_step)
 
     def run(words: jax.Array, member: jax.Array) -> jax.Array:
         noise_key, draw_key, judge = jax.random.split(jax.random.wrap_key_data(words), 3)
-        privatize = method.mechanism.privatize(jax.random.key_data(noise_key))
-        after = optax.with_extra_args_support(method.after_noise)
-        begun = with_judge(after.init(worlds.params), judge)
+        first, last = links.init(worlds.params)
+        begun = first, with_coin(last, judge)
 
         def body(carry: Any, step: jax.Array) -> Any:
-            params, (first, last) = carry
+            params, state = carry
             there = (jnp.arange(worlds.count) < worlds.count - 1) | member
             mine, other = jax.random.split(jax.random.fold_in(draw_key, step))
             mask = draw(mine) & there
-            context = method.context((first, last))
-            summed, _ = grad_fn(params, worlds.records, mask, **context)
+            context = links.clipped_by(state)
+            summed, _ = links.grad_fn(params, worlds.records, mask, **context)
             extra = {} if energy is None else {"energy": energy(other, there)}
-            if isinstance(summed, LeakySum):
-                extra["leaked"] = summed.leaked
-            noisy, first = privatize.update(summed, first, params)
-            updates, last = after.update(noisy, last, params, **extra)
-            params = jax.tree.map(jnp.add, params, updates)
-            shown = {"params": params}
+            key = method.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
+            moved, state, noisy, _ = links.release(params, state, summed, key, **extra)
+            if release == "trusted":
+                shown = {"params": params, "mask": mask, "context": context, "noisy": noisy,
+                         "l2": jnp.asarray(summed.l2, jnp.float32)}
+            else:
+                shown = {"params": moved}
             if release == "gradients":
-                counts = method.counts(last) if method.counts else {}
+                counts = method.counts(state[1]) if method.counts else {}
                 counts = {k: v.astype(jnp.float32) for k, v in counts.items()}
                 shown |= {"noisy": noisy if energy is None else {}, "counts": counts,
                           "scale": context.get("scale", {})}
-            return (params, (first, last)), ({} if release == "last" else shown)
+            return (moved, state), ({} if release == "last" else shown)
 
-        start = (worlds.params, (privatize.init(worlds.params), begun))
-        (params, _), shown = jax.lax.scan(body, start, jnp.arange(steps))
+        (params, _), shown = jax.lax.scan(body, (worlds.params, begun), jnp.arange(steps))
         released = params if release == "last" else shown
         return handed_on(released)
 
@@ -114,11 +114,11 @@ def step_by_step(released: PyTree) -> jax.Array:
     return jnp.ravel(jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1))
 
 
-def with_judge(state: PyTree, key: jax.Array) -> PyTree:
-    """An annealer's state with a key of this run alone."""
-    if "key" not in getattr(state, "_fields", ()):
+def with_coin(state: PyTree, key: jax.Array) -> PyTree:
+    """An annealer's state with the chances of this run alone."""
+    if "coin" not in getattr(state, "_fields", ()):
         return state
-    return state._replace(key=jax.random.key_data(key))
+    return state._replace(coin=jax.random.key_data(key))
 
 
 def _drawing(method: Method, count: int) -> Callable[[jax.Array], jax.Array]:
@@ -147,8 +147,10 @@ def two_worlds(
         progress: called with the number of runs done, of 2 · ``count``.
     """
     count = _validate.integer("count", count, least=1)
-    entropy = np.random.SeedSequence(seed).generate_state(1)[0]
     chunk = min(_validate.integer("chunk", chunk, least=1), count)
+    if seed is not None:
+        seed = _validate.integer("seed", seed, least=0)
+    entropy = np.random.SeedSequence(seed).generate_state(1)[0]
 
     # Optimising a tiny program takes longer than running it.
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

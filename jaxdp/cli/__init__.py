@@ -1,12 +1,16 @@
 """The command line: ``jaxdp train | export | methods | audit | reproduce | epsilon | ...``."""
 
 import importlib
+import os
 import sys
 from typing import Any
 
 import click
 
+from jaxdp._durable import StorageError
+from jaxdp._interrupts import guarded
 from jaxdp._version import __version__
+from jaxdp.cli.failures import Stopped, last_words, without_stragglers
 
 _COMMANDS = {
     "train": "jaxdp.cli.train:train",
@@ -45,20 +49,43 @@ def app() -> None:
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Runs the command line; wrong arguments get one line on stderr and exit status 2."""
+    """Runs the command line; wrong arguments get one line on stderr and exit status 2.
+
+    What could not be written or read has status 1, an interrupt 130, SIGTERM 143.
+
+    Args:
+        args: None is the command line of this process, which then ends here.
+    """
+    with guarded(last_words), without_stragglers():
+        status = _status(args)
+        if args is None and status not in (0, 2):
+            # Not by the usual way: threads that still write would crash the interpreter.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    if status:
+        sys.exit(status)
+
+
+def _status(args: list[str] | None) -> int:
     try:
         app.main(args=args, prog_name="jaxdp", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else str(error))
-        sys.exit(2)
-    except click.exceptions.Abort:
-        _fail("interrupted; `--resume` continues a run", 130)
+        return 2
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _said(last_words(), 130)
+    except Stopped as error:
+        return _said(error.message, error.status)
     except click.ClickException as error:
-        _fail(error.format_message(), 2)
+        return _said(error.format_message(), 2)
+    except StorageError as error:
+        return _said(str(error), 1)
     except ValueError as error:
-        _fail(str(error), 2)
+        return _said(str(error), 2)
+    return 0
 
 
-def _fail(message: str, status: int) -> None:
+def _said(message: str, status: int) -> int:
     click.echo(f"jaxdp: error: {' '.join(message.split())}", err=True)
-    sys.exit(status)
+    return status

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from jaxdp import accounting as acc
+from jaxdp.accounting.proving import Prover
 
 _RELATIONS = [r.value for r in acc.Relation]
 _relation = click.option(
@@ -127,7 +128,7 @@ def calibrate(
         acc.PoissonSampled(acc.Gaussian(known["noise_multiplier"]), known["sampling_prob"]),
         known["steps"],
     )
-    bound = acc.epsilon(event, delta, kind, method)
+    bound = Prover(epsilon, delta, kind, method).bound(event)
     answer = {
         missing[0]: found,
         "epsilon": bound.upper,

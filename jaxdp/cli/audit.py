@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
+from jaxdp.cli.options import Filled
+
 _MOST_STEPS = 50
 
 
 @click.command()
-@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.argument("run", required=False, type=Filled())
 @click.option("--method", help="A method of `jaxdp methods` [default: dp-sgd].")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
@@ -26,7 +28,7 @@ _MOST_STEPS = 50
 @click.option("--delta", type=float, help="[default: the run's, or 1e-5]")
 @click.option("--runs", type=int, default=10_000, show_default=True, help="Runs in each world.")
 @click.option(
-    "--results", type=click.Path(path_type=Path),
+    "--results", type=Filled(),
     help="Fill the audited column of this file of `jaxdp reproduce` instead.",
 )
 @click.option(
@@ -36,7 +38,7 @@ _MOST_STEPS = 50
 @click.option("--confidence", type=float, default=0.95, show_default=True)
 @click.option("--seed", type=int, help="Of the runs, to repeat them.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False),
+    "--out", type=Filled(file_okay=False),
     help="Folder for audit.json and roc.png [default: the run's].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -195,6 +197,8 @@ def _into_report(run: Path, row: dict[str, Any]) -> None:
 
     path = run / "report.json"
     report = {**json.loads(path.read_text(encoding="utf-8")), "audited": row}
+    for name in ("seconds", "steps_in_this_sitting"):
+        report.pop(name, None)  # of reports older than the rule that no time is published
     write_atomically(path, json.dumps(report, indent=1))
     write_atomically(run / "report.md", to_markdown(report))
     write_atomically(run / "report.html", to_html(report, run))
@@ -222,4 +226,6 @@ def _show(row: dict[str, Any], as_json: bool) -> None:
         console.print(f"At least {value}, provided that {row['profile_assumes']}.")
     runs = "1 run" if row["runs"] == 1 else f"{row['runs']:,} runs"
     console.print(f"Audited: {row['what']}; {runs}; canary: {row['adversary']}.")
+    if row.get("noise"):
+        console.print(row["noise"], highlight=False)
     console.print(row["verdict"])

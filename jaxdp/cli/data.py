@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from jaxdp.cli.options import Filled
 from jaxdp.data.specs import SPECS
 
 
@@ -27,23 +28,25 @@ def list_() -> None:
 @data.command()
 @click.argument("names", nargs=-1, metavar="[DATASET]...")
 @click.option(
-    "--source", type=click.Path(path_type=Path), required=True,
+    "--source", type=Filled(), required=True,
     help="Folder with the original files, in mnist/, fashion-mnist/, cifar-10-webp/, pums/.",
 )
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), required=True,
+    "--data-dir", type=Filled(), required=True,
     help="Where to write; pass the same to `jaxdp train --data-dir`.",
 )
 def prepare(names: tuple[str, ...], source: Path, data_dir: Path) -> None:
     """Write data sets into tensorflow-datasets' form, every file checked by its checksum.
 
-    Without a name, all of them. Example:
+    Without a name, all of them. The original files must be in a folder of yours already, such as
+    originals/mnist/train-images-idx3-ubyte.gz. Example:
 
     \b
       jaxdp data prepare mnist pums --source originals --data-dir ~/tensorflow_datasets
     """
     from jaxdp import data as datasets
 
+    source, data_dir = source.expanduser(), data_dir.expanduser()
     chosen = [datasets.spec(name) for name in names] or [s for s in SPECS.values() if s.files]
     for spec in chosen:
         folder = datasets.prepare(spec.name, source, data_dir)

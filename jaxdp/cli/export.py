@@ -4,11 +4,13 @@ from pathlib import Path
 
 import click
 
+from jaxdp.cli.options import Filled
+
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=Filled())
 @click.option(
-    "--to", "target", type=click.Path(path_type=Path),
+    "--to", "target", type=Filled(),
     help="File to write [default: RUN/params.msgpack].",
 )
 def export(run: Path, target: Path | None) -> None:

@@ -4,17 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from jaxdp.runs import bar
 
-from jaxdp.report.words import show_epsilon
+
+def show_epsilon(epsilon: float | str) -> str:
+    """As reports show it; their package is imported when the first is shown, not before."""
+    from jaxdp.report.words import show_epsilon as shown
+
+    return shown(epsilon)
 
 
 @contextlib.contextmanager
@@ -23,21 +20,15 @@ def progress_bar(config: Any, name: str | None = None) -> Iterator[Any]:
 
     On a terminal it is a bar; elsewhere it prints a line for every block.
     """
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[latest]}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        title = name or f"{config.method} on {config.dataset}"
-        task = bar.add_task(title, total=config.steps, latest="")
+    title = name or f"{config.method} on {config.dataset}"
+    with bar.opened(title, config.steps) as (update, console):
 
         def progress(step: int, row: dict[str, Any] | None) -> None:
             if row is None:
-                bar.update(task, completed=step)
+                update(completed=step)
                 return
             latest = f"accuracy {row['test_accuracy']:.2%}  epsilon {show_epsilon(row['epsilon'])}"
-            bar.update(task, completed=step, latest=latest)
+            update(completed=step, latest=latest)
             if not console.is_terminal:
                 prefix = f"{name}: " if name else ""
                 line = f"{prefix}step {step}/{config.steps}  {latest}"
@@ -49,11 +40,5 @@ def progress_bar(config: Any, name: str | None = None) -> Iterator[Any]:
 @contextlib.contextmanager
 def counting_bar(title: str, total: int) -> Iterator[Any]:
     """A function to be called with how many of ``total`` are done; a bar on a terminal alone."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TimeElapsedColumn(), TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)
+    with bar.opened(title, total) as (update, _):
+        yield lambda done: update(completed=done)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from jaxdp.cli.options import Filled
+
 _RESULTS = Path("benchmarks/results/papers.json")
 _FOLDER = Path("runs/reproduce")
 # Named here, so that `--help` need not wait for JAX; jaxdp.tables.TARGETS makes them.
@@ -37,17 +39,17 @@ def reproduce() -> None:
 
 
 _results = click.option(
-    "--results", type=click.Path(path_type=Path), default=_RESULTS, show_default=True,
+    "--results", type=Filled(), default=_RESULTS, show_default=True,
     help="JSON file of the finished rows.",
 )
 _out = click.option(
-    "--out", type=click.Path(path_type=Path), default=_FOLDER, show_default=True,
+    "--out", type=Filled(), default=_FOLDER, show_default=True,
     help="Folder of the runs; holds their secrets.",
 )
 
 
 _data_dir = click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie."
+    "--data-dir", type=Filled(), help="Where prepared data sets lie."
 )
 _detached = click.option(
     "--detach", is_flag=True, help="Go on in the background; see `status`."
@@ -122,7 +124,7 @@ def status(results: Path, out: Path) -> None:
 
 @reproduce.command()
 @click.option(
-    "--to", type=click.Path(path_type=Path), default=Path("docs/images"), show_default=True,
+    "--to", type=Filled(), default=Path("docs/images"), show_default=True,
     help="Folder for the plots.",
 )
 def figures(to: Path) -> None:
@@ -142,12 +144,12 @@ def _target(name: str, about: str) -> click.Command:
     @_data_dir
     @_detached
     @click.option(
-        "--results-dir", type=click.Path(path_type=Path), default=_RESULTS.parent,
+        "--results-dir", type=Filled(), default=_RESULTS.parent,
         show_default=True, help="Folder of the result rows.",
     )
     @_out
     @click.option(
-        "--to", type=click.Path(path_type=Path), default=Path("docs/results"), show_default=True,
+        "--to", type=Filled(), default=Path("docs/results"), show_default=True,
         help="Folder for the page and its plots.",
     )
     def command(

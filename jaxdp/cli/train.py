@@ -1,13 +1,13 @@
 """``jaxdp train``."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from jaxdp.cli.progress import progress_bar
+from jaxdp.cli.failures import in_words
+from jaxdp.cli.options import Filled
 from jaxdp.data.specs import SPECS
 
 _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
@@ -63,15 +63,16 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 )
 @click.option("--eval-every", type=int, help="Steps between evaluations [default: steps / 20].")
 @click.option("--physical-batch-size", type=int, help="Rows of one compiled pass.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where prepared data sets lie.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run [default: runs/N].")
+@click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
+@click.option("--out", type=Filled(), help="Folder of the run [default: runs/N].")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last checkpoint.")
-@click.option("--fork", is_flag=True, help="With --resume: go on although data or machine changed.")
 @click.option("--seed", type=int, help="For figures only: voids the guarantee for who knows it.")
 @click.option("--sensitive", is_flag=True, default=None, help="Also write un-noised statistics.")
+@click.option("--dry-run", is_flag=True, help="Say what it would cost, on random data; no run.")
+@click.option("--json", "as_json", is_flag=True, help="The last line is one JSON object.")
 def train(
-    data_dir: Path | None, out: Path | None, resume: bool, fork: bool, seed: int | None,
-    **options: Any,
+    data_dir: Path | None, out: Path | None, resume: bool, seed: int | None,
+    dry_run: bool, as_json: bool, **options: Any,
 ) -> None:
     """Train a private classifier and report what was proven.
 
@@ -81,20 +82,47 @@ def train(
     \b
       jaxdp train --dataset mnist --epsilon 3 --delta 1e-5 --batch-size 512 --steps 4700
     """
+    from jaxdp.cli.launch import dry, launch
     from jaxdp.runs import RunDirectory
     from jaxdp.seeds import Secret
 
-    if (resume or fork) and out is None:
-        raise click.UsageError("--out must name the run to resume")
-    if fork and not resume:
-        raise click.UsageError("--fork must come with --resume")
-    if resume and seed is not None:
-        raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
+    _check_together(out, resume, seed, dry_run)
     options["settings"] = parse_settings(options["settings"]) or None
     directory = RunDirectory(out or _free_folder(options["dataset"]))
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
     config = (_stored_config if resume else _new_config)(directory, options)
-    _run(config, directory, data_dir, secret, resume, fork)
+    for warning in config.warnings():
+        click.echo(f"jaxdp: warning: {warning}", err=True)
+    if dry_run:
+        dry(config, as_json)
+        return
+    with in_words(directory):
+        launch(
+            config, directory, _data_dir(directory, data_dir, resume),
+            None if resume else secret, None if resume else _given(), as_json,
+        )
+
+
+def _check_together(
+    out: Path | None, resume: bool, seed: int | None, dry_run: bool
+) -> None:
+    if resume and out is None:
+        raise click.UsageError("--out must name the run to resume")
+    if resume and seed is not None:
+        raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
+    if resume and dry_run:
+        raise click.UsageError("--dry-run must not come with --resume: it is for a new run")
+
+
+def _data_dir(directory: Any, given: Path | None, resume: bool) -> Path | None:
+    """The folder of the data; a resumed run remembers it."""
+    if given is None and resume:
+        kept = directory.load_state().get("data_dir")
+        return Path(kept) if kept else None
+    if given is None:
+        return None
+    directory.remembered["data_dir"] = str(given.expanduser().absolute())
+    return given
 
 
 def parse_settings(given: tuple[str, ...]) -> dict[str, float | int]:
@@ -112,24 +140,15 @@ def parse_settings(given: tuple[str, ...]) -> dict[str, float | int]:
     return found
 
 
-def _run(config: Any, directory: Any, data_dir: Path | None, secret: Any, again: bool, fork: bool
-         ) -> None:
-    from jaxdp import data, runs
-    from jaxdp._durable import write_atomically
-    from jaxdp.report import build, save_plots, to_html, to_markdown
-
-    dataset = data.load(config.dataset, data_dir)
-    with progress_bar(config) as progress:
-        if again:
-            result = runs.resume(config, directory, dataset, progress, fork=fork)
-        else:
-            result = runs.start(config, directory, dataset, secret, progress)
-    report = build(result)
-    write_atomically(directory.path / "report.json", json.dumps(report, indent=1))
-    write_atomically(directory.path / "report.md", to_markdown(report))
-    save_plots(report, directory.path)
-    write_atomically(directory.path / "report.html", to_html(report, directory.path))
-    _print_summary(report, directory)
+def _given() -> dict[str, Any]:
+    """The options that were given on the command line, by their names there."""
+    context = click.get_current_context()
+    return {
+        option.opts[0].removeprefix("--"): context.params[option.name]
+        for option in context.command.params
+        if option.name is not None
+        and getattr(context.get_parameter_source(option.name), "name", "") == "COMMANDLINE"
+    }
 
 
 def _new_config(directory: Any, options: dict[str, Any]) -> Any:
@@ -161,29 +180,3 @@ def _free_folder(dataset: str) -> Path:
     while (folder := Path("runs") / f"{dataset}-{number}").exists():
         number += 1
     return folder
-
-
-def _print_summary(report: dict[str, Any], directory: Any) -> None:
-    from jaxdp.report.words import show_delta, show_epsilon
-
-    guarantee = report["guarantee"]
-    click.echo(
-        f"test accuracy {report['test_accuracy']:.2%}   proven epsilon "
-        f"{show_epsilon(guarantee['epsilon'])} at delta {show_delta(guarantee['delta'])} "
-        f"({guarantee['relation']}, {guarantee['sampling']} sampling, "
-        f"{guarantee['releases']:,} releases)"
-    )
-    if report["claim"]:
-        claim = report["claim"]
-        click.echo(f"claimed by the paper: epsilon {show_epsilon(claim['epsilon'])}, "
-                   f"{claim['verdict']}")
-    if report["counts"]:
-        counts = report["counts"]
-        click.echo(f"{counts['proposals']:,} candidates charged, {counts['accepted']:,} accepted, "
-                   f"{counts['forced']:,} of them by force")
-    if report["judged_by"]:
-        click.echo(report["judged_by"])
-    if report["label"]:
-        click.echo(report["label"])
-    click.echo(f"report: {directory.path / 'report.md'}")
-    click.echo(f"secret, not to be published: {directory.secret}")

@@ -1,13 +1,13 @@
 """Augmentation multiplicity: many views of one record, one clipped gradient."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxdp import _validate
-from jaxdp.clipping import options
+from jaxdp.clipping import forms
+from jaxdp.clipping.captured import declaring
 from jaxdp.types import PyTree
 
 
@@ -23,7 +23,7 @@ def augmented(
     the views cost computation, not privacy.
 
     Args:
-        loss_fn: ``(params, example) -> scalar`` or ``(params, example, rng) -> scalar``.
+        loss_fn: in one of the forms of :func:`jaxdp.clipped_grad`.
         augment: ``(example, key) -> example`` of the same shapes; it sees one record only.
         multiplicity: how many views K ≥ 1.
 
@@ -37,15 +37,15 @@ def augmented(
     if not callable(augment):
         raise ValueError(f"augment must be a function (example, key), got {augment!r}")
     multiplicity = _validate.integer("multiplicity", multiplicity, least=1)
-    with_rng = options.takes_rng(loss_fn)
+    form = forms.form_of(loss_fn)
 
     def mean_loss(params: PyTree, example: PyTree, rng: jax.Array) -> jax.Array:
         def one(key: jax.Array) -> jax.Array:
             view_key, loss_key = jax.random.split(key)
             view = augment(example, view_key)
-            args: tuple[Any, ...] = (view, loss_key) if with_rng else (view,)
-            return loss_fn(params, *args)
+            loss: jax.Array = form(loss_fn, params, view, loss_key)
+            return loss
 
         return jnp.mean(jax.vmap(one)(jax.random.split(rng, multiplicity)))
 
-    return mean_loss
+    return declaring(mean_loss, inner=loss_fn)

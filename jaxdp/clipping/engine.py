@@ -2,18 +2,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp import _validate
-from jaxdp.clipping import _batch, options, reduce
+from jaxdp.clipping import _batch, captured, coupling, forms, frameworks, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run, uses
 from jaxdp.clipping.ghost.plan import LeafPlan, plan
+from jaxdp.clipping.passes import add_pass, folded, nothing, settled
 from jaxdp.clipping.rules import Rule
-from jaxdp.types import ClipInfo, Draw, PyTree, Summed
+from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 
 
 def clipped_grad(
@@ -22,40 +25,72 @@ def clipped_grad(
     method: str = "auto",
     microbatch_size: int | None = None,
     trainable: Any = None,
+    constants: PyTree = None,
+    most_records: int = 2**14,
+    rng_name: str | tuple[str, ...] | None = forms.KEY_NAMES,
 ) -> "ClippedGrad":
     """The function that computes the sum of ``loss_fn``'s clipped per-example gradients.
 
+    ================================  ===========================================================
+    form of the loss                  what it is handed of one example
+    ================================  ===========================================================
+    ``(params, example)``             the example whole, whatever pytree it is
+    ``(params, x, y)``, and so on     a tuple or list example of that length, taken apart; a dict
+                                      with exactly these keys, by name
+    ``(params, *, x, y)``             a dict with exactly these keys
+    ``(params, x, train=True)``       optional arguments are left alone
+    ``(params, batch=None)``          the first one takes the example where nothing is required
+    ``(params, x, rng)``, ``key``,    by that name, wherever it stands, the key of the example;
+    ``(params, x, *, rng=None)``      ``rng_name="dropout_key"`` for another name, None for no key
+    ``(params, *args, **kwargs)``     the example whole as one argument; a key only by ``rng_name``
+    ``functools.partial``             as what is left of it; a key that it has already stays
+    bound methods, callable objects   as their signature without ``self``; Equinox modules too
+    ``jax.jit(loss)``                 as the function inside
+    no signature                      as ``(params, example)``
+    ================================  ===========================================================
+
     Args:
-        loss_fn: ``(params, example) -> scalar`` or ``(params, example, rng) -> scalar`` for **one**
-            example, so that no layer can couple a batch; ``rng`` feeds dropout and augmentation. It
-            may return ``(scalar, aux)``; aux is per example and as sensitive as the example.
+        loss_fn: a scalar for **one** example, so that no layer can couple a batch, in one of the
+            forms above; the key feeds dropout and augmentation. It may return ``(scalar, aux)``;
+            aux is per example and as sensitive as the example.
         rule: the clipping rule, such as ``jaxdp.clip(0.1)``.
         method: how gradient norms are computed, the same to rounding. "vmap": from per-example
             gradients by automatic differentiation, the reference. "ghost": without them, wherever
             the parameter is used in a way that allows it. "auto": whatever costs least, for every
             parameter by itself; ``ClippedGrad.plan`` says what that is.
-        microbatch_size: rows that are worked on at a time inside one call. It bounds the memory and
-            changes nothing else but the order of summation. None: all at once.
+        microbatch_size: rows worked on at a time inside one call, to bound the memory; None: all.
         trainable: what to train: a tree of bool (a prefix of the parameters) or a function of a
             leaf's path. Other leaves are frozen: no gradient, no norm, None in the sum. None trains
-            everything.
+            everything. Frozen leaves are **assumed public**, computed from no record.
+        constants: pytree of arrays that ``loss_fn`` captures, declared **public** (JAX's by
+            identity, NumPy's by content). Others are assumed public, and named so by the plan and
+            the ledger; one with as many rows as a batch is refused.
+        most_records: the largest number of records of one draw, public: the rounding of the sum is
+            bounded for so many, and counts in ``Summed.l2``. A Mechanism gives its own.
+        rng_name: the argument that takes a key, or names to look for; None for none.
 
     Returns:
-        ``(params, batch, mask=None, rng=None) -> (Summed, ClipInfo)``; see :class:`ClippedGrad`.
+        ``(params, batch, mask, rng=None) -> (Summed, ClipInfo)``, the mask only where the batch is
+        no ``Batch``; see :class:`ClippedGrad`.
 
     Raises:
         ValueError: an argument is not what it should be, named with its value.
     """
     if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function (params, example), got {loss_fn!r}")
+        raise ValueError(
+            f"loss_fn must be a function (params, example), got {_validate.described(loss_fn)}"
+        )
     if not callable(getattr(rule, "factors", None)) or not callable(getattr(rule, "l2", None)):
         raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
     _validate.one_of("method", method, ("auto", "ghost", "vmap"))
     if microbatch_size is not None:
         microbatch_size = _validate.integer("microbatch_size", microbatch_size, least=1)
+    most_records = _validate.integer("most_records", most_records, least=1)
     chosen = options.trainable(trainable)
-    takes_rng = options.takes_rng(loss_fn)
-    return ClippedGrad(loss_fn, rule, method, microbatch_size, chosen, takes_rng)
+    form = forms.form_of(loss_fn, rng_name)
+    public = captured.declared(constants, loss_fn)
+    loss_fn = forms.hashable(loss_fn)
+    return ClippedGrad(loss_fn, rule, method, microbatch_size, chosen, form, public, most_records)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +98,12 @@ class ClippedGrad:
     """Sums clipped per-example gradients; made by :func:`clipped_grad`.
 
     Formal guarantee: the returned ``Summed.value`` changes by at most ``Summed.l2`` in the
-    Euclidean norm when one record enters or leaves the batch. Masked rows, and examples with a
-    non-finite gradient, contribute exactly zero; an empty batch gives zero.
+    Euclidean norm when one record enters or leaves the batch, rounding included: what the record
+    adds is at most the rule's bound C, and ``l2`` is C and the share of it by which the record
+    moves the rounding of the other rows' sum (docs/clip_bound.md has the proof). Masked rows, and
+    examples with a non-finite gradient, contribute exactly zero; an empty batch gives zero.
+    Assumed, since it cannot be seen: frozen parameters and captured arrays are public
+    (:meth:`plan` names them).
     """
 
     loss_fn: Callable[..., Any]
@@ -72,7 +111,14 @@ class ClippedGrad:
     method: str
     microbatch_size: int | None
     trainable: options.Prefix | options.ByPath | None
-    takes_rng: bool
+    form: forms.Form
+    constants: captured.Declared
+    most_records: int = 2**14
+
+    @property
+    def takes_rng(self) -> bool:
+        """True where the loss takes a key."""
+        return self.form.rng is not None
 
     def __call__(
         self,
@@ -88,8 +134,10 @@ class ClippedGrad:
 
         Args:
             params: pytree of floating-point arrays.
-            batch: pytree of arrays [m, ...], one row an example.
-            mask: bool [m]; False rows are padding. None: all rows count.
+            batch: a ``Batch``, such as ``draw.batches(data)`` yields, or a pytree of arrays
+                [m, ...], one row an example. Without rows (m = 0) the sum is zero.
+            mask: bool [m]; False rows are padding. "all": every row is a record. It must be given
+                with a pytree, and must not be with a ``Batch``, which holds its own.
             rng: a key, where ``loss_fn`` takes one; row i gets the i-th of its parts. It must be
                 secret and used once: the guarantee averages over it, since a record that leaves
                 moves the others to other rows. (:meth:`sum` gives each record its own.)
@@ -104,18 +152,29 @@ class ClippedGrad:
             The ``Summed``, and a sensitive ``ClipInfo``.
 
         Raises:
-            ValueError: the loss is not a scalar or ignores the example, the batch is ragged, the
-                mask has another shape or dtype, ``rng`` is missing or not wanted, or a bound is not
-                a number in [1e-10, 1e10].
+            ValueError: the loss is not a scalar, ignores the example, or could reach other examples
+                (it captures a traced array or one with the batch's rows, communicates over an axis,
+                calls back to Python, or uses ``custom_vmap``); the batch is ragged; the mask is
+                missing or has another shape or dtype; ``rng`` is missing or not wanted; a bound is
+                not a number in [1e-10, 1e10]; ``shard_map`` around it has ``check_vma=True``.
         """
-        size = _batch.rows("batch", batch)
+        frameworks.check_arrays(params)
+        origin = batch.origin if isinstance(batch, Batch) else None
+        data, keep = _batch.opened(batch, mask)
         self._check_rng(rng)
-        batch = jax.tree.map(jnp.asarray, batch)
-        bound = options.checked_bound(bound)
+        data = jax.tree.map(jnp.asarray, data)
+        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
+        size = keep.shape[0]
+        rounding.check_records(size, self.most_records)
         keys = None if rng is None else jax.random.split(rng, size)
-        checked = _batch.checked_mask(mask, size)
-        clipped, info = self._over_rows(params, (batch, keys), checked, scale, bound)
-        return self._summed(params, clipped.total, clipped.votes, scale, bound), info
+        clipped, info = self._over_rows(params, (data, keys), keep, scale, bound)
+        captured.check_rows(info.plan, self._row_counts(size))
+        summed = self._summed(params, clipped.total, clipped.votes, scale, bound)
+        if origin is None:
+            return summed, info
+        ticket, number = origin
+        captured.report(ticket, info.plan)
+        return summed.of_draw(ticket, [number], known=batch.untouched), info
 
     def sum(
         self,
@@ -135,7 +194,8 @@ class ClippedGrad:
         Args:
             params: pytree of floating-point arrays.
             data: pytree of arrays [N, ...], all records, already on the device.
-            draw: which of them take part, from ``Sampler.draw``.
+            draw: which of them take part, from ``Sampler.draw``. Where that charged a ledger, the
+                ledger is told which frozen parameters and captured arrays are assumed public.
             rng: a key, where ``loss_fn`` takes one; every record gets its own part, whoever else
                 is drawn.
             scale: as for ``__call__``.
@@ -146,25 +206,96 @@ class ClippedGrad:
             that of one pass), and a sensitive ``ClipInfo`` for each.
 
         Raises:
-            ValueError: as ``__call__``, or ``data`` does not hold the records that were drawn from.
+            ValueError: as ``__call__``; ``data`` does not hold the records that were drawn from;
+                the loss captures an array with an axis as long as ``data``.
         """
+        _batch.check_records(data, draw.num_records)
+        return self.sum_passes(params, itertools.repeat(data), draw, rng, scale=scale, bound=bound)
+
+    def sum_passes(
+        self,
+        params: PyTree,
+        passes: Iterable[PyTree],
+        draw: Draw,
+        rng: jax.Array | None = None,
+        *,
+        gathered: bool = False,
+        scale: PyTree | None = None,
+        bound: jax.Array | None = None,
+    ) -> tuple[Summed, list[ClipInfo]]:
+        """As :meth:`sum`, with the data of each pass by itself.
+
+        Args:
+            params: as for :meth:`sum`.
+            passes: for every pass of the draw all records or, if ``gathered``, its rows alone.
+            draw: as for :meth:`sum`.
+            rng: likewise.
+            gathered: whether ``passes`` holds the rows that ``draw.indices`` names.
+            scale: as for ``__call__``.
+            bound: likewise.
+        """
+        frameworks.check_arrays(params)
         self._check_rng(rng)
-        _check_records(data, draw)
-        bound = options.checked_bound(bound)
-        totals = _zeros(self, params)
+        rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
+        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
+        totals = nothing(self, params)
         infos = []
-        for indices, mask in zip(draw.indices, draw.mask, strict=True):
-            totals, info = _add_pass(self, totals, params, data, indices, mask, rng, scale, bound)
+        each = zip(passes, draw.indices, draw.mask, strict=False)
+        for data, indices, mask in each:
+            totals, info = add_pass(
+                self, gathered, totals, params, data, indices, mask, rng, scale, bound
+            )
             infos.append(info)
-        total, votes = _settled(totals)
-        return self._summed(params, total, votes, scale, bound), infos
+        if infos:
+            captured.check_rows(infos[0].plan, (), records=draw.num_records)
+        captured.report(draw.ticket, infos[0].plan if infos else ())
+        total, votes = settled(totals)
+        summed = self._summed(params, total, votes, scale, bound)
+        # Rows that the caller gathered are not seen to be those of the draw.
+        known = draw.untouched and not gathered
+        return summed.of_draw(draw.ticket, range(len(draw.indices)), known=known), infos
+
+    def one_pass(
+        self,
+        params: PyTree,
+        data: PyTree,
+        indices: jax.Array,
+        mask: jax.Array,
+        rng: jax.Array | None,
+        *,
+        gathered: bool = False,
+        scale: PyTree = None,
+        bound: Any = None,
+    ) -> tuple[reduce.Clipped, ClipInfo]:
+        """The clipped sum of one pass of a draw, to be called inside ``jit``; as :meth:`sum`."""
+        batch = data if gathered else jax.tree.map(lambda rows: rows[indices], data)
+        keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
+        result = self._over_rows(params, (batch, keys), mask, scale, bound)
+        records = None if gathered else _batch.rows("data", data)
+        captured.check_rows(result[1].plan, self._row_counts(mask.shape[0]), records=records)
+        return result
 
     def plan(self, params: PyTree, batch: PyTree) -> tuple[LeafPlan, ...]:
-        """How every parameter's gradient is handled for a physical batch of this shape."""
-        rows = self._rows_at_once(_batch.rows("batch", batch))
+        """The engine of every parameter's gradient for a physical batch of this shape, and why.
+
+        Args:
+            params: pytree of floating-point arrays.
+            batch: a ``Batch`` or a pytree of arrays [m, ...]; only its shapes matter.
+
+        Returns:
+            An entry for every parameter; then one for every array that the loss captured, with
+            its shape and the engine "constant". What is assumed public says so in ``assumed``.
+
+        Raises:
+            ValueError: as ``__call__``, where the loss is the reason.
+        """
+        frameworks.check_arrays(params)
+        data = batch.data if isinstance(batch, Batch) else batch
+        size = _batch.rows("batch", data)
         key = jax.eval_shape(lambda: jax.random.key(0)) if self.takes_rng else None
-        example = jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: leaf[0], batch), batch)
-        return self._planned(params, (example, key), rows)[2]
+        decided = self._planned(params, (_batch.example(data), key), self._rows_at_once(size))[2]
+        captured.check_rows(decided, self._row_counts(size))
+        return decided
 
     def trained(self, params: PyTree) -> PyTree:
         """The parameters with None at frozen leaves: what the optimizer works on."""
@@ -178,21 +309,24 @@ class ClippedGrad:
     ) -> tuple[reduce.Clipped, ClipInfo]:
         size, chunk = mask.shape[0], self._rows_at_once(mask.shape[0])
         one = functools.partial(self._at_once, params, scale=scale, bound=bound)
+        if size == 0:
+            return _batch.of_none(one, rows)
         if chunk == size:
             return one(rows, mask)
         chunks = jax.tree.map(functools.partial(_batch.cut, size=chunk), (rows, mask))
         totals, infos = jax.lax.scan(
-            lambda totals, piece: _folded(totals, one(*piece)), _zeros(self, params), chunks
+            lambda totals, piece: folded(totals, one(*piece)), nothing(self, params), chunks
         )
         info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-        total, votes = _settled(totals)
+        total, votes = settled(totals)
         return reduce.Clipped(total, info.norms, info.clipped, votes), info
 
     def _at_once(
         self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
     ) -> tuple[reduce.Clipped, ClipInfo]:
-        example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+        example = _batch.example(rows)
         traced, found, decided = self._planned(params, example, mask.shape[0])
+        coupling.refuse_varying(params, rows)
         leaves, structure = jax.tree.flatten(params)
         losses, rest, grads = run.gradients(traced, found, decided, leaves, jax.tree.leaves(rows))
         scales = None if scale is None else self._flat_scale(params, scale)
@@ -206,20 +340,24 @@ class ClippedGrad:
         example, key = rows
         flags = self._flags(params)
         options.check_params(params, flags)
-        keys = () if key is None else (key,)
-        traced = program.trace(
-            lambda params, example, *key: options.checked_result(
-                options.called(self.loss_fn, params, example, *key)
-            ),
-            params,
-            example,
-            *keys,
-        )
+        args = (example,) if key is None else (example, key)
+
+        def loss(params: PyTree, *args: PyTree) -> tuple[jax.Array, Any]:
+            try:
+                result = frameworks.called(self.form, self.loss_fn, params, *args)
+            except Exception as error:
+                error.add_note(f"jaxdp handed the loss one example: {options.shapes(args[0])}")
+                raise
+            return options.checked_result(result)
+
+        traced = program.trace(loss, params, *args)
+        constants = captured.found(traced.closed, self.constants, loss, flags, params, args)
         if traced.ignores_example():
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         found = uses.find(traced, shapes)
-        return traced, found, plan(options.paths(params), flags, found, size, self.method)
+        decided = plan(options.paths(params), flags, found, size, self.method)
+        return traced, found, (*decided, *constants)
 
     def _flags(self, params: PyTree) -> list[bool]:
         if self.trainable is None:
@@ -227,84 +365,36 @@ class ClippedGrad:
         return self.trainable(params)
 
     def _flat_scale(self, params: PyTree, scale: PyTree) -> list[jax.Array | None]:
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(self.trained(params))]
-        found = jax.tree.leaves(scale)
-        if [jnp.shape(leaf) for leaf in found] != shapes:
-            raise ValueError(
-                f"scale must be shaped like the trained parameters {shapes}, "
-                f"got {[jnp.shape(leaf) for leaf in found]}"
-            )
-        each = iter(found)
-        return [
-            jnp.asarray(next(each), jnp.float32) if flag else None for flag in self._flags(params)
-        ]
+        each = iter(options.scales(scale, self.trained(params)))
+        return [next(each) if flag else None for flag in self._flags(params)]
+
+    def summed(
+        self, params: PyTree, clipped: reduce.Clipped, scale: PyTree = None, bound: Any = None
+    ) -> Summed:
+        """The ``Summed`` of one pass's result."""
+        return self._summed(params, clipped.total, clipped.votes, scale, bound)
 
     def _summed(
         self, params: PyTree, total: PyTree, votes: jax.Array, scale: PyTree, bound: Any
     ) -> Summed:
         l2 = self.rule.l2(self.trained(params)) if bound is None else bound
+        l2 = l2 * (1.0 + rounding.of_sum(self.most_records))
         return Summed(total, l2, scale, None if bound is None else votes)
 
     def _rows_at_once(self, size: int) -> int:
         return size if self.microbatch_size is None else min(size, self.microbatch_size)
 
+    def _row_counts(self, size: int) -> set[int]:
+        return {size, self._rows_at_once(size)}
+
     def _check_rng(self, rng: jax.Array | None) -> None:
         if self.takes_rng and rng is None:
-            raise ValueError("rng must be a key, since loss_fn takes one; got None")
+            raise ValueError(
+                f"rng must be a key, since loss_fn takes one as {self.form.rng!r}; got None"
+            )
         if rng is not None and not self.takes_rng:
-            raise ValueError("rng must be None, since loss_fn takes (params, example); got a key")
-
-
-# A running sum, what rounding took from it, and the votes.
-_Totals = tuple[PyTree, PyTree, jax.Array]
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _add_pass(
-    grad_fn: ClippedGrad,
-    totals: _Totals,
-    params: PyTree,
-    data: PyTree,
-    indices: jax.Array,
-    mask: jax.Array,
-    rng: jax.Array | None,
-    scale: PyTree,
-    bound: Any,
-) -> tuple[_Totals, ClipInfo]:
-    batch = jax.tree.map(lambda rows: rows[indices], data)
-    keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
-    return _folded(totals, grad_fn._over_rows(params, (batch, keys), mask, scale, bound))
-
-
-def _folded(totals: _Totals, result: tuple[reduce.Clipped, ClipInfo]) -> tuple[_Totals, ClipInfo]:
-    """Compensated addition (Kahan 1965): rounding does not grow with the number of passes."""
-    (total, lost, votes), (clipped, info) = totals, result
-    wanted = jax.tree.map(jnp.subtract, clipped.total, lost)
-    larger = jax.tree.map(jnp.add, total, wanted)
-    lost = jax.tree.map(lambda new, old, add: (new - old) - add, larger, total, wanted)
-    return (larger, lost, votes + clipped.votes), info
-
-
-@jax.jit
-def _settled(totals: _Totals) -> tuple[PyTree, jax.Array]:
-    total, lost, votes = totals
-    return jax.tree.map(jnp.subtract, total, lost), votes
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _zeros(grad_fn: ClippedGrad, params: PyTree) -> _Totals:
-    trained = grad_fn.trained(params)
-    zeros, again = (
-        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained) for _ in range(2)
-    )
-    return zeros, again, jnp.zeros([], jnp.float32)
-
-
-def _check_records(data: PyTree, draw: Draw) -> None:
-    rows = _batch.rows("data", data)
-    # A gather beyond the end would count the last record again and again.
-    if rows != draw.num_records:
-        # Without the numbers: they are private.
-        raise ValueError(
-            "data must hold the records that the sampler draws from, got another number of them"
-        )
+            raise ValueError(
+                "rng must be None, since loss_fn takes no key: it has no argument called rng or "
+                "key, and rng_name= names none; got a key"
+            )
+        options.check_key(rng)

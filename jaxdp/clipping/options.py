@@ -1,7 +1,6 @@
 """What a caller of the engine may choose, checked before anything is computed."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import _validate
+from jaxdp.clipping import frameworks
 from jaxdp.types import PyTree
 
 # Further out, squares in float32 underflow or overflow and a norm could not be trusted.
@@ -65,39 +65,42 @@ def paths(params: PyTree) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
+def shapes(example: PyTree) -> str:
+    """Dtypes and shapes of one example, for an error's note."""
+    return str(jax.tree.map(_Shown, example))
+
+
+class _Shown:
+    def __init__(self, leaf: Any) -> None:
+        self._text = f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
 def check_params(params: PyTree, flags: list[bool]) -> None:
-    """Everything trained must be floating-point, and something must be."""
+    """Everything trained must be a floating-point parameter, and something must be."""
+    if not flags:
+        raise ValueError(f"params must hold at least one array, got {params!r}")
     if not any(flags):
-        raise ValueError("trainable must let at least one parameter through, got none")
-    for path, leaf, flag in zip(paths(params), jax.tree.leaves(params), flags, strict=True):
-        if flag and not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            raise ValueError(
-                f"params must be floating-point arrays where they are trained, got "
-                f"{jnp.result_type(leaf)} at {path}"
-            )
-
-
-def called(loss_fn: Callable[..., Any], *args: Any) -> Any:
-    """What the loss returns; changing batch statistics inside is refused in words."""
-    try:
-        return loss_fn(*args)
-    except Exception as error:
-        if type(error).__name__ in ("ModifyScopeVariableError", "TraceContextError"):
-            raise ValueError(
-                "loss_fn must not change state such as batch statistics: it mixes the examples. "
-                f"Use LayerNorm or GroupNorm, or keep the state fixed ({error})"
-            ) from error
-        raise
+        found = paths(params)
+        more = ", ..." if len(found) > 8 else ""
+        raise ValueError(
+            "trainable must let at least one parameter through, got none of "
+            f"{', '.join(found[:8])}{more}"
+        )
+    frameworks.check_params(params, flags)
 
 
 def checked_result(result: Any) -> tuple[jax.Array, Any]:
     """The scalar loss and its auxiliary output (or None)."""
     loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not hasattr(loss, "shape") or loss.shape != ():
-        shape = getattr(loss, "shape", type(loss).__name__)
+        found = f"shape {loss.shape}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
         raise ValueError(
-            f"loss_fn must return a scalar for one example, got shape {shape}: "
-            "it sees one example without a batch axis"
+            "loss_fn must return a scalar for one example, got "
+            + ("None: a return is missing" if loss is None else f"{found}: ")
+            + ("" if loss is None else "it sees one example without a batch axis")
         )
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise ValueError(f"loss_fn must return a floating-point scalar, got {loss.dtype}")
@@ -129,18 +132,36 @@ def checked_bound(bound: Any) -> jax.Array | None:
     return jnp.where(bound >= LEAST_BOUND, jnp.minimum(bound, LARGEST_BOUND), LEAST_BOUND)
 
 
-def takes_rng(loss_fn: Callable[..., Any]) -> bool:
-    """Whether the loss takes a key as its third argument."""
-    try:
-        parameters = inspect.signature(loss_fn).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [p for p in parameters if p.kind in kinds]
-    required = [p for p in positional if p.default is inspect.Parameter.empty]
-    if len(required) > 3 or len(positional) < 2:
+def checked_scale(scale: PyTree | None) -> PyTree | None:
+    """The scale in float32, moved into [1e-10, 1e10]: further out, quotients and sums overflow."""
+
+    def one(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf).astype(jnp.float32)
+        return jnp.where(leaf >= LEAST_BOUND, jnp.minimum(leaf, LARGEST_BOUND), LEAST_BOUND)
+
+    return jax.tree.map(one, scale)
+
+
+def scales(scale: PyTree, trained: PyTree) -> list[jax.Array]:
+    """The leaves of a checked scale, one for every trained parameter."""
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(trained)]
+    found = jax.tree.leaves(scale)
+    if [jnp.shape(leaf) for leaf in found] != shapes:
         raise ValueError(
-            "loss_fn must take (params, example) or (params, example, rng), "
-            f"got the arguments ({', '.join(p.name for p in positional)})"
+            f"scale must be shaped like the trained parameters {shapes}, "
+            f"got {[jnp.shape(leaf) for leaf in found]}"
         )
-    return len(positional) >= 3
+    return [jnp.asarray(leaf, jnp.float32) for leaf in found]
+
+
+def check_key(rng: Any) -> None:
+    """A key must be a threefry key: under vmap others give all rows the bits of the first."""
+    if rng is None:
+        return
+    typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+    kind = str(jax.random.key_impl(rng)) if typed else "raw"
+    if "threefry2x32" not in kind and (typed or jnp.shape(rng)[-1:] != (2,)):
+        raise ValueError(
+            f"rng must be a threefry key, as jax.random.key(0, impl='threefry2x32') is, got {kind}"
+            ": vmap gives every row the bits of the first row's key"
+        )

@@ -7,12 +7,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxdp.clipping import rounding
 from jaxdp.clipping.options import check_bound
 from jaxdp.types import PyTree
 
-# Norms are measured in float32, whose rounding can make a gradient look shorter than it is. Rules
-# therefore aim this much below the stated bound; the tests attack it with a million equal entries.
-ROUNDING_MARGIN = 1e-4
 # Below this norm the squares of single entries may have underflowed.
 _SMALLEST_NORM = 1e-12
 
@@ -35,7 +33,7 @@ class Clip:
     """Flat clipping, g · min(1, C / ‖g‖₂) (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1).
 
     Formal guarantee: the contribution of one record has norm at most ``l2_clip_norm``, under every
-    relation, also after rounding in float32.
+    relation, also after rounding in float32 (docs/clip_bound.md, Theorems 1 and 2).
 
     Attributes:
         l2_clip_norm: the bound C, a public constant in [1e-10, 1e10]: further out, squares in
@@ -62,8 +60,8 @@ class AutoS:
     """AUTO-S, g · R / (‖g‖₂ + γ) (Bu et al. 2022, arXiv:2206.07136v3, equation 4.1).
 
     Formal guarantee: the contribution of one record has norm below ``radius``, under every
-    relation, also after rounding in float32. There is no threshold to tune: the radius only
-    rescales the learning rate.
+    relation, also after rounding in float32 (docs/clip_bound.md). There is no
+    threshold to tune: the radius only rescales the learning rate.
 
     Attributes:
         radius: R, a public constant in [1e-10, 1e10].
@@ -84,7 +82,7 @@ class AutoS:
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """The same R / (‖g‖ + γ) [m] for every leaf."""
         _refuse_bound("auto_s", bound)
-        factor = self.radius * (1.0 - ROUNDING_MARGIN) / (_norm(square_norms) + self.stability)
+        factor = self.radius * (1.0 - rounding.MARGIN) / (_norm(square_norms) + self.stability)
         return _everywhere(square_norms, factor)
 
 
@@ -93,7 +91,8 @@ class Normalize:
     """Normalisation, g · R / ‖g‖₂ (Das et al. 2021, arXiv:2106.13805; AUTO-V of Bu et al. 2022).
 
     Formal guarantee: the contribution of one record has norm at most ``radius``, under every
-    relation, also after rounding in float32. A gradient of norm up to 1e-12 contributes zero.
+    relation, also after rounding in float32 (docs/clip_bound.md). A gradient of
+    norm up to 1e-12 contributes zero.
 
     Attributes:
         radius: R, a public constant in [1e-10, 1e10].
@@ -112,7 +111,7 @@ class Normalize:
         """The same R / ‖g‖ [m] for every leaf."""
         _refuse_bound("normalize", bound)
         norm = _norm(square_norms)
-        aim = self.radius * (1.0 - ROUNDING_MARGIN)
+        aim = self.radius * (1.0 - rounding.MARGIN)
         factor = jnp.where(norm > _SMALLEST_NORM, aim / jnp.maximum(norm, _SMALLEST_NORM), 0.0)
         return _everywhere(square_norms, factor)
 
@@ -124,7 +123,8 @@ class PerLayer:
     (McMahan et al. 2018, arXiv:1710.06963v3, section 3.)
 
     Formal guarantee: the contribution of one record to a group has norm at most the group's bound,
-    and altogether at most the square root of the sum of their squares, under every relation.
+    and altogether at most the square root of the sum of their squares, under every relation, also
+    after rounding in float32 (docs/clip_bound.md).
 
     Attributes:
         bounds: the groups' bounds, public constants.
@@ -231,12 +231,12 @@ def coordinate_box(bound: float = 1.0) -> CoordinateBox:
 
 
 def _shortening(norm: jax.Array, limit: float | jax.Array) -> jax.Array:
-    aim = limit * (1.0 - ROUNDING_MARGIN)
+    aim = limit * (1.0 - rounding.MARGIN)
     return jnp.where(norm > aim, aim / jnp.maximum(norm, aim), 1.0)
 
 
 def _norm(square_norms: PyTree) -> jax.Array:
-    return jnp.sqrt(sum(jax.tree.leaves(square_norms)))
+    return jnp.sqrt(rounding.total(jax.tree.leaves(square_norms)))
 
 
 def _everywhere(square_norms: PyTree, factor: jax.Array) -> PyTree:

@@ -1,17 +1,18 @@
 """Clipping as an optax transformation, for per-example gradients that the user computed."""
 
+import difflib
 from typing import Any
 
 import jax
 import optax
 
-from jaxdp.clipping import _batch, reduce
+from jaxdp.clipping import _batch, options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import PyTree, Summed
 
 
-def clip_and_sum(rule: Rule) -> optax.GradientTransformationExtraArgs:
+def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransformationExtraArgs:
     """Per-example gradients in, their clipped ``Summed`` out; :func:`jaxdp.privatize` comes next.
 
     Formal guarantee: as :class:`jaxdp.ClippedGrad`, provided that row i of the gradients depends on
@@ -19,11 +20,21 @@ def clip_and_sum(rule: Rule) -> optax.GradientTransformationExtraArgs:
     batch normalisation couples the rows). jaxdp cannot see how the gradients were made, so the
     ledger names this as an assumption.
 
-    The ``update`` takes gradients with leaves [m, ...] and the extra argument ``mask``, bool [m].
+    Args:
+        rule: the clipping rule.
+        most_records: the largest number of records of one draw, as for ``jaxdp.clipped_grad``.
+
+    The ``update`` takes gradients with leaves [m, ...] (without rows the sum is zero) and, by name,
+
+    - ``mask``: bool [m], such as that of a ``Batch``, or "all" where every row is a record;
+    - ``scale`` and ``bound``, optional, as ``ClippedGrad.__call__``: a public diagonal by which the
+      gradients are divided before clipping, and a public bound of this step.
 
     Raises:
         ValueError: ``params`` is missing; the gradients are not [m, ...] for parameters [...], as
-            when they were already averaged over the batch; the mask has another shape or dtype.
+            when they were already averaged over the batch; the mask is missing or has another
+            shape or dtype; ``scale`` is not shaped like the parameters; ``bound`` is not a number
+            in [1e-10, 1e10], or the rule takes none; an extra argument that is nearly one of these.
     """
 
     def update(
@@ -32,16 +43,35 @@ def clip_and_sum(rule: Rule) -> optax.GradientTransformationExtraArgs:
         params: PyTree | None = None,
         *,
         mask: Any = None,
+        scale: PyTree | None = None,
+        bound: Any = None,
         **extra: Any,
     ) -> tuple[Summed, optax.EmptyState]:
-        del extra
+        _check_names(extra)
         _check_shapes(updates, params)
-        keep = _batch.checked_mask(mask, _batch.rows("updates", updates))
+        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
+        scales = None if scale is None else options.scales(scale, params)
+        rows = _batch.rows("updates", updates)
+        keep = _batch.checked_mask(mask, rows)
         leaves, structure = jax.tree.flatten(updates)
-        clipped = reduce.clipped_sum(rule, [Arrays(leaf) for leaf in leaves], structure, keep)
-        return Summed(clipped.total, rule.l2(params)), state
+        # Norms and sums must see the same numbers: XLA may compute a value twice.
+        grads = [Arrays(leaf) for leaf in jax.lax.optimization_barrier(leaves)]
+        clipped = reduce.clipped_sum(rule, grads, structure, keep, scales, bound)
+        rounding.check_records(rows, most_records)
+        l2 = rule.l2(params) if bound is None else bound
+        l2 = l2 * (1.0 + rounding.of_sum(most_records))
+        return Summed(clipped.total, l2, scale, None if bound is None else clipped.votes), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _check_names(extra: dict[str, Any]) -> None:
+    """Other links of a chain have arguments of their own; nearly one of ours is a slip."""
+    for name in extra:
+        for own in ("mask", "scale", "bound"):
+            ratio = difflib.SequenceMatcher(None, name.lower(), own).ratio()
+            if ratio > 0.8 or sorted(name) == sorted(own):
+                raise ValueError(f"{own} must be given by that name, got {name!r}: it is lost")
 
 
 def _check_shapes(updates: PyTree, params: PyTree | None) -> None:

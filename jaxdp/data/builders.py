@@ -32,7 +32,11 @@ def prepare(name: str, source: str | os.PathLike[str], data_dir: str | os.PathLi
     if folder.is_dir():
         return folder
     if not Path(source).is_dir():
-        raise ValueError(f"source must be a folder with the original files, got {str(source)!r}")
+        raise ValueError(
+            f"source must be a folder with the original files, such as "
+            f"{chosen.files[0].path}, got {str(source)!r}, which is none: download them "
+            "into one first, and name it"
+        )
     splits = sources.read(chosen, Path(source))
     with quiet_tfds():
         _builder(chosen, splits, data_dir).download_and_prepare()

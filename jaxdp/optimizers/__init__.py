@@ -14,10 +14,15 @@ from jaxdp.optimizers.adaptive import (
 )
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
-from jaxdp.optimizers.layerwise_blocks import LayerwiseGrad, by_top_level, layerwise
+from jaxdp.optimizers.layerwise_blocks import (
+    LayerwiseGrad,
+    by_top_level,
+    layerwise,
+    layerwise_method,
+)
 from jaxdp.optimizers.method import Method
 from jaxdp.optimizers.pigdo import piadagrad, piadam, pigdo_as_published, pirmsprop
-from jaxdp.optimizers.quantile import QuantileState, quantile_clip
+from jaxdp.optimizers.quantile import QuantileState, quantile_clip, quantile_method
 
 __all__ = [
     "LayerwiseGrad",
@@ -38,11 +43,13 @@ __all__ = [
     "dp_sgd",
     "energy_mechanism",
     "layerwise",
+    "layerwise_method",
     "piadagrad",
     "piadam",
     "pigdo_as_published",
     "pirmsprop",
     "quantile_clip",
+    "quantile_method",
     "sa_dpsgd",
     "scale_by_adadp",
     "scale_by_dp_adagrad",

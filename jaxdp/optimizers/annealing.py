@@ -8,48 +8,39 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
-from jaxdp.noise import IMPL, check_one_key_a_member, key_words
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.energy import DrawnEnergy, is_energy
 from jaxdp.optimizers.method import Method
 from jaxdp.types import PyTree, Summed
 
-# Tells the stream of judging from that of the gradient's noise, should both be given one key.
-# Beyond every int32 step: a step of that number would have the same parent key.
-_DOMAIN = np.uint32(0x8000_005A)
-
 
 class AnnealingState(NamedTuple):
-    """State of :func:`annealing`. **Secret**: the key makes the noise of a private energy.
+    """State of :func:`annealing`.
 
     Attributes:
         inner: state of the wrapped optimizer, as of the last accepted candidate.
-        key: uint32 [2].
+        coin: uint32 [2], the key of the chances; what they decide is post-processing.
         energy: float32 scalar, energy of the current parameters; infinite at first.
         proposals: int32 scalar, candidates so far: all of them are charged.
         accepted: int32 scalar, how many were accepted, forced ones included.
         forced: int32 scalar, how many were accepted because too many were rejected before.
         rejected_in_a_row: int32 scalar.
+        judged_by: uint32 [2], the tag of the last private energy: one that is used in two updates
+            in a row judges nothing in the second.
     """
 
     inner: PyTree
-    key: jax.Array
+    coin: jax.Array
     energy: jax.Array
     proposals: jax.Array
     accepted: jax.Array
     forced: jax.Array
     rejected_in_a_row: jax.Array
-
-    def __repr__(self) -> str:
-        return (
-            f"AnnealingState(key=<secret>, proposals={self.proposals}, accepted={self.accepted}, "
-            f"forced={self.forced})"
-        )
+    judged_by: jax.Array
 
 
 def annealing(
@@ -69,13 +60,12 @@ def annealing(
     Formal guarantee: judging is post-processing of the noisy gradient and of the energy, so a run
     costs one gradient event, and with a private energy one energy event, for **every proposal**:
     the law of an accepted candidate is not that of an unselected one, so charging acceptances alone
-    is wrong. The noise before this wrapper and the key here advance on rejection as well; a state
-    restored from outside would use their noise twice.
+    is wrong. Noise comes with the tickets of the gradient and of the energy, on rejection as well.
 
     Args:
         inner: the optimizer of the noisy gradient, momentum and learning rate included.
-        key: a secret key of this use alone. ``optax.inject_hyperparams`` must be told so, with
-            ``static_args=("key",)``: it would show the key among its hyper-parameters.
+        key: of the chances by which worse candidates are accepted; it need not be secret.
+            ``optax.inject_hyperparams`` must be told so, with ``static_args=("key",)``.
         temperature: Q0.
         max_rejections: μ0 >= 1.
         restore_inner: False keeps a rejected candidate's inner state, as the paper's code does.
@@ -91,13 +81,14 @@ def annealing(
     """
     temperature = _check.non_negative("temperature", temperature)
     limit = _check.at_least_one("max_rejections", max_rejections)
-    words = key_words(key)
+    words = _words(key)
     inner = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> AnnealingState:
         zero = jnp.zeros([], jnp.int32)
         start = jnp.asarray(jnp.inf, jnp.float32)
-        return AnnealingState(inner.init(params), words, start, zero, zero, zero, zero)
+        tag = jnp.zeros(2, jnp.uint32)
+        return AnnealingState(inner.init(params), words, start, zero, zero, zero, zero, tag)
 
     def update(
         updates: PyTree, state: AnnealingState, params: PyTree | None = None, *,
@@ -105,12 +96,21 @@ def annealing(
     ) -> tuple[PyTree, AnnealingState]:
         _check_update(updates, energy, params)
         if isinstance(energy, DrawnEnergy):
-            check_one_key_a_member((params, energy), state.key)
+            energy = energy.spent(verified=True)
         step, proposed = inner.update(updates, state.inner, params, **extra)
-        chance, noise = _keys(state)
-        rise, candidate_energy = energy.rise(
-            optax.apply_updates(params, step), params, state.energy, noise
+        chance = jax.random.fold_in(
+            jax.random.wrap_key_data(state.coin, impl="threefry2x32"), state.proposals
         )
+        rise, candidate_energy = energy.rise(
+            optax.apply_updates(params, step), params, state.energy
+        )
+        tag = getattr(energy, "tag", None)
+        if tag is not None:
+            again = jnp.all(jnp.asarray(tag) == state.judged_by)
+            rise, candidate_energy = (
+                jnp.where(again, jnp.nan, x) for x in (rise, candidate_energy)
+            )
+            state = state._replace(judged_by=jnp.asarray(tag))
         better, forced = rise <= 0, state.rejected_in_a_row >= limit
         probability = jnp.exp(-rise * temperature * state.accepted.astype(jnp.float32))
         lucky = jax.random.uniform(chance, dtype=jnp.float32) <= probability
@@ -182,10 +182,15 @@ def _counts(state: AnnealingState) -> dict[str, jax.Array]:
     return {"proposals": state.proposals, "accepted": state.accepted, "forced": state.forced}
 
 
-def _keys(state: AnnealingState) -> tuple[jax.Array, jax.Array]:
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl=IMPL), _DOMAIN)
-    chance, noise = jax.random.split(jax.random.fold_in(key, state.proposals))
-    return chance, noise
+def _words(key: Any) -> jax.Array:
+    """uint32 [2]: the words of a threefry key; ValueError for anything else."""
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    if not hasattr(key, "shape") or key.shape != (2,) or key.dtype != jnp.uint32:
+        raise ValueError(
+            f"key must be a threefry key such as jax.random.key(0), got {type(key).__name__}"
+        )
+    return jnp.asarray(key)
 
 
 def _check_update(updates: Any, energy: Any, params: PyTree | None) -> None:

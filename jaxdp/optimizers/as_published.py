@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.types import ClipInfo, Draw, PyTree, Summed
+from jaxdp.clipping import _batch
+from jaxdp.clipping.forms import form_of
+from jaxdp.types import ClipInfo, Draw, PyTree, Summed, never_flattened
 
 # From one example's gradient and the un-noised state: its contribution, and what is averaged raw.
 Contribution = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -28,6 +30,8 @@ class LeakySum(Summed):
 
     leaked: PyTree = None
 
+
+never_flattened(LeakySum)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawGradient:
@@ -48,10 +52,12 @@ class RawGradient:
     batch_size: int
 
     def __call__(
-        self, params: PyTree, batch: PyTree, mask: jax.Array, *, raw: PyTree
+        self, params: PyTree, batch: PyTree, mask: Any = None, *, raw: PyTree
     ) -> tuple[LeakySum, ClipInfo]:
-        """The sum over one physical batch; pure."""
-        losses, grads = jax.vmap(jax.value_and_grad(self.loss_fn), (None, 0))(params, batch)
+        """The sum over one physical batch, given as for ``ClippedGrad``; pure."""
+        batch, mask = _batch.opened(batch, mask)
+        loss = functools.partial(form_of(self.loss_fn), self.loss_fn)
+        losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, batch)
         squares = [jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in _leaves(grads)]
         norms = jnp.sqrt(sum(squares))
         keep = mask & jnp.isfinite(norms)
@@ -69,7 +75,7 @@ class RawGradient:
     def sum(
         self, params: PyTree, data: PyTree, draw: Draw, rng: jax.Array | None = None, *,
         raw: PyTree,
-    ) -> tuple[LeakySum, list[ClipInfo]]:
+    ) -> tuple[Summed, list[ClipInfo]]:
         """The sum over one draw, pass by pass."""
         del rng
         parts, infos = [], []
@@ -79,7 +85,8 @@ class RawGradient:
             infos.append(info)
         value, leaked = jax.tree.map(lambda *leaves: sum(leaves), *parts)
         unscale = None if self.unscale is None else self.unscale(raw)
-        return LeakySum(value, self.l2(params), unscale, leaked=leaked), infos
+        summed = LeakySum(value, self.l2(params), unscale, leaked=leaked)
+        return summed.of_draw(draw.ticket, range(len(infos)), known=draw.untouched), infos
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.clipping import _batch
-from jaxdp.mechanism import Charge, Mechanism, dp_sgd
-from jaxdp.noise import add_gaussian
+from jaxdp.clipping import _batch, captured, rounding
+from jaxdp.mechanism import Mechanism, dp_sgd
+from jaxdp.normals import noised
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.types import PyTree
+from jaxdp.tickets import Ticket
+from jaxdp.types import PyTree, never_flattened
 
 LossFn = Callable[..., jax.Array]
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
@@ -44,10 +45,10 @@ class PublicEnergy:
         return self
 
     def rise(
-        self, candidate: PyTree, current: PyTree, last: jax.Array, key: jax.Array
+        self, candidate: PyTree, current: PyTree, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The candidate's energy less ``last``, and the candidate's energy; float32 scalars."""
-        del current, key
+        del current
         rows = jax.tree.leaves(self.examples)[0].shape[0]
         losses = jax.lax.map(
             functools.partial(self.loss_fn, candidate), self.examples, batch_size=min(rows, _ROWS)
@@ -91,11 +92,11 @@ class PrivateEnergy:
                 "sampler must be mechanism.sampler(...) of the energy's own mechanism, got "
                 f"{self.sampler!r}"
             )
-        charge = self.sampler.on_draw
-        if isinstance(charge, Charge) and charge.mechanism != self.mechanism:
+        charged = self.sampler.issuer.mechanism
+        if charged != self.mechanism:
             raise ValueError(
                 "sampler must be mechanism.sampler(...) of the energy's own mechanism "
-                f"{self.mechanism}, got one that charges {charge.mechanism}"
+                f"{self.mechanism}, got one that charges {charged}"
             )
         rows = _batch.rows("data", self.data)
         # A gather beyond the end would count the last record again and again.
@@ -106,7 +107,7 @@ class PrivateEnergy:
             )
 
     def prepare(self) -> "DrawnEnergy":
-        """What one update is handed: a fresh draw, charged where the sampler has a ledger."""
+        """A fresh draw for one update, charged."""
         draw = self.sampler.draw()
         passes, rows = draw.indices.shape
         # Shapes in powers of two, so that little recompiles; the loop stops at the real number.
@@ -114,66 +115,122 @@ class PrivateEnergy:
         indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
         indices[:passes], mask[:passes] = draw.indices, draw.mask
         assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
-        return DrawnEnergy(
-            self.data, indices, mask, np.int32(passes), self.loss_fn, self.mechanism.l2(None),
+        assert draw.ticket is not None
+        opened = OpenEnergy(
+            self.data, indices, mask, np.int32(passes), None, self.loss_fn,
+            self.mechanism.rule.l2(None), self.mechanism.l2(None),
             self.mechanism.noise_multiplier, self.mechanism.batch_size,
         )
+        return DrawnEnergy(opened, draw.ticket)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DrawnEnergy:
+    """One draw of a :class:`PrivateEnergy`, for one update. **Sensitive**: it holds records.
+
+    It cannot pass through ``jit``: ``jaxdp.compile_update`` spends its ticket and takes it there.
+
+    Attributes:
+        energy: the draw, without its noise key.
+        ticket: the right to release it once.
+    """
+
+    energy: "OpenEnergy" = dataclasses.field(repr=False)
+    ticket: Ticket
+
+    def spent(self, *, verified: bool = False) -> "OpenEnergy":
+        """The draw with its noise key, for one update that the caller compiles.
+
+        Args:
+            verified: jaxdp itself hands it to the one update.
+
+        Raises:
+            ValueError: it was spent before; inside ``jit``, where its draw and its noise would be
+                compiled in.
+        """
+        if isinstance(jnp.zeros([]), jax.core.Tracer):
+            raise ValueError(
+                "energy must not be used inside jit as it is drawn: every call would judge by one "
+                "draw and one noise. Pass drawn.spent() in as an argument, another for every call"
+            )
+        key = self.ticket.spend("the judging of a candidate", verified=verified)
+        return dataclasses.replace(self.energy, words=key.words[0], tag=key.tag)
+
+
+never_flattened(DrawnEnergy)
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["data", "indices", "mask", "passes"],
-    meta_fields=["loss_fn", "bound", "noise_multiplier", "batch_size"],
+    data_fields=["data", "indices", "mask", "passes", "words", "tag"],
+    meta_fields=["loss_fn", "bound", "l2", "noise_multiplier", "batch_size"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class DrawnEnergy:
-    """One draw of a :class:`PrivateEnergy`. Sensitive: it holds records.
+class OpenEnergy:
+    """A spent draw of a :class:`PrivateEnergy`, as it passes through ``jit``. **Secret**.
 
     Attributes:
         data: all records.
         indices: int32 [passes, m].
         mask: bool [passes, m].
         passes: int32 scalar, how many of the rows are used.
+        words: uint32 [2], the noise key.
         loss_fn: of one record.
         bound: c, to which each difference is clipped.
+        l2: the most by which one record changes the sum, its rounding included.
         noise_multiplier: z.
         batch_size: the public divisor.
+        tag: uint32 [2]; tells keys from one another and gives none away.
     """
 
     data: PyTree = dataclasses.field(repr=False)
     indices: Any = dataclasses.field(repr=False)
     mask: Any = dataclasses.field(repr=False)
     passes: Any = dataclasses.field(repr=False)
+    words: Any = dataclasses.field(repr=False)
     loss_fn: LossFn
     bound: float
+    l2: float
     noise_multiplier: float
     batch_size: int
+    tag: Any = None
 
     def rise(
-        self, candidate: PyTree, current: PyTree, last: jax.Array, key: jax.Array
+        self, candidate: PyTree, current: PyTree, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The noisy mean of clipped loss differences, twice; float32 scalars."""
         del last
-        std = self.noise_multiplier * self.bound
-        noisy = add_gaussian(self.clipped_sum(candidate, current), std, key)
+        std = self.noise_multiplier * self.l2
+        words = jnp.asarray(self.words)
+        noisy = noised(self.clipped_sum(candidate, current), std, words)
         rise = noisy / self.batch_size
         return rise, rise
 
     def clipped_sum(self, candidate: PyTree, current: PyTree) -> jax.Array:
-        """The **un-noised** sum of clipped differences; float32 scalar. Sensitive."""
+        """The **un-noised** sum of clipped differences; float32 scalar. Sensitive.
+
+        Raises:
+            ValueError: the loss could reach other examples, as for ``clipped_grad``.
+        """
 
         def difference(example: PyTree) -> jax.Array:
             change = self.loss_fn(candidate, example) - self.loss_fn(current, example)
             return jnp.clip(change.astype(jnp.float32), -self.bound, self.bound)
 
         indices, mask = jnp.asarray(self.indices), jnp.asarray(self.mask)
+        records = _batch.rows("data", self.data)
+        captured.check_loss(
+            self.loss_fn, candidate, _batch.example(self.data), indices.shape[1], records
+        )
 
-        def add(i: jax.Array, total: jax.Array) -> jax.Array:
+        def add(i: jax.Array, totals: tuple[jax.Array, jax.Array]) -> Any:
             batch = jax.tree.map(lambda leaf: leaf[indices[i]], self.data)
             changes = jax.vmap(difference)(batch)
-            return total + jnp.sum(jnp.where(mask[i] & jnp.isfinite(changes), changes, 0.0))
+            counted = jnp.where(mask[i] & jnp.isfinite(changes), changes, 0.0)
+            return rounding.added(*totals, rounding.pairwise(counted))
 
-        return jax.lax.fori_loop(0, self.passes, add, jnp.zeros([], jnp.float32))
+        zero = jnp.zeros([], jnp.float32)
+        return rounding.settled(*jax.lax.fori_loop(0, self.passes, add, (zero, zero)))
 
 
 def energy_mechanism(
@@ -192,5 +249,5 @@ def energy_mechanism(
 
 def is_energy(value: Any) -> bool:
     """Whether an update may be judged by ``value``."""
-    return isinstance(value, PublicEnergy | DrawnEnergy)
+    return isinstance(value, PublicEnergy | DrawnEnergy | OpenEnergy)
 

@@ -10,7 +10,12 @@ import optax
 
 from jaxdp import _validate
 from jaxdp.clipping import ClippedGrad, Rule, clipped_grad
+from jaxdp.clipping.captured import declaring
+from jaxdp.clipping.forms import form_of
+from jaxdp.mechanism import Mechanism
 from jaxdp.noise import privatize
+from jaxdp.optimizers.method import Method
+from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import ClipInfo, Draw, PyTree, Summed
 
 Groups = PyTree
@@ -33,11 +38,11 @@ def by_top_level(params: PyTree) -> Groups:
 class LayerwiseGrad:
     """Clipped gradients of the group whose turn it is; the other groups' are exactly zero.
 
-    Takes the place of a ``ClippedGrad`` in ``jaxdp.train.Trainer``. Formal guarantee: one record
-    changes the sum by at most ``rule.l2``; the clip norm is spent on the active group alone.
+    Takes the place of a ``ClippedGrad``. Formal guarantee: one record changes the sum by at most
+    ``rule.l2``; the clip norm is spent on the active group alone.
 
     Attributes:
-        loss_fn: ``(params, example) -> scalar``, or with ``rng``, as for ``clipped_grad``.
+        loss_fn: in one of the forms of ``clipped_grad``.
         rule: the clipping rule, applied to the active group's gradient.
         groups: pytree shaped like the parameters, an integer from 0 for each leaf.
     """
@@ -66,6 +71,12 @@ class LayerwiseGrad:
         """The clipped sum over one draw, for the group of ``draw.step``."""
         return self.of_step(draw.step).sum(params, data, draw, rng)
 
+    def sum_passes(
+        self, params: PyTree, passes: Any, draw: Draw, rng: jax.Array | None = None, **options: Any
+    ) -> tuple[Summed, list[ClipInfo]]:
+        """As ``ClippedGrad.sum_passes``, for the group of ``draw.step``."""
+        return self.of_step(draw.step).sum_passes(params, passes, draw, rng, **options)
+
     def _only(self, group: int) -> Callable[..., jax.Array]:
         def held(params: PyTree) -> PyTree:
             return jax.tree.map(
@@ -74,19 +85,26 @@ class LayerwiseGrad:
                 self.groups,
             )
 
-        if clipped_grad(self.loss_fn, self.rule).takes_rng:
-            return lambda params, example, rng: self.loss_fn(held(params), example, rng)
-        return lambda params, example: self.loss_fn(held(params), example)
+        def of_two(params: PyTree, example: PyTree) -> jax.Array:
+            return form(self.loss_fn, held(params), example)
+
+        def of_three(params: PyTree, example: PyTree, rng: jax.Array) -> jax.Array:
+            return form(self.loss_fn, held(params), example, rng)
+
+        form = form_of(self.loss_fn)
+        return declaring(of_two if form.rng is None else of_three, inner=self.loss_fn)
 
 
 class LayerwiseState(NamedTuple):
-    """State of :func:`layerwise`. **Secret**: it holds the noise key.
+    """State of :func:`layerwise`.
 
     Attributes:
-        noise: state of ``privatize``, with the step counter.
+        step: int32 scalar, updates so far.
+        noise: state of ``privatize``.
         inner: the optimizer's state for each group, untouched while the group waits.
     """
 
+    step: jax.Array
     noise: PyTree
     inner: tuple[PyTree, ...]
 
@@ -96,7 +114,6 @@ def layerwise(
     groups: Groups,
     noise_multiplier: float,
     expected_batch_size: float,
-    key: jax.Array | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Noises and updates one group of parameters a step, by turns; the others do not move.
 
@@ -112,13 +129,12 @@ def layerwise(
             (:func:`by_top_level` makes one). Group g has its turn at steps g, g + n, g + 2n, ...
         noise_multiplier: as for ``privatize``.
         expected_batch_size: as for ``privatize``.
-        key: as for ``privatize``.
 
     Raises:
         ValueError: as ``privatize``; groups that do not count from 0 or do not fit the parameters.
     """  # noqa: E501
     count = num_groups(groups)
-    noise = privatize(noise_multiplier, expected_batch_size, key)
+    noise = privatize(noise_multiplier, expected_batch_size)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def mask(group: int, tree: PyTree) -> PyTree:
@@ -129,12 +145,12 @@ def layerwise(
         if shapes[0] != shapes[1]:
             raise ValueError("groups must be a tree shaped like the parameters")
         inner = tuple(optimizer.init(mask(i, params)) for i in range(count))
-        return LayerwiseState(noise.init(params), inner)
+        return LayerwiseState(jnp.zeros([], jnp.int32), noise.init(params), inner)
 
     def update(
         updates: Summed, state: LayerwiseState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, LayerwiseState]:
-        turn = state.noise.step % count
+        turn = state.step % count
         noisy, after = noise.update(updates, state.noise, params, **extra)
         parts, inner = [], []
         for i in range(count):
@@ -150,10 +166,31 @@ def layerwise(
         order = [next(leaves[g]) for g in jax.tree.leaves(groups)]
         return (
             jax.tree.unflatten(jax.tree.structure(groups), order),
-            LayerwiseState(after, tuple(inner)),
+            LayerwiseState(optax.safe_increment(state.step), after, tuple(inner)),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def layerwise_method(
+    mechanism: Mechanism, optimizer: optax.GradientTransformation, groups: Groups
+) -> Method:
+    """Layerwise block descent as a ``Method``, for ``jaxdp.Trainer``.
+
+    Args:
+        mechanism: sampling, clipping (of the active group) and noise, one number.
+        optimizer: as for :func:`layerwise`.
+        groups: likewise.
+    """
+    if isinstance(mechanism.noise_multiplier, NoiseSchedule):
+        raise ValueError(
+            "noise_multiplier must be one number for layerwise descent, got a schedule"
+        )
+    link = layerwise(optimizer, groups, mechanism.noise_multiplier, mechanism.batch_size)
+    return Method(
+        mechanism, optax.identity(), noise=link,
+        gradient=lambda loss_fn: LayerwiseGrad(loss_fn, mechanism.rule, groups),
+    )
 
 
 def num_groups(groups: Groups) -> int:

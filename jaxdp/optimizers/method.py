@@ -2,15 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
 
+from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.clipping import ClippedGrad
 from jaxdp.mechanism import Mechanism
 from jaxdp.types import PyTree
+
+if TYPE_CHECKING:
+    from jaxdp.step import PrivateStep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +35,9 @@ class Method:
             candidates were accepted; computed from noisy releases.
         claim: (sampling_prob, noise_multiplier, steps, delta) -> the paper's claim.
         gradient: makes the clipped sum of a loss; None is ``mechanism.clipped_grad``.
+        noise: the link that takes the ``Summed``; None is ``mechanism.privatize()``.
+        bound: from the state of ``noise`` to the clip norm of the next gradient, computed from
+            noisy releases; None where the rule's own norm stays.
         raw: from the state of ``after_noise`` to the un-noised statistics that an algorithm as
             published clips by; ``mechanism.leak`` must then say so.
 
@@ -46,6 +53,8 @@ class Method:
     claim: Callable[[float, float, int, float], acc.claims.Claim] | None = None
     gradient: Callable[..., Any] | None = None
     raw: Callable[[PyTree], PyTree] | None = None
+    noise: optax.GradientTransformation | None = None
+    bound: Callable[[PyTree], jax.Array] | None = None
 
     def __post_init__(self) -> None:
         if self.raw is not None and not self.mechanism.leak:
@@ -54,20 +63,44 @@ class Method:
                 "an empty one"
             )
 
-    def chain(self, key: jax.Array | None = None) -> optax.GradientTransformationExtraArgs:
-        """The whole optax chain, noise first; ``key`` as in :func:`jaxdp.privatize`."""
-        return optax.chain(self.mechanism.privatize(key), self.after_noise)
+    def noise_link(self) -> optax.GradientTransformation:
+        """The first link of the chain: it takes the ``Summed`` and adds the noise."""
+        return self.mechanism.privatize() if self.noise is None else self.noise
 
-    def clipped_grad(self, loss_fn: Callable[..., jax.Array]) -> ClippedGrad:
-        """The clipped per-example gradients of ``loss_fn``."""
-        if self.gradient is not None:
-            return self.gradient(loss_fn)
-        return self.mechanism.clipped_grad(loss_fn)
+    def chain(self) -> optax.GradientTransformationExtraArgs:
+        """The whole optax chain, noise first."""
+        return optax.chain(self.noise_link(), self.after_noise)
+
+    def step(self, loss_fn: Callable[..., Any], **options: Any) -> "PrivateStep":
+        """The private step of a loss, as pure functions; options as for :meth:`clipped_grad`."""
+        from jaxdp.step import PrivateStep
+
+        return PrivateStep(
+            self.clipped_grad(loss_fn, **options), self.noise_link(), self.after_noise, self.reads
+        )
+
+    def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
+        """The clipped per-example gradients of ``loss_fn``; options as for ``clipped_grad``.
+
+        Raises:
+            ValueError: options for a method that makes the gradient itself.
+        """
+        if self.gradient is None:
+            return self.mechanism.clipped_grad(loss_fn, **options)
+        if given := sorted(name for name, value in options.items() if value is not None):
+            raise ValueError(f"{given[0]} must be None for a method with a gradient of its own")
+        return self.gradient(loss_fn)
+
+    @property
+    def reads(self) -> Callable[[PyTree], dict[str, PyTree]] | None:
+        """:meth:`context`; None where the gradient is clipped by nothing in the state."""
+        return self.context if (self.scale or self.raw or self.bound) is not None else None
 
     def context(self, opt_state: PyTree) -> dict[str, PyTree]:
         """What the next gradient is clipped by, from the state of :meth:`chain`: its arguments."""
         found = {"scale": self.scale, "raw": self.raw}
-        return {name: read(opt_state[1]) for name, read in found.items() if read is not None}
+        context = {name: read(opt_state[1]) for name, read in found.items() if read is not None}
+        return context if self.bound is None else {**context, "bound": self.bound(opt_state[0])}
 
     def counts_of(self, opt_state: PyTree) -> dict[str, int]:
         """The method's counters, from the state of :meth:`chain`."""
@@ -95,3 +128,22 @@ class Method:
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps, rejected candidates included."""
         return acc.epsilon(self.total(steps), delta, relation=relation)
+
+
+def as_method(mechanism: Mechanism | Method, optimizer: Any) -> Method:
+    """A ``Method``: the one given, or a mechanism with its optimizer."""
+    if isinstance(mechanism, Method):
+        if optimizer is not None:
+            raise ValueError("optimizer must be None for a Method, which has its own; got one")
+        return mechanism
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(
+            "mechanism must be a Mechanism, such as jaxdp.dp_sgd(...), or a Method, got "
+            f"{type(mechanism).__name__}"
+        )
+    if not callable(getattr(optimizer, "update", None)):
+        raise ValueError(
+            "optimizer must be an optax optimizer such as optax.adam(1e-3), got "
+            f"{_validate.described(optimizer)}"
+        )
+    return Method(mechanism, optimizer)

@@ -171,7 +171,7 @@ def pigdo_as_published(
     """
     moved, entering = table_1(name, b1, b2)
     eps = _check.positive("eps", eps)
-    bound = mechanism.l2(None)
+    bound = mechanism.rule.l2(None)
     leaking = mechanism.leaking("moments of un-noised gradients set every example's contribution")
 
     def over(rule: Rule, state: RawMoments, grads: PyTree) -> tuple[PyTree, PyTree]:
@@ -200,7 +200,7 @@ def pigdo_as_published(
     return Method(
         leaking, tx, raw=lambda state: state[0], claim=acc.claims.modified_moments_accountant,
         gradient=functools.partial(
-            RawGradient, contribution=contribution, l2=lambda params: bound, unscale=None,
+            RawGradient, contribution=contribution, l2=mechanism.l2, unscale=None,
             batch_size=mechanism.batch_size,
         ),
     )

@@ -1,5 +1,6 @@
 """Adaptive quantile clipping: the clip norm follows a quantile of the gradient norms, privately."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -8,12 +9,15 @@ import optax
 
 from jaxdp import _validate
 from jaxdp.mechanism import Mechanism, dp_sgd
-from jaxdp.noise import PrivatizeState, add_gaussian, privatize
+from jaxdp.noise import PrivatizeState, opened
+from jaxdp.normals import noised
+from jaxdp.optimizers.method import Method
+from jaxdp.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
 
 class QuantileState(NamedTuple):
-    """State of :func:`quantile_clip`. **Secret**: it holds the noise key.
+    """State of :func:`quantile_clip`.
 
     Attributes:
         privatize: state of the gradient's noise.
@@ -22,26 +26,6 @@ class QuantileState(NamedTuple):
 
     privatize: PrivatizeState
     bound: jax.Array
-
-
-def split_noise(noise_multiplier: float, count_noise_multiplier: float) -> float:
-    """The gradient's multiplier z_g with (z_g⁻² + z_c⁻²)^-½ = ``noise_multiplier``.
-
-    Gradient and count are computed from one draw, so they are one Gaussian mechanism (Andrew et al.
-    2021, arXiv:1905.03871v5, theorem 1).
-
-    Raises:
-        ValueError: the count alone would cost more than the whole step may.
-    """
-    whole = _validate.positive("noise_multiplier", noise_multiplier)
-    count = _validate.positive("count_noise_multiplier", count_noise_multiplier)
-    if count <= whole:
-        raise ValueError(
-            f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: the "
-            "count would use the step's whole budget"
-        )
-    # Rounded up, so that the two together are never more than the event says.
-    return (whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12)
 
 
 def quantile_clip(
@@ -54,7 +38,6 @@ def quantile_clip(
     learning_rate: float = 0.2,
     count_noise_multiplier: float | None = None,
     sampling: str = "poisson",
-    key: jax.Array | None = None,
 ) -> tuple[Mechanism, optax.GradientTransformationExtraArgs]:
     """Clips to a bound that follows a quantile of the norms (Andrew et al. 2021, algorithm 1).
 
@@ -80,7 +63,6 @@ def quantile_clip(
         count_noise_multiplier: z_c, standard deviation of the count's noise over ½. None takes
             batch_size / 10 (the paper's choice: σ_b = m / 20), at least 2 · noise_multiplier.
         sampling: as for :func:`jaxdp.dp_sgd`.
-        key: as for :func:`jaxdp.privatize`.
 
     Returns:
         The mechanism, whose event is that of the whole step, and the transformation that comes
@@ -93,28 +75,48 @@ def quantile_clip(
     mechanism = dp_sgd(noise_multiplier, initial_bound, batch_size, dataset_size, sampling)
     if count_noise_multiplier is None:
         count_noise_multiplier = max(batch_size / 10, 2 * noise_multiplier)
-    gradient_noise = split_noise(noise_multiplier, count_noise_multiplier)
+    mechanism = dataclasses.replace(mechanism, count_noise_multiplier=count_noise_multiplier)
     target = _validate.positive("target_quantile", target_quantile)
     if target >= 1:
         raise ValueError(f"target_quantile must be in (0, 1), got {target_quantile!r}")
     rate = _validate.positive("learning_rate", learning_rate)
-    inner = privatize(gradient_noise, batch_size, key)
+    inner = mechanism.privatize()
 
     def init(params: PyTree) -> QuantileState:
         return QuantileState(inner.init(params), jnp.asarray(initial_bound, jnp.float32))
 
     def update(
-        updates: Summed, state: QuantileState, params: PyTree | None = None, **extra: Any
+        updates: Summed, state: QuantileState, params: PyTree | None = None, *,
+        key: NoiseKey | None = None, **extra: Any,
     ) -> tuple[PyTree, QuantileState]:
         votes = _votes(updates)
-        count = add_gaussian(votes, 0.5 * count_noise_multiplier, _count_key(state.privatize))
-        mean, noise_state = inner.update(updates, state.privatize, params, **extra)
+        key = opened(updates, key, state, params)
+        words, multiplier = key.part("votes")
+        fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
+        count = noised(votes, 0.5 * multiplier * fresh, words)
+        mean, noise_state = inner.update(
+            dataclasses.replace(updates, ticket=None), state.privatize, params, key=key, **extra
+        )
         within = count / batch_size + 0.5
         bound = state.bound * jnp.exp(-rate * (within - target))
         # Public limits of the rule that the bound goes to.
         return mean, QuantileState(noise_state, jnp.clip(bound, 1e-10, 1e10))
 
     return mechanism, optax.GradientTransformationExtraArgs(init, update)
+
+
+def quantile_method(
+    optimizer: optax.GradientTransformation, *args: Any, **options: Any
+) -> Method:
+    """Quantile clipping as a ``Method``, for ``jaxdp.Trainer``.
+
+    Args:
+        optimizer: any optax optimizer.
+        args: as for :func:`quantile_clip`.
+        options: likewise.
+    """
+    mechanism, link = quantile_clip(*args, **options)
+    return Method(mechanism, optimizer, noise=link, bound=lambda state: state.bound)
 
 
 def _votes(updates: Summed) -> jax.Array:
@@ -128,13 +130,3 @@ def _votes(updates: Summed) -> jax.Array:
             "updates must carry votes: give the clipped gradient bound=state.bound, got none"
         )
     return updates.votes
-
-
-def _count_key(state: PrivatizeState) -> jax.Array:
-    """A key that the gradient's noise of no step uses."""
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
-    return jax.random.fold_in(key, _COUNT)
-
-
-# Far beyond the numbers of the leaves, whose keys are split from the same one.
-_COUNT = 0x636F756E

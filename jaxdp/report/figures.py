@@ -15,7 +15,6 @@ from jaxdp.mechanism import with_rule
 from jaxdp.optimizers.adadp import adadp, adadp_as_published
 from jaxdp.optimizers.adaptive import dp_sgd
 from jaxdp.optimizers.annealing import sa_dpsgd
-from jaxdp.optimizers.as_published import LeakySum
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.optimizers.method import Method
 from jaxdp.types import PyTree
@@ -137,23 +136,21 @@ def trajectories(
 ) -> np.ndarray:
     """float32 [seeds, steps + 1, 2]: the parameters along full-batch runs of a method."""
     batch = jnp.ones(1) if records is None else records
-    grad_fn = method.clipped_grad(loss_fn)
-    mask = jnp.ones(len(batch), bool)
+    links = method.step(loss_fn)
+    extra: dict[str, Any] = {} if energy is None else {"energy": energy}
 
     def one(words: jax.Array) -> jax.Array:
-        tx = method.chain(words)
-        state = tx.init(start)
+        noise = jax.random.wrap_key_data(words, impl="threefry2x32")
 
-        def body(carry: Any, nothing: None) -> Any:
+        def body(carry: Any, step: jax.Array) -> Any:
             params, state = carry
-            summed = grad_fn(params, batch, mask, **method.context(state))[0]
-            extra: dict[str, Any] = {} if energy is None else {"energy": energy}
-            if isinstance(summed, LeakySum):
-                extra["leaked"] = summed.leaked
-            updates, state = tx.update(summed, state, params, **extra)
-            return (params + updates, state), params + updates
+            summed, _ = links.grad_fn(params, batch, "all", **links.clipped_by(state))
+            key = method.mechanism.simulated_key(jax.random.fold_in(noise, step), step)
+            params, state, _, _ = links.release(params, state, summed, key, **extra)
+            return (params, state), params
 
-        _, path = jax.lax.scan(body, (start, state), None, length=steps)
+        begun = (start, links.init(start))
+        _, path = jax.lax.scan(body, begun, jnp.arange(steps))
         return jnp.concatenate([start[None], path])
 
     keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(1), seeds))

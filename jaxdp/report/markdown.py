@@ -1,11 +1,23 @@
-"""The report of a run as a page."""
+"""The report of a run as a page of Markdown, and what the page of HTML shares with it."""
 
+import math
 from typing import Any
 
-from jaxdp import accounting as acc
-from jaxdp.report.words import RELATIONS, show, show_audited, show_delta, show_epsilon, title
+from jaxdp.report import audited, cautions, facts, levels
+from jaxdp.report.words import show_delta, show_epsilon, show_factor, show_rate, title
 
-TINY = "the same mechanism on a tiny network"  # reports older than the audit of a run itself
+GLOSSARY = (
+    ("Epsilon", "how far, at most, one record can move the probability of anything that this run "
+     "shows: by a factor of e to the power of epsilon. 0 is perfect privacy; smaller is better."),
+    ("Delta", "how much probability is left over in which that need not hold. It has to be well "
+     "below one over the number of records."),
+    ("Privacy unit", "what one count of the guarantee is: with k records of one person in the "
+     "data, that person is protected k times less."),
+    ("Ledger", "the file ledger.jsonl, in which every release was written down before it was made. "
+     "Epsilon is computed from it alone."),
+    ("Audit", "an attack on the run, or on one like it. It can show that a guarantee is false, "
+     "never that it is true."),
+)
 
 
 def to_markdown(report: dict[str, Any]) -> str:
@@ -19,69 +31,78 @@ def to_markdown(report: dict[str, Any]) -> str:
         f"**(epsilon {show_epsilon(guarantee['epsilon'])}, delta {delta})**.",
         "",
     ]
-    if report["label"]:
-        lines += [f"> {report['label']}", ""]
+    for text in cautions.shown(report):
+        lines += [f"> **Warning.** {text}", ""]
+    if report["judged_by"]:
+        lines += [f"> {report['judged_by']}", ""]
+    lines += [*levels.sentences(report), "", *meaning(report), ""]
     if report["claim"]:
         claim = report["claim"]
         lines += [
             f"Claimed by the paper: epsilon {show_epsilon(claim['epsilon'])} after "
             f"{claim['steps']:,} counted steps ({claim['source']}): {claim['verdict']}.", "",
         ]
+    if hits := attack(report):
+        lines += ["## What an attack could do at most", ""]
+        lines += _table(("wrongly accused", "rightly found", "by guessing"), hits)
+        lines += [*(f"{text}\n" for text in gaussian(report))]
     if report.get("audited"):
-        lines += [_audited(report["audited"]), ""]
-    if report["judged_by"]:
-        lines += [report["judged_by"], ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows(report)), ""]
+        lines += ["## Audit", "", *_audited(report["audited"]), ""]
+    for heading, rows in facts.groups(report):
+        lines += [f"## {heading}", ""]
+        lines += _table(("", ""), [(name, _code(name, value)) for name, value in rows])
     lines += ["![Test accuracy and epsilon](accuracy_and_epsilon.png)", ""]
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
     for heading, items in sections(report):
         lines += [f"## {heading}", "", *(f"- {item}" for item in items), ""]
+    lines += ["## Words", "", *(f"- **{word}**: {text}" for word, text in GLOSSARY), ""]
     return "\n".join(lines)
 
 
-def _audited(row: dict[str, Any]) -> str:
-    claimed = "-" if row["claimed"] is None else show_epsilon(row["claimed"])
-    return "\n".join((
-        f"| claimed | proven | audited, at {row['confidence']:.0%} confidence |",
-        "|---|---|---|",
-        f"| {claimed} | {show_epsilon(row['proven'])} | at least {show_audited(row['audited'])} |",
-        "",
-        f"Audited: {row.get('what', TINY)}, {row['steps']:,} steps, "
-        f"{row['runs']:,} {'run' if row['runs'] == 1 else 'runs'}, {row['adversary']}: "
-        f"{row['verdict']}",
-        "",
-        "![ROC of the attack and the proven region](roc.png)",
-    ))
-
-
-def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and value of what the page tabulates, what was released first."""
+def meaning(report: dict[str, Any]) -> list[str]:
+    """What the guarantee promises, for a reader who is not of the field; one paragraph each."""
     guarantee = report["guarantee"]
-    relation = acc.Relation(guarantee["relation"])
+    epsilon, neighbours = float(guarantee["epsilon"]), facts.neighbours(report)
+    if math.isinf(epsilon):
+        return ["Nothing is promised: no bound on what this run reveals of a record is proven."]
+    found = [
+        f"With {neighbours}, the probability of anything that this run shows changes by a factor "
+        f"of at most {show_factor(epsilon)}, but for a probability of "
+        f"{_one_in(guarantee['delta'])}. This holds against whoever sees every "
+        "intermediate model and knows all other records."
+    ]
+    found += [
+        f"An attacker who may wrongly accuse {show_rate(rate)} of the records that were not used "
+        f"rightly finds at most {show_rate(hits)} of those that were; guessing finds "
+        f"{show_rate(rate)}."
+        for rate, hits in _hits(report)[-1:]
+    ]
+    return found
+
+
+def attack(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(false-positive rate, most true positives, those by guessing), in words."""
     return [
-        ("Released", guarantee["in_words"]),
-        *_counted(report["counts"]),
-        *(("Audit", note) for note in report.get("notes", ())),
-        ("Neighbours", RELATIONS[relation]),
-        ("Sampling", f"{guarantee['sampling']}, probability {guarantee['sampling_prob']:.4g}"),
-        ("Noise multiplier", show(guarantee["noise_multiplier"])),
-        ("Clipping norm", show(guarantee["l2_clip_norm"])),
-        ("Accountant", guarantee["method"]),
-        ("Model", f"{report['model']} ({report['activation']})"),
-        ("Time", f"{report['seconds']:.1f} s for {report['steps_in_this_sitting']:,} steps on "
-                 f"{report['machine']}"),
-        ("jaxdp", report["jaxdp"]),
+        (show_rate(rate), f"at most {show_rate(hits)}", show_rate(rate))
+        for rate, hits in _hits(report)
     ]
 
 
-def _counted(counts: dict[str, int]) -> list[tuple[str, str]]:
-    if not counts:
+def gaussian(report: dict[str, Any]) -> list[str]:
+    """mu of the equivalent Gaussian, and what it means; empty where there is none."""
+    found = report.get("tradeoff")
+    if not found or found["mu"] is None:
         return []
-    return [(
-        "Candidates",
-        f"{counts['proposals']:,} evaluated and charged, {counts['accepted']:,} accepted "
-        f"({counts['accepted'] / counts['proposals']:.1%}), {counts['forced']:,} of them by force",
-    )]
+    kind, hard, sure = "exact", "exactly as hard as", ""
+    if found["mu_is"] != "exact":
+        kind, hard = "approximate", "about as hard as, or harder than,"
+        sure = " It was compared at some points of the curve and is not proven; epsilon is."
+    mu = f"{found['mu']:.3g}"
+    return [
+        f"Equivalent Gaussian (GDP), {kind}: mu {mu}. Telling whether a record was used is {hard} "
+        "telling from one measurement with noise of standard deviation 1 whether the truth is 0 or "
+        f"{mu}.{sure}"
+    ]
 
 
 def sections(report: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -91,6 +112,33 @@ def sections(report: dict[str, Any]) -> list[tuple[str, list[str]]]:
         ("Assumed", report["assumed"]),
         ("Outside the guarantee", report["outside_the_guarantee"]),
     ]
+
+
+def _one_in(delta: float) -> str:
+    shown = show_delta(delta)
+    return f"{shown} (1 in {math.floor((1 + 1e-9) / delta):,})" if delta < 0.01 else shown
+
+
+def _hits(report: dict[str, Any]) -> list[tuple[float, float]]:
+    found = report.get("tradeoff") or {"tpr_at_fpr": {}}
+    return [(float(rate), hits) for rate, hits in found["tpr_at_fpr"].items()]
+
+
+def _audited(row: dict[str, Any]) -> list[str]:
+    rows = [(name, value, share or "-") for name, value, share in audited.table(row)]
+    return [
+        f"{audited.how(row)}.", "", *_table(("", "epsilon", "of the proven"), rows),
+        audited.verdict(row), "", "![ROC of the attack and the proven region](roc.png)",
+    ]
+
+
+def _table(heads: tuple[str, ...], rows: list[Any]) -> list[str]:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
+
+
+def _code(name: str, value: str) -> str:
+    return f"`{value}`" if name in facts.CODE else value
 
 
 def _verified(guarantee: dict[str, Any]) -> str:

@@ -1,66 +1,96 @@
 """The report of a run as one self-contained web page."""
 
-import base64
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
-from jaxdp import accounting as acc
-from jaxdp.report import markdown
-from jaxdp.report.words import RELATIONS, show_audited, show_delta, show_epsilon, title
+from jaxdp.report import audited, cautions, facts, levels, markdown, plots, roc, svg
+from jaxdp.report.words import show_audited, show_delta, show_epsilon, title
 
-_PLOTS = {
-    "accuracy_and_epsilon.png": "Test accuracy in percent (left axis) and the proven epsilon of "
-    "everything released so far (right axis), by step.",
-    "update_norm.png": "Euclidean norm of the noisy update, mean of each block of steps.",
-    "roc.png": "The attack's errors, and the region that the proven epsilon leaves to any attack.",
-}
+_TRADEOFF = (
+    "The most that any attack can achieve: true positives against false positives, both on "
+    "logarithmic axes; nothing is possible in the shaded region. The dots are the rates of the "
+    "table."
+)
+_PROGRESS = (
+    "Test accuracy in percent (above) and the proven epsilon of everything released so far "
+    "(below), by step."
+)
+_NORM = "Euclidean norm of the noisy update, mean of each block of steps."
 
 
 def to_html(report: dict[str, Any], folder: Path) -> str:
-    """report.html from the dictionary of report.json and the plots in ``folder``.
+    """report.html from the dictionary of report.json, and of an audit's roc.svg in ``folder``.
 
-    The page holds its images and asks no other place for anything.
+    The page holds its plots, follows the reader's colours and asks no other place for anything.
     """
-    loader = jinja2.PackageLoader("jaxdp.report", "templates")
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.PackageLoader("jaxdp.report", "templates"), autoescape=True,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )
     return environment.get_template("report.html.jinja").render(_shown(report, folder))
 
 
 def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
-    guarantee, claim = report["guarantee"], report["claim"]
-    shown_claim = claim and {**claim, "shown": show_epsilon(claim["epsilon"])}
-    audited = report.get("audited")
+    guarantee, claim, row = report["guarantee"], report["claim"], report.get("audited")
     return {
-        "audited": audited and _audited(audited),
         "title": title(report),
+        "date": report.get("date"),
+        "colours": Markup(svg.style()),
         "accuracy": f"{report['test_accuracy']:.2%}",
-        "epsilon": show_epsilon(guarantee["epsilon"]),
+        "compared": levels.sentences(report),
+        "epsilon": _epsilon(guarantee["epsilon"]),
+        "weak": any(each["about"] == "epsilon" for each in report.get("warnings", ())),
         "delta": show_delta(guarantee["delta"]),
-        "neighbours": RELATIONS[acc.Relation(guarantee["relation"])],
-        "claim": shown_claim,
-        "warnings": [text for text in (report["label"], report["judged_by"]) if text],
-        "released": guarantee["in_words"],
-        "plots": [
-            {"source": _embedded(folder / name), "caption": caption}
-            for name, caption in _PLOTS.items()
-            if (folder / name).exists()
-        ],
-        "rows": markdown.rows(report)[1:],
+        "neighbours": facts.neighbours(report),
+        "claim": claim and {**claim, "shown": show_epsilon(claim["epsilon"])},
+        "warnings": cautions.shown(report),
+        "judged_by": report["judged_by"],
+        "meaning": markdown.meaning(report),
+        "attack": markdown.attack(report),
+        "gaussian": markdown.gaussian(report),
+        "audited": row and {
+            "table": audited.table(row), "how": audited.how(row), "verdict": audited.verdict(row),
+            "shown": show_audited(row["audited"]), "confidence": f"{row['confidence']:.0%}",
+            "what": row.get("what", audited.TINY),
+        },
+        "limits": _limits(report),
+        "roc": _roc(row, folder),
+        "progress": _progress(report),
+        "groups": facts.groups(report),
+        "code": facts.CODE,
         "sections": markdown.sections(report),
+        "glossary": markdown.GLOSSARY,
         "version": report["jaxdp"],
     }
 
 
-def _audited(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "what": markdown.TINY, **row, "shown": show_audited(row["audited"]),
-        "shown_proven": show_epsilon(row["proven"]),
-    }
+def _epsilon(epsilon: float | str) -> str:
+    return "infinite" if epsilon == "inf" else show_epsilon(epsilon)
 
 
-def _embedded(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+def _limits(report: dict[str, Any]) -> list[dict[str, Any]]:
+    if not report.get("tradeoff"):
+        return []
+    return [_plot("tradeoff", plots.tradeoff(report["tradeoff"]), _TRADEOFF)]
+
+
+def _progress(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        _plot("progress", plots.accuracy_and_epsilon(report), _PROGRESS),
+        _plot("norm", plots.update_norm(report), _NORM),
+    ]
+
+
+def _plot(name: str, figure: Any, caption: str) -> dict[str, Any]:
+    return {"image": Markup(svg.inline(figure, name, caption)), "caption": caption}
+
+
+def _roc(row: dict[str, Any] | None, folder: Path) -> list[dict[str, Any]]:
+    path = folder / "roc.svg"
+    if not row or not path.exists():
+        return []
+    image = Markup(svg.embedded(path.read_text(encoding="utf-8")))
+    return [{"image": image, "caption": roc.WORDS}]

@@ -1,72 +1,151 @@
-"""The plots of a run, from the rows of its history."""
+"""The plots of a run, from its report; every one can be a PNG or part of a page."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from scipy import special
 
-from jaxdp.report.words import show_delta, title
+from jaxdp.report import levels
+from jaxdp.report.svg import BLUE, INK, LINE, ORANGE, SOFT
+from jaxdp.report.words import show_delta
 
-# Okabe & Ito's colours, told apart by colour-blind readers; line styles differ as well.
-_BLUE, _ORANGE = "#0072B2", "#D55E00"
+_WIDTH = 5.1  # inches of 72 units: as wide as a telephone is in pixels, for letters of equal size
+_LETTERS = 11
+_LEAST = 1e-5  # where the axes of rates begin
 
 
 def save_plots(report: dict[str, Any], folder: Path) -> list[Path]:
     """Writes accuracy_and_epsilon.png and update_norm.png; returns their paths."""
     figures = {
-        "accuracy_and_epsilon.png": _accuracy_and_epsilon(report),
-        "update_norm.png": _update_norm(report),
+        "accuracy_and_epsilon.png": accuracy_and_epsilon(report),
+        "update_norm.png": update_norm(report),
     }
-    paths = []
     for name, figure in figures.items():
-        FigureCanvasAgg(figure).print_png(folder / name)
-        paths.append(folder / name)
-    return paths
+        save_png(figure, folder / name)
+    return [folder / name for name in figures]
 
 
-def _figure(report: dict[str, Any], label: str) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title(report), loc="left", fontweight="bold")
-    axes.set_xlabel("step")
-    axes.set_ylabel(label)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+def save_png(figure: Figure, path: Path) -> None:
+    """On white, sharp at twice its width."""
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=200, facecolor="white")
+
+
+def accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
+    """Accuracy above, with the level of guessing, and the epsilon spent below, by step."""
+    figure, (above, below) = _figure(4.9, 2)
+    steps = _column(report, "step")
+    _styled(above, "Test accuracy (%)")
+    above.plot(steps, 100 * _column(report, "test_accuracy"), "o-", color=BLUE, markersize=4)
+    if (guess := levels.guessing(report)) is not None:
+        above.axhline(100 * guess, color=SOFT, linestyle=":")
+        above.annotate(
+            "guessing", (1, 100 * guess), xycoords=("axes fraction", "data"), ha="right",
+            va="bottom", color=SOFT, fontsize=_LETTERS - 1,
+        )
+        above.set_ylim(bottom=0)
+    delta = show_delta(report["guarantee"]["delta"])
+    _styled(below, f"Proven epsilon so far, at delta {delta}")
+    epsilon = _column(report, "epsilon")
+    below.plot(steps, epsilon, "s--", color=ORANGE, markersize=4)
+    if np.isfinite(epsilon).any():
+        below.set_ylim(bottom=0)
+    else:
+        below.set_yticks([])
+        below.annotate(
+            "infinite: nothing is proven", (0.5, 0.5), xycoords="axes fraction", ha="center",
+            color=INK, fontsize=_LETTERS,
+        )
+    _steps(below, steps)
+    return figure
+
+
+def update_norm(report: dict[str, Any]) -> Figure:
+    """Norm of the noisy update, by step."""
+    figure, (axes,) = _figure(2.9)
+    steps = _column(report, "step")
+    norms = _column(report, "update_norm")
+    _styled(axes, "Norm of the noisy update, mean of a block")
+    axes.plot(steps, norms, "o-", color=BLUE, markersize=4)
+    # A run that diverged has a report as well, and so has one that never moved.
+    highest = np.max(norms, where=np.isfinite(norms), initial=0.0)
+    axes.set_ylim(0, 1.1 * highest or 1.0)
+    _steps(axes, steps)
+    return figure
+
+
+def tradeoff(found: dict[str, Any]) -> Figure:
+    """Most hits that an attack can have, by its false alarms; ``found`` is report["tradeoff"]."""
+    figure, axes = rates(_LEAST)
+    curve = np.array(found["curve"])
+    bounded(axes, curve, "most that is possible (proven)")
+    if found["mu"] is not None and found["mu_is"] != "exact":
+        hits = special.ndtr(special.ndtri(curve[:, 0]) + found["mu"])
+        axes.plot(
+            curve[:, 0], hits, "--", color=BLUE, linewidth=1.4,
+            label=f"Gaussian with mu {found['mu']:.3g} (approximate)",
+        )
+    at = np.array([[float(rate), hits] for rate, hits in found["tpr_at_fpr"].items()])
+    axes.plot(at[:, 0], at[:, 1], "o", color=ORANGE, markersize=6, clip_on=False)
+    legend(figure)
+    return figure
+
+
+def rates(least: float) -> tuple[Figure, Axes]:
+    """Empty logarithmic axes of both rates, in percent, with the diagonal of guessing."""
+    figure, (axes,) = _figure(4.7)
+    _styled(axes, "True positives: used records found")
+    axes.set_xlabel("False positives: unused records accused", color=INK, fontsize=_LETTERS)
+    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.08))
+    ticks = 10.0 ** np.arange(round(np.log10(least)), 1)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator(list(ticks)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g}%"))
+    axes.get_xticklabels()[-1].set_horizontalalignment("right")
+    axes.plot([least, 1], [least, 1], ":", color=SOFT, label="guessing")
     return figure, axes
+
+
+def bounded(axes: Axes, curve: np.ndarray, label: str) -> None:
+    """Draws the proven limit [k, 2] and shades what lies beyond it."""
+    axes.plot(curve[:, 0], curve[:, 1], color=ORANGE, label=label, linewidth=2.6)
+    axes.fill_between(curve[:, 0], curve[:, 1], 1.08, color=ORANGE, alpha=0.1, linewidth=0)
+
+
+def legend(figure: Figure) -> None:
+    """Below the axes, where it hides nothing at any width."""
+    figure.legend(
+        loc="outside lower left", frameon=False, fontsize=_LETTERS, labelcolor=INK,
+        handlelength=2.2, borderaxespad=0.2,
+    )
+
+
+def _figure(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False)
+    return figure, list(axes[:, 0])
+
+
+def _styled(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=_LETTERS, color=INK)
+    axes.tick_params(colors=LINE, labelcolor=INK, labelsize=_LETTERS)
+    axes.grid(color=LINE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(SOFT)
+
+
+def _steps(axes: Axes, steps: np.ndarray) -> None:
+    axes.set_xlabel("step", color=INK, fontsize=_LETTERS)
+    axes.set_xlim(0, 1.03 * steps[-1])
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def _column(report: dict[str, Any], name: str) -> np.ndarray:
     return np.array([float(row[name]) for row in report["history"]])
-
-
-def _accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
-    figure, axes = _figure(report, "test accuracy (%)")
-    steps = _column(report, "step")
-    accuracy = 100 * _column(report, "test_accuracy")
-    axes.plot(steps, accuracy, "o-", color=_BLUE, label="test accuracy")
-    axes.yaxis.label.set_color(_BLUE)
-    other = axes.twinx()
-    epsilon = _column(report, "epsilon")
-    if not np.isfinite(epsilon).all():
-        other.set_yticks([])
-    label = f"proven epsilon at delta {show_delta(report['guarantee']['delta'])}"
-    other.plot(steps, epsilon, "s--", color=_ORANGE, label=label)
-    other.set_ylabel(label)
-    other.yaxis.label.set_color(_ORANGE)
-    other.set_ylim(bottom=0)
-    other.spines["top"].set_visible(False)
-    handles = [*axes.get_lines(), *other.get_lines()]
-    axes.legend(handles, [h.get_label() for h in handles], loc="lower right")
-    return figure
-
-
-def _update_norm(report: dict[str, Any]) -> Figure:
-    figure, axes = _figure(report, "norm of the noisy update, block mean")
-    norms = _column(report, "update_norm")
-    axes.plot(_column(report, "step"), norms, "o-", color=_BLUE)
-    # A run that diverged has a report as well, and so has one that never moved.
-    highest = np.max(norms, where=np.isfinite(norms), initial=0.0)
-    axes.set_ylim(0, 1.1 * highest or 1.0)
-    return figure

@@ -3,34 +3,37 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
+from jaxdp._durable import write_atomically
 from jaxdp.auditing.audit import MethodAudit
-from jaxdp.auditing.events import tradeoff_of
 from jaxdp.auditing.one_run import RunAudit
-from jaxdp.report.plots import _BLUE, _ORANGE
+from jaxdp.report import plots, svg
+from jaxdp.report.svg import BLUE
+from jaxdp.report.tradeoff import limit, profile
 from jaxdp.report.words import show_epsilon
+
+WORDS = (
+    "How many used records the audit's attack found, by how many unused ones it accused; both axes "
+    "are logarithmic. A proven limit of any attack may be passed by chance alone."
+)
+_FEWEST = 1e-4
 
 
 def save_roc(audit: MethodAudit | RunAudit, path: Path, title: str) -> Path:
-    """Writes the plot; where nothing is proven the region is everything."""
-    figure = Figure(figsize=(5.4, 5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontweight="bold")
-    rates = np.r_[np.logspace(-6, -2, 200), np.linspace(0.01, 1, 300)]
-    if acc.supports(audit.event) and np.isfinite(audit.proven):
-        limit = 1 - tradeoff_of(audit.event)(rates)
-        label = f"proven: no attack above, but by chance (epsilon {show_epsilon(audit.proven)})"
-        axes.plot(rates, limit, "--", color=_ORANGE, label=label)
-        axes.fill_between(rates, limit, 1, color=_ORANGE, alpha=0.12, linewidth=0)
-    axes.plot(audit.roc[:, 0], audit.roc[:, 1], color=_BLUE, label="this attack")
-    axes.plot([0, 1], [0, 1], ":", color="0.6", label="guessing")
-    axes.set(xlabel="false alarms (record absent)", ylabel="hits (record present)",
-             xlim=(0, 1), ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right")
-    FigureCanvasAgg(figure).print_png(path)
+    """Writes the plot, and the same as .svg beside it; where nothing is proven, without a limit."""
+    seen = audit.roc[(audit.roc > 0).all(axis=1)]
+    least = max(_FEWEST, 10.0 ** np.floor(np.log10(np.min(seen, initial=0.01))))
+    figure, axes = plots.rates(float(least))
+    points = profile(audit.event, acc.Relation.ADD_OR_REMOVE_ONE, audit.delta)
+    if points is not None:
+        rates = np.logspace(np.log10(least), 0, 200)
+        curve = np.c_[rates, limit(points)(rates)]
+        label = f"proven limit, epsilon {show_epsilon(audit.proven)} (but for chance)"
+        plots.bounded(axes, curve, label)
+    axes.plot(seen[:, 0], seen[:, 1], color=BLUE, label="this attack", linestyle="--")
+    plots.legend(figure)
+    write_atomically(path.with_suffix(".svg"), svg.standalone(svg.inline(figure, "roc", WORDS)))
+    axes.set_title(f"{title}\n{axes.get_title(loc='left')}", loc="left", fontsize=11)
+    plots.save_png(figure, path)
     return path

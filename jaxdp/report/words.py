@@ -22,6 +22,7 @@ ASSUMED = (
     "private data.",
     "The folder secret/ stays secret.",
 )
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 RELATIONS = {
     acc.Relation.ADD_OR_REMOVE_ONE: "one record added or removed",
     acc.Relation.REPLACE_ONE: "one record replaced by another",
@@ -94,6 +95,21 @@ def show_epsilon(epsilon: float | str) -> str:
 def show_audited(epsilon: float) -> str:
     """Three decimals, rounded down: a shown lower bound is never above the one that was found."""
     return f"{math.floor(epsilon * 1000) / 1000:.3f}"
+
+
+def show_factor(epsilon: float) -> str:
+    """e to the power of a finite epsilon, rounded up; a power of ten where it is very large."""
+    if epsilon >= 16:
+        return f"10{str(math.ceil(epsilon / math.log(10))).translate(_RAISED)}"
+    if epsilon >= 3:
+        return f"{math.ceil(math.exp(epsilon)):,}"
+    return f"{math.ceil(100 * math.exp(epsilon)) / 100:.2f}"
+
+
+def show_rate(rate: float) -> str:
+    """A rate in percent with three digits, rounded up: what an attack finds is not understated."""
+    digits = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
+    return f"{100 * float(digits.create_decimal(repr(float(rate)))):.4g}%"
 
 
 def show_delta(delta: float) -> str:

@@ -9,43 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import data, models, train
-from jaxdp.noise import PrivatizeState
+from jaxdp import data, models
 from jaxdp.optimizers import registry
-from jaxdp.optimizers.annealing import AnnealingState
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.optimizers.method import Method
 from jaxdp.preprocess import dp_pca, project
 from jaxdp.runs.config import RunConfig
+from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
-from jaxdp.train import Trainer, TrainState
+from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
 
 
-def trainer_of(
-    config: RunConfig, dataset: data.Dataset | None, secret: Secret, device_data: PyTree = None
-) -> Trainer:
-    """The trainer of a resolved configuration, all of its randomness from ``secret``.
-
-    Args:
-        config: resolved.
-        dataset: the data; None for a trainer that only makes states.
-        secret: of the run.
-        device_data: the training records, already on the device.
-    """
-    method, loss_fn = method_of(config, secret), models.cross_entropy(model_of(config))
-    if (candidates := config.candidates()) is not None:
-        loss_fn = candidates.loss(loss_fn)
-    if dataset is None:
-        rows, energy = config.dataset_size, None
-        method = dataclasses.replace(method, energy=None)
-    else:
-        rows = len(dataset.train_y)
-        energy = _energy(config, dataset, loss_fn, secret, device_data)
-    return train.trainer_of(
-        method, loss_fn, rows, secret=secret, energy=energy,
-        physical_batch_size=config.physical_batch_size,
-    )
+def loss_of(config: RunConfig) -> Callable[..., jax.Array]:
+    """The loss of one example; with audit canaries, one that knows them."""
+    loss_fn = models.cross_entropy(model_of(config))
+    candidates = config.candidates()
+    return loss_fn if candidates is None else candidates.loss(loss_fn)
 
 
 def method_of(config: RunConfig, secret: Secret) -> Method:
@@ -76,10 +56,19 @@ def projected(
     return dataclasses.replace(dataset, train_x=train_x, test_x=test_x), components
 
 
-def _energy(
-    config: RunConfig, dataset: data.Dataset, loss_fn: Callable[..., jax.Array], secret: Secret,
-    device_data: PyTree,
+def energy_of(
+    config: RunConfig, dataset: data.Dataset, loss_fn: Callable[..., jax.Array],
+    device_data: PyTree, sampler: Callable[..., Sampler],
 ) -> PublicEnergy | PrivateEnergy | None:
+    """The energy that judges the candidates of an annealed method; None for another.
+
+    Args:
+        config: resolved.
+        dataset: the data.
+        loss_fn: of one example.
+        device_data: the training records, on the device.
+        sampler: (mechanism, number of records, rows of a pass) -> draws on the run's ledger.
+    """
     kind = registry.METHODS[config.method].energy
     if not kind:
         return None
@@ -88,13 +77,11 @@ def _energy(
         return PublicEnergy(loss_fn, jax.device_put(seen))
     if kind == "train":
         return PublicEnergy(loss_fn, device_data)
-    mechanism = config.private_method(secret).energy
+    mechanism = config.private_method().energy
     assert mechanism is not None
-    sampler = mechanism.sampler(
-        len(dataset.train_y), secret=secret.child("energy"),
-        physical_batch_size=config.physical_batch_size,
-    )
-    return PrivateEnergy(loss_fn, device_data, mechanism, sampler)
+    assert config.physical_batch_size is not None
+    drawn = sampler(mechanism, len(dataset.train_y), config.physical_batch_size)
+    return PrivateEnergy(loss_fn, device_data, mechanism, drawn)
 
 
 def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
@@ -111,11 +98,16 @@ def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
     return tuple(a[:cut] for a in whole), tuple(a[cut:] for a in whole)
 
 
-def fresh_state(trainer: Trainer, config: RunConfig, secret: Secret) -> TrainState:
-    """The state before the first step; its parameters are a function of the secret alone."""
-    return trainer.init(
-        models.init(model_of(config), secret.jax_key("init"), config.example_shape())
-    )
+def fresh_params(config: RunConfig, secret: Secret) -> PyTree:
+    """The parameters before the first step, a function of the secret alone."""
+    return models.init(model_of(config), secret.jax_key("init"), config.example_shape())
+
+
+def first_state(config: RunConfig, secret: Secret) -> TrainState:
+    """A state of the run's structure, with no past."""
+    params = fresh_params(config, secret)
+    opt_state = method_of(config, secret).step(loss_of(config)).init(params)
+    return TrainState(params, opt_state, 0, np.zeros(4, np.uint32))
 
 
 def model_of(config: RunConfig) -> nn.Module:
@@ -125,18 +117,6 @@ def model_of(config: RunConfig) -> nn.Module:
         example_shape=config.example_shape(), activation=config.activation,
         hidden=(config.hidden,),
     )
-
-
-def with_keys(opt_state: PyTree, secret: Secret) -> PyTree:
-    """The same optimizer state with the keys of ``secret``, for the noise and for judging."""
-    names = {PrivatizeState: "noise", AnnealingState: "judge"}
-
-    def replace(node: Any) -> Any:
-        if type(node) not in names:
-            return node
-        return node._replace(key=jax.random.key_data(secret.jax_key(names[type(node)])))
-
-    return jax.tree.map(replace, opt_state, is_leaf=lambda n: type(n) in names)
 
 
 def evaluator(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Callable[[PyTree], float]:

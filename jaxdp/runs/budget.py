@@ -19,22 +19,15 @@ def calibrated_noise(config: "RunConfig", relation: acc.Relation) -> float:
             epsilon=config.epsilon, delta=config.delta, steps=config.steps, relation=relation,
             sampling_prob=config.batch_size / config.dataset_size,
         ))
-    high = 1.0
-    while not _affords(config, relation, noise_multiplier=high):
-        high *= 2
-        if high > 1e6:
-            raise ValueError(
-                f"epsilon must be within reach of {config.method} at any noise_multiplier, got "
-                f"{config.epsilon}"
-            )
-    low = 0.0
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        if _affords(config, relation, noise_multiplier=middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    if acc.epsilon(_total(config, noise_multiplier=1e9), config.delta, relation
+                   ).upper > config.epsilon:
+        raise ValueError(
+            f"epsilon must be within reach of {config.method} at any noise_multiplier, got "
+            f"{config.epsilon}"
+        )
+    return acc.calibrate(
+        lambda noise: _total(config, noise_multiplier=noise), config.epsilon, config.delta, relation
+    )
 
 
 def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
@@ -47,16 +40,9 @@ def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
             sampling_prob=config.batch_size / config.dataset_size,
             noise_multiplier=config.noise_multiplier,
         ))
-    low, high = 0, 1
-    while high < 10**8 and _affords(config, relation, steps=high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _affords(config, relation, steps=middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return acc.calibrate_count(
+        lambda steps: _total(config, steps=steps), config.epsilon, config.delta, relation
+    )
 
 
 def _plain(config: "RunConfig") -> bool:
@@ -65,12 +51,10 @@ def _plain(config: "RunConfig") -> bool:
     return config.noise_schedule is None and energy != "private" and not config.once()
 
 
-def _affords(config: "RunConfig", relation: acc.Relation, **tried: Any) -> bool:
+def _total(config: "RunConfig", **tried: Any) -> acc.Event:
+    """Everything that is released; of an algorithm as published, what it claims to be."""
     config = dataclasses.replace(config, **tried)
     method = config.private_method()
-    # What an algorithm as published claims to be is the mechanism without its leak.
     method = dataclasses.replace(method, mechanism=method.mechanism.leaking(""), raw=None)
     assert config.steps is not None
-    assert config.epsilon is not None
-    total = acc.Composed((*config.once(), method.total(config.steps)))
-    return acc.epsilon(total, config.delta, relation).upper <= config.epsilon
+    return acc.Composed((*config.once(), method.total(config.steps)))

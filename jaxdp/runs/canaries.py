@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import data
-from jaxdp._durable import sync_directory, write_atomically
+from jaxdp._durable import save_array, write_atomically
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.seeds import Secret
@@ -94,7 +94,9 @@ def seen(opt_state: PyTree) -> jax.Array:
 
 
 def keep(directory: RunDirectory, first_step: int, rows: list[Any]) -> None:
-    """Appends the rows [m] of steps from ``first_step`` on; what a crash left beyond is replaced.
+    """Appends the rows [m] of steps from ``first_step`` on, where nobody sees them yet.
+
+    What a crash left beyond is replaced.
 
     Raises:
         ValueError: rows of earlier steps are missing.
@@ -102,18 +104,18 @@ def keep(directory: RunDirectory, first_step: int, rows: list[Any]) -> None:
     new = np.stack(jax.device_get(rows))
     old = new[:0]
     if first_step:
-        old = released(directory)[:first_step]
+        old = _loaded(_kept(directory))[:first_step]
     if len(old) < first_step:
         raise ValueError(
-            f"{directory.canary_gradients} must hold the {first_step} steps before, got {len(old)}"
+            f"{_kept(directory)} must hold the {first_step} steps before, got {len(old)}"
         )
-    unfinished = directory.canary_gradients.with_suffix(".tmp.npy")
-    with unfinished.open("wb") as file:
-        np.save(file, np.concatenate([old, new]))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(directory.canary_gradients)
-    sync_directory(directory.path)
+    save_array(_kept(directory), np.concatenate([old, new]), mode=0o600)
+
+
+def publish(directory: RunDirectory, step: int) -> None:
+    """Shows the rows of the first ``step`` steps, whose checkpoint is durable."""
+    if step:
+        save_array(directory.canary_gradients, _loaded(_kept(directory))[:step])
 
 
 def released(directory: RunDirectory) -> np.ndarray:
@@ -122,7 +124,14 @@ def released(directory: RunDirectory) -> np.ndarray:
     Raises:
         ValueError: the file is missing or damaged.
     """
-    path = directory.canary_gradients
+    return _loaded(directory.canary_gradients)
+
+
+def _kept(directory: RunDirectory) -> Path:
+    return directory.secret / directory.canary_gradients.name
+
+
+def _loaded(path: Path) -> np.ndarray:
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:

@@ -24,7 +24,7 @@ from jaxdp.optimizers.method import Method
 from jaxdp.runs import assemble, queue
 from jaxdp.runs.config import RunConfig, recipe, resolve
 from jaxdp.seeds import Secret
-from jaxdp.train import trainer_of
+from jaxdp.trainer import Trainer
 
 BINS = 10
 # The two logits' gradient is (p - y) times the ten inputs: no longer than sqrt(2 * 10) = 4.47.
@@ -108,19 +108,18 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
     assert config.steps is not None
     method = config.private_method(secret) if row.epsilon else _not_private(config)
     model = assemble.model_of(config)
-    trainer = trainer_of(
-        method,
+    trainer = Trainer(
         models.cross_entropy(model),
-        len(dataset.train_y),
+        method,
+        source=(dataset.train_x, dataset.train_y),
         secret=secret,
         ledger=ledger,
         physical_batch_size=config.physical_batch_size,
     )
-    state = assemble.fresh_state(trainer, config, secret)
-    train = jax.device_put((dataset.train_x, dataset.train_y))
+    state = trainer.init(assemble.fresh_params(config, secret))
     began = time.perf_counter()
-    for _ in range(config.steps):
-        state, _, _ = trainer.step(state, train)
+    for batch in trainer.batches(config.steps):
+        state, _ = trainer.step(state, batch)
     jax.block_until_ready(state.params)
     seconds = time.perf_counter() - began
     logits = model.apply(state.params, jnp.asarray(dataset.test_x))

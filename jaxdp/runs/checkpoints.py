@@ -1,73 +1,201 @@
-"""Checkpoints by orbax: parameters, optimizer state with the noise key, curves and ledger."""
+"""Checkpoints by orbax: parameters, optimizer state and curves."""
 
-import json
 import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxdp.ledger import Ledger
-from jaxdp.train import TrainState
+from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
+from jaxdp._interrupts import deferred
+from jaxdp.trainer import TrainState
 
-logging.getLogger("absl").addFilter(lambda record: record.levelno >= logging.ERROR)
+logging.getLogger("absl").addFilter(lambda record: record.levelno >= logging.CRITICAL)
+
+_SEAL = "digests.json"
+_COMMITTED = "commit_success.txt"
+# What orbax writes after the seal: the time of the commit, and that it was one.
+_CHANGING = ("_CHECKPOINT_METADATA", _COMMITTED)
+_UNFINISHED = "*.orbax-checkpoint-tmp*"
+
+Restored = tuple[TrainState, list[dict[str, Any]]]
+# What orbax says of a whole checkpoint of another model or optimizer.
+_UNLIKE = ("do not match", "not compatible with the stored")
 
 
 class Checkpoints:
-    """The checkpoints of one run; **secret**, for they hold the noise key.
+    """The checkpoints of one run; **secret**: they hold what nobody may see yet.
 
-    Saving is synchronous: the next block is charged only once the last one is safe, so that a
-    replayed run writes the same ledger in the same order.
+    :meth:`save` returns once the state is copied, and orbax's threads write it. Whoever shows what
+    a checkpoint holds calls :meth:`wait` first. A signal waits for a checkpoint that has begun.
+
+    Files are private without touching the process's umask while threads write: they lie in a folder
+    of mode 0700 that was there before them, and have their own mode (0600), are on disk and have
+    their digests written down before orbax gives the checkpoint its final name. Only the empty sign
+    of that name's commit is orbax's own, until :meth:`wait`.
 
     Args:
         folder: where they lie; the two latest are kept.
     """
 
     def __init__(self, folder: Path):
+        self._folder = folder.absolute()
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False, create=True
-        )
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
-
-    def save(self, state: TrainState, history: list[dict[str, Any]], ledger: Ledger) -> None:
-        """Saves the state under its step, with the curves and the ledger that covers it."""
-        arrays = {"params": state.params, "opt_state": state.opt_state}
-        self._manager.save(
-            state.step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(arrays),
-                history=ocp.args.JsonSave(history),
-                ledger=ocp.args.JsonSave(json.loads(ledger.to_json())),
+            max_to_keep=2, create=True,
+            file_options=ocp.options.FileOptions(path_permission_mode=0o700),
+            async_options=ocp.options.AsyncOptions(
+                post_finalization_callback=self._seal, create_directories_asynchronously=False
             ),
         )
+        with private():
+            self._manager = ocp.CheckpointManager(self._folder, options=options)
 
-    def restore(
-        self, like: TrainState
-    ) -> tuple[TrainState, list[dict[str, Any]], Ledger] | None:
-        """The latest state, its curves and its ledger, or None before the first checkpoint.
+    def save(self, state: TrainState, history: list[dict[str, Any]]) -> None:
+        """Begins to save the state under its step, with the curves.
+
+        Raises:
+            StorageError: this or the checkpoint before it cannot be written.
+        """
+        self.wait()
+        arrays = _arrays(state)
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays),
+            history=ocp.args.JsonSave([dict(row) for row in history]),
+        )
+        with deferred(), self._in_words():
+            for left in self._folder.glob(_UNFINISHED):  # by a crash, or a disk that was full
+                shutil.rmtree(left)
+            with private():
+                self._manager.save(state.step, args=args)
+
+    def wait(self) -> None:
+        """Returns once what was saved is durable.
+
+        Raises:
+            StorageError: it cannot be written; the checkpoints before it are whole.
+        """
+        with deferred(), self._in_words():
+            self._manager.wait_until_finished()
+            for mark in self._folder.glob(f"*/{_COMMITTED}"):  # which says no more than its name
+                mark.chmod(0o600)
+            sync_directory(self._folder)
+
+    @property
+    def is_saving(self) -> bool:
+        """True while a checkpoint is being written."""
+        return bool(self._manager.is_saving_in_progress())
+
+    def durable_step(self) -> int | None:
+        """The latest step whose checkpoint is whole and on disk; None before the first."""
+        sync_directory(self._folder)
+        return max(self._steps(), default=None)
+
+    def restore(self, like: TrainState) -> Restored | None:
+        """The latest whole state and its curves, or None before the first checkpoint.
+
+        A damaged checkpoint is moved out of the way, with a line on stderr, if one before it is
+        whole: the steps between them are then to be done again.
 
         Args:
             like: a state of the same structure, such as a fresh one.
+
+        Raises:
+            StorageError: there are checkpoints and none of them is whole.
         """
-        step = self._manager.latest_step()
-        if step is None:
+        steps, damaged = sorted(self._steps(), reverse=True), []
+        for step in steps:
+            try:
+                found = self._read(step, like)
+            except Exception as error:  # tensorstore, zstd and orbax each have their own
+                damaged.append((step, _first_line(error)))
+                continue
+            self._put_aside([number for number, _ in damaged], step)
+            return found
+        if not damaged:
             return None
-        abstract = jax.tree.map(
-            ocp.utils.to_shape_dtype_struct, {"params": like.params, "opt_state": like.opt_state}
+        if any(words in reason for _, reason in damaged for words in _UNLIKE):
+            raise StorageError(
+                f"{self._folder} must hold checkpoints of these parameters and this optimizer, got "
+                "whole ones of others: go on with those that the run was begun with, or start a "
+                "new run in another folder, and count what ledger.jsonl holds as spent"
+            )
+        reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged)
+        raise StorageError(
+            f"{self._folder} must hold a checkpoint that can be read, but none is whole ({reasons})"
+            ". Put back a copy of the folder if there is one; otherwise start a new run in another "
+            "folder, and count what ledger.jsonl holds as spent"
         )
-        loaded = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract),
-                history=ocp.args.JsonRestore(),
-                ledger=ocp.args.JsonRestore(),
-            ),
-        )
-        arrays = loaded["state"]
-        state = TrainState(arrays["params"], arrays["opt_state"], step)
-        return state, loaded["history"], Ledger.from_json(json.dumps(loaded["ledger"]))
 
     def close(self) -> None:
-        """Releases the manager's threads."""
-        self._manager.close()
+        """Waits for what is being written, and releases the manager's threads."""
+        with deferred():
+            try:
+                self._manager.close()
+                make_private(self._folder)
+            except Exception:
+                # `wait` raised it before, or what ended the run is of more interest.
+                logging.getLogger(__name__).debug("closing", exc_info=True)
+
+    def _seal(self) -> None:
+        """Called by orbax's thread before the checkpoint gets its final name."""
+        for folder in self._folder.glob(_UNFINISHED):
+            seal(folder, _SEAL, _CHANGING)
+
+    def _steps(self) -> list[int]:
+        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+
+    def _read(self, step: int, like: TrainState) -> Restored:
+        if file := broken_seal(self._folder / str(step), _SEAL, _CHANGING):
+            raise ValueError(f"{file} is damaged")
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract), history=ocp.args.JsonRestore(),
+        )
+        loaded = self._manager.restore(step, args=args)
+        arrays = loaded["state"]
+        state = TrainState(arrays["params"], arrays["opt_state"], step, np.asarray(arrays["past"]))
+        return state, loaded["history"]
+
+    def _put_aside(self, steps: list[int], whole: int) -> None:
+        for step in steps:
+            target = self._folder.with_name(f"damaged-checkpoint-{step}")
+            shutil.rmtree(target, ignore_errors=True)
+            (self._folder / str(step)).rename(target)
+            print(
+                f"jaxdp: the checkpoint of step {step} is damaged (now {target}): going on from "
+                f"the one of step {whole}, which is whole", file=sys.stderr,
+            )
+        if steps:
+            self._manager.reload()
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            last = max(self._steps(), default=None)
+            safe = "none was written yet" if last is None else f"that of step {last} is whole"
+            raise StorageError(
+                f"{self._folder} must be a folder that checkpoints can be written to, got "
+                f"{_first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
+                "charge: make room and continue with --resume"
+            ) from error
+
+
+def _arrays(state: TrainState) -> dict[str, Any]:
+    return {"params": state.params, "opt_state": state.opt_state, "past": np.asarray(state.past)}
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of what went wrong, without the sources of the library that found it."""
+    text = str(error).strip().splitlines()
+    line = text[0] if text else type(error).__name__
+    if "No space left" in str(error):
+        return "a full disk (No space left on device)"
+    return line.split(" [source locations=")[0][:200]

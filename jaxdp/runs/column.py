@@ -93,5 +93,5 @@ def _audit(
     return audit_method(
         config.private_method(), min(config.steps, MOST_STEPS), config.delta, runs=runs,
         confidence=confidence, energy=registry.METHODS[config.method].energy, seed=seed,
-        progress=progress, chunk=1_000,
+        progress=progress, chunk=1_000, residuals=False,
     )

@@ -21,6 +21,11 @@ from jaxdp.seeds import Secret
 METHODS = tuple(registry.METHODS)
 OPTIMIZERS = ("sgd", "adam")
 
+_MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
+# With probability delta nothing is promised: more is no guarantee. Accountants take minutes at
+# either end.
+_DELTAS = (1e-30, 0.1)
+
 # Models whose per-example gradients are never held, and the rows of one of their passes: on a CPU
 # 1.3 to 1.7 times faster than 64 for 784-1000-10 and batches of 600; more gives nothing.
 _DENSE = ("mlp", "logistic")
@@ -187,6 +192,15 @@ class RunConfig:
         """The mechanism of the gradient."""
         return self.private_method().mechanism
 
+    def warnings(self) -> list[str]:
+        """Warnings about values that are allowed and hardly meant."""
+        if self.delta * self.dataset_size < 1:
+            return []
+        return [
+            f"delta {self.delta:g} is at least 1/{self.dataset_size}, one over the number of "
+            "records: publishing a record at random would meet it too; choose a smaller one"
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
         return dataclasses.asdict(self)
@@ -263,7 +277,11 @@ def _rows_of_a_pass(config: RunConfig) -> int:
     """More than the default for dense layers, whose per-example gradients are never held."""
     rows = default_physical_batch_size(config.batch_size)
     held = config.model not in _DENSE or config.private_method().raw is not None
-    return rows if held else max(rows, min(config.batch_size, _DENSE_ROWS))
+    if held:
+        return rows
+    # One pass holds nearly every draw of up to 256; larger ones take several.
+    whole = config.batch_size + 6 * math.isqrt(config.batch_size) + 6
+    return max(rows, -(-whole // 8) * 8 if config.batch_size <= _DENSE_ROWS else _DENSE_ROWS)
 
 
 def _with_noise_and_steps(config: RunConfig) -> RunConfig:
@@ -297,11 +315,19 @@ def _check(config: RunConfig) -> None:
     _validate.one_of("method", config.method, METHODS)
     _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
     _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
-    _validate.positive("learning_rate", config.learning_rate)
+    if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
+        raise ValueError(
+            f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
+        )
     if not 0 <= _validate.non_negative("momentum", config.momentum) < 1:
         raise ValueError(f"momentum must be at least 0 and below 1, got {config.momentum!r}")
-    if not 0 < _validate.positive("delta", config.delta) < 1:
+    if not _validate.positive("delta", config.delta) < 1:
         raise ValueError(f"delta must be above 0 and below 1, got {config.delta!r}")
+    if not _DELTAS[0] <= config.delta <= _DELTAS[1]:
+        raise ValueError(
+            f"delta must be at least {_DELTAS[0]:g} and at most {_DELTAS[1]:g}, well below 1 over "
+            f"the number of records ({config.dataset_size}), got {config.delta!r}"
+        )
     if config.epsilon is not None:
         _validate.positive("epsilon", config.epsilon)
     if config.noise_multiplier is not None:

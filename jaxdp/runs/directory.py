@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxdp._durable import open_locked, write_atomically
+from jaxdp._durable import make_private, open_locked, write_atomically
 from jaxdp.seeds import Secret
 
 SECRET_NOTE = """This folder is SECRET.
 
-It holds the noise key, the sampler's secret and the optimizer's state of a private training run.
+It holds the secret of a private training run's draws and noise, and checkpoints not shown yet.
 Whoever reads it can subtract the noise, and the guarantee is void. Publish only what
 `jaxdp export` writes. Delete this folder once the run is finished and needs no resuming.
 Where canaries.json is here, it holds which audit canaries took part: `jaxdp audit` needs it.
@@ -31,10 +31,20 @@ class RunDirectory:
 
     Args:
         path: the folder; created by :meth:`create`.
+
+    Attributes:
+        remembered: what a resumed run need not be told again; kept with the secret state, which
+            wins over it.
+
+    Raises:
+        ValueError: an empty path, which would scatter a run over the working directory.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not os.fspath(path):
+            raise ValueError("out must name a folder, got ''")
         self.path = Path(path)
+        self.remembered: dict[str, Any] = {}
         self.secret = self.path / "secret"
         self.state_file = self.secret / "run.json"
         self.checkpoints = self.secret / "checkpoints"
@@ -81,11 +91,20 @@ class RunDirectory:
     def lock(self) -> None:
         """Takes the run for this process, until it ends (however it ends).
 
+        Whatever lies in ``secret/`` by then, also from older versions, is closed to others.
+
         Raises:
-            ValueError: another process is training here.
+            ValueError: another process is training here, or ``secret/`` belongs to somebody else.
         """
         busy = f"out is in use by another process: {self.path}"
         self._lock = open_locked(self.secret / "lock", "w", busy)
+        try:
+            make_private(self.secret)
+        except OSError as error:
+            self.unlock()
+            raise ValueError(
+                f"out must be a run whose secret folder can be closed to others, got {error}"
+            ) from error
 
     def unlock(self) -> None:
         """Gives the run back."""
@@ -95,7 +114,8 @@ class RunDirectory:
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Writes the secret state of the run, durably and all at once."""
-        write_atomically(self.state_file, json.dumps(state, indent=1), mode=0o600)
+        text = json.dumps({**self.remembered, **state}, indent=1)
+        write_atomically(self.state_file, text, mode=0o600)
 
     def load_state(self) -> dict[str, Any]:
         """The secret state of the run; ValueError if there is none."""

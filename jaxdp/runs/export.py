@@ -5,7 +5,7 @@ from pathlib import Path
 import flax.serialization
 import jax
 
-from jaxdp.runs.assemble import fresh_state, trainer_of
+from jaxdp.runs.assemble import first_state
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory, secret_from_dict
@@ -21,10 +21,10 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     """
     state = directory.load_state()
     config = RunConfig(**state["config"])
-    secret = secret_from_dict(state["streams"][-1]["secret"])
+    secret = secret_from_dict(state["secret"])
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        found = checkpoints.restore(fresh_state(trainer_of(config, None, secret), config, secret))
+        found = checkpoints.restore(first_state(config, secret))
     finally:
         checkpoints.close()
     if found is None:

@@ -1,9 +1,7 @@
-"""The run itself: charge a block of steps, take them, evaluate, checkpoint, and so on."""
+"""The run of a configuration, as the command line has it: built-in data, methods by name."""
 
 import dataclasses
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,24 +9,15 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import data
-from jaxdp._durable import write_atomically
+from jaxdp._durable import save_array, write_atomically
 from jaxdp.ledger import Ledger
-from jaxdp.optimizers.method import Method
 from jaxdp.runs import assemble, canaries
-from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.config import RunConfig
-from jaxdp.runs.directory import (
-    SENSITIVE_NOTE,
-    RunDirectory,
-    secret_from_dict,
-    secret_to_dict,
-)
-from jaxdp.runs.fingerprint import differences, fingerprint
+from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory, secret_from_dict
+from jaxdp.runs.run import Plan, Progress, Row, Started, new_state, public, started, trained
 from jaxdp.seeds import Secret
-from jaxdp.train import Trainer, TrainState
+from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, PyTree
-
-Progress = Callable[[int, dict[str, Any] | None], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,14 +31,15 @@ class RunResult:
         history: one row a block: step, epsilon, test_accuracy, update_norm; with an annealer its
             counters proposals, accepted and forced.
         reproducible: whether a person chose the seed.
-        seconds: wall time of this process's part of the run, data loading excluded.
+        seconds: wall time of this process's part of the run, data loading excluded. Depends on the
+            private data through the sizes of the draws: not to be published.
         steps_run: how many steps this process took.
     """
 
     config: RunConfig
     params: PyTree
     ledger: Ledger
-    history: list[dict[str, Any]]
+    history: list[Row]
     reproducible: bool
     seconds: float
     steps_run: int
@@ -71,169 +61,131 @@ def start(
             raise ValueError(f"out must be a new folder, got {directory.path}: a run began there")
         kept = canaries.tossed(config, directory, secret)
         dataset = canaries.entered(config, directory, dataset, kept)
-        stream = {"secret": secret_to_dict(secret), "fingerprint": fingerprint(dataset, secret)}
-        state = {"config": config.to_dict(), "streams": [stream], "canaries": kept}
-        directory.save_state(state)
-        return _run(config, directory, dataset, [secret], progress)
+        state = new_state(
+            secret, config=config.to_dict(), canaries=kept, data=_fingerprint(dataset, secret)
+        )
+        return _run(config, directory, dataset, state, progress)
     finally:
         directory.unlock()
 
 
 def resume(
-    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, progress: Progress,
-    fork: bool = False,
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, progress: Progress
 ) -> RunResult:
-    """Continues a run from its last checkpoint: the same releases as if it had never stopped.
+    """Continues a run from its last checkpoint.
+
+    Steps since then, of which nobody saw anything, are done again on other draws and with other
+    noise, within the charge that they had: a crash costs nothing and re-uses nothing, whatever
+    version, flags or machine it is continued with.
 
     Args:
         config: must equal the configuration that the run was started with.
         directory: of the run.
-        dataset: must be the same data, unless ``fork``.
+        dataset: must be the same data.
         progress: called after every step.
-        fork: where data, versions or device changed, go on with fresh randomness: the steps since
-            the checkpoint are then other releases, and are charged in addition.
 
     Raises:
-        ValueError: something changed and ``fork`` is not given, or the configuration differs.
+        ValueError: the data or the configuration differ.
     """
     directory.load_state()
     directory.lock()
     try:
         state = directory.load_state()
+        if "starts" not in state:
+            raise ValueError(
+                f"out must hold a run of this version to resume, got {directory.path}, which an "
+                "older one began: its noise could be used again. Start a new run"
+            )
         _require_equal_config(RunConfig(**state["config"]), config)
         dataset = canaries.entered(config, directory, dataset, state.get("canaries"))
-        stream = state["streams"][-1]
-        secret = secret_from_dict(stream["secret"])
-        changed = differences(stream["fingerprint"], fingerprint(dataset, secret))
-        if changed and not fork:
+        if _fingerprint(dataset, secret_from_dict(state["secret"])) != state["data"]:
             raise ValueError(
-                f"resuming needs what the run was started with, but these changed: "
-                f"{', '.join(changed)}. With --fork the run goes on with fresh noise, and the "
-                "steps since its last checkpoint are charged a second time"
+                "a resumed run needs the data that it was started with, but the training data "
+                "changed: what was released of the old ones would be charged to the new. Start a "
+                "new run, in another folder"
             )
-        if changed:
-            secret = Secret.new()
-            stream = {"secret": secret_to_dict(secret), "fingerprint": fingerprint(dataset, secret)}
-            state = {**state, "streams": [*state["streams"], stream]}
-            directory.save_state(state)
-        secrets = [secret_from_dict(row["secret"]) for row in state["streams"]]
-        return _run(config, directory, dataset, secrets, progress)
+        return _run(config, directory, dataset, state, progress)
     finally:
         directory.unlock()
 
 
+def _fingerprint(dataset: data.Dataset, secret: Secret) -> str:
+    """A hash of the training data under the run's secret. **Secret**."""
+    return dataset.fingerprint(secret.stream("data hash"))
+
+
 def _run(
-    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secrets: list[Secret],
+    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, kept: Row,
     progress: Progress,
 ) -> RunResult:
-    """Trains with the last of the secrets; the others are those of the run before it was forked."""
-    secret, stream = secrets[-1], f"run-{len(secrets) - 1}"
+    with started(directory, kept, json.dumps(config.to_dict(), sort_keys=True)) as run:
+        dataset = _projected(config, dataset, run)
+        state, rows, steps, seconds = trained(run, _plan(config, dataset, run), progress)
+        result = RunResult(
+            config, state.params, run.ledger, [public(row) for row in rows],
+            run.secret.reproducible, seconds, steps,
+        )
+    if config.sensitive:
+        _write_sensitive(directory, rows)
+    return result
+
+
+def _plan(config: RunConfig, dataset: data.Dataset, run: Started) -> Plan:
     assert config.steps is not None
     assert config.eval_every is not None
-    method, note = assemble.method_of(config, secret), canaries.note(config)
-    ledger, checkpoints = Ledger(directory.ledger), Checkpoints(directory.checkpoints)
-    try:
-        dataset = _projected(config, directory, dataset, secret, ledger, stream)
-        train = jax.device_put((dataset.train_x, dataset.train_y))
-        trainer = assemble.trainer_of(config, dataset, secret, train)
-        fresh = assemble.fresh_state(trainer, config, secret)
-        state, history = _restored(checkpoints, ledger, fresh, directory)
-        # After a fork, also one that crashed since: the checkpoint may hold the old key.
-        state = state._replace(opt_state=assemble.with_keys(state.opt_state, secret))
-        trainer.seek(state.step)
-        _, unseen = assemble.test_split(config, dataset)
-        accuracy = assemble.evaluator(assemble.model_of(config), *unseen)
-        first_step, began = state.step, time.perf_counter()
-        progress(state.step, _public(history[-1]) if history else None)
-        while state.step < config.steps:
-            end = min(config.steps, (state.step // config.eval_every + 1) * config.eval_every)
-            _charge(ledger, method, stream, state.step, end - state.step, note)
-            seen: list[jax.Array] | None = [] if config.canaries else None
-            begin = state.step
-            state, row, sensitive = _block(
-                trainer, state, train, end, progress, config.sensitive, seen
-            )
-            if seen is not None:
-                canaries.keep(directory, begin, seen)
-            row.update(method.counts_of(state.opt_state))
-            row["test_accuracy"] = accuracy(state.params)
-            row["epsilon"] = ledger.epsilon(config.delta, acc.Relation(config.relation)).upper
-            history.append({**row, **sensitive})
-            checkpoints.save(state, history, ledger)
-            progress(state.step, row)
-        seconds = time.perf_counter() - began
-    finally:
-        checkpoints.close()
-        ledger.close()
-    if config.sensitive:
-        _write_sensitive(directory, history)
-    return RunResult(
-        config, state.params, ledger, [_public(row) for row in history],
-        any(s.reproducible for s in secrets), seconds, state.step - first_step,
+    directory, note = run.directory, canaries.note(config)
+    train = jax.device_put((dataset.train_x, dataset.train_y))
+    method = assemble.method_of(config, run.secret)
+    loss_fn = assemble.loss_of(config)
+    accuracy = assemble.evaluator(
+        assemble.model_of(config), *assemble.test_split(config, dataset)[1]
+    )
+
+    def row(state: TrainState, trainer: Trainer) -> Row:
+        bound = trainer.epsilon(config.delta, acc.Relation(config.relation))
+        return {
+            **method.counts_of(state.opt_state), "test_accuracy": accuracy(state.params),
+            "epsilon": bound.upper,
+        }
+
+    def block(first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
+        if config.canaries:
+            canaries.keep(directory, first, seen)
+        return {"sensitive": _summary(infos)} if config.sensitive else {}
+
+    return Plan(
+        loss_fn, method, train, lambda secret: assemble.fresh_params(config, secret),
+        config.steps, config.eval_every, row,
+        seen=(lambda state: canaries.seen(state.opt_state)) if config.canaries else None,
+        block=block,
+        durable=(lambda step: canaries.publish(directory, step)) if config.canaries else None,
+        energy=lambda sampler: assemble.energy_of(config, dataset, loss_fn, train, sampler),
+        told=config.sensitive, note=note, physical_batch_size=config.physical_batch_size,
     )
 
 
-def _projected(
-    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secret: Secret,
-    ledger: Ledger, stream: str,
-) -> data.Dataset:
+def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.Dataset:
     """The projected data; the components are charged, released and kept in that order."""
-    released = np.load(directory.components) if directory.components.exists() else None
-    streams = {entry.stream for entry in ledger.entries}
-    if released is not None and not any(str(name).endswith("/pca") for name in streams):
+    directory, stream = run.directory, f"{run.name}/pca"
+    kept = directory.secret / directory.components.name
+    if directory.components.exists() and not kept.exists():
+        kept = directory.components  # the release itself
+    released = np.load(kept) if kept.exists() else None
+    charged = any(entry.stream == stream for entry in run.ledger.entries)
+    if released is not None and not charged:
         raise ValueError(
             f"{directory.ledger} must hold the charge of {directory.components}, but it is "
             "missing: what was released can no longer be accounted for"
         )
-    if released is None:
-        for event in config.once():
-            ledger.charge(event, stream=f"{stream}/pca", source="mechanism", replay=True)
+    for event in () if charged else config.once():
+        # Once: nobody sees the components before they are kept, and until then they are made anew.
+        run.ledger.charge(event, stream=stream, source="mechanism")
+    secret = run.secret.child(f"pca {run.incarnation}")
     dataset, components = assemble.projected(config, dataset, secret, released)
-    if released is None and components is not None:
-        unfinished = directory.components.with_suffix(".tmp.npy")
-        np.save(unfinished, components)
-        unfinished.replace(directory.components)
+    if components is not None:
+        save_array(directory.secret / directory.components.name, components, mode=0o600)
+        save_array(directory.components, components)
     return dataset
-
-
-def _charge(
-    ledger: Ledger, method: Method, stream: str, first_step: int, steps: int, note: str
-) -> None:
-    for part, rows in method.events(first_step, steps).items():
-        for event, first, count in rows:
-            ledger.charge(
-                event, count, stream=f"{stream}/{part}" if part else stream, first_step=first,
-                source="mechanism", replay=True, note=note,
-            )
-
-
-def _restored(
-    checkpoints: Checkpoints, ledger: Ledger, fresh: TrainState, directory: RunDirectory
-) -> tuple[TrainState, list[dict[str, Any]]]:
-    state, history, charged = checkpoints.restore(fresh) or (fresh, [], Ledger())
-    if not ledger.covers(charged):
-        raise ValueError(
-            f"{directory.ledger} must hold every charge of the last checkpoint, but some are "
-            "missing: what was released can no longer be accounted for"
-        )
-    return state, history
-
-
-def _block(
-    trainer: Trainer, state: TrainState, train: PyTree, end: int, progress: Progress,
-    sensitive: bool, seen: list[jax.Array] | None,
-) -> tuple[TrainState, dict[str, Any], dict[str, Any]]:
-    norms, infos = [], []
-    while state.step < end:
-        state, info, clip_infos = trainer.step(state, train)
-        norms.append(info.update_norm)
-        if seen is not None:
-            seen.append(canaries.seen(state.opt_state))
-        if sensitive:
-            infos.extend(clip_infos)
-        progress(state.step, None)
-    row = {"step": state.step, "update_norm": float(np.mean(jax.device_get(norms)))}
-    return state, row, {"sensitive": _summary(infos)} if sensitive else {}
 
 
 def _summary(infos: list[ClipInfo]) -> dict[str, float]:
@@ -248,11 +200,7 @@ def _summary(infos: list[ClipInfo]) -> dict[str, float]:
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
 
 
-def _public(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "sensitive"}
-
-
-def _write_sensitive(directory: RunDirectory, history: list[dict[str, Any]]) -> None:
+def _write_sensitive(directory: RunDirectory, history: list[Row]) -> None:
     rows = [{"step": row["step"], **row["sensitive"]} for row in history if "sensitive" in row]
     text = json.dumps({"warning": SENSITIVE_NOTE, "history": rows}, indent=1)
     write_atomically(directory.sensitive, text, mode=0o600)

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +61,8 @@ def test_json_round_trip(event):
         (lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, method="best"), "method"),
         (lambda: acc.epsilon(3.0, 1e-5), "event"),
         (lambda: acc.delta(acc.Gaussian(1.0), -1.0), "epsilon"),
+        (lambda: acc.delta(acc.Gaussian(1.0), math.nan), "epsilon"),
+        (lambda: acc.delta(acc.Gaussian(1.0), -math.inf), "epsilon"),
         (lambda: acc.calibrate_noise_multiplier(0.0, 1e-5, 0.1, 10), "epsilon"),
         (lambda: acc.calibrate_noise_multiplier(1.0, 1e-5, 0.1, 10.5), "steps"),
         (lambda: acc.calibrate_steps(1.0, 1e-5, 0.1, 0.0), "noise_multiplier"),
@@ -113,6 +116,28 @@ def test_trivial_runs_say_why(event, epsilon, word):
         assert bound.lower == 0
         assert word in bound.note
         assert acc.delta(event, 1.0, relation).upper == min(epsilon, 1.0)
+
+
+# log_sobolev refuses what has no hidden state, at every epsilon.
+@pytest.mark.parametrize("method", ["auto", *(m for m in acc.METHODS if m != "log_sobolev")])
+def test_delta_at_infinity_is_the_probability_of_an_infinite_loss(method):
+    noisy = acc.Repeated(acc.Gaussian(0.5), 3)
+    bound = acc.delta(noisy, math.inf, method=method)
+    assert (bound.lower, bound.estimate, bound.upper) == (0, 0, 0)
+    assert "infinite loss" in bound.note
+    for event in (acc.NonPrivate("it peeked"), acc.Gaussian(0.0)):
+        bound = acc.delta(acc.Composed([noisy, event]), np.float64("inf"), method=method)
+        assert (bound.lower, bound.upper) == (0, 1)
+        assert "no guarantee" in bound.note
+
+
+def test_delta_at_infinity_of_sampled_and_refused_events():
+    fixed = acc.FixedSizeSampled(acc.Gaussian(0.5), 100, 10)
+    assert acc.delta(fixed, math.inf, acc.Relation.REPLACE_ONE).upper == 0
+    assert acc.delta(acc.PoissonSampled(acc.Gaussian(0.5), 0.1), math.inf).upper == 0
+    assert acc.delta(acc.PoissonSampled(acc.Gaussian(0.0), 0.1), math.inf).upper == 1
+    with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
+        acc.delta(acc.ShuffledBatches(acc.Gaussian(1.0), 10), math.inf)
 
 
 def test_accounting_never_imports_jax():

@@ -33,8 +33,8 @@ def test_a_right_loop_stays_below_what_is_proven_and_above_what_is_published():
 
 
 def test_half_the_noise_is_caught(monkeypatch):
-    added = hidden.add_gaussian
-    monkeypatch.setattr(hidden, "add_gaussian", lambda tree, std, key: added(tree, std / 2, key))
+    added = hidden.noised
+    monkeypatch.setattr(hidden, "noised", lambda tree, std, words: added(tree, std / 2, words))
     hidden._inner_loop.clear_cache()
     try:
         inside, outside = scores(FIXED)

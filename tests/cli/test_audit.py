@@ -26,6 +26,8 @@ def test_an_audit_prints_three_numbers_and_writes_its_files(capsys, tmp_path):
     assert status in (0, None)
     assert row["audited"] < row["proven"]
     assert row["claimed"] is None
+    assert row["noise"].startswith("noise: as charged (26 tests, smallest p ")
+    assert not row["noise_refuted"]
     assert json.loads((tmp_path / "a" / "audit.json").read_text()) == row
     assert (tmp_path / "a" / "roc.png").stat().st_size > 10_000
 

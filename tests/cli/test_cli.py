@@ -1,13 +1,21 @@
+import functools
+import itertools
 import json
+import shutil
 import subprocess
 import sys
+import types
 
 import flax.serialization
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from jaxdp import data
 from jaxdp.cli import app, main
+from jaxdp.cli.audit import _into_report
+from jaxdp.ledger import Ledger
+from jaxdp.runs import run as run_module
 
 SMALL = [
     "train", "--dataset", "digits", "--model", "logistic", "--steps", "6", "--epsilon", "2",
@@ -52,13 +60,49 @@ def test_nothing_public_is_computed_from_unnoised_training_data(run):
     assert set(report["history"][0]) == {"step", "update_norm", "test_accuracy", "epsilon"}
 
 
+def test_published_files_are_the_same_bytes_however_long_the_run_took(tmp_path, monkeypatch):
+    """A step takes as long as its draw is large: time would tell of the private data."""
+    published, said = [], []
+    for number, tick in enumerate((1.0, 12_345.6)):
+        clock = types.SimpleNamespace(perf_counter=itertools.count(0.0, tick).__next__)
+        monkeypatch.setattr(run_module, "time", clock)
+        folder = tmp_path / str(number)
+        args = [*SMALL, "--seed", "3", "--sensitive", "--out", str(folder)]
+        said.append(CliRunner().invoke(app, args, catch_exceptions=False).output)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        published.append({
+            path.name: path.read_bytes() for path in files if "secret" not in path.parts
+        })
+    assert {"report.json", "report.md", "report.html", "ledger.jsonl"} < set(published[0])
+    assert published[0] == published[1]
+    assert "12345.6 s for 6 steps (said here only" in said[1]
+
+
+def test_an_audit_takes_the_time_out_of_an_older_report(run, tmp_path):
+    folder = shutil.copytree(run[0], tmp_path / "older")
+    path = folder / "report.json"
+    report = {**json.loads(path.read_text()), "seconds": 777.7, "steps_in_this_sitting": 6}
+    path.write_text(json.dumps(report))
+    audited = {
+        "what": "this very run, once", "steps": 6, "runs": 1, "confidence": 0.95, "claimed": None,
+        "proven": 2.0, "audited": 0.5, "audited_profile": None, "profile_assumes": None,
+        "adversary": "a canary", "verdict": "Nothing contradicts it.",
+    }
+    _into_report(folder, audited)
+    assert json.loads(path.read_text())["audited"] == audited
+    for name in ("report.json", "report.md", "report.html"):
+        text = (folder / name).read_text()
+        assert "777.7" not in text
+        assert "steps_in_this_sitting" not in text
+
+
 def test_resuming_a_finished_run_changes_nothing(run):
     folder, _ = run
-    ledger = (folder / "ledger.jsonl").read_bytes()
+    ledger = Ledger(folder / "ledger.jsonl").entries
     before = json.loads((folder / "report.json").read_text())["history"]
     result = CliRunner().invoke(app, ["train", "--out", str(folder), "--resume"])
     assert result.exit_code == 0, result.output
-    assert (folder / "ledger.jsonl").read_bytes() == ledger
+    assert Ledger(folder / "ledger.jsonl").entries == ledger
     assert json.loads((folder / "report.json").read_text())["history"] == before
 
 
@@ -71,6 +115,56 @@ def test_resuming_with_other_options_is_refused(run, capsys):
     with pytest.raises(SystemExit):
         main([*SMALL, "--out", str(folder)])
     assert "pass --resume to continue it" in capsys.readouterr().err
+
+
+def test_the_last_line_is_the_result_and_a_large_delta_gets_a_warning(tmp_path, capsys):
+    main([*SMALL, "--delta", "0.01", "--json", "--out", str(tmp_path / "r")])
+    shown = capsys.readouterr()
+    row = json.loads(shown.out.splitlines()[-1])
+    report = json.loads((tmp_path / "r/report.json").read_text())
+    assert row["epsilon"] == report["guarantee"]["epsilon"]
+    assert row["test_accuracy"] == report["test_accuracy"]
+    assert "seconds" not in row
+    assert "jaxdp: warning: delta 0.01 is at least 1/1437" in shown.err
+
+
+def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxdp.data.load", lambda *a: pytest.fail("the data were read"))
+    main([*SMALL, "--dry-run", "--json", "--out", str(tmp_path / "r")])
+    row = json.loads(capsys.readouterr().out)
+    assert 0 < row["epsilon"] <= 2
+    assert row["steps"] == 6
+    assert row["seconds"] > row["seconds_to_compile"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_remembers_where_its_data_lie(tmp_path, monkeypatch, capsys):
+    asked, load = [], data.load
+    monkeypatch.setattr(data, "load", lambda name, where: asked.append(where) or load(name))
+    out = ["--out", str(tmp_path / "r")]
+    main([*SMALL, *out, "--data-dir", str(tmp_path / "sets")])
+    main(["train", *out, "--resume"])
+    main(["train", *out, "--resume", "--data-dir", str(tmp_path / "moved")])
+    assert asked == [tmp_path / "sets", tmp_path / "sets", tmp_path / "moved"]
+
+
+def test_the_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    bunch, found = load_digits(), data.load("digits")
+    pixels = np.concatenate([found.train_x, found.test_x])[..., 0]
+    np.testing.assert_array_equal(np.round(pixels * 255), np.round(bunch.images * (255 / 16)))
+    np.testing.assert_array_equal(np.concatenate([found.train_y, found.test_y]), bunch.target)
+
+
+def test_training_imports_nothing_slow_that_it_does_not_need():
+    code = (
+        "import sys, jaxdp.runs, jaxdp.cli.train, jaxdp.cli.launch; from jaxdp import data;"
+        "data.load('digits'); print([m for m in "
+        "('sklearn', 'scipy.stats', 'matplotlib', 'jaxdp.report') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
 
 
 def test_export_writes_parameters_and_nothing_else(run, tmp_path):
@@ -107,15 +201,22 @@ def test_data_list():
     assert "60,000 training" in output
 
 
-def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys):
-    def interrupted(*args, **kwargs):
+def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+    def interrupted(config, directory, *args, begun):
+        if begun:
+            directory.create()
+            directory.save_state({})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxdp.cli.train._run", interrupted)
-    with pytest.raises(SystemExit) as end:
-        main(["train"])
-    assert end.value.code == 130
-    assert "--resume" in capsys.readouterr().err
+    for begun, words in ((False, "nothing was charged"), (True, "continue with `jaxdp train --out")):
+        monkeypatch.setattr(
+            "jaxdp.cli.launch.launch", functools.partial(interrupted, begun=begun))
+        with pytest.raises(SystemExit) as end:
+            main(["train", "--out", str(tmp_path / "r")])
+        assert end.value.code == 130
+        err = capsys.readouterr().err
+        assert words in err
+        assert err.count("\n") == 1
 
 
 def test_python_m_jaxdp():

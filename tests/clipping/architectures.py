@@ -9,11 +9,12 @@ import optax
 from flax import nnx
 
 from jaxdp import models
+from tests.compiling import QUICK
 
 ROWS = 5
 
 # These tests are about numbers, and half of their time would be LLVM's.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
+jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def opened(grad_fn):
@@ -21,7 +22,8 @@ def opened(grad_fn):
 
     @jit
     def run(params, batch, mask=None, rng=None, scale=None, bound=None):
-        summed, info = grad_fn(params, batch, mask, rng, scale=scale, bound=bound)
+        keep = "all" if mask is None else mask
+        summed, info = grad_fn(params, batch, keep, rng, scale=scale, bound=bound)
         return summed.value, info
 
     return run

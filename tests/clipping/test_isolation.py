@@ -157,5 +157,5 @@ def test_gradients_are_those_of_jax(name):
 def test_examples_are_worked_on_together_where_they_cannot_meet(name, alone):
     params, loss_fn, batch = NETWORKS[name]()
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), "vmap")
-    traced = jax.make_jaxpr(lambda p, b: grad_fn(p, b)[0].value)(params, batch)
+    traced = jax.make_jaxpr(lambda p, b: grad_fn(p, b, "all")[0].value)(params, batch)
     assert any(eqn.primitive.name in ("scan", "while") for eqn in traced.eqns) is alone

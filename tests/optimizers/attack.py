@@ -10,11 +10,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from scipy import stats
 
 from jaxdp import accounting as acc
-from jaxdp.optimizers.as_published import LeakySum
+from jaxdp.auditing.worlds import with_coin
+from tests.compiling import QUICK
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0, 4.0)
 CUTS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
@@ -38,38 +38,30 @@ def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale
     """Released transcripts [count, features] with the record (first) and without it.
 
     ``candidates``: with an energy, the noisy gradients of the rejected ones are seen as well.
+    ``broken_key``: the first step's noise in every step; the library refuses it, so what it
+    remembers of the last key is wiped out.
     """
-    grad_fn = method.clipped_grad(loss_fn)
+    links = method.step(loss_fn)
     batch = scale * jnp.concatenate(data)
 
     def one(words, member):
-        noise_key, draw_key = (jax.random.key_data(k) for k in jax.random.split(
-            jax.random.wrap_key_data(words)))
-        # The two links of method.chain, so that what passes between them is seen as well.
-        privatize = method.mechanism.privatize(noise_key)
-        after = optax.with_extra_args_support(method.after_noise)
-
-        begun = after.init(PARAMS)
-        if "key" in getattr(begun, "_fields", ()):  # the annealer's own, another for every run
-            begun = begun._replace(key=jax.random.key_data(
-                jax.random.fold_in(jax.random.wrap_key_data(words), 7)))
+        noise_key, draw_key, judge, coin = jax.random.split(jax.random.wrap_key_data(words), 4)
+        first, last = links.init(PARAMS)
 
         def body(carry, step):
             params, state = carry
-            key = jax.random.fold_in(jax.random.wrap_key_data(draw_key), step)
-            drawn = jax.random.bernoulli(key, prob, (len(batch),))
+            drawn = jax.random.bernoulli(jax.random.fold_in(draw_key, step), prob, (len(batch),))
             mask = drawn & ((jnp.arange(len(batch)) < len(OTHERS)) | member)
-            context = method.context(state)
-            summed, _ = grad_fn(params, batch, mask, **context)
-            extra = {"leaked": summed.leaked} if isinstance(summed, LeakySum) else {}
+            context = links.clipped_by(state)
+            summed, _ = links.grad_fn(params, batch, mask, **context)
+            extra = {}
             if energy is not None:
-                extra["energy"] = energy(mask)
-            noisy, first = privatize.update(summed, state[0], params)
-            updates, last = after.update(noisy, state[1], params, **extra)
-            new = (first, last)
+                extra["energy"] = energy(jax.random.key_data(jax.random.fold_in(judge, step)), mask)
+            mine = jax.random.fold_in(noise_key, 0 if broken_key else step)
             if broken_key:
-                new = (new[0]._replace(step=jnp.zeros_like(new[0].step)), *new[1:])
-            params = jax.tree.map(jnp.add, params, updates)
+                state = (state[0]._replace(last=jnp.zeros_like(state[0].last)), state[1])
+            key = method.mechanism.simulated_key(mine, step)
+            params, new, noisy, _ = links.release(params, state, summed, key, **extra)
             shown = {"w": params["w"], "scale": context.get("scale", {})}
             if energy is None or candidates:  # without one all reach the parameters
                 shown["noisy"] = noisy["w"]
@@ -77,15 +69,20 @@ def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale
             shown["counts"] = {k: v.astype(jnp.float32) for k, v in counts.items()}
             return (params, new), shown
 
-        _, shown = jax.lax.scan(body, (PARAMS, (privatize.init(PARAMS), begun)), jnp.arange(steps))
+        begun = first, with_coin(last, coin)  # the annealer's chances, others for every run
+        _, shown = jax.lax.scan(body, (PARAMS, begun), jnp.arange(steps))
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(shown)])
 
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def many(keys, member):
         return jax.vmap(lambda k: one(k, member))(keys)
 
     keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(17), 2 * count))
-    return np.asarray(many(keys[:count], jnp.asarray(True))), np.asarray(many(keys[count:], jnp.asarray(False)))
+    shown = [np.asarray(many(keys[:count], jnp.asarray(True))),
+             np.asarray(many(keys[count:], jnp.asarray(False)))]
+    # A refused key would show as NaN, which beats no claim.
+    assert all(np.isfinite(part).all() for part in shown)
+    return tuple(shown)
 
 
 def features(shown, steps):

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,12 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.noise import PrivatizeState
-from jaxdp.optimizers.annealing import _DOMAIN, _keys, annealing, sa_dpsgd
+from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
-from jaxdp.train import trainer_of
 from tests.statistics import are_uncorrelated, is_binomial, is_gaussian
 
 KEY = jax.random.key(3)
+MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
 
 
 def first(params, example):
@@ -78,49 +80,50 @@ def test_a_broken_candidate_is_never_accepted():
     assert [w for w, _ in seen] == [-1, -1, -1, -1, -2]
 
 
-def rejecting(secret, ledger=None, noise=1.0):
-    """A method all of whose candidates but the first few are rejected."""
+def rejecting(ledger, noise=1.0):
+    """A trainer all of whose candidates but the first few are rejected."""
     mech = jaxdp.dp_sgd(noise, 1.0, 20, 60)
-    method = sa_dpsgd(mech, 0.5, secret.jax_key("judge"), momentum=0.9, temperature=1e9,
-                         max_rejections=10_000)
+    method = sa_dpsgd(mech, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
 
     def loss_fn(params, example):
         return jnp.vdot(params["w"], example)
 
     worse = PublicEnergy(lambda p, e: jnp.sum(jnp.abs(p["w"])) + 0.0 * e, jnp.zeros(3))
-    return trainer_of(method, loss_fn, 60, secret=secret, ledger=ledger, energy=worse,
-                      physical_batch_size=16), method
+    return jaxdp.Trainer(loss_fn, method, source=np.ones((60, 300), np.float32), ledger=ledger,
+                         energy=worse, physical_batch_size=16)
 
 
 def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
     proposals = []
-    original = jaxdp.noise.add_gaussian
+    original = jaxdp.noise.noised
 
-    def spy(tree, std, key):
-        out = original(tree, std, key)
+    def spy(tree, *rest):
+        out = original(tree, *rest)
         jax.debug.callback(lambda a, b: proposals.append(np.asarray(a) - np.asarray(b)),
                            out["w"], tree["w"])
         return out
 
-    monkeypatch.setattr(jaxdp.noise, "add_gaussian", spy)
+    monkeypatch.setattr(jaxdp.noise, "noised", spy)
     ledger = jaxdp.Ledger()
-    train, method = rejecting(jaxdp.Secret.from_seed(1), ledger)
-    state = train.init({"w": jnp.zeros(300)})
-    data, moved = jnp.ones((60, 300)), []
-    for _ in range(8):
+    trainer = rejecting(ledger)
+    state = trainer.init({"w": jnp.zeros(300)})
+    moved, tags = [], set()
+    for batch in trainer.batches(8):
         before = np.asarray(state.params["w"])
-        state, _, _ = train.step(state, data)
+        state, _ = trainer.step(state, batch)
         moved.append(not np.array_equal(before, state.params["w"]))
-    counts = method.counts_of(state.opt_state)
+        assert isinstance(state.opt_state[0], PrivatizeState)
+        tags.add(tuple(np.asarray(state.opt_state[0].last).tolist()))
+    counts = trainer.method.counts_of(state.opt_state)
     assert counts["proposals"] == 8
     assert counts["accepted"] == sum(moved) < 4
     assert ledger.steps == 8  # every candidate, not every acceptance
-    assert train.sampler.step == 8
-    assert int(state.opt_state[0].step) == 8
-    assert isinstance(state.opt_state[0], PrivatizeState)
+    assert state.step == len(tags) == 8
+    assert trainer.unverified() == []
     jax.effects_barrier()
     assert len(proposals) == 8
     for i, one in enumerate(proposals):
+        assert is_gaussian(one, trainer.mechanism.l2({"w": jnp.zeros(300)}))
         for other in proposals[:i]:
             assert are_uncorrelated(one, other)
 
@@ -128,7 +131,7 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
 def private(rows=60, noise=2.0, bound=0.5, loss_fn=first, secret=None, ledger=None, batch=20):
     mech = energy_mechanism(noise, bound, batch, 60)
     data = jnp.linspace(-1.0, 1.0, rows)
-    sampler = mech.sampler(rows, secret=secret or jaxdp.Secret.new(), ledger=ledger,
+    sampler = mech.sampler(rows, secret=secret, ledger=ledger,
                            physical_batch_size=8)
     return PrivateEnergy(loss_fn, data, mech, sampler)
 
@@ -145,104 +148,146 @@ def nasty(params, example):
 
 
 def test_one_record_moves_the_private_energy_by_at_most_its_bound():
-    energy = private(loss_fn=nasty)
-    drawn = energy.prepare()
+    drawn = private(loss_fn=nasty).prepare().energy
     now, then = {"w": jnp.zeros(1)}, {"w": jnp.ones(1)}
-    indices, mask = np.asarray(drawn.indices), np.asarray(drawn.mask)
     sum_of = jax.jit(lambda drawn: drawn.clipped_sum(then, now))
     total, furthest = float(sum_of(drawn)), 0.0
-    for i, j in zip(*np.nonzero(mask), strict=True):
-        fewer = mask.copy()
+    for i, j in zip(*np.nonzero(drawn.mask), strict=True):
+        fewer = drawn.mask.copy()
         fewer[i, j] = False
-        without = type(drawn)(**{**vars(drawn), "mask": fewer, "indices": indices})
+        without = dataclasses.replace(drawn, mask=fewer)
         furthest = max(furthest, abs(total - float(sum_of(without))))
     assert furthest <= 0.5 * (1 + 1e-6)
     assert furthest > 0.49
+
+
+def words(count, seed=4):
+    return jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(seed), count))
 
 
 @pytest.mark.parametrize("batch", [20, 1])
 def test_a_private_energy_has_its_noise_also_on_an_empty_draw(batch):
     energy = private(batch=batch)
     if batch == 1:
-        object.__setattr__(energy.sampler, "sampling", jaxdp.Poisson(1e-12))
-    drawn = energy.prepare()
+        energy.sampler._sampling = jaxdp.Poisson(1e-12)
+    drawn = energy.prepare().energy
+    assert drawn.mask.any() == (batch != 1)
     now = {"w": jnp.zeros(1)}
-    draws = jax.vmap(lambda k: drawn.rise(now, now, jnp.zeros([]), k)[0])(jax.random.split(KEY, 5000))
+    draws = jax.vmap(
+        lambda w: dataclasses.replace(drawn, words=w).rise(now, now, jnp.zeros([]))[0]
+    )(words(5000))
     assert is_gaussian(draws, 2.0 * 0.5 / batch)
     assert not is_gaussian(draws, 2.0 * 0.5 / batch * 1.2)
 
 
 def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
-    ledger, secret = jaxdp.Ledger(), jaxdp.Secret.from_seed(2)
-    energy = private(secret=jaxdp.Secret.from_seed(3), ledger=ledger)
+    ledger = jaxdp.Ledger()
+    energy = private(ledger=ledger)
     mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
-    method = sa_dpsgd(mech, 0.1, secret.jax_key("judge"), energy=energy.mechanism)
-    train = trainer_of(method, first, 60, secret=secret, ledger=ledger, energy=energy,
-                       physical_batch_size=16)
-    state = train.init({"w": jnp.zeros(3)})
-    draws = []
-    for _ in range(4):
-        state, _, _ = train.step(state, energy.data)
-        draws.append((train.sampler.step, energy.sampler.step))
-    assert draws == [(i, i) for i in range(1, 5)]
+    method = sa_dpsgd(mech, 0.1, KEY, energy=energy.mechanism)
+    trainer = jaxdp.Trainer(first, method, source=np.asarray(energy.data), ledger=ledger,
+                            energy=energy, physical_batch_size=16)
+    state = trainer.init({"w": jnp.zeros(3)})
+    for i, batch in enumerate(trainer.batches(4)):
+        assert energy.sampler.step == i
+        state, _ = trainer.step(state, batch)
+    assert energy.sampler.step == trainer.method.counts_of(state.opt_state)["proposals"] == 4
     assert ledger.steps == 8
     both = acc.Composed((acc.Repeated(mech.event, 4), acc.Repeated(energy.mechanism.event, 4)))
     assert ledger.epsilon(1e-5).upper == pytest.approx(acc.epsilon(both, 1e-5).upper)
     assert method.epsilon(4, 1e-5).upper == pytest.approx(ledger.epsilon(1e-5).upper)
     assert list(method.events(2, 3)) == ["", "energy"]
+    assert trainer.unverified() == []
 
 
-def test_judging_never_shares_randomness_with_the_gradients_noise():
-    """Also when a user gives both the same key."""
-    params = {"w": jnp.zeros(1)}
-    tx, annealed = jaxdp.privatize(1.0, 1.0, KEY), annealing(optax.identity(), KEY)
-    drawn = private(noise=1.0, bound=1.0, batch=1).prepare()
+def test_a_gradient_and_an_energy_of_one_secret_share_neither_draws_nor_noise():
+    """Also with one mechanism for both, one ledger and one seed; nor does the coin tell a key."""
+    secret, ledger = jaxdp.Secret.from_seed(6), jaxdp.Ledger()
+    mech, params = energy_mechanism(1.0, 1.0, 20, 60), {"w": jnp.zeros(1)}
+    energy = PrivateEnergy(first, jnp.zeros(60), mech, mech.sampler(60, ledger=ledger, secret=secret))
+    sampler = mech.sampler(60, ledger=ledger, secret=secret)
+    coin = annealing(optax.identity(), secret.jax_key("judge")).init(params).coin
+    keys, noise, judged, same = {tuple(coin.tolist())}, [], [], 0
+    of_gradient = jax.jit(lambda key: mech.privatize().update(
+        jaxdp.Summed(params, 1.0), mech.privatize().init(params), params, key=key)[0]["w"][0])
+    of_energy = jax.jit(lambda drawn: drawn.rise(params, params, jnp.zeros([]))[0])
+    for _ in range(500):
+        draw, drawn = sampler.draw(), energy.prepare()
+        opened, key = drawn.spent(), draw.key()
+        same += set(draw.indices[draw.mask]) == set(opened.indices[opened.mask])
+        keys |= {tuple(opened.words.tolist()), tuple(key.words[0].tolist())}
+        noise.append(float(of_gradient(key)))
+        judged.append(float(of_energy(opened)))
+    assert len(keys) == 1001
+    assert same == 0
+    assert is_gaussian(np.array(noise) * 20, 1.0)
+    assert is_gaussian(np.array(judged) * 20, 1.0)
+    assert not set(noise) & set(judged)
+    assert are_uncorrelated(noise, judged)
+    assert are_uncorrelated(judged[1:], judged[:-1])
+    assert are_uncorrelated(noise[1:], judged[:-1])
+    assert ledger.steps == 1000
 
-    @jax.vmap
-    def both(step):
-        noise = tx.update(jaxdp.Summed(params, 1.0), tx.init(params)._replace(step=step), params)
-        state = annealed.init(params)._replace(proposals=step)
-        rise, _ = drawn.rise(params, params, state.energy, _keys(state)[1])
-        return noise[0]["w"][0], rise
 
-    noise, judge = (np.asarray(x).tolist() for x in jax.jit(both)(jnp.arange(500)))
-    assert are_uncorrelated(noise, judge)
-    assert not set(noise) & set(judge)
-    assert are_uncorrelated(judge[1:], judge[:-1])
+def test_a_drawn_energy_judges_once():
+    tx, params = annealing(optax.identity(), KEY), {"w": jnp.zeros(1)}
+    energy = private()
+    drawn, state = energy.prepare(), tx.init(params)
+    _, state = tx.update(params, state, params, energy=drawn)
+    with pytest.raises(ValueError, match="ticket must be spent once"):
+        tx.update(params, state, params, energy=drawn)
+    update = jaxdp.compile_update(optax.chain(MECH.privatize(), tx))
+    again, begun = energy.prepare(), (MECH.privatize().init(params), state)
+    keys = [MECH.simulated_key(jax.random.key(i)) for i in range(2)]
+    update(params, begun, jaxdp.Summed(params, 1.0), key=keys[0], energy=again)
+    with pytest.raises(ValueError, match="ticket must be spent once"):
+        update(params, begun, jaxdp.Summed(params, 1.0), key=keys[1], energy=again)
+    assert energy.sampler.ledger.steps == 2
+    assert energy.sampler.ledger.unverified() == []
 
 
-def test_no_step_of_the_noise_derives_a_key_that_judges():
-    """privatize splits fold_in(key, step); a split is a fold_in of the position."""
-    annealed = annealing(optax.identity(), KEY).init({"w": jnp.zeros(1)})
-    judging = {
-        tuple(jax.random.key_data(k).tolist())
-        for n in range(3) for k in _keys(annealed._replace(proposals=jnp.int32(n)))
-    }
-    for step in (0, _DOMAIN & 0xFF, 2**31 - 1):
-        leaves = jax.random.split(jax.random.fold_in(KEY, step), 3)
-        below = {
-            tuple(jax.random.key_data(k).tolist()) for leaf in leaves
-            for k in (leaf, *jax.random.split(leaf))
-        }
-        assert not judging & below
+def test_a_drawn_energy_is_never_compiled_in():
+    """Its draw and its noise would judge in every call."""
+    tx, drawn, params = annealing(optax.identity(), KEY), private().prepare(), {"w": jnp.zeros(1)}
+    step = jax.jit(lambda s, p: tx.update(p, s, p, energy=drawn))
+    with pytest.raises(ValueError, match="energy must not be used inside jit"):
+        step(tx.init(params), params)
+    whole = optax.chain(MECH.privatize(), tx)
+    update, key = jaxdp.compile_update(whole), MECH.simulated_key(jax.random.key(0))
+    step = jax.jit(lambda s, p, k: update(p, s, jaxdp.Summed(p, 1.0), key=k, energy=drawn))
+    with pytest.raises(ValueError, match="energy must not be used inside jit"):
+        step(whole.init(params), params, key)
+    assert not drawn.ticket.spent
+    with pytest.raises(TypeError, match="un-noised sum"):
+        jax.jit(lambda s, p, e: tx.update(p, s, p, energy=e))(tx.init(params), params, drawn)
+    step = jax.jit(lambda s, p, e: tx.update(p, s, p, energy=e))
+    assert int(step(tx.init(params), params, drawn.spent())[1].proposals) == 1
+
+
+def test_an_energy_opened_by_hand_is_on_the_list():
+    energy = private()
+    energy.prepare().spent()
+    assert "the noise key went to an update" in energy.sampler.ledger.unverified()[0]
 
 
 def test_the_energy_must_be_the_one_that_is_charged():
-    mech, secret = jaxdp.dp_sgd(1.0, 1.0, 20, 60), jaxdp.Secret.from_seed(1)
+    mech, data = jaxdp.dp_sgd(1.0, 1.0, 20, 60), np.zeros(60, np.float32)
     free = sa_dpsgd(mech, 0.1, KEY)
     with pytest.raises(ValueError, match="energy must be the one that the method charges"):
-        trainer_of(free, first, 60, secret=secret, energy=private())
+        jaxdp.Trainer(first, free, source=data, energy=private())
     charged = sa_dpsgd(mech, 0.1, KEY, energy=private().mechanism)
-    with pytest.raises(ValueError, match="energy must be the one that the method charges"):
-        trainer_of(charged, first, 60, secret=secret, energy=PUBLIC)
+    for missing in (PUBLIC, None):
+        with pytest.raises(ValueError, match="energy must be the one that the method charges"):
+            jaxdp.Trainer(first, charged, source=data, energy=missing)
 
 
 @pytest.mark.parametrize("other", [None, jaxdp.Ledger()])
-def test_with_a_ledger_the_energy_is_charged_to_that_one(other):
-    energy, ledger = private(ledger=other), jaxdp.Ledger()
+@pytest.mark.parametrize("mine", [None, jaxdp.Ledger()])
+def test_the_energy_is_charged_to_the_trainers_ledger(other, mine):
+    energy = private(ledger=other)
     method = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
-    with pytest.raises(ValueError, match="energy must be drawn by a sampler with a ledger"):
-        trainer_of(method, first, 60, ledger=ledger, energy=energy)
+    with pytest.raises(ValueError, match="energy must be drawn by a sampler with the trainer's"):
+        jaxdp.Trainer(first, method, source=np.zeros(60, np.float32), ledger=mine, energy=energy)
 
 
 def test_an_energy_is_never_charged_as_the_gradient():
@@ -253,29 +298,30 @@ def test_an_energy_is_never_charged_as_the_gradient():
                       mech.sampler(60, ledger=ledger))
 
 
-def test_an_energy_never_shares_the_gradients_draws():
-    secret = jaxdp.Secret.new()
-    energy = private(secret=secret)
-    method = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
-    with pytest.raises(ValueError, match="energy must be drawn with a secret of its own"):
-        trainer_of(method, first, 60, secret=secret, energy=energy)
-    assert trainer_of(method, first, 60, energy=energy).energy is energy
-
-
 def test_the_noise_itself_cannot_be_annealed():
-    """A rejection would put the noise's counter back: the next candidate had the same noise."""
+    """A rejection would forget which key the noise used last."""
     mech, params = jaxdp.dp_sgd(1.0, 1.0, 20, 60), {"w": jnp.zeros(1)}
-    tx = annealing(optax.chain(mech.privatize(KEY), optax.sgd(0.1)), KEY)
-    update = jaxdp.compile_update(tx)
+    tx = annealing(optax.chain(mech.privatize(), optax.sgd(0.1)), KEY)
+    update, key = jaxdp.compile_update(tx), mech.simulated_key(jax.random.key(0))
     with pytest.raises(ValueError, match="annealing must wrap what follows the noise"):
-        update(params, tx.init(params), jaxdp.Summed(params, 1.0), energy=PUBLIC)
+        update(params, tx.init(params), jaxdp.Summed(params, 1.0), key=key, energy=PUBLIC)
 
 
 def test_members_of_a_vmap_never_share_an_energys_noise():
-    tx, drawn = annealing(optax.identity(), KEY), private().prepare()
+    tx, opened = annealing(optax.identity(), KEY), private().prepare().spent()
     state = tx.init({"w": jnp.zeros(1)})
+
+    def judged(w, words):
+        energy = dataclasses.replace(opened, words=words)
+        return tx.update({"w": w}, state, {"w": w}, energy=energy)[1].energy
+
     with pytest.raises(ValueError, match="another one for every member of a vmap"):
-        jax.vmap(lambda w: tx.update({"w": w}, state, {"w": w}, energy=drawn)[0])(jnp.zeros((2, 1)))
+        jax.vmap(judged, (0, None))(jnp.zeros((2, 1)), opened.words)
+    one = words(1)
+    rise = jax.vmap(lambda w: dataclasses.replace(opened, words=w).rise(
+        {"w": jnp.zeros(1)}, {"w": jnp.zeros(1)}, jnp.zeros([]))[0])
+    assert np.isnan(rise(jnp.concatenate([one, one]))).all()
+    assert np.isfinite(rise(words(2))).all()
 
 
 def test_as_published_says_what_it_is():
@@ -316,7 +362,10 @@ def test_bad_input(make, message):
         make()
 
 
-def test_repr_hides_the_key():
-    state = annealing(optax.identity(), KEY).init({"w": jnp.zeros(1)})
-    assert "<secret>" in repr(state)
-    assert str(int(state.key[1])) not in repr(state)
+def test_repr_hides_the_key_and_the_records():
+    drawn = private().prepare()
+    opened = drawn.spent()
+    for shown in (repr(drawn), repr(opened)):
+        assert str(int(opened.words[1])) not in shown
+        assert "data" not in shown
+        assert "indices" not in shown

@@ -8,9 +8,10 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp.mechanism import split_noise
 from jaxdp.optimizers import quantile
-from jaxdp.train import Trainer
 from jaxdp.types import Summed
+from tests.statistics import are_uncorrelated, is_gaussian
 
 PARAMS = {"w": jnp.zeros(3)}
 
@@ -18,31 +19,71 @@ PARAMS = {"w": jnp.zeros(3)}
 def test_gradient_and_count_are_one_gaussian_of_the_stated_multiplier():
     mechanism, _ = quantile.quantile_clip(1.1, 50, 1000, count_noise_multiplier=4.0)
     assert mechanism.event == acc.PoissonSampled(acc.Gaussian(1.1), 0.05)
-    z_g = quantile.split_noise(1.1, 4.0)
-    assert z_g > 1.1
-    assert (z_g**-2 + 4.0**-2) ** -0.5 == pytest.approx(1.1, rel=1e-9)
+    parts = mechanism.multipliers(7)
+    assert parts == {"gradient": split_noise(1.1, 4.0), "votes": 4.0}
+    assert parts["gradient"] > 1.1
+    assert sum(z**-2 for z in parts.values()) ** -0.5 == pytest.approx(1.1, rel=1e-9)
 
 
-def test_both_noises_have_their_standard_deviations_and_are_independent():
-    z, z_c, batch, bound = 0.9, 3.0, 20, 0.5
+def released(mechanism, tx, key, bound, votes=2.5):
+    """(noisy sum, noisy votes) of one update."""
+    summed = Summed(PARAMS, bound, votes=jnp.float32(votes))
+    mean, state = tx.update(summed, tx.init(PARAMS)._replace(bound=jnp.float32(bound)), PARAMS, key=key)
+    within = 0.5 - jnp.log(state.bound / bound) / 0.2
+    return mean["w"] * mechanism.batch_size, (within - 0.5) * mechanism.batch_size
 
-    def once(key):
-        _, tx = quantile.quantile_clip(
-            z, batch, 100, initial_bound=bound, count_noise_multiplier=z_c, key=key
-        )
-        summed = Summed(PARAMS, bound, votes=jnp.float32(2.5))
-        mean, state = tx.update(summed, tx.init(PARAMS), PARAMS)
-        return mean["w"], state.bound
 
-    means, bounds = jax.jit(jax.vmap(once))(jax.random.split(jax.random.key(0), 20_000))
-    within = 0.5 - np.log(np.asarray(bounds, np.float64) / bound) / 0.2
-    count = (within - 0.5) * batch
-    z_g = quantile.split_noise(z, z_c)
-    # Twelve standard errors wide at most; half or twice the noise is a hundred away.
-    assert np.std(means * batch) == pytest.approx(z_g * bound, rel=0.02)
-    assert np.std(count) == pytest.approx(0.5 * z_c, rel=0.03)
-    assert np.mean(count) == pytest.approx(2.5, abs=0.06)
-    assert abs(np.corrcoef(count, means[:, 0])[0, 1]) < 0.03
+def test_both_noises_have_the_charged_standard_deviations_and_are_independent():
+    bound = 0.5
+    mechanism, tx = quantile.quantile_clip(
+        0.9, 20, 100, initial_bound=bound, count_noise_multiplier=3.0
+    )
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    sums, counts = jax.jit(jax.vmap(
+        lambda key: released(mechanism, tx, mechanism.simulated_key(key), bound)))(keys)
+    charged = mechanism.multipliers(0)
+    # Half or twice the noise is a hundred standard errors away.
+    assert is_gaussian(sums, charged["gradient"] * bound)
+    assert not is_gaussian(sums, 0.95 * charged["gradient"] * bound)
+    assert np.std(counts) == pytest.approx(0.5 * charged["votes"], rel=0.03)
+    assert np.mean(counts) == pytest.approx(2.5, abs=0.06)
+    for i in range(3):
+        assert are_uncorrelated(counts, sums[:, i])
+
+
+def test_the_two_parts_of_a_ticket_are_two_keys_spent_once():
+    mechanism, tx = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=3.0)
+    sampler = mechanism.sampler(100)
+    keys = [sampler.draw().key() for _ in range(300)]
+    assert keys[0].parts == ("gradient", "votes")
+    np.testing.assert_allclose(keys[5].multipliers, [*mechanism.multipliers(5).values()], rtol=1e-6)
+    words = {tuple(row) for key in keys for row in np.asarray(key.words).tolist()}
+    assert len(words) == 600
+    sums, counts = zip(*(released(mechanism, tx, key, 0.5) for key in keys), strict=True)
+    assert are_uncorrelated([s[0] for s in sums], counts)
+    assert are_uncorrelated(counts[1:], counts[:-1])
+    assert sampler.ledger.steps == 300  # one event for both
+
+
+def test_a_key_without_the_votes_or_with_another_noise_of_theirs_is_refused():
+    mechanism, tx = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=3.0)
+    plain = jaxdp.dp_sgd(mechanism.multipliers(0)["gradient"], 0.1, 20, 100)
+    summed = Summed(PARAMS, 0.1, votes=jnp.float32(0.0))
+    with pytest.raises(ValueError, match="a release that no event covers"):
+        tx.update(summed, tx.init(PARAMS), PARAMS, key=plain.simulated_key(jax.random.key(0)))
+    other = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=5.0)[0]
+    with pytest.raises(ValueError, match="noise_multiplier must be the one that"):
+        tx.update(summed, tx.init(PARAMS), PARAMS, key=other.simulated_key(jax.random.key(0)))
+
+
+def test_a_key_that_is_used_twice_gives_nan():
+    mechanism, tx = quantile.quantile_clip(0.9, 20, 100)
+    summed, key = Summed(PARAMS, 0.1, votes=jnp.float32(0.0)), mechanism.simulated_key(jax.random.key(0))
+    update = jax.jit(lambda state, key: tx.update(summed, state, PARAMS, key=key))
+    once, state = update(tx.init(PARAMS), key)
+    twice, _ = update(state, key)
+    assert np.isfinite(once["w"]).all()
+    assert np.isnan(twice["w"]).all()
 
 
 @pytest.mark.parametrize("target", [0.3, 0.8])
@@ -50,22 +91,25 @@ def test_the_bound_goes_to_the_quantile(target):
     data = jnp.linspace(0.01, 2.0, 400)[:, None] * jnp.ones((1, 3)) / np.float32(np.sqrt(3))
     mechanism, tx = quantile.quantile_clip(
         0.3, 400, 400, initial_bound=0.05, target_quantile=target, learning_rate=0.3,
-        sampling="full_batch", key=jax.random.key(0),
+        sampling="full_batch",
     )
     grad_fn = mechanism.clipped_grad(lambda p, x: jnp.vdot(p["w"], x))
-    trainer = Trainer(
-        grad_fn, optax.chain(tx, optax.sgd(1e-3)), mechanism.sampler(400, physical_batch_size=400),
-        context=lambda state: {"bound": state[0].bound},
-    )
-    state, bounds = trainer.init(PARAMS), []
+    chain = optax.chain(tx, optax.sgd(1e-3))
+    update, sampler = jaxdp.compile_update(chain), mechanism.sampler(400, physical_batch_size=400)
+    params, state, bounds = PARAMS, chain.init(PARAMS), []
     for _ in range(60):
-        state, _, _ = trainer.step(state, data)
-        bounds.append(float(state.opt_state[0].bound))
+        summed, _ = grad_fn.sum(params, data, sampler.draw(), bound=state[0].bound)
+        params, state, _ = update(params, state, summed)
+        bounds.append(float(state[0].bound))
     assert np.mean(bounds[-20:]) == pytest.approx(2.0 * target, rel=0.12)
+    assert sampler.ledger.steps == 60
+    assert sampler.ledger.unverified() == []
+    with pytest.raises(ValueError, match="ticket must be spent once"):
+        update(params, state, summed)
 
 
 def test_a_sum_without_votes_and_bad_numbers_are_refused():
-    _, tx = quantile.quantile_clip(1.0, 10, 100, key=jax.random.key(0))
+    _, tx = quantile.quantile_clip(1.0, 10, 100)
     with pytest.raises(ValueError, match="updates must carry votes"):
         tx.update(Summed(PARAMS, 0.1), tx.init(PARAMS), PARAMS)
     with pytest.raises(TypeError, match="Summed"):
@@ -80,3 +124,17 @@ def test_a_sum_without_votes_and_bad_numbers_are_refused():
         with pytest.raises(ValueError, match=message):
             quantile.quantile_clip(1.0, 10, 100, **bad)
     assert jaxdp.optimizers.quantile_clip is quantile.quantile_clip
+
+
+def test_the_trainer_follows_the_bound_and_charges_one_event(linear):
+    params, batch, loss_fn = linear
+    method = quantile.quantile_method(optax.sgd(0.1), 1.0, 20, 60, initial_bound=0.5)
+    trainer = jaxdp.Trainer(loss_fn, method, source=batch(60))
+    state = trainer.init(params)
+    bounds = []
+    for step in trainer.batches(4):
+        state, _ = trainer.step(state, step)
+        bounds.append(float(state.opt_state[0].bound))
+    assert len(set(bounds)) == 4
+    assert trainer.epsilon(1e-5).upper == method.epsilon(4, 1e-5).upper
+    assert trainer.unverified() == []

@@ -15,6 +15,7 @@ from jaxdp.optimizers.annealing import AnnealingState
 from jaxdp.optimizers.as_published import LeakySum
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.types import Summed
+from tests.compiling import QUICK
 
 PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.5]]), "b": jnp.zeros(2)}
 ENERGY = PublicEnergy(lambda p, e: jnp.sum(jnp.square(p["b"] - 1.0)) + 0.0 * e, jnp.zeros(3))
@@ -31,12 +32,18 @@ def extras(made, raw):
     return {**energy, "leaked": raw} if made.raw else energy
 
 
+def keys_of(made, steps, seed=KEY, first=0):
+    """The noise keys of ``steps`` steps, stacked."""
+    at = first + jnp.arange(steps)
+    return jax.vmap(lambda i: made.mechanism.simulated_key(jax.random.fold_in(seed, i), i))(at)
+
+
 def update_of(made, tx):
-    def update(params, state, value):
+    def update(params, state, value, key):
         scale = made.context(state).get("scale")
         value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
         summed = Summed(value, made.mechanism.l2(params), scale)
-        updates, state = tx.update(summed, state, params, **extras(made, value))
+        updates, state = tx.update(summed, state, params, key=key, **extras(made, value))
         return optax.apply_updates(params, updates), state
 
     return update
@@ -47,22 +54,22 @@ def sums(steps):
     return jax.vmap(lambda k: jax.tree.map(lambda p: jax.random.normal(k, p.shape), PARAMS))(keys)
 
 
-def trajectory(made, values, start=None, key=KEY):
-    tx = optax.with_extra_args_support(made.chain(key))
+def trajectory(made, values, keys, start=None):
+    tx = optax.with_extra_args_support(made.chain())
     update = update_of(made, tx)
     start = (PARAMS, tx.init(PARAMS)) if start is None else start
-    body = lambda carry, value: (update(*carry, value), carry[0])  # noqa: E731
-    return jax.lax.scan(body, start, values)
+    body = lambda carry, x: (update(*carry, *x), carry[0])  # noqa: E731
+    return jax.lax.scan(body, start, (values, keys))
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
 def test_a_method_is_a_good_citizen(name):
     made, values = method(name), sums(6)
-    first, last = (jax.tree.map(lambda v, s=s: v[s], values) for s in (slice(3), slice(3, 6)))
-    tx = made.chain(KEY)
-    fast = {"xla_backend_optimization_level": 0}
+    both = (values, keys_of(made, 6))
+    first, last = (jax.tree.map(lambda v, s=s: v[s], both) for s in (slice(3), slice(3, 6)))
+    tx = made.chain()
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
-        some = jax.jit(lambda v, start: trajectory(made, v, start)[0], compiler_options=fast)
+        some = jax.jit(lambda v, start: trajectory(made, *v, start)[0], compiler_options=QUICK)
         half, saved = some(first, (PARAMS, tx.init(PARAMS)))
         params, state = some(last, (half, saved))
         # Saved, restored and gone on with: the very same.
@@ -85,14 +92,14 @@ REPAIRED = [name for name in registry.METHODS if "as-published" not in name]
 def test_the_releases_alone_give_everything_that_follows(name):
     """Whatever the records were: parameters, moments and clip bounds from the noisy sums again."""
     made, values = method(name), sums(5)
-    noise, after = made.mechanism.privatize(KEY), optax.with_extra_args_support(made.after_noise)
+    noise, after = made.mechanism.privatize(), optax.with_extra_args_support(made.after_noise)
 
-    def real(carry, value):
-        params, (first, rest) = carry
+    def real(carry, given):
+        (params, (first, rest)), (value, key) = carry, given
         scale = made.context((first, rest)).get("scale")
         value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
         noisy, first = noise.update(
-            Summed(value, made.mechanism.l2(params), scale), first, params)
+            Summed(value, made.mechanism.l2(params), scale), first, params, key=key)
         updates, rest = after.update(noisy, rest, params, **extras(made, None))
         return (optax.apply_updates(params, updates), (first, rest)), (noisy, scale)
 
@@ -102,13 +109,13 @@ def test_the_releases_alone_give_everything_that_follows(name):
         updates, rest = after.update(noisy, rest, params, **extras(made, None))
         return (optax.apply_updates(params, updates), rest), scale
 
-    fast = {"xla_backend_optimization_level": 0}
     start, again = (noise.init(PARAMS), after.init(PARAMS)), after.init(PARAMS)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
         (params, (_, rest)), (released, scales) = jax.jit(
-            lambda v: jax.lax.scan(real, (PARAMS, start), v), compiler_options=fast)(values)
+            lambda v: jax.lax.scan(real, (PARAMS, start), v), compiler_options=QUICK)(
+                (values, keys_of(made, 5)))
         (same, same_rest), same_scales = jax.jit(
-            lambda v: jax.lax.scan(replayed, (PARAMS, again), v), compiler_options=fast)(released)
+            lambda v: jax.lax.scan(replayed, (PARAMS, again), v), compiler_options=QUICK)(released)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
                  (params, rest, scales), (same, same_rest, same_scales))
     assert made.raw is None
@@ -125,12 +132,11 @@ def test_wrappers_go_around_what_follows_the_noise():
          "still": optax.set_to_zero()},
         {"w": "fast", "b": "still"},
     )
-    tx = optax.chain(mech.privatize(KEY), by_leaf)
+    tx = optax.chain(mech.privatize(), by_leaf)
     state, params = tx.init(PARAMS), PARAMS
-    for _ in range(2):
-        updates, state = jax.jit(
-            lambda s, p: tx.update(Summed(PARAMS, 1.0), s, p)
-        )(state, params)
+    step = jax.jit(lambda s, p, key: tx.update(Summed(PARAMS, 1.0), s, p, key=key))
+    for i in range(2):
+        updates, state = step(state, params, mech.simulated_key(jax.random.key(i), i))
         params = optax.apply_updates(params, updates)
     np.testing.assert_array_equal(params["b"], PARAMS["b"])
     assert not np.array_equal(params["w"], PARAMS["w"])
@@ -140,8 +146,14 @@ def test_wrappers_go_around_what_follows_the_noise():
 def test_a_method_follows_a_noise_schedule(name):
     schedule = schedules.NoiseSchedule(((5.0, 2), (1.0, 4)))
     made = method(name, schedule)
-    (params, _), _ = trajectory(made, sums(6))
+    (params, _), _ = trajectory(made, sums(6), keys_of(made, 6))
     assert np.isfinite(params["w"]).all()
+    # The schedule has 6 steps, and noise charged for another step is not this one's.
+    noise, summed = made.mechanism.privatize(), Summed(PARAMS, 1.0)
+    update = jax.jit(lambda key: noise.update(summed, noise.init(PARAMS), PARAMS, key=key)[0]["w"])
+    at = [jax.tree.map(lambda k, i=i: k[i], keys_of(made, 7)) for i in (0, 2, 5, 6)]
+    assert [bool(np.isnan(update(key)).all()) for key in at] == [False, False, False, True]
+    assert np.isnan(update(dataclasses.replace(at[0], step=jnp.int32(2)))).all()
     assert [row[1:] for row in made.events(1, 4)[""]] == [(1, 1), (2, 3)]
 
 
@@ -149,13 +161,13 @@ def test_correction_takes_the_noise_out_of_the_moment():
     mech = jaxdp.dp_sgd(4.0, 1.0, 10, 100)
     params = {"w": jnp.zeros(4000)}
     made = jaxdp.optimizers.dp_adam(mech, 0.1, b2=0.99)
-    tx = made.chain(KEY)
+    tx = made.chain()
     signal = jnp.where(jnp.arange(4000) < 2000, 0.6, 0.0)
 
-    def body(state, _):
-        return tx.update(Summed({"w": 10 * signal}, 1.0), state, params)[1], None
+    def body(state, key):
+        return tx.update(Summed({"w": 10 * signal}, 1.0), state, params, key=key)[1], None
 
-    state, _ = jax.jit(lambda s: jax.lax.scan(body, s, None, length=300))(tx.init(params))
+    state, _ = jax.jit(lambda s: jax.lax.scan(body, s, keys_of(made, 300)))(tx.init(params))
     moment = np.asarray(state[1][0].nu["w"]) / (1 - 0.99**300)
     assert abs(moment[:2000].mean() - 0.36) < 0.01  # 0.52 with the noise in it
     assert abs(moment[2000:].mean()) < 0.01  # 0.16
@@ -165,14 +177,14 @@ def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
     mech = jaxdp.with_rule(jaxdp.coordinate_box(1.0), 4.0, 10, 100)
     params = {"w": jnp.zeros(6000)}
     made = jaxdp.optimizers.adadp(mech, 0.1, bound=10.0, moment_decay=0.98)
-    tx, even = made.chain(KEY), 10.0 / np.sqrt(6000)
+    tx, even = made.chain(), 10.0 / np.sqrt(6000)
 
-    def body(state, _):
+    def body(state, key):
         scale = made.context(state)["scale"]
         summed = Summed(jax.tree.map(jnp.zeros_like, params), mech.l2(params), scale)
-        return tx.update(summed, state, params)[1], jnp.mean(jnp.square(scale["w"]))
+        return tx.update(summed, state, params, key=key)[1], jnp.mean(jnp.square(scale["w"]))
 
-    state, squares = jax.jit(lambda s: jax.lax.scan(body, s, None, length=150))(tx.init(params))
+    state, squares = jax.jit(lambda s: jax.lax.scan(body, s, keys_of(made, 150)))(tx.init(params))
     noise = (4.0 * np.sqrt(6000) / 10) ** 2 * float(squares.mean())
     assert even**2 * 0.02 < float(squares.mean()) < even**2  # the sides did move
     assert abs(float(jnp.mean(state[1][0].moment["w"]))) < 0.05 * noise
@@ -236,8 +248,19 @@ def test_what_leaks_is_charged_as_nothing_provable():
         assert bool(method(name).mechanism.leak) is leaks, name
 
 
-def test_state_types_are_pytrees_that_hide_their_keys():
-    state = method("sa-dpsgd").chain(KEY).init(PARAMS)
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_no_state_holds_what_makes_noise(name):
+    """Two runs of one history but the key's tag and the annealer's public coin: states are public."""
+    made = method(name)
+    state = made.chain().init(PARAMS)
+    words = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.uint32]
+    assert len(words) == (3 if name.startswith("sa") else 1)  # tags of the last keys, and the coin
+    key = made.mechanism.simulated_key(KEY)
+    assert not np.array_equal(key.words[0], key.tag)
+
+
+def test_state_types_are_pytrees_and_sums_are_hidden():
+    state = method("sa-dpsgd").chain().init(PARAMS)
     assert isinstance(state[1], AnnealingState)
     assert "LeakySum(value=<sensitive>" in repr(LeakySum(PARAMS, 1.0, leaked=PARAMS)).replace(
         "Summed(", "LeakySum(")

@@ -11,10 +11,10 @@ from jaxdp import optimizers as opt
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.adadp import Box
 from jaxdp.types import Summed
-from tests.optimizers.test_registry import ENERGY, KEY, PARAMS, extras, sums
+from tests.compiling import QUICK
+from tests.optimizers.test_registry import ENERGY, KEY, PARAMS, extras, keys_of, sums
 
 ALL = jax.tree.map(lambda _: "all", PARAMS)
-FAST = {"xla_backend_optimization_level": 0}
 
 
 def method(name, key):
@@ -28,17 +28,18 @@ def final(made, key, values, wrap=None):
     """The last parameters; ``wrap`` is (wrapper of the chain, its state -> the chain's)."""
     wrapper, inner_state = wrap or (lambda tx: tx, lambda state: state)
     tx = optax.with_extra_args_support(
-        optax.chain(made.mechanism.privatize(key), wrapper(made.after_noise)))
+        optax.chain(made.mechanism.privatize(), wrapper(made.after_noise)))
 
-    def body(carry, value):
-        params, state = carry
+    def body(carry, given):
+        (params, state), (value, noise) = carry, given
         scale = made.context((None, inner_state(state[1]))).get("scale")
         value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
         summed = Summed(value, made.mechanism.l2(params), scale)
-        updates, state = tx.update(summed, state, params, **extras(made, value))
+        updates, state = tx.update(summed, state, params, key=noise, **extras(made, value))
         return (optax.apply_updates(params, updates), state), None
 
-    return jax.lax.scan(body, (PARAMS, tx.init(PARAMS)), values)[0][0]
+    noises = keys_of(made, 4, jax.random.wrap_key_data(key))
+    return jax.lax.scan(body, (PARAMS, tx.init(PARAMS)), (values, noises))[0][0]
 
 
 def in_all_wrappers(after):
@@ -52,15 +53,27 @@ def test_wrappers_and_vmap_over_seeds_change_nothing(name):
     keys, values = jax.vmap(jax.random.key_data)(jax.random.split(KEY, 2)), sums(4)
     wrap = in_all_wrappers, lambda state: state.inner_states["all"].inner_state[0]
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
-        plain = jax.jit(lambda k: final(method(name, k), k, values), compiler_options=FAST)
+        plain = jax.jit(lambda k: final(method(name, k), k, values), compiler_options=QUICK)
         many = jax.jit(
-            jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=FAST)
+            jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK)
         ends, alone = many(keys), [plain(key) for key in keys]
     for i, one in enumerate(alone):
         jax.tree.map(
             lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-6), ends, one)
     assert not np.array_equal(ends["w"][0], ends["w"][1])
     assert np.isfinite(ends["w"]).all()
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "piadam"])  # a candidate of NaN is rejected
+def test_one_key_for_every_seed_is_refused(name):
+    """Also inside all the wrappers, through jit and scan: equal keys give NaN, a shared one words."""
+    keys, values = jax.random.key_data(KEY), sums(4)
+    wrap = in_all_wrappers, lambda state: state.inner_states["all"].inner_state[0]
+    many = jax.jit(jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK)
+    assert np.isnan(many(jnp.stack([keys, keys]))["w"]).any()
+    shared = jax.vmap(lambda v: final(method(name, keys), keys, v, wrap))
+    with pytest.raises(ValueError, match="another one for every member of a vmap"):
+        shared(jax.tree.map(lambda v: jnp.stack([v, v]), values))
 
 
 MECH = jaxdp.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24)
@@ -80,7 +93,7 @@ def test_own_transformations_take_injected_hyperparameters(name):
     outcomes = []
     for tx in (make(*arguments), optax.inject_hyperparams(make, static_args=static)(*arguments)):
         state, params = tx.init(PARAMS), PARAMS
-        step = jax.jit(lambda s, p, tx=tx: tx.update(PARAMS, s, p, **energy), compiler_options=FAST)
+        step = jax.jit(lambda s, p, tx=tx: tx.update(PARAMS, s, p, **energy), compiler_options=QUICK)
         for _ in range(3):
             updates, state = step(state, params)
             params = optax.apply_updates(params, updates)

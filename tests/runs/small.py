@@ -1,12 +1,15 @@
 """A small run for the tests of resuming; also a program, to be killed at any moment."""
 
+import json
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 
 from jaxdp import data, runs
 from jaxdp.seeds import Secret
+from jaxdp.trainer import Trainer
 
 
 def dataset(seed=0):
@@ -30,26 +33,45 @@ def ignore(step, row):
     """No progress shown."""
 
 
-def go(folder, cfg, progress=ignore, seed=5, rows=None, fork=False):
+def go(folder, cfg, progress=ignore, seed=5, rows=None):
     """Starts or resumes the run in ``folder``."""
     directory = runs.RunDirectory(folder)
     rows = dataset() if rows is None else rows
     if directory.exists():
-        return runs.resume(cfg, directory, rows, progress, fork=fork)
-    return runs.start(cfg, directory, rows, Secret.from_seed(seed), progress)
+        return runs.resume(cfg, directory, rows, progress)
+    secret = Secret.new() if seed is None else Secret.from_seed(seed)
+    return runs.start(cfg, directory, rows, secret, progress)
 
 
-def outcome(result, folder):
-    """Everything that must be bit-equal."""
+def outcome(result):
+    """Everything that is equal in runs of one seed that were never interrupted."""
     params = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result.params)]
-    ledger = runs.RunDirectory(folder).ledger.read_bytes()
-    return params, ledger, result.ledger.epsilon(1e-5).upper, result.history
+    return params, result.ledger.epsilon(1e-5).upper, result.history
+
+
+def watched(folder, steps, every):
+    """A run whose every move of the parameters is written down, as nobody outside could see it.
+
+    Each line of standard output is a row that was shown. The noise is so large that the moves of
+    two steps correlate only if they share it.
+    """
+    step_and_look, log = Trainer.step_and_look, Path(folder).with_suffix(".moves").open("ab")
+
+    def spied(self, state, batch, told=True):
+        before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+        out = step_and_look(self, state, batch, told)
+        after = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out[0].params)])
+        log.write(np.concatenate([[out[0].step], after - before]).astype(np.float32).tobytes())
+        log.flush()
+        return out
+
+    def shown(step, row):
+        if row is not None:
+            print(json.dumps(row), flush=True)
+
+    Trainer.step_and_look = spied
+    go(folder, config(steps=steps, eval_every=every, noise_multiplier=50.0, momentum=0.0), shown, None)
 
 
 if __name__ == "__main__":
-    steps_, eval_every_ = int(sys.argv[2]), int(sys.argv[3])
-
-    def show(step, row):
-        print(step, flush=True)
-
-    go(sys.argv[1], config(steps=steps_, eval_every=eval_every_), show)
+    watched(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

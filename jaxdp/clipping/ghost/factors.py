@@ -1,23 +1,20 @@
-"""Per-example gradients as factors: their norms, products and weighted sums."""
+"""Per-example gradients as factors: what entered a use of a parameter, and the cotangent there."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxdp.clipping.ghost.sites import Convolution, Lookup
+from jaxdp.clipping import rounding
+from jaxdp.clipping.ghost.sites import Lookup
+from jaxdp.clipping.rounding import exact
 
-EXACT = lax.Precision.HIGHEST
-
-# The rounding of a ghost norm is relative to what the norm would be if nothing cancelled. The part
-# of it below _TOLERATED is covered by the margin that every rule keeps.
-_ROUNDING = 8 * 2.0**-24
-_TOLERATED = 1e-4
 # The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
-# so that a tiny factor times a huge one is still seen, also by _ROUNDING's share of it.
+# so that a tiny factor times a huge one is still seen, also by rounding's share of it.
 _HIDDEN_SQUARE = 1e-31
 # The smallest normal float32, below which numbers may be flushed to zero.
 _TINY = 2.0**-126
@@ -40,40 +37,82 @@ class Use:
         """Per-example gradients, float32 [m, g, p, q]."""
         b = self.site.cotangent(self.cotangent)
         if not isinstance(self.site, Lookup):
-            return dot("mgtp,mgtq->mgpq", self.site.inputs(self.data), b)
+            return exact("mgtp,mgtq->mgpq", self.site.inputs(self.data), b)
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
         scatter = jax.vmap(lambda rows, b: zeros.at[rows].add(b, mode="drop"))
         return scatter(self.site.rows(self.data), b[:, 0])[:, None]
 
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array | None) -> jax.Array:
-        """sum_i weights_i g_i over the rows to keep [m], arranged like the parameter."""
-        clean = self
-        if keep is not None:
-            clean = Use(self.site, kept(self.data, keep), kept(self.cotangent, keep))
-        if isinstance(self.site, Convolution):
-            return self.site.view.to_leaf(clean._convolution_sum(weights))
-        total = clean._lookup_sum if isinstance(self.site, Lookup) else clean._dense_sum
-        return self.site.view.to_leaf(self.site.to_view(total(weights)))
 
-    def _dense_sum(self, weights: jax.Array) -> jax.Array:
-        a, b = self.ab(self.site.key)
-        # The weights go to the smaller factor.
-        a, b = (_weighted(a, weights), b) if a.size <= b.size else (a, _weighted(b, weights))
-        return dot("mgtp,mgtq->gpq", a, b)
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["rows", "grads"], meta_fields=["site"]
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class LookedUp:
+    """The gradients of all lookups of one table, each looked-up row once.
 
-    def _lookup_sum(self, weights: jax.Array) -> jax.Array:
-        b = _weighted(self.site.cotangent(self.cotangent), weights)
-        rows = self.site.rows(self.data).reshape(-1)
+    Attributes:
+        site: one of the lookups.
+        rows: int32 [m, t]; the number of rows p where there is none.
+        grads: float32 [m, t, q]; zero where there is no row.
+    """
+
+    site: Any
+    rows: jax.Array
+    grads: jax.Array
+
+    def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Squared norms [m], as computed and on the safe side; the table's scale is [1, p, q]."""
+        return rounding.squares(self._divided(scale))
+
+    def total(self, weights: jax.Array) -> jax.Array:
+        """sum_i weights_i g_i, [1, p, q]."""
+        return self._scattered(weighted(self.grads, weights))
+
+    def boxed(self, bound: float, scale: jax.Array | None) -> jax.Array:
+        """The sum [1, p, q] of gradients clipped to [-bound, bound] by coordinate."""
+        return self._scattered(boxed(self._divided(scale), bound))
+
+    def _divided(self, scale: jax.Array | None) -> jax.Array:
+        if scale is None:
+            return self.grads
+        divisors = jnp.take(scale[0], self.rows, axis=0, mode="fill", fill_value=1.0)
+        return self.grads / divisors
+
+    def _scattered(self, grads: jax.Array) -> jax.Array:
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
-        return zeros.at[rows].add(b.reshape(-1, b.shape[-1]), mode="drop")[None]
+        flat = grads.reshape(-1, grads.shape[-1])
+        return zeros.at[self.rows.reshape(-1)].add(flat, mode="drop")[None]
 
-    def _convolution_sum(self, weights: jax.Array) -> jax.Array:
-        """As the ordinary gradient of a kernel, so that no patches wait for the weights."""
-        cotangent = _weighted(self.cotangent.astype(jnp.float32), weights)
-        data = self.data.astype(jnp.float32)
-        kernel = jax.ShapeDtypeStruct(self.site.view.shape, jnp.float32)
-        convolve = lambda k: jax.vmap(lambda x: self.site.convolve(x, k))(data)  # noqa: E731
-        return jax.linear_transpose(convolve, kernel)(cotangent)[0]
+
+def looked_up(uses: Sequence[Use]) -> LookedUp | None:
+    """The lookups among the uses; None where there are none.
+
+    Positions with one row are added first, so that a record's rows are distinct: nothing cancels
+    between them, and no entry of the sum has more terms than records.
+    """
+    found = [use for use in uses if isinstance(use.site, Lookup)]
+    if not found:
+        return None
+    size = found[0].site.sizes[2]
+    rows = jnp.concatenate([use.site.rows(use.data) for use in found], axis=1)
+    grads = jnp.concatenate([use.site.cotangent(use.cotangent)[:, 0] for use in found], axis=1)
+    grads = jnp.where((rows < size)[..., None], grads, 0.0)
+    if rows.shape[1] > 1:
+        same = rows[:, :, None] == rows[:, None, :]
+        first = jnp.argmax(same, axis=2) == jnp.arange(rows.shape[1])[None]
+        merged = exact("mts,msq->mtq", same.astype(jnp.float32), grads)
+        rows, grads = jnp.where(first, rows, size), jnp.where(first[..., None], merged, 0.0)
+    # Norm and sum must see the same numbers.
+    return LookedUp(found[0].site, rows, jax.lax.optimization_barrier(grads))
+
+
+def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
+    """sum_it weights_i a_it b_it', [g, p, q], for a few rows; many positions in blocks."""
+    a, b = (weighted(a, weights), b) if a.size <= b.size else (a, weighted(b, weights))
+    if a.shape[2] <= rounding.TERMS:
+        return exact("mgtp,mgtq->gpq", a, b)
+    a, b = (rounding.cut(jnp.moveaxis(x, 2, 0), rounding.TERMS) for x in (a, b))
+    return rounding.pairwise(exact("ntmgp,ntmgq->ngpq", a, b))
 
 
 def reference(uses: Sequence[Use]) -> Any:
@@ -92,48 +131,81 @@ def multiplied(uses: Sequence[Use]) -> jax.Array:
     return sum(turned[1:], start=turned[0])
 
 
-def square_norms(uses: Sequence[Use]) -> tuple[jax.Array, jax.Array]:
-    """Squared norms [m]: as computed, and enlarged where cancellation may hide their rounding.
+def square_norms(
+    dense: Sequence[tuple[jax.Array, jax.Array]], lookups: LookedUp | None
+) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m]: as computed, and large enough for the true ones where terms cancel.
 
     ||sum_t a_t b_t'||² = sum_ts <a_t, a_s> <b_t, b_s> over the positions of all uses; for a lookup
-    a_t is one-hot.
+    a_t is one-hot. Its error is a multiple of what it would be if nothing cancelled
+    (docs/clip_bound.md, Theorem 2).
+
+    Args:
+        dense: factors [m, g, t, p] and [m, g, t, q], arranged alike.
+        lookups: of the same parameter.
     """
-    key = reference(uses).key
-    dense = [use.ab(key) for use in uses if not isinstance(use.site, Lookup)]
-    looked_up = [_rows_and_b(use) for use in uses if isinstance(use.site, Lookup)]
-    squares = longest = jnp.zeros(uses[0].data.shape[0], jnp.float32)
+    rows = (dense[0][0] if lookups is None else lookups.grads).shape[0]
+    squares = longest = jnp.zeros(rows, jnp.float32)
+    roundings = 32
     if dense:
-        a, b = _concatenated(dense, axis=2)
-        squares += _dense_squares(a, b)
-        longest += jnp.sum(_length(a) * _length(b), axis=(1, 2))
-    if looked_up:
-        rows, d = _concatenated(looked_up, axis=1)
-        same = rows[:, :, None] == rows[:, None, :]
-        squares += jnp.sum(jnp.where(same, dot("mtq,msq->mts", d, d), 0.0), axis=(1, 2))
-        longest += jnp.sum(_length(d), axis=1)
-    if dense and looked_up:
-        squares += 2.0 * _cross_terms(a[:, 0], b[:, 0], rows, d)
+        a, b = (jnp.concatenate(parts, axis=2) for parts in zip(*dense, strict=True))
+        squares, steps = _dense_squares(a, b)
+        longest = _norm(rounding.sums(_norm(a) * _norm(b), 1))
+        roundings += steps
+    if lookups is not None:
+        own, steps = rounding.sums_of_squares(lookups.grads)
+        squares, longest = squares + own, longest + _norm(lookups.grads.reshape(rows, -1))
+        roundings += steps
+    if dense and lookups is not None:
+        squares += 2.0 * _cross_terms(a[:, 0], b[:, 0], lookups)
+        roundings += rounding.roundings(a.shape[2], lookups.rows.shape[1])
     # Rounding may leave less than nothing of what cancels.
     squares = jnp.maximum(squares, 0.0)
-    enlarged = squares * (1.0 - _TOLERATED) + _ROUNDING * jnp.square(longest)
-    return squares, jnp.maximum(squares, enlarged)
+    error = rounding.gamma(roundings) * jnp.square(longest)
+    cancelled = jnp.square(longest / rounding.CANCELLED)
+    return squares, jnp.maximum(rounding.enlarged(squares, error), cancelled)
 
 
-def scaled_squares(use: Use, inverse: jax.Array) -> jax.Array:
-    """Squared norms [m] of a gradient multiplied by ``inverse`` [g, p, q]; one position only.
+def outer_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m] of a b', from [m, g, p] and [m, g, q]: as computed, and on the safe side.
+
+    The norm of an outer product is the product of the norms: nothing cancels.
+    """
+    (of_a, steps_a), (of_b, steps_b) = (_hidden_squares(x) for x in (a, b))
+    squares = jnp.sum(of_a * of_b, axis=1)
+    roundings = steps_a + steps_b + a.shape[1] + 8
+    return squares, rounding.enlarged(squares, rounding.gamma(roundings) * squares)
+
+
+def scaled_squares(a: jax.Array, b: jax.Array, inverse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared norms [m] of (a b') * ``inverse`` [g, p, q], from [m, g, p] and [m, g, q].
 
     Squares of a tiny input, a huge cotangent or an inverse could underflow or overflow where their
     product does not, so each is divided by its largest entry; what may underflow still is added.
     """
-    a, b = (x[:, :, 0] for x in use.ab(use.site.key))
     (a, most_a), (b, most_b), (inverse, most) = (
         _divided_by_largest(x, axes) for x, axes in ((a, (1, 2)), (b, (1, 2)), (inverse, (0, 1, 2)))
     )
-    half = dot("mgp,gpq->mgq", jnp.square(a), jnp.square(inverse))
+    groups, p, q = inverse.shape
+    half = exact("mgp,gpq->mgq", jnp.square(a), jnp.square(inverse))
     squares = jnp.sum(half * jnp.square(b), axis=(1, 2)) + inverse.size * 4 * _TINY
     # The smallest times the largest comes first: no other order is safe from underflow.
     low, middle, high = jnp.sort(jnp.stack([most_a, most_b, jnp.full_like(most_a, most)]), axis=0)
-    return jnp.square(low * high * middle * jnp.sqrt(squares))
+    found = jnp.square(low * high * middle * jnp.sqrt(squares))
+    return found, rounding.enlarged(found, rounding.gamma(p + groups * q + 32) * found)
+
+
+def boxed(gradients: jax.Array, bound: float) -> jax.Array:
+    """Gradients clipped to [-bound, bound]."""
+    clipped = jnp.clip(gradients, -bound, bound)
+    # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there.
+    return jnp.where(jnp.isnan(clipped), 0.0, clipped)
+
+
+def outer_sum(rows: tuple[jax.Array, jax.Array], size: int) -> jax.Array:
+    """sum_i a_i b_i', [g, p, q], from [m, g, p] and [m, g, q] with the weights in one of them."""
+    a, b = rounding.cut(rows, size)
+    return rounding.pairwise(exact("nmgp,nmgq->ngpq", a, b))
 
 
 def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
@@ -141,48 +213,42 @@ def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
     return jnp.where(_column(keep, rows.ndim), rows, jnp.zeros([], rows.dtype))
 
 
-def dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """``einsum`` without the rounding of reduced-precision units."""
-    return jnp.einsum(spec, a, b, precision=EXACT)
+def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """Rows [m, ...] times weights [m]; zero where that overflows, which only makes them shorter."""
+    found = rows * _column(weights, rows.ndim)
+    return jnp.where(jnp.isfinite(found), found, 0.0)
 
 
-def _rows_and_b(use: Use) -> tuple[jax.Array, jax.Array]:
-    rows = use.site.rows(use.data)
-    b = use.site.cotangent(use.cotangent)[:, 0]
-    return rows, jnp.where((rows < use.site.sizes[2])[..., None], b, 0.0)
+def _dense_squares(a: jax.Array, b: jax.Array) -> tuple[jax.Array, int]:
+    (grams_a, steps_a), (grams_b, steps_b) = (
+        rounding.inner("mgtp,mgsp->mgts", x, x) for x in (a, b)
+    )
+    steps = steps_a + steps_b + rounding.roundings(*grams_a.shape[1:])
+    return rounding.sums(grams_a * grams_b, 3), steps
 
 
-def _dense_squares(a: jax.Array, b: jax.Array) -> jax.Array:
-    if a.shape[2] == 1:
-        return jnp.sum(jnp.square(_length(a) * _length(b)), axis=(1, 2))
-    grams = (dot("mgtp,mgsp->mgts", x, x) for x in (a, b))
-    return jnp.sum(next(grams) * next(grams), axis=(1, 2, 3))
-
-
-def _cross_terms(a: jax.Array, b: jax.Array, rows: jax.Array, d: jax.Array) -> jax.Array:
+def _cross_terms(a: jax.Array, b: jax.Array, lookups: LookedUp) -> jax.Array:
     """sum_ts a_t[row_s] <b_t, d_s>."""
-    at_rows = jnp.take_along_axis(a, rows[:, None, :], axis=2, mode="clip")
-    return jnp.sum(at_rows * dot("mtq,msq->mts", b, d), axis=(1, 2))
+    at_rows = jnp.take_along_axis(a, lookups.rows[:, None, :], axis=2, mode="clip")
+    return rounding.sums(at_rows * rounding.inner("mtq,msq->mts", b, lookups.grads)[0], 2)
 
 
-def _concatenated(pairs: Sequence[tuple[jax.Array, jax.Array]], axis: int) -> list[jax.Array]:
-    return [
-        parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
-        for parts in zip(*pairs, strict=True)
-    ]
+def _hidden_squares(x: jax.Array) -> tuple[jax.Array, int]:
+    """Sums of squares over the last axis, with what underflow may hide; and their roundings."""
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    found, roundings = rounding.sums_of_squares(flat)
+    return found.reshape(x.shape[:-1]) + x.shape[-1] * _HIDDEN_SQUARE, roundings
 
 
-def _length(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x), axis=-1) + x.shape[-1] * _HIDDEN_SQUARE)
+def _norm(x: jax.Array) -> jax.Array:
+    """Norms over the last axis, not below the true ones."""
+    found, roundings = _hidden_squares(x)
+    return jnp.sqrt(found * (1.0 + 2.0 * rounding.gamma(roundings + 4)))
 
 
 def _divided_by_largest(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     largest = jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), _TINY)
     return x / largest, jnp.squeeze(largest, axes)
-
-
-def _weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
-    return rows * _column(weights, rows.ndim)
 
 
 def _column(values: jax.Array, ndim: int) -> jax.Array:

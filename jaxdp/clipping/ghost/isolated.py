@@ -4,6 +4,9 @@ Under ``vmap`` the gradient of a kernel, and a kernel made from the example, bec
 in groups of one example each. XLA may run it as a dense one in which zeros stand between the
 groups (its CPU backend does), and 0 · inf is NaN: one broken example then breaks all of its batch,
 and a single record decides whether the others count. Products of patches keep them apart.
+
+A convolution that is cropped on one side and padded on the other reads memory that is not its own
+on XLA's CPU backend, other examples' included. So what is not ordinary padding is done beforehand.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,11 +17,21 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jaxdp.clipping.ghost import sites, views
-from jaxdp.clipping.ghost.factors import Use, dot
+from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.program import Node, Program, Traced, apply_node, reached, trace
+from jaxdp.clipping.rounding import exact
 from jaxdp.types import PyTree
 
 CONVOLUTION = "conv_general_dilated"
+_OPTIONS = (
+    "window_strides",
+    "rhs_dilation",
+    "dimension_numbers",
+    "feature_group_count",
+    "batch_group_count",
+    "precision",
+    "preferred_element_type",
+)
 
 
 class Apart:
@@ -29,8 +42,10 @@ class Apart:
 
     def apply(self, node: Node, operands: Sequence[Any]) -> list[Any] | None:
         """The results of a convolution of one example; None for other operations."""
-        if node.name != CONVOLUTION or (site := _site(node)) is None:
+        if node.name != CONVOLUTION:
             return None
+        if (site := _site(node)) is None:
+            return [convolved(node, *operands)]
         kernel = node.ins[1]
         if isinstance(kernel, int) and kernel in self._of_examples:
             return [_by_patches(site, *operands)]
@@ -42,8 +57,13 @@ def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTr
 
     Looked for in what is really run, gradients and custom rules included: a kernel that depends on
     the example, or any convolution inside another operation, such as ``scan``.
+
+    Raises:
+        ValueError: a convolution there would read memory that is not its own.
     """
     traced = trace(one, params, example, differentiated=True)
+    for node in _nodes(traced.program):
+        _refuse_crossed(node.eqn)
     of_example = reached(traced.program, traced.program.ins[traced.num_params :])
     return any(_mixes(node, of_example) for node in _nodes(traced.program))
 
@@ -67,14 +87,50 @@ def _hides(node: Node) -> bool:
     return any(_convolves(inner) for inner in _inner(node.eqn))
 
 
+def convolved(node: Node, data: Any, kernel: Any) -> Any:
+    """The convolution, with padding that is not ordinary done before it.
+
+    Ordinary is from 0 to the kernel's size less 1: then neither it nor its gradient is cropped.
+    """
+    params = node.eqn.params
+    numbers = params["dimension_numbers"]
+    sizes = [kernel.shape[axis] for axis in numbers.rhs_spec[2:]]
+    reach = [(n - 1) * hole for n, hole in zip(sizes, params["rhs_dilation"], strict=True)]
+    pairs = list(zip(params["padding"], reach, strict=True))
+    if all(0 <= side <= most for pair, most in pairs for side in pair):
+        return apply_node(node, [data, kernel])[0]
+    edges = [(0, 0, 0)] * data.ndim
+    for axis, pair, step in zip(
+        numbers.lhs_spec[2:], params["padding"], params["lhs_dilation"], strict=True
+    ):
+        edges[axis] = (*pair, step - 1)
+    options = {name: params[name] for name in _OPTIONS}
+    data = jax.lax.pad(data, jnp.zeros([], data.dtype), edges)
+    return jax.lax.conv_general_dilated(data, kernel, padding=[(0, 0)] * len(sizes), **options)
+
+
+def _refuse_crossed(eqn: core.JaxprEqn) -> None:
+    padding = eqn.params.get("padding", ()) if eqn.primitive.name == CONVOLUTION else ()
+    if any(low < 0 < high for low, high in padding):
+        raise ValueError(
+            f"padding of a convolution must not crop one side and pad the other, got {padding} (in "
+            "the loss or its gradient, inside a scan, cond, while or rule of its own): XLA's CPU "
+            "backend then reads other examples. Crop or pad with jnp.pad before the convolution"
+        )
+    for jaxpr in _inner(eqn):
+        for inner in jaxpr.eqns:
+            _refuse_crossed(inner)
+
+
 def _by_patches(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
-    outs = dot("gtp,gpq->gtq", site.inputs(data[None])[0], site.of_view(kernel.astype(jnp.float32)))
+    weights = site.of_view(kernel.astype(jnp.float32))
+    outs = exact("gtp,gpq->gtq", site.inputs(data[None])[0], weights)
     return site.result(outs).astype(site.node.out_dtype())
 
 
 def _with_apart_gradients(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
     def plain(data: Any, kernel: Any) -> Any:
-        return apply_node(site.node, [data, kernel])[0]
+        return convolved(site.node, data, kernel)
 
     def backward(residuals: Any, cotangent: Any) -> Any:
         data, kernel = residuals

@@ -1,10 +1,12 @@
 """One parameter's per-example gradients in three forms: as arrays, per layer, as factors only.
 
 Each form answers the same questions: squared norms [m], the weighted sum, and the sum of gradients
-clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first.
+clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. How far
+a sum may be rounded is counted in docs/clip_bound.md.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,14 +14,17 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import factors
-from jaxdp.clipping.ghost.factors import Use, kept
+from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept, weighted
 from jaxdp.clipping.ghost.sites import Lookup
 
 # Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
 _CHUNK_BYTES = 32 * 2**20
 # Entries from which per-example gradients no longer fit a processor's cache.
 _LARGE = 2**18
+# Blocks of rows whose sums are held at a time, at most.
+_HELD_BLOCKS = 8
 
 
 class Leaf(Protocol):
@@ -28,10 +33,13 @@ class Leaf(Protocol):
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Squared norms float32 [m]: as computed, and with its rounding on the safe side."""
 
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array | None) -> jax.Array:
+    def weighted_sum(
+        self, weights: jax.Array, keep: jax.Array, finite: jax.Array
+    ) -> jax.Array:
         """sum_i weights_i g_i over the rows to keep [m], arranged like the parameter; no scale.
 
-        ``keep`` None: every row, all of them finite.
+        Rows not to keep have weight zero; ``finite`` [m] says which rows are finite numbers,
+        ``scaled`` whether norms were taken with a scale.
         """
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
@@ -44,36 +52,37 @@ class Arrays:
 
     grads: jax.Array
 
-    @property
-    def large(self) -> bool:
-        """Whether one more pass over the gradients is worth a branch to avoid it."""
-        return self.grads.size >= _LARGE
-
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """See :class:`Leaf`."""
-        grads = self._divided(scale)
-        squares = jnp.sum(jnp.square(grads), axis=tuple(range(1, grads.ndim)))
-        return squares, squares
+        return rounding.squares(self._divided(scale))
 
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array | None) -> jax.Array:
+    def weighted_sum(
+        self, weights: jax.Array, keep: jax.Array, finite: jax.Array
+    ) -> jax.Array:
         """See :class:`Leaf`. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
 
-        Large ones with rows not to keep are added row by row: slow, seldom, and without a copy.
+        Of large ones rows are dropped by their weight of zero: a select is one more pass over them
+        (6 % of a transformer's step). Blocks with a row that is not finite are added once more.
         """
-        if keep is None or not self.large:
-            rows = self._divided(None) if keep is None else kept(self._divided(None), keep)
-            return jnp.tensordot(weights, rows, axes=1, precision=factors.EXACT)
-
-        def add(i: jax.Array, total: jax.Array) -> jax.Array:
-            row = self.grads[i].astype(jnp.float32)
-            return total + weights[i] * jnp.where(keep[i], row, 0.0)
-
-        zeros = jnp.zeros(self.grads.shape[1:], jnp.float32)
-        return jax.lax.fori_loop(0, len(self.grads), add, zeros)
+        large = self.grads.size >= _LARGE
+        rows = self._divided(None) if large else kept(self._divided(None), keep)
+        size = rounding.even(rows.shape[0], rounding.ROWS)
+        rows, weights, broken = rounding.cut((rows, weights, ~finite), size)
+        blocks = rounding.exact("nm,nm...->n...", weights, rows)
+        if large:
+            broken = jnp.any(broken, axis=1)
+            blocks = jax.lax.cond(
+                jnp.any(broken),
+                lambda: kept(blocks, ~broken) + kept(_row_by_row(rows, weights), broken),
+                lambda: blocks,
+            )
+        return rounding.pairwise(blocks)
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See :class:`Leaf`."""
-        return jnp.sum(_boxed(kept(self._divided(scale), keep), bound), axis=0)
+        rows = boxed(kept(self._divided(scale), keep), bound)
+        blocks = rounding.cut(rows, rounding.even(rows.shape[0], rounding.ROWS))
+        return rounding.pairwise(jnp.sum(blocks, axis=1))
 
     def _divided(self, scale: jax.Array | None) -> jax.Array:
         grads = self.grads.astype(jnp.float32)
@@ -91,25 +100,28 @@ class Layer:
     site: Any
     grads: jax.Array
 
-    @property
-    def large(self) -> bool:
-        """See :class:`Arrays`."""
-        return Arrays(self.grads).large
-
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """See :class:`Leaf`."""
-        return Arrays(self.grads).squares(self._arranged(scale))
+        arranged = None if scale is None else self._arranged(scale)
+        if arranged is None:
+            # Long sums are cut where the axes are: for nothing.
+            groups, _, p, q = self.site.sizes
+            return rounding.squares(self.grads.reshape(len(self.grads), groups * p, q))
+        return Arrays(self.grads).squares(arranged)
 
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array | None) -> jax.Array:
+    def weighted_sum(
+        self, weights: jax.Array, keep: jax.Array, finite: jax.Array
+    ) -> jax.Array:
         """See :class:`Leaf`."""
-        return self._to_leaf(Arrays(self.grads).weighted_sum(weights, keep))
+        return self._to_leaf(Arrays(self.grads).weighted_sum(weights, keep, finite))
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See :class:`Leaf`."""
-        return self._to_leaf(Arrays(self.grads).boxed_sum(bound, keep, self._arranged(scale)))
+        arranged = None if scale is None else self._arranged(scale)
+        return self._to_leaf(Arrays(self.grads).boxed_sum(bound, keep, arranged))
 
-    def _arranged(self, scale: jax.Array | None) -> jax.Array | None:
-        return None if scale is None else _arranged(self.site, scale).reshape(-1)
+    def _arranged(self, scale: jax.Array) -> jax.Array:
+        return _arranged(self.site, scale).reshape(-1)
 
     def _to_leaf(self, gradient: jax.Array) -> jax.Array:
         groups, _, p, q = self.site.sizes
@@ -124,92 +136,173 @@ class Factors:
 
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """See :class:`Leaf`."""
-        if scale is None:
-            return factors.square_norms(self.uses)
-        site = factors.reference(self.uses)
-        if self._one_dense_position():
-            exact = factors.scaled_squares(self.uses[0], _arranged(site, 1.0 / scale))
-        else:
-            exact = self._scanned(lambda layer, keep: layer.squares(scale)[0]).reshape(-1)
-            exact = exact[: self.uses[0].data.shape[0]]
-        return exact, exact
+        arranged = None if scale is None else _arranged(self.site, scale)
+        if self._one_position():
+            a, b = self._outer()
+            if arranged is None:
+                return factors.outer_squares(a, b)
+            return factors.scaled_squares(a, b, 1.0 / arranged)
+        if not self._dense and self._lookups is not None:
+            return self._lookups.squares(arranged)
+        assert scale is None  # see for_scale
+        return factors.square_norms([use.ab(self._key) for use in self._dense], self._lookups)
 
-    def weighted_sum(self, weights: jax.Array, keep: jax.Array | None) -> jax.Array:
+    def weighted_sum(
+        self, weights: jax.Array, keep: jax.Array, finite: jax.Array
+    ) -> jax.Array:
         """See :class:`Leaf`."""
-        totals = [use.weighted_sum(weights, keep) for use in self.uses]
-        return sum(totals[1:], start=totals[0])
+        if self._one_position():
+            a, b = (kept(x, keep) for x in self._outer())
+            a, b = (weighted(a, weights), b) if a.size <= b.size else (a, weighted(b, weights))
+            size = rounding.even(keep.shape[0], rounding.ROWS)
+            of_blocks = functools.partial(factors.outer_sum, size=size)
+            held = rounding.even(-(-keep.shape[0] // size), self._held_blocks())
+            return self._to_leaf(rounding.over_blocks(of_blocks, (a, b), held * size))
+        return self._block_sums(weights, keep)
+
+    def _block_sums(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        pairs = [(kept(use.data, keep), kept(use.cotangent, keep)) for use in self._dense]
+        lookups = self._lookups
+        if lookups is not None:
+            lookups = dataclasses.replace(lookups, grads=kept(lookups.grads, keep))
+
+        def of_block(block: Any) -> jax.Array:
+            pairs, lookups, weights = block
+            uses = [Use(use.site, *pair) for use, pair in zip(self._dense, pairs, strict=True)]
+            totals = [factors.product(*use.ab(self._key), weights) for use in uses]
+            totals += [] if lookups is None else [lookups.total(weights)]
+            return rounding.total(totals)
+
+        positions = sum(use.site.sizes[1] for use in self._dense)
+        most = rounding.rows_of_block(positions) if positions else rounding.ROWS
+        size = rounding.even(keep.shape[0], most)
+        return self._to_leaf(rounding.over_blocks(of_block, (pairs, lookups, weights), size))
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See :class:`Leaf`; the gradients of one or a few examples at a time."""
+        if not self._dense and self._lookups is not None:
+            return self._boxed_lookups(bound, keep, scale)
 
         def few_at_a_time() -> jax.Array:
-            boxed = self._scanned(lambda layer, keep: layer.boxed_sum(bound, keep, scale), keep)
-            return boxed[0] if boxed.shape[0] == 1 else jnp.sum(boxed, axis=0)
+            def boxed(layer: Layer, keep: jax.Array) -> jax.Array:
+                return layer.boxed_sum(bound, keep, scale)
+
+            return rounding.pairwise(self._scanned(boxed, keep))
 
         large = keep.shape[0] * self._entries() >= _LARGE
-        if not (large and self._one_dense_position()):
+        if not (large and self._one_position()):
             return few_at_a_time()
         return jax.lax.platform_dependent(
             # One by one the gradients stay in the cache: 12 to 17 times faster on a CPU. An
             # accelerator would start a kernel for every example.
-            cpu=lambda: self._boxed_one_by_one(bound, keep, scale), default=few_at_a_time,
+            cpu=lambda: self._boxed_one_by_one(bound, keep, scale),
+            default=few_at_a_time,
         )
+
+    def layer(self) -> Layer:
+        """The gradients multiplied out. Norm and sum must see the same numbers, hence a barrier.
+
+        XLA never computes a large matrix product twice, and would copy it at a barrier; products of
+        few positions it turns into sums, which it may.
+        """
+        grads = factors.multiplied(self.uses)
+        flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
+        one = len(self.uses) == 1 and not isinstance(self.site, Lookup)
+        large = one and flat.size >= _LARGE and min(self.site.sizes[1:]) >= 8
+        return Layer(self.site, flat if large else jax.lax.optimization_barrier(flat))
+
+    def for_scale(self) -> "Layer | Factors":
+        """The gradients as a norm with a scale needs them: multiplied out where positions cancel.
+
+        A scale may make most of what cancels: no length of the terms bounds the rounding then.
+        """
+        return self.layer() if self._dense and not self._one_position() else self
+
+    @property
+    def site(self) -> Any:
+        """The site whose arrangement all uses follow."""
+        return factors.reference(self.uses)
+
+    @functools.cached_property
+    def _lookups(self) -> LookedUp | None:
+        return factors.looked_up(self.uses)
+
+    @property
+    def _dense(self) -> list[Use]:
+        return [use for use in self.uses if not isinstance(use.site, Lookup)]
+
+    @property
+    def _key(self) -> Any:
+        return self.site.key
+
+    def _one_position(self) -> bool:
+        site = self.uses[0].site
+        return len(self.uses) == 1 and site.sizes[1] == 1 and not isinstance(site, Lookup)
+
+    def _outer(self) -> list[jax.Array]:
+        return [x[:, :, 0] for x in self.uses[0].ab(self._key)]
+
+    def _rows(self) -> int:
+        return self.uses[0].data.shape[0]
+
+    def _entries(self) -> int:
+        return math.prod(self.site.view.leaf_shape)
+
+    def _held_blocks(self) -> int:
+        return max(1, min(_HELD_BLOCKS, _CHUNK_BYTES // (4 * self._entries())))
+
+    def _to_leaf(self, gradient: jax.Array) -> jax.Array:
+        return self.site.view.to_leaf(self.site.to_view(gradient))
 
     def _boxed_one_by_one(
         self, bound: float, keep: jax.Array, scale: jax.Array | None
     ) -> jax.Array:
-        site = self.uses[0].site
-        divisor = None if scale is None else _arranged(site, scale)
+        groups, _, p, q = self.site.sizes
+        divisor = None if scale is None else _arranged(self.site, scale)
 
         def add(total: jax.Array, row: Any) -> tuple[jax.Array, None]:
             a, b, keep = row
             grad = jnp.where(keep, a[:, :, None] * b[:, None, :], 0.0)
-            return total + _boxed(grad if divisor is None else grad / divisor, bound), None
+            return total + boxed(grad if divisor is None else grad / divisor, bound), None
 
-        a, b = (x[:, :, 0] for x in self.uses[0].ab(site.key))
-        groups, _, p, q = site.sizes
-        total = jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), (a, b, keep))[0]
-        return site.view.to_leaf(site.to_view(total))
+        def of_block(block: Any) -> jax.Array:
+            return jax.lax.scan(add, jnp.zeros((groups, p, q), jnp.float32), block)[0]
 
-    def layer(self) -> Layer:
-        """The gradients multiplied out."""
-        grads = factors.multiplied(self.uses)
-        return Layer(factors.reference(self.uses), grads.reshape(grads.shape[0], -1))
+        rows = (*self._outer(), keep)
+        size = rounding.even(keep.shape[0], rounding.ROWS)
+        return self._to_leaf(rounding.over_blocks(of_block, rows, size))
 
-    def _one_dense_position(self) -> bool:
-        site = self.uses[0].site
-        return len(self.uses) == 1 and site.sizes[1] == 1 and not isinstance(site, Lookup)
+    def _boxed_lookups(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
+        assert self._lookups is not None
+        lookups = dataclasses.replace(self._lookups, grads=kept(self._lookups.grads, keep))
+        arranged = None if scale is None else _arranged(self.site, scale)
+        size = rounding.even(keep.shape[0], rounding.ROWS)
+        of_block = lambda block: block.boxed(bound, arranged)  # noqa: E731
+        return self._to_leaf(rounding.over_blocks(of_block, lookups, size))
 
-    def _entries(self) -> int:
-        return math.prod(factors.reference(self.uses).view.leaf_shape)
-
-    def _scanned(
-        self, fn: Callable[[Layer, jax.Array], jax.Array], keep: jax.Array | None = None
-    ) -> jax.Array:
-        """``fn`` of the gradients of a few examples at a time, stacked [chunks, ...]."""
-        batch = self.uses[0].data.shape[0]
-        keep = jnp.ones(batch, bool) if keep is None else keep
-        rows = max(1, min(batch, _CHUNK_BYTES // (4 * self._entries())))
-        arrays = ([(use.data, use.cotangent) for use in self.uses], keep)
+    def _scanned(self, fn: Callable[[Layer, Any], jax.Array], rows: Any) -> jax.Array:
+        """``fn`` of the gradients of a few examples and their ``rows``, stacked [chunks, ...]."""
+        size = max(1, min(self._rows(), rounding.ROWS, _CHUNK_BYTES // (4 * self._entries())))
+        arrays = ([(use.data, use.cotangent) for use in self.uses], rows)
 
         def one(chunk: Any) -> jax.Array:
-            pairs, keep = chunk
+            pairs, rows = chunk
             uses = [Use(use.site, *pair) for use, pair in zip(self.uses, pairs, strict=True)]
-            return fn(Factors(uses).layer(), keep)
+            return fn(Factors(uses).layer(), rows)
 
-        # Padding rows are not kept.
-        return jax.lax.map(one, jax.tree.map(lambda a: _cut(a, rows), arrays))
-
-
-def _boxed(gradients: jax.Array, bound: float) -> jax.Array:
-    clipped = jnp.clip(gradients, -bound, bound)
-    # 0 / 0, where a scale underflowed: NaN would tell who has a gradient there.
-    return jnp.where(jnp.isnan(clipped), 0.0, clipped)
+        # Padding rows are zero, and False where they say what is kept.
+        return jax.lax.map(one, rounding.cut(arrays, size))
 
 
-def _cut(array: jax.Array, rows: int) -> jax.Array:
-    padded = jnp.pad(array, [(0, -array.shape[0] % rows)] + [(0, 0)] * (array.ndim - 1))
-    return padded.reshape(-1, rows, *array.shape[1:])
+def _row_by_row(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """Every block's weighted sum without its rows of weight zero, and without a copy of them."""
+
+    def add(i: jax.Array, total: jax.Array) -> jax.Array:
+        row, weight = rows[:, i], weights[:, i]
+        return total + weighted(kept(row, weight != 0.0), weight)
+
+    zeros = jnp.zeros((rows.shape[0], *rows.shape[2:]), jnp.float32)
+    return jax.lax.fori_loop(0, rows.shape[1], add, zeros)
 
 
 def _arranged(site: Any, leaf: jax.Array) -> jax.Array:

@@ -21,13 +21,16 @@ class LeafPlan:
         path: where it stands in the tree, as ``jax.tree_util.keystr`` writes it.
         engine: "vmap": per-example gradients by automatic differentiation; "layer": per-example
             gradients of this layer alone, as products of its inputs and cotangents; "ghost": norms
-            without per-example gradients; "frozen": not trained, nothing is computed.
+            without per-example gradients; "frozen": not trained, nothing is computed; "constant":
+            no parameter but an array that the loss captured.
         reason: why, in a few words.
+        assumed: what is assumed public here, in words for a ledger; empty where nothing is.
     """
 
     path: str
     engine: str
     reason: str
+    assumed: str = ""
 
 
 def plan(
@@ -44,12 +47,13 @@ def plan(
             never does.
     """
     return tuple(
-        LeafPlan(path, *(_engine(leaf, uses, batch_size, method) if flag else _FROZEN))
+        LeafPlan(path, *_engine(leaf, uses, batch_size, method)) if flag else _frozen(path)
         for leaf, (path, flag) in enumerate(zip(paths, trained, strict=True))
     )
 
 
-_FROZEN = ("frozen", "not trained")
+def _frozen(path: str) -> LeafPlan:
+    return LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}")
 
 
 def _engine(leaf: int, uses: Uses, batch_size: int, method: str) -> tuple[str, str]:

@@ -80,11 +80,13 @@ class Traced:
         program: parameters' leaves first, then the example's, then the key's.
         num_params: how many of the arguments are parameters.
         out_tree: structure of what the loss returned.
+        closed: the loss as JAX traced it, a ``ClosedJaxpr``.
     """
 
     program: Program
     num_params: int
     out_tree: Any
+    closed: Any
 
     def ignores_example(self) -> bool:
         """Whether no argument beyond the parameters reaches the first result, the loss."""
@@ -106,7 +108,7 @@ def trace(
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(params, *args)
     inlined = {**_INLINED, **(_RULED if differentiated else {})}
     program = _Flattener(inlined).program(closed.jaxpr, closed.consts)
-    return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes))
+    return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes), closed)
 
 
 def reaches(program: Program, sources: Sequence[int]) -> bool:

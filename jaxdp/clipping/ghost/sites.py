@@ -152,20 +152,6 @@ class Convolution:
         kernel = jnp.transpose(view, spec).reshape(groups, q, channels, *space)
         return jnp.moveaxis(kernel, (1, 2), (-1, -2)).reshape(groups, p, q)
 
-    def convolve(self, data: jax.Array, kernel: jax.Array) -> jax.Array:
-        """The operation itself on one example, in full precision."""
-        names = (
-            "window_strides",
-            "padding",
-            "lhs_dilation",
-            "rhs_dilation",
-            "dimension_numbers",
-            "feature_group_count",
-        )
-        options = {name: self.node.eqn.params[name] for name in names}
-        highest = lax.Precision.HIGHEST
-        return lax.conv_general_dilated(data, kernel, precision=highest, **options)
-
     def _slices(self, x: jax.Array, axis: int) -> list[jax.Array]:
         """What each entry of the kernel along one space axis sees; x is [m, n, *space, ...]."""
         params = self.node.eqn.params

@@ -10,8 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-# Norms are measured in float32; bounds are aimed this much below, so that rounding stays inside.
-ROUNDING_MARGIN = 1e-4
+from jaxdp.clipping.rounding import MARGIN
 
 
 def clip_to_ball(v: jax.Array, bound: float) -> jax.Array:
@@ -20,7 +19,7 @@ def clip_to_ball(v: jax.Array, bound: float) -> jax.Array:
     It enforces DP-SBCD's Assumption 3.1, which the smoothness of a block's loss rests on.
     """
     norm = jnp.linalg.norm(v)
-    bound = bound * (1.0 - ROUNDING_MARGIN)
+    bound = bound * (1.0 - MARGIN)
     factor = jnp.where(norm > bound, bound / jnp.maximum(norm, bound), 1.0)
     return jnp.where(jnp.isfinite(norm), v * factor, 0.0)
 
@@ -96,6 +95,6 @@ def clipped_residual(
     convex and gamma |v|^2-smooth still (docs/hidden_state.md). A non-finite example gives zero.
     """
     norm = jnp.linalg.norm(residual) * jnp.linalg.norm(v)
-    bound = l2_clip_norm * (1.0 - ROUNDING_MARGIN)
+    bound = l2_clip_norm * (1.0 - MARGIN)
     factor = jnp.where(norm > bound, bound / jnp.maximum(norm, bound), 1.0)
     return jnp.where(jnp.isfinite(norm), residual * factor, 0.0)

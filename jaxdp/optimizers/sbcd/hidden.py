@@ -11,11 +11,12 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.noise import add_gaussian
+from jaxdp.mechanism import released_once
+from jaxdp.normals import noised
 from jaxdp.optimizers.sbcd.network import Lifted, Network, Weights
 from jaxdp.optimizers.sbcd.partition import Batches, secret_partition
 from jaxdp.optimizers.sbcd.proximal import NO_PROXIMAL, Proximal
-from jaxdp.optimizers.sbcd.released import check_data, clip_norms
+from jaxdp.optimizers.sbcd.released import check_data, clip_norms, noise_share
 from jaxdp.optimizers.sbcd.schedules import CONSTANT, NoiseSchedule
 from jaxdp.optimizers.sbcd.sweep import clipped_sum
 from jaxdp.seeds import Secret
@@ -142,16 +143,14 @@ def train_hidden(
     Returns:
         The released weights.
     """
-    secret = secret or Secret.new()
     data = check_data(method.network, data)
     if data[0].shape[0] != method.dataset_size:
         raise ValueError(
             f"dataset_size must be the number of records ({data[0].shape[0]}) for a fixed "
             f"partition, got {method.dataset_size}"
         )
-    if ledger is not None:
-        event = method.event(WATCHED if watch is not None else "")
-        ledger.charge(event, stream=secret.identifier(), source="mechanism")
+    event = method.event(WATCHED if watch is not None else "")
+    secret = released_once(event, repr(method), ledger, secret)
     batches = secret_partition(data, method.batch_size, secret)
     weights, key = method.network.init(secret.jax_key("init")), secret.jax_key("noise")
     if method.direct:
@@ -173,6 +172,7 @@ def train_block(
     x, y, mask = batches
     frozen = _lift(method.network, block, method.direct, weights, x, y)
     stds = np.asarray(method.multipliers(), np.float32) * np.float32(method.l2_clip_norms[block])
+    stds *= noise_share(method.batch_size)
     epochs = np.arange(method.inner_epochs)
     each = 1 if watch is not None else method.inner_epochs
     for at in range(0, method.inner_epochs, each):
@@ -226,7 +226,8 @@ def _inner_loop(
     def step(w: jax.Array, batch: tuple) -> tuple[jax.Array, None]:
         v, u, rows, std, noise_key = batch
         residuals = gamma * (v @ w.T - u)
-        noisy = add_gaussian(clipped_sum(residuals, v, rows, l2_clip_norm), std, noise_key)
+        total = clipped_sum(residuals, v, rows, l2_clip_norm)
+        noisy = noised(total, std, jax.random.key_data(noise_key))
         return proximal(w - step_size / divisor * noisy, step_size), None
 
     def epoch(w: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp.mechanism import released_once
 from jaxdp.optimizers.sbcd.network import Network, Weights
 from jaxdp.optimizers.sbcd.partition import secret_partition
 from jaxdp.optimizers.sbcd.proximal import NO_PROXIMAL, Proximal
@@ -99,10 +100,8 @@ def train_as_published(
     on_epoch: Callable[[int, Weights], None] | None = None,
 ) -> Weights:
     """Trains over one fixed partition; the ledger is charged as non-private first."""
-    secret = secret or Secret.new()
     data = check_data(method.network, data)
-    if ledger is not None:
-        ledger.charge(method.event, stream=secret.identifier())
+    secret = released_once(method.event, repr(method), ledger, secret, source="by hand")
     x, y, mask = secret_partition(data, method.batch_size, secret)
     weights, key = method.network.init(secret.jax_key("init")), secret.jax_key("noise")
     unclipped = np.full(method.network.blocks, np.inf, np.float32)

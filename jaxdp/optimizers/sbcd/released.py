@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp.clipping import rounding
+from jaxdp.mechanism import issuer_of
 from jaxdp.optimizers.sbcd.network import Network, Weights, in_float32
 from jaxdp.optimizers.sbcd.proximal import NO_PROXIMAL, Proximal
 from jaxdp.optimizers.sbcd.schedules import CONSTANT, NoiseSchedule
@@ -94,46 +96,54 @@ class ReleasedBlocks:
     def sampler(
         self, num_records: int, *, ledger: "Ledger | None" = None, secret: Secret | None = None
     ) -> Sampler:
-        """Draws for every sweep; with a ledger, each is charged before it is made.
+        """Draws for every sweep, each charged before it is made.
 
         A draw almost always fits one physical batch; a larger one is never cut, it compiles again.
         """
-        secret = secret or Secret.new()
         rows = self.batch_size + 6 * int(np.ceil(np.sqrt(self.batch_size))) + 8
-        charge = None if ledger is None else self._charger(ledger, secret)
-        return Sampler(self.sampling, num_records, -(-rows // 8) * 8, secret, 0, charge)
-
-    def _charger(self, ledger: "Ledger", secret: Secret) -> Callable[[int], None]:
-        stream = secret.identifier()
-
-        def charge(step: int) -> None:
-            ledger.charge(self.event(step), stream=stream, first_step=step, source="sampler")
-
-        return charge
+        issuer = issuer_of(_Charged(self), ledger, secret)
+        return Sampler(self.sampling, num_records, -(-rows // 8) * 8, issuer)
 
     def step(
-        self, weights: Weights, data: tuple[jax.Array, jax.Array], draw: Draw, key: jax.Array
+        self, weights: Weights, data: tuple[jax.Array, jax.Array], draw: Draw
     ) -> Weights:
         """One compiled sweep over the records of a draw.
 
         Args:
             weights: the released weights.
             data: (x [N, d_0], y [N, d_L]) float32, all records, on the device.
-            draw: from :meth:`sampler`, which charged it.
-            key: secret; the sweep's noise is a function of it and of ``draw.step``.
+            draw: from :meth:`sampler`, which charged it; its ticket is spent.
         """
         if data[0].shape[0] != draw.num_records:
             raise ValueError(
                 f"data must hold the {draw.num_records} records that the sampler draws from, got "
                 f"{data[0].shape[0]}"
             )
+        if draw.ticket is None:
+            raise ValueError("draw must come from sampler(), which charges it, got one by hand")
+        words = draw.ticket.spend("a sweep", verified=True).words[0]
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
         z = np.asarray(self.multipliers(draw.step), np.float32)
         clips = np.asarray(self.l2_clip_norms, np.float32)
         return _step(
             self.network, self.proximal, self.rescale, float(self.step_size),
             float(self.batch_size), weights, data, draw.indices.reshape(-1), draw.mask.reshape(-1),
-            clips, z * clips, jax.random.fold_in(key, draw.step),
+            clips, z * clips * noise_share(self.batch_size), key,
         )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Charged:
+    """The events and the noise of stretches of sweeps, for an issuer."""
+
+    method: ReleasedBlocks
+
+    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
+        each = range(first_step, first_step + steps)
+        return [(self.method.event(step), step, 1) for step in each]
+
+    def multipliers(self, step: int) -> dict[str, float]:
+        return {"sweep": float(acc.joint_gaussian(self.method.multipliers(step)).noise_multiplier)}
 
 
 def train(
@@ -159,12 +169,16 @@ def train(
     data = jax.device_put(check_data(method.network, data))
     weights = method.network.init(secret.jax_key("init"))
     sampler = method.sampler(data[0].shape[0], ledger=ledger, secret=secret)
-    key = secret.jax_key("noise")
     for step in range(_validate.integer("steps", steps, least=0)):
-        weights = method.step(weights, data, sampler.draw(), key)
+        weights = method.step(weights, data, sampler.draw())
         if on_step is not None:
             on_step(step + 1, weights)
     return weights
+
+
+def noise_share(batch_size: int) -> np.float32:
+    """By how much noise is larger than for clip norms alone: the rounding of a sum is covered."""
+    return np.float32(1.0 + rounding.of_sum(rounding.most_records(batch_size)))
 
 
 def per_block(name: str, given: Any, blocks: int) -> tuple[float, ...]:

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from jaxdp.noise import add_gaussian
+from jaxdp.clipping import rounding
+from jaxdp.clipping.ghost.factors import outer_sum
+from jaxdp.normals import noised
 from jaxdp.optimizers.sbcd import forms
 from jaxdp.optimizers.sbcd.network import Network, Weights
 from jaxdp.optimizers.sbcd.proximal import Proximal
@@ -54,7 +56,8 @@ def sweep(
         u = _targets(network, i, tuple(new), factor, products[i], y, u)
         residuals = network.gamma * (products[i] - u)
         total = clipped_sum(residuals, inputs[i], mask, l2_clip_norms[i])
-        noisy = add_gaussian(total, noise_stds[i], jax.random.fold_in(noise_key, i))
+        words = jax.random.key_data(jax.random.fold_in(noise_key, i))
+        noisy = noised(total, noise_stds[i], words)
         new[i] = proximal(new[i] - step_size / divisor * noisy, step_size)
         if rescale is not None:
             new[i] = rescale(new[i], jax.random.fold_in(power_key, i))
@@ -80,7 +83,8 @@ def clipped_sum(
     """The sum [d_i, d_{i-1}] of clipped gradients r v^T over the rows that the mask lets through.
 
     Formal guarantee: one row more or less changes it by at most ``l2_clip_norm`` in the Frobenius
-    norm. A non-finite row contributes zero.
+    norm, and by ``rounding.of_sum`` of it through the rounding of the others
+    (docs/clip_bound.md). A non-finite row contributes zero.
 
     Args:
         residuals: gamma (W v - u), [m, d_i].
@@ -90,4 +94,6 @@ def clipped_sum(
     """
     clip = jax.vmap(forms.clipped_residual, (0, 0, None))
     short = jnp.where(mask[:, None], clip(residuals, v, l2_clip_norm), 0.0)
-    return jnp.matmul(short.T, v, precision=jax.lax.Precision.HIGHEST)
+    short, v = jax.lax.optimization_barrier((short, v))
+    size = rounding.even(v.shape[0], rounding.ROWS)
+    return outer_sum((short[:, None], v[:, None]), size)[0]

@@ -1,0 +1,72 @@
+"""Refuses mechanisms whose parts do not agree, when they are made."""
+
+from typing import Any
+
+import jax
+
+from jaxdp import _validate
+from jaxdp.sampling import FixedSize, FullBatch, Poisson
+from jaxdp.schedules import NoiseSchedule
+
+
+def check_mechanism(mechanism: Any) -> None:
+    """Refuses a mechanism whose parts are of another kind, out of range, or at odds."""
+    _check_kinds(mechanism)
+    noise, count = mechanism.noise_multiplier, mechanism.count_noise_multiplier
+    if not isinstance(noise, NoiseSchedule):
+        if isinstance(noise, jax.Array):
+            raise ValueError(
+                f"noise_multiplier must be a Python number, public and fixed, got an array {noise}"
+            )
+        _validate.non_negative("noise_multiplier", noise)
+    elif count is not None:
+        raise ValueError(
+            "noise_multiplier must be one number with count_noise_multiplier, got a schedule"
+        )
+    if mechanism.steps is not None:
+        _validate.integer("steps", mechanism.steps, least=1)
+    if mechanism.delta is not None:
+        _validate.fraction("delta", mechanism.delta)
+    _check_sizes(mechanism)
+
+
+def _check_kinds(mechanism: Any) -> None:
+    def has(part: Any, *names: str) -> bool:
+        return not isinstance(part, type) and all(callable(getattr(part, n, None)) for n in names)
+
+    if not has(mechanism.rule, "l2", "factors"):
+        raise ValueError(
+            f"rule must be a clipping rule such as jaxdp.clip(0.1), got {mechanism.rule!r}"
+        )
+    if not has(mechanism.sampling, "event", "choose", "check"):
+        raise ValueError(
+            f"sampling must be such as jaxdp.Poisson(0.01), got {mechanism.sampling!r}"
+        )
+    if not isinstance(mechanism.leak, str):
+        raise ValueError(f"leak must be a string, got {mechanism.leak!r}")
+
+
+def _check_sizes(mechanism: Any) -> None:
+    """The event follows the sampling, divisor and rounding the batch size: they must agree.
+
+    A divisor that is not the expected batch size would still be public, and epsilon right. But a
+    sum of more records than ``most_records`` is refused at random, and the learning rate is
+    another than it says, so it is taken for the mistake that it nearly always is. Poisson rates may
+    differ by the rounding of the expected batch size to a whole number.
+    """
+    size = _validate.integer("dataset_size", mechanism.dataset_size, least=1)
+    batch = _validate.integer("batch_size", mechanism.batch_size, least=1)
+    sampling = mechanism.sampling
+    if batch > size:
+        raise ValueError(f"batch_size must be at most dataset_size ({size}), got {batch}")
+    if isinstance(sampling, Poisson) and abs(sampling.sampling_prob * size - batch) >= 1:
+        raise ValueError(
+            f"batch_size must be sampling_prob * dataset_size = {sampling.sampling_prob * size:g}, "
+            f"rounded, got {batch}"
+        )
+    if isinstance(sampling, FixedSize) and sampling.batch_size != batch:
+        raise ValueError(
+            f"batch_size must be that of the sampling ({sampling.batch_size}), got {batch}"
+        )
+    if isinstance(sampling, FullBatch) and batch != size:
+        raise ValueError(f"batch_size must be dataset_size ({size}) for full_batch, got {batch}")

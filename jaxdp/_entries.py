@@ -1,0 +1,151 @@
+"""Entries of a ledger, and the intervals of steps that each stream was charged for."""
+
+import bisect
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+
+SOURCES = {
+    "mechanism": "records were drawn, clipped and noised by one Mechanism",
+    "sampler": "drawn by a Mechanism's sampler",
+    "by hand": "charged by hand: that records were drawn, clipped and noised as the event says "
+    "could not be verified",
+}
+# The note of charges whose randomness a person chose.
+SEEDED = (
+    "the randomness comes from a seed that a person chose: no guarantee against whoever knows or "
+    "guesses it, nor where another run with the same seed is released"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Releases of one kind on consecutive steps.
+
+    Attributes:
+        event: what each step released.
+        first_step: the first step.
+        steps: how many consecutive steps.
+        stream: names the randomness: a step of a stream is one release and charged once. Another
+            stream is charged anew, and so is every charge without a stream (None).
+        source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
+        note: what a reader must know besides, such as that an auditor put records in; public.
+    """
+
+    event: acc.Event
+    first_step: int
+    steps: int
+    stream: str | None = None
+    source: str = "by hand"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, acc.Event):
+            raise ValueError(f"event must be an accounting event, got {self.event!r}")
+        _validate.integer("first_step", self.first_step, least=0)
+        _validate.integer("steps", self.steps, least=1)
+        _validate.one_of("source", self.source, SOURCES)
+        if not isinstance(self.note, str):
+            raise ValueError(f"note must be a string, got {self.note!r}")
+
+    @property
+    def end(self) -> int:
+        """The step after the last."""
+        return self.first_step + self.steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; :meth:`from_dict` is its inverse."""
+        row = {
+            "first_step": self.first_step,
+            "steps": self.steps,
+            "stream": self.stream,
+            "source": self.source,
+            "event": acc.to_dict(self.event),
+        }
+        return {**row, "note": self.note} if self.note else row
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> "Entry":
+        """The entry that :meth:`to_dict` wrote."""
+        return cls(
+            acc.from_dict(row["event"]), row["first_step"], row["steps"], row["stream"],
+            row["source"], row.get("note", ""),
+        )
+
+    def between(self, start: int, stop: int) -> "Entry":
+        """The same releases on other steps."""
+        return dataclasses.replace(self, first_step=start, steps=stop - start)
+
+    def continues(self, other: "Entry") -> bool:
+        """True where this entry goes on with the very same releases where ``other`` ends."""
+        return other.end == self.first_step and (
+            (self.event, self.stream, self.source, self.note)
+            == (other.event, other.stream, other.source, other.note)
+        )
+
+
+class Streams:
+    """The entries of every stream, in order of their steps, neighbours of one kind merged."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str | None, list[Entry]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (entry for entries in self._entries.values() for entry in entries)
+
+    def of(self, stream: str | None) -> list[Entry]:
+        """The entries of one stream."""
+        return self._entries.get(stream, [])
+
+    def insert(self, entry: Entry) -> None:
+        """Takes in an entry whose steps no other holds."""
+        known = self._entries.setdefault(entry.stream, [])
+        if known and entry.continues(known[-1]):
+            known[-1] = known[-1].between(known[-1].first_step, entry.end)
+            return
+        bisect.insort(known, entry, key=lambda e: e.first_step)
+
+    def remove(self, stream: str, first_step: int, end: int) -> None:
+        """Forgets the steps [first_step, end) of a stream."""
+        kept = []
+        for entry in self._entries[stream]:
+            if entry.first_step < first_step:
+                kept.append(entry.between(entry.first_step, min(entry.end, first_step)))
+            if entry.end > end:
+                kept.append(entry.between(max(entry.first_step, end), entry.end))
+        self._entries[stream] = kept
+        if not kept:
+            del self._entries[stream]
+
+    def missing(
+        self, stream: str | None, start: int, end: int, event: acc.Event | None = None
+    ) -> list[tuple[int, int]]:
+        """The parts of [start, end) that the stream holds no entry for (of ``event``)."""
+        gaps = []
+        for entry in self.of(stream):
+            if entry.end <= start or entry.first_step >= end or event not in (None, entry.event):
+                continue
+            if entry.first_step > start:
+                gaps.append((start, entry.first_step))
+            start = max(start, entry.end)
+        return [*gaps, (start, end)] if start < end else gaps
+
+
+def check_replay(entry: Entry, known: Entry, replay: bool) -> None:
+    step = max(entry.first_step, known.first_step)
+    if not replay:
+        raise ValueError(
+            f"first_step must be one that stream {entry.stream!r} was not charged for, got {step}: "
+            "two releases from one draw are not two events"
+        )
+    if (known.event, known.source) != (entry.event, entry.source):
+        raise ValueError(
+            f"event for step {step} must be {known.event} as charged before ({known.source}), got "
+            f"{entry.event} ({entry.source})"
+        )

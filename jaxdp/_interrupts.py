@@ -1,0 +1,124 @@
+"""Ctrl-C and SIGTERM: the first is raised where nothing is half written, the second ends."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 2.0  # seconds of finishing after which it is said that something is being finished
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised like Ctrl-C."""
+
+
+class _Guard:
+    """The handler of one process: counts signals, and holds the first back while deferred."""
+
+    def __init__(self, last_words: Callable[[], str]):
+        self.last_words = last_words
+        self.depth = 0
+        self.seen = False
+        self.pending: int | None = None
+        self.timer: threading.Timer | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:
+            _leave(self.last_words(), number)  # where no thread watches
+        self.seen = True
+        if self.depth == 0:
+            raise _exception(number)
+        self.pending = number
+        text = "jaxdp: finishing a checkpoint; interrupt again to end at once\n"
+        self.timer = threading.Timer(_PATIENCE, _say, (text,))
+        self.timer.daemon = True
+        self.timer.start()
+
+    def watch(self, end: socket.socket) -> None:
+        """Ends the process at the second signal also while the main thread compiles."""
+        seen = 0
+        while received := end.recv(1):
+            seen += received[0] in _SIGNALS
+            if seen == 2:
+                _leave(self.last_words(), received[0])
+
+    def release(self) -> None:
+        """Raises what was held back."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.pending is not None:
+            number, self.pending = self.pending, None
+            raise _exception(number)
+
+
+_guard: _Guard | None = None
+
+
+@contextlib.contextmanager
+def guarded(last_words: Callable[[], str]) -> Iterator[None]:
+    """Inside, a first signal raises ``KeyboardInterrupt`` (SIGTERM: :class:`Terminated`).
+
+    A second ends the process at once, with one line on stderr and status 128 + signal: no teardown,
+    during which threads that still write would crash the process. Only for a program: a library
+    does not own the handlers, and without this context :func:`deferred` does nothing.
+
+    Args:
+        last_words: makes the line; called in a signal handler, so it takes no locks.
+    """
+    global _guard
+    if threading.current_thread() is not threading.main_thread() or _guard is not None:
+        yield
+        return
+    _guard = _Guard(last_words)
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    threading.Thread(target=_guard.watch, args=(there,), daemon=True).start()
+    woken = signal.set_wakeup_fd(here.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _guard) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        _guard = None
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(woken)
+        here.close()  # ends the watching thread, which leaves its own end to be collected
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """A first signal that arrives inside is raised at the end."""
+    guard = _guard
+    if guard is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    guard.depth += 1
+    try:
+        yield
+    finally:
+        guard.depth -= 1
+        if guard.depth == 0:
+            guard.release()
+
+
+def status_of(error: KeyboardInterrupt) -> int:
+    """The exit status of a program that ended so: 130, or 143 after SIGTERM."""
+    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+
+
+def _exception(number: int) -> KeyboardInterrupt:
+    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+
+
+def _leave(text: str, number: int) -> None:
+    _say(text + "\n")
+    os._exit(128 + number)
+
+
+def _say(text: str) -> None:
+    """Past buffers that the interrupted code may hold locked."""
+    os.write(2, text.encode())

@@ -1,0 +1,172 @@
+"""The auditor's own computation of every un-noised sum, record by record, beside the real loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.auditing.residuals import ResidualVerdict, audit_residuals, check_confidence
+from jaxdp.auditing.worlds import Worlds, step_by_step, training_run, two_worlds
+from jaxdp.clipping import clipped_grad
+from jaxdp.optimizers.method import Method
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.types import PyTree
+
+RUNS = 3_000  # in each world
+_NUMBERS = 2**21
+
+
+def audit_noise(
+    method: Method, worlds: Worlds, steps: int, *, runs: int = RUNS, confidence: float = 0.95,
+    energy: Callable[[jax.Array, jax.Array], Any] | None = None, seed: int | None = None,
+    chunk: int = 1_000,
+) -> ResidualVerdict:
+    """Runs the loop of training in both worlds and tests its noise and sensitivity.
+
+    The trusted sum clips one record at a time by the reference engine (``method="vmap"``), by the
+    mechanism's own rule, and adds in float64; it knows the masks and the parameters that entered
+    every step.
+
+    Formal guarantee: as :func:`jaxdp.auditing.audit_residuals`, for a method that releases the sum
+    plus Gaussian noise of its noise multiplier times the sensitivity that the sum carries.
+
+    Args:
+        method: audited; its chain's links are used as they are.
+        worlds: the data and the model.
+        steps: of every run.
+        runs: in each world; fewer are made where they would give more than 2**21 numbers.
+        confidence: in (0, 1).
+        energy: as in :func:`jaxdp.auditing.training_run`.
+        seed: of the runs; None takes one from the operating system.
+        chunk: runs at once: memory against speed.
+
+    Raises:
+        ValueError: a number is out of range; parameters are not float32; the method adds no noise,
+            samples a fixed size, or names a leak: what it releases is then no sum plus noise.
+    """
+    steps = _validate.integer("steps", steps, least=1)
+    runs = _validate.integer("runs", runs, least=1)
+    check_confidence(confidence)
+    numbers = steps * sum(leaf.size for leaf in jax.tree.leaves(worlds.params))
+    count = max(1, min(runs, _NUMBERS // (2 * numbers)))
+    seen = trusted_steps(method, worlds, steps, count, energy=energy, seed=seed, chunk=chunk)
+    return noise_verdict(method, worlds, seen, confidence)
+
+
+def trusted_steps(
+    method: Method, worlds: Worlds, steps: int, count: int, *,
+    energy: Callable[[jax.Array, jax.Array], Any] | None = None, seed: int | None = None,
+    chunk: int = 1_000,
+) -> dict[str, PyTree]:
+    """What the auditor sees and computes of every step, float64 [2 · count, steps, ...].
+
+    "clipped" and "raw": every record's contribution, and its gradient before clipping, [..., n,
+    *shape]; "mask": [..., n]; "l2": the sensitivity that was carried; "noisy": the noisy mean;
+    "params": what entered the step; "scale": the public diagonal. Runs with the record come first.
+    """
+    _multipliers(method, steps)
+    for leaf in jax.tree.leaves(worlds.params):
+        if jnp.result_type(leaf) != jnp.float32:
+            raise ValueError(f"worlds must have float32 parameters, got {jnp.result_type(leaf)}")
+    run = training_run(
+        method, worlds, steps, release="trusted", score=_collector(method, worlds), energy=energy
+    )
+    rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=chunk))
+    return _parts(rows.reshape(2 * count, steps, -1), worlds)
+
+
+def _multipliers(method: Method, steps: int) -> np.ndarray:
+    """The noise multipliers [steps]."""
+    given, leak = method.mechanism.noise_multiplier, method.mechanism.leak
+    if leak:
+        raise ValueError(f"method must release noisy sums alone, got one that leaks: {leak}")
+    if isinstance(given, NoiseSchedule):
+        levels = given.levels_between(0, steps)
+        found = np.concatenate([np.full(count, level) for level, _, count in levels])
+    else:
+        found = np.full(steps, float(given))
+    if not np.all(found > 0):
+        raise ValueError(f"method must add noise for its noise to be audited, got {given!r}")
+    return found
+
+
+def _collector(method: Method, worlds: Worlds) -> Callable[[PyTree], jax.Array]:
+    """From what the loop shows of its steps to the parts of :func:`_layout`, flat."""
+    reference = clipped_grad(worlds.loss_fn, method.mechanism.rule, method="vmap")
+
+    def at_step(shown: PyTree) -> PyTree:
+        params, context = shown["params"], shown["context"]
+
+        def alone(record: PyTree) -> PyTree:
+            one = jax.tree.map(lambda leaf: leaf[None], record)
+            summed, _ = reference(params, one, jnp.ones(1, bool), **context)
+            scale = summed.unscale
+            ones = jax.tree.map(jnp.ones_like, params)
+            return summed.value, ones if scale is None else scale
+
+        clipped, scales = jax.vmap(alone)(worlds.records)
+        raw = jax.vmap(jax.grad(worlds.loss_fn), (None, 0))(params, worlds.records)
+        scale = jax.tree.map(lambda leaf: leaf[0], scales)
+        return {
+            "clipped": clipped, "l2": shown["l2"], "mask": shown["mask"].astype(jnp.float32),
+            "noisy": shown["noisy"], "params": params, "raw": raw, "scale": scale,
+        }
+
+    return lambda shown: step_by_step(jax.vmap(at_step)(shown))
+
+
+def _layout(worlds: Worlds) -> PyTree:
+    """The shapes of the parts of one step."""
+    def like(*lead: int) -> PyTree:
+        return jax.tree.map(lambda p: np.empty((*lead, *np.shape(p)), bool), worlds.params)
+
+    n = worlds.count
+    return {
+        "clipped": like(n), "l2": np.empty(()), "mask": np.empty(n), "noisy": like(),
+        "params": like(), "raw": like(n), "scale": like(),
+    }
+
+
+def _parts(rows: np.ndarray, worlds: Worlds) -> dict[str, PyTree]:
+    """The parts, float64 [runs, steps, ...], from rows [runs, steps, k]."""
+    leaves, structure = jax.tree.flatten(_layout(worlds))
+    cut = np.split(rows, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=2)
+    found = [
+        part.reshape(*rows.shape[:2], *leaf.shape).astype(np.float64)
+        for part, leaf in zip(cut, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, found)
+
+
+def noise_verdict(
+    method: Method, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
+) -> ResidualVerdict:
+    """The verdict on what :func:`trusted_steps` returned, or on some of its runs."""
+    mask, size = seen["mask"], method.mechanism.batch_size
+    multipliers = _multipliers(method, mask.shape[1])
+
+    def total(leaf: np.ndarray) -> np.ndarray:
+        column = mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 3))
+        return np.sum(np.where(column > 0, leaf, 0.0), axis=2)
+
+    released = jax.tree.map(lambda noisy, scale: noisy * size / scale, seen["noisy"], seen["scale"])
+    squares = [
+        np.square(leaf).reshape(*mask.shape, -1).sum(3) for leaf in jax.tree.leaves(seen["clipped"])
+    ]
+    with np.errstate(invalid="ignore", over="ignore"):
+        known = {
+            "the parameters": seen["params"],
+            "the way they have gone": jax.tree.map(
+                lambda p, start: p - np.asarray(start, np.float64), seen["params"], worlds.params
+            ),
+            "the sum before clipping": jax.tree.map(total, seen["raw"]),
+            "the record in question": jax.tree.map(lambda leaf: leaf[:, :, -1], seen["clipped"]),
+        }
+    return audit_residuals(
+        released, jax.tree.map(total, seen["clipped"]), multipliers * seen["l2"],
+        confidence=confidence, known=known, drawn=mask > 0, norms=np.sqrt(sum(squares)),
+        l2=seen["l2"],
+    )

@@ -1,0 +1,123 @@
+"""Charged batches, drawn and gathered ahead of time while the device works."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from jaxdp.mechanism import default_physical_batch_size
+from jaxdp.sampling import Sampler
+from jaxdp.sources import DeviceArrays, HostArrays, Source, prefetch
+from jaxdp.types import Draw, PyTree, frozen
+
+# NumPy arrays up to this size are put on the device whole.
+_SMALL_BYTES = 256 * 2**20
+# Numbers of one physical batch up to which a draw is one pass: larger ones run faster in passes.
+_ONE_PASS = 2**19
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChargedBatch:
+    """One step's records, charged and drawn, to be handed to ``Trainer.step`` once. **Sensitive**.
+
+    Attributes:
+        draw: which records, and the ticket.
+        rows: what was gathered from the host for every pass; None where the data are on the device.
+    """
+
+    draw: Draw = dataclasses.field(repr=False)
+    rows: list[PyTree] | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        frozen(self.rows)
+
+    @property
+    def untouched(self) -> bool:
+        """True where it is as :meth:`Trainer.batches` handed it out."""
+        made = getattr(self, "_made_of", None)
+        found = (self.draw, *jax.tree.leaves(self.rows))
+        if made is None or len(made) != len(found):
+            return False
+        return all(a is b for a, b in zip(made, found, strict=True))
+
+    @property
+    def step(self) -> int:
+        """The step that was charged."""
+        return self.draw.step
+
+
+class Batches(Iterator[ChargedBatch]):
+    """Charged batches, drawn and gathered ahead of time; :meth:`Trainer.batches` makes it.
+
+    Args:
+        sampler: draws them.
+        source: the records.
+        count: how many.
+    """
+
+    def __init__(self, sampler: Sampler, source: Source, count: int):
+        self._sampler, self._source, self._steps = sampler, source, count
+        self._unseen = self._taken = 0
+        self._made = prefetch(self._produced(), size=2, unused=self._count)
+
+    def __next__(self) -> ChargedBatch:
+        batch: ChargedBatch = next(self._made)
+        self._sampler.issuer.handed_out(batch.step)
+        self._taken += 1
+        return batch
+
+    def __len__(self) -> int:
+        """The number of batches still to come; a progress bar takes its total from it."""
+        return self._steps - self._taken
+
+    def close(self) -> None:
+        """Stops drawing; what nobody saw is given back to the ledger."""
+        self._made.close()
+        self._give_back()
+
+    def _count(self, batch: ChargedBatch) -> None:
+        self._unseen += 1
+
+    def _give_back(self) -> None:
+        unseen, self._unseen = self._unseen, 0
+        self._sampler.close(unseen)
+
+    def _produced(self) -> Iterator[ChargedBatch]:
+        try:
+            until = self._sampler.step + self._steps
+            for _ in range(self._steps):
+                draw = self._sampler.draw(until)
+                batch = ChargedBatch(draw, self._gathered(draw))
+                made = (draw, *jax.tree.leaves(batch.rows))
+                object.__setattr__(batch, "_made_of", made)
+                yield batch
+        finally:
+            self._give_back()
+
+    def _gathered(self, draw: Draw) -> list[PyTree] | None:
+        """The rows of every pass; None where the records lie on the device."""
+        if isinstance(self._source, DeviceArrays):
+            return None
+        passes = zip(draw.indices, draw.mask, strict=True)
+        return [self._source.gather(indices, mask) for indices, mask in passes]
+
+
+def placed(source: Source) -> Source:
+    """The source; small arrays in memory go to the device once, where a step gathers them."""
+    if not isinstance(source, HostArrays):
+        return source
+    leaves = jax.tree.leaves(source.arrays)
+    plain = all(type(leaf) is np.ndarray for leaf in leaves)
+    if not plain or sum(leaf.nbytes for leaf in leaves) > _SMALL_BYTES:
+        return source
+    return DeviceArrays.of(jax.device_put(source.arrays))
+
+
+def rows_of_a_pass(batch_size: int, source: Source) -> int:
+    """Rows of one pass: nearly every whole draw, where that is fast and not too much."""
+    usual = default_physical_batch_size(batch_size)
+    whole = -(-(batch_size + 6 * math.isqrt(batch_size) + 6) // 8) * 8
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(source.example))
+    return whole if whole * size <= _ONE_PASS else usual

@@ -1,0 +1,74 @@
+"""Ends a command before its time: one line that says what is safe, and an exit status."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jaxdp._durable import StorageError
+from jaxdp._interrupts import status_of
+
+_running: list[Path] = []  # folders of the runs under way, innermost last
+
+
+class Stopped(click.ClickException):
+    """An interrupt, in words."""
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
+@contextlib.contextmanager
+def in_words(directory: Any) -> Iterator[None]:
+    """Turns interrupts and a folder that cannot be written into one line about the run."""
+    _running.append(directory.path)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Stopped(last_words(), status_of(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = error.filename or directory.path
+        raise StorageError(
+            f"{where} cannot be written or read: {error.strerror or error}. {_safe(directory.path)}"
+        ) from error
+    finally:
+        _running.pop()
+
+
+@contextlib.contextmanager
+def without_stragglers() -> Iterator[None]:
+    """Keeps quiet what a failed checkpoint's other writes say of it later, from their threads."""
+    before = sys.unraisablehook
+
+    def hook(failed: Any) -> None:
+        if str(failed.exc_value) != "Event loop is closed":
+            before(failed)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def last_words() -> str:
+    """One line for somebody who interrupts; takes no locks, as a signal handler may not."""
+    return f"interrupted: {_safe(_running[-1])}" if _running else "interrupted"
+
+
+def _safe(path: Path) -> str:
+    """Words for what of a run is safe, and how to go on with it."""
+    secret = path / "secret"
+    if not (secret / "run.json").exists():
+        return f"no run had begun in {path}, and nothing was charged"
+    folder = secret / "checkpoints"
+    names = [p.name for p in folder.iterdir()] if folder.exists() else []
+    steps = [int(name) for name in names if name.isdecimal()]
+    at = f"the checkpoint of step {max(steps)}" if steps else "its start (no checkpoint yet)"
+    return f"the ledger and {at} are safe; continue with `jaxdp train --out {path} --resume`"

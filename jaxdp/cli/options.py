@@ -1,0 +1,21 @@
+"""Types of options that several commands share."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class Filled(click.Path):
+    """A path of at least one character: "" would be the working directory."""
+
+    def __init__(self, **given: Any):
+        super().__init__(path_type=Path, **given)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """The path; refused where it is empty."""
+        if value == "":
+            self.fail("expected a path, got ''", param, ctx)
+        return super().convert(value, param, ctx)

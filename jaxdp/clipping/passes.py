@@ -1,0 +1,61 @@
+"""A clipped sum over several physical batches or microbatches, added with compensation."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.clipping import reduce, rounding
+from jaxdp.types import ClipInfo, PyTree
+
+if TYPE_CHECKING:
+    from jaxdp.clipping.engine import ClippedGrad
+
+# A running sum, what rounding took from it, and the votes.
+Totals = tuple[PyTree, PyTree, jax.Array]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def add_pass(
+    grad_fn: "ClippedGrad",
+    gathered: bool,
+    totals: Totals,
+    params: PyTree,
+    data: PyTree,
+    indices: jax.Array,
+    mask: jax.Array,
+    rng: jax.Array | None,
+    scale: PyTree,
+    bound: Any,
+) -> tuple[Totals, ClipInfo]:
+    """The totals with one pass of a draw added, compiled once for all passes."""
+    return folded(
+        totals,
+        grad_fn.one_pass(
+            params, data, indices, mask, rng, gathered=gathered, scale=scale, bound=bound
+        ),
+    )
+
+
+def folded(totals: Totals, result: tuple[reduce.Clipped, ClipInfo]) -> tuple[Totals, ClipInfo]:
+    """Compensated addition: rounding does not grow with the number of passes."""
+    (total, lost, votes), (clipped, info) = totals, result
+    return (*rounding.added(total, lost, clipped.total), votes + clipped.votes), info
+
+
+@jax.jit
+def settled(totals: Totals) -> tuple[PyTree, jax.Array]:
+    """(sum, votes), what rounding took put back."""
+    total, lost, votes = totals
+    return rounding.settled(total, lost), votes
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def nothing(grad_fn: "ClippedGrad", params: PyTree) -> Totals:
+    """The totals before the first pass."""
+    trained = grad_fn.trained(params)
+    start, again = (
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained) for _ in range(2)
+    )
+    return start, again, jnp.zeros([], jnp.float32)

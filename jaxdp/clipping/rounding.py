@@ -1,0 +1,214 @@
+"""Sums of which the rounding is bounded, and what it costs; docs/clip_bound.md has the proofs.
+
+float32 rounds a sum by an amount that grows with the number of its terms and with what they would
+add up to if nothing cancelled. So rows are added in blocks of fixed size, blocks by halves or with
+compensation, and a norm is never taken to be shorter than the terms of its gradient allow.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.types import PyTree
+
+# Half the distance from 1 to the next float32: the largest relative error of one operation.
+UNIT = 2.0**-24
+# What rules aim below their bound. One half covers TOLERATED, the other the norm's own arithmetic.
+MARGIN = 2.0**-9
+# Rounding of a squared norm, relative to it, that the margin covers.
+TOLERATED = 2.0**-9
+# Rows of one block of a sum, where each row's gradient cancels nowhere.
+ROWS = 160
+# Terms of one block of a sum over positions.
+TERMS = 128
+# Terms of a gradient may cancel up to this ratio; beyond, its norm counts as longer than it is.
+CANCELLED = 32.0
+# The largest share of the bound by which one record moves the rounding of blocks.
+SHARE = 0.0132
+# Roundings of one product, with room for units that split float32 into parts (bfloat16 on a TPU).
+_PRODUCT = 8
+# A sum of up to so many squares is in error by less than TOLERATED.
+_SQUARES = 2**14
+# Entries of an inner product that are added without blocks.
+_INNER = 1024
+# Terms of a group in a sum over positions.
+_GROUP = 32
+
+
+def gamma(operations: int) -> float:
+    """n·u / (1 - n·u): the relative error of n roundings (Higham 2002, Lemma 3.1)."""
+    if operations * UNIT > 0.5:
+        raise ValueError(f"operations must be at most {int(0.5 / UNIT)}, got {operations}")
+    return operations * UNIT / (1.0 - operations * UNIT)
+
+
+def of_sum(records: int) -> float:
+    """E / C: how far one record moves the rounding of a sum over ``records``, over the bound.
+
+    A share of its blocks, and 24 roundings of everything that blocks, microbatches and passes add.
+    """
+    return SHARE + 24.0 * UNIT * records
+
+
+def most_records(batch_size: int) -> int:
+    """A public number that no Poisson draw of this expected size exceeds, but for 1 in e^1100.
+
+    (Chernoff: exp(-t²/(2(B + t/3))) at t = B + 1024, which is largest near B = 500.)
+    """
+    return 2 * batch_size + 1024
+
+
+def check_records(count: int, most: int) -> None:
+    """Refuses a draw or a batch larger than its public bound, without its number."""
+    if count > most:
+        raise ValueError(
+            f"most_records must be at least the records of a draw and the rows of a batch, got "
+            f"{most}: declare the sizes that they really have"
+        )
+
+
+def rows_of_block(positions: int) -> int:
+    """Rows of one block, a power of two, where each brings so many terms that may cancel."""
+    return 1 << int(math.log2(max(1.0, math.sqrt(TERMS / positions))))
+
+
+def pairwise(parts: jax.Array) -> jax.Array:
+    """The sum over the first axis by halves: log2(n) roundings each."""
+    while parts.shape[0] > 1:
+        half = parts.shape[0] // 2
+        added = parts[:half] + parts[half : 2 * half]
+        odd = parts.shape[0] % 2
+        parts = jnp.concatenate([added, parts[-1:]]) if odd else added
+    return parts[0]
+
+
+def total(parts: list[jax.Array]) -> jax.Array:
+    """The sum of arrays of one shape, by halves."""
+    while len(parts) > 1:
+        halves = [a + b for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = halves + (parts[-1:] if len(parts) % 2 else [])
+    return parts[0]
+
+
+def added(total: PyTree, lost: PyTree, more: PyTree) -> tuple[PyTree, PyTree]:
+    """Compensated addition (Kahan 1965): the new total, and what rounding took from it."""
+    wanted = jax.tree.map(jnp.subtract, more, lost)
+    larger = jax.tree.map(jnp.add, total, wanted)
+    lost = jax.tree.map(lambda new, old, add: (new - old) - add, larger, total, wanted)
+    return larger, lost
+
+
+def settled(total: PyTree, lost: PyTree) -> PyTree:
+    """The total, with what was lost."""
+    return jax.tree.map(jnp.subtract, total, lost)
+
+
+def cut(rows: PyTree, size: int) -> PyTree:
+    """Arrays [m, ...] as [ceil(m / size), size, ...], filled up with zeros."""
+
+    def one(array: jax.Array) -> jax.Array:
+        count = max(1, -(-array.shape[0] // size))
+        missing = count * size - array.shape[0]
+        filled = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array
+        return filled.reshape(count, size, *array.shape[1:])
+
+    return jax.tree.map(one, rows)
+
+
+def even(rows: int, most: int) -> int:
+    """The size of as many equal blocks as rows need, of at most ``most`` rows each.
+
+    Up to twice as many where that divides the rows: padding would copy them.
+    """
+    least = max(1, -(-rows // most))
+    dividing = (count for count in range(least, 2 * least + 1) if rows % count == 0)
+    return max(1, -(-rows // next(dividing, least)))
+
+
+def over_blocks(fn: Callable[[Any], jax.Array], rows: PyTree, size: int) -> jax.Array:
+    """The sum of ``fn`` over blocks of ``size`` rows, compensated; padding rows are zero."""
+    blocks = cut(rows, size)
+    count = jax.tree.leaves(blocks)[0].shape[0]
+    if count == 1:
+        return fn(jax.tree.map(lambda array: array[0], blocks))
+    shape = jax.eval_shape(fn, jax.tree.map(lambda array: array[0], blocks))
+    zeros = jnp.zeros(shape.shape, shape.dtype)
+    (total, lost), _ = jax.lax.scan(
+        lambda carry, block: (added(*carry, fn(block)), None), (zeros, zeros), blocks
+    )
+    return settled(total, lost)
+
+
+def squares(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums of squares [m] of rows [m, ...]: as computed, and large enough for the true ones."""
+    found, roundings = sums_of_squares(rows)
+    return found, enlarged(found, gamma(roundings) * found)
+
+
+def sums_of_squares(rows: jax.Array) -> tuple[jax.Array, int]:
+    """Sums of squares [m] of rows [m, ...], and how many roundings a term goes through."""
+    if max(rows.shape[1:], default=0) > _SQUARES:
+        rows = _split_last(rows.reshape(rows.shape[0], -1), _INNER)
+    levels = _levels(rows.shape[1:])
+    found = jnp.square(rows.reshape(rows.shape[0], *levels))
+    for _ in levels:
+        found = jax.lax.optimization_barrier(jnp.sum(found, axis=-1))
+    return found, sum(levels) + 1
+
+
+def sums(terms: jax.Array, axes: int) -> jax.Array:
+    """The sum over the last ``axes`` axes, one after another, long ones in groups.
+
+    A barrier keeps them apart: XLA would make one sum of them, with as many roundings as terms.
+    """
+    for _ in range(axes):
+        if terms.shape[-1] > 2 * _GROUP:
+            terms = jax.lax.optimization_barrier(jnp.sum(_split_last(terms, _GROUP), axis=-1))
+        terms = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
+    return terms
+
+
+def roundings(*sizes: int) -> int:
+    """How many roundings a term goes through in :func:`sums` over axes of these sizes."""
+    return sum(n if n <= 2 * _GROUP else _GROUP + -(-n // _GROUP) for n in sizes)
+
+
+def enlarged(found: jax.Array, error: jax.Array) -> jax.Array:
+    """A squared norm with its error on the safe side, but for what the margin covers."""
+    return jnp.maximum(found, (found + error) / (1.0 + TOLERATED))
+
+
+def inner(spec: str, a: jax.Array, b: jax.Array) -> tuple[jax.Array, int]:
+    """``einsum`` over the last axis of both, in blocks; and how many roundings an entry has."""
+    size = a.shape[-1]
+    if size <= _INNER:
+        return exact(spec, a, b), size + _PRODUCT
+    short = [_split_last(x, _INNER) for x in (a, b)]
+    left, right, out = *spec.split("->")[0].split(","), spec.split("->")[1]
+    blocks = exact(f"{left[:-1]}z{left[-1]},{right[:-1]}z{right[-1]}->z{out}", *short)
+    return pairwise(blocks), _INNER + _PRODUCT + math.ceil(math.log2(blocks.shape[0])) + 1
+
+
+def exact(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """``einsum`` without the rounding of reduced-precision units."""
+    return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _split_last(x: jax.Array, size: int) -> jax.Array:
+    missing = -x.shape[-1] % size
+    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    return filled.reshape(*x.shape[:-1], filled.shape[-1] // size, size)
+
+
+def _levels(shape: tuple[int, ...]) -> list[int]:
+    """The axes joined from the last on, into sizes of at most _SQUARES."""
+    levels: list[int] = []
+    for size in shape[::-1]:
+        if levels and levels[0] * size <= _SQUARES:
+            levels[0] *= size
+        else:
+            levels.insert(0, size)
+    return levels

@@ -1,0 +1,68 @@
+"""Times a few steps on random data of the right shape: how long a run would take."""
+
+import dataclasses
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from jaxdp import data
+from jaxdp.ledger import Ledger
+from jaxdp.mechanism import Mechanism
+from jaxdp.runs import assemble
+from jaxdp.runs.config import RunConfig
+from jaxdp.sampling import Sampler
+from jaxdp.seeds import Secret
+from jaxdp.trainer import Trainer
+
+_STEPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """The times that were measured.
+
+    Attributes:
+        compile: seconds of the first step, which compiles.
+        step: seconds of a step, the median of a few.
+    """
+
+    compile: float
+    step: float
+
+
+def rehearse(config: RunConfig) -> Times:
+    """Times steps of a resolved configuration; no record is read, nothing is charged or written."""
+    config = dataclasses.replace(config, canaries=0)  # they come with the real data
+    dataset, secret, ledger = _random(config), Secret.new(), Ledger()
+    train = jax.device_put((dataset.train_x, dataset.train_y))
+    loss_fn = assemble.loss_of(config)
+
+    def sampler(mechanism: Mechanism, num_records: int, rows: int) -> Sampler:
+        return mechanism.sampler(num_records, ledger=ledger, physical_batch_size=rows)
+
+    trainer = Trainer(
+        loss_fn, assemble.method_of(config, secret), source=train, ledger=ledger,
+        energy=assemble.energy_of(config, dataset, loss_fn, train, sampler),
+        physical_batch_size=config.physical_batch_size,
+    )
+    state, times = trainer.init(assemble.fresh_params(config, secret)), []
+    began = time.perf_counter()
+    for batch in trainer.batches(1 + _STEPS):
+        state, _ = trainer.step(state, batch)
+        jax.block_until_ready(state.params)
+        now = time.perf_counter()
+        times.append(now - began)
+        began = now
+    return Times(times[0], statistics.median(times[1:]))
+
+
+def _random(config: RunConfig) -> data.Dataset:
+    spec, rng = data.spec(config.dataset), np.random.default_rng(0)
+
+    def records(count: int) -> tuple[np.ndarray, np.ndarray]:
+        x = rng.random((count, *config.example_shape()), np.float32)
+        return x, rng.integers(0, spec.num_classes, count).astype(np.int32)
+
+    return data.Dataset(spec, *records(config.dataset_size), *records(spec.test_size))

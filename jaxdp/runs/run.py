@@ -1,0 +1,313 @@
+"""A training run in a folder: durable ledger, checkpoints, and a crash that costs nothing.
+
+Nothing of a step is shown (rows, evaluations, files outside ``secret/``) before the checkpoint that
+holds it is durable. Steps that a crash takes were then never seen: they are done again, on other
+draws and with other noise, within the charge that they had.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp._entries import SEEDED
+from jaxdp.batches import ChargedBatch
+from jaxdp.ledger import Ledger
+from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.optimizers.method import Method
+from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.runs.directory import RunDirectory, secret_from_dict, secret_to_dict
+from jaxdp.sampling import Sampler
+from jaxdp.seeds import Secret
+from jaxdp.tickets import Issuer
+from jaxdp.trainer import Trainer, TrainState
+from jaxdp.types import ClipInfo, PyTree
+
+# Called with the number of steps taken, and with the row of a block once that is durable, or None.
+Progress = Callable[[int, dict[str, Any] | None], None]
+Row = dict[str, Any]
+# Steps that are done again until they are kept would be selected by what ended them.
+INTERRUPTED = (
+    "the run was interrupted and steps were done again: that no interruption depended on the draws "
+    "and the noise of the steps that it took (as running out of memory could) was not verified"
+)
+Energy = PublicEnergy | PrivateEnergy | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """A description of what a run trains and what it shows.
+
+    Attributes:
+        loss_fn: of one example.
+        method: mechanism and optimizer.
+        source: the records.
+        params: from a secret to the parameters before the first step.
+        steps: how many.
+        every: steps of a block: at its end the model is evaluated and checkpointed.
+        row: from (state, trainer) at the end of a block to what is shown of it, once it is durable;
+            computed from releases and public data.
+        seen: from the state after each step to what is kept of it for ``block``; None for nothing.
+        block: from (first step, what ``seen`` kept, clip infos) to more of the row; what it writes
+            it writes under ``secret/``.
+        evaluate: from parameters that are durable to more of the row: a user's function, which may
+            show what it sees.
+        durable: called with a step whose checkpoint is durable, and at the start with that of the
+            state that the run goes on from: what may be seen from now on.
+        energy: from a function that makes samplers on the run's ledger to what judges candidates.
+        told: whether ``block`` is handed clipping information.
+        note: what the ledger says of every charge.
+        physical_batch_size: rows of one compiled pass.
+    """
+
+    loss_fn: Callable[..., Any]
+    method: Method
+    source: Any
+    params: Callable[[Secret], PyTree]
+    steps: int
+    every: int
+    row: Callable[[TrainState, Trainer], Row]
+    seen: Callable[[TrainState], Any] | None = None
+    block: Callable[[int, list[Any], list[ClipInfo]], Row] | None = None
+    evaluate: Callable[[PyTree], Row] | None = None
+    durable: Callable[[int], None] | None = None
+    energy: Callable[[Callable[..., Sampler]], Energy] | None = None
+    told: bool = False
+    note: str = ""
+    physical_batch_size: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Started:
+    """The secret state of a run in this process.
+
+    Attributes:
+        directory: where it lies.
+        state: as it is kept there.
+        secret: of its randomness.
+        incarnation: of this start; goes into every key.
+        ledger: open.
+    """
+
+    directory: RunDirectory
+    state: Row
+    secret: Secret
+    incarnation: str
+    ledger: Ledger
+
+    @property
+    def name(self) -> str:
+        """Names the run's randomness in the ledger, whatever was lost of it."""
+        return self.secret.stream("run").hex()
+
+    @property
+    def stream(self) -> str:
+        """Names the run's releases in the ledger; another one once some must be made anew."""
+        name = self.name
+        return f"{name}/{self.state['lost']}" if self.state["lost"] else name
+
+    def goes_on_from(self, step: int) -> None:
+        """Charges the steps to come anew where some that were shown are to be done again."""
+        before = self.state["lost"]
+        while step < max(self.state["shown"], self.ledger.shown(self.stream)):
+            self.state |= {"lost": self.state["lost"] + 1, "shown": step}
+        if self.state["lost"] > before:
+            self.directory.save_state(self.state)
+
+    def shows(self, step: int) -> None:
+        """Writes down that the steps up to this one may be seen from now on.
+
+        In the ledger too: ``secret/`` alone may be put back from an older copy.
+        """
+        self.ledger.show(self.stream, step)
+        if step > self.state["shown"]:
+            self.state["shown"] = step
+            self.directory.save_state(self.state)
+
+    def issuer(self, mechanism: Any, step: int, plan: Plan, part: str = "") -> Issuer:
+        """Tickets of a mechanism of the run from ``step`` on, within what it was charged for."""
+        secret = self.secret.child(part) if part else self.secret
+        said = [plan.note] + [SEEDED] * secret.reproducible
+        return Issuer(
+            mechanism, self.ledger, secret, f"{self.stream}/{part}" if part else self.stream,
+            incarnation=self.incarnation, first_step=step, reserve=plan.every,
+            source="mechanism", replay=True,
+            note="; ".join(filter(None, said)),
+        )
+
+
+@contextlib.contextmanager
+def started(directory: RunDirectory, state: Row, configuration: str) -> Iterator[Started]:
+    """A new start of a run, written down before anything is drawn.
+
+    Args:
+        directory: locked by the caller.
+        state: its secret state: "secret" and "starts", changed here.
+        configuration: all public numbers and names of the run; where a person chose the seed it
+            goes into the randomness, so that another run with that seed has another.
+    """
+    secret = secret_from_dict(state["secret"])
+    ledger = Ledger(directory.ledger, key=secret.stream("ledger"))
+    try:
+        yield _begun(directory, state, configuration, secret, ledger)
+    finally:
+        ledger.close()
+
+
+def _begun(
+    directory: RunDirectory, state: Row, configuration: str, secret: Secret, ledger: Ledger
+) -> Started:
+    # Counted in the ledger too: the folder ``secret/`` alone may be put back from an older copy.
+    before = max(len(state["starts"]), ledger.begun)
+    ledger.new_stream(secret.stream(f"start {before}").hex())
+    # A seed that a person chose gives the same to every such run that was never interrupted.
+    named = f"{configuration}|{before}".encode()
+    chosen = hashlib.blake2b(named, digest_size=16).hexdigest()
+    fresh = chosen if secret.reproducible else secrets.token_hex(16)
+    state["starts"] = [*state["starts"], fresh]
+    directory.save_state(state)
+    return Started(directory, state, secret, fresh, ledger)
+
+
+def public(row: Row) -> Row:
+    """A row without what no guarantee covers, under "sensitive"."""
+    return {name: value for name, value in row.items() if name != "sensitive"}
+
+
+def new_state(secret: Secret, **kept: Any) -> Row:
+    """The secret state of a run that begins."""
+    return {**kept, "secret": secret_to_dict(secret), "starts": [], "lost": 0, "shown": 0}
+
+
+def trained(
+    run: Started, plan: Plan, progress: Progress
+) -> tuple[TrainState, list[Row], int, float]:
+    """Trains what is left of a run: the last state, all rows, steps taken now and their seconds."""
+    checkpoints = Checkpoints(run.directory.checkpoints)
+    try:
+        state, rows = _restored(checkpoints, run, plan)
+        trainer = _trainer(run, plan, state.step)
+        if plan.durable is not None:
+            plan.durable(state.step)
+        run.shows(state.step)
+        if rows and plan.evaluate is not None:  # a crash may have come before it
+            rows[-1] |= plan.evaluate(state.params)
+        progress(state.step, public(rows[-1]) if rows else None)
+        first, began = state.step, time.perf_counter()
+        try:
+            state = _blocks(run, trainer, state, rows, plan, checkpoints, progress)
+        finally:
+            trainer.end_batches()
+        return state, rows, state.step - first, time.perf_counter() - began
+    finally:
+        checkpoints.close()
+
+
+def _trainer(run: Started, plan: Plan, step: int) -> Trainer:
+    def sampler(mechanism: Any, num_records: int, rows: int) -> Sampler:
+        issuer = run.issuer(mechanism, step, plan, "energy")
+        return Sampler(mechanism.sampling, num_records, rows, issuer)
+
+    return Trainer(
+        plan.loss_fn, plan.method, source=plan.source, ledger=run.ledger,
+        energy=None if plan.energy is None else plan.energy(sampler),
+        physical_batch_size=plan.physical_batch_size,
+        issuer=run.issuer(plan.method.mechanism, step, plan),
+    )
+
+
+def _blocks(
+    run: Started, trainer: Trainer, state: TrainState, rows: list[Row], plan: Plan,
+    checkpoints: Checkpoints, progress: Progress,
+) -> TrainState:
+    saved = _Pending(run, checkpoints, plan, progress)
+    norms: list[Any] = []
+    seen: list[Any] = []
+    infos: list[ClipInfo] = []
+    for batch in _block_by_block(trainer, state.step, plan):
+        state, info, clipped = trainer.step_and_look(state, batch, told=plan.told)
+        norms.append(info.update_norm)
+        seen += [] if plan.seen is None else [plan.seen(state)]
+        infos += clipped
+        progress(state.step, None)
+        saved.show_if_durable()
+        if state.step % plan.every and state.step < plan.steps:
+            continue
+        first = state.step - len(norms)
+        row = {"step": state.step, "update_norm": float(np.mean(jax.device_get(norms)))}
+        row |= plan.row(state, trainer)
+        row |= {} if plan.block is None else plan.block(first, seen, infos)
+        rows.append(row)
+        saved.show()
+        checkpoints.save(state, rows)
+        saved.row = row
+        if plan.evaluate is not None:
+            checkpoints.wait()
+            run.shows(state.step)
+            row |= plan.evaluate(state.params)
+        norms, seen, infos = [], [], []
+    saved.show()
+    return state
+
+
+def _block_by_block(trainer: Trainer, step: int, plan: Plan) -> Iterator[ChargedBatch]:
+    """The batches that are left. Each block is charged when the one before it was taken.
+
+    So the order of the ledger's lines does not tell how long steps took, which is private.
+    """
+    while step < plan.steps:
+        end = min(plan.steps, (step // plan.every + 1) * plan.every)
+        yield from trainer.batches(end - step)
+        step = end
+
+
+@dataclasses.dataclass(eq=False)
+class _Pending:
+    """A row that is shown once the checkpoint that holds it is durable."""
+
+    run: Started
+    checkpoints: Checkpoints
+    plan: Plan
+    progress: Progress
+    row: Row | None = None
+
+    def show_if_durable(self) -> None:
+        if self.row is not None and not self.checkpoints.is_saving:
+            self.show()
+
+    def show(self) -> None:
+        if self.row is None:
+            return
+        self.checkpoints.wait()
+        self.run.shows(self.row["step"])
+        if self.plan.durable is not None:
+            self.plan.durable(self.row["step"])
+        self.progress(self.row["step"], public(self.row))
+        self.row = None
+
+
+def _restored(
+    checkpoints: Checkpoints, run: Started, plan: Plan
+) -> tuple[TrainState, list[Row]]:
+    params = plan.params(run.secret)
+    opt_state = plan.method.step(plan.loss_fn).init(params)
+    past = np.frombuffer(run.ledger.head, np.uint32)
+    # Copied: parts that share a buffer could not all be donated.
+    fresh = jax.tree.map(jnp.array, TrainState(params, opt_state, 0, past))._replace(step=0)
+    state, rows = checkpoints.restore(fresh) or (fresh, [])
+    if not run.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
+        raise ValueError(
+            f"{run.directory.ledger} must hold every charge of the last checkpoint, but some are "
+            "missing: what was released can no longer be accounted for"
+        )
+    run.goes_on_from(state.step)
+    if any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
+        run.ledger.trust(INTERRUPTED)
+    return state, rows

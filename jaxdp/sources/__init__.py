@@ -1,0 +1,26 @@
+"""Sources of records: arrays, memory maps, and random-access readers.
+
+One index of a source is one **privacy unit**: the guarantee hides the presence of what
+``source[i]`` holds, and of nothing larger. A person who is in the source twice is hidden only half
+as well as the report says.
+"""
+
+from jaxdp.sources.arrays import DeviceArrays, HostArrays
+from jaxdp.sources.files import load
+from jaxdp.sources.prefetching import Prefetched, prefetch
+from jaxdp.sources.records import Records
+from jaxdp.sources.source import Source, as_source
+from jaxdp.sources.text import PaddedText, padded_text
+
+__all__ = [
+    "DeviceArrays",
+    "HostArrays",
+    "PaddedText",
+    "Prefetched",
+    "Records",
+    "Source",
+    "as_source",
+    "load",
+    "padded_text",
+    "prefetch",
+]

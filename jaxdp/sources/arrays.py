@@ -1,0 +1,174 @@
+"""Sources whose records are the rows of arrays: on the device, in memory, or in a file."""
+
+import dataclasses
+import mmap
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.sources import _leaves
+from jaxdp.sources._leaves import PyTree
+
+# Not on Windows.
+_CAN_RELEASE = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceArrays:
+    """Records that lie on the device.
+
+    Attributes:
+        arrays: pytree of JAX arrays [N, ...], as they were given. Sensitive.
+        example: pytree of ``jax.ShapeDtypeStruct``: one record.
+        on_device: True.
+    """
+
+    arrays: PyTree = dataclasses.field(repr=False)
+    example: PyTree
+    on_device: bool = dataclasses.field(default=True, init=False, repr=False)
+
+    @classmethod
+    def of(cls, arrays: PyTree) -> "DeviceArrays":
+        """Makes the source; looks at shapes and dtypes only."""
+        return cls(arrays, _example(arrays))
+
+    def __len__(self) -> int:
+        return int(jax.tree.leaves(self.arrays)[0].shape[0])
+
+    def gather(self, indices: Any, mask: Any) -> PyTree:
+        """The records at ``indices`` on the host, see ``Source.gather``."""
+        return _gathered(self, indices, mask)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostArrays:
+    """Records in the memory of the host, or in a file that is read where it is touched.
+
+    Attributes:
+        arrays: pytree of NumPy arrays, memory maps or array-likes [N, ...]. Sensitive.
+        example: pytree of ``jax.ShapeDtypeStruct``: one record, in JAX's dtypes.
+        size: N when the source was made. Sensitive under add-or-remove-one.
+        on_device: False.
+    """
+
+    arrays: PyTree = dataclasses.field(repr=False)
+    example: PyTree
+    size: int = dataclasses.field(repr=False)
+    on_device: bool = dataclasses.field(default=False, init=False, repr=False)
+
+    @classmethod
+    def of(cls, arrays: PyTree) -> "HostArrays":
+        """Makes the source; reads none of the arrays."""
+        arrays = jax.tree_util.tree_map_with_path(_hosted, arrays)
+        example = _example(arrays)
+        return cls(arrays, example, int(jax.tree.leaves(arrays)[0].shape[0]))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def gather(self, indices: Any, mask: Any) -> PyTree:
+        """The records at ``indices``, see ``Source.gather``.
+
+        Each array is asked once, for ascending indices without repetition: a file is read from its
+        beginning to its end, and h5py allows nothing else.
+        """
+        for leaf in jax.tree.leaves(self.arrays):
+            _leaves.require_unchanged(int(leaf.shape[0]), self.size)
+        return _gathered(self, indices, mask)
+
+
+def _hosted(path: Any, leaf: Any) -> Any:
+    """The leaf with NumPy's dtype, or as it is where it has one; no array-like is read."""
+    name = _leaves.named(path)
+    if isinstance(leaf, (np.ma.MaskedArray, jax.Array)):
+        return _leaves.as_numbers(leaf, name)
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        kind = type(leaf).__name__
+        raise ValueError(
+            f"data must hold arrays [N, ...], got {kind} in {name}: make it an array, np.asarray; "
+            "records that are read one by one must be one object with len and [index]"
+        )
+    try:
+        np.dtype(leaf.dtype)
+    except TypeError:  # a tensor of another library
+        return _leaves.as_numbers(leaf, name)
+    return leaf
+
+
+def _example(arrays: PyTree) -> PyTree:
+    """One record of the arrays; refuses arrays that are not columns of one table."""
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    if not leaves:
+        raise ValueError("data must hold at least one array [N, ...], got none")
+    for path, leaf in leaves:
+        if len(leaf.shape) == 0:
+            raise ValueError(
+                f"data must hold arrays [N, ...], got an array without axes in "
+                f"{_leaves.named(path)}: constants belong into the loss function"
+            )
+        if leaf.shape[0] != leaves[0][1].shape[0]:
+            raise ValueError(
+                "data must hold arrays [N, ...] with one and the same N, got another number of "
+                f"rows in {_leaves.named(path)} than in {_leaves.named(leaves[0][0])}"
+            )
+    _leaves.require_count(int(leaves[0][1].shape[0]))
+    return jax.tree_util.tree_map_with_path(_row, arrays)
+
+
+def _row(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+    name = _leaves.named(path)
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise ValueError(
+            f"data must hold numbers or bools, got {leaf.dtype} in {name}: keys do not belong to "
+            "records"
+        )
+    # On the device nothing is converted, so a wide array made under jax_enable_x64 stays wide.
+    on_device = isinstance(leaf, jax.Array)
+    dtype = leaf.dtype if on_device else _leaves.kept_dtype(leaf.dtype, name)
+    return jax.ShapeDtypeStruct(tuple(leaf.shape[1:]), dtype)
+
+
+def _gathered(source: "DeviceArrays | HostArrays", indices: Any, mask: Any) -> PyTree:
+    kept = _leaves.chosen(indices, mask, len(source))
+    places = np.flatnonzero(np.asarray(mask))
+    ascending, back = np.unique(kept, return_inverse=True)
+
+    def rows(path: Any, like: jax.ShapeDtypeStruct, leaf: Any) -> np.ndarray:
+        # Always a new array: what a caller put on the device may still share its memory.
+        out = np.zeros((len(mask), *like.shape), like.dtype)
+        if len(kept):
+            read = _read(leaf, ascending)
+            _require_rows(read, (len(ascending), *like.shape), _leaves.named(path))
+            out[places] = _leaves.converted(read, np.dtype(like.dtype), _leaves.named(path))[back]
+        return out
+
+    return jax.tree_util.tree_map_with_path(rows, source.example, source.arrays)
+
+
+def _read(leaf: Any, ascending: np.ndarray) -> np.ndarray:
+    # JAX wants indices of 32 bits, which reach every record.
+    indices = ascending.astype(np.int32) if isinstance(leaf, jax.Array) else ascending
+    rows = np.asarray(leaf[indices])
+    _release_pages(leaf)
+    return rows
+
+
+def _release_pages(leaf: Any) -> None:
+    """Unmaps what was read of a read-only memory map; the system keeps it cached.
+
+    The system maps whole stretches around each row, so that a few thousand random rows would bring
+    the whole file into the process's memory and, in a container, to its limit.
+    """
+    # Only where nothing can be lost: a copy-on-write map would forget what was written to it.
+    pages = getattr(leaf, "_mmap", None) if getattr(leaf, "mode", None) == "r" else None
+    if isinstance(leaf, np.memmap) and isinstance(pages, mmap.mmap) and _CAN_RELEASE:
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+def _require_rows(read: np.ndarray, shape: tuple[int, ...], name: str) -> None:
+    if read.shape != shape:
+        raise ValueError(
+            f"{name} must give rows of shape {list(shape[1:])} for an array of indices, got "
+            f"something else: array-likes need [indices] as NumPy's arrays have it"
+        )

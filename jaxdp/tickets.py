@@ -1,0 +1,365 @@
+"""Tickets: the right to release one charged step, once; draws and noise keys come from them alone.
+
+Keys are derived from (secret, configuration, stream, step, part) by a keyed hash. A stream begins
+with fresh randomness of the operating system wherever a sampler is made, so that a restored state,
+a repeated step or a second process finds another draw and another noise.
+"""
+
+import functools
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.seeds import Secret
+
+_parts_taken = threading.local()
+
+
+def parts_taken() -> int:
+    """The number of times this thread asked a noise key for a part, also while tracing."""
+    return getattr(_parts_taken, "count", 0)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["words", "multipliers", "tag", "step"],
+    meta_fields=["parts"],
+)
+@dataclass(frozen=True, eq=False)
+class NoiseKey:
+    """The noise key of one step, to be handed to a compiled update as ``key``. **Secret**.
+
+    Attributes:
+        words: uint32 [parts, 2]; a threefry key for every part.
+        multipliers: float32 [parts]; the noise multiplier that was charged for it.
+        tag: uint32 [2]; tells keys from one another and gives none away.
+        step: int32 scalar; the step of the noise schedule.
+        parts: names of the parts, such as ("gradient",).
+    """
+
+    words: Any
+    multipliers: Any
+    tag: Any
+    step: Any
+    parts: tuple[str, ...] = ("gradient",)
+
+    def __repr__(self) -> str:
+        return f"NoiseKey(<secret>, parts={self.parts})"
+
+    def part(self, name: str) -> tuple[jax.Array, jax.Array]:
+        """The words uint32 [2] and the charged multiplier of one part.
+
+        Raises:
+            ValueError: the event of this key's step has no such part.
+        """
+        if name not in self.parts:
+            raise ValueError(
+                f"part must be among those that the step was charged for, {self.parts}, got "
+                f"{name!r}: it is a release that no event covers"
+            )
+        _parts_taken.count = parts_taken() + 1
+        index = self.parts.index(name)
+        return jnp.asarray(self.words)[index], jnp.asarray(self.multipliers)[index]
+
+
+def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0) -> NoiseKey:
+    """A noise key from a JAX key, for simulations and tests: **nothing is charged for it**.
+
+    Args:
+        key: a threefry key; every run and step needs another one.
+        multipliers: the noise multiplier of each part, such as ``{"gradient": 1.0}``.
+        step: of the noise schedule.
+    """
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    wrapped = jax.random.wrap_key_data(data, impl="threefry2x32")
+    split = jax.random.key_data(jax.random.split(wrapped, len(multipliers) + 1))
+    stds = jnp.asarray(list(multipliers.values()), jnp.float32)
+    return NoiseKey(split[1:], stds, split[0], jnp.asarray(step, jnp.int32), tuple(multipliers))
+
+
+class Ticket:
+    """The right to release one charged step, once. It cannot be copied, saved or sent.
+
+    Attributes:
+        step: of the noise schedule, counted from 0.
+        multipliers: noise multiplier of every part of the step's event.
+        account: what it tells its ledger.
+    """
+
+    def __init__(
+        self, secret: Secret, label: str, step: int, multipliers: dict[str, float],
+        account: "Account",
+    ):
+        self.step = step
+        self.multipliers = dict(multipliers)
+        self._secret, self._label, self.account = secret, f"{label}|{step}", account
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._spent = ""
+        self._withdrawn = False
+
+    @property
+    def spent(self) -> bool:
+        """True once its noise key was taken."""
+        return bool(self._spent)
+
+    def key(self) -> NoiseKey:
+        """Spends the ticket: the noise key, for an update that the caller compiles.
+
+        Raises:
+            ValueError: the ticket was spent before, or belongs to another process.
+        """
+        return self.spend("the caller's own compiled update")
+
+    def spend(self, by: str, *, verified: bool = False) -> NoiseKey:
+        """Spends the ticket.
+
+        Args:
+            by: who spends it, in words, for the error of whoever comes second.
+            verified: the sum was clipped record by record by jaxdp, from this ticket's draw.
+
+        Raises:
+            ValueError: as :meth:`key`.
+        """
+        with self._lock:
+            self.check()
+            self._spent = by
+        if verified:
+            self.account.verified(self.step)
+        else:
+            self.account.opened(self.step)
+        return self._derived()
+
+    def check(self) -> None:
+        """Raises ValueError where the ticket cannot be spent (any more, or here)."""
+        if os.getpid() != self._process:
+            raise ValueError(
+                "ticket must be spent by the process that drew it, got a forked one: both would "
+                "add the same noise. Draw in the process that trains"
+            )
+        if self._withdrawn:
+            raise ValueError(
+                f"ticket must be one that is charged, but that of step {self.step} was given back "
+                "to the ledger: draw anew"
+            )
+        if self._spent:
+            raise ValueError(
+                f"ticket must be spent once, but that of step {self.step} was spent by "
+                f"{self._spent}: two releases with one noise subtract to none. Draw anew for "
+                "every update: call sampler.draw() (or take the next batch) inside the loop"
+            )
+
+    def withdraw(self) -> bool:
+        """Makes the ticket void, for it is given back; False where it was spent before."""
+        with self._lock:
+            self._withdrawn = not self._spent
+        return self._withdrawn
+
+    def generator(self) -> np.random.Generator:
+        """NumPy's 64-bit counter-based generator of this step's draw."""
+        key = np.frombuffer(self._secret.stream(f"draw|{self._label}"), dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key))
+
+    def rng(self, name: str) -> jax.Array:
+        """A JAX key for a use that releases nothing, such as dropout and augmentation."""
+        words = jnp.asarray(_words(self._secret, f"use {name}|{self._label}"))
+        return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+    def assume(self, what: str) -> None:
+        """Tells the ledger what the use of this draw took on trust, in words."""
+        self.account.assume(what)
+
+    def _derived(self) -> NoiseKey:
+        words = [_words(self._secret, f"noise {part}|{self._label}") for part in self.multipliers]
+        return NoiseKey(
+            np.stack(words), np.asarray(list(self.multipliers.values()), np.float32),
+            _words(self._secret, f"tag|{self._label}"), np.int32(self.step),
+            tuple(self.multipliers),
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Ticket cannot be copied, pickled or sent to another process: its noise would be "
+            "used twice. Draw where the step is taken"
+        )
+
+    def __copy__(self) -> Any:
+        return self.__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce__()
+
+    def __repr__(self) -> str:
+        return f"Ticket(step={self.step}, spent={self.spent})"
+
+
+@dataclass(frozen=True)
+class Account:
+    """Callbacks by which a ticket tells its ledger what was verified and what was assumed.
+
+    Attributes:
+        verified: called with the step whose release jaxdp saw whole.
+        opened: called with the step whose key was handed out.
+        assume: called with words.
+    """
+
+    verified: Callable[[int], None]
+    opened: Callable[[int], None]
+    assume: Callable[[str], None]
+
+
+class Issuer:
+    """Issues the tickets of one stream, each charged to the ledger before it is handed out.
+
+    Args:
+        mechanism: has ``events(first, steps)`` and ``multipliers(step)``; its ``repr`` is the
+            configuration that goes into every key.
+        ledger: where steps are charged.
+        secret: the randomness.
+        stream: names it in the ledger; see :meth:`Ledger.new_stream`.
+        incarnation: goes into every key besides the stream; of a run that was started again.
+        first_step: the step of the first ticket.
+        reserve: steps charged at a time, so that not every one waits for the disk; what was never
+            handed out is given back by :meth:`close`. A crash over-counts by so many at most.
+        source: as for ``Entry``.
+        note: likewise.
+        replay: steps that the stream was charged for before, and of which nobody saw anything, are
+            issued within their charge; nothing is given back then.
+    """
+
+    def __init__(
+        self, mechanism: Any, ledger: Any, secret: Secret, stream: str, *, incarnation: str = "",
+        first_step: int = 0, reserve: int = 1, source: str = "sampler", note: str = "",
+        replay: bool = False,
+    ):
+        self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
+        self.step = _validate.integer("first_step", first_step, least=0)
+        self.reserve = _validate.integer("reserve", reserve, least=1)
+        named = f"{mechanism!r}|{incarnation}".encode()
+        self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
+        self._source, self._note, self._replay = source, note, replay
+        self._reserved = self.step
+        self._handed = self.step
+        self._kept = self.step  # steps before this one are never given back
+        self._live: weakref.WeakValueDictionary[int, Ticket] = weakref.WeakValueDictionary()
+        self._account = Account(
+            functools.partial(self._spent, ledger.verified),
+            functools.partial(self._spent, ledger.opened), ledger.assume,
+        )
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+
+    def issue(self, until: int | None = None) -> Ticket:
+        """The next step's ticket, charged.
+
+        Args:
+            until: no step from here on is charged ahead.
+
+        Raises:
+            ValueError: as ``Ledger.charge``; after a fork. Nothing is issued then.
+        """
+        if os.getpid() != self._process:
+            raise ValueError(
+                "sampler must draw in the process that made it, got a forked one: both would draw "
+                "the same records with the same noise. Make one after the fork, with its own ledger"
+            )
+        with self._lock:
+            if self.step >= self._reserved:
+                ahead = self.step + self.reserve
+                self._charge(ahead if until is None else max(self.step + 1, min(until, ahead)))
+            ticket = Ticket(
+                self.secret, self.label, self.step, self.mechanism.multipliers(self.step),
+                self._account,
+            )
+            self._live[self.step] = ticket
+            self.step += 1
+        return ticket
+
+    def issued(self, ticket: Any) -> bool:
+        """True if the ticket is one of this issuer's."""
+        return isinstance(ticket, Ticket) and ticket.account is self._account
+
+    def handed_out(self, step: int) -> None:
+        """Somebody saw the ticket of this step; without a word, whoever calls :meth:`issue` did."""
+        with self._lock:
+            self._handed = max(self._handed, step + 1)  # threads may speak in any order
+
+    def ahead(self) -> tuple[str, int] | None:
+        """(stream, step): from this step on nothing was handed out; None where all was."""
+        handed = max(self._handed, self._kept)
+        # A run may hold charges of steps that an earlier process took and nobody saw.
+        ahead = self._replay or handed < self._reserved
+        return (self.stream, handed) if ahead else None
+
+    def close(self, unused: int = 0) -> None:
+        """Gives back the steps that were charged ahead and never handed out.
+
+        Args:
+            unused: tickets, the last ones issued, that nobody saw; they are void from now on.
+
+        Raises:
+            ValueError: one of these was spent; nothing is given back then, and the others are void.
+        """
+        _validate.integer("unused", unused, least=0)
+        with self._lock:
+            left = self._withdrawn(unused)
+            if left < unused:
+                raise ValueError(
+                    f"unused must be at most {left}, the tickets since the last one that was "
+                    f"spent, got {unused}"
+                )
+            self.step -= unused
+            self._handed = min(self._handed, self.step)
+            end, self._reserved = self._reserved, self.step
+            if end > self.step and not self._replay:
+                self._give_back(end)
+
+    def _give_back(self, end: int) -> None:
+        try:
+            self.ledger.give_back(self.stream, self.step, end)
+        except ValueError:  # nothing was given back; after an interrupt, nobody knows
+            self._reserved = end
+            raise
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an Issuer cannot be copied, pickled or sent to another process: both would hand out "
+            "the same draws and noise. Make a sampler anew, with the same ledger"
+        )
+
+    def __copy__(self) -> Any:
+        return self.__reduce__()
+
+    def _withdrawn(self, unused: int) -> int:
+        """Makes the last tickets void, the last one first; how many before one that was spent."""
+        for n, step in enumerate(range(self.step - 1, self.step - 1 - unused, -1)):
+            ticket = self._live.get(step)
+            if step < self._kept or (ticket is not None and not ticket.withdraw()):
+                return n
+        return unused
+
+    def _spent(self, tell: Callable[[str, int], None], step: int) -> None:
+        with self._lock:
+            self._kept = max(self._kept, step + 1)
+            tell(self.stream, step)
+
+    def _charge(self, until: int) -> None:
+        for event, first, count in self.mechanism.events(self.step, until - self.step):
+            self.ledger.charge(
+                event, count, stream=self.stream, first_step=first, source=self._source,
+                note=self._note, replay=self._replay,
+            )
+            self._reserved = first + count
+
+
+def _words(secret: Secret, label: str) -> np.ndarray:
+    return np.frombuffer(secret.stream(label)[:8], dtype=np.uint32)

@@ -1,0 +1,400 @@
+"""A private training loop: init, batches, step. Every step is charged, drawn and noised once."""
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.batches import Batches, ChargedBatch, placed, rows_of_a_pass
+from jaxdp.clipping import ClippedGrad, captured, rounding
+from jaxdp.clipping.frameworks import check_arrays
+from jaxdp.ledger import Ledger
+from jaxdp.mechanism import Mechanism, issuer_of
+from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.optimizers.layerwise_blocks import LayerwiseGrad
+from jaxdp.optimizers.method import Method, as_method
+from jaxdp.sampling import Sampler
+from jaxdp.seeds import Secret
+from jaxdp.sources import DeviceArrays, Source, as_source
+from jaxdp.step import PrivateStep, taken_apart
+from jaxdp.tickets import Issuer
+from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
+
+
+class TrainState(NamedTuple):
+    """The state of training; as private as the parameters that it holds.
+
+    Attributes:
+        params: pytree of parameters: the released model.
+        opt_state: state of the optimizer.
+        step: how many steps were taken.
+        past: uint32 [4]; stands for the ledger that holds these steps. A trainer whose ledger does
+            not hold them refuses the state.
+    """
+
+    params: PyTree
+    opt_state: PyTree
+    step: Any
+    past: Any
+
+
+class Trainer:
+    """Trains a model privately: charges, draws, clips, noises, updates; and knows its epsilon.
+
+    Formal guarantee: the parameters (all iterates) satisfy ``epsilon(delta)`` under the relation
+    asked for, where a record is one element of ``source``, by the argument of ``Mechanism`` for
+    every step; what was taken on trust is in ``unverified()``.
+
+    Args:
+        loss_fn: the loss of **one** example, ``(params, example)`` or ``(params, x, y)``, a scalar
+            or (scalar, aux); an argument called ``rng`` or ``key`` receives a key.
+        mechanism: from ``jaxdp.dp_sgd``; or a ``jaxdp.Method``, which has its own optimizer.
+        optimizer: any optax optimizer; None for a ``Method``.
+        source: the records: a pytree of arrays [N, ...], a memory map, or anything with ``len`` and
+            ``[index]``; see :func:`jaxdp.sources.as_source`.
+        ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
+        secret: the randomness; None takes it from the operating system.
+        trainable: what to train, as for ``jaxdp.clipped_grad``.
+        constants: arrays that the loss captures, declared public.
+        energy: what judges the candidates of an annealed method.
+        physical_batch_size: rows of one compiled pass; None chooses for the device.
+        reserve: steps that are charged at a time; see :class:`jaxdp.tickets.Issuer`.
+        issuer: of a run, which charges by itself.
+        clipping: further options of ``jaxdp.clipped_grad``: ``microbatch_size``, ``method``,
+            ``rng_name``.
+
+    Raises:
+        ValueError: an argument is not what it should be, named with its value.
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        mechanism: Mechanism | Method,
+        optimizer: optax.GradientTransformation | None = None,
+        source: Any = None,
+        *,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        secret: Secret | None = None,
+        trainable: Any = None,
+        constants: PyTree = None,
+        energy: PublicEnergy | PrivateEnergy | None = None,
+        physical_batch_size: int | None = None,
+        reserve: int | None = None,
+        issuer: Issuer | None = None,
+        **clipping: Any,
+    ):
+        method = as_method(mechanism, optimizer)
+        self.method, self.energy = method, energy
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        self.source: Source = placed(as_source(source))
+        self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
+        self._secret = secret or Secret.new()
+        self._grad_fn = method.clipped_grad(
+            loss_fn, trainable=trainable, constants=constants, **clipping
+        )
+        self._step = PrivateStep(
+            self._grad_fn, method.noise_link(), method.after_noise, method.reads
+        )
+        _check_energy(method, energy, self.ledger)
+        issuer = issuer or self._new_issuer(reserve)
+        self._sampler = self._new_sampler(physical_batch_size, issuer)
+        self._batches: Callable[[], Batches | None] = lambda: None
+        self._plan: tuple[Any, ...] | None = None
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Sampling, clipping and noise."""
+        return self.method.mechanism
+
+    @property
+    def clipped_grad(self) -> Any:
+        """The clipped per-example gradients."""
+        return self._grad_fn
+
+    def init(self, params: PyTree) -> TrainState:
+        """The state before the first step. The trainer owns a copy of the parameters.
+
+        Raises:
+            ValueError: the loss cannot be used with these parameters and records; nothing is
+                charged by then.
+        """
+        check_arrays(params)
+        params = jax.tree.map(jnp.array, params)
+        self._plan = self._planned(params)
+        # Copied too: parts that share a buffer, such as one zero, could not all be donated.
+        opt_state = jax.tree.map(jnp.array, self._step.init(params))
+        return TrainState(params, opt_state, 0, self._past())
+
+    def batches(
+        self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
+    ) -> Batches:
+        """An iterator over charged batches, drawn and gathered ahead of time.
+
+        A step is charged before its records are drawn. What was drawn ahead and never handed out,
+        as when the loop is left early, is given back to the ledger.
+
+        Args:
+            steps: how many; None takes all that the noise was calibrated for and that are left.
+            epochs: in place of ``steps``: so many times the data set, at the expected batch size.
+            beyond: go on after the steps that the noise was calibrated for: epsilon grows.
+
+        Raises:
+            ValueError: more steps than are left, unless ``beyond``; nothing is charged.
+        """
+        self.end_batches()
+        count = self._count(steps, epochs, beyond)
+        batches = Batches(self._sampler, self.source, count)
+        self._batches = weakref.ref(batches)
+        return batches
+
+    def step(self, state: TrainState, batch: ChargedBatch) -> tuple[TrainState, StepInfo]:
+        """One private step.
+
+        Args:
+            state: the state; its memory is reused, so it must not be used afterwards.
+            batch: from :meth:`batches`; it can be used once.
+
+        Returns:
+            The next state, and what may be logged.
+
+        Raises:
+            ValueError: a batch that was used before, or is another trainer's; a state whose past
+                this trainer's ledger does not hold.
+        """
+        state, info, _ = self._one(state, batch, told=False)
+        return state, info
+
+    def step_and_look(
+        self, state: TrainState, batch: ChargedBatch, told: bool = True
+    ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
+        """As :meth:`step`, with the **sensitive** clipping information, which no epsilon covers.
+
+        Args:
+            state: as for :meth:`step`.
+            batch: likewise.
+            told: False hands out none of it.
+        """
+        return self._one(state, batch, told)
+
+    def epsilon(
+        self, delta: float | None = None,
+        relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
+    ) -> acc.Bound:
+        """Bounds on epsilon for everything charged so far; the guarantee is ``.upper``.
+
+        Args:
+            delta: None takes the one that the noise was calibrated for.
+            relation: the neighbouring relation.
+        """
+        delta = self.mechanism.delta if delta is None else delta
+        if delta is None:
+            raise ValueError("delta must be given: the noise was not calibrated for one; got None")
+        if not self.ledger.entries:
+            raise ValueError(
+                "ledger must hold a charge to have an epsilon, got an empty one: no step was "
+                "taken yet. Take batches from trainer.batches() first"
+            )
+        return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.ahead())
+
+    def unverified(self) -> list[str]:
+        """The assumptions of the guarantee, in words; [] where jaxdp saw everything."""
+        return self.ledger.unverified(without=self._sampler.issuer.ahead())
+
+    def close(self) -> None:
+        """Gives back what was charged and never drawn, and lets others write to the ledger."""
+        self.end_batches()
+        self._sampler.close()
+        self.ledger.close()
+
+    def _one(
+        self, state: TrainState, batch: ChargedBatch, told: bool
+    ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
+        self._check(state, batch)
+        draw = batch.draw
+        assert draw.ticket is not None
+        rng = None
+        if getattr(self._grad_fn, "takes_rng", False):
+            rng = draw.ticket.rng("examples")
+        extra = {} if self.energy is None else {"energy": self.energy.prepare()}
+        if len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad):
+            params, opt_state, info, infos = self._at_once(state, batch, rng, extra, told)
+        else:
+            params, opt_state, info, infos = self._by_passes(state, batch, rng, extra, told)
+        return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
+
+    def _at_once(
+        self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
+    ) -> Any:
+        draw, ticket = batch.draw, batch.draw.ticket
+        assert ticket is not None
+        data = self._data if batch.rows is None else batch.rows[0]
+        ticket.check()
+        if self._plan is None:
+            self._plan = self._planned(state.params)
+        captured.report(ticket, self._plan)
+        rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
+        key = ticket.spend("a step of the trainer", verified=True)
+        params, opt_state, info, clip_info = self._step.whole(
+            state.params, state.opt_state, data, draw.indices[0], draw.mask[0], key, rng,
+            taken_apart(extra), gathered=batch.rows is not None, told=told,
+        )
+        return params, opt_state, info, [clip_info] if told else []
+
+    def _by_passes(
+        self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
+    ) -> Any:
+        context = self._step.compiled_context(state.opt_state)
+        if batch.rows is None:
+            summed, infos = self._grad_fn.sum(
+                state.params, self._data, batch.draw, rng, **context
+            )
+        else:
+            summed, infos = self._grad_fn.sum_passes(
+                state.params, batch.rows, batch.draw, rng, gathered=True, **context
+            )
+            summed = self._vouched(summed)
+        moved = self._step.update(state.params, state.opt_state, summed, **extra)
+        return *moved, infos if told else []
+
+    def _vouched(self, summed: Summed) -> Summed:
+        """The sum of rows that the trainer itself gathered, by clipping of jaxdp's own."""
+        known = isinstance(self._grad_fn, (ClippedGrad, LayerwiseGrad))
+        return summed.of_draw(summed.ticket, summed.passes or (), known=known)
+
+    def _check(self, state: TrainState, batch: ChargedBatch) -> None:
+        if not isinstance(batch, ChargedBatch):
+            raise ValueError(
+                "batch must be one that trainer.batches() hands out, charged and drawn, got "
+                f"{type(batch).__name__}"
+            )
+        if not self._sampler.issuer.issued(batch.draw.ticket):
+            raise ValueError("batch must be of this trainer, got one of another trainer")
+        if not isinstance(state, TrainState):
+            raise ValueError(
+                "state must be a TrainState, from trainer.init(params) or the step before, "
+                f"state, info = trainer.step(state, batch); got {type(state).__name__}"
+            )
+        if any(_is_gone(leaf) for leaf in jax.tree.leaves(state)):
+            raise ValueError(
+                "state must be the one that the step before returned, got one whose memory that "
+                "step has reused: write state, info = trainer.step(state, batch). To come back to "
+                "a state later keep copy.deepcopy(state)"
+            )
+        if not batch.untouched:
+            raise ValueError(
+                "batch must be as trainer.batches() handed it out, got one with other records or "
+                "rows: what they were computed from, nobody has seen. Augment inside the loss, "
+                "which sees one example"
+            )
+        if not self.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
+            raise ValueError(
+                "state must be one whose past the ledger holds, got one that was trained under "
+                "another ledger: what was released before would not count. Give the trainer that "
+                "ledger, Trainer(..., ledger=path); or start from the parameters alone, "
+                "trainer.init(state.params), where their training is accounted for elsewhere"
+            )
+
+    def _past(self) -> np.ndarray:
+        return np.frombuffer(self.ledger.head, np.uint32)
+
+    def end_batches(self) -> None:
+        """Ends the iterator of :meth:`batches` that is still open, if there is one."""
+        # Only one draws at a time: what it gives back is what was drawn last.
+        batches = self._batches()
+        if batches is not None:
+            batches.close()
+
+    def _count(self, steps: int | None, epochs: float | None, beyond: bool) -> int:
+        planned, taken = self.mechanism.steps, self._sampler.step
+        if steps is not None and epochs is not None:
+            raise ValueError(f"give one of steps and epochs, got {steps!r} and {epochs!r}")
+        if epochs is not None:
+            each = self.mechanism.dataset_size / self.mechanism.batch_size
+            steps = max(1, round(_validate.positive("epochs", epochs) * each))
+        if steps is None:
+            if planned is None:
+                raise ValueError(
+                    "steps or epochs must be given: the noise was not calibrated for a number of "
+                    "steps; got None"
+                )
+            if taken >= planned:
+                warnings.warn(
+                    f"no step is left: the ledger holds all {planned} that the noise was "
+                    "calibrated for, and the loop is empty. To train once more, and be charged "
+                    f"for that too: batches({planned}, beyond=True)", stacklevel=3,
+                )
+            return max(0, planned - taken)
+        steps = _validate.integer("steps", steps, least=1)
+        if planned is not None and taken + steps > planned and not beyond:
+            raise ValueError(
+                f"steps must be at most {max(0, planned - taken)}, what is left of the {planned} "
+                f"that the noise was calibrated for, got {steps}. With beyond=True training goes "
+                "on, and epsilon grows past the budget"
+            )
+        return steps
+
+    def _new_issuer(self, reserve: int | None) -> Issuer:
+        if reserve is None:
+            reserve = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
+        return issuer_of(
+            self.mechanism, self.ledger, self._secret, reserve=reserve,
+            first_step=_charged(self.ledger, self.mechanism),
+        )
+
+    def _new_sampler(self, rows: int | None, issuer: Issuer) -> Sampler:
+        mechanism = self.mechanism
+        mechanism.sampling.check(len(self.source), mechanism.dataset_size)
+        size = rows or rows_of_a_pass(mechanism.batch_size, self.source)
+        return Sampler(mechanism.sampling, len(self.source), size, issuer)
+
+    def _planned(self, params: PyTree) -> tuple[Any, ...]:
+        """The plan of the gradients, which says what is assumed public; () without one."""
+        if not isinstance(self._grad_fn, ClippedGrad):
+            return ()
+        plan = self._grad_fn.plan(params, self._example_batch())
+        captured.check_rows(plan, (), records=self._sampler.num_records)
+        return plan
+
+    def _example_batch(self) -> PyTree:
+        rows = self._sampler.physical_batch_size
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), self.source.example
+        )
+
+
+def _is_gone(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+
+
+def _charged(ledger: Ledger, mechanism: Mechanism) -> int:
+    """The number of steps of this mechanism that a ledger holds already."""
+    if isinstance(mechanism.noise_multiplier, (int, float)):
+        return sum(e.steps for e in ledger.entries if e.event == mechanism.event)
+    length = mechanism.noise_multiplier.steps
+    events = {event for event, _, _ in mechanism.events(0, length)}
+    return sum(e.steps for e in ledger.entries if e.event in events)
+
+
+def _check_energy(
+    method: Method, energy: PublicEnergy | PrivateEnergy | None, ledger: Ledger
+) -> None:
+    charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
+    if charged != method.energy:
+        raise ValueError(
+            "energy must be the one that the method charges: the method's energy mechanism is "
+            f"{method.energy}, that of the energy {charged}"
+        )
+    if isinstance(energy, PrivateEnergy) and energy.sampler.ledger is not ledger:
+        raise ValueError(
+            "energy must be drawn by a sampler with the trainer's ledger: make it by "
+            "mechanism.sampler(..., ledger=ledger) and give the same ledger to the trainer"
+        )

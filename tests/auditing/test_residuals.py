@@ -1,0 +1,289 @@
+"""Noise that is as charged is not accused; every way in which it can be wrong is, by its own name."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxdp
+from benchmarks.auditing_residuals import null_verdicts
+from benchmarks.planted import APART, NOISE
+from benchmarks.planted_subtle import SUBTLE
+from jaxdp import optimizers as opt
+from jaxdp.auditing import audit_noise, audit_residuals, normality
+from jaxdp.auditing.audit import audit_method
+from jaxdp.clipping.rules import Clip
+from jaxdp.schedules import NoiseSchedule
+
+SHAPE = (500, 4)
+STD = 1.7
+
+
+def honest(seed=0, shape=SHAPE, leaves=(4, 6)):
+    """(un-noised sums, standard normals), each a list of leaves."""
+    rng = np.random.default_rng(seed)
+    clean = [rng.normal(size=(*shape, d)) * rng.choice([0, 1, 3], size=(*shape, 1)) for d in leaves]
+    return clean, [rng.normal(size=leaf.shape) for leaf in clean]
+
+
+def verdict(clean, noise, **more):
+    released = [np.float32(c + STD * z) for c, z in zip(clean, noise, strict=True)]
+    return audit_residuals(released, clean, STD, **more)
+
+
+def accused_of(found):
+    assert found.refuted
+    assert found.in_words().startswith(f"noise: REFUTED: {found.findings[0]} (p ")
+    return found.findings
+
+
+def test_independent_normals_are_not_accused():
+    """The share of accusations stays below 5 %; parameters may follow from earlier noise."""
+    audits, accused = 60, 0
+    for seed in range(audits):
+        clean, noise = honest(seed, (60, 3), (5, 2, 1))
+        gone = [np.cumsum(z, 1) - z for z in noise]
+        drawn = np.random.default_rng(seed).random((60, 3, 4)) < 0.3
+        accused += verdict(clean, noise, known={"the parameters": gone}, drawn=drawn).refuted
+    assert accused <= stats.binom.ppf(0.999, audits, 0.05)
+
+
+@pytest.mark.parametrize("name", ["dp-sgd, sampled", "adadp"])
+def test_correct_methods_are_not_accused(name):
+    found = null_verdicts(name, 10, 300, seed=3)
+    assert sum(v.refuted for v in found) <= stats.binom.ppf(0.999, 10, 0.05)
+    assert len(found[0].p_values) == 26
+
+
+def test_one_run_step_leaf_and_coordinate_is_enough_to_be_tested():
+    for shape, leaves in (((300, 1), (1,)), ((2, 300), (1,)), ((2, 1), (500,))):
+        assert not verdict(*honest(1, shape, leaves)).refuted
+
+
+def noise_of(draw):
+    def change(clean, noise, rng):
+        return [draw(rng, z) for z in noise]
+
+    return change
+
+
+def missing(clean, noise, rng):
+    there = rng.random((*SHAPE, 1)) > 0.02
+    return [z * there for z in noise]
+
+
+def one_coordinate_less(clean, noise, rng):
+    noise[1][..., 2] *= 0.8
+    return noise
+
+
+def negated_leaf(clean, noise, rng):
+    noise[1][..., :4] = -noise[0]
+    return noise
+
+
+def equal_shards(clean, noise, rng):
+    noise[1][..., 3:] = noise[1][..., :3]
+    return noise
+
+
+def shards_up_to_a_random_sign(clean, noise, rng):
+    noise[1][..., 3:] = noise[1][..., :3] * rng.choice([-1, 1], size=(*SHAPE, 1))
+    return noise
+
+
+def last_step_again(clean, noise, rng):
+    for z in noise:
+        z[:, 3] = z[:, 2]
+    return noise
+
+
+def alike_runs(clean, noise, rng):
+    """Every run's noise leans a tenth on the run's before."""
+    return [np.concatenate([z[:1], (z[1:] + 0.15 * z[:-1]) / np.hypot(1, 0.15)]) for z in noise]
+
+
+def noise_of_the_other_world(clean, noise, rng):
+    half = SHAPE[0] // 2
+    return [np.concatenate([z[:half], z[:half]]) for z in noise]
+
+
+def one_run_twice_far_apart(clean, noise, rng):
+    for z in noise:
+        z[431] = -z[17]
+    return noise
+
+
+def with_the_sum(clean, noise, rng):
+    return [z + 0.1 * np.sign(c) for z, c in zip(noise, clean, strict=True)]
+
+
+BROKEN = {
+    "uniform": (noise_of(lambda rng, z: rng.uniform(-3**0.5, 3**0.5, z.shape)), "its distribution"),
+    "too small": (noise_of(lambda rng, z: 0.95 * z), "the noise's standard deviation"),
+    "heavy tails": (noise_of(lambda rng, z: rng.standard_t(5, z.shape) * 0.6**0.5), "its tails"),
+    "float16": (noise_of(lambda rng, z: np.float16(z)), "a coarse grid of values"),
+    "float16 once it has its scale": (
+        noise_of(lambda rng, z: np.float16(STD * z) / STD), "a coarse grid of values"
+    ),
+    "not finite": (
+        noise_of(lambda rng, z: np.where(rng.random(z.shape) < 1e-3, np.nan, z)),
+        "numbers that are not finite",
+    ),
+    "shifted": (noise_of(lambda rng, z: z + 0.05), "its mean"),
+    "missing in 2 %": (missing, "steps or leaves without noise"),
+    "one coordinate": (one_coordinate_less, "its standard deviation in a coordinate"),
+    "negated leaf": (negated_leaf, "noise of two leaves"),
+    "equal shards": (equal_shards, "noise of two shards of a leaf"),
+    "shards, random sign": (shards_up_to_a_random_sign, "noise of two shards of a leaf"),
+    "a step again": (last_step_again, "noise of a step and of an earlier one"),
+    "pairs of columns": (last_step_again, "noise of two coordinates or steps"),
+    "alike runs": (alike_runs, "noise of two runs"),
+    "two worlds": (noise_of_the_other_world, "noise of two runs"),
+    "a run twice": (one_run_twice_far_apart, "noise that is used twice"),
+    "with the sum": (with_the_sum, "dependence on the un-noised sum"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_wrong_noise_is_named(name):
+    change, expected = BROKEN[name]
+    clean, noise = honest(5)
+    assert not verdict(clean, noise).refuted
+    assert expected in accused_of(verdict(clean, change(clean, noise, np.random.default_rng(6))))
+
+
+def test_noise_that_follows_the_draw_is_named():
+    clean, noise = honest(7)
+    drawn = np.random.default_rng(8).random((*SHAPE, 3)) < 0.5
+    assert not verdict(clean, noise, drawn=drawn).refuted
+    for wrong in (
+        [z + 0.15 * drawn[..., 1:2] for z in noise], [z * (1 + 0.1 * drawn[..., 1:2]) for z in noise]
+    ):
+        assert "dependence on who took part" in accused_of(verdict(clean, wrong, drawn=drawn))
+
+
+def test_dependence_on_what_is_known_is_named():
+    clean, noise = honest(9)
+    known = {"the parameters": [np.random.default_rng(3).normal(size=z.shape) for z in noise]}
+    assert not verdict(clean, noise, known=known).refuted
+    wrong = [z + 0.05 * p for z, p in zip(noise, known["the parameters"], strict=True)]
+    assert "dependence on the parameters" in accused_of(verdict(clean, wrong, known=known))
+
+
+def test_a_norm_above_the_sensitivity_is_named():
+    clean, noise = honest(10)
+    norms = np.full((*SHAPE, 2), 0.9999)
+    assert not verdict(clean, noise, norms=norms, l2=1.0).refuted
+    for wrong in (1.0001, np.nan):
+        norms[3, 2, 1] = wrong
+        found = accused_of(verdict(clean, noise, norms=norms, l2=1.0))
+        assert found == ("a record's norm above the sensitivity",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Understated(Clip):
+    """Clips to 1 and says 0.9."""
+
+    def l2(self, params):
+        return 0.9
+
+    def factors(self, square_norms, bound=None):
+        return Clip(1.0).factors(square_norms, bound)
+
+
+def test_a_rule_that_understates_its_sensitivity_is_named():
+    method = opt.dp_sgd(jaxdp.mechanism.with_rule(Understated(1.0), NOISE, 4, 4, "full_batch"), 0.1)
+    found = audit_noise(method, APART, 2, runs=50, seed=0)
+    assert accused_of(found)[0] == "a record's norm above the sensitivity"
+
+
+@pytest.mark.parametrize("name", [n for n in SUBTLE if "uniform" not in n and "decay" not in n])
+def test_a_subtle_bug_is_flagged(name):
+    assert SUBTLE[name].noise().p_value < 1e-4
+
+
+def test_the_audit_of_a_method_says_so():
+    method = SUBTLE["float16 noise"].method()
+    found = audit_method(method, 2, 1e-5, runs=200, seed=0)
+    assert not found.broken
+    assert found.in_words().endswith(" BROKEN: the noise is not what was charged.")
+    assert found.to_dict()["noise"].startswith("noise: REFUTED: a coarse grid of values (p ")
+    assert audit_method(method, 2, 1e-5, runs=200, seed=0, residuals=False).noise is None
+
+
+def test_a_schedule_is_followed():
+    noise = NoiseSchedule(((2.0, 1), (0.7, 2)))
+    method = opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+    assert not audit_noise(method, APART, 3, runs=200, seed=2, confidence=0.999).refuted
+
+
+def test_noise_too_small_for_float32_is_not_tested():
+    clean, noise = honest(11)
+    released = [np.float32(1e6 + c + STD * z) for c, z in zip(clean, noise, strict=True)]
+    found = audit_residuals(released, [1e6 + c for c in clean], STD)
+    assert not found.refuted
+    assert found.in_words().startswith("noise: not tested, for float32 rounds it to 0.")
+
+
+@pytest.mark.parametrize(("draws", "cells"), [(6, 8), (9, 4), (2, 50)])
+def test_collisions_have_a_valid_p_value(draws, cells):
+    """Against the exact law of the number of occupied cells, one draw at a time."""
+    law = np.zeros(draws + 1)
+    law[0] = 1.0
+    for _ in range(draws):
+        stay = law * np.arange(draws + 1) / cells
+        law = stay + np.concatenate([[0.0], (law * (1 - np.arange(draws + 1) / cells))[:-1]])
+    for occupied in range(1, min(draws, cells) + 1):
+        shown = np.r_[np.arange(occupied), np.zeros(draws - occupied, int)]
+        assert normality.collisions(shown, cells) >= law[: occupied + 1].sum() - 1e-12
+
+
+LEAF = np.zeros((4, 3, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"confidence": 1.0}, "confidence must be above 0 and below 1, got 1.0"),
+        ({"released": LEAF.astype(np.float16)}, "released must be float32 or float64, got float16"),
+        ({"released": [LEAF, LEAF[:2]]}, "released must be a pytree of arrays"),
+        ({"released": []}, "released must be a pytree of arrays"),
+        ({"released": LEAF[:1], "unnoised": LEAF[:1]}, "released must be at least 2 runs"),
+        ({"unnoised": LEAF[:, :2]}, "unnoised must be shaped like released"),
+        ({"std": 0.0}, "std must be finite and above 0"),
+        ({"std": np.ones(3)}, "std must be a number or"),
+        ({"known": {"x": LEAF[..., :1]}}, "known must be shaped like released"),
+        ({"drawn": np.ones((4, 3, 1))}, "drawn must be bool"),
+        ({"norms": np.ones((4, 3, 1))}, "norms and l2 must be given together"),
+        ({"norms": np.ones((4, 3)), "l2": 1.0}, "norms must be float"),
+        ({"norms": np.ones((4, 3, 1)), "l2": -1.0}, "l2 must be finite and above 0"),
+    ],
+)
+def test_bad_input_is_named(changed, message):
+    given = {"released": LEAF, "unnoised": LEAF, "std": 1.0, **changed}
+    with pytest.raises(ValueError, match=message):
+        audit_residuals(given.pop("released"), given.pop("unnoised"), given.pop("std"), **given)
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "message"),
+    [
+        (opt.dp_sgd(jaxdp.dp_sgd(0.0, 1.0, 4, 4), 0.1), {}, "method must add noise"),
+        (opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4).leaking("x"), 0.1), {}, "noisy sums alone"),
+        (opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), {"runs": 0}, "runs must be a whole"),
+        (opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), {"confidence": 2}, "confidence must be"),
+    ],
+)
+def test_bad_methods_are_refused(method, more, message):
+    with pytest.raises(ValueError, match=message):
+        audit_noise(method, APART, 2, **more)
+
+
+def test_other_parameters_than_float32_are_refused():
+    half = dataclasses.replace(APART, params=jax.tree.map(lambda p: p.astype(jnp.bfloat16), APART.params))
+    with pytest.raises(ValueError, match="worlds must have float32 parameters, got bfloat16"):
+        audit_noise(opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), half, 2)

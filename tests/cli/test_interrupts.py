@@ -1,0 +1,65 @@
+"""Signals while a checkpoint is written: one line, a status, and nothing that is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxdp.cli import main
+
+
+def begin(folder):
+    """The program, once it writes its second checkpoint."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.interrupted", str(folder)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    while not (folder / "writing").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    return process
+
+
+def ended(process):
+    """(status, lines on stderr that are no progress)."""
+    out, err = process.communicate()
+    assert "accuracy" not in out
+    return process.returncode, [line for line in err.splitlines() if not line.startswith("step ")]
+
+
+def resumed(folder, capsys):
+    main(["train", "--out", str(folder / "run"), "--resume", "--json"])
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_lets_the_checkpoint_be_finished(tmp_path, capsys, number, status):
+    process = begin(tmp_path)
+    process.send_signal(number)
+    (tmp_path / "go on").touch()
+    found, lines = ended(process)
+    assert found == status
+    lines = [line for line in lines if "finishing a checkpoint" not in line]
+    assert len(lines) == 1
+    assert "the ledger and the checkpoint of step 4 are safe; continue with `jaxdp train" in lines[0]
+    assert resumed(tmp_path, capsys)["releases"] == 6
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_second_signal_ends_at_once(tmp_path, capsys, number, status):
+    process = begin(tmp_path)
+    process.send_signal(number)
+    while str(process.pid) and process.poll() is None:
+        process.send_signal(number)  # signals that are not yet taken would be merged
+        time.sleep(0.05)
+    found, lines = ended(process)
+    assert found == status
+    lines = [line for line in lines if "finishing a checkpoint" not in line]
+    assert len(lines) == 1
+    assert "checkpoint of step 2 are safe" in lines[0]
+    assert resumed(tmp_path, capsys)["releases"] == 6
+    assert not list((tmp_path / "run/secret/checkpoints").glob("*tmp*"))

@@ -1,0 +1,302 @@
+"""Programs and records built to add more than the bound, and what they really add, in float64.
+
+A contribution is measured on the factors as they enter the contraction: what the engine multiplies
+and adds, weights included, read out of the compiled program. A difference of two float32 sums could
+not tell it from the rounding of the other rows.
+"""
+
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jaxdp
+from jaxdp.clipping import reduce
+from jaxdp.clipping.ghost.leaves import Arrays, Factors, Layer
+from tests.compiling import AS_USERS
+
+
+class Recorder:
+    """A leaf that notes the weights it is summed with."""
+
+    def __init__(self, leaf, log):
+        self.leaf, self.log = leaf, log
+        self.squares, self.boxed_sum = leaf.squares, leaf.boxed_sum
+
+    def weighted_sum(self, weights, keep, finite):
+        self.log.append((self.leaf, weights))
+        return self.leaf.weighted_sum(weights, keep, finite)
+
+
+def compiled(loss_fn, rule, method, **options):
+    """(params, batch, scale, bound) -> what every leaf multiplies, as arrays; jitted."""
+    grad_fn = jaxdp.clipped_grad(loss_fn, rule, method, **options)
+    kinds = []
+
+    @functools.partial(jax.jit, compiler_options=AS_USERS)
+    def run(params, batch, scale=None, bound=None):
+        log = []
+        plain = reduce.clipped_sum
+
+        def recorded(rule, grads, *rest):
+            scaled = len(rest) > 2 and rest[2] is not None
+            each = [g.for_scale() if scaled and isinstance(g, Factors) else g for g in grads]
+            return plain(rule, [g if g is None else Recorder(g, log) for g in each], *rest)
+
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        with mock.patch.object(reduce, "clipped_sum", recorded):
+            mask = jnp.ones(rows, bool)
+            summed, _ = grad_fn(params, batch, mask, scale=scale, bound=bound)
+        kinds[:] = [type(leaf) for leaf, _ in log]
+        return summed.value, [(_parts(leaf), weights) for leaf, weights in log]
+
+    return run, kinds
+
+
+def _parts(leaf):
+    if isinstance(leaf, Arrays | Layer):
+        return {"rows": leaf.grads}
+    found = {}
+    if leaf._lookups is not None:
+        found["lookups"] = (leaf._lookups.rows, leaf._lookups.grads)
+    if leaf._dense:
+        found["dense"] = [use.ab(leaf._key) for use in leaf._dense]
+    return found
+
+
+def contributed(loss_fn, params, batch, rule, method, scale=None, bound=None, **options):
+    """float64 [m]: the norms of what every record adds, for rules with weights and no scale."""
+    run, kinds = compiled(loss_fn, rule, method, **options)
+    value, log = run(params, batch, scale, bound)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
+    assert set(kinds) <= {Arrays, Layer, Factors}
+    squares = sum(_squares(parts, np.asarray(weights)) for parts, weights in log)
+    return np.sqrt(squares)
+
+
+def _squares(parts, weights):
+    if "rows" in parts:
+        rows = np.asarray(parts["rows"], np.float64).reshape(len(weights), -1)
+        # A row that is not finite has no weight and is dropped.
+        rows = np.where(weights[:, None] > 0, rows, 0.0)
+        return np.sum(np.square(rows * weights[:, None].astype(np.float64)), axis=1)
+    dense = [_weighted(a, b, weights) for a, b in parts.get("dense", [])]
+    found = []
+    for i in range(len(weights)):
+        each = [(a[i], b[i]) for a, b in dense]
+        if "lookups" in parts:
+            rows, grads = (np.asarray(x) for x in parts["lookups"])
+            grads = (grads * weights[:, None, None]).astype(np.float32)
+            each.append(_one_hot(rows[i], grads[i], each, rows))
+        found.append(_square_of_sum(each))
+    return np.asarray(found)
+
+
+def _weighted(a, b, weights):
+    """The float32 factors [m, g, t, ...] with the weights on the smaller one, as the engine does."""
+    a, b = np.asarray(a), np.asarray(b)
+    column = weights[:, None, None, None]
+    a, b = (a * column, b) if a.size <= b.size else (a, b * column)
+    drop = column > 0
+    return np.where(drop, a, 0.0).astype(np.float64), np.where(drop, b, 0.0).astype(np.float64)
+
+
+def _one_hot(rows, grads, dense, every):
+    size = dense[0][0].shape[-1] if dense else int(every.max()) + 1
+    hot = np.zeros((1, len(rows), size))
+    for t, row in enumerate(rows):
+        if row < size:
+            hot[0, t, row] = 1.0
+    return hot, np.asarray(grads, np.float64)[None]
+
+
+def _square_of_sum(pairs):
+    """||sum_t a_t b_t'||² in float64, from the gram matrices of all positions."""
+    a = np.concatenate([a for a, _ in pairs], axis=1)
+    b = np.concatenate([b for _, b in pairs], axis=1)
+    grams = (np.einsum("gtp,gsp->gts", x, x, optimize=True) for x in (a, b))
+    return max(0.0, float(np.sum(next(grams) * next(grams))))
+
+
+# Programs: name -> (loss, parameters, record of one seed and closeness). ------------------------
+
+
+def _siamese(p, x):
+    return jnp.sum(jnp.square(x[0] @ p["w"] - x[1] @ p["w"]))
+
+
+def _ranking(p, x):
+    """A linear score of two flat images; the margin is never reached."""
+    return jnp.sum(jnp.maximum(0.0, 1e30 - (x[0] - x[1]) @ p["w"] * 1.0)) + jnp.sum(
+        jnp.sin(x[0] @ p["w"]) - jnp.sin(x[1] @ p["w"])
+    )
+
+
+def _triplet(p, x):
+    anchor, near, far = (x[i] @ p["w"] for i in range(3))
+    return jnp.sum(jnp.square(anchor - near)) - jnp.sum(jnp.square(anchor - far))
+
+
+def _alternating(p, x):
+    """Positions with cotangents that cancel: x is [t, p + 1], the last column the cotangent."""
+    return jnp.sum(x[:, -1:] * (x[:, :-1] @ p["w"]))
+
+
+def _tied(p, x):
+    hidden = jnp.tanh(x @ p["w"])
+    return jnp.sum(hidden @ p["w"].T * jnp.sign(x)) - jnp.sum(jnp.square(x @ p["w"]))
+
+
+def _attention(p, x):
+    q, k, v = (x @ p[n] for n in ("q", "k", "v"))
+    return jnp.sum(jnp.sin(jax.nn.softmax(q @ k.T) @ v))
+
+
+def _shared_kernel(p, x):
+    y = lax.conv_general_dilated(
+        x[None], p["k"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    signs = jnp.where(jnp.arange(y.shape[1]) % 2 == 0, 1.0, -1.0)
+    return jnp.sum(y * signs[None, :, None, None])
+
+
+def _looked_up_twice(p, x):
+    tokens, pull = x
+    return jnp.sum(p["w"][tokens] * pull)
+
+
+def _tied_lookup(p, x):
+    """Each lookup taken back by a product with nearly the same one-hot row."""
+    tokens, pull, hot = x
+    return jnp.sum(p["w"][tokens] * pull) - jnp.sum((hot @ p["w"]) * pull)
+
+
+def _flat(rng, shape, closeness):
+    """Nearly constant numbers: entries of their gram matrix all round the same way."""
+    base = np.float32(rng.choice([1.0, 1.0 / 3.0, 0.1, 0.7, rng.uniform(0.1, 2.0)]))
+    return (base + closeness * rng.normal(size=shape)).astype(np.float32)
+
+
+def _pairs(count, size):
+    def make(rng, closeness):
+        shared = _flat(rng, (1, size), rng.choice([0.0, 0.0, 0.3]))
+        # Images that differ in brightness, or pixel by pixel: either way they nearly cancel.
+        shift = rng.normal(size=(count, rng.choice([1, 1, size])))
+        return (shared * (1.0 + closeness * shift)).astype(np.float32)
+
+    return make
+
+
+def _cancelling(positions, size):
+    """Equal inputs up to closeness, cotangents of either sign that add up to nearly nothing."""
+
+    def make(rng, closeness):
+        levels = rng.uniform(0.1, 2.0, size=(positions, 1)) if rng.random() < 0.7 else 1.0
+        b = rng.normal(size=(positions, 1))
+        b -= b.mean() * (1.0 - closeness)
+        # Parallel inputs of unlike lengths: entries of their gram matrix round in unlike ways.
+        x = levels * (_flat(rng, (1, size), 0.0) + closeness * _flat(rng, (positions, size), 1.0))
+        b = b / levels
+        scale = 2.0 ** rng.integers(-40, 40)
+        return np.concatenate([x, b * scale], axis=1).astype(np.float32)
+
+    return make
+
+
+def _rows_with(positions, size):
+    def make(rng, closeness):
+        tokens = rng.integers(0, 3, positions).astype(np.int32)
+        pull = rng.normal(size=(positions, size))
+        for token in range(3):
+            chosen = tokens == token
+            if chosen.any():
+                pull[chosen] -= pull[chosen].mean(axis=0) * (1.0 - closeness)
+        return tokens, (pull * 10.0 ** rng.uniform(-3, 8)).astype(np.float32)
+
+    return make
+
+
+def _rows_taken_back(positions, size, words):
+    def make(rng, closeness):
+        tokens, pull = _rows_with(positions, size)(rng, 1.0)
+        hot = np.eye(words, dtype=np.float32)[tokens]
+        noise = rng.normal(size=hot.shape)
+        return tokens, pull, (hot * (1.0 + closeness * noise)).astype(np.float32)
+
+    return make
+
+
+def _wide(make):
+    """One huge position among small ones, or powers of two far apart, denormals included."""
+
+    def wider(rng, closeness):
+        x = np.array(make(rng, closeness))
+        factor = 2.0 ** rng.choice([-140.0, -70.0, -30.0, 0.0, 20.0, 50.0], size=(len(x), 1))
+        return (x * factor).astype(np.float32)
+
+    return wider
+
+
+def _dense(size, out, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"w": jnp.asarray(rng.normal(size=(size, out)) / np.sqrt(size), jnp.float32)}
+
+
+def programs(long=False):
+    """name -> (loss, params, make_record)."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    heads = {n: jax.random.normal(k, (8, 8)) for n, k in zip("qkv", keys, strict=False)}
+    kernel = {"k": jax.random.normal(keys[3], (3, 3, 2, 3))}
+    found = {
+        "siamese-784": (_siamese, _dense(784, 64), _pairs(2, 784)),
+        "ranking-784": (_ranking, _dense(784, 16), _pairs(2, 784)),
+        "triplet-300": (_triplet, _dense(300, 32), _pairs(3, 300)),
+        "positions-2": (_alternating, _dense(2, 3), _cancelling(2, 2)),
+        "positions-40": (_alternating, _dense(50, 4), _cancelling(40, 50)),
+        "positions-300": (_alternating, _dense(9, 4), _cancelling(300, 9)),
+        "long-4096": (_alternating, _dense(4096, 5), _cancelling(4, 4096)),
+        "wide": (_alternating, _dense(20, 4), _wide(_cancelling(6, 20))),
+        "tied": (_tied, _dense(30, 12), _cancelling(7, 29)),
+        "attention": (_attention, heads, _cancelling(6, 7)),
+        "kernel": (_shared_kernel, kernel, lambda rng, c: _flat(rng, (8, 8, 2), c)),
+        "lookups": (_looked_up_twice, _dense(5, 6), _rows_with(9, 6)),
+        "tied-lookups": (_tied_lookup, _dense(5, 6), _rows_taken_back(9, 6, 5)),
+    }
+    if long:
+        found |= {
+            "siamese-3072": (_siamese, _dense(3072, 128), _pairs(2, 3072)),
+            "siamese-150528": (_siamese, _dense(150_528, 16), _pairs(2, 150_528)),
+            "long-1e6": (_alternating, _dense(1_000_000, 2), _cancelling(4, 1_000_000)),
+            "positions-1000": (_alternating, _dense(16, 8), _cancelling(1000, 16)),
+        }
+    return found
+
+
+def records(make, rows, seed):
+    """A batch of constructed records, from random to nearly cancelled."""
+    rng = np.random.default_rng(seed)
+    made = [make(rng, 10.0 ** rng.uniform(-8, 0)) for _ in range(rows)]
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *made)
+
+
+def ascend(loss_fn, params, record, steps=20):
+    """A record moved to where its terms cancel most: down the gradient of its gradient's norm."""
+
+    def log_norm(x):
+        grads = jax.tree.leaves(jax.grad(loss_fn)(params, x))
+        return jnp.log(sum(jnp.sum(jnp.square(g)) for g in grads) + 1e-30)
+
+    @jax.jit
+    def step(x):
+        slope = jax.grad(log_norm)(x)
+        length = jnp.sqrt(jnp.sum(jnp.square(slope)))
+        moved = x - 0.03 * slope * jnp.sqrt(jnp.sum(jnp.square(x))) / jnp.maximum(length, 1e-30)
+        return jnp.where(jnp.isfinite(moved), moved, x)
+
+    found = [record]
+    for _ in range(steps):
+        found.append(step(found[-1]))
+    return jnp.stack(found)

@@ -1,0 +1,350 @@
+"""Chains of one's own: where a sum cannot go, in words; scales and bounds; Flax's own steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import jaxdp
+from jaxdp.clipping import rounding
+from jaxdp.optimizers.adadp import Box, adadp, scale_by_adadp
+from jaxdp.optimizers.adaptive import adam_moments, scale_by_moments
+from jaxdp.optimizers.pigdo import Preconditioner, piadam
+from jaxdp.optimizers.quantile import quantile_clip
+
+PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+DATA = (jax.random.normal(jax.random.key(0), (8, 3)), jax.random.normal(jax.random.key(1), (8, 2)))
+
+
+def loss_fn(params, x, y):
+    return jnp.sum(jnp.square(x @ params["w"] + params["b"] - y))
+
+
+MECH = jaxdp.dp_sgd(1.0, 1.0, 8, 8, "full_batch")
+privatize = MECH.privatize
+
+
+def summed(loss=loss_fn, params=PARAMS, **options):
+    draw = MECH.sampler(8).draw()
+    return MECH.clipped_grad(loss, **options).sum(params, DATA, draw)[0]
+
+
+EARLY = {
+    "clip_by_global_norm": lambda: optax.chain(optax.clip_by_global_norm(1.0), privatize()),
+    "clip": lambda: optax.chain(optax.clip(1.0), privatize()),
+    "scale": lambda: optax.chain(optax.scale(2.0), privatize()),
+    "add_decayed_weights": lambda: optax.chain(optax.add_decayed_weights(0.1), privatize()),
+    "trace": lambda: optax.chain(optax.trace(0.9), privatize()),
+    "zero_nans": lambda: optax.chain(optax.zero_nans(), privatize()),
+    "centralize": lambda: optax.chain(optax.centralize(), privatize()),
+    "no privatize": lambda: optax.adam(1e-3),
+    "no privatize, sgd": lambda: optax.sgd(0.1),
+    "no privatize, injected": lambda: optax.inject_hyperparams(optax.adamw)(1e-3),
+    "MultiSteps": lambda: optax.MultiSteps(optax.chain(privatize(), optax.sgd(0.1)), 2),
+    "apply_if_finite": lambda: optax.apply_if_finite(optax.chain(privatize(), optax.sgd(0.1)), 5),
+    "masked": lambda: optax.masked(privatize(), {"w": True, "b": False}),
+    "multi_transform": lambda: optax.multi_transform(
+        {"noised": privatize(), "not": optax.sgd(0.1)}, {"w": "noised", "b": "not"}
+    ),
+    "optax's own noise": lambda: optax.contrib.differentially_private_aggregate(1.0, 1.0, key=0),
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_before_the_noise_nothing_opens_a_sum(name):
+    tx = EARLY[name]()
+    given = summed()
+    with pytest.raises(TypeError, match=r"Put privatize .* first in the optax chain, before scale"):
+        tx.update(given, tx.init(PARAMS), PARAMS)
+    assert not given.ticket.spent
+    with pytest.raises(TypeError, match=r"Put privatize .* first in the optax chain, before scale"):
+        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), given)
+
+
+def test_what_comes_after_the_noise_may_be_anything():
+    for after in (
+        optax.clip_by_global_norm(1.0), optax.MultiSteps(optax.sgd(0.1), 2),
+        optax.apply_if_finite(optax.sgd(0.1), 5), optax.masked(optax.sgd(0.1), {"w": True, "b": False}),
+    ):
+        link = after.gradient_transformation() if isinstance(after, optax.MultiSteps) else after
+        tx = optax.chain(privatize(), link)
+        with jax.numpy_dtype_promotion("standard"):  # optax's MultiSteps needs it
+            updates, _ = tx.update(summed(), tx.init(PARAMS), PARAMS)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
+def test_jit_neither_takes_nor_returns_a_sum():
+    tx = optax.chain(privatize(), optax.sgd(0.1))
+    with pytest.raises(TypeError, match=r"outside jit: jaxdp.compile_update\(tx\) compiles"):
+        jax.jit(tx.update)(summed(), tx.init(PARAMS), PARAMS)
+    batch = jaxdp.Batch(DATA, jnp.ones(8, bool))
+    with pytest.raises(TypeError, match=r"call the gradient and tx.update inside it, with key="):
+        jax.jit(MECH.clipped_grad(loss_fn))(PARAMS, batch)
+
+
+def test_a_plain_gradient_is_refused_with_the_remedy():
+    plain = jax.grad(lambda p: jax.vmap(loss_fn, (None, 0, 0))(p, *DATA).mean())(PARAMS)
+    tx = optax.chain(privatize(), optax.sgd(0.1))
+    with pytest.raises(TypeError, match=r"got dict: .*Take jaxdp.clipped_grad\(loss_fn, rule\) in pl"):
+        tx.update(plain, tx.init(PARAMS), PARAMS)
+    with pytest.raises(TypeError, match="summed must be a Summed"):
+        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), plain)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda s: s / 8, lambda s: 2 * s, lambda s: s * 2, lambda s: s - s, list, lambda s: s["w"]]
+)
+def test_arithmetic_on_a_sum_is_refused_in_words(use):
+    with pytest.raises(TypeError, match="un-noised sum, which nothing but privatize may open"):
+        use(summed())
+
+
+FROZEN = {"w": True, "b": False}
+
+
+def test_a_state_made_for_frozen_parameters_too_is_refused_with_the_remedy():
+    grad_fn = MECH.clipped_grad(loss_fn, trainable=FROZEN)
+    trained = grad_fn.trained(PARAMS)
+    tx = optax.chain(privatize(), optax.rmsprop(0.1))
+    wrong, right = tx.init(PARAMS), tx.init(trained)
+    for params in (PARAMS, trained, None):
+        given = summed(trainable=FROZEN)
+        with pytest.raises(ValueError, match=r"tx.init\(grad_fn.trained\(params\)\)"):
+            tx.update(given, wrong, params)
+        assert not given.ticket.spent
+    with pytest.raises(ValueError, match=r"opt_state must be .*tx.init\(grad_fn.trained\(params\)\)"):
+        jaxdp.compile_update(tx)(PARAMS, wrong, summed(trainable=FROZEN))
+    updates, _ = tx.update(summed(trainable=FROZEN), right, trained)
+    assert updates["b"] is None
+    moved, _, _ = jaxdp.compile_update(tx)(PARAMS, right, summed(trainable=FROZEN))
+    np.testing.assert_array_equal(moved["b"], PARAMS["b"])
+    assert np.abs(moved["w"] - PARAMS["w"]).min() > 0
+
+
+def test_an_error_of_the_users_own_transformation_stays_as_it_is():
+    def broken(updates, state, params=None):
+        raise ValueError("mine")
+
+    tx = optax.chain(privatize(), optax.GradientTransformation(optax.sgd(0.1).init, broken))
+    with pytest.raises(ValueError, match=r"^mine"):
+        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed())
+
+
+# ------------------------------------------------------------------- Flax
+
+
+def test_flax_train_state_by_two_lines():
+    state = TrainState.create(apply_fn=None, params=PARAMS, tx=optax.sgd(0.1, momentum=0.9))
+    with pytest.raises(TypeError, match=r"apply_gradients.* take what is noised"):
+        state.apply_gradients(grads=summed())
+    noise = privatize()
+    noise_state = noise.init(PARAMS)
+    for _ in range(2):
+        noisy, noise_state = noise.update(summed(), noise_state)
+        state = state.apply_gradients(grads=noisy)
+    assert int(state.step) == 2
+    assert all(np.abs(leaf - 1).min() > 0 for leaf in jax.tree.leaves(state.params))
+
+
+def test_flax_train_state_with_the_noise_in_its_chain():
+    tx = optax.chain(privatize(), optax.sgd(0.1))
+    state = TrainState.create(apply_fn=None, params=PARAMS, tx=tx)
+    moved = state.apply_gradients(grads=summed())
+    assert all(np.abs(leaf - 1).min() > 0 for leaf in jax.tree.leaves(moved.params))
+
+
+def test_nnx_optimizer_by_two_lines():
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0, momentum=0.9), wrt=nnx.Param)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    before = np.asarray(model.kernel[...])
+
+    def loss(params, x, y):
+        return jnp.sum(jnp.square(nnx.merge(graphdef, params, rest, copy=True)(x) - y))
+
+    with pytest.raises(TypeError, match=r"nnx.Optimizer.update.* take what is noised"):
+        optimizer.update(model, summed(loss, params))
+    noise = privatize()
+    noise_state = noise.init(params)
+    for _ in range(2):
+        params = nnx.state(model, nnx.Param)
+        noisy, noise_state = noise.update(summed(loss, params), noise_state)
+        optimizer.update(model, noisy)
+    assert np.abs(model.kernel[...] - before).min() > 0
+
+
+# ------------------------------------------------------------------- scale and bound
+
+
+def rows(params, data=DATA):
+    return jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, *data)
+
+
+RULES = [jaxdp.clip(0.5), jaxdp.auto_s(0.5), jaxdp.normalize(0.5), jaxdp.coordinate_box(0.1),
+         jaxdp.per_layer({"w": 0.3, "b": 0.4})]
+SCALE = {"w": jnp.asarray([[0.5, 2.0], [1.0, 4.0], [0.1, 1.0]]), "b": jnp.asarray([3.0, 0.2])}
+MASK = jnp.arange(8) % 3 != 0
+
+
+@pytest.mark.parametrize("scale", [None, SCALE])
+@pytest.mark.parametrize("bound", [None, 0.05, jnp.float32(0.05), jnp.float32(jnp.nan)])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_clip_and_sum_equals_the_engine_with_scales_and_bounds(rule, scale, bound):
+    link = jaxdp.clip_and_sum(rule)
+    grad_fn = jaxdp.clipped_grad(loss_fn, rule, "vmap")
+    given = {"scale": scale, "bound": bound}
+
+    def by_link():
+        return link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask=MASK, **given)[0]
+
+    if bound is not None and rule != RULES[0]:
+        with pytest.raises(ValueError, match="bound must be None"):
+            by_link()
+        return
+    found, (wanted, _) = by_link(), grad_fn(PARAMS, DATA, MASK, **given)
+    for a, b in ((found.value, wanted.value), (found.unscale, wanted.unscale)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-11), a, b)
+    assert float(found.l2) == float(wanted.l2)
+    assert (found.votes is None) is (wanted.votes is None) is (bound is None)
+    if bound is not None:
+        assert float(found.votes) == float(wanted.votes)
+
+
+@pytest.mark.parametrize("scale", [None, SCALE])
+def test_no_record_adds_more_than_the_bound_of_the_step(scale):
+    link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
+    one = jnp.arange(8) == 2
+    given = {"scale": scale, "bound": jnp.float32(0.05)}
+    large = jax.tree.map(lambda g: 1e6 * g, rows(PARAMS))
+    found, _ = link.update(large, link.init(PARAMS), PARAMS, mask=one, **given)
+    norm = np.sqrt(sum(np.sum(np.square(np.asarray(v, np.float64))) for v in jax.tree.leaves(found.value)))
+    assert 0.049 < norm <= 0.05 < found.l2 < 0.06
+
+
+def test_bad_scales_and_bounds():
+    link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
+
+    def update(**given):
+        return link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask="all", **given)
+
+    for bound in (0.0, -1.0, float("nan"), 1e11):
+        with pytest.raises(ValueError, match="bound must be"):
+            update(bound=bound)
+    with pytest.raises(ValueError, match="bound must be a floating-point scalar"):
+        update(bound=jnp.ones(2))
+    for scale in ({"w": SCALE["w"]}, {"w": SCALE["b"], "b": SCALE["w"]}, jnp.float32(1.0)):
+        with pytest.raises(ValueError, match="scale must be shaped like"):
+            update(scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("scales", "scale"), ("Scale", "scale"), ("scale_", "scale"), ("sacle", "scale"),
+     ("bounds", "bound"), ("Bound", "bound"), ("masks", "mask")],
+)
+def test_a_slip_of_the_pen_is_not_swallowed(name, meant):
+    link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
+    with pytest.raises(ValueError, match=f"{meant} must be given by that name, got '{name}'"):
+        link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask="all", **{name: SCALE})
+
+
+def test_arguments_of_other_links_pass():
+    link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
+    others = dict.fromkeys(("key", "energy", "leaked", "value", "loss_scale", "step", "rng"))
+    link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask="all", **others)
+
+
+def engine_steps(method, steps=4):
+    """The engine's path: the step behind the trainer."""
+    step = method.step(loss_fn)
+    params, state, seen = PARAMS, step.init(PARAMS), []
+    for i in range(steps):
+        given = step.clipped_by(state)
+        total, _ = step.grad_fn(params, DATA, "all", **given)
+        key = method.mechanism.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
+        params, state, _, _ = step.release(params, state, total, key)
+        seen.append(given["scale"])
+    return params, seen
+
+
+def chain_steps(tx, reads, mechanism, steps=4):
+    """A user's own chain: per-example gradients in, updates out."""
+    params, state = PARAMS, tx.init(PARAMS)
+    for i in range(steps):
+        key = mechanism.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
+        updates, state = tx.update(
+            rows(params), state, params, mask="all", key=key, **reads(state)
+        )
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def close(a, b):
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((a, b)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5), a, b)
+
+
+def varies(scales):
+    """The composition shows nothing while all are alike."""
+    last = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales[-1])])
+    assert last.max() > 1.2 * last.min()
+
+
+def test_adadp_by_hand():
+    mech = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 0.5, 8, 8, "full_batch")
+    wanted, scales = engine_steps(adadp(mech, 0.05, bound=4.0, cap=100.0))
+    varies(scales)
+    box = Box(4.0, 8, cap=100.0)
+    tx = optax.chain(
+        jaxdp.clip_and_sum(mech.rule, mech.most_records), mech.privatize(),
+        scale_by_adadp(mech, box), optax.scale_by_learning_rate(0.05),
+    )
+    found, _ = chain_steps(tx, lambda state: {"scale": box.sides(state[2].moment)}, mech)
+    close(found, wanted)
+    lost, _ = chain_steps(tx, lambda state: {}, mech)
+    assert np.abs(lost["w"] - wanted["w"]).max() > 1e-3
+
+
+def test_pigdo_by_hand():
+    mech = jaxdp.dp_sgd(0.5, 1.0, 8, 8, "full_batch")
+    wanted, scales = engine_steps(piadam(mech, 0.05))
+    varies(scales)
+    moments = adam_moments(0.9, 0.999, 1e-8, 0.1)
+    diagonal = Preconditioner(moments)
+    tx = optax.chain(
+        jaxdp.clip_and_sum(mech.rule, mech.most_records), mech.privatize(),
+        scale_by_moments(moments, mech.noise_std, diagonal), optax.scale_by_learning_rate(0.05),
+    )
+    found, _ = chain_steps(tx, lambda state: {"scale": diagonal(state[2])}, mech)
+    close(found, wanted)
+
+
+def test_quantile_clipping_by_hand():
+    mech, link = quantile_clip(0.5, 8, 8, initial_bound=0.7, sampling="full_batch")
+    tx = optax.chain(jaxdp.clip_and_sum(mech.rule, mech.most_records), link, optax.sgd(0.05))
+    found, state = chain_steps(tx, lambda state: {"bound": state[1].bound}, mech)
+    assert abs(float(state[1].bound) - 0.7) > 0.01
+    grad_fn, plain = mech.clipped_grad(loss_fn), optax.chain(link, optax.sgd(0.05))
+    params, other = PARAMS, plain.init(PARAMS)
+    for i in range(4):
+        total, _ = grad_fn(params, DATA, "all", bound=other[0].bound)
+        key = mech.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
+        updates, other = plain.update(total, other, params, key=key)
+        params = optax.apply_updates(params, updates)
+    close(found, params)
+    np.testing.assert_allclose(state[1].bound, other[0].bound, rtol=1e-6)
+
+
+def test_the_noise_follows_the_bound_and_the_scale():
+    rule, z = jaxdp.clip(0.5), 2.0
+    tx = optax.chain(jaxdp.clip_and_sum(rule), jaxdp.privatize(z, 8.0))
+    wide = {"w": jnp.ones((300, 200))}
+    none = {"w": jnp.zeros((0, 300, 200))}
+    key = jaxdp.tickets.simulated_key(jax.random.key(0), {"gradient": z})
+    scale = {"w": jnp.full((300, 200), 3.0)}
+    found, _ = tx.update(none, tx.init(wide), wide, mask="all", key=key, bound=0.05, scale=scale)
+    std = z * 0.05 * (1 + rounding.of_sum(2**14)) / 8 * 3
+    np.testing.assert_allclose(np.std(np.asarray(found["w"])), std, rtol=0.015)

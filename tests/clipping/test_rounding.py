@@ -1,0 +1,146 @@
+"""Sums of which the rounding is bounded: every level, its constants, and one record's effect."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import jaxdp
+from jaxdp.clipping import rounding
+from jaxdp.clipping.ghost import factors
+from jaxdp.clipping.ghost.leaves import Arrays
+from tests.compiling import AS_USERS
+
+
+def test_the_shares_of_all_blocks_fit_into_what_is_stated():
+    # docs/clip_bound.md, Theorem 3: parameters whose blocks are equally large share one.
+    classes = {rounding.ROWS: 2 * rounding.gamma(rounding.ROWS + 8)}
+    for positions in range(2, 4 * rounding.TERMS):
+        rows = rounding.rows_of_block(positions)
+        terms = min(rounding.TERMS, rows * positions) + 24
+        share = 2 * rounding.gamma(terms) * rounding.CANCELLED
+        classes[rows] = max(classes.get(rows, 0.0), share)
+    of_blocks = sum(size * share for size, share in classes.items())
+    # Two blocks change: a record leaves, and the last of the draw takes its place.
+    assert 0.9 * rounding.SHARE < 2 * of_blocks <= rounding.SHARE
+
+
+@given(st.integers(1, 10_000))
+def test_blocks_of_rows_are_as_small_as_their_positions_ask(positions):
+    size = rounding.rows_of_block(positions)
+    assert size.bit_count() == 1
+    assert size * size * positions <= rounding.TERMS or size == 1
+
+
+# Every example compiles: few, with the corners of rows and blocks among them.
+@settings(max_examples=10)
+@example(0, 4)
+@example(1, 1)
+@example(7, 9)
+@example(9, 9)
+@example(10, 9)
+@example(64, 8)
+@example(65, 8)
+@given(st.integers(0, 70), st.integers(1, 9))
+def test_cutting_and_halving_lose_no_row(rows, size):
+    x = np.arange(3.0 * rows, dtype=np.float32).reshape(rows, 3)
+    blocks = rounding.cut(jnp.asarray(x), size)
+    assert blocks.shape[1:] == (size, 3)
+    np.testing.assert_array_equal(rounding.pairwise(jnp.sum(blocks, axis=1)), x.sum(axis=0))
+    total = rounding.over_blocks(lambda block: jnp.sum(block, axis=0), jnp.asarray(x), size)
+    np.testing.assert_array_equal(total, x.sum(axis=0))
+
+
+@given(st.integers(0, 5_000), st.integers(1, 200))
+def test_equal_blocks_hold_all_rows_and_no_more_than_they_may(rows, most):
+    size = rounding.even(rows, most)
+    assert 1 <= size <= most
+    assert -(-rows // size) <= 2 * max(1, -(-rows // most))
+    assert rounding.even(1000, 160) == 125  # divides
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (40, 41, 3), (20_000,), (2, 50_000), (5, 0), ()])
+def test_squares_are_those_of_float64_and_never_below_their_error(shape):
+    x = np.random.default_rng(0).normal(size=(3, *shape)).astype(np.float32)
+    found, safe = rounding.squares(jnp.asarray(x))
+    true = np.sum(np.square(x.astype(np.float64)).reshape(3, -1), axis=1)
+    np.testing.assert_allclose(found, true, rtol=1e-5)
+    assert np.all(np.asarray(safe, np.float64) * (1 + rounding.TOLERATED) >= true)
+
+
+@pytest.mark.parametrize("size", [3, 1024, 1025, 5000])
+def test_inner_products_of_any_length(size):
+    a, b = np.random.default_rng(1).normal(size=(2, 4, 3, size)).astype(np.float32)
+    found, roundings = rounding.inner("mtp,msp->mts", jnp.asarray(a), jnp.asarray(b))
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    bound = rounding.gamma(roundings) * np.einsum("mtp,msp->mts", np.abs(a), np.abs(b))
+    assert np.all(np.abs(found - np.einsum("mtp,msp->mts", a, b)) <= bound)
+    assert roundings < 1100
+
+
+@pytest.mark.parametrize("positions", [1, 2, 100, 255, 600])
+def test_products_over_positions(positions):
+    a, b = np.random.default_rng(2).normal(size=(2, 3, 1, positions, 4)).astype(np.float32)
+    weights = np.float32([1.0, 0.5, 0.25])
+    found = factors.product(jnp.asarray(a), jnp.asarray(b), jnp.asarray(weights))
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    np.testing.assert_allclose(found, np.einsum("m,mgtp,mgtq->gpq", weights, a, b), atol=1e-4)
+
+
+def effect(rows, weights, removed, total):
+    """How far the sum moved beyond what the removed row added, for a weighted sum's function."""
+    kept = np.where(np.arange(len(weights)) == removed, np.float32(0.0), weights)
+    ones = jnp.ones(len(weights), bool)
+    found = [
+        np.asarray(total(jnp.asarray(rows), jnp.asarray(w), ones), np.float64)
+        for w in (weights, kept)
+    ]
+    added = float(weights[removed]) * rows[removed].astype(np.float64)
+    return np.linalg.norm(found[0] - found[1] - added)
+
+
+@pytest.mark.parametrize("value", [1.0 / 3.0, 0.1])
+@pytest.mark.parametrize("count", [600, 70_000])
+def test_one_record_moves_the_rounding_of_the_others_by_no_more_than_its_share(value, count):
+    rows = np.full((count, 4), value, np.float32)
+    weights = np.full(count, 1.0 / np.linalg.norm(rows[0]), np.float32)
+    total = jax.jit(
+        lambda r, w, ones: Arrays(r).weighted_sum(w, ones, ones), compiler_options=AS_USERS
+    )
+    moved = max(effect(rows, weights, i, total) for i in (0, count // 2, count - 1))
+    assert moved <= rounding.of_sum(count)
+
+
+def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
+    grad_fn = jaxdp.clipped_grad(
+        lambda p, x: jnp.sum(p["w"] * x), jaxdp.clip(1.0), most_records=3
+    )
+    draw = jaxdp.dp_sgd(1.0, 1.0, 5, 5, sampling="full_batch").sampler(5).draw()
+    with pytest.raises(ValueError, match="most_records must be at least"):
+        grad_fn.sum({"w": jnp.zeros(2)}, jnp.ones((5, 2)), draw)
+
+
+@pytest.mark.parametrize("batch_size", [1, 100, 500, 10_000])
+def test_no_draw_exceeds_the_public_bound(batch_size):
+    above = rounding.most_records(batch_size) - batch_size
+    assert above**2 / (2 * (batch_size + above / 3)) > 1100
+
+
+def test_the_sensitivity_of_a_mechanism_is_the_one_that_sums_carry(linear):
+    params, batch, loss_fn = linear
+    mech = jaxdp.dp_sgd(1.0, 0.5, 4, 40)
+    summed, _ = mech.clipped_grad(loss_fn)(params, batch(9), jnp.ones(9, bool))
+    assert summed.l2 == mech.l2(params) == 0.5 * (1.0 + rounding.of_sum(1032))
+    assert mech.l2(params) < 0.5 * 1.0147
+
+
+def test_long_positions_are_added_in_groups():
+    # On either side of one, two and three groups of 32; every size is a compilation.
+    for size in (1, 2, 31, 32, 33, 63, 64, 65, 97, 1000):
+        terms = jnp.ones((2, size))
+        np.testing.assert_array_equal(rounding.sums(terms, 1), [size, size])
+    assert rounding.roundings(1000) == 32 + math.ceil(1000 / 32)

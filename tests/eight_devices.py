@@ -1,0 +1,146 @@
+"""What eight devices add: run by test_lanes.py, which forces so many."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxdp
+from jaxdp.tickets import simulated_key
+from tests.statistics import are_uncorrelated, is_gaussian
+
+assert jax.device_count() == 8
+MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+KEY = simulated_key(jax.random.key(5), {"gradient": 1.0})
+ROWS = jnp.zeros((8, 2_000))
+
+
+def noisy(value, key, **options):
+    tx = jaxdp.privatize(1.0, 1.0, **options)
+    params = {"w": value}
+    return tx.update(jaxdp.Summed(params, 1.0), tx.init(params), params, key=key)[0]["w"]
+
+
+def are_independent(rows):
+    rows = np.asarray(rows)
+    assert all(is_gaussian(row, 1.0) for row in rows)
+    assert all(are_uncorrelated(rows[i], rows[j]) for i in range(len(rows)) for j in range(i))
+
+
+def refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def automatic():
+    """Under jit a sharded sum gets the very noise of one device."""
+    params = {"w": jnp.zeros(16_000)}
+    tx = jaxdp.privatize(1.0, 1.0)
+    update = jaxdp.compile_update(tx)
+    one = update(params, tx.init(params), jaxdp.Summed(params, 1.0), key=KEY)[0]["w"]
+    sharded = jax.device_put(params, NamedSharding(MESH, P(("x", "y"))))
+    many = update(sharded, tx.init(sharded), jaxdp.Summed(sharded, 1.0), key=KEY)[0]["w"]
+    assert len(many.sharding.device_set) == 8
+    np.testing.assert_array_equal(one, many)
+    are_independent(np.asarray(many).reshape(8, -1))
+
+
+def mapped(check_vma, spec, **options):
+    """[8, 2000]: what each device adds to its row."""
+    each = jax.shard_map(
+        functools.partial(noisy, **options), mesh=MESH, in_specs=(spec, P()),
+        out_specs=P(("x", "y")), check_vma=check_vma,
+    )
+    return jax.jit(each)(ROWS if spec != P() else ROWS[:1], KEY)
+
+
+def shards():
+    """Every shard its own noise, whichever way JAX is told."""
+    whole = mapped(False, P(("x", "y")), sharded_over=("x", "y"))
+    are_independent(whole)
+    typed = mapped(True, P(("x", "y")))
+    are_independent(typed)
+    np.testing.assert_allclose(whole, typed, rtol=1e-6)
+
+
+def replicas():
+    """Where the value is the same on devices, so is its noise."""
+    found = np.asarray(mapped(False, P(), replicated_over=("x", "y")))
+    assert (found == found[0]).all()
+    assert is_gaussian(found[0], 1.0)
+    mixed = mapped(False, P(("x", "y")), sharded_over=("x",), replicated_over=("y",))
+    mixed = np.asarray(mixed).reshape(4, 2, -1)
+    assert (mixed[:, 0] == mixed[:, 1]).all()
+    are_independent(mixed[:, 0])
+    typed = jax.shard_map(noisy, mesh=MESH, in_specs=(P(), P()), out_specs=P())
+    np.testing.assert_allclose(jax.jit(typed)(ROWS[:1], KEY)[0], found[0], rtol=1e-6)
+
+
+def summed_over_devices():
+    """The usual step: rows are sharded, their sum is replicated, and has one noise."""
+
+    def step(rows, key):
+        total = jax.lax.psum(rows.sum(0), ("x", "y"))
+        return noisy(total, key), noisy(rows[0], key)
+
+    specs = {"mesh": MESH, "in_specs": (P(("x", "y")), P()), "out_specs": (P(), P(("x", "y")))}
+    total, parts = jax.jit(jax.shard_map(step, **specs))(ROWS, KEY)
+    assert is_gaussian(total, 1.0)
+    are_independent([total, *parts.reshape(8, -1)])
+
+
+def said():
+    """Axes of which nothing is known are refused."""
+    refused(lambda: mapped(False, P(("x", "y"))), r"got none for \['x', 'y'\]")
+    refused(lambda: mapped(False, P(("x", "y")), sharded_over=("x",)), r"got none for \['y'\]")
+    pmap = jax.pmap(noisy, axis_name="d", in_axes=(0, None))
+    refused(lambda: pmap(ROWS, KEY), "sharded_over or replicated_over must name every mesh axis")
+
+
+def pmapped():
+    """The same under pmap, by the axis's name."""
+    each = jax.pmap(
+        functools.partial(noisy, sharded_over=("d",)), axis_name="d", in_axes=(0, None)
+    )
+    are_independent(each(ROWS, KEY))
+    same = jax.pmap(
+        functools.partial(noisy, replicated_over=("d",)), axis_name="d", in_axes=(0, None)
+    )(ROWS, KEY)
+    assert (np.asarray(same) == np.asarray(same)[0]).all()
+
+
+def unnamed():
+    """pmap without a name for its axis: nothing can be said of it, so nothing is shared."""
+    try:
+        found = np.asarray(jax.pmap(noisy, in_axes=(0, None))(ROWS, KEY))
+    except ValueError:
+        return
+    are_independent(found)
+
+
+def members_on_devices():
+    """A vmap inside of a shard_map: members and shards are all apart."""
+    keys = jax.vmap(lambda s: simulated_key(s, {"gradient": 1.0}))(
+        jax.random.split(jax.random.key(1), 3)
+    )
+    for check in (False, True):
+        options = {} if check else {"sharded_over": ("x", "y")}
+        inner = jax.vmap(functools.partial(noisy, **options), (0, 0), 0)
+        each = jax.shard_map(
+            inner, mesh=MESH, in_specs=(P(None, ("x", "y")), P()),
+            out_specs=P(None, ("x", "y")), check_vma=check,
+        )
+        found = jax.jit(each)(jnp.zeros((3, 8, 2_000)), keys)
+        are_independent(np.asarray(found).reshape(24, -1))
+
+
+for check in (
+    automatic, shards, replicas, summed_over_devices, said, pmapped, unnamed, members_on_devices,
+):
+    check()
+    print(check.__name__, flush=True)
+print("done")

@@ -1,0 +1,90 @@
+"""The audit's sentence says what its table says."""
+
+import json
+import re
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+from jaxdp.auditing.audit import audit_method
+from jaxdp.optimizers import registry
+from jaxdp.report import audited, build, svg, to_html, to_markdown
+from jaxdp.report.roc import save_roc
+from tests.runs import small
+
+NUMBERS = registry.Numbers(1.0, 1.0, 1, 4, 0.1)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return audit_method(registry.build("dp-sgd", NUMBERS), 2, 1e-5, runs=300, seed=1, residuals=False)
+
+
+def row(**changes):
+    given = {
+        "what": "the same mechanism on a tiny network", "steps": 10, "runs": 400, "delta": 1e-5,
+        "confidence": 0.95, "claimed": None, "claim": None, "proven": 4.0, "audited": 1.0,
+        "audited_profile": 3.0, "profile_assumes": "it is Gaussian", "broken": False,
+        "claim_refuted": False, "adversary": "a canary", "noise": None, "noise_refuted": False,
+        "verdict": "Nothing contradicts the proven guarantee; the attack reaches 75% of it.",
+    }
+    return {**given, **changes}
+
+
+def shares(text):
+    return re.findall(r"\d+%", text)
+
+
+def test_the_larger_of_two_bounds_is_not_told_alone():
+    words = audited.verdict(row())
+    assert shares(words) == ["25%", "75%"]
+    assert "75% provided that it is Gaussian" in words
+    assert [share for _, _, share in audited.table(row())] == ["", "25%", "75%"]
+    assert audited.verdict(row(audited_profile=None, verdict="V.")) == "V."
+
+
+def test_refuted_noise_is_not_called_uncontradicted(tmp_path):
+    report = build(small.go(tmp_path / "r", small.config(steps=1)))
+    bad = row(noise_refuted=True, noise="noise: REFUTED: too small (p 1e-5)")
+    page = to_html({**report, "audited": bad}, tmp_path)
+    assert "Nothing contradicts" not in page
+    assert "The audit refutes the noise that was charged (too small (p 1e-5))." in page
+
+
+def test_a_real_audit_has_every_share_of_its_sentence_in_its_table(found):
+    told = found.to_dict()
+    table = {share for _, _, share in audited.table(told)}
+    assert set(shares(audited.verdict(told))) <= table
+
+
+def test_the_page_and_the_markdown_hold_the_table(tmp_path, found):
+    report = build(small.go(tmp_path / "r", small.config(steps=1)))
+    save_roc(found, tmp_path / "roc.png", "Audit")
+    for each in (found.to_dict(), row(proven="inf", verdict="Nothing is proven.")):
+        full = json.loads(json.dumps({**report, "audited": each}))
+        page, markdown = to_html(full, tmp_path), to_markdown(full)
+        for name, value, _ in audited.table(each):
+            assert f"{name}</th><td>{value}" in page
+            assert f"| {name} | {value} |" in markdown
+        assert audited.verdict(each) in markdown
+        assert 'id="roc-axes_1"' in page
+
+
+def test_the_plot_is_a_file_of_its_own_as_well(tmp_path, found):
+    save_roc(found, tmp_path / "roc.png", "Audit")
+    assert (tmp_path / "roc.png").read_bytes()[:4] == b"\x89PNG"
+    text = (tmp_path / "roc.svg").read_text()
+    assert xml.etree.ElementTree.fromstring(text).tag.endswith("svg")
+    assert "prefers-color-scheme" in text
+    inner = svg.embedded(text)
+    assert svg.standalone(inner) == text
+    assert "<style" not in inner
+
+
+def test_an_attack_that_finds_nobody_has_a_plot(tmp_path, found):
+    import dataclasses
+
+    empty = dataclasses.replace(found, roc=np.array([[1.0, 1.0], [0.0, 0.0]]))
+    save_roc(empty, tmp_path / "roc.png", "Audit")
+    save_roc(dataclasses.replace(empty, roc=np.zeros((1, 2))), tmp_path / "roc.png", "Audit")

@@ -1,0 +1,264 @@
+"""The page that the person who signs needs: every fact, every warning, and no request elsewhere."""
+
+import dataclasses
+import hashlib
+import html.parser
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from jaxdp import accounting as acc
+from jaxdp.cli import app
+from jaxdp.report import build, levels, origin, save_plots, to_html, to_markdown
+from jaxdp.runs.config import RunConfig, recipe, resolve
+from tests.runs import small
+
+VOID = {"meta", "br", "hr", "img", "link", "input", "col"}
+
+
+class Page(html.parser.HTMLParser):
+    """Text, tags and attributes of a page; refuses one whose tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.words = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "run"
+    done = CliRunner().invoke(
+        app,
+        ["train", "--dataset", "digits", "--model", "logistic", "--steps", "3", "--eval-every", "1",
+         "--seed", "987654321", "--out", str(folder)],
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0
+    report = json.loads((folder / "report.json").read_text())
+    return folder, report, Page((folder / "report.html").read_text()), done.output
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return small.go(tmp_path_factory.mktemp("small") / "r", small.config(steps=2))
+
+
+def test_every_fact_is_on_the_page_and_in_the_markdown(run):
+    folder, report, page, _ = run
+    ledger = hashlib.sha256((folder / "ledger.jsonl").read_bytes()).hexdigest()
+    facts = [
+        "1,437, declared and public", "one training record", "one record added or removed",
+        "256 of 1,437 records expected a step, each with probability 0.178",
+        "longer than 0.5 is shortened", f"{report['config']['noise_multiplier']:.4g}: the noise's",
+        "SGD, learning rate 0.3, momentum 0.9", "3 (0.534 epochs", "650 parameters",
+        f"{report['date']} (UTC", "jaxdp train --dataset digits --model logistic --steps 3", ledger,
+        *(f"{name} {version}" for name, version in report["versions"].items()),
+        "Guessing a class at random is right for 10.00%", "commonest class, for 10.28%",
+        "Equivalent Gaussian (GDP), approximate: mu",
+    ]
+    markdown = " ".join((folder / "report.md").read_text().split())
+    for fact in facts:
+        assert fact in page.text, fact
+        assert fact in markdown, fact
+    assert {"jaxdp", "jax", "numpy", "python"} <= set(report["versions"])
+    assert report["ledger_sha256"] == ledger
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", report["date"])
+
+
+def test_the_page_asks_for_nothing_and_is_accessible(run):
+    folder, _, page, _ = run
+    text = (folder / "report.html").read_text()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "@import" not in text
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "img", "iframe", "object")
+        assert attributes.get("href", "#").startswith("#")
+        assert "src" not in attributes
+    assert ("html", {"lang": "en"}) in page.tags
+    plots = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(plots) == 3
+    assert all(each["role"] == "img" and each["aria-label"] for each in plots)
+    assert all(each["scope"] in ("row", "col") for tag, each in page.tags if tag == "th")
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", text))
+    assert used <= set(ids)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_no_plot_has_a_colour_of_its_own(run):
+    """What does not follow the page is black on black in the dark."""
+    folder, _, _, _ = run
+    plots = re.findall(r"<svg.*?</svg>", (folder / "report.html").read_text(), flags=re.S)
+    for plot in plots:
+        assert not re.findall(r"#[0-9a-fA-F]{6}\b", plot)
+
+
+def _contrast(one, other):
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return np.dot([0.2126, 0.7152, 0.0722], linear)
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_letters_have_the_contrast_of_aa_in_both_modes():
+    from jaxdp.report.svg import COLOURS
+
+    grounds = (("#ffffff", "#fff6ef", "#f6f8fa"), ("#0d1117", "#2b1d0e", "#161b22"))
+    for name in ("ink", "soft", "blue", "orange"):
+        for mode in (0, 1):
+            for ground in grounds[mode]:
+                assert _contrast(COLOURS[name][mode], ground) >= 4.5, (name, ground)
+
+
+def test_the_path_that_is_printed_is_that_of_the_page(run):
+    folder, _, _, output = run
+    assert f"report: {folder / 'report.html'}\n" in output
+
+
+def test_neither_the_seed_nor_a_folder_of_this_machine_nor_a_duration_is_told(run):
+    folder, _, _, output = run
+    public = "".join(
+        (folder / name).read_text() for name in ("report.json", "report.md", "report.html")
+    )
+    assert "987654321" not in public
+    assert str(folder.parent) not in public
+    seconds = re.search(r"([\d.]+) s for 3 steps", output)[1]
+    assert "seconds" not in public
+    assert f"{seconds} s" not in public
+    assert "No guarantee against whoever knows the seed" in public
+
+
+@pytest.mark.parametrize(
+    ("changes", "about"),
+    [
+        ({"noise_multiplier": 2.0}, []),
+        ({"noise_multiplier": 2.0, "delta": 1 / 300}, ["delta"]),
+        ({"noise_multiplier": 2.0, "delta": 0.99 / 300}, []),
+        ({"noise_multiplier": 0.3}, ["epsilon"]),
+        ({"noise_multiplier": 2.0, "delta": 0.5}, ["delta"]),
+        ({"noise_multiplier": 0.05, "delta": 0.1}, ["epsilon", "delta"]),
+        ({"method": "adadp-as-published", "noise_multiplier": 2.0}, ["epsilon"]),
+    ],
+)
+def test_warnings_appear_exactly_when_they_should(result, tmp_path, changes, about):
+    report = build(_other(result, **changes))
+    found = report["warnings"]
+    assert [row["about"] for row in found] == about
+    epsilon = float(report["guarantee"]["epsilon"])
+    if "epsilon" in about:
+        words = "Nothing is proven" if math.isinf(epsilon) else (
+            "no meaningful protection" if epsilon > 50 else "gives little protection"
+        )
+        assert words in found[0]["text"]
+    else:
+        assert epsilon <= 10
+    page, markdown = to_html(report, tmp_path), to_markdown(report)
+    assert page.count("<strong>Warning.</strong>") == markdown.count("**Warning.**") == len(found)
+    for row in found:
+        assert row["text"] in Page(page).text
+        assert row["text"] in markdown
+    json.dumps(report, allow_nan=False)
+    save_plots(report, tmp_path)
+
+
+def _other(result, **changes):
+    """The same run as if it had been charged otherwise; nothing is trained."""
+    config = dataclasses.replace(
+        result.config, dataset_size=300, batch_size=30, epsilon=None, **changes
+    )
+    ledger = type(result.ledger)()
+    for event, first, count in config.private_method().events(0, 2)[""]:
+        ledger.charge(event, count, stream="run", first_step=first, source="mechanism")
+    bound = acc.epsilon(ledger.event, config.delta).upper
+    history = [{**row, "epsilon": bound} for row in result.history]
+    return dataclasses.replace(result, config=config, ledger=ledger, history=history, reproducible=False)
+
+
+def test_one_step_and_no_movement_do_not_crash(result, tmp_path):
+    config = dataclasses.replace(result.config, steps=1)
+    for norm in (0.0, math.nan, math.inf):
+        history = [{**result.history[0], "update_norm": norm}]
+        report = build(dataclasses.replace(result, config=config, history=history))
+        Page(to_html(report, tmp_path))
+        assert "1 (" in to_markdown(report)
+
+
+def test_a_report_of_an_older_version_still_makes_a_page(result, tmp_path):
+    report = build(result)
+    for name in ("levels", "warnings", "tradeoff", "versions", "parameters", "epochs", "date",
+                 "command", "ledger_sha256", "privacy_unit"):
+        del report[name]
+    page = Page(to_html(report, tmp_path))
+    assert "What is promised" in page.text
+    assert to_markdown(report).startswith("# ")
+
+
+def test_a_majority_is_of_the_test_labels_alone(result):
+    found = build(result, test_labels=np.array([3, 3, 1, 0]))["levels"]
+    assert found["majority"] == 0.5
+    assert "majority" not in build(result)["levels"]
+
+
+def test_levels_without_privacy_are_those_of_the_committed_results():
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "pums.json"
+    rows = json.loads(path.read_text())
+    for (dataset, model), (accuracy, runs, source) in levels.NOT_PRIVATE.items():
+        name = f"{dataset}-{model}-not-private"
+        found = [row["test_accuracy"] for row in rows if row["name"] == name]
+        assert len(found) == runs
+        assert np.mean(found) == pytest.approx(accuracy, abs=5e-6)
+        assert (path.parents[2] / source).exists()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "given"),
+    [
+        ("digits", {}), ("mnist", {"method": "dp-adam"}), ("pums", {"model": "logistic"}),
+        ("digits", {"method": "sa-dpsgd", "settings": {"temperature": 5.0}}),
+        ("digits", {"optimizer": "adam", "learning_rate": 0.01}),
+        ("digits", {"noise_schedule": "exponential:0.01:10", "steps": 20}),
+    ],
+)
+def test_the_written_out_command_gives_the_same_run(dataset, given):
+    config = resolve(recipe(dataset, **given))
+    words = origin.command_of(config).split()[2:]
+
+    from jaxdp.cli.train import parse_settings, train
+
+    context = train.make_context("train", words)
+    options = {k: v for k, v in context.params.items() if k in RunConfig.__dataclass_fields__}
+    options["settings"] = parse_settings(options["settings"]) or None
+    found = resolve(recipe(**options))
+    assert dataclasses.replace(found, epsilon=config.epsilon) == config

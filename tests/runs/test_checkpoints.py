@@ -1,0 +1,182 @@
+"""Checkpoints that are damaged, do not fit on the disk, or are written while training goes on."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp import _durable, runs
+from jaxdp.cli import main
+from jaxdp.runs.checkpoints import Checkpoints
+from jaxdp.trainer import TrainState
+from tests.runs import small
+
+
+def state(value, step, size=50_000):
+    params = {"w": jnp.full((size,), value), "b": jnp.full((3,), value)}
+    return TrainState(params, {"m": jnp.full((size,), 2 * value)}, step, np.zeros(4, np.uint32))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "secret")
+    for step in (1, 2):
+        checkpoints.save(state(float(step), step), [{"step": step}])
+    checkpoints.wait()
+    checkpoints.close()
+    return tmp_path / "secret"
+
+
+def files(folder, step):
+    """All that hold something of the state, the largest first."""
+    found = [path for path in (folder / str(step) / "state").rglob("*") if path.is_file()]
+    found = [path for path in found if path.name != "commit_success.txt"]
+    return sorted((p for p in found if p.stat().st_size), key=lambda p: -p.stat().st_size)
+
+
+def restored(folder):
+    checkpoints = Checkpoints(folder)
+    try:
+        return checkpoints, checkpoints.restore(state(0.0, 0))
+    finally:
+        checkpoints.close()
+
+
+def garbled(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "garbled": garbled,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder, capfd, damage, which):
+    DAMAGES[damage](files(folder, 2)[which])
+    checkpoints, found = restored(folder)
+    assert found[0].step == 1
+    np.testing.assert_array_equal(found[0].params["w"], np.full(50_000, 1.0))
+    assert found[1] == [{"step": 1}]
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "the checkpoint of step 2 is damaged" in lines[0]
+    assert "going on from the one of step 1" in lines[0]
+    checkpoints = Checkpoints(folder)
+    checkpoints.restore(state(0.0, 0))
+    checkpoints.save(state(2.5, 2), [])  # the same step again
+    checkpoints.wait()
+    assert checkpoints.durable_step() == 2
+    assert checkpoints.restore(state(0.0, 0))[0].params["b"][0] == 2.5
+    checkpoints.close()
+
+
+def test_where_none_is_whole_it_is_said_and_nothing_is_moved(folder):
+    for step in (1, 2):
+        garbled(files(folder, step)[0])
+    with pytest.raises(_durable.StorageError, match=r"none is whole \(step 2: .* step 1: .*\)"):
+        restored(folder)
+    assert (folder / "2").exists()
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on(tmp_path, capfd):
+    small.go(tmp_path / "b", small.config())
+    garbled(files(runs.RunDirectory(tmp_path / "b").checkpoints, 12)[0])
+    result = small.go(tmp_path / "b", small.config())
+    assert result.steps_run == 3
+    assert result.ledger.steps == 12 + 3  # what it held had been shown
+    assert "damaged" in capfd.readouterr().err
+
+
+def test_what_is_written_is_what_was_saved_although_its_memory_is_used_again(tmp_path):
+    """The trainer's update donates the buffers of the state that is being written."""
+    update = jax.jit(lambda t: jax.tree.map(lambda x: x * 0 - 7, t), donate_argnums=0)
+    checkpoints = Checkpoints(tmp_path / "secret")
+    kept = state(1.0, 1, size=4_000_000)
+    checkpoints.save(kept, [])
+    params, opt_state = kept.params, kept.opt_state
+    for _ in range(3):
+        params, opt_state = update((params, opt_state))
+    jax.block_until_ready(params)
+    checkpoints.wait()
+    found = checkpoints.restore(state(0.0, 0, size=4_000_000))[0]
+    checkpoints.close()
+    assert (np.asarray(found.params["w"]) == 1).all()
+    assert (np.asarray(found.opt_state["m"]) == 2).all()
+
+
+def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
+    import threading
+
+    going = threading.Event()
+    seal = Checkpoints._seal
+    monkeypatch.setattr(Checkpoints, "_seal", lambda self: going.wait() and seal(self))
+    checkpoints = Checkpoints(tmp_path / "secret")
+    checkpoints.save(state(1.0, 1), [])
+    assert checkpoints.durable_step() is None
+    going.set()
+    checkpoints.wait()
+    assert checkpoints.durable_step() == 1
+    checkpoints.close()
+
+
+def test_a_write_that_fails_in_a_thread_is_said_by_wait(tmp_path, monkeypatch):
+    def full(self):
+        raise OSError(28, "No space left on device")
+
+    checkpoints = Checkpoints(tmp_path / "secret")
+    checkpoints.save(state(1.0, 1), [])
+    checkpoints.wait()
+    monkeypatch.setattr(_durable, "_digests", full)
+    monkeypatch.setattr("jaxdp.runs.checkpoints.seal", lambda *a: full(a))
+    checkpoints.save(state(2.0, 2), [])
+    with pytest.raises(_durable.StorageError, match=r"full disk.*that of step 1 is whole"):
+        checkpoints.wait()
+    checkpoints.close()
+
+
+LIMITED = """
+import resource, signal, sys
+from jaxdp.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.argv = ["jaxdp", "train", "--dataset", "digits", "--model", "mlp", "--hidden", "2000",
+            "--steps", "2", "--batch-size", "100", "--eval-every", "1", "--seed", "3", "--out",
+            sys.argv[2]]
+main()
+"""
+
+
+def without_cache():
+    """The environment without the tests' cache of programs, whose files the limit would cut."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "JAXDP_TESTS"))}
+
+
+@pytest.mark.parametrize("limit", [20_000, 200])
+def test_a_full_disk_is_one_line_that_says_what_is_safe(tmp_path, limit):
+    """No file can grow beyond the limit: the checkpoint's cannot, or not even the ledger."""
+    assert resource.RLIMIT_FSIZE is not None
+    assert signal.SIGXFSZ
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit), str(tmp_path / "run")], capture_output=True,
+        text=True, env={**without_cache(), "PYTHONPATH": os.getcwd()},
+    )
+    assert done.returncode == 1, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
+    assert len(lines) == 1, done.stderr
+    assert str(tmp_path / "run") in lines[0]
+    if limit > 1_000:
+        assert "the ledger holds every charge: make room and continue with --resume" in lines[0]
+        main(["train", "--out", str(tmp_path / "run"), "--resume"])

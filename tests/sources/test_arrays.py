@@ -1,0 +1,286 @@
+"""Sources made of arrays: what they give, and that nothing else is read."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxdp.sources import DeviceArrays, HostArrays, Source, as_source, load
+from tests.sources.fakes import H5, Tensor
+
+ON = np.ones(4, bool)
+INDICES = np.array([5, 0, 5, 3], np.int32)
+
+
+def host(rows=7):
+    x = np.arange(rows * 6, dtype=np.float32).reshape(rows, 2, 3)
+    return {"x": x, "deep": (np.arange(rows, dtype=np.int32), [x[:, 0] + 1])}
+
+
+def assert_trees_equal(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+
+
+@pytest.mark.parametrize("move", [lambda x: x, jnp.asarray, H5], ids=["numpy", "jax", "h5py"])
+def test_gather_gives_the_rows_in_the_order_asked_for(move):
+    data = host()
+    source = as_source(jax.tree.map(move, data))
+    assert isinstance(source, Source)
+    assert len(source) == 7
+    found = source.gather(INDICES, ON)
+    assert_trees_equal(found, jax.tree.map(lambda leaf: leaf[INDICES], data))
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(found))
+
+
+def test_the_example_is_one_record_of_what_is_gathered():
+    source = as_source(host())
+    structs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), host())
+    assert source.example == structs
+
+
+def test_device_arrays_are_passed_on_as_they_are():
+    data = jax.tree.map(jnp.asarray, host())
+    source = as_source(data)
+    assert isinstance(source, DeviceArrays)
+    assert source.on_device
+    assert source.arrays is data
+    assert as_source(source) is source
+
+
+def test_host_arrays_are_not_copied():
+    data = host()
+    source = as_source(data)
+    assert isinstance(source, HostArrays)
+    assert not source.on_device
+    assert source.arrays["x"] is data["x"]
+
+
+def test_jax_beside_numpy_lies_on_the_host():
+    source = as_source({"x": np.ones((3, 2), np.float32), "y": jnp.arange(3)})
+    assert not source.on_device
+    assert_trees_equal(
+        source.gather(np.array([2]), ON[:1]), {"x": np.ones((1, 2), np.float32), "y": np.array([2], np.int32)}
+    )
+
+
+@pytest.mark.parametrize("move", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("padding", [-1, 7, 10**9, np.iinfo(np.int32).min])
+def test_padding_is_zeros_whatever_it_points_at(move, padding):
+    source = as_source(move(np.full((7, 2), np.nan, np.float32)))
+    found = source.gather(np.array([padding, 1, padding]), np.array([False, True, False]))
+    assert np.isnan(found[1]).all()
+    np.testing.assert_array_equal(found[[0, 2]], 0)
+
+
+def test_padding_is_not_read():
+    data = H5(np.ones((7, 2), np.float32))
+    as_source(data).gather(np.array([1, 2, 3]), np.array([True, False, False]))
+    assert data.read == 1
+    as_source(data).gather(np.array([1, 2, 3]), np.zeros(3, bool))
+    assert data.read == 1
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("move", [np.asarray, jnp.asarray, H5], ids=["numpy", "jax", "h5py"])
+def test_few_records_and_empty_draws(move, rows):
+    source = as_source(move(np.ones((rows, 2), np.float32)))
+    assert len(source) == rows
+    np.testing.assert_array_equal(source.gather(np.zeros(3, np.int32), np.zeros(3, bool)), np.zeros((3, 2)))
+    assert source.gather(np.zeros(0, np.int32), np.zeros(0, bool)).shape == (0, 2)
+    with pytest.raises(ValueError, match="within the source"):
+        source.gather(np.array([rows]), np.ones(1, bool))
+
+
+@pytest.mark.parametrize("index", [-1, 7, -(2**40), 2**40])
+def test_indices_outside_are_refused_without_saying_how_many_records_there_are(index):
+    with pytest.raises(ValueError, match="within the source") as caught:
+        as_source(host()).gather(np.array([0, index]), np.ones(2, bool))
+    assert "7" not in str(caught.value)
+
+
+def test_an_unsigned_index_beyond_the_signed_ones_is_refused():
+    with pytest.raises(ValueError, match="within the source"):
+        as_source(host()).gather(np.array([2**63 + 1], np.uint64), np.ones(1, bool))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", ">i4", "int64", "uint64"])
+def test_indices_of_any_integer_dtype(dtype):
+    data = host()
+    found = as_source(data).gather(np.array([6, 1], dtype), np.ones(2, bool))
+    np.testing.assert_array_equal(found["x"], data["x"][[6, 1]])
+
+
+@pytest.mark.parametrize(
+    ("indices", "mask", "words"),
+    [
+        (np.zeros(2), np.ones(2, bool), "indices must be integers"),
+        (np.ones(2, bool), np.ones(2, bool), "indices must be integers"),
+        (np.zeros((2, 1), int), np.ones((2, 1), bool), "indices must be integers"),
+        (np.zeros(2, int), np.ones(3, bool), r"mask must be bool \[2\]"),
+        (np.zeros(2, int), np.ones(2), r"mask must be bool \[2\]"),
+    ],
+)
+def test_indices_and_masks_of_another_form_are_refused(indices, mask, words):
+    with pytest.raises(ValueError, match=words):
+        as_source(host()).gather(indices, mask)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("float64", "float32"), (">f8", "float32"), (">f4", "float32"), ("float16", "float16"),
+        ("int64", "int32"), (">i8", "int32"), ("uint64", "uint32"), ("uint8", "uint8"), ("int8", "int8"),
+        ("bool", "bool"), ("complex128", "complex64"), (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("move", [np.asarray, H5], ids=["numpy", "h5py"])
+def test_dtypes_become_those_of_jax(move, given, kept):
+    values = np.array([[0, 1], [1, 0], [1, 1]]).astype(given)
+    source = as_source(move(values))
+    found = source.gather(np.array([2, 0]), np.ones(2, bool))
+    assert source.example.dtype == found.dtype == np.dtype(kept)
+    assert found.dtype.isnative
+    np.testing.assert_array_equal(found.astype(complex), values[[2, 0]].astype(complex))
+
+
+def test_wide_dtypes_stay_wide_where_jax_keeps_them():
+    with jax.enable_x64(True):
+        source = as_source((np.array([2**40]), np.array([0.1])))
+    numbers, floats = source.gather(np.array([0]), np.ones(1, bool))  # the source stays as it was made
+    assert numbers[0] == 2**40
+    assert floats[0] == 0.1
+
+
+def test_wide_arrays_on_the_device_stay_as_they_are():
+    with jax.enable_x64(True):
+        wide = jnp.array([2**40, 1])
+    source = as_source(wide)
+    assert source.example.dtype == wide.dtype == np.int64
+    assert source.gather(np.array([0]), np.ones(1, bool))[0] == 2**40
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**62])
+def test_integers_that_do_not_fit_are_refused_when_drawn(value):
+    source = as_source(np.array([1, value, 2]))
+    np.testing.assert_array_equal(source.gather(np.array([2, 0]), np.ones(2, bool)), [2, 1])
+    with pytest.raises(ValueError, match="integers that fit int32") as caught:
+        source.gather(np.array([0, 1]), np.ones(2, bool))
+    assert str(value) not in str(caught.value)
+
+
+def test_a_large_float_becomes_infinite_without_a_warning():
+    found = as_source(np.array([1e300, -1e300, np.nan])).gather(np.arange(3), ON[:3])
+    np.testing.assert_array_equal(found, np.array([np.inf, -np.inf, np.nan], np.float32))
+
+
+def test_read_only_and_strided_arrays():
+    values = np.arange(24.0, dtype=np.float32).reshape(3, 8)[:, ::-2].T
+    values.flags.writeable = False
+    found = as_source(values).gather(np.array([3, 0]), np.ones(2, bool))
+    np.testing.assert_array_equal(found, values[[3, 0]])
+    found[0] = 9  # what is gathered is the caller's own
+
+
+def test_what_is_gathered_does_not_change_with_the_array():
+    values = np.zeros((3, 2), np.float32)
+    found = as_source(values).gather(np.array([0]), np.ones(1, bool))
+    values[:] = 5
+    np.testing.assert_array_equal(found, 0)
+
+
+def test_tensors_are_read_through_numpy():
+    found = as_source((Tensor(np.eye(3, dtype=np.float32)),)).gather(np.array([2]), ON[:1])
+    np.testing.assert_array_equal(found[0], [[0, 0, 1]])
+
+
+def test_an_array_that_grew_is_refused():
+    data = H5(np.ones((3, 2), np.float32))
+    source = as_source(data)
+    data._array = np.ones((4, 2), np.float32)
+    with pytest.raises(ValueError, match="keep its number of records"):
+        source.gather(np.array([0]), np.ones(1, bool))
+
+
+def test_an_array_like_that_gives_other_rows_is_refused():
+    class Odd(H5):
+        def __getitem__(self, indices):
+            return self._array[:1]
+
+    with pytest.raises(ValueError, match=r"\[indices\]"):
+        as_source(Odd(np.ones((3, 2)))).gather(np.array([0, 1]), np.ones(2, bool))
+
+
+def test_nothing_printed_shows_records_or_their_number():
+    for data in (host(31), jax.tree.map(jnp.asarray, host(31))):
+        assert "31" not in repr(as_source(data))
+
+
+# Files.
+
+
+def test_an_npy_file_stays_a_memory_map(tmp_path):
+    values = np.arange(12.0).reshape(6, 2)
+    np.save(tmp_path / "x.npy", values)
+    source = as_source({"x": load(tmp_path / "x.npy")})
+    assert isinstance(source.arrays["x"], np.memmap)
+    found = source.gather(np.array([4, 1]), np.ones(2, bool))["x"]
+    np.testing.assert_array_equal(found, values[[4, 1]])
+    assert type(found) is np.ndarray
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_what_was_written_to_a_map_is_not_lost_by_reading(tmp_path, mode):
+    np.save(tmp_path / "x.npy", np.zeros((4, 2), np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
+    if mode != "r":
+        mapped[1] = 7
+    for _ in range(2):
+        found = as_source(mapped).gather(np.array([1]), np.ones(1, bool))
+        np.testing.assert_array_equal(found, np.full((1, 2), 0 if mode == "r" else 7))
+
+
+def test_an_npz_file_is_a_dict_or_a_tuple(tmp_path):
+    arrays = [np.full(3, i) for i in range(12)]
+    np.savez(tmp_path / "a.npz", *arrays)
+    np.savez(tmp_path / "b.npz", x=arrays[0], y=arrays[1])
+    for found, expected in zip(load(tmp_path / "a.npz"), arrays, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert sorted(load(str(tmp_path / "b.npz"))) == ["x", "y"]
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"\.npy or \.npz"):
+        load("x.csv")
+    np.save(tmp_path / "o.npy", np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(ValueError, match="object"):
+        load(tmp_path / "o.npy")
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.npy")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
+def test_a_large_memory_map_is_never_in_memory_whole(tmp_path):
+    code = f"""
+    import re
+    import numpy as np
+    from jaxdp.sources import as_source, load
+    rows = 75_000
+    path = {str(tmp_path / "x.npy")!r}
+    np.lib.format.open_memmap(path, mode="w+", dtype="float32", shape=(rows, 1_000))
+    # Not ru_maxrss, which begins at the peak of the process that started this one.
+    peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1_000
+    as_source(np.ones((4, 2))).gather(np.arange(4), np.ones(4, bool))
+    before = peak()
+    source = as_source({{"x": load(path)}})
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        source.gather(rng.choice(rows, 256, replace=False), np.ones(256, bool))
+    assert peak() - before < 100, peak() - before
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)

@@ -1,0 +1,171 @@
+"""What cannot be sampled from is refused with the remedy, and without the number of records."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+from jax.experimental import sparse
+
+from jaxdp.sources import as_source
+
+
+class Frame:
+    """pandas' DataFrame."""
+
+    columns = ("a",)
+    shape = (23, 1)
+    iloc = None
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, name):
+        raise KeyError(name)
+
+    def to_numpy(self):
+        return np.zeros((23, 1))
+
+
+class Table:
+    """pyarrow's Table: [0] is a column."""
+
+    columns = ()
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, index):
+        return [1, 2, 3]
+
+    def to_pandas(self):
+        return Frame()
+
+
+class TfDataset:
+    """tf.data.Dataset: a length that may be unknown, and no [index]."""
+
+    def __len__(self):
+        raise TypeError("The dataset length is unknown.")
+
+    def __iter__(self):
+        return iter(())
+
+
+class Dataset:
+    """torch's base class."""
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+
+class IterableDataset(Dataset):
+    def __iter__(self):
+        return iter(())
+
+
+class Counted(IterableDataset):
+    def __len__(self):
+        return 23
+
+
+class DataLoader:
+    def __len__(self):
+        return 23
+
+    def __iter__(self):
+        return iter(())
+
+
+class Iterator:
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, index):
+        return index
+
+    def __next__(self):
+        return 1
+
+
+class Splits(dict):
+    """datasets.DatasetDict."""
+
+
+STREAM = r"len\(data\) and data\[index\]"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((i for i in range(3)), STREAM),
+        ({"x": (i for i in range(3))}, STREAM),
+        ({"x": np.ones(3)}.values(), STREAM),
+        (map(str, [1]), STREAM),
+        (TfDataset(), STREAM),
+        (IterableDataset(), STREAM),
+        (Counted(), STREAM),
+        (DataLoader(), STREAM),
+        (Iterator(), STREAM),
+        ({1, 2}, STREAM),
+        (3.0, STREAM),
+        (object(), STREAM),
+        (lambda: 1, STREAM),
+        ("train.npy", "load"),
+        (b"abc", "load"),
+        (Splits(train=[1]), "choose a split"),
+        (collections.UserDict(x=1), "choose a split"),
+        (Frame(), "to_numpy"),
+        ((Frame(), np.zeros(23)), "to_numpy"),
+        (Table(), "to_numpy"),
+        (scipy.sparse.eye(23).tocsr(), "sparse"),
+        ({"x": scipy.sparse.coo_array(np.eye(23))}, "sparse"),
+        (sparse.BCOO.fromdense(jnp.eye(23)), "sparse"),
+        ((sparse.BCOO.fromdense(jnp.eye(23)), jnp.ones(23)), "sparse"),
+        ({}, "at least one array"),
+        ((), "at least one array"),
+        (None, "must be given"),
+        ({"x": None}, "at least one array"),
+        (np.float32(1), "without axes"),
+        ((jnp.ones(23), jnp.float32(1)), r"without axes in leaf \[1\]"),
+        ({"x": np.ones(23), "y": np.ones(22)}, r"leaf \['y'\] than in leaf \['x'\]"),
+        ((jnp.ones(23), jnp.ones(22)), "another number of"),
+        ({"x": [1, 2, 3]}, "np.asarray"),
+        ({"x": np.ones(23), "y": list(range(23))}, "np.asarray"),
+        ({"x": object()}, "np.asarray"),
+        (np.array([{}] * 23), "Python objects"),
+        (np.array(["secret"] * 23), "text in the array: turn text into token ids"),
+        (np.array([b"secret"] * 23), "bytes"),
+        (np.zeros(23, [("a", "f4"), ("b", "i4")]), "fields of a structured array"),
+        (np.zeros(23, "M8[s]"), "float32 or int32"),
+        (np.zeros(23, "m8[s]"), "float32 or int32"),
+        (np.ma.masked_array(np.zeros(23), np.ones(23, bool)), "masked"),
+        (jax.random.split(jax.random.key(0), 23), "keys"),
+        ([np.zeros((23, 2)), np.zeros(23)], "two ways"),
+        ([np.zeros(23)] * 3, "two ways"),
+        ([None, None], "at least one number"),
+        ([{}, {}], "at least one number"),
+        (["secret", "b"], "token ids"),
+        ([(i for i in range(3))], "Python objects"),
+        ([{1, 2}], "Python objects"),
+    ],
+)
+def test_refused(data, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        as_source(data)
+    for private in ("23", "22", "secret"):
+        assert private not in str(caught.value)
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no extended precision here")
+def test_extended_precision_is_refused():
+    with pytest.raises(ValueError, match="float32"):
+        as_source(np.zeros(3, np.longdouble))
+
+
+def test_more_records_than_indices_reach_are_refused(tmp_path):
+    values = np.broadcast_to(np.zeros(1, np.uint8), 2**31)
+    with pytest.raises(ValueError, match=r"2\*\*31"):
+        as_source(values)

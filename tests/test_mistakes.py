@@ -1,0 +1,193 @@
+"""Mistakes that newcomers make, and the words that they get."""
+
+import copy
+import gc
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = np.arange(60, dtype=np.int32) % 2
+PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+
+
+def loss_fn(params, x, y):
+    logits = x @ params["w"] + params["b"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+
+def mechanism(steps=4):
+    return jaxdp.dp_sgd(
+        epsilon=3.0, delta=1e-3, steps=steps, batch_size=20, dataset_size=60, l2_clip_norm=1.0
+    )
+
+
+def trainer(loss=loss_fn, data=(X, Y), **options):
+    return jaxdp.Trainer(loss, mechanism(), optax.sgd(0.1), data, **options)
+
+
+def run(folder, optimizer=None, **options):
+    options = {"params": PARAMS, **options}
+    return jaxdp.Run(folder, loss_fn, mechanism(), optimizer or optax.sgd(0.1), (X, Y), **options)
+
+
+def train(train, state):
+    for batch in train.batches():
+        state, _ = train.step(state, batch)
+    return state
+
+
+@pytest.mark.parametrize("rows", [8, None])  # in passes, and in one
+def test_what_is_frozen_or_captured_is_on_the_list_however_a_step_is_computed(rows):
+    shift = jnp.ones(2)
+
+    def shifted(params, x, y):
+        return loss_fn({**params, "b": params["b"] + shift}, x, y)
+
+    one = trainer(shifted, trainable=lambda path: "w" in path, physical_batch_size=rows)
+    train(one, one.init(PARAMS))
+    said = "\n".join(one.unverified())
+    assert "frozen parameter ['b']" in said
+    assert "captured array" in said
+
+
+def test_a_state_that_was_loaded_tells_its_assumptions_too(tmp_path):
+    options = {"trainable": {"w": True, "b": False}, "ledger": tmp_path / "ledger"}
+    first = trainer(**options)
+    state = first.init(PARAMS)
+    first.close()
+    second = trainer(**options)  # no init: the state comes from elsewhere
+    second.step(state, next(second.batches()))
+    assert "frozen parameter ['b']" in "\n".join(second.unverified())
+    second.close()
+
+
+def test_a_progress_bar_finds_the_total():
+    batches = trainer().batches(3)
+    assert len(batches) == 3
+    next(batches)
+    assert len(batches) == 2
+    assert len(list(batches)) == 2
+    assert len(batches) == 0
+
+
+def test_a_state_of_an_earlier_step_is_refused_before_the_batch_is_spent():
+    one = trainer()
+    old = one.init(PARAMS)
+    kept, batches = copy.deepcopy(old), one.batches()
+    one.step(old, next(batches))
+    batch = next(batches)
+    with pytest.raises(ValueError, match="memory that step has reused: write state, info ="):
+        one.step(old, batch)
+    assert one.step(kept, batch)[0].step == 1
+
+
+@pytest.mark.parametrize("wrong", [PARAMS, (PARAMS, None)])
+def test_what_is_no_state_is_refused_in_words(wrong):
+    one = trainer()
+    with pytest.raises(ValueError, match=r"state must be a TrainState, from trainer.init"):
+        one.step(wrong, next(one.batches()))
+
+
+def test_epsilon_before_the_first_step():
+    one = trainer()
+    with pytest.raises(ValueError, match="no step was taken yet"):
+        one.epsilon()
+    state = one.init(PARAMS)
+    batches = one.batches()
+    assert one.epsilon().upper == 0.0
+    one.step(state, next(batches))
+    assert one.epsilon().upper > 0.5
+
+
+def test_a_loop_without_steps_says_so():
+    one = trainer()
+    train(one, one.init(PARAMS))
+    with pytest.warns(UserWarning, match=r"no step is left: .* all 4 .*batches\(4, beyond=True\)"):
+        assert list(one.batches()) == []
+    state = one.init(PARAMS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in one.batches(4, beyond=True):
+            state, _ = one.step(state, batch)
+    assert one.epsilon().upper > 3.1
+
+
+def test_two_trainers_on_one_ledger_file_are_told_to_close(tmp_path):
+    first = trainer(ledger=tmp_path / "ledger")
+    with pytest.raises(ValueError, match=r"in use by another writer: .* not closed, close\(\)"):
+        trainer(ledger=tmp_path / "ledger")
+    first.close()
+    trainer(ledger=tmp_path / "ledger").close()
+
+
+@pytest.mark.parametrize("given", [((X, Y),), ("adam", (X, Y))])
+def test_no_record_is_in_the_words_of_a_forgotten_argument(given):
+    with pytest.raises(ValueError, match="optimizer must be an optax optimizer") as caught:
+        jaxdp.Trainer(loss_fn, mechanism(), *given)
+    assert str(caught.value).endswith(("got a tuple", "got 'adam'"))
+
+
+def test_no_record_is_in_the_words_for_data_in_place_of_the_loss():
+    with pytest.raises(ValueError, match=r"loss_fn must be a function .* got a tuple"):
+        jaxdp.clipped_grad((X, Y), jaxdp.clip(1.0))
+
+
+def test_a_forgotten_source_is_named():
+    with pytest.raises(ValueError, match=r"data must be given: .* got None"):
+        trainer(data=None)
+
+
+@pytest.mark.parametrize(
+    ("data", "shapes"),
+    [((X, Y.astype(np.float32)), "float32[]"), ((X, Y[:, None]), "int32[1]")],
+)
+def test_an_error_of_the_users_loss_comes_with_the_shapes_of_an_example(data, shapes):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        trainer(data=data).init(PARAMS)
+    assert f"one example: (float32[3], {shapes})" in "".join(caught.value.__notes__)
+
+
+def test_a_missing_return_is_named():
+    with pytest.raises(ValueError, match="got None: a return is missing"):
+        trainer(lambda params, x, y: None).init(PARAMS)
+
+
+def test_a_misspelt_path_is_answered_with_the_paths():
+    with pytest.raises(ValueError, match=r"trainable must .*got none of \['b'\], \['w'\]"):
+        trainer(trainable=lambda path: "last" in path).init(PARAMS)
+    with pytest.raises(ValueError, match=r"params must hold at least one array, got {}"):
+        trainer().init({})
+
+
+@pytest.mark.parametrize("found", [0.5, {"accuracy": np.ones(3)}])
+def test_evaluate_must_return_numbers_by_name(found, tmp_path):
+    with pytest.raises(ValueError, match="evaluate must return numbers by name"):
+        run(tmp_path / "run", evaluate=lambda params: found).fit()
+
+
+def test_a_run_that_has_not_begun_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"run must have begun .* call fit\(\)"):
+        run(tmp_path / "run").epsilon()
+
+
+def test_another_optimizer_is_not_called_a_damaged_folder(tmp_path):
+    run(tmp_path / "run").fit(2)
+    with pytest.raises(ValueError, match="of these parameters and this optimizer, got whole ones"):
+        run(tmp_path / "run", optax.adam(0.1)).fit()
+    assert run(tmp_path / "run").fit()["w"].shape == (3, 2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax's
+def test_parameters_of_another_shape_are_not_called_a_damaged_folder(tmp_path):
+    run(tmp_path / "run").fit(2)
+    other = jax.tree.map(jnp.zeros_like, {"w": jnp.zeros((3, 5)), "b": jnp.zeros(5)})
+    with pytest.raises(ValueError, match="of these parameters and this optimizer, got whole ones"):
+        run(tmp_path / "run", params=other).fit()
+    gc.collect()  # what orbax leaves behind

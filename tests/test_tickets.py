@@ -1,0 +1,339 @@
+import contextlib
+import copy
+import dataclasses
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp.mechanism import issuer_of
+from jaxdp.tickets import Issuer, simulated_key
+
+MECH = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
+VOTES = dataclasses.replace(MECH, count_noise_multiplier=10.0)
+
+
+def issuer(mechanism=MECH, secret=None, stream="a", incarnation="", step=0, ledger=None, **options):
+    return Issuer(
+        mechanism, ledger or jaxdp.Ledger(), secret or jaxdp.Secret.from_seed(1), stream,
+        incarnation=incarnation, first_step=step, **options,
+    )
+
+
+def randomness(ticket):
+    """Everything that a ticket derives: its draw, its noise words and tag, its use for dropout."""
+    use = np.asarray(jax.random.key_data(ticket.rng("examples")))
+    draw = ticket.generator().integers(0, 2**63, 2).astype(np.uint64)
+    key = ticket.key()
+    words = [*key.words, key.tag, use, draw]
+    return [np.asarray(w).tobytes() for w in words]
+
+
+def test_everything_that_a_ticket_derives_is_its_own():
+    tickets = [
+        issuer().issue(),
+        issuer(secret=jaxdp.Secret.from_seed(2)).issue(),
+        issuer(incarnation="1").issue(),
+        issuer(incarnation="2").issue(),
+        issuer(step=1).issue(),
+        issuer(step=11).issue(),
+        issuer(dataclasses.replace(MECH, noise_multiplier=1.5)).issue(),
+        issuer(dataclasses.replace(MECH, rule=jaxdp.clip(0.2))).issue(),
+        issuer(VOTES).issue(),
+    ]
+    found = list(itertools.chain(*map(randomness, tickets)))
+    assert len(found) == 4 * len(tickets) + 1  # one has two parts
+    assert len(set(found)) == len(found)
+
+
+def test_the_same_everything_is_the_same_key():
+    assert randomness(issuer().issue()) == randomness(issuer().issue())
+
+
+def test_no_two_streams_share_a_key():
+    """Of one secret, one ledger or two, from the operating system or chosen."""
+    found = []
+    for secret in (jaxdp.Secret.new(), jaxdp.Secret.from_seed(5)):
+        ledgers = [jaxdp.Ledger(), jaxdp.Ledger()]
+        for ledger in ledgers:
+            each = [issuer_of(MECH, ledger, secret) for _ in range(3)]
+            words = [randomness(each[n].issue()) for n in (0, 1, 2, 0)]
+            found.append(set(itertools.chain(*words)))
+            assert len(found[-1]) == 16
+    new, other, chosen, again = found
+    assert not new & other
+    assert not new & chosen
+    assert chosen == again  # a figure can be made again
+
+
+def test_a_ticket_is_spent_once():
+    ticket = issuer().issue()
+    assert not ticket.spent
+    ticket.key()
+    assert ticket.spent
+    for way in (ticket.key, lambda: ticket.spend("another"), ticket.check):
+        with pytest.raises(ValueError, match=r"step 0 was spent by the caller's own compiled"):
+            way()
+
+
+def test_of_twenty_threads_one_wins():
+    for _ in range(20):
+        ticket, won, lost = issuer().issue(), [], []
+        barrier = threading.Barrier(20)
+
+        def race(ticket=ticket, won=won, lost=lost, barrier=barrier):
+            barrier.wait()
+            try:
+                won.append(ticket.key())
+            except ValueError:
+                lost.append(1)
+
+        threads = [threading.Thread(target=race) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(lost)) == (1, 19)
+
+
+def test_twenty_threads_get_twenty_steps():
+    made, barrier = issuer(reserve=3), threading.Barrier(20)
+    steps = []
+
+    def draw():
+        barrier.wait()
+        steps.extend(made.issue().step for _ in range(10))
+
+    threads = [threading.Thread(target=draw) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(steps) == list(range(200))
+    assert made.ledger.steps == 201  # in blocks of three
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_ticket_is_not_copied(way):
+    ticket = issuer().issue()
+    for holder in (ticket, [ticket], {"a": ticket}):
+        if way is copy.copy and holder is not ticket:
+            continue
+        with pytest.raises(TypeError, match="a Ticket cannot be copied, pickled or sent"):
+            way(holder)
+    draw = MECH.sampler(50).draw()
+    if way is not copy.copy:  # a copy of the draw has the very same ticket
+        with pytest.raises(TypeError, match="a Ticket cannot be copied"):
+            way(draw)
+    else:
+        draw.key()
+        with pytest.raises(ValueError, match="must be spent once"):
+            copy.copy(draw).key()
+
+
+def test_repr_gives_nothing_away():
+    secret = jaxdp.Secret.new()
+    ticket = issuer(secret=secret).issue()
+    key = ticket.key()
+    assert repr(ticket) == "Ticket(step=0, spent=True)"
+    assert repr(key) == "NoiseKey(<secret>, parts=('gradient',))"
+
+
+def test_the_tag_gives_none_of_the_words_away():
+    keys = [issuer(step=n).issue().key() for n in range(50)]
+    words = {int(w) for key in keys for w in key.words.ravel()}
+    assert not words & {int(w) for key in keys for w in key.tag}
+
+
+def test_a_part_that_was_not_charged_is_refused():
+    with pytest.raises(ValueError, match=r"part must be among .*'gradient',\), got 'votes'"):
+        issuer().issue().key().part("votes")
+    words, multiplier = issuer(VOTES).issue().key().part("votes")
+    assert words.shape == (2,)
+    assert multiplier == 10.0
+
+
+def test_simulated_keys_have_the_multipliers_and_differ():
+    one, two = (simulated_key(k, {"a": 1.0, "b": 2.0}, 3) for k in jax.random.split(jax.random.key(0)))
+    assert one.parts == ("a", "b")
+    assert one.part("b")[1] == 2.0
+    assert one.step == 3
+    found = [np.asarray(w).tobytes() for k in (one, two) for w in (*k.words, k.tag)]
+    assert len(set(found)) == 6
+
+
+def test_a_block_is_charged_ahead_and_what_is_left_given_back():
+    made = issuer(reserve=10)
+    for n in range(13):
+        assert made.issue().step == n
+        assert made.ledger.steps == 10 * (1 + n // 10)
+        made.handed_out(n)
+        assert made.ahead() == ("a", n + 1) or (n + 1) % 10 == 0
+    made.close()
+    assert made.ledger.steps == 13
+    made.close()  # nothing more
+    assert made.ledger.steps == 13
+    assert made.ahead() is None
+    assert made.issue().step == 13
+
+
+def test_no_step_from_until_on_is_charged_ahead():
+    made = issuer(reserve=10)
+    made.issue(until=4)
+    assert made.ledger.steps == 4
+    for _ in range(4):
+        made.issue(until=4)  # beyond: what is asked for is charged
+    assert made.ledger.steps == 5
+
+
+@pytest.mark.parametrize("used", [1, 3, 8, 9])
+def test_a_crash_counts_at_most_the_reserve_too_much(tmp_path, used):
+    path = tmp_path / "ledger.jsonl"
+    made = issuer(ledger=jaxdp.Ledger(path), reserve=8)
+    for _ in range(used):
+        made.issue()
+        found = jaxdp.Ledger(path)  # what is left after a crash here
+        assert made.step <= found.steps <= made.step + 7
+    assert found.steps == 8 * -(-used // 8)
+
+
+def test_tickets_that_nobody_saw_are_given_back_and_issued_again():
+    made = issuer(reserve=4)
+    tickets = [made.issue() for _ in range(6)]
+    tickets[3].key()
+    made.close(unused=2)
+    assert made.ledger.steps == 4
+    assert made.step == 4
+    again = made.issue()
+    assert again.step == 4
+    assert made.ledger.steps == 8
+
+
+def test_a_ticket_that_was_given_back_is_no_right_any_more():
+    """Two tickets of one step, both spent, would be two releases for one charge."""
+    made = issuer()
+    kept = made.issue()
+    made.close(unused=1)
+    assert made.ledger.steps == 0
+    with pytest.raises(ValueError, match="given back"):
+        kept.key()
+    made.issue().key()
+
+
+def test_a_ticket_that_was_spent_is_not_given_back():
+    made = issuer()
+    made.issue().key()
+    made.issue()
+    kept = made.issue()
+    with pytest.raises(ValueError, match=r"unused must be at most 2, .* got 3"):
+        made.close(unused=3)
+    assert made.ledger.steps == 3
+    with pytest.raises(ValueError, match="given back"):  # over-counted, never released
+        kept.key()
+    made.close(unused=2)
+    assert made.ledger.steps == 1
+    sampler = MECH.sampler(50)
+    sampler.draw().key()
+    with pytest.raises(ValueError, match="unused must be at most 0"):
+        sampler.close(unused=1)
+
+
+def test_what_cannot_be_charged_issues_nothing():
+    budget = acc.RenyiFilter(epsilon=8.0, delta=1e-5)
+    made = issuer(ledger=jaxdp.Ledger(budget=budget))
+    count = 0
+    with contextlib.suppress(acc.BudgetExceededError):
+        while count < 10_000:
+            made.issue()
+            count += 1
+    assert 0 < count < 10_000
+    assert made.step == count == made.ledger.steps
+
+
+FORKED = """
+import os, sys
+import jaxdp
+mech = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
+path = sys.argv[1] or None
+ledger = jaxdp.Ledger(path)
+sampler = mech.sampler(50, ledger=ledger, reserve=8)
+sampler.draw()  # the next ones are reserved
+drawn = sampler.draw()
+read, write = os.pipe()
+child = os.fork()
+if not child:
+    said = []
+    for way in (drawn.key, sampler.draw, lambda: mech.sampler(50, ledger=ledger), ledger.new_stream,
+                lambda: ledger.charge(mech.event), lambda: ledger.assume("a"), sampler.close):
+        try:
+            way()
+            said.append("done")
+        except ValueError as error:
+            said.append("refused" if "fork" in str(error) else str(error))
+    os.write(write, " ".join(said).encode())
+    os._exit(0)
+os.waitpid(child, 0)
+print(os.read(read, 10_000).decode())
+drawn.key(), sampler.draw().key()  # the parent goes on
+ledger.charge(mech.event, stream="b")
+assert ledger.steps == 9
+sampler.close()
+assert ledger.steps == 4
+"""
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_a_forked_process_draws_and_releases_nothing(tmp_path, on_disk):
+    path = str(tmp_path / "ledger.jsonl") if on_disk else ""
+    found = subprocess.run(
+        [sys.executable, "-c", FORKED, path], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == ["refused"] * 7
+    if on_disk:
+        assert jaxdp.Ledger(path).steps == 4
+
+
+FLAGS = """
+import hashlib
+import jax, jax.numpy as jnp, numpy as np
+import jaxdp
+mech = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
+sampler = mech.sampler(50, secret=jaxdp.Secret.from_seed(7))
+shapes = {"a": (31, 7), "b": (70_001,), "c": (3,)}
+tx, params = mech.privatize(), {n: jnp.zeros(s, jnp.float32) for n, s in shapes.items()}
+state, found = tx.init(params), []
+update = jax.jit(lambda s, k: tx.update(jaxdp.Summed(params, 0.1), s, params, key=k))
+for _ in range(2):
+    draw = sampler.draw()
+    out, state = update(state, draw.key())
+    found += [draw.indices, draw.mask, out["a"], out["b"], jax.random.key_data(draw.ticket.rng("x"))]
+print(hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in found)).hexdigest())
+"""
+
+
+def test_no_flag_of_jax_changes_a_draw_or_a_noise():
+    flags = [
+        {"JAX_THREEFRY_PARTITIONABLE": "0"}, {"JAX_THREEFRY_PARTITIONABLE": "1"},
+        {"JAX_DEFAULT_PRNG_IMPL": "rbg", "JAX_ENABLE_X64": "1"},
+    ]
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(FLAGS)], capture_output=True, text=True,
+            timeout=120, check=True, env={**os.environ, **more},
+        ).stdout
+        for more in flags
+    }
+    assert len(found) == 1
+    assert len(found.pop()) == 65

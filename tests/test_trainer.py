@@ -1,0 +1,289 @@
+import copy
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp.clipping import rounding
+from tests.statistics import are_uncorrelated
+
+SGD = optax.sgd(0.1, momentum=0.9)
+
+
+def trainer(loss_fn, data, secret=None, noise=1.0, batch=20, optimizer=SGD, **options):
+    mech = jaxdp.dp_sgd(noise, 1.0, batch, 60)
+    return jaxdp.Trainer(loss_fn, mech, optimizer, data, secret=secret, **options)
+
+
+def steps(train, params, count):
+    state, norms = train.init(params), []
+    for batch in train.batches(count):
+        state, info = train.step(state, batch)
+        norms.append(float(info.update_norm))
+    return state, norms
+
+
+@pytest.mark.parametrize("rows", [8, None])  # in passes, and in one
+def test_a_run_is_a_function_of_its_chosen_seed(linear, rows):
+    params, batch, loss_fn = linear
+    runs = [
+        steps(trainer(loss_fn, batch(60), secret, physical_batch_size=rows), params, 5)[0].params
+        for secret in (*map(jaxdp.Secret.from_seed, (1, 1, 2)), jaxdp.Secret.new())
+    ]
+    jax.tree.map(np.testing.assert_array_equal, runs[0], runs[1])
+    for other in runs[2:]:
+        assert not np.array_equal(runs[0]["w"], other["w"])
+
+
+def test_one_secret_in_two_trainers_shares_neither_draw_nor_noise(linear):
+    _, batch, loss_fn = linear
+    secret, ledger = jaxdp.Secret.new(), jaxdp.Ledger()
+    seeds = (secret, secret, *2 * [jaxdp.Secret.from_seed(3)])
+    many = [trainer(loss_fn, batch(60), s, ledger=ledger) for s in seeds]
+    draws = [np.sort(t._sampler.draw().indices.ravel()).tobytes() for t in many]
+    assert len(set(draws)) == 4
+
+
+def by_hand(mech, grad_fn, params, data, draw):
+    """The clipped sum of a draw, in NumPy."""
+    total = jax.tree.map(lambda p: np.zeros(p.shape), params)
+    aim, share = 1.0 - rounding.MARGIN, rounding.of_sum(grad_fn.most_records)
+    for row in draw.indices[draw.mask]:
+        grad = jax.tree.map(lambda x, row=row: np.asarray(x[row]), data)
+        norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grad)))
+        total = jax.tree.map(lambda t, g, n=norm: t + g * min(1, aim / n), total, grad)
+    total = jax.tree.map(lambda t: jnp.asarray(t, jnp.float32), total)
+    return jaxdp.Summed(total, mech.rule.l2(params) * (1.0 + share))
+
+
+@pytest.mark.parametrize("rows", [8, None])
+def test_a_step_is_the_sum_of_its_parts(linear, rows):
+    params, batch, loss_fn = linear
+    data, secret = batch(60), jaxdp.Secret.from_seed(4)
+    train = trainer(loss_fn, data, secret, physical_batch_size=rows)
+    state, norms = steps(train, params, 1)
+    mech = train.mechanism
+    draw = mech.sampler(60, secret=secret).draw()  # the first stream of another ledger
+    tx = optax.chain(mech.privatize(), SGD)
+    summed = by_hand(mech, train.clipped_grad, params, data, draw)
+    update, _ = tx.update(summed, tx.init(params), params, key=draw.key())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, update)
+    assert norms[0] == pytest.approx(float(optax.tree.norm(update)), rel=1e-3)
+
+
+def test_an_empty_draw_is_a_step_with_full_noise(linear):
+    params, batch, loss_fn = linear
+    train = trainer(loss_fn, batch(60))
+    train._sampler._sampling = jaxdp.Poisson(1e-12)
+    state, norms = steps(train, params, 3)
+    assert state.step == 3
+    assert min(norms) > 0.001
+    assert train.ledger.steps == 3
+
+
+@pytest.mark.parametrize("rows", [8, None])
+def test_nothing_recompiles(linear, rows):
+    params, batch, loss_fn = linear
+    traced = []
+    after = optax.chain(SGD, optax.stateless(lambda updates, _: traced.append(1) or updates))
+    steps(trainer(loss_fn, batch(60), optimizer=after, physical_batch_size=rows), params, 8)
+    assert len(traced) == (1 if rows else len(traced)) <= 2
+
+
+@pytest.mark.parametrize("rows", [8, None])
+def test_randomness_of_the_loss_differs_between_steps(rows):
+    def loss_fn(params, example, rng):
+        return jnp.vdot(params["w"], jax.random.normal(rng, (3,))) + 0.0 * example
+
+    train = trainer(loss_fn, jnp.zeros(60), noise=0.0, physical_batch_size=rows)
+    _, norms = steps(train, {"w": jnp.zeros(3)}, 4)
+    assert len(set(norms)) == 4
+
+
+def test_the_users_parameters_survive_donation(linear):
+    params, batch, loss_fn = linear
+    steps(trainer(loss_fn, batch(60)), params, 2)
+    assert not params["w"].any()
+
+
+@pytest.mark.parametrize("rows", [8, None])
+def test_a_batch_is_used_once_whatever_the_state(linear, rows):
+    """The two releases would share their noise and differ by what is un-noised."""
+    params, batch, loss_fn = linear
+    train = trainer(loss_fn, batch(60), physical_batch_size=rows)
+    old = train.init(params)
+    kept = jax.tree.map(jnp.array, old)._replace(step=0, past=old.past)
+    (one,) = train.batches(1)
+    train.step(old, one)
+    for stale in (kept, train.init(params)):
+        with pytest.raises(ValueError, match="ticket must be spent once, but that of step 0"):
+            train.step(stale, one)
+    assert train.ledger.steps == 1
+    (two,) = train.batches(1)
+    assert train.step(kept, two)[0].step == 1  # an old state with a new batch is a new release
+    assert train.ledger.steps == 2
+
+
+def noises(train, params, states):
+    """What each of these states becomes in its next step, less the state: no record has a say."""
+    out = []
+    for state, batch in zip(states, train.batches(len(states)), strict=True):
+        before = np.array(state.params["w"])
+        out.append(np.asarray(train.step(state, batch)[0].params["w"]) - before)
+    return out
+
+
+def test_an_old_state_gets_new_noise():
+    params = {"w": jnp.zeros(4000)}
+    train = trainer(lambda p, x: 0.0 * jnp.sum(p["w"]) * x, jnp.zeros(60), optimizer=optax.sgd(1.0))
+    state = train.init(params)
+    again = [jax.tree.map(jnp.array, state)._replace(past=state.past) for _ in range(3)]
+    one, two, three = noises(train, params, again)
+    assert are_uncorrelated(one, two)
+    assert are_uncorrelated(one, three)
+    assert are_uncorrelated(two, three)
+
+
+def test_a_state_of_another_ledger_or_a_batch_of_another_trainer_is_refused(linear):
+    params, batch, loss_fn = linear
+    train, other = (trainer(loss_fn, batch(60)) for _ in range(2))
+    state, _ = steps(train, params, 2)
+    (one,), (its,) = other.batches(1), train.batches(1)
+    with pytest.raises(ValueError, match="state must be one whose past the ledger holds"):
+        other.step(state, one)
+    with pytest.raises(ValueError, match="batch must be of this trainer"):
+        train.step(state, one)
+    with pytest.raises(ValueError, match=r"batch must be one that trainer.batches"):
+        train.step(state, batch(8))
+    assert not one.draw.ticket.spent
+    assert not its.draw.ticket.spent
+    train.step(state, its)
+
+
+def test_what_was_drawn_ahead_is_given_back(linear):
+    params, batch, loss_fn = linear
+    train = trainer(loss_fn, batch(60), reserve=5)
+    state = train.init(params)
+    for n, one in enumerate(train.batches(50)):
+        state, _ = train.step(state, one)
+        assert train.epsilon(1e-5).upper == train.mechanism.epsilon(n + 1, 1e-5).upper
+        assert train.unverified() == []
+        if n == 6:
+            break
+    train.close()
+    assert train.ledger.steps == 7
+    assert train.unverified() == []
+
+
+def test_a_batch_that_nobody_stepped_with_is_told(linear):
+    params, batch, loss_fn = linear
+    train = trainer(loss_fn, batch(60))
+    state = train.init(params)
+    one, _ = train.batches(2)
+    train.step(state, one)
+    assert train.ledger.steps == 2
+    assert [line[:13] for line in train.unverified()] == ["1 of 2 steps:"]
+
+
+def test_a_trainer_goes_on_where_the_ledger_stopped(linear, tmp_path):
+    params, batch, loss_fn = linear
+    mech = dataclasses.replace(jaxdp.dp_sgd(3.0, 1.0, 20, 60), steps=6, delta=1e-5)
+    secret = jaxdp.Secret.new()
+
+    def opened():
+        return jaxdp.Trainer(loss_fn, mech, SGD, batch(60), ledger=tmp_path / "l", secret=secret)
+
+    first = opened()
+    state, _ = steps(first, params, 4)
+    saved = jax.tree.map(np.asarray, state)
+    first.close()
+    second = opened()
+    with pytest.raises(ValueError, match="steps must be at most 2, what is left of the 6"):
+        second.batches(3)
+    state = jax.tree.map(jnp.asarray, saved)._replace(past=saved.past)
+    for one in second.batches():
+        state, _ = second.step(state, one)
+    assert state.step == 6
+    assert second.ledger.steps == 6
+    assert second.epsilon().upper == mech.epsilon(6, 1e-5).upper
+    assert second.unverified() == []
+    with pytest.raises(ValueError, match="what is left of the 6"):
+        second.batches(1)
+    assert len(list(second.batches(1, beyond=True))) == 1
+    assert second.epsilon().upper > second.mechanism.epsilon(6, 1e-5).upper
+    second.close()
+
+
+def test_looking_changes_no_step_and_tells_what_clipping_saw(linear):
+    params, batch, loss_fn = linear
+    for rows in (8, None):
+        one, two = (
+            trainer(loss_fn, batch(60), jaxdp.Secret.from_seed(5), physical_batch_size=rows)
+            for _ in range(2)
+        )
+        (mine,), (other,) = one.batches(1), two.batches(1)
+        plain, _ = one.step(one.init(params), mine)
+        looked, _, infos = two.step_and_look(two.init(params), other)
+        jax.tree.map(np.testing.assert_array_equal, plain.params, looked.params)
+        assert sum(int(info.mask.sum()) for info in infos) == int(other.draw.mask.sum())
+        assert two.step_and_look(looked, next(two.batches(1)), told=False)[2] == []
+
+
+def test_batches_cannot_be_copied(linear):
+    _, batch, loss_fn = linear
+    (one,) = trainer(loss_fn, batch(60)).batches(1)
+    for way in (copy.deepcopy, copy.copy):
+        with pytest.raises(TypeError, match="a Ticket cannot be copied"):
+            way(one.draw.ticket)
+    with pytest.raises(TypeError, match="a Ticket cannot be copied"):
+        copy.deepcopy(one)
+
+
+def test_what_leaks_is_never_charged_as_private(linear):
+    params, batch, loss_fn = linear
+    method = jaxdp.optimizers.pigdo_as_published(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1)
+    train = jaxdp.Trainer(loss_fn, method, source=batch(60))
+    state, _ = steps(train, params, 2)
+    assert state.step == 2
+    assert train.epsilon(1e-5).upper == np.inf
+
+
+def test_bad_input(linear):
+    _, batch, loss_fn = linear
+    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
+    method = jaxdp.Method(mech, SGD)
+    with pytest.raises(ValueError, match="optimizer must be None for a Method"):
+        jaxdp.Trainer(loss_fn, method, SGD, batch(60))
+    with pytest.raises(ValueError, match="optimizer must be an optax optimizer"):
+        jaxdp.Trainer(loss_fn, mech, None, batch(60))
+    with pytest.raises(ValueError, match="mechanism must be a Mechanism"):
+        jaxdp.Trainer(loss_fn, mech.privatize(), SGD, batch(60))
+    train = jaxdp.Trainer(loss_fn, mech, SGD, batch(60))
+    for wrong, message in [({}, "steps or epochs must be given"), ({"steps": 0}, "steps must be"),
+                           ({"steps": 1, "epochs": 1.0}, "give one of steps and epochs")]:
+        with pytest.raises(ValueError, match=message):
+            train.batches(**wrong)
+    with pytest.raises(ValueError, match="ledger must hold a charge"):
+        train.epsilon(1e-5)
+    assert len(list(train.batches(epochs=2.0))) == 6
+    with pytest.raises(ValueError, match="delta must be given"):
+        train.epsilon()
+
+
+def test_only_a_sum_passes(linear):
+    params, _, _ = linear
+    tx = jaxdp.privatize(1.0, 1.0)
+    with pytest.raises(TypeError, match="summed must be a Summed"):
+        jaxdp.compile_update(tx)(params, tx.init(params), params)
+
+
+def test_an_iterator_that_was_dropped_gives_back(linear):
+    _, batch, loss_fn = linear
+    train = trainer(loss_fn, batch(60))
+    next(train.batches(30))
+    train.close()
+    assert train.ledger.steps == 1
