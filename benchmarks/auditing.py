@@ -30,7 +30,7 @@ from jaxdp import optimizers as opt
 from jaxdp.auditing import audit_scores, family_bound, one_run_bound, training_run, two_worlds
 from jaxdp.auditing.adversaries import canary_score, iterate_score
 from jaxdp.auditing.audit import audit_method, tiny_worlds
-from jaxdp.optimizers.energy import DrawnEnergy, PublicEnergy
+from jaxdp.optimizers.energy import PublicEnergy
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "auditing.json"
@@ -185,16 +185,7 @@ def _annealed(noise=3.0, proposals=160):
 
 def _annealed_on_private(noise=40.0, steps=4):
     def energy(key, there):
-        return DrawnEnergy(
-            planted.APART.records,
-            jnp.arange(4)[None],
-            there[None],
-            jnp.asarray(1),
-            planted._first_coordinate,
-            1e-3,
-            0.0,
-            4,
-        )
+        return planted.opened_energy(key, there, 0.0)
 
     method = planted.annealed(noise, as_published=True, energy_on_private=True)
     run = training_run(method, planted.APART, steps, energy=energy)

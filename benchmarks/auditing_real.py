@@ -29,7 +29,7 @@ def row_of(folder):
         "dataset": report["dataset"], "model": report["model"], "method": report["method"],
         "noise_multiplier": report["guarantee"]["noise_multiplier"],
         "sampling_prob": report["guarantee"]["sampling_prob"],
-        "test_accuracy": report["test_accuracy"], "seconds": report["seconds"],
+        "test_accuracy": report["test_accuracy"],
         **{name: audited[name] for name in kept},
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -36,12 +37,23 @@ COMMANDS = [
     ([*TRAIN, "--activation", "gelu"], "'gelu' is not one of 'tanh', 'relu'"),
     ([*TRAIN, "--l2-clip-norm", "0"], "l2_clip_norm must be a finite number above 0, got 0.0"),
     ([*TRAIN, "--learning-rate", "-1"], "learning_rate must be a finite number above 0, got -1.0"),
+    ([*TRAIN, "--learning-rate", "1e30"], "learning_rate must be at most 1e+06, got 1e+30"),
+    ([*TRAIN, "--learning-rate", "0"], "learning_rate must be a finite number above 0, got 0.0"),
+    ([*TRAIN, "--learning-rate", "inf"], "learning_rate must be a finite number above 0, got inf"),
+    ([*TRAIN, "--learning-rate", "nan"], "learning_rate must be a finite number above 0, got nan"),
+    ([*TRAIN, "--delta", "0.5"], "delta must be at least 1e-30 and at most 0.1, well below 1 over"),
+    ([*TRAIN, "--delta", "1e-300"], "delta must be at least 1e-30 and at most 0.1"),
+    (["train", "--out", ""], "expected a path, got ''"),
+    ([*TRAIN, "--data-dir", ""], "expected a path, got ''"),
+    ([*TRAIN, "--method", ""], "method must be one of"),
+    ([*TRAIN, "--noise-schedule", ""], "noise_schedule must be kind:number:every"),
+    (["export", ""], "expected a path, got ''"),
+    ([*TRAIN, "--resume", "--dry-run"], "--dry-run must not come with --resume"),
     ([*TRAIN, "--momentum", "1"], "momentum must be at least 0 and below 1, got 1.0"),
     ([*TRAIN, "--sampling", "shuffled"], "'shuffled' is not one of 'poisson'"),
     ([*TRAIN, "--sampling", "full_batch"], "batch_size must be dataset_size (1437)"),
     ([*TRAIN, "--seed", "-4"], "seed must be a whole number of at least 0, got -4"),
     ([*TRAIN, "--resume", "--seed", "4"], "--seed must not come with --resume"),
-    ([*TRAIN, "--fork"], "--fork must come with --resume"),
     (["train", "--resume"], "--out must name the run to resume"),
     ([*TRAIN, "--resume"], "out must hold a run to resume"),
     (["train", "--dataset", "pums", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "write it with"),
@@ -60,6 +72,7 @@ COMMANDS = [
 ]
 
 PARAMS = {"w": jnp.zeros(2)}
+RECORDS = jnp.ones((3, 2))
 KEY = jax.random.key(0)
 
 
@@ -69,14 +82,43 @@ def mechanism(**changes):
 
 
 def summed(loss_fn):
-    return jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(PARAMS, jnp.zeros((3, 2)))
+    return jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(PARAMS, jnp.zeros((3, 2)), "all")
 
 
 def chained(*before):
     import optax
 
-    tx = optax.chain(*before, jaxdp.privatize(1.0, 5.0, KEY))
-    return tx.update(jaxdp.Summed(PARAMS, 1.0), tx.init(PARAMS), PARAMS)
+    tx = optax.chain(*before, jaxdp.privatize(1.0, 5.0))
+    return tx.update(jaxdp.Summed(PARAMS, 1.0), tx.init(PARAMS), PARAMS, key=simulated(1.0))
+
+
+def simulated(noise):
+    return mechanism(noise_multiplier=noise).simulated_key(KEY)
+
+
+def noised(**given):
+    """An update of privatize(1.0, 5.0), outside jit."""
+    tx = jaxdp.privatize(1.0, 5.0)
+    return tx.update(jaxdp.Summed(PARAMS, 1.0), tx.init(PARAMS), PARAMS, **given)
+
+
+def twice(again):
+    """One draw in two updates, or in a compiled function."""
+    mech = mechanism()
+    grad_fn = mech.clipped_grad(lambda p, e: jnp.vdot(p["w"], e))
+    tx, draw = mech.privatize(), mech.sampler(50).draw()
+    total, _ = grad_fn.sum(PARAMS, jnp.zeros((50, 2)), draw)
+    state = tx.init(PARAMS)
+    return again(lambda: tx.update(total, state, PARAMS), draw)
+
+
+def trained(use):
+    import optax
+
+    trainer = jaxdp.Trainer(
+        lambda p, e: jnp.vdot(p["w"], e), mechanism(), optax.sgd(0.1), np.zeros((50, 2), np.float32)
+    )
+    return use(trainer, trainer.init(PARAMS))
 
 
 def optax_clip():
@@ -104,16 +146,56 @@ CALLS = {
         ),
         "mask must be bool [3], got int32 [3]",
     ),
+    "a batch without a mask": (
+        lambda: jaxdp.clipped_grad(lambda p, e: jnp.vdot(p["w"], e), jaxdp.clip(1.0))(
+            PARAMS, jnp.zeros((3, 2))
+        ),
+        "mask must say which rows are records, got None",
+    ),
+    "a loss that closes over its batch": (
+        lambda: summed(lambda p, e: jnp.vdot(p["w"], e - RECORDS.mean(0))),
+        "got a captured array float32 [3, 2] where a batch has 3 rows",
+    ),
     "optax.clip before privatize": (lambda: chained(optax_clip()), ""),
     "privatize fed a plain gradient": (
-        lambda: jaxdp.privatize(1.0, 5.0, KEY).update(
-            PARAMS, jaxdp.privatize(1.0, 5.0, KEY).init(PARAMS)
-        ),
+        lambda: jaxdp.privatize(1.0, 5.0).update(PARAMS, jaxdp.privatize(1.0, 5.0).init(PARAMS)),
         "privatize must come first in the chain",
     ),
-    "privatize(key=0)": (lambda: jaxdp.privatize(1.0, 5.0, 0), "key must be a threefry key"),
-    "jit(privatize(key=None).init)": (
-        lambda: jax.jit(jaxdp.privatize(1.0, 5.0).init)(PARAMS), "key must be given to privatize"
+    "update without a ticket or a key": (noised, "key must be given to an update that you compile"),
+    "update(key=0)": (lambda: noised(key=0), "key must be the noise key of a draw"),
+    "update(key of another noise)": (
+        lambda: noised(key=simulated(0.5)), "noise_multiplier must be the one that the step was"
+    ),
+    "one Summed in two updates": (
+        lambda: twice(lambda update, draw: (update(), update())), "ticket must be spent once"
+    ),
+    "draw.key() twice": (
+        lambda: twice(lambda update, draw: (draw.key(), draw.key())), "ticket must be spent once"
+    ),
+    "a Summed inside jit": (
+        lambda: twice(lambda update, draw: jax.jit(lambda s: s)(jaxdp.Summed(PARAMS, 1.0))),
+        "un-noised sum",
+    ),
+    "sum + sum of two draws": (
+        lambda: jaxdp.Summed(PARAMS, 1.0) + jaxdp.Summed(PARAMS, 1.0), "parts of one draw"
+    ),
+    "Trainer(loss, mechanism, source=...)": (
+        lambda: jaxdp.Trainer(lambda p, e: jnp.vdot(p["w"], e), mechanism(), source=RECORDS),
+        "optimizer must be an optax optimizer",
+    ),
+    "trainer.step(state, data)": (
+        lambda: trained(lambda trainer, state: trainer.step(state, RECORDS)),
+        "batch must be one that trainer.batches() hands out",
+    ),
+    "a batch in two steps": (
+        lambda: trained(lambda trainer, state: [
+            trainer.step(trainer.init(PARAMS), batch)
+            for batch in [next(trainer.batches(1))] * 2
+        ]),
+        "ticket must be spent once",
+    ),
+    "Ledger().epsilon(1e-5)": (
+        lambda: jaxdp.Ledger().epsilon(1e-5), "ledger must hold a charge to have an epsilon"
     ),
     "dp_sgd(batch_size=51 of 50)": (
         lambda: mechanism(batch_size=51), "batch_size must be at most dataset_size (50), got 51"

@@ -25,10 +25,10 @@ import jaxdp
 from benchmarks.block_problems import Problem, generated, madelon, mnist, with_constant
 from jaxdp import accounting as acc
 from jaxdp import models
+from jaxdp.mechanism import default_physical_batch_size
 from jaxdp.optimizers import block_coordinate as bc
 from jaxdp.optimizers.sbcd.released import compiled_sweep
 from jaxdp.seeds import Secret
-from jaxdp.train import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "block_coordinate.json"
 DELTA = 1e-5
@@ -107,24 +107,21 @@ def run_dp_sgd(
 ) -> dict:
     secret = Secret.from_seed(seed)
     model = models.MLP(problem.hidden, "relu", problem.classes)
-    tx = optax.chain(mechanism.privatize(secret.jax_key("noise")), optax.sgd(problem.sgd_rate))
-    grad_fn = mechanism.clipped_grad(models.cross_entropy(model))
     # A small batch in one pass; a large one in passes of the default size, which is faster.
     rows = problem.batch_size + 6 * math.isqrt(problem.batch_size)
-    sampler = mechanism.sampler(
-        problem.size, ledger=jaxdp.Ledger(), secret=secret,
-        physical_batch_size=rows if rows <= 256 else None,
+    default = default_physical_batch_size(problem.batch_size)
+    trainer = jaxdp.Trainer(
+        models.cross_entropy(model), mechanism, optax.sgd(problem.sgd_rate), problem.train[:2],
+        secret=secret, physical_batch_size=rows if rows <= 256 else default,
     )  # fmt: skip
-    trainer = Trainer(grad_fn, tx, sampler)
     state = trainer.init(models.init(model, secret.jax_key("init"), problem.train[0].shape[1:]))
-    data = jax.device_put((problem.train[0], problem.train[1]))
     apply = jax.jit(model.apply)
     table, at = {}, {problem.steps(e): e for e in epochs}
-    for step in range(1, problem.steps(epochs[-1]) + 1):
-        state, _, _ = trainer.step(state, data)
-        if step in at:
+    for batch in trainer.batches(problem.steps(epochs[-1])):
+        state, _ = trainer.step(state, batch)
+        if state.step in at:
             outputs = apply(state.params, jnp.asarray(problem.test[0]))
-            table[at[step]] = float(np.mean(np.argmax(outputs, 1) == problem.test[1]))
+            table[at[state.step]] = float(np.mean(np.argmax(outputs, 1) == problem.test[1]))
     return table
 
 

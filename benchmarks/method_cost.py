@@ -1,11 +1,13 @@
 """Seconds per step of each method over DP-SGD's: `python -m benchmarks.method_cost`.
 
 All methods take turns in one process on arrays of MNIST's shape (the CNN, batch 512): in each round
-every method takes some steps on the same draws, and its time is divided by DP-SGD's of that round.
+every method takes some steps on draws of the same law, and its time is divided by DP-SGD's of that
+round.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -13,29 +15,46 @@ from typing import Any
 
 import jax
 
+import jaxdp
 from benchmarks.overhead import mnist_shaped
 from jaxdp import runs
 from jaxdp.optimizers import registry
 from jaxdp.runs import assemble
-from jaxdp.runs.fingerprint import device
 from jaxdp.seeds import Secret
-from jaxdp.train import Trainer, TrainState
+from jaxdp.trainer import Batches, Trainer, TrainState
 
 RESULTS = Path(__file__).parent / "results" / "method_cost.json"
 
 
-def prepared(name: str, dataset: Any, train: Any) -> tuple[Trainer, TrainState]:
-    """The method's trainer and state after its first steps: everything is compiled."""
+def prepared(
+    name: str, dataset: Any, train: Any, steps: int
+) -> tuple[Trainer, Batches, TrainState]:
+    """The method's trainer, batches and state after its first steps: everything is compiled."""
     settings = {"energy_noise": 50.0} if name == "sa-dpsgd-private" else None
     config = runs.resolve(
         runs.recipe("mnist", method=name, noise_multiplier=1.2, steps=10_000, settings=settings)
     )
-    secret = Secret.from_seed(1)
-    trainer = assemble.trainer_of(config, dataset, secret, train)
-    state = assemble.fresh_state(trainer, config, secret)
+    secret, ledger, loss_fn = Secret.from_seed(1), jaxdp.Ledger(), assemble.loss_of(config)
+
+    def sampler(mechanism: jaxdp.Mechanism, count: int, rows: int) -> Any:
+        return mechanism.sampler(count, ledger=ledger, secret=secret, physical_batch_size=rows)
+
+    trainer = Trainer(
+        loss_fn, assemble.method_of(config, secret), source=train, ledger=ledger, secret=secret,
+        energy=assemble.energy_of(config, dataset, loss_fn, train, sampler),
+        physical_batch_size=config.physical_batch_size,
+    )
+    state = trainer.init(assemble.fresh_params(config, secret))
+    batches = trainer.batches(steps + 2)
     for _ in range(2):
-        state, _, _ = trainer.step(state, train)
-    return trainer, state
+        state, _ = trainer.step(state, next(batches))
+    return trainer, batches, state
+
+
+def device() -> dict[str, Any]:
+    """What the figures were taken on."""
+    first = jax.devices()[0]
+    return {"platform": first.platform, "kind": first.device_kind, "cores": os.cpu_count()}
 
 
 def main() -> None:
@@ -47,18 +66,17 @@ def main() -> None:
     train = jax.device_put((dataset.train_x, dataset.train_y))
     # An energy over all 60,000 training records would take longer than all others together.
     names = [name for name, entry in registry.METHODS.items() if entry.energy != "train"]
-    made = {name: prepared(name, dataset, train) for name in names}
+    steps = options.rounds * options.steps
+    made = {name: prepared(name, dataset, train, steps) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in made}
-    for i in range(options.rounds):
-        for name, (trainer, state) in made.items():
-            trainer.seek(100 * (i + 1))  # the same draws' sizes for all
-            state = state._replace(step=100 * (i + 1))
+    for _ in range(options.rounds):
+        for name, (trainer, batches, state) in made.items():
             began = time.perf_counter()
             for _ in range(options.steps):
-                state, _, _ = trainer.step(state, train)
+                state, _ = trainer.step(state, next(batches))
             jax.block_until_ready(state.params)
             seconds[name].append((time.perf_counter() - began) / options.steps)
-            made[name] = trainer, state
+            made[name] = trainer, batches, state
     rows = []
     for name, times in seconds.items():
         ratios = [t / base for t, base in zip(times, seconds["dp-sgd"], strict=True)]

@@ -1,7 +1,8 @@
 """What a private step costs beyond its clipped gradients: `python -m benchmarks.overhead`.
 
 Seconds per step of a training run (sampling, noise, optimizer, ledger, evaluation, checkpoints)
-over the seconds of the same passes of clipped gradient called alone, on arrays of MNIST's shape.
+over the seconds of passes of clipped gradient of such draws called alone, on arrays of MNIST's
+shape.
 """
 
 import statistics
@@ -45,16 +46,19 @@ def train_block(dataset: data.Dataset, secret: Secret) -> float:
 
 
 def gradients_alone(dataset: data.Dataset, secret: Secret) -> float:
-    """Seconds per step of the clipped gradients of the same draws, called alone."""
+    """Seconds per step of the clipped gradients of draws of the same law, called alone."""
     config = runs.resolve(runs.recipe("mnist", noise_multiplier=1.2, steps=2 * EVAL_EVERY))
-    trainer = assemble.trainer_of(config, dataset, secret)
-    params = assemble.fresh_state(trainer, config, secret).params
+    mechanism = assemble.method_of(config, secret).mechanism
+    grad_fn = mechanism.clipped_grad(assemble.loss_of(config))
+    sampler = mechanism.sampler(
+        len(dataset.train_y), secret=secret, physical_batch_size=config.physical_batch_size
+    )
+    params = assemble.fresh_params(config, secret)
     train = jax.device_put((dataset.train_x, dataset.train_y))
-    jax.block_until_ready(trainer.grad_fn.sum(params, train, trainer.sampler.draw())[0].value)
-    trainer.sampler.step = EVAL_EVERY
+    jax.block_until_ready(grad_fn.sum(params, train, sampler.draw())[0].value)
     began = time.perf_counter()
     for _ in range(STEPS):
-        summed, _ = trainer.grad_fn.sum(params, train, trainer.sampler.draw())
+        summed, _ = grad_fn.sum(params, train, sampler.draw())
     jax.block_until_ready(summed.value)
     return (time.perf_counter() - began) / STEPS
 
