@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
 from jaxdp.trainer import TrainState
+from jaxdp.types import PyTree
 
 logging.getLogger("absl").addFilter(lambda record: record.levelno >= logging.CRITICAL)
 
@@ -154,6 +155,11 @@ class Checkpoints:
         if file := broken_seal(self._folder / str(step), _SEAL, _CHANGING):
             raise ValueError(f"{file} is damaged")
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
+        with ocp.StandardCheckpointer() as reader:
+            kept = reader.metadata(self._folder / str(step) / "state").item_metadata.tree
+        # Before orbax reads: its readers of several arrays are not ended in order by one that fails.
+        if _kinds(kept) != _kinds(abstract):
+            raise ValueError("shapes and types do not match")
         args = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract), history=ocp.args.JsonRestore(),
         )
@@ -190,6 +196,11 @@ class Checkpoints:
 
 def _arrays(state: TrainState) -> dict[str, Any]:
     return {"params": state.params, "opt_state": state.opt_state, "past": np.asarray(state.past)}
+
+
+def _kinds(arrays: PyTree) -> list[str]:
+    """Shape and type of every array, sorted."""
+    return sorted(f"{leaf.shape} {np.dtype(leaf.dtype)}" for leaf in jax.tree.leaves(arrays))
 
 
 def _first_line(error: BaseException) -> str:

@@ -186,11 +186,11 @@ def test_as_published_has_a_claim_and_no_guarantee():
 
 
 def test_as_published_adds_the_noise_it_says():
-    net = bc.Network((40, 50), 1.0)
+    net = bc.Network((200, 200), 1.0)
     m = published(network=net, batch_size=5, dataset_size=5, epochs=3, rescale=None)
     # Wanted outputs equal to the outputs: no gradient.
-    x, seen = jnp.zeros((5, 40)), []
-    bc.train_as_published(m, (x, jnp.zeros((5, 50))), on_epoch=lambda e, w: seen.append(w[0]))
+    x, seen = jnp.zeros((5, 200)), []
+    bc.train_as_published(m, (x, jnp.zeros((5, 200))), on_epoch=lambda e, w: seen.append(w[0]))
     moves = [seen[1] - seen[0], seen[2] - seen[1]]
     for move in moves:
         assert is_gaussian(move, 0.01)
