@@ -40,8 +40,10 @@ def prepared(
         return mechanism.sampler(count, ledger=ledger, secret=secret, physical_batch_size=rows)
 
     trainer = Trainer(
-        loss_fn, assemble.method_of(config, secret), source=train, ledger=ledger, secret=secret,
-        energy=assemble.energy_of(config, dataset, loss_fn, train, sampler),
+        loss_fn, config.private_method(secret), source=train, ledger=ledger, secret=secret,
+        energy=assemble.energy_of(
+            config, (loss_fn, assemble.test_split(config, dataset)[0]), (loss_fn, train), sampler
+        ),
         physical_batch_size=config.physical_batch_size,
     )
     state = trainer.init(assemble.fresh_params(config, secret))

@@ -48,7 +48,7 @@ def train_block(dataset: data.Dataset, secret: Secret) -> float:
 def gradients_alone(dataset: data.Dataset, secret: Secret) -> float:
     """Seconds per step of the clipped gradients of draws of the same law, called alone."""
     config = runs.resolve(runs.recipe("mnist", noise_multiplier=1.2, steps=2 * EVAL_EVERY))
-    mechanism = assemble.method_of(config, secret).mechanism
+    mechanism = config.mechanism()
     grad_fn = mechanism.clipped_grad(assemble.loss_of(config))
     sampler = mechanism.sampler(
         len(dataset.train_y), secret=secret, physical_batch_size=config.physical_batch_size

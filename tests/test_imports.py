@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 FLOW = [
     "_version", "_validate", "_interrupts", "_durable", "accounting", "_rows", "seeds", "tickets", "types", "normals", "_ledger_file",
     "_entries", "ledger", "sampling", "sources", "clipping", "schedules", "_agreement", "noise",
-    "mechanism", "batches", "optimizers", "step", "trainer", "auditing", "preprocess", "models", "data", "runs", "report", "tables", "cli",
+    "mechanism", "batches", "optimizers", "step", "trainer", "auditing", "preprocess", "models", "data", "report", "runs", "tables", "cli",
 ]
 
 

@@ -16,11 +16,14 @@ import numpy as np
 import optax
 
 from jaxdp import _validate
+from jaxdp.auditing.entered import WithCanaries
 from jaxdp.clipping.captured import declaring
+from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.method import Method
 from jaxdp.sampling import FixedSize, Poisson
 from jaxdp.schedules import NoiseSchedule
+from jaxdp.sources import Source
 from jaxdp.types import PyTree
 
 _PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
@@ -31,8 +34,6 @@ _RARE = 0.25  # up to this rate the median over steps is hardly moved by the can
 @dataclasses.dataclass(frozen=True, eq=False)
 class Canaries:
     """The candidates of an audit; public. Which of them took part is the auditor's secret.
-
-    In the data, candidate k is a record of zeros with the label -1 - k, which no real record has.
 
     Attributes:
         leaf: position of the parameters' largest leaf, which holds all their coordinates.
@@ -47,44 +48,73 @@ class Canaries:
         """Candidates m."""
         return len(self.places)
 
-    def loss(self, loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        """``loss_fn(params, (x, label))``, but for a candidate a pull along its coordinate.
+    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The loss of (record, place), as :meth:`entered` gives them.
 
-        Of a real record, loss and gradient are what they were.
+        Of a real record, whose place is -1, loss and gradient are what they were; of candidate k,
+        whose place is k, the loss is a pull along its coordinate.
+
+        Args:
+            loss_fn: of one record, in any form that ``jaxdp.clipped_grad`` takes.
         """
-        places = jnp.asarray(self.places)
+        form, places = form_of(loss_fn), jnp.asarray(self.places)
 
-        def with_canaries(params: PyTree, example: tuple[jax.Array, jax.Array]) -> jax.Array:
-            x, label = example
-            mine = jnp.ravel(jax.tree.leaves(params)[self.leaf])[places[jnp.maximum(-1 - label, 0)]]
-            ordinary = loss_fn(params, (x, jnp.maximum(label, 0)))
-            return jnp.where(label < 0, -_PULL * mine.astype(ordinary.dtype), ordinary)
+        def of(params: PyTree, example: tuple[PyTree, jax.Array], key: Any) -> Any:
+            record, place = example
+            found = form(loss_fn, params, record, key)
+            value, *aux = found if isinstance(found, tuple) else (found,)
+            mine = jnp.ravel(jax.tree.leaves(params)[self.leaf])[places[jnp.maximum(place, 0)]]
+            pulled = jnp.where(place < 0, value, -_PULL * mine.astype(value.dtype))
+            return (pulled, *aux) if aux else pulled
 
+        if form.rng is None:
+            with_canaries: Callable[..., Any] = lambda params, example: of(params, example, None)  # noqa: E731
+        else:
+            with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
         return declaring(with_canaries, places, inner=loss_fn)
 
-    def inserted(
-        self, x: np.ndarray, y: np.ndarray, coins: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The records [n, ...] and labels [n] with the candidates whose coin is True at their end.
+    def require_finite(
+        self, loss_fn: Callable[..., Any], params: PyTree, example: PyTree
+    ) -> None:
+        """Refuses a loss whose gradient at a record of zeros is not finite.
 
-        How many rows were added is as secret as the coins.
+        Such a record would be left out of the sum, and the audit would find nothing.
+
+        Args:
+            loss_fn: of one record.
+            params: the parameters before the first step.
+            example: shape and dtype of a record.
 
         Raises:
-            ValueError: a label below 0, which is a candidate's; coins of another kind.
+            ValueError: the gradient is not finite.
+        """
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), example)
+        form, loss = form_of(loss_fn), self.loss(loss_fn)
+        keys = () if form.rng is None else (jax.random.key(0),)
+
+        def value(params: PyTree) -> jax.Array:
+            found = loss(params, (zeros, jnp.zeros((), jnp.int32)), *keys)
+            return found[0] if isinstance(found, tuple) else found
+
+        gradients = jax.tree.leaves(jax.jit(jax.grad(value, allow_int=True))(params))
+        floats = [leaf for leaf in gradients if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        if not all(bool(jnp.isfinite(leaf).all()) for leaf in floats):
+            raise ValueError(
+                "canaries must be 0 for a loss whose gradient at a record of zeros is not finite, "
+                f"got {self.count}: let the loss be finite there"
+            )
+
+    def entered(self, source: Source, coins: np.ndarray) -> Source:
+        """Pairs (record, place): the real records, then the candidates whose coin is True.
+
+        A candidate's record is zeros. How many there are is as secret as the coins.
+
+        Raises:
+            ValueError: coins of another kind.
         """
         if coins.shape != (self.count,) or coins.dtype != bool:
             raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
-        if not np.issubdtype(y.dtype, np.signedinteger) or self.count > np.iinfo(y.dtype).max:
-            raise ValueError(
-                f"labels must be signed integers that hold {self.count} canaries, got {y.dtype}"
-            )
-        if len(y) and y.min() < 0:
-            # Without the value: it is private.
-            raise ValueError("labels must be at least 0 beside canaries, got one below")
-        labels = (-1 - np.flatnonzero(coins)).astype(y.dtype)
-        return np.concatenate([x, np.zeros((len(labels), *x.shape[1:]), x.dtype)]), np.concatenate(
-            [y, labels]
-        )
+        return WithCanaries.of(source, np.flatnonzero(coins).astype(np.int32))
 
     def watched(self, method: Method) -> Method:
         """The same method, whose state also keeps the last noisy gradient where candidates are.

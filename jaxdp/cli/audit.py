@@ -59,7 +59,8 @@ def audit(
       jaxdp audit runs/x
       jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
-    from jaxdp.report.roc import save_roc
+    from jaxdp.runs import RunDirectory
+    from jaxdp.runs.audit import into_report, save_audit
 
     if results is not None:
         named = {"run": run, "method": method, "steps": steps, "delta": delta, "out": out}
@@ -80,10 +81,9 @@ def audit(
     row = {"method": name, **found.to_dict()}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "audit.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-        save_roc(found, out / "roc.png", f"Audit of {name}, {found.steps:,} steps")
+        save_audit(out, row, found)
         if run is not None:
-            _into_report(run, row)
+            into_report(RunDirectory(run), row)
     _show(row, as_json)
 
 
@@ -152,12 +152,10 @@ def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any
 
 
 def _config(run: Path) -> Any:
-    from jaxdp.runs.config import RunConfig
+    from jaxdp.runs import RunDirectory
+    from jaxdp.runs.audit import config_of
 
-    report = run / "report.json"
-    if not report.exists():
-        raise ValueError(f"run must be the folder of a finished run, got {run}: no report.json")
-    return RunConfig(**json.loads(report.read_text(encoding="utf-8"))["config"])
+    return config_of(RunDirectory(run))
 
 
 def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any, int, float]:
@@ -189,19 +187,6 @@ def _refuse_with_canaries() -> None:
                 f"{name} must not be given with a run that has canaries, which is audited as it "
                 "is; with --tiny its mechanism is audited on a tiny network"
             )
-
-
-def _into_report(run: Path, row: dict[str, Any]) -> None:
-    from jaxdp._durable import write_atomically
-    from jaxdp.report import to_html, to_markdown
-
-    path = run / "report.json"
-    report = {**json.loads(path.read_text(encoding="utf-8")), "audited": row}
-    for name in ("seconds", "steps_in_this_sitting"):
-        report.pop(name, None)  # of reports older than the rule that no time is published
-    write_atomically(path, json.dumps(report, indent=1))
-    write_atomically(run / "report.md", to_markdown(report))
-    write_atomically(run / "report.html", to_html(report, run))
 
 
 def _show(row: dict[str, Any], as_json: bool) -> None:

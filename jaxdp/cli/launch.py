@@ -1,7 +1,6 @@
 """Carries out what `jaxdp train` was asked for: the run itself, or what it would cost."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ from jaxdp.cli.progress import progress_bar
 
 
 def launch(
-    config: Any, directory: Any, data_dir: Path | None, secret: Any, given: dict[str, Any] | None,
+    config: Any, directory: Any, dataset: Any, secret: Any, given: dict[str, Any] | None,
     as_json: bool,
 ) -> None:
     """Trains and reports.
@@ -18,27 +17,22 @@ def launch(
     Args:
         config: resolved.
         directory: of the run.
-        data_dir: where prepared data sets lie, or None.
+        dataset: the data.
         secret: of a new run; None resumes the one in the directory.
         given: the options of a new run, for the report; None where it is resumed.
         as_json: the result is one JSON object.
     """
-    from jaxdp import data, runs
-    from jaxdp.report import build, origin
-    from jaxdp.runs.assemble import test_split
+    from jaxdp import runs
+    from jaxdp.runs import reporting
 
-    date = origin.today()  # before the first step: how long steps take is private
-    dataset = data.load(config.dataset, data_dir)
+    date = reporting.today()
     with progress_bar(config) as progress:
         if secret is None:
             result = runs.resume(config, directory, dataset, progress)
         else:
             result = runs.start(config, directory, dataset, secret, progress)
-    report = build(
-        result, test_labels=test_split(config, dataset)[1][1], ledger=directory.ledger, date=date,
-        command=None if given is None else origin.command(given),
-    )
-    _write(report, directory)
+    report = _report(result, directory, dataset, date, given)
+    reporting.write(report, directory)
     if as_json:
         click.echo(json.dumps(_public(report, directory), allow_nan=False))
         return
@@ -78,17 +72,20 @@ def dry(config: Any, as_json: bool) -> None:
         f"about {answer['seconds']:.0f} s here: {times.compile:.1f} s to compile, "
         f"{1_000 * times.step:.1f} ms a step on random data, without loading and evaluations"
     )
-    click.echo("dry run: no data were read, nothing was charged or written")
+    click.echo("dry run: no record was used, nothing was charged or written")
 
 
-def _write(report: dict[str, Any], directory: Any) -> None:
-    from jaxdp._durable import write_atomically
-    from jaxdp.report import save_plots, to_html, to_markdown
+def _report(
+    result: Any, directory: Any, dataset: Any, date: str, given: dict[str, Any] | None
+) -> dict[str, Any]:
+    from jaxdp.report import origin
+    from jaxdp.runs import described
+    from jaxdp.runs.assemble import test_split
 
-    write_atomically(directory.path / "report.json", json.dumps(report, indent=1))
-    write_atomically(directory.path / "report.md", to_markdown(report))
-    save_plots(report, directory.path)
-    write_atomically(directory.path / "report.html", to_html(report, directory.path))
+    return described.report(
+        result, test_labels=test_split(result.config, dataset)[1][1], ledger=directory.ledger,
+        date=date, command=None if given is None else origin.command(given),
+    )
 
 
 def _public(report: dict[str, Any], directory: Any) -> dict[str, Any]:
@@ -100,7 +97,7 @@ def _public(report: dict[str, Any], directory: Any) -> dict[str, Any]:
     claim = report["claim"]
     return {
         "out": str(directory.path), "dataset": report["dataset"], "method": report["method"],
-        "steps": report["history"][-1]["step"], "test_accuracy": report["test_accuracy"],
+        "steps": report["history"][-1]["step"], "test_accuracy": report.get("test_accuracy"),
         **{name: guarantee[name] for name in names},
         "claimed_epsilon": claim["epsilon"] if claim else None,
         "label": report["label"],
@@ -115,8 +112,10 @@ def _print_summary(report: dict[str, Any], directory: Any) -> None:
     from jaxdp.report.words import show_delta, show_epsilon
 
     guarantee = report["guarantee"]
+    accuracy = report.get("test_accuracy")
     click.echo(
-        f"test accuracy {report['test_accuracy']:.2%}   proven epsilon "
+        ("no test records   " if accuracy is None else f"test accuracy {accuracy:.2%}   ")
+        + "proven epsilon "
         f"{show_epsilon(guarantee['epsilon'])} at delta {show_delta(guarantee['delta'])} "
         f"({guarantee['relation']}, {guarantee['sampling']} sampling, "
         f"{guarantee['releases']:,} releases)"

@@ -27,7 +27,9 @@ def progress_bar(config: Any, name: str | None = None) -> Iterator[Any]:
             if row is None:
                 update(completed=step)
                 return
-            latest = f"accuracy {row['test_accuracy']:.2%}  epsilon {show_epsilon(row['epsilon'])}"
+            latest = f"epsilon {show_epsilon(row['epsilon'])}"
+            if "test_accuracy" in row:
+                latest = f"accuracy {row['test_accuracy']:.2%}  {latest}"
             update(completed=step, latest=latest)
             if not console.is_terminal:
                 prefix = f"{name}: " if name else ""

@@ -215,12 +215,11 @@ def _work(
     names: tuple[str, ...], results: Path, data_dir: Path | None, out: Path, runs: int
 ) -> None:
     from jaxdp.cli.progress import progress_bar
-    from jaxdp.report import build
-    from jaxdp.runs import queue
+    from jaxdp.runs import described, queue
 
     queue.work(
-        names, out, results, data_dir, build, lambda row: progress_bar(row.config(), row.name),
-        runs,
+        names, out, results, data_dir, described.report,
+        lambda row: progress_bar(row.config(), row.name), runs,
     )
 
 

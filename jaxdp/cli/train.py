@@ -19,6 +19,15 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
     help="digits is embedded; the others are prepared by `jaxdp data prepare` or fetched.",
 )
 @click.option(
+    "--data", "data_file", type=Filled(dir_okay=False),
+    help="A .npz file of your own instead: x, y, and perhaps public x_test, y_test.",
+)
+@click.option("--classes", type=int, help="Number of classes of --data, public.")
+@click.option(
+    "--dataset-size", type=int,
+    help="Declared number of records of --data, public [default: that of the file].",
+)
+@click.option(
     "--model", type=click.Choice(["mnist-cnn", "cifar-cnn", "mlp", "logistic"]),
     help="Network [default: the papers' for the data set].",
 )
@@ -71,8 +80,8 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 @click.option("--dry-run", is_flag=True, help="Say what it would cost, on random data; no run.")
 @click.option("--json", "as_json", is_flag=True, help="The last line is one JSON object.")
 def train(
-    data_dir: Path | None, out: Path | None, resume: bool, seed: int | None,
-    dry_run: bool, as_json: bool, **options: Any,
+    data_file: Path | None, classes: int | None, dataset_size: int | None, data_dir: Path | None,
+    out: Path | None, resume: bool, seed: int | None, dry_run: bool, as_json: bool, **options: Any,
 ) -> None:
     """Train a private classifier and report what was proven.
 
@@ -81,16 +90,20 @@ def train(
 
     \b
       jaxdp train --dataset mnist --epsilon 3 --delta 1e-5 --batch-size 512 --steps 4700
+      jaxdp train --data my.npz --classes 10 --epsilon 3 --delta 1e-6
     """
+    from jaxdp import data
     from jaxdp.cli.launch import dry, launch
     from jaxdp.runs import RunDirectory
     from jaxdp.seeds import Secret
 
     _check_together(out, resume, seed, dry_run)
     options["settings"] = parse_settings(options["settings"]) or None
-    directory = RunDirectory(out or _free_folder(options["dataset"]))
+    name = options["dataset"] if data_file is None else data_file.stem
+    directory = RunDirectory(out or _free_folder(name))
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
-    config = (_stored_config if resume else _new_config)(directory, options)
+    own = _own_data(directory, data_file, classes, dataset_size, resume)
+    config = (_stored_config if resume else _new_config)(directory, options, own)
     for warning in config.warnings():
         click.echo(f"jaxdp: warning: {warning}", err=True)
     if dry_run:
@@ -98,7 +111,8 @@ def train(
         return
     with in_words(directory):
         launch(
-            config, directory, _data_dir(directory, data_dir, resume),
+            config, directory,
+            own or data.load(config.dataset, _data_dir(directory, data_dir, resume)),
             None if resume else secret, None if resume else _given(), as_json,
         )
 
@@ -112,6 +126,39 @@ def _check_together(
         raise click.UsageError("--seed must not come with --resume: the run keeps its own secret")
     if resume and dry_run:
         raise click.UsageError("--dry-run must not come with --resume: it is for a new run")
+
+
+def _own_data(
+    directory: Any, path: Path | None, classes: int | None, size: int | None, resume: bool
+) -> Any:
+    """The data set in a file, or None for a built-in one; a resumed run remembers which it is."""
+    from jaxdp import data
+
+    if resume:
+        state = directory.load_state()
+        kept, own = state.get("data_file"), state.get("config", {}).get("own")
+        if own is None:
+            return None
+        return data.from_file(path or kept, own["num_classes"], state["config"]["dataset_size"])
+    if path is None:
+        given = [name for name, value in (("classes", classes), ("dataset-size", size)) if value]
+        if given:
+            raise click.UsageError(f"--{given[0]} must come with --data")
+        return None
+    if _is_given("dataset"):
+        raise click.UsageError("--data must not come with --dataset: give one of them")
+    if classes is None:
+        raise click.UsageError(
+            "--classes must come with --data: the number of classes is public, and is not read off "
+            "the private labels"
+        )
+    directory.remembered["data_file"] = str(path.expanduser().absolute())
+    return data.from_file(path, classes, size)
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return getattr(source, "name", "") == "COMMANDLINE"
 
 
 def _data_dir(directory: Any, given: Path | None, resume: bool) -> Path | None:
@@ -146,12 +193,11 @@ def _given() -> dict[str, Any]:
     return {
         option.opts[0].removeprefix("--"): context.params[option.name]
         for option in context.command.params
-        if option.name is not None
-        and getattr(context.get_parameter_source(option.name), "name", "") == "COMMANDLINE"
+        if option.name is not None and _is_given(option.name)
     }
 
 
-def _new_config(directory: Any, options: dict[str, Any]) -> Any:
+def _new_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
     from jaxdp.runs import recipe, resolve
 
     if directory.exists():
@@ -159,18 +205,24 @@ def _new_config(directory: Any, options: dict[str, Any]) -> Any:
             f"--out must be a new folder, got {directory.path}, which holds a run: pass --resume "
             "to continue it"
         )
+    if own is not None:
+        options = {**options, "dataset": own.spec}
     return resolve(recipe(**options))
 
 
-def _stored_config(directory: Any, options: dict[str, Any]) -> Any:
+def _stored_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
     """The run's own configuration, which the options given now must not contradict."""
     from jaxdp.runs import RunConfig
 
-    stored = RunConfig(**directory.load_state()["config"])
-    source = click.get_current_context().get_parameter_source
+    state = directory.load_state()
+    if "config" not in state:
+        raise ValueError(
+            f"--out must be a run of `jaxdp train` to resume, got {directory.path}, whose model is "
+            "in a program: run that again"
+        )
+    stored = RunConfig(**state["config"])
     given = {
-        name: value for name, value in options.items()
-        if value is not None and getattr(source(name), "name", "") == "COMMANDLINE"
+        name: value for name, value in options.items() if value is not None and _is_given(name)
     }
     return dataclasses.replace(stored, **given)
 

@@ -1,5 +1,6 @@
 """The report of a run as a JSON-ready dictionary."""
 
+import dataclasses
 import math
 import os
 from pathlib import Path
@@ -10,15 +11,18 @@ import jax
 from jaxdp import __version__
 from jaxdp import accounting as acc
 from jaxdp._entries import SEEDED
-from jaxdp.optimizers import registry
-from jaxdp.report import cautions, facts, levels, origin, tradeoff, words
-from jaxdp.runs.config import RunConfig
-from jaxdp.runs.loop import RunResult
+from jaxdp.ledger import Ledger
+from jaxdp.report import cautions, facts, origin, tradeoff, words
+from jaxdp.report.subject import Subject
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.types import PyTree
+
+History = list[dict[str, Any]]
 
 
 def build(
-    result: RunResult, *, test_labels: Any = None, ledger: Path | None = None,
-    date: str | None = None, command: str | None = None,
+    subject: Subject, *, history: History, params: PyTree, ledger: Ledger, reproducible: bool,
+    ledger_file: Path | None = None, date: str | None = None,
 ) -> dict[str, Any]:
     """Everything that a reader needs to judge the run; nothing computed from un-noised data.
 
@@ -27,65 +31,68 @@ def build(
     Infinite epsilons become the string "inf", so that the file is valid JSON everywhere.
 
     Args:
-        result: of the run.
-        test_labels: int [n] of the test examples that accuracy is told of; public.
-        ledger: the ledger's file, for its hash.
+        subject: its public facts.
+        history: the rows that were shown.
+        params: the released parameters.
+        ledger: what was charged.
+        reproducible: whether a person chose the seed.
+        ledger_file: of the ledger, for its hash.
         date: on which the run began, of ``origin.today()`` before the first step.
-        command: that started the run; None writes one with all of its public numbers.
     """
-    config = result.config
-    guarantee = _guarantee(config, result)
+    guarantee = _guarantee(subject, ledger)
+    counts = _counts(history)
     report = {
         "jaxdp": __version__,
-        "method": config.method,
-        "dataset": config.dataset,
-        "model": config.model,
-        "activation": config.activation,
-        "test_accuracy": result.history[-1]["test_accuracy"],
-        "levels": levels.levels(config.dataset, config.model, test_labels),
-        "privacy_unit": facts.UNIT,
+        "title": subject.title,
+        **subject.names,
+        **_measured(subject, history),
+        "levels": subject.levels,
+        "privacy_unit": subject.unit,
         "guarantee": guarantee,
-        "warnings": cautions.cautions(guarantee["epsilon"], config.delta, config.dataset_size),
-        "tradeoff": tradeoff.tradeoff(
-            result.ledger.event, acc.Relation(config.relation), config.delta
-        ),
-        "claim": _claim(config, result),
-        "counts": _counts(result),
-        "judged_by": words.ENERGIES.get(registry.METHODS[config.method].energy),
-        "label": words.REPRODUCIBLE if result.reproducible else None,
-        "notes": result.ledger.notes(),
-        "unverified": [said for said in result.ledger.unverified() if said != SEEDED],
+        "warnings": cautions.cautions(guarantee["epsilon"], subject.delta, subject.dataset_size),
+        "tradeoff": tradeoff.tradeoff(ledger.event, subject.relation, subject.delta),
+        "claim": _claim(subject, ledger, history),
+        "counts": counts,
+        "judged_by": subject.judged_by,
+        "label": words.REPRODUCIBLE if reproducible else None,
+        "notes": ledger.notes(),
+        "unverified": [said for said in ledger.unverified() if said != SEEDED],
         "assumed": list(words.ASSUMED),
         "outside_the_guarantee": list(words.OUTSIDE),
-        "history": result.history,
-        "config": config.to_dict(),
-        "parameters": origin.parameters(result.params),
-        "epochs": facts.epochs(config),
+        "history": history,
+        "parameters": origin.parameters(params),
+        "epochs": subject.epochs,
         "date": date,
-        "command": command or origin.command_of(config),
-        "ledger_sha256": None if ledger is None else origin.sha256(ledger),
+        "command": subject.command,
+        "ledger_sha256": None if ledger_file is None else origin.sha256(ledger_file),
         "versions": origin.versions(),
         "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
     }
-    return _finite(report)
+    return _finite({**report, "facts": facts.groups(subject, report)})
 
 
-def _guarantee(config: RunConfig, result: RunResult) -> dict[str, Any]:
-    relation = acc.Relation(config.relation)
-    event = result.ledger.event
+def _measured(subject: Subject, history: History) -> dict[str, Any]:
+    """The number that the run is judged by, under its own name and described."""
+    found = subject.measured
+    if found is None:
+        return {"measured": None}
+    return {found.column: history[-1][found.column], "measured": dataclasses.asdict(found)}
+
+
+def _guarantee(subject: Subject, ledger: Ledger) -> dict[str, Any]:
+    event = ledger.event
     row = {
-        "relation": relation.value,
-        "delta": config.delta,
-        "sampling": config.sampling,
-        "sampling_prob": config.batch_size / config.dataset_size,
-        "noise_multiplier": config.noise_multiplier,
-        "l2_clip_norm": config.l2_clip_norm,
-        "releases": result.ledger.steps,
+        "relation": subject.relation.value,
+        "delta": subject.delta,
+        "sampling": subject.sampling,
+        "sampling_prob": subject.batch_size / subject.dataset_size,
+        "noise_multiplier": subject.noise_multipliers[0],
+        "releases": ledger.steps,
         "in_words": words.describe(event),
     }
-    if not acc.supports(event, relation):
+    if not acc.supports(event, subject.relation):
         return {**row, "epsilon": math.inf, "method": "none: no accountant bounds this event"}
-    bound = acc.epsilon(event, config.delta, relation)
+    bound = acc.epsilon(event, subject.delta, subject.relation)
     return {
         **row,
         "epsilon": bound.upper,
@@ -95,28 +102,29 @@ def _guarantee(config: RunConfig, result: RunResult) -> dict[str, Any]:
     }
 
 
-def _counts(result: RunResult) -> dict[str, int]:
-    last = result.history[-1]
+def _counts(history: History) -> dict[str, int]:
+    last = history[-1]
     return {name: last[name] for name in ("proposals", "accepted", "forced") if name in last}
 
 
-def _claim(config: RunConfig, result: RunResult) -> dict[str, Any] | None:
-    """What the paper claims of such a run, by its own formula; None where it claims nothing else.
+def _claim(subject: Subject, ledger: Ledger, history: History) -> dict[str, Any] | None:
+    """The epsilon that a paper claims of such a run, by its own formula; None where it has none.
 
     A method that counts accepted steps alone claims those.
     """
-    claimed = config.private_method().claim
-    if claimed is None or config.noise_schedule is not None or not config.noise_multiplier:
+    method, mechanism = subject.method, subject.method.mechanism
+    noise = mechanism.noise_multiplier
+    if method.claim is None or isinstance(noise, NoiseSchedule) or not noise:
         return None
-    accepted = _counts(result).get("accepted")
-    steps = result.history[-1]["step"] if accepted is None else accepted
-    rate = config.batch_size / config.dataset_size
-    claim = claimed(rate, config.noise_multiplier, max(1, steps), config.delta)
-    proven = result.ledger.epsilon(config.delta, acc.Relation(config.relation))
-    leak = config.mechanism().leak
+    accepted = _counts(history).get("accepted")
+    steps = history[-1]["step"] if accepted is None else accepted
+    rate = subject.batch_size / subject.dataset_size
+    claim = method.claim(rate, noise, max(1, steps), subject.delta)
+    proven = ledger.epsilon(subject.delta, subject.relation)
     return {
         "name": claim.name, "epsilon": claim.value, "steps": steps, "source": claim.source,
-        "verdict": f"nothing is proven, for {leak}" if leak else claim.verdict(proven),
+        "verdict": f"nothing is proven, for {mechanism.leak}" if mechanism.leak
+        else claim.verdict(proven),
     }
 
 

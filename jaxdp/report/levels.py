@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.data.specs import spec
-
 # Mean test accuracy, number of runs, where they are written down. Nothing that is not committed
 # there; a test compares them.
 NOT_PRIVATE = {
@@ -14,16 +12,19 @@ NOT_PRIVATE = {
 }
 
 
-def levels(dataset: str, model: str, test_labels: Any = None) -> dict[str, Any]:
+def levels(
+    dataset: str, model: str, num_classes: int, test_labels: Any = None
+) -> dict[str, Any]:
     """Accuracy of guessing, and of the same model without privacy where it was measured.
 
     Args:
         dataset: name of the data set.
         model: name of the model.
+        num_classes: number of labels, public.
         test_labels: int [n] of the test examples, public; None leaves out the commonest class.
             Labels of training records are private, and are not to be given here.
     """
-    found: dict[str, Any] = {"chance": 1 / spec(dataset).num_classes}
+    found: dict[str, Any] = {"chance": 1 / num_classes}
     if test_labels is not None and len(test_labels):
         found["majority"] = float(np.bincount(np.asarray(test_labels)).max() / len(test_labels))
     if (dataset, model) in NOT_PRIVATE:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from jaxdp.report import audited, cautions, facts, levels
+from jaxdp.report.subject import measured
 from jaxdp.report.words import show_delta, show_epsilon, show_factor, show_rate, title
 
 GLOSSARY = (
@@ -22,15 +23,7 @@ GLOSSARY = (
 
 def to_markdown(report: dict[str, Any]) -> str:
     """report.md from the dictionary of report.json."""
-    guarantee = report["guarantee"]
-    delta = show_delta(guarantee["delta"])
-    lines = [
-        f"# {title(report)}",
-        "",
-        f"**Test accuracy {report['test_accuracy']:.2%}** at a proven "
-        f"**(epsilon {show_epsilon(guarantee['epsilon'])}, delta {delta})**.",
-        "",
-    ]
+    lines = [f"# {title(report)}", "", _headline(report), ""]
     for text in cautions.shown(report):
         lines += [f"> **Warning.** {text}", ""]
     if report["judged_by"]:
@@ -48,15 +41,31 @@ def to_markdown(report: dict[str, Any]) -> str:
         lines += [*(f"{text}\n" for text in gaussian(report))]
     if report.get("audited"):
         lines += ["## Audit", "", *_audited(report["audited"]), ""]
-    for heading, rows in facts.groups(report):
+    for heading, rows in report.get("facts", ()):
         lines += [f"## {heading}", ""]
         lines += _table(("", ""), [(name, _code(name, value)) for name, value in rows])
-    lines += ["![Test accuracy and epsilon](accuracy_and_epsilon.png)", ""]
+    lines += [f"![{progress_title(report)}](accuracy_and_epsilon.png)", ""]
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
     for heading, items in sections(report):
         lines += [f"## {heading}", "", *(f"- {item}" for item in items), ""]
     lines += ["## Words", "", *(f"- **{word}**: {text}" for word, text in GLOSSARY), ""]
     return "\n".join(lines)
+
+
+def progress_title(report: dict[str, Any]) -> str:
+    """The title of the plot of what was measured and of epsilon, by step."""
+    found = measured(report)
+    return "Epsilon" if found is None else f"{found.name} and epsilon"
+
+
+def _headline(report: dict[str, Any]) -> str:
+    guarantee, found = report["guarantee"], measured(report)
+    delta = show_delta(guarantee["delta"])
+    proven = f"**(epsilon {show_epsilon(guarantee['epsilon'])}, delta {delta})**."
+    if found is None:
+        return f"Proven: {proven}"
+    value = float(report[found.column])
+    return f"**{found.name} {found.shown(value)}** at a proven {proven}"
 
 
 def meaning(report: dict[str, Any]) -> list[str]:

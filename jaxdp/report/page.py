@@ -7,6 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from jaxdp.report import audited, cautions, facts, levels, markdown, plots, roc, svg
+from jaxdp.report.subject import measured
 from jaxdp.report.words import show_audited, show_delta, show_epsilon, title
 
 _TRADEOFF = (
@@ -14,9 +15,9 @@ _TRADEOFF = (
     "logarithmic axes; nothing is possible in the shaded region. The dots are the rates of the "
     "table."
 )
-_PROGRESS = (
-    "Test accuracy in percent (above) and the proven epsilon of everything released so far "
-    "(below), by step."
+_PROGRESS = "The proven epsilon of everything released so far, by step."
+_BOTH = (
+    "{name}{percent} (above) and the proven epsilon of everything released so far (below), by step."
 )
 _NORM = "Euclidean norm of the noisy update, mean of each block of steps."
 
@@ -39,7 +40,7 @@ def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
         "title": title(report),
         "date": report.get("date"),
         "colours": Markup(svg.style()),
-        "accuracy": f"{report['test_accuracy']:.2%}",
+        "measured": _measured(report),
         "compared": levels.sentences(report),
         "epsilon": _epsilon(guarantee["epsilon"]),
         "weak": any(each["about"] == "epsilon" for each in report.get("warnings", ())),
@@ -59,7 +60,7 @@ def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
         "limits": _limits(report),
         "roc": _roc(row, folder),
         "progress": _progress(report),
-        "groups": facts.groups(report),
+        "groups": report.get("facts", ()),
         "code": facts.CODE,
         "sections": markdown.sections(report),
         "glossary": markdown.GLOSSARY,
@@ -77,9 +78,19 @@ def _limits(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [_plot("tradeoff", plots.tradeoff(report["tradeoff"]), _TRADEOFF)]
 
 
+def _measured(report: dict[str, Any]) -> dict[str, str] | None:
+    found = measured(report)
+    if found is None:
+        return None
+    return {"name": found.name, "shown": found.shown(float(report[found.column]))}
+
+
 def _progress(report: dict[str, Any]) -> list[dict[str, Any]]:
+    found, caption = measured(report), _PROGRESS
+    if found is not None:
+        caption = _BOTH.format(name=found.name, percent=" in percent" if found.share else "")
     return [
-        _plot("progress", plots.accuracy_and_epsilon(report), _PROGRESS),
+        _plot("progress", plots.accuracy_and_epsilon(report), caption),
         _plot("norm", plots.update_norm(report), _NORM),
     ]
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from scipy import special
 
 from jaxdp.report import levels
+from jaxdp.report.subject import Measured, measured
 from jaxdp.report.svg import BLUE, INK, LINE, ORANGE, SOFT
 from jaxdp.report.words import show_delta
 
@@ -37,32 +38,45 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
-    """Accuracy above, with the level of guessing, and the epsilon spent below, by step."""
-    figure, (above, below) = _figure(4.9, 2)
-    steps = _column(report, "step")
-    _styled(above, "Test accuracy (%)")
-    above.plot(steps, 100 * _column(report, "test_accuracy"), "o-", color=BLUE, markersize=4)
-    if (guess := levels.guessing(report)) is not None:
-        above.axhline(100 * guess, color=SOFT, linestyle=":")
-        above.annotate(
-            "guessing", (1, 100 * guess), xycoords=("axes fraction", "data"), ha="right",
-            va="bottom", color=SOFT, fontsize=_LETTERS - 1,
-        )
-        above.set_ylim(bottom=0)
-    delta = show_delta(report["guarantee"]["delta"])
-    _styled(below, f"Proven epsilon so far, at delta {delta}")
-    epsilon = _column(report, "epsilon")
-    below.plot(steps, epsilon, "s--", color=ORANGE, markersize=4)
-    if np.isfinite(epsilon).any():
-        below.set_ylim(bottom=0)
+    """What was measured, with the level of guessing, and the epsilon spent below, by step."""
+    found, steps = measured(report), _column(report, "step")
+    if found is None:
+        figure, (below,) = _figure(2.9)
     else:
-        below.set_yticks([])
-        below.annotate(
-            "infinite: nothing is proven", (0.5, 0.5), xycoords="axes fraction", ha="center",
-            color=INK, fontsize=_LETTERS,
-        )
+        figure, (above, below) = _figure(4.9, 2)
+        _measured(above, report, found, steps)
+    _epsilon(below, report, steps)
     _steps(below, steps)
     return figure
+
+
+def _measured(axes: Axes, report: dict[str, Any], found: Measured, steps: np.ndarray) -> None:
+    scale = 100 if found.share else 1
+    _styled(axes, f"{found.name} (%)" if found.share else found.name)
+    axes.plot(steps, scale * _column(report, found.column), "o-", color=BLUE, markersize=4)
+    if (guess := levels.guessing(report)) is None:
+        return
+    axes.axhline(scale * guess, color=SOFT, linestyle=":")
+    axes.annotate(
+        "guessing", (1, scale * guess), xycoords=("axes fraction", "data"), ha="right",
+        va="bottom", color=SOFT, fontsize=_LETTERS - 1,
+    )
+    axes.set_ylim(bottom=0)
+
+
+def _epsilon(axes: Axes, report: dict[str, Any], steps: np.ndarray) -> None:
+    delta = show_delta(report["guarantee"]["delta"])
+    _styled(axes, f"Proven epsilon so far, at delta {delta}")
+    epsilon = _column(report, "epsilon")
+    axes.plot(steps, epsilon, "s--", color=ORANGE, markersize=4)
+    if np.isfinite(epsilon).any():
+        axes.set_ylim(bottom=0)
+        return
+    axes.set_yticks([])
+    axes.annotate(
+        "infinite: nothing is proven", (0.5, 0.5), xycoords="axes fraction", ha="center",
+        color=INK, fontsize=_LETTERS,
+    )
 
 
 def update_norm(report: dict[str, Any]) -> Figure:

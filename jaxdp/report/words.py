@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 from jaxdp import accounting as acc
-from jaxdp.data.specs import spec
 
 OUTSIDE = (
     "Floating-point attacks: noise is float32 from a non-cryptographic generator.",
@@ -77,8 +76,8 @@ ENERGIES = {
 
 
 def title(report: dict[str, Any]) -> str:
-    """As in "DP-SGD on MNIST"."""
-    return f"{report['method'].upper()} on {spec(report['dataset']).title}"
+    """As in "DP-SGD on MNIST"; reports of older versions have none of their own."""
+    return report.get("title") or f"{report['method'].upper()} on {report['dataset']}"
 
 
 def show(value: float | str) -> str:

@@ -12,26 +12,16 @@ import numpy as np
 from jaxdp import data, models
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.optimizers.method import Method
 from jaxdp.preprocess import dp_pca, project
 from jaxdp.runs.config import RunConfig
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
-from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
 
 
 def loss_of(config: RunConfig) -> Callable[..., jax.Array]:
-    """The loss of one example; with audit canaries, one that knows them."""
-    loss_fn = models.cross_entropy(model_of(config))
-    candidates = config.candidates()
-    return loss_fn if candidates is None else candidates.loss(loss_fn)
-
-
-def method_of(config: RunConfig, secret: Secret) -> Method:
-    """The run's method; with audit canaries, one that keeps what is seen of them."""
-    method, candidates = config.private_method(secret), config.candidates()
-    return method if candidates is None else candidates.watched(method)
+    """The loss of one example."""
+    return models.cross_entropy(model_of(config))
 
 
 def projected(
@@ -57,31 +47,31 @@ def projected(
 
 
 def energy_of(
-    config: RunConfig, dataset: data.Dataset, loss_fn: Callable[..., jax.Array],
-    device_data: PyTree, sampler: Callable[..., Sampler],
+    config: RunConfig, public: tuple[Callable[..., Any], PyTree],
+    trained: tuple[Callable[..., Any], PyTree], sampler: Callable[..., Sampler],
 ) -> PublicEnergy | PrivateEnergy | None:
     """The energy that judges the candidates of an annealed method; None for another.
 
     Args:
         config: resolved.
-        dataset: the data.
-        loss_fn: of one example.
-        device_data: the training records, on the device.
+        public: loss and test examples that may judge.
+        trained: loss and training records, on the device.
         sampler: (mechanism, number of records, rows of a pass) -> draws on the run's ledger.
     """
     kind = registry.METHODS[config.method].energy
     if not kind:
         return None
     if kind in ("public", "test"):
-        seen, _ = test_split(config, dataset)
-        return PublicEnergy(loss_fn, jax.device_put(seen))
+        return PublicEnergy(public[0], jax.device_put(public[1]))
+    loss_fn, records = trained
     if kind == "train":
-        return PublicEnergy(loss_fn, device_data)
+        return PublicEnergy(loss_fn, records)
     mechanism = config.private_method().energy
     assert mechanism is not None
     assert config.physical_batch_size is not None
-    drawn = sampler(mechanism, len(dataset.train_y), config.physical_batch_size)
-    return PrivateEnergy(loss_fn, device_data, mechanism, drawn)
+    count = len(jax.tree.leaves(records)[0])
+    drawn = sampler(mechanism, count, config.physical_batch_size)
+    return PrivateEnergy(loss_fn, records, mechanism, drawn)
 
 
 def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
@@ -103,17 +93,10 @@ def fresh_params(config: RunConfig, secret: Secret) -> PyTree:
     return models.init(model_of(config), secret.jax_key("init"), config.example_shape())
 
 
-def first_state(config: RunConfig, secret: Secret) -> TrainState:
-    """A state of the run's structure, with no past."""
-    params = fresh_params(config, secret)
-    opt_state = method_of(config, secret).step(loss_of(config)).init(params)
-    return TrainState(params, opt_state, 0, np.zeros(4, np.uint32))
-
-
 def model_of(config: RunConfig) -> nn.Module:
     """The model of a configuration."""
     return models.build(
-        config.model, num_classes=data.spec(config.dataset).num_classes,
+        config.model, num_classes=config.spec.num_classes,
         example_shape=config.example_shape(), activation=config.activation,
         hidden=(config.hidden,),
     )

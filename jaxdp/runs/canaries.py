@@ -1,6 +1,5 @@
 """The audit canaries of a run: tossed once, entered into the data, and what is seen of them."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -10,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import data
 from jaxdp._durable import save_array, write_atomically
-from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.seeds import Secret
 from jaxdp.types import PyTree
@@ -22,22 +19,22 @@ NOTE = (
 )
 
 
-def tossed(config: RunConfig, directory: RunDirectory, secret: Secret) -> str | None:
-    """Tosses the coins of a new run and keeps them, readable by their owner alone.
+def tossed(count: int, directory: RunDirectory, secret: Secret) -> str | None:
+    """Tosses the coins of a new run's candidates; keeps them, readable by their owner alone.
 
     Returns:
-        What :func:`entered` must find again; None without an audit.
+        What :func:`kept_coins` must find again; None without an audit.
 
     Raises:
         ValueError: there are coins already: they are never tossed twice.
     """
-    if not config.canaries:
+    if not count:
         return None
     if directory.coins.exists():
         raise ValueError(
             f"out must hold no coins yet, got {directory.coins}: canaries are tossed once"
         )
-    coins = secret.philox("canary coins", 0).integers(0, 2, config.canaries)
+    coins = secret.philox("canary coins", 0).integers(0, 2, count)
     row = {"note": NOTE, "included": coins.tolist()}
     write_atomically(directory.coins, json.dumps(row), mode=0o600)
     return _digest(directory)
@@ -60,36 +57,30 @@ def coins_of(directory: RunDirectory, count: int) -> np.ndarray:
     return found.astype(bool)
 
 
-def entered(
-    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, kept: str | None
-) -> data.Dataset:
-    """The data with the canaries that take part at the end of its training records.
+def kept_coins(count: int, directory: RunDirectory, kept: str | None) -> np.ndarray:
+    """bool [count], the coins that the run was started with.
 
     Raises:
         ValueError: the coins are not those that were ``kept`` when the run began.
     """
-    found = config.candidates()
-    if found is None:
-        return dataset
-    coins = coins_of(directory, found.count)
+    coins = coins_of(directory, count)
     if _digest(directory) != kept:
         raise ValueError(
             f"{directory.coins} must be what the run was started with, but it was changed: the "
             "canaries of a run cannot be tossed again"
         )
-    x, y = found.inserted(dataset.train_x, dataset.train_y, coins)
-    return dataclasses.replace(dataset, train_x=x, train_y=y)
+    return coins
 
 
-def note(config: RunConfig) -> str:
-    """What the ledger and the report say of them; "" without an audit."""
-    if not config.canaries:
+def note(count: int) -> str:
+    """The words of the ledger and the report for them; "" without an audit."""
+    if not count:
         return ""
-    return f"{config.canaries:,} audit canaries, of which a random half took part"
+    return f"{count:,} audit canaries, of which a random half took part"
 
 
 def seen(opt_state: PyTree) -> jax.Array:
-    """What the last step showed of the candidates: a copy, for the state's memory is reused."""
+    """The last step's noisy gradient at the candidates' coordinates, copied: memory is reused."""
     return jnp.copy(opt_state[1].seen)
 
 

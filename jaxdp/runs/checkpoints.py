@@ -3,10 +3,10 @@
 import logging
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ _CHANGING = ("_CHECKPOINT_METADATA", _COMMITTED)
 _UNFINISHED = "*.orbax-checkpoint-tmp*"
 
 Restored = tuple[TrainState, list[dict[str, Any]]]
+Found = TypeVar("Found")
 # What orbax says of a whole checkpoint of another model or optimizer.
 _UNLIKE = ("do not match", "not compatible with the stored")
 
@@ -109,10 +110,18 @@ class Checkpoints:
         Raises:
             StorageError: there are checkpoints and none of them is whole.
         """
+        return self._latest(lambda step: self._read(step, like))
+
+    def params(self) -> tuple[int, PyTree] | None:
+        """The latest whole step and its parameters as dicts of arrays; see :meth:`restore`."""
+        return self._latest(self._read_params)
+
+    def _latest(self, read: Callable[[int], Found]) -> Found | None:
         steps, damaged = sorted(self._steps(), reverse=True), []
         for step in steps:
             try:
-                found = self._read(step, like)
+                self._require_whole(step)
+                found = read(step)
             except Exception as error:  # tensorstore, zstd and orbax each have their own
                 damaged.append((step, _first_line(error)))
                 continue
@@ -151,13 +160,19 @@ class Checkpoints:
     def _steps(self) -> list[int]:
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
 
-    def _read(self, step: int, like: TrainState) -> Restored:
+    def _require_whole(self, step: int) -> None:
         if file := broken_seal(self._folder / str(step), _SEAL, _CHANGING):
             raise ValueError(f"{file} is damaged")
+
+    def _read_params(self, step: int) -> tuple[int, PyTree]:
+        with ocp.StandardCheckpointer() as reader:
+            return step, reader.restore(self._folder / str(step) / "state")["params"]
+
+    def _read(self, step: int, like: TrainState) -> Restored:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
         with ocp.StandardCheckpointer() as reader:
             kept = reader.metadata(self._folder / str(step) / "state").item_metadata.tree
-        # Before orbax reads: its readers of several arrays are not ended in order by one that fails.
+        # Before orbax reads: where one of its readers fails, the others are not ended in order.
         if _kinds(kept) != _kinds(abstract):
             raise ValueError("shapes and types do not match")
         args = ocp.args.Composite(

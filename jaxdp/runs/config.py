@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxdp import _validate, models
 from jaxdp import accounting as acc
 from jaxdp.auditing import canaries as audit_canaries
-from jaxdp.data.specs import spec
+from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.method import Method
@@ -102,6 +102,8 @@ class RunConfig:
         canaries: candidates of a one-run audit, each a record more with probability one half. They
             change no public number: ``dataset_size``, and with it the sampling rate and the
             divisor, stay as declared, whatever the coins say.
+        own: None for a built-in data set; else the example_shape, num_classes and test_size of a
+            file's.
     """
 
     dataset: str
@@ -129,6 +131,17 @@ class RunConfig:
     pca_dimensions: int | None = None
     pca_noise_multiplier: float | None = None
     canaries: int = 0
+    own: dict[str, Any] | None = None
+
+    @property
+    def spec(self) -> DatasetSpec:
+        """The public constants of the data set."""
+        if self.own is None:
+            return spec(self.dataset)
+        return DatasetSpec(
+            self.dataset, self.dataset, "", tuple(self.own["example_shape"]),
+            self.own["num_classes"], self.dataset_size, self.own["test_size"],
+        )
 
     def private_method(self, secret: Secret | None = None) -> Method:
         """The method; ValueError names an argument that is out of range.
@@ -170,7 +183,7 @@ class RunConfig:
         """The shape of one example as the model sees it."""
         if self.pca_dimensions is not None:
             return (self.pca_dimensions,)
-        return spec(self.dataset).example_shape
+        return self.spec.example_shape
 
     def candidates(self) -> audit_canaries.Canaries | None:
         """The candidates of the one-run audit; None without one.
@@ -181,7 +194,7 @@ class RunConfig:
         if not self.canaries:
             return None
         model = models.build(
-            self.model, num_classes=spec(self.dataset).num_classes,
+            self.model, num_classes=self.spec.num_classes,
             example_shape=self.example_shape(), activation=self.activation, hidden=(self.hidden,),
         )
         example = jnp.zeros((1, *self.example_shape()), jnp.float32)
@@ -206,8 +219,29 @@ class RunConfig:
         return dataclasses.asdict(self)
 
 
-def recipe(dataset: str, **given: Any) -> RunConfig:
+def _recipe_of_own(constants: DatasetSpec) -> dict[str, Any]:
+    """Ten epochs of a small network: a place to start from."""
+    batch = max(1, min(256, constants.dataset_size // 8))
+    return {
+        "model": "mlp", "batch_size": batch, "learning_rate": 0.3, "l2_clip_norm": 0.5,
+        "steps": max(1, 10 * constants.dataset_size // batch),
+    }
+
+
+def own_constants(constants: DatasetSpec) -> dict[str, Any]:
+    """The public constants of a file's data set as a configuration keeps them."""
+    return {
+        "example_shape": list(constants.example_shape), "num_classes": constants.num_classes,
+        "test_size": constants.test_size,
+    }
+
+
+def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     """The configuration for ``dataset``: the given values, and the recipe's for the others.
+
+    Args:
+        dataset: the name of a built-in one, or the constants of a file's.
+        given: fields of :class:`RunConfig`; None leaves one to the recipe.
 
     With neither ``epsilon`` nor ``noise_multiplier``, the budget is epsilon 3; ``steps`` come from
     the recipe unless they are to follow from the other two.
@@ -215,12 +249,14 @@ def recipe(dataset: str, **given: Any) -> RunConfig:
     Raises:
         ValueError: an unknown data set, or a value that the method does not use.
     """
-    chosen = spec(dataset)
+    own = isinstance(dataset, DatasetSpec)
+    chosen = dataset if isinstance(dataset, DatasetSpec) else spec(dataset)
     defaults = {
         "activation": "tanh", "method": "dp-sgd", "optimizer": "sgd", "momentum": 0.9,
         "dataset_size": chosen.dataset_size, "sampling": "poisson",
         "relation": "add_or_remove_one", "epsilon": None, "noise_multiplier": None, "delta": 1e-5,
-        **_RECIPES[dataset],
+        **(_recipe_of_own(chosen) if own else _RECIPES[chosen.name]),
+        "own": own_constants(chosen) if own else None,
     }
     for names, changes in _BY_METHOD:
         if given.get("method") in names:
@@ -231,7 +267,7 @@ def recipe(dataset: str, **given: Any) -> RunConfig:
         defaults["epsilon"] = 3.0
     if "epsilon" in given and "noise_multiplier" in given:
         defaults["steps"] = None
-    return RunConfig(dataset=dataset, **{**defaults, **given})
+    return RunConfig(dataset=chosen.name, **{**defaults, **given})
 
 
 def _check_used(merged: dict[str, Any], given: dict[str, Any]) -> None:
@@ -339,10 +375,15 @@ def _check(config: RunConfig) -> None:
     if config.noise_schedule is not None and config.steps is None:
         raise ValueError("steps must be given with a noise_schedule, got None")
     dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_method()
+    if registry.METHODS[config.method].energy in ("public", "test") and not config.spec.test_size:
+        raise ValueError(
+            f"method {config.method} must come with test records, which judge its candidates, got "
+            f"a file without"
+        )
     _check_projection(config)
     _check_canaries(config)
     models.build(
-        config.model, num_classes=spec(config.dataset).num_classes,
+        config.model, num_classes=config.spec.num_classes,
         example_shape=config.example_shape(), activation=config.activation,
         hidden=(_validate.integer("hidden", config.hidden, least=1),),
     )
@@ -375,7 +416,7 @@ def _check_projection(config: RunConfig) -> None:
     if config.pca_dimensions is None:
         return
     _validate.positive("pca_noise_multiplier", config.pca_noise_multiplier)
-    most = math.prod(spec(config.dataset).example_shape)
+    most = math.prod(config.spec.example_shape)
     if _validate.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
         raise ValueError(
             f"pca_dimensions must be at most the {most} of an example, got {config.pca_dimensions}"

@@ -3,12 +3,9 @@
 from pathlib import Path
 
 import flax.serialization
-import jax
 
-from jaxdp.runs.assemble import first_state
 from jaxdp.runs.checkpoints import Checkpoints
-from jaxdp.runs.config import RunConfig
-from jaxdp.runs.directory import RunDirectory, secret_from_dict
+from jaxdp.runs.directory import RunDirectory
 
 
 def export_params(directory: RunDirectory, target: Path) -> int:
@@ -19,18 +16,17 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     Raises:
         ValueError: there is no run or no checkpoint, or the target cannot be written.
     """
-    state = directory.load_state()
-    config = RunConfig(**state["config"])
-    secret = secret_from_dict(state["secret"])
+    directory.load_state()
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        found = checkpoints.restore(first_state(config, secret))
+        found = checkpoints.params()
     finally:
         checkpoints.close()
     if found is None:
         raise ValueError(f"run must have a checkpoint to export, got {directory.path}")
+    step, params = found
     try:
-        target.write_bytes(flax.serialization.msgpack_serialize(jax.device_get(found[0].params)))
+        target.write_bytes(flax.serialization.to_bytes(params))
     except OSError as error:
         raise ValueError(f"--to must be a file to write, got {target}: {error}") from error
-    return found[0].step
+    return step

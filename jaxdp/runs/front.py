@@ -1,10 +1,8 @@
 """``jaxdp.Run``: an own model on own data, in a folder that survives a crash."""
 
 import contextlib
-import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,29 +15,42 @@ import optax
 from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
-from jaxdp.clipping import ClippedGrad
+from jaxdp.auditing import canaries as candidates
+from jaxdp.auditing.one_run import RunAudit
+from jaxdp.batches import placed
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.method import Method, as_method
-from jaxdp.runs import bar
+from jaxdp.runs import bar, canaries, identity, reporting
+from jaxdp.runs.audit import audit_rows_of, into_report, save_audit
 from jaxdp.runs.directory import RunDirectory, secret_from_dict
-from jaxdp.runs.run import Plan, Progress, Row, new_state, started, trained
+from jaxdp.runs.run import (
+    Plan,
+    Progress,
+    Result,
+    Row,
+    Started,
+    new_state,
+    public,
+    started,
+    trained,
+)
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.trainer import Trainer, TrainState
-from jaxdp.types import PyTree
+from jaxdp.types import ClipInfo, PyTree
 
 Evaluate = Callable[[PyTree], Mapping[str, float]]
-_SAMPLED = 256  # records whose hash tells whether the data are the same
+ADD_OR_REMOVE_ONE = acc.Relation.ADD_OR_REMOVE_ONE
 
 
 class Run:
     """A training run of your own model on your own data, in a folder.
 
-    The folder holds the durable ledger (``ledger.jsonl``), the curves (``history.json``) and, for
-    its owner alone, checkpoints and secrets (``secret/``). A run that was interrupted goes on with
-    another ``Run(...).fit()`` on the same folder: nothing is charged twice, no noise is used twice,
-    and nothing was shown of the steps that are done again.
+    The folder holds the durable ledger (``ledger.jsonl``), the curves (``history.json``), a page to
+    sign (``report.html``) and, for its owner alone, checkpoints and secrets (``secret/``). A run
+    that was interrupted goes on with another ``Run(...).fit()`` on the same folder: nothing is
+    charged twice, no noise is used twice, and nothing was shown of the steps that are done again.
 
     Formal guarantee: everything in the folder outside ``secret/``, the rows handed to ``progress``
     and the parameters that :meth:`fit` returns satisfy ``epsilon(delta)``, as for
@@ -53,13 +64,20 @@ class Run:
         source: the records, as for ``jaxdp.Trainer``.
         params: the parameters before the first step, computed from no record.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
-            The set must be **public**: what it returns is shown.
+            The set must be **public**: what it returns is shown. The report is headed by the first.
         every: steps between checkpoints, which are also those between evaluations; None takes a
             twentieth of the run.
         progress: called with the number of steps taken, and with a row that is durable or None;
             None shows a bar in a terminal and in a notebook.
         secret: of a new run; None takes one from the operating system.
         physical_batch_size: rows of one compiled pass; None chooses.
+        delta: of the guarantee; None takes the one that the noise was calibrated for. Without
+            either, rows have no epsilon and there is no report.
+        relation: which data sets are neighbours.
+        canaries: candidates of an audit: records of zeros whose gradient lies in one coordinate,
+            each put in by its own coin. :meth:`audit` reads what the run released of them.
+        about: words for the report by name, such as {"Model": "ResNet-18"}; public.
+        report: False leaves out the page, which takes about a second; :meth:`report` writes it.
 
     Raises:
         ValueError: an argument is not what it should be; at :meth:`fit`, the folder holds another
@@ -80,17 +98,30 @@ class Run:
         progress: Progress | None = None,
         secret: Secret | None = None,
         physical_batch_size: int | None = None,
+        delta: float | None = None,
+        relation: acc.Relation = ADD_OR_REMOVE_ONE,
+        canaries: int = 0,
+        about: Mapping[str, str] | None = None,
+        report: bool = True,
     ):
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
         self.directory = RunDirectory(folder)
         self.method = as_method(mechanism, optimizer)
         self.source: Source = as_source(source)
-        self._loss_fn, self._evaluate, self._secret = loss_fn, evaluate, secret
         self._params = jax.tree.map(np.asarray, params)
+        self._plain_loss = self._loss_fn = loss_fn
+        self._trained = self.method
+        self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else _validate.integer("every", every, least=1)
-        self._progress = progress
-        self._rows = physical_batch_size
+        self._rows, self._reports = physical_batch_size, report
+        self._delta = self.method.mechanism.delta if delta is None else delta
+        if delta is not None:
+            _validate.fraction("delta", delta)
+        self._relation = acc.Relation(relation)
+        self._about = {str(name): str(words) for name, words in (about or {}).items()}
+        self._canaries = self._candidates(canaries)
+        self._date = reporting.today()
         self.history: list[Row] = []
         self.params: PyTree = None
 
@@ -111,47 +142,114 @@ class Run:
         Raises:
             ValueError: more steps than the noise was calibrated for; see the class.
         """
-        steps = self._count(steps)
-        if not self.directory.exists():
-            self.directory.create()
-        self.directory.lock()
-        try:
-            with (
-                started(self.directory, self._kept(), self._configuration()) as run,
-                self._bar(steps) as progress,
-            ):
-                state, self.history, _, _ = trained(run, self._plan(steps), self._shown(progress))
-        finally:
-            self.directory.unlock()
-        self.params = state.params
-        return state.params
+        result = self._fitted(self._count(steps))
+        self.params = result.params
+        if self._reports and self._delta is not None:
+            self.report()
+        return result.params
 
     def epsilon(
-        self, delta: float | None = None,
-        relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
+        self, delta: float | None = None, relation: acc.Relation | None = None
     ) -> acc.Bound:
         """Bounds on epsilon for everything that the folder's ledger was charged for.
 
         Args:
-            delta: None takes the one that the noise was calibrated for.
-            relation: the neighbouring relation.
+            delta: None takes the run's.
+            relation: the neighbouring relation; None takes the run's.
         """
-        delta = self.method.mechanism.delta if delta is None else delta
+        delta = self._delta if delta is None else delta
         if delta is None:
             raise ValueError("delta must be given: the noise was not calibrated for one; got None")
         if not self.directory.exists():
             raise ValueError(f"run must have begun to have an epsilon, got {self.path}: call fit()")
-        return Ledger(self.directory.ledger).epsilon(delta, relation)
+        return Ledger(self.directory.ledger).epsilon(delta, relation or self._relation)
 
     def unverified(self) -> list[str]:
         """The assumptions of the guarantee, in words."""
         return Ledger(self.directory.ledger).unverified()
 
+    def report(self) -> Path:
+        """Writes report.html, for the person who signs, with .md, .json and plots; its path.
+
+        Raises:
+            ValueError: no step was shown yet, or the run has no delta.
+        """
+        if self._delta is None:
+            raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
+        self.history = self.history or self._shown_before()
+        if not self.history:
+            raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
+        return reporting.write_own(
+            self.directory, self.method, self.history, self._delta, self._relation,
+            params=self._params, date=self._date, about=self._about,
+        )
+
+    def audit(self, delta: float | None = None, confidence: float = 0.95) -> RunAudit:
+        """Reads what the run released of its canaries, and says what it proves of epsilon.
+
+        The result goes into the folder (``audit.json``, ``roc.png``) and its report.
+
+        Formal guarantee: see :func:`jaxdp.auditing.one_run.audit_canaries`.
+
+        Args:
+            delta: None takes the run's.
+            confidence: of the bound.
+
+        Raises:
+            ValueError: a run without canaries, or one that is not finished.
+        """
+        delta = self._delta if delta is None else delta
+        if self._canaries is None or delta is None:
+            what = "canaries" if self._canaries is None else "delta"
+            raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
+        found = audit_rows_of(
+            self.directory, self.method, self._canaries.count, delta, confidence
+        )
+        row = {"method": self.path.name, **found.to_dict()}
+        save_audit(self.path, row, found)
+        into_report(self.directory, row)
+        return found
+
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes the parameters that :meth:`fit` returned, as Flax's msgpack."""
         if self.params is None:
             raise ValueError("params must be trained to be exported: call fit() first")
-        Path(path).write_bytes(flax.serialization.msgpack_serialize(jax.device_get(self.params)))
+        Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+
+    def _fitted(self, steps: int) -> Result:
+        if not self.directory.exists():
+            self.directory.create()
+        self.directory.lock()
+        try:
+            kept = self._kept()
+            with (
+                started(self.directory, kept, self._configuration()) as run,
+                self._bar(steps) as progress,
+            ):
+                plan, self.history = self._plan(run, steps, kept), self._shown_before()
+                state, rows, taken, seconds = trained(run, plan, self._shown(progress))
+                self._finished(rows)
+                self.history = [public(row) for row in rows]
+                return Result(
+                    state.params, run.ledger, self.history, run.secret.reproducible, seconds, taken
+                )
+        finally:
+            self.directory.unlock()
+
+    def _candidates(self, count: int) -> candidates.Canaries | None:
+        """The candidates; with them, loss and method are those that know them."""
+        if not _validate.integer("canaries", count, least=0):
+            return None
+        if self._relation is not ADD_OR_REMOVE_ONE:
+            raise ValueError(
+                "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
+                f"got {count} under {self._relation.value}"
+            )
+        candidates.check(self.method)
+        found = candidates.candidates(count, self._params)
+        found.require_finite(self._loss_fn, self._params, self.source.example)
+        self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.method)
+        return found
 
     def _count(self, steps: int | None) -> int:
         planned = self.method.mechanism.steps
@@ -167,8 +265,7 @@ class Run:
     def _kept(self) -> Row:
         """The secret state of the run; a new one where there is none."""
         if not self.directory.exists():
-            secret = self._secret or Secret.new()
-            return new_state(secret, data=self._fingerprint(secret), mechanism=self._mechanism())
+            return self._new(self._secret or Secret.new())
         kept = self.directory.load_state()
         if "mechanism" not in kept or "starts" not in kept:
             raise ValueError(f"folder must hold a run of jaxdp.Run, got {self.path}")
@@ -184,53 +281,67 @@ class Run:
             )
         return kept
 
+    def _new(self, secret: Secret) -> Row:
+        return new_state(
+            secret, data=self._fingerprint(secret), mechanism=self._mechanism(),
+            canaries=canaries.tossed(self._count_of_canaries, self.directory, secret),
+        )
+
+    @property
+    def _count_of_canaries(self) -> int:
+        return 0 if self._canaries is None else self._canaries.count
+
     def _mechanism(self) -> str:
-        return repr((self.method.mechanism, self.method.energy))
+        described = repr((self.method.mechanism, self.method.energy))
+        return described + (f" {self._count_of_canaries} canaries" if self._canaries else "")
 
     def _configuration(self) -> str:
         """A text that tells this run from others with its seed: the programs of a step, traced."""
-        links = self.method.step(self._loss_fn)
-        params, (_, after) = self._params, links.init(self._params)
-        batch = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), self.source.example
-        )
-        key = jax.random.key(0) if getattr(links.grad_fn, "takes_rng", False) else None
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            update = jax.make_jaxpr(links.after.update)(params, after, params)
-        loss = ""
-        if isinstance(links.grad_fn, ClippedGrad):
-            norms = lambda p, b: links.grad_fn(p, b, "all", key)[1].norms  # noqa: E731
-            loss = str(jax.make_jaxpr(norms)(params, batch))
-        text = f"{self._mechanism()} {self.path.resolve()} {update} {loss}"
-        return re.sub(r"0x[0-9a-f]+", "", text)
+        traced = identity.programs(self.method, self._plain_loss, self._params, self.source.example)
+        return f"{self._mechanism()} {self.path.resolve()} {traced}"
 
     def _fingerprint(self, secret: Secret) -> str:
-        """A keyed hash of the number of records and of some of them. **Secret**."""
-        found = hashlib.blake2b(key=secret.stream("data hash"), digest_size=16)
-        count = len(self.source)
-        found.update(str(count).encode())
-        some = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64))
-        for leaf in jax.tree.leaves(self.source.gather(some, np.ones(len(some), bool))):
-            found.update(np.ascontiguousarray(leaf).tobytes())
-        return found.hexdigest()
+        return identity.fingerprint(self.source, secret)
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
         if self._progress is not None:
             return contextlib.nullcontext(self._progress)
         return bar.shown(self.path.name, steps)
 
-    def _plan(self, steps: int) -> Plan:
-        every = self._every or max(1, -(-steps // 20))
+    def _plan(self, run: Started, steps: int, kept: Row) -> Plan:
+        source = self._records(run)
+        if self._canaries is not None:
+            coins = canaries.kept_coins(
+                self._canaries.count, self.directory, kept.get("canaries")
+            )
+            source = self._canaries.entered(placed(source), coins)
+        watched = self._canaries is not None
         return Plan(
-            self._loss_fn, self.method, self.source, lambda _: self._params, steps, every,
-            self._row, evaluate=self._evaluate and self._evaluated, physical_batch_size=self._rows,
+            self._loss_fn, self._trained, source, lambda _: self._params, steps,
+            self._every or max(1, -(-steps // 20)), self._row,
+            seen=(lambda state: canaries.seen(state.opt_state)) if watched else None,
+            block=self._block,
+            durable=(lambda step: canaries.publish(self.directory, step)) if watched else None,
+            evaluate=self._evaluate and self._evaluated,
+            note=canaries.note(self._count_of_canaries), physical_batch_size=self._rows,
         )
 
+    def _records(self, run: Started) -> Source:
+        return self.source
+
     def _row(self, state: TrainState, trainer: Trainer) -> Row:
-        row: Row = self.method.counts_of(state.opt_state)
-        if (delta := self.method.mechanism.delta) is not None:
-            row["epsilon"] = trainer.epsilon(delta).upper
+        row: Row = self._trained.counts_of(state.opt_state)
+        if self._delta is not None:
+            row["epsilon"] = trainer.epsilon(self._delta, self._relation).upper
         return row
+
+    def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
+        if self._canaries is not None:
+            canaries.keep(self.directory, first, seen)
+        return {}
+
+    def _finished(self, rows: list[Row]) -> None:
+        """Called with all rows, once the last is durable."""
 
     def _evaluated(self, params: PyTree) -> Row:
         found = {} if self._evaluate is None else self._evaluate(params)
@@ -241,6 +352,10 @@ class Run:
             )
         return {name: float(np.asarray(value).item()) for name, value in found.items()}
 
+    def _shown_before(self) -> list[Row]:
+        path = self.path / "history.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
     def _shown(self, progress: Progress) -> Progress:
         def shown(step: int, row: Row | None) -> None:
             if row is not None:
@@ -249,4 +364,3 @@ class Run:
             progress(step, row)
 
         return shown
-

@@ -10,39 +10,26 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import data
 from jaxdp._durable import save_array, write_atomically
-from jaxdp.ledger import Ledger
-from jaxdp.runs import assemble, canaries
+from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory, secret_from_dict
-from jaxdp.runs.run import Plan, Progress, Row, Started, new_state, public, started, trained
+from jaxdp.runs.front import Run
+from jaxdp.runs.run import Plan, Progress, Result, Row, Started
 from jaxdp.seeds import Secret
+from jaxdp.sources import Source, as_source
 from jaxdp.trainer import Trainer, TrainState
-from jaxdp.types import ClipInfo, PyTree
+from jaxdp.types import ClipInfo
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RunResult:
-    """A finished run.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class RunResult(Result):
+    """A finished run of a configuration.
 
     Attributes:
-        config: its configuration.
-        params: the released parameters.
-        ledger: what was released.
-        history: one row a block: step, epsilon, test_accuracy, update_norm; with an annealer its
-            counters proposals, accepted and forced.
-        reproducible: whether a person chose the seed.
-        seconds: wall time of this process's part of the run, data loading excluded. Depends on the
-            private data through the sizes of the draws: not to be published.
-        steps_run: how many steps this process took.
+        config: the configuration.
     """
 
     config: RunConfig
-    params: PyTree
-    ledger: Ledger
-    history: list[Row]
-    reproducible: bool
-    seconds: float
-    steps_run: int
 
 
 def start(
@@ -55,18 +42,7 @@ def start(
         ValueError: the directory holds a run already, or is in use.
     """
     directory.create()
-    directory.lock()
-    try:
-        if directory.exists() or directory.ledger.exists():
-            raise ValueError(f"out must be a new folder, got {directory.path}: a run began there")
-        kept = canaries.tossed(config, directory, secret)
-        dataset = canaries.entered(config, directory, dataset, kept)
-        state = new_state(
-            secret, config=config.to_dict(), canaries=kept, data=_fingerprint(dataset, secret)
-        )
-        return _run(config, directory, dataset, state, progress)
-    finally:
-        directory.unlock()
+    return ConfiguredRun(config, directory, dataset, secret, progress).result()
 
 
 def resume(
@@ -87,81 +63,92 @@ def resume(
     Raises:
         ValueError: the data or the configuration differ.
     """
-    directory.load_state()
-    directory.lock()
-    try:
-        state = directory.load_state()
+    secret = secret_from_dict(directory.load_state()["secret"])
+    return ConfiguredRun(config, directory, dataset, secret, progress, new=False).result()
+
+
+class ConfiguredRun(Run):
+    """The run of a configuration; arguments as for :func:`start`.
+
+    Args:
+        new: False for a run that began before.
+    """
+
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secret: Secret,
+        progress: Progress, new: bool = True,
+    ):
+        self.config, self.dataset, self._is_new = config, dataset, new
+        super().__init__(
+            directory.path, assemble.loss_of(config), config.private_method(secret),
+            source=(dataset.train_x, dataset.train_y), params=assemble.fresh_params(config, secret),
+            every=config.eval_every, progress=progress, secret=secret, delta=config.delta,
+            physical_batch_size=config.physical_batch_size,
+            relation=acc.Relation(config.relation), canaries=config.canaries,
+        )
+        self.directory = directory
+
+    def result(self) -> RunResult:
+        """Trains what is left."""
+        assert self.config.steps is not None
+        found = self._fitted(self.config.steps)
+        return RunResult(**vars(found), config=self.config)
+
+    def _kept(self) -> Row:
+        if self._is_new:
+            assert self._secret is not None
+            if self.directory.exists() or self.directory.ledger.exists():
+                raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
+            return {**self._new(self._secret), "config": self.config.to_dict()}
+        state = self.directory.load_state()
         if "starts" not in state:
             raise ValueError(
-                f"out must hold a run of this version to resume, got {directory.path}, which an "
-                "older one began: its noise could be used again. Start a new run"
+                f"out must hold a run of this version to resume, got {self.path}, which an older "
+                "one began: its noise could be used again. Start a new run"
             )
-        _require_equal_config(RunConfig(**state["config"]), config)
-        dataset = canaries.entered(config, directory, dataset, state.get("canaries"))
-        if _fingerprint(dataset, secret_from_dict(state["secret"])) != state["data"]:
+        _require_equal_config(RunConfig(**state["config"]), self.config)
+        if self._fingerprint(secret_from_dict(state["secret"])) != state["data"]:
             raise ValueError(
                 "a resumed run needs the data that it was started with, but the training data "
                 "changed: what was released of the old ones would be charged to the new. Start a "
                 "new run, in another folder"
             )
-        return _run(config, directory, dataset, state, progress)
-    finally:
-        directory.unlock()
+        return state
 
+    def _configuration(self) -> str:
+        return json.dumps(self.config.to_dict(), sort_keys=True)
 
-def _fingerprint(dataset: data.Dataset, secret: Secret) -> str:
-    """A hash of the training data under the run's secret. **Secret**."""
-    return dataset.fingerprint(secret.stream("data hash"))
+    def _fingerprint(self, secret: Secret) -> str:
+        return self.dataset.fingerprint(secret.stream("data hash"))
 
+    def _records(self, run: Started) -> Source:
+        self.dataset = _projected(self.config, self.dataset, run)
+        return as_source(jax.device_put((self.dataset.train_x, self.dataset.train_y)))
 
-def _run(
-    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, kept: Row,
-    progress: Progress,
-) -> RunResult:
-    with started(directory, kept, json.dumps(config.to_dict(), sort_keys=True)) as run:
-        dataset = _projected(config, dataset, run)
-        state, rows, steps, seconds = trained(run, _plan(config, dataset, run), progress)
-        result = RunResult(
-            config, state.params, run.ledger, [public(row) for row in rows],
-            run.secret.reproducible, seconds, steps,
+    def _plan(self, run: Started, steps: int, kept: Row) -> Plan:
+        plan = super()._plan(run, steps, kept)
+        config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
+        self._accuracy = assemble.evaluator(assemble.model_of(config), *told)
+        return dataclasses.replace(
+            plan, told=config.sensitive, block=self._block,
+            energy=lambda sampler: assemble.energy_of(
+                config, (self._plain_loss, seen), (plan.loss_fn, plan.source.arrays), sampler
+            ),
         )
-    if config.sensitive:
-        _write_sensitive(directory, rows)
-    return result
 
+    def _row(self, state: TrainState, trainer: Trainer) -> Row:
+        row = super()._row(state, trainer)
+        if self.config.spec.test_size:
+            row["test_accuracy"] = self._accuracy(state.params)
+        return row
 
-def _plan(config: RunConfig, dataset: data.Dataset, run: Started) -> Plan:
-    assert config.steps is not None
-    assert config.eval_every is not None
-    directory, note = run.directory, canaries.note(config)
-    train = jax.device_put((dataset.train_x, dataset.train_y))
-    method = assemble.method_of(config, run.secret)
-    loss_fn = assemble.loss_of(config)
-    accuracy = assemble.evaluator(
-        assemble.model_of(config), *assemble.test_split(config, dataset)[1]
-    )
+    def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
+        row = super()._block(first, seen, infos)
+        return {**row, "sensitive": _summary(infos)} if self.config.sensitive else row
 
-    def row(state: TrainState, trainer: Trainer) -> Row:
-        bound = trainer.epsilon(config.delta, acc.Relation(config.relation))
-        return {
-            **method.counts_of(state.opt_state), "test_accuracy": accuracy(state.params),
-            "epsilon": bound.upper,
-        }
-
-    def block(first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
-        if config.canaries:
-            canaries.keep(directory, first, seen)
-        return {"sensitive": _summary(infos)} if config.sensitive else {}
-
-    return Plan(
-        loss_fn, method, train, lambda secret: assemble.fresh_params(config, secret),
-        config.steps, config.eval_every, row,
-        seen=(lambda state: canaries.seen(state.opt_state)) if config.canaries else None,
-        block=block,
-        durable=(lambda step: canaries.publish(directory, step)) if config.canaries else None,
-        energy=lambda sampler: assemble.energy_of(config, dataset, loss_fn, train, sampler),
-        told=config.sensitive, note=note, physical_batch_size=config.physical_batch_size,
-    )
+    def _finished(self, rows: list[Row]) -> None:
+        if self.config.sensitive:
+            _write_sensitive(self.directory, rows)
 
 
 def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.Dataset:

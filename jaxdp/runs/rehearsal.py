@@ -43,8 +43,10 @@ def rehearse(config: RunConfig) -> Times:
         return mechanism.sampler(num_records, ledger=ledger, physical_batch_size=rows)
 
     trainer = Trainer(
-        loss_fn, assemble.method_of(config, secret), source=train, ledger=ledger,
-        energy=assemble.energy_of(config, dataset, loss_fn, train, sampler),
+        loss_fn, config.private_method(secret), source=train, ledger=ledger,
+        energy=assemble.energy_of(
+            config, (loss_fn, assemble.test_split(config, dataset)[0]), (loss_fn, train), sampler
+        ),
         physical_batch_size=config.physical_batch_size,
     )
     state, times = trainer.init(assemble.fresh_params(config, secret)), []
@@ -59,7 +61,7 @@ def rehearse(config: RunConfig) -> Times:
 
 
 def _random(config: RunConfig) -> data.Dataset:
-    spec, rng = data.spec(config.dataset), np.random.default_rng(0)
+    spec, rng = config.spec, np.random.default_rng(0)
 
     def records(count: int) -> tuple[np.ndarray, np.ndarray]:
         x = rng.random((count, *config.example_shape()), np.float32)

@@ -42,6 +42,28 @@ Energy = PublicEnergy | PrivateEnergy | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """A run that was trained.
+
+    Attributes:
+        params: the released parameters.
+        ledger: what was charged.
+        history: the rows that were shown, one a block.
+        reproducible: whether a person chose the seed.
+        seconds: wall time of this process's part of the run, data loading excluded. Depends on the
+            private data through the sizes of the draws: not to be published.
+        steps_run: how many steps this process took.
+    """
+
+    params: PyTree
+    ledger: Ledger
+    history: list[Row]
+    reproducible: bool
+    seconds: float
+    steps_run: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
     """A description of what a run trains and what it shows.
 

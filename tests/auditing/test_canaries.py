@@ -15,6 +15,7 @@ from jaxdp.auditing.scores import audit_one_run
 from jaxdp.clipping import rounding
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry
+from jaxdp.sources import as_source
 from jaxdp.types import Summed
 
 MODEL = models.build("mlp", num_classes=3, example_shape=(4,), hidden=(5,))
@@ -28,22 +29,60 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
+def flat_of(tree):
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def test_records_and_canaries_are_gathered_alike_from_host_and_device():
+    coins = np.arange(7) % 2 == 0
+    host = candidates(7, PARAMS).entered(as_source((X, Y)), coins)
+    device = candidates(7, PARAMS).entered(as_source((jnp.asarray(X), jnp.asarray(Y))), coins)
+    indices, mask = np.array([9, 0, 5, 6, 3]), np.array([True, True, True, True, False])
+    (one, places), (other, others) = host.gather(indices, mask), device.gather(indices, mask)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    np.testing.assert_array_equal(places[:4], [6, -1, -1, 0])
+    np.testing.assert_array_equal(places[:4], others[:4])
+    np.testing.assert_array_equal(one[0][[0, 3]], np.zeros((2, 4)))
+    np.testing.assert_array_equal(one[0][1:3], X[[0, 5]])
+    assert (host.on_device, device.on_device) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda params, x, y: LOSS(params, (x, y)),
+        lambda params, x, y: (LOSS(params, (x, y)), x),
+        lambda params, example, rng: LOSS(params, example) * jax.random.uniform(rng, ()),
+    ],
+    ids=["two arguments", "aux", "rng"],
+)
+def test_every_form_of_a_loss_takes_canaries(loss_fn):
+    found = candidates(7, PARAMS)
+    grad = jaxdp.clipped_grad(found.loss(loss_fn), jaxdp.clip(0.3), "vmap")
+    source = found.entered(as_source((X, Y)), np.ones(7, bool))
+    batch = source.gather(np.arange(6, 13), np.ones(7, bool))
+    key = jax.random.key(3) if grad.takes_rng else None
+    value = flat(grad(PARAMS, batch, "all", key)[0].value)
+    assert np.count_nonzero(np.abs(value + 0.3) < 1e-3) == 7
+
+
 def test_a_real_record_keeps_its_loss_and_gradient():
     found = candidates(7, PARAMS)
     for x, y in zip(X[:2], Y[:2], strict=True):
         one = jax.value_and_grad(LOSS)(PARAMS, (x, y))
-        two = jax.value_and_grad(found.loss(LOSS))(PARAMS, (x, y))
+        two = jax.value_and_grad(found.loss(LOSS))(PARAMS, ((x, y), np.int32(-1)))
         np.testing.assert_array_equal(one[0], two[0])
         np.testing.assert_array_equal(flat(one[1]), flat(two[1]))
 
 
 def test_a_candidate_adds_one_clipped_record_in_its_own_coordinate():
     found, coins = candidates(7, PARAMS), np.arange(7) % 2 == 0
-    x, y = found.inserted(X, Y, coins)
-    assert len(y) == len(Y) + coins.sum()
+    source = found.entered(as_source((X, Y)), coins)
+    assert len(source) == len(Y) + coins.sum()
+    batch = source.gather(np.arange(len(source)), np.ones(len(source), bool))
     grad = jaxdp.clipped_grad(found.loss(LOSS), jaxdp.clip(0.3), "auto")
     plain = jaxdp.clipped_grad(LOSS, jaxdp.clip(0.3), "vmap")
-    both, real = grad(PARAMS, (x, y), "all")[0].value, plain(PARAMS, (X, Y), "all")[0].value
+    both, real = grad(PARAMS, batch, "all")[0].value, plain(PARAMS, (X, Y), "all")[0].value
     added = jax.tree.leaves(jax.tree.map(jnp.subtract, both, real))
     expected = [np.zeros(leaf.shape) for leaf in added]
     expected[found.leaf].ravel()[found.places[coins]] = -0.3 * (1.0 - rounding.MARGIN)
@@ -150,13 +189,10 @@ def test_bad_input():
     with pytest.raises(ValueError, match="canaries must be a whole number"):
         candidates(0, PARAMS)
     with pytest.raises(ValueError, match=r"coins must be bool \[7\], got int"):
-        found.inserted(X, Y, np.ones(7, int))
-    with pytest.raises(ValueError, match="labels must be signed integers"):
-        candidates(4, {"w": np.zeros((3, 4))}).inserted(
-            np.zeros((2, 3)), np.zeros(2, np.uint8), np.ones(4, bool)
-        )
-    with pytest.raises(ValueError, match="labels must be at least 0"):
-        found.inserted(X, Y - 1, np.ones(7, bool))
+        found.entered(as_source((X, Y)), np.ones(7, int))
+    with pytest.raises(ValueError, match="gradient at a record of zeros is not finite, got 7"):
+        found.require_finite(lambda p, x, y: jnp.sum(flat_of(p)) / jnp.sum(x), PARAMS, (X[0], Y[0]))
+    found.require_finite(LOSS, PARAMS, (X[0], Y[0]))
     method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6), 0.1)
     with pytest.raises(ValueError, match=r"seen must be \[steps, m\]"):
         audit_canaries(np.zeros((3, 2)), np.ones(3, bool), method, acc.Gaussian(1.0), 1e-5)

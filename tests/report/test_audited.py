@@ -9,8 +9,9 @@ import pytest
 
 from jaxdp.auditing.audit import audit_method
 from jaxdp.optimizers import registry
-from jaxdp.report import audited, build, svg, to_html, to_markdown
+from jaxdp.report import audited, svg, to_html, to_markdown
 from jaxdp.report.roc import save_roc
+from jaxdp.runs.described import report as build
 from tests.runs import small
 
 NUMBERS = registry.Numbers(1.0, 1.0, 1, 4, 0.1)

@@ -11,9 +11,10 @@ from jaxdp import noise, runs
 from jaxdp.cli import main
 from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
-from jaxdp.report import build, to_html, to_markdown
+from jaxdp.report import to_html, to_markdown
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.audit import audit_run
+from jaxdp.runs.described import report as build
 from jaxdp.runs.export import export_params
 from jaxdp.seeds import Secret
 from tests.runs import small
@@ -116,10 +117,10 @@ def test_changed_or_lost_coins_are_refused(tmp_path):
 def test_coins_are_never_tossed_again(tmp_path):
     directory = RunDirectory(tmp_path / "r")
     directory.create()
-    canaries.tossed(config(), directory, Secret.from_seed(1))
+    canaries.tossed(M, directory, Secret.from_seed(1))
     before = directory.coins.read_bytes()
     with pytest.raises(ValueError, match="canaries are tossed once"):
-        canaries.tossed(config(), directory, Secret.from_seed(2))
+        canaries.tossed(M, directory, Secret.from_seed(2))
     with pytest.raises(ValueError, match="what is left of an audit"):
         small.go(tmp_path / "r", config())
     assert directory.coins.read_bytes() == before

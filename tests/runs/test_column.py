@@ -6,9 +6,9 @@ import json
 import pytest
 
 from jaxdp.cli import main
-from jaxdp.report import build
 from jaxdp.runs import queue
 from jaxdp.runs.column import audit_rows, audited_columns
+from jaxdp.runs.described import report as build
 from tests.runs import small
 
 

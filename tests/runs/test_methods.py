@@ -9,7 +9,7 @@ from jaxdp import accounting as acc
 from jaxdp import report, runs
 from jaxdp.cli import main
 from jaxdp.optimizers import registry
-from jaxdp.runs import assemble, export, queue
+from jaxdp.runs import assemble, described, export, queue
 from jaxdp.sampling import Sampler
 from tests.runs import small
 from tests.runs.test_resume import Stop, crash_at
@@ -109,7 +109,7 @@ def test_the_examples_that_judge_are_not_those_of_the_accuracy():
 
 def test_without_proof_the_report_says_so(tmp_path):
     result = small.go(tmp_path / "r", config("adadp-as-published", steps=2, eval_every=1))
-    built = report.build(result)
+    built = described.report(result)
     page = report.to_markdown(built)
     assert "Claimed by the paper: epsilon" in page
     assert "nothing is proven, for un-noised squared gradients" in page
@@ -130,7 +130,7 @@ def test_a_run_that_diverged_and_one_that_never_moved_have_plots(tmp_path):
     result = small.go(tmp_path / "r", config("dp-sgd", steps=1, eval_every=1))
     for norm in (float("nan"), float("inf"), 0.0):
         history = [{**row, "update_norm": norm} for row in result.history]
-        paths = report.save_plots({**report.build(result), "history": history}, tmp_path)
+        paths = report.save_plots({**described.report(result), "history": history}, tmp_path)
         assert all(path.stat().st_size > 1000 for path in paths)
 
 
@@ -192,7 +192,7 @@ def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
     def work(progress, runs=1):
         import contextlib
 
-        return queue.work(["tiny"], tmp_path / "q", results, None, report.build,
+        return queue.work(["tiny"], tmp_path / "q", results, None, described.report,
                           lambda row: contextlib.nullcontext(progress), runs)
 
     with pytest.raises(Stop):

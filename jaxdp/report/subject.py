@@ -1,0 +1,123 @@
+"""The public facts of a run that its report is about."""
+
+import dataclasses
+from typing import Any
+
+from jaxdp import accounting as acc
+from jaxdp.optimizers.method import Method
+from jaxdp.sampling import FixedSize, FullBatch, Poisson
+from jaxdp.schedules import NoiseSchedule
+
+Rows = list[tuple[str, str]]
+
+UNIT = "one training record"
+_SAMPLINGS = {Poisson: "poisson", FixedSize: "fixed_size", FullBatch: "full_batch"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The number that a run is judged by.
+
+    Attributes:
+        column: its name in the rows of the history.
+        name: as people write it, such as "Test accuracy".
+        share: True where it is a share of 1, to be shown in percent.
+    """
+
+    column: str
+    name: str
+    share: bool
+
+    def shown(self, value: float) -> str:
+        """The number as a page shows it."""
+        return f"{value:.2%}" if self.share else f"{value:.4g}"
+
+
+TEST_ACCURACY = Measured("test_accuracy", "Test accuracy", share=True)
+
+
+def measured(report: dict[str, Any]) -> Measured | None:
+    """The number that a finished report judges its run by; None for nothing."""
+    # Reports of older versions know the test accuracy alone.
+    found = report.get("measured", dataclasses.asdict(TEST_ACCURACY))
+    return None if found is None else Measured(**found)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A description of a run; nothing in it is computed from private data.
+
+    Attributes:
+        title: such as "DP-SGD on MNIST".
+        method: mechanism and optimizer.
+        steps: of the run.
+        delta: of the guarantee.
+        relation: which data sets are neighbours.
+        training: (name, words) of method, optimizer and model.
+        command: that gives the run.
+        measured: what it is judged by; None for nothing.
+        levels: to compare that with, see :func:`jaxdp.report.levels.levels`.
+        judged_by: what judged the candidates of an annealed method, in words, or None.
+        names: further entries of report.json, by name.
+        unit: the privacy unit in words.
+    """
+
+    title: str
+    method: Method
+    steps: int
+    delta: float
+    relation: acc.Relation
+    training: Rows
+    command: str
+    measured: Measured | None = None
+    levels: dict[str, Any] = dataclasses.field(default_factory=dict)
+    judged_by: str | None = None
+    names: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unit: str = UNIT
+
+    @property
+    def dataset_size(self) -> int:
+        """The declared number of records."""
+        return self.method.mechanism.dataset_size
+
+    @property
+    def batch_size(self) -> int:
+        """The expected number of records of a step."""
+        return self.method.mechanism.batch_size
+
+    @property
+    def epochs(self) -> float:
+        """The number of times that a record is used, on average."""
+        return self.steps * self.batch_size / self.dataset_size
+
+    @property
+    def sampling(self) -> str:
+        """The name of the sampling."""
+        kind = type(self.method.mechanism.sampling)
+        return _SAMPLINGS.get(kind, kind.__name__)
+
+    @property
+    def noise_multipliers(self) -> list[float]:
+        """The noise multiplier, or the levels that a schedule goes through."""
+        noise = self.method.mechanism.noise_multiplier
+        if isinstance(noise, NoiseSchedule):
+            return [value for value, _ in noise.levels]
+        return [float(noise)]
+
+
+def own_training(method: Method, steps: int, about: dict[str, str]) -> Rows:
+    """The rows of a model and an optimizer of the caller's own, whose words come last."""
+    epochs = steps * method.mechanism.batch_size / method.mechanism.dataset_size
+    rows = [
+        ("Steps", steps_in_words(steps, epochs)),
+        ("Model", "the caller's own"),
+        ("Optimizer", "an optax chain of the caller's own, after the noise"),
+    ]
+    return [row for row in rows if row[0] not in about] + [
+        (name, f"{words} (in the caller's words)") for name, words in about.items()
+    ]
+
+
+def steps_in_words(steps: int, epochs: float) -> str:
+    """The number of steps, and how often they use a record."""
+    return f"{steps:,} ({epochs:.3g} epochs: the times that a record is used, on average)"

@@ -1,0 +1,106 @@
+"""The facts of a configuration for its report, and the command that gives the same run."""
+
+from typing import Any
+
+from jaxdp import accounting as acc
+from jaxdp.optimizers import registry
+from jaxdp.report import build, levels, origin, words
+from jaxdp.report.subject import TEST_ACCURACY, Rows, Subject, steps_in_words
+from jaxdp.report.words import show
+from jaxdp.runs.config import RunConfig
+from jaxdp.runs.loop import RunResult
+
+_FIELDS = (
+    "dataset", "model", "activation", "method", "noise_multiplier", "steps", "delta", "batch_size",
+    "l2_clip_norm", "learning_rate", "sampling", "relation",
+)
+
+
+def report(
+    result: RunResult, *, test_labels: Any = None, ledger: Any = None, date: str | None = None,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """The dictionary of report.json of a configuration's run.
+
+    Args:
+        result: of the run.
+        test_labels: int [n] of the test examples that accuracy is told of; public.
+        ledger: the ledger's file, for its hash.
+        date: on which the run began.
+        command: that started the run; None writes one with all of its public numbers.
+    """
+    return build(
+        subject_of(result.config, test_labels, command), history=result.history,
+        params=result.params, ledger=result.ledger, reproducible=result.reproducible,
+        ledger_file=ledger, date=date,
+    )
+
+
+def subject_of(config: RunConfig, test_labels: Any = None, command: str | None = None) -> Subject:
+    """The public facts of a resolved configuration; arguments as for :func:`report`."""
+    assert config.steps is not None
+    method, spec = config.private_method(), config.spec
+    names = ("method", "dataset", "model", "activation")
+    return Subject(
+        f"{config.method.upper()} on {spec.title}", method, config.steps, config.delta,
+        acc.Relation(config.relation), _training(config), command or command_of(config),
+        TEST_ACCURACY if spec.test_size else None,
+        levels.levels(config.dataset, config.model, spec.num_classes, test_labels),
+        words.ENERGIES.get(registry.METHODS[config.method].energy),
+        names={**{name: getattr(config, name) for name in names}, "config": config.to_dict()},
+    )
+
+
+def command_of(config: RunConfig) -> str:
+    """The command with every public number of a resolved configuration written out."""
+    options: dict[str, Any] = {
+        name.replace("_", "-"): getattr(config, name) for name in _FIELDS
+    }
+    if config.own is not None:
+        del options["dataset"]
+        options |= {
+            "data": f"{config.dataset}.npz", "classes": config.own["num_classes"],
+            "dataset-size": config.dataset_size,
+        }
+    if config.optimizer != "sgd":
+        options["optimizer"] = config.optimizer
+    elif registry.METHODS[config.method].momentum:
+        options["momentum"] = config.momentum
+    if config.model == "mlp":
+        options["hidden"] = config.hidden
+    for name in ("noise_schedule", "pca_dimensions", "pca_noise_multiplier"):
+        if getattr(config, name) is not None:
+            options[name.replace("_", "-")] = getattr(config, name)
+    if config.canaries:
+        options["canaries"] = config.canaries
+    if config.settings:
+        options["set"] = [f"{name}={value}" for name, value in config.settings.items()]
+    return origin.command(options)
+
+
+def _training(config: RunConfig) -> Rows:
+    assert config.steps is not None
+    width = f", hidden width {config.hidden}" if config.model == "mlp" else ""
+    projected = []
+    if config.pca_dimensions is not None:
+        projected = [("Projection", f"to {config.pca_dimensions} dimensions, chosen privately "
+                      f"(noise multiplier {show(config.pca_noise_multiplier or 0.0)})")]
+    epochs = config.steps * config.batch_size / config.dataset_size
+    return [
+        ("Method", config.method),
+        ("Optimizer", optimizer(config)),
+        ("Steps", steps_in_words(config.steps, epochs)),
+        ("Model", f"{config.model} ({config.activation}){width}"),
+        *projected,
+    ]
+
+
+def optimizer(config: RunConfig) -> str:
+    """The optimizer with its rate, momentum and other settings."""
+    known = config.method in ("dp-sgd", "auto-s", "normalised-sgd") or "sa-dpsgd" in config.method
+    name = "Adam" if config.optimizer == "adam" else "SGD" if known else f"that of {config.method}"
+    parts = [name, f"learning rate {config.learning_rate:.4g}"]
+    if name == "SGD" and config.momentum:
+        parts.append(f"momentum {config.momentum:.4g}")
+    parts += [f"{key.replace('_', ' ')} {show(value)}" for key, value in config.settings.items()]
+    return ", ".join(parts)

@@ -1,0 +1,45 @@
+"""Texts and hashes that tell one run from another."""
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.clipping import ClippedGrad
+from jaxdp.optimizers.method import Method
+from jaxdp.seeds import Secret
+from jaxdp.sources import Source
+from jaxdp.types import PyTree
+
+_SAMPLED = 256  # records whose hash tells whether the data are the same
+
+
+def programs(
+    method: Method, loss_fn: Callable[..., Any], params: PyTree, example: PyTree
+) -> str:
+    """The programs of a step as text: of the gradients and of what comes after the noise."""
+    links = method.step(loss_fn)
+    _, after = links.init(params)
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
+    key = jax.random.key(0) if getattr(links.grad_fn, "takes_rng", False) else None
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        update = jax.make_jaxpr(links.after.update)(params, after, params)
+    loss = ""
+    if isinstance(links.grad_fn, ClippedGrad):
+        norms = lambda p, b: links.grad_fn(p, b, "all", key)[1].norms  # noqa: E731
+        loss = str(jax.make_jaxpr(norms)(params, batch))
+    return re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
+
+
+def fingerprint(source: Source, secret: Secret) -> str:
+    """A keyed hash of the number of records and of some of them. **Secret**."""
+    found = hashlib.blake2b(key=secret.stream("data hash"), digest_size=16)
+    count = len(source)
+    found.update(str(count).encode())
+    some = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64))
+    for leaf in jax.tree.leaves(source.gather(some, np.ones(len(some), bool))):
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,89 @@
+"""Writes the report of a run. What draws and renders it is imported when it is written."""
+
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxdp import accounting as acc
+from jaxdp._durable import write_atomically
+from jaxdp.ledger import Ledger
+from jaxdp.optimizers.method import Method
+from jaxdp.runs.directory import RunDirectory
+from jaxdp.types import PyTree
+
+if TYPE_CHECKING:
+    from jaxdp.report.subject import Measured
+
+# What every row has, besides the numbers that were evaluated.
+_OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced")
+
+
+def today() -> str:
+    """The date, UTC. To be asked before the first step: how long steps take is private."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def write(report: dict[str, Any], directory: RunDirectory) -> Path:
+    """Writes report.json, .md, .html and the plots; the path of the page."""
+    from jaxdp.report import save_plots, to_html, to_markdown
+
+    write_atomically(directory.path / "report.json", json.dumps(report, indent=1))
+    write_atomically(directory.path / "report.md", to_markdown(report))
+    save_plots(report, directory.path)
+    page = directory.path / "report.html"
+    write_atomically(page, to_html(report, directory.path))
+    return page
+
+
+def write_own(
+    directory: RunDirectory, method: Method, history: list[dict[str, Any]], delta: float,
+    relation: acc.Relation, *, params: PyTree, date: str, about: dict[str, str],
+) -> Path:
+    """Writes the report of an own model on own data; the path of the page.
+
+    Args:
+        directory: of the run.
+        method: mechanism and optimizer.
+        history: the rows that were shown.
+        delta: of the guarantee.
+        relation: of the guarantee.
+        params: pytree like the model's parameters, for their number.
+        date: on which training began or was resumed.
+        about: further facts by name, in the caller's words.
+    """
+    from jaxdp.report import build
+    from jaxdp.report.subject import Subject, own_training
+
+    steps = history[-1]["step"]
+    subject = Subject(
+        about.get("Title", f"Run {directory.path.name}"), method, steps, delta, relation,
+        own_training(method, steps, {k: v for k, v in about.items() if k != "Title"}),
+        _program(), _measured(history), names={"config": None},
+    )
+    reproducible = directory.load_state()["secret"]["reproducible"]
+    report = build(
+        subject, history=history, params=params, ledger=Ledger(directory.ledger),
+        reproducible=reproducible, ledger_file=directory.ledger, date=date,
+    )
+    return write(report, directory)
+
+
+def _measured(history: list[dict[str, Any]]) -> "Measured | None":
+    """The first number that was evaluated, if every row has it."""
+    from jaxdp.report.subject import Measured
+
+    for column in history[-1]:
+        if column not in _OF_EVERY_ROW and all(column in row for row in history):
+            share = "accuracy" in column.lower() and all(0 <= row[column] <= 1 for row in history)
+            name = column.replace("_", " ")
+            return Measured(column, name[:1].upper() + name[1:], share)
+    return None
+
+
+def _program() -> str:
+    """The name of the program that trained; no folder of this machine."""
+    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else ""
+    return f"python {name}" if name.endswith(".py") else "a program or notebook with jaxdp.Run"

@@ -1,0 +1,211 @@
+"""``jaxdp.Run`` on an own model: its report, its canaries, and a file on the command line."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from click.testing import CliRunner
+
+import jaxdp
+from jaxdp.cli import app
+from jaxdp.runs import canaries
+from tests.runs.test_resume import Stop, crash_at
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 3)).astype(np.float32)
+Y = RNG.normal(size=200).astype(np.float32)
+MECHANISM = jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200)
+
+
+def loss_fn(params, x, y):
+    return jnp.square(jnp.vdot(params["w"][0], x) - y)
+
+
+def run(folder, data=(X, Y), mechanism=MECHANISM, **options):
+    options = {"params": {"w": jnp.zeros((20, 3))}, "every": 3, **options}
+    return jaxdp.Run(folder, loss_fn, mechanism, optax.sgd(0.1), data, **options)
+
+
+def test_a_run_leaves_a_report_to_sign(tmp_path):
+    one = run(
+        tmp_path / "trial", evaluate=lambda params: {"accuracy": 0.25, "loss": 3.0},
+        about={"Title": "A trial of mine", "Optimizer": "SGD, 0.1", "Data": "made up"},
+    )
+    one.fit()
+    report = json.loads((tmp_path / "trial/report.json").read_text())
+    assert report["guarantee"]["epsilon"] == one.epsilon().upper
+    assert (report["accuracy"], report["parameters"], report["guarantee"]["releases"]) == (0.25, 60, 12)
+    markdown = (tmp_path / "trial/report.md").read_text()
+    page = (tmp_path / "trial/report.html").read_text()
+    for fact in ("A trial of mine", "Accuracy", "25.00%", "SGD, 0.1 (in the caller's words)", "made up",
+                 "200, declared and public", "40 of 200 records expected a step", "12 (2.4 epochs"):
+        assert fact in page.replace("&#39;", "'"), fact
+        assert fact in markdown, fact
+    assert "the caller's own" in markdown
+    assert str(tmp_path) not in page + markdown
+    assert (tmp_path / "trial/accuracy_and_epsilon.png").stat().st_size > 1_000
+
+
+def test_without_an_evaluation_the_report_is_of_epsilon(tmp_path):
+    run(tmp_path / "r").fit()
+    assert (tmp_path / "r/report.md").read_text().startswith("# Run r\n\nProven: **(epsilon 3.000")
+    assert "Test accuracy" not in (tmp_path / "r/report.html").read_text()
+
+
+def test_a_report_can_be_left_out_and_made_later(tmp_path):
+    run(tmp_path / "r", report=False).fit()
+    assert not (tmp_path / "r/report.html").exists()
+    assert run(tmp_path / "r").report() == tmp_path / "r/report.html"
+    with pytest.raises(ValueError, match="run must have shown a row to report"):
+        run(tmp_path / "new").report()
+    plain = run(tmp_path / "p", mechanism=jaxdp.dp_sgd(2.0, 1.0, 40, 200))
+    plain.fit(3)
+    with pytest.raises(ValueError, match="delta must be given for a report"):
+        plain.report()
+    run(tmp_path / "q", mechanism=jaxdp.dp_sgd(2.0, 1.0, 40, 200), delta=1e-4).fit(3)
+    assert "at delta 0.0001" in (tmp_path / "q/report.html").read_text()
+
+
+def test_a_run_is_audited_by_its_canaries(tmp_path):
+    one = run(tmp_path / "r", canaries=40)
+    one.fit()
+    found = one.audit()
+    assert (found.canaries, found.steps, found.broken) == (40, 12, False)
+    assert found.proven == one.epsilon().upper <= 3.0
+    assert json.loads((tmp_path / "r/report.json").read_text())["audited"]["canaries"] == 40
+    assert "40 audit canaries" in (tmp_path / "r/report.md").read_text()
+    assert "this very run, once" in (tmp_path / "r/report.html").read_text()
+    assert (tmp_path / "r/secret/canaries.json").stat().st_mode & 0o077 == 0
+    with pytest.raises(ValueError, match="canaries must be given for an audit"):
+        run(tmp_path / "none").audit()
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / "r")])
+    assert "model and data are in a program: call run.audit() there" in str(done.exception)
+
+
+def test_canaries_of_records_that_are_read_one_by_one_are_seen(tmp_path):
+    """With hardly any noise every coin is seen in what was released."""
+    records = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
+    quiet = jaxdp.dp_sgd(0.05, 1.0, 200, 200, "full_batch")
+    one = jaxdp.Run(
+        tmp_path / "r", lambda params, example: 0.0 * loss_fn(params, **example), quiet, optax.sgd(0.1),
+        records, params={"w": jnp.zeros((20, 3))}, canaries=40, report=False, delta=1e-3,
+    )
+    one.fit(3)
+    seen = canaries.released(one.directory).mean(axis=0)
+    np.testing.assert_array_equal(seen > 0.5, canaries.coins_of(one.directory, 40))
+
+
+def test_a_run_with_canaries_goes_on_with_the_same_coins(tmp_path):
+    with pytest.raises(Stop):
+        run(tmp_path / "r", canaries=40, progress=crash_at(8)).fit()
+    before = (tmp_path / "r/secret/canaries.json").read_bytes()
+    with pytest.raises(ValueError, match="mechanism must stay that of the run"):
+        run(tmp_path / "r").fit()
+    run(tmp_path / "r", canaries=40).fit()
+    assert (tmp_path / "r/secret/canaries.json").read_bytes() == before
+    assert canaries.released(run(tmp_path / "r").directory).shape == (12, 40)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"canaries": 61}, "canaries must be at most the 60 coordinates"),
+        ({"canaries": 4, "relation": "replace_one"}, "canaries must be 0 but under add_or_remove_one"),
+        ({"delta": 2.0}, "delta must be"),
+    ],
+)
+def test_bad_options_are_refused_before_there_is_a_folder(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path / "r", **options)
+    assert not (tmp_path / "r").exists()
+
+
+def saved(path, **changes):
+    x = RNG.integers(0, 256, (120, 4, 4)).astype(np.uint8)
+    y = RNG.integers(0, 3, 120)
+    arrays = {"x": x[:100], "y": y[:100], "x_test": x[100:], "y_test": y[100:], **changes}
+    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
+    return str(path)
+
+
+def train(*arguments):
+    return CliRunner().invoke(app, ["train", *arguments])
+
+
+def test_a_file_is_trained_on_reported_and_resumed(tmp_path):
+    path, out = saved(tmp_path / "mine.npz"), str(tmp_path / "run")
+    done = train("--data", path, "--classes", "3", "--steps", "5", "--out", out)
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert (report["title"], report["levels"]["chance"]) == ("DP-SGD on mine", 1 / 3)
+    assert report["command"] == "jaxdp train --data mine.npz --classes 3 --steps 5"
+    assert report["config"]["own"] == {"example_shape": [4, 4], "num_classes": 3, "test_size": 20}
+    again = train("--resume", "--out", out)
+    assert again.exit_code == 0, again.output
+    exported = CliRunner().invoke(app, ["export", out])
+    assert exported.exit_code == 0
+    saved(tmp_path / "mine.npz", x=np.zeros((100, 4, 4), np.uint8))
+    assert "the training data changed" in str(train("--resume", "--out", out).exception)
+
+
+def test_a_file_without_test_records_has_no_accuracy(tmp_path):
+    path = saved(tmp_path / "mine.npz", x_test=None, y_test=None)
+    done = train("--data", path, "--classes", "3", "--steps", "3", "--out", str(tmp_path / "run"))
+    assert "no test records   proven epsilon" in done.output
+    assert "Test accuracy" not in (tmp_path / "run/report.html").read_text()
+    judged = train("--data", path, "--classes", "3", "--method", "sa-dpsgd", "--out", str(tmp_path / "j"))
+    assert "must come with test records, which judge its candidates" in str(judged.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--classes", "3", "--dataset", "digits"), "--data must not come with --dataset"),
+        ((), "--classes must come with --data"),
+        (("--classes", "2"), "y must be at least 0 and below 2"),
+        (("--classes", "3", "--model", "mnist-cnn"), "must be given examples (28, 28, 1), got (4, 4)"),
+    ],
+)
+def test_bad_arguments_with_a_file(tmp_path, arguments, words):
+    done = train("--data", saved(tmp_path / "mine.npz"), *arguments, "--out", str(tmp_path / "run"))
+    assert words in done.output + str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": None}, "data must hold x"),
+        ({"y_test": None}, "data must hold x"),
+        ({"y": np.zeros(99, int)}, "x and y must have one row for each record"),
+        ({"x": np.full((100, 4), np.nan)}, "x must be finite"),
+        ({"x": np.zeros(100)}, r"x must be numbers \[n, ...\]"),
+        ({"x": np.zeros((100, 5))}, "x_test must have rows of shape"),
+        ({"y": np.zeros(100)}, r"y must be whole numbers \[n\]"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        jaxdp.data.from_file(saved(tmp_path / "mine.npz", **changes), 3)
+    with pytest.raises(ValueError, match=r"data must be a \.npz file with x"):
+        jaxdp.data.from_file(tmp_path / "mine.csv", 3)
+    (tmp_path / "no.npz").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"data must be a \.npz file to be read"):
+        jaxdp.data.from_file(tmp_path / "no.npz", 3)
+
+
+def test_parameters_of_any_shape_are_exported(tmp_path):
+    params = [jnp.ones((20, 3)), (jnp.zeros(2),)]
+    one = jaxdp.Run(
+        tmp_path / "r", lambda p, x, y: jnp.square(jnp.vdot(p[0][0], x) - y) + 0.0 * p[1][0][0], MECHANISM,
+        optax.sgd(0.1), (X, Y), params=params, report=False,
+    )
+    one.fit(3)
+    one.export(tmp_path / "a.msgpack")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "--to", str(tmp_path / "b.msgpack")])
+    assert "parameters after 3 steps" in done.output
+    assert (tmp_path / "b.msgpack").stat().st_size > 240
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(one.params), jax.tree.leaves(one.params))
