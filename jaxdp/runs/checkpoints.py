@@ -112,12 +112,13 @@ class Checkpoints:
         """
         return self._latest(lambda step: self._read(step, like))
 
-    def params(self) -> tuple[int, PyTree] | None:
-        """The latest whole step and its parameters as dicts of arrays; see :meth:`restore`."""
-        return self._latest(self._read_params)
+    def params(self, last: int) -> tuple[int, PyTree] | None:
+        """The latest whole step up to ``last`` and its parameters as dicts; see :meth:`restore`."""
+        return self._latest(self._read_params, last)
 
-    def _latest(self, read: Callable[[int], Found]) -> Found | None:
-        steps, damaged = sorted(self._steps(), reverse=True), []
+    def _latest(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:
+        steps = sorted((s for s in self._steps() if last is None or s <= last), reverse=True)
+        damaged: list[tuple[int, str]] = []
         for step in steps:
             try:
                 self._require_whole(step)

@@ -9,21 +9,26 @@ from jaxdp.runs.directory import RunDirectory
 
 
 def export_params(directory: RunDirectory, target: Path) -> int:
-    """Writes the parameters of the last checkpoint to ``target``; returns their step.
+    """Writes the parameters of the last checkpoint that was shown; returns their step.
 
     The parameters are a release that the ledger covers; nothing else of the checkpoint is written.
+    A checkpoint that is not shown yet may still be lost, and its steps done again within their
+    charge: nobody may see it.
 
     Raises:
         ValueError: there is no run or no checkpoint, or the target cannot be written.
     """
-    directory.load_state()
+    shown = directory.load_state().get("shown", 0)
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        found = checkpoints.params()
+        found = checkpoints.params(shown)
     finally:
         checkpoints.close()
     if found is None:
-        raise ValueError(f"run must have a checkpoint to export, got {directory.path}")
+        raise ValueError(
+            f"run must have a checkpoint that was shown to export, got {directory.path}, which has "
+            "none yet; after a crash --resume shows it"
+        )
     step, params = found
     try:
         target.write_bytes(flax.serialization.to_bytes(params))

@@ -58,10 +58,10 @@ def write_own(
     from jaxdp.report.subject import Subject, own_training
 
     steps = history[-1]["step"]
+    training = own_training(method, steps, {k: v for k, v in about.items() if k != "Title"})
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"), method, steps, delta, relation,
-        own_training(method, steps, {k: v for k, v in about.items() if k != "Title"}),
-        _program(), _measured(history), names={"config": None},
+        training + _evaluated(history[-1]), _program(), _measured(history), names={"config": None},
     )
     reproducible = directory.load_state()["secret"]["reproducible"]
     report = build(
@@ -69,6 +69,12 @@ def write_own(
         reproducible=reproducible, ledger_file=directory.ledger, date=date,
     )
     return write(report, directory)
+
+
+def _evaluated(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """The numbers that were evaluated last, as one row of facts."""
+    numbers = [f"{name} {row[name]:.4g}" for name in row if name not in _OF_EVERY_ROW]
+    return [("Evaluated last", ", ".join(numbers))] if numbers else []
 
 
 def _measured(history: list[dict[str, Any]]) -> "Measured | None":

@@ -41,7 +41,7 @@ def test_a_run_leaves_a_report_to_sign(tmp_path):
     markdown = (tmp_path / "trial/report.md").read_text()
     page = (tmp_path / "trial/report.html").read_text()
     for fact in ("A trial of mine", "Accuracy", "25.00%", "SGD, 0.1 (in the caller's words)", "made up",
-                 "200, declared and public", "40 of 200 records expected a step", "12 (2.4 epochs"):
+                 "200, declared and public", "40 of 200 records expected a step", "12 (2.4 epochs", "accuracy 0.25, loss 3"):
         assert fact in page.replace("&#39;", "'"), fact
         assert fact in markdown, fact
     assert "the caller's own" in markdown
@@ -195,6 +195,17 @@ def test_a_file_of_another_kind_is_refused(tmp_path, changes, words):
     (tmp_path / "no.npz").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"data must be a \.npz file to be read"):
         jaxdp.data.from_file(tmp_path / "no.npz", 3)
+
+
+def test_a_checkpoint_that_was_not_shown_is_not_exported(tmp_path):
+    """After a crash it may be found damaged, and its steps are done again within their charge."""
+    with pytest.raises(Stop):
+        run(tmp_path / "r", progress=crash_at(8), report=False).fit()
+    state = json.loads((tmp_path / "r/secret/run.json").read_text())
+    for shown, words in ((3, "parameters after 3 steps"), (0, "checkpoint that was shown")):
+        (tmp_path / "r/secret/run.json").write_text(json.dumps({**state, "shown": shown}))
+        done = CliRunner().invoke(app, ["export", str(tmp_path / "r")])
+        assert words in done.output + str(done.exception)
 
 
 def test_parameters_of_any_shape_are_exported(tmp_path):
