@@ -157,7 +157,7 @@ class Checkpoints:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
         with ocp.StandardCheckpointer() as reader:
             kept = reader.metadata(self._folder / str(step) / "state").item_metadata.tree
-        # Before orbax reads: its readers of several arrays are not ended in order by one that fails.
+        # Before orbax reads: its readers of several arrays are not ended well by one that fails.
         if _kinds(kept) != _kinds(abstract):
             raise ValueError("shapes and types do not match")
         args = ocp.args.Composite(
