@@ -1,21 +1,25 @@
 """Checkpoints by orbax: parameters, optimizer state and curves."""
 
+import functools
+import importlib.util
 import logging
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 logging.getLogger("absl").addFilter(lambda record: record.levelno >= logging.CRITICAL)
 
@@ -47,6 +51,16 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self._folder = folder.absolute()
+        if importlib.util.find_spec("orbax") is None:  # not after the first block of a run
+            raise ModuleNotFoundError("checkpoints need orbax: pip install orbax-checkpoint")
+        with private():
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    @functools.cached_property
+    def _manager(self) -> "ocp.CheckpointManager":
+        # Imported here: a run that begins need not wait for it before its first step.
+        import orbax.checkpoint as ocp
+
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, create=True,
             file_options=ocp.options.FileOptions(path_permission_mode=0o700),
@@ -55,7 +69,11 @@ class Checkpoints:
             ),
         )
         with private():
-            self._manager = ocp.CheckpointManager(self._folder, options=options)
+            return ocp.CheckpointManager(self._folder, options=options)
+
+    @property
+    def _in_use(self) -> bool:
+        return "_manager" in self.__dict__
 
     def save(self, state: TrainState, history: list[dict[str, Any]]) -> None:
         """Begins to save the state under its step, with the curves.
@@ -64,6 +82,8 @@ class Checkpoints:
             StorageError: this or the checkpoint before it cannot be written.
         """
         self.wait()
+        import orbax.checkpoint as ocp
+
         arrays = _arrays(state)
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
@@ -81,6 +101,8 @@ class Checkpoints:
         Raises:
             StorageError: it cannot be written; the checkpoints before it are whole.
         """
+        if not self._in_use:
+            return
         with deferred(), self._in_words():
             self._manager.wait_until_finished()
             for mark in self._folder.glob(f"*/{_COMMITTED}"):  # which says no more than its name
@@ -90,7 +112,7 @@ class Checkpoints:
     @property
     def is_saving(self) -> bool:
         """True while a checkpoint is being written."""
-        return bool(self._manager.is_saving_in_progress())
+        return self._in_use and bool(self._manager.is_saving_in_progress())
 
     def durable_step(self) -> int | None:
         """The latest step whose checkpoint is whole and on disk; None before the first."""
@@ -137,7 +159,8 @@ class Checkpoints:
         """Waits for what is being written, and releases the manager's threads."""
         with deferred():
             try:
-                self._manager.close()
+                if self._in_use:
+                    self._manager.close()
                 make_private(self._folder)
             except Exception:
                 # `wait` raised it before, or what ended the run is of more interest.
@@ -154,6 +177,8 @@ class Checkpoints:
     def _read(self, step: int, like: TrainState) -> Restored:
         if file := broken_seal(self._folder / str(step), _SEAL, _CHANGING):
             raise ValueError(f"{file} is damaged")
+        import orbax.checkpoint as ocp
+
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
         with ocp.StandardCheckpointer() as reader:
             kept = reader.metadata(self._folder / str(step) / "state").item_metadata.tree

@@ -161,6 +161,7 @@ def _plan(config: RunConfig, dataset: data.Dataset, run: Started) -> Plan:
         durable=(lambda step: canaries.publish(directory, step)) if config.canaries else None,
         energy=lambda sampler: assemble.energy_of(config, dataset, loss_fn, train, sampler),
         told=config.sensitive, note=note, physical_batch_size=config.physical_batch_size,
+        traceable=True,
     )
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import models
 from jaxdp._entries import SEEDED
 from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
@@ -65,6 +66,8 @@ class Plan:
         told: whether ``block`` is handed clipping information.
         note: what the ledger says of every charge.
         physical_batch_size: rows of one compiled pass.
+        traceable: whether the parameters lie on one device and the optimizer's ``init`` can be
+            compiled, which saves many small compilations.
     """
 
     loss_fn: Callable[..., Any]
@@ -82,6 +85,7 @@ class Plan:
     told: bool = False
     note: str = ""
     physical_batch_size: int | None = None
+    traceable: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -296,11 +300,7 @@ class _Pending:
 def _restored(
     checkpoints: Checkpoints, run: Started, plan: Plan
 ) -> tuple[TrainState, list[Row]]:
-    params = plan.params(run.secret)
-    opt_state = plan.method.step(plan.loss_fn).init(params)
-    past = np.frombuffer(run.ledger.head, np.uint32)
-    # Copied: parts that share a buffer could not all be donated.
-    fresh = jax.tree.map(jnp.array, TrainState(params, opt_state, 0, past))._replace(step=0)
+    fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
     state, rows = checkpoints.restore(fresh) or (fresh, [])
     if not run.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
         raise ValueError(
@@ -311,3 +311,15 @@ def _restored(
     if any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
         run.ledger.trust(INTERRUPTED)
     return state, rows
+
+
+def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
+    """The parameters and the optimizer's state before the first step."""
+    init = plan.method.step(plan.loss_fn).init
+
+    def both(params: PyTree) -> tuple[PyTree, PyTree]:
+        # Copied: parts that share a buffer could not all be donated.
+        return jax.tree.map(jnp.array, (params, init(params)))
+
+    made = jax.jit(both, compiler_options=models.AT_ONCE) if plan.traceable else both
+    return made(plan.params(run.secret))
