@@ -140,7 +140,8 @@ def build(
 def init(model: nn.Module, key: jax.Array, example_shape: tuple[int, ...]) -> PyTree:
     """Fresh float32 parameters, a function of the key alone."""
     example = np.zeros((1, *example_shape), np.float32)
-    return jax.jit(model.init, compiler_options=AT_ONCE)(key, example)
+    inside = isinstance(key, jax.core.Tracer)  # of another jit, whose options count
+    return jax.jit(model.init, compiler_options=None if inside else AT_ONCE)(key, example)
 
 
 def cross_entropy(model: nn.Module) -> Callable[[PyTree, tuple[jax.Array, jax.Array]], jax.Array]:
