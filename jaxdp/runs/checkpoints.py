@@ -1,7 +1,6 @@
 """Checkpoints by orbax: parameters, optimizer state and curves."""
 
 import functools
-import importlib.util
 import logging
 import shutil
 import sys
@@ -51,10 +50,13 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self._folder = folder.absolute()
-        if importlib.util.find_spec("orbax") is None:  # not after the first block of a run
-            raise ModuleNotFoundError("checkpoints need orbax: pip install orbax-checkpoint")
         with private():
             self._folder.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        """Imports and starts orbax, which the first :meth:`save` or :meth:`restore` would do."""
+        with deferred(), self._in_words():
+            _ = self._manager
 
     @functools.cached_property
     def _manager(self) -> "ocp.CheckpointManager":
@@ -84,7 +86,7 @@ class Checkpoints:
         self.wait()
         import orbax.checkpoint as ocp
 
-        arrays = _arrays(state)
+        arrays = jax.tree.map(_copied, _arrays(state))
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
             history=ocp.args.JsonSave([dict(row) for row in history]),
@@ -221,6 +223,19 @@ class Checkpoints:
 
 def _arrays(state: TrainState) -> dict[str, Any]:
     return {"params": state.params, "opt_state": state.opt_state, "past": np.asarray(state.past)}
+
+
+def _copied(leaf: Any) -> Any:
+    """The array, copied where its memory is the host's.
+
+    Orbax would write it from where it lies, and the next step, which reuses that memory, would wait
+    until it is written.
+    """
+    if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+        return leaf
+    devices: Any = leaf.sharding.device_set
+    on_host = all(device.platform == "cpu" for device in devices)
+    return jax.device_put(leaf, leaf.sharding, may_alias=False) if on_host else leaf
 
 
 def _kinds(arrays: PyTree) -> list[str]:

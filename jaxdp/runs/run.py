@@ -232,11 +232,13 @@ def _blocks(
     checkpoints: Checkpoints, progress: Progress,
 ) -> TrainState:
     saved = _Pending(run, checkpoints, plan, progress)
-    norms: list[Any] = []
+    began, norms = state.step, []
     seen: list[Any] = []
     infos: list[ClipInfo] = []
     for batch in _block_by_block(trainer, state.step, plan):
         state, info, clipped = trainer.step_and_look(state, batch, told=plan.told)
+        if state.step == began + 1:
+            checkpoints.prepare()  # while the device works, and not after a whole block
         norms.append(info.update_norm)
         seen += [] if plan.seen is None else [plan.seen(state)]
         infos += clipped
