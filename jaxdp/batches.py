@@ -14,6 +14,8 @@ from jaxdp.types import Draw, PyTree, frozen
 
 # NumPy arrays up to this size are put on the device whole.
 _SMALL_BYTES = 256 * 2**20
+# Draws made ahead: of positions only, and of batches whose rows are in memory.
+_POSITIONS_AHEAD, _GATHERED_AHEAD = 8, 2
 # Numbers of one physical batch up to which a draw is one pass: larger ones run faster in passes.
 _ONE_PASS = 2**19
 
@@ -60,7 +62,8 @@ class Batches(Iterator[ChargedBatch]):
     def __init__(self, sampler: Sampler, source: Source, count: int):
         self._sampler, self._source, self._steps = sampler, source, count
         self._unseen = self._taken = 0
-        self._made = prefetch(self._produced(), size=2, unused=self._count)
+        ahead = _POSITIONS_AHEAD if isinstance(source, DeviceArrays) else _GATHERED_AHEAD
+        self._made = prefetch(self._produced(), size=ahead, unused=self._count)
 
     def __next__(self) -> ChargedBatch:
         batch: ChargedBatch = next(self._made)
@@ -91,6 +94,8 @@ class Batches(Iterator[ChargedBatch]):
                 draw = self._sampler.draw(until)
                 batch = ChargedBatch(draw, self._gathered(draw))
                 made = (draw, *jax.tree.leaves(batch.rows))
+                assert draw.ticket is not None
+                draw.ticket.derive()
                 object.__setattr__(batch, "_made_of", made)
                 yield batch
         finally:

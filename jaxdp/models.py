@@ -5,11 +5,14 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxdp import _validate
 from jaxdp.types import PyTree
 
+# For what runs once: LLVM's best code for a random generator takes a second or two to compile.
+AT_ONCE = {"xla_backend_optimization_level": 0}
 # U(±1/√fan_in), as the papers' PyTorch networks start.
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
@@ -136,7 +139,9 @@ def build(
 
 def init(model: nn.Module, key: jax.Array, example_shape: tuple[int, ...]) -> PyTree:
     """Fresh float32 parameters, a function of the key alone."""
-    return jax.jit(model.init)(key, jnp.zeros((1, *example_shape), jnp.float32))
+    example = np.zeros((1, *example_shape), np.float32)
+    inside = isinstance(key, jax.core.Tracer)  # of another jit, whose options count
+    return jax.jit(model.init, compiler_options=None if inside else AT_ONCE)(key, example)
 
 
 def cross_entropy(model: nn.Module) -> Callable[[PyTree, tuple[jax.Array, jax.Array]], jax.Array]:

@@ -194,6 +194,16 @@ def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
     return {**extra, "energy": energy.spent(verified=True)}
 
 
+def holds_reused(tree: PyTree) -> bool:
+    """True where an array's memory was reused, as a step does with the state it is given."""
+    for leaf in jax.tree.leaves(tree):
+        # At every step: isinstance(leaf, jax.Array) would take longer than the question itself.
+        deleted = getattr(leaf, "is_deleted", None)
+        if deleted is not None and deleted():
+            return True
+    return False
+
+
 def _like(value: PyTree, params: PyTree) -> PyTree:
     """The parameters with None where the sum has none: frozen."""
     return _leafwise(lambda v, leaf: None if v is None else leaf, value, params)

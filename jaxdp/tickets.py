@@ -106,6 +106,7 @@ class Ticket:
         self._lock = threading.Lock()
         self._spent = ""
         self._withdrawn = False
+        self._key: NoiseKey | None = None
 
     @property
     def spent(self) -> bool:
@@ -137,7 +138,12 @@ class Ticket:
             self.account.verified(self.step)
         else:
             self.account.opened(self.step)
-        return self._derived()
+        key, self._key = self._key or self._derived(), None
+        return key
+
+    def derive(self) -> None:
+        """Derives the noise key ahead of time, so that spending the ticket takes none."""
+        self._key = self._derived()
 
     def check(self) -> None:
         """Raises ValueError where the ticket cannot be spent (any more, or here)."""

@@ -24,7 +24,7 @@ from jaxdp.optimizers.method import Method, as_method
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import DeviceArrays, Source, as_source
-from jaxdp.step import PrivateStep, taken_apart
+from jaxdp.step import PrivateStep, holds_reused, taken_apart
 from jaxdp.tickets import Issuer
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
 
@@ -283,7 +283,7 @@ class Trainer:
                 "state must be a TrainState, from trainer.init(params) or the step before, "
                 f"state, info = trainer.step(state, batch); got {type(state).__name__}"
             )
-        if any(_is_gone(leaf) for leaf in jax.tree.leaves(state)):
+        if holds_reused(state):
             raise ValueError(
                 "state must be the one that the step before returned, got one whose memory that "
                 "step has reused: write state, info = trainer.step(state, batch). To come back to "
@@ -369,10 +369,6 @@ class Trainer:
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), self.source.example
         )
-
-
-def _is_gone(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
 def _charged(ledger: Ledger, mechanism: Mechanism) -> int:

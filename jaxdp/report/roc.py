@@ -1,17 +1,20 @@
 """The ROC curve of an attack, and the region that the proven guarantee leaves to any attack."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
-from jaxdp.auditing.audit import MethodAudit
-from jaxdp.auditing.one_run import RunAudit
 from jaxdp.report import plots, svg
 from jaxdp.report.svg import BLUE
 from jaxdp.report.tradeoff import limit, profile
 from jaxdp.report.words import show_epsilon
+
+if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports none of it
+    from jaxdp.auditing.audit import MethodAudit
+    from jaxdp.auditing.one_run import RunAudit
 
 WORDS = (
     "How many used records the audit's attack found, by how many unused ones it accused; both axes "
@@ -20,7 +23,7 @@ WORDS = (
 _FEWEST = 1e-4
 
 
-def save_roc(audit: MethodAudit | RunAudit, path: Path, title: str) -> Path:
+def save_roc(audit: "MethodAudit | RunAudit", path: Path, title: str) -> Path:
     """Writes the plot, and the same as .svg beside it; where nothing is proven, without a limit."""
     seen = audit.roc[(audit.roc > 0).all(axis=1)]
     least = max(_FEWEST, 10.0 ** np.floor(np.log10(np.min(seen, initial=0.01))))

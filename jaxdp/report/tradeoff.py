@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from jaxdp import accounting as acc
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.gaussian import gaussian_delta
+from jaxdp.accounting.roots import bracket_decreasing
 from jaxdp.auditing.bounds import approximate_dp
 
 AT = (1e-3, 1e-2)  # the false-positive rates whose hits are told in numbers
@@ -97,7 +97,7 @@ def _same(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
-    return float(optimize.brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, high))
+    return bracket_decreasing(lambda mu: delta - gaussian_delta(mu, epsilon), 0.0, high)[1]
 
 
 def _up(value: float) -> float:

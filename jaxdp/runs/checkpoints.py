@@ -1,21 +1,24 @@
 """Checkpoints by orbax: parameters, optimizer state and curves."""
 
+import functools
 import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 logging.getLogger("absl").addFilter(lambda record: record.levelno >= logging.CRITICAL)
 
@@ -48,6 +51,19 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self._folder = folder.absolute()
+        with private():
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        """Imports and starts orbax, which the first :meth:`save` or :meth:`restore` would do."""
+        with deferred(), self._in_words():
+            _ = self._manager
+
+    @functools.cached_property
+    def _manager(self) -> "ocp.CheckpointManager":
+        # Imported here: a run that begins need not wait for it before its first step.
+        import orbax.checkpoint as ocp
+
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, create=True,
             file_options=ocp.options.FileOptions(path_permission_mode=0o700),
@@ -56,7 +72,11 @@ class Checkpoints:
             ),
         )
         with private():
-            self._manager = ocp.CheckpointManager(self._folder, options=options)
+            return ocp.CheckpointManager(self._folder, options=options)
+
+    @property
+    def _in_use(self) -> bool:
+        return "_manager" in self.__dict__
 
     def save(self, state: TrainState, history: list[dict[str, Any]]) -> None:
         """Begins to save the state under its step, with the curves.
@@ -65,7 +85,9 @@ class Checkpoints:
             StorageError: this or the checkpoint before it cannot be written.
         """
         self.wait()
-        arrays = _arrays(state)
+        import orbax.checkpoint as ocp
+
+        arrays = jax.tree.map(_copied, _arrays(state))
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
             history=ocp.args.JsonSave([dict(row) for row in history]),
@@ -82,6 +104,8 @@ class Checkpoints:
         Raises:
             StorageError: it cannot be written; the checkpoints before it are whole.
         """
+        if not self._in_use:
+            return
         with deferred(), self._in_words():
             self._manager.wait_until_finished()
             for mark in self._folder.glob(f"*/{_COMMITTED}"):  # which says no more than its name
@@ -91,7 +115,7 @@ class Checkpoints:
     @property
     def is_saving(self) -> bool:
         """True while a checkpoint is being written."""
-        return bool(self._manager.is_saving_in_progress())
+        return self._in_use and bool(self._manager.is_saving_in_progress())
 
     def durable_step(self) -> int | None:
         """The latest step whose checkpoint is whole and on disk; None before the first."""
@@ -147,7 +171,8 @@ class Checkpoints:
         """Waits for what is being written, and releases the manager's threads."""
         with deferred():
             try:
-                self._manager.close()
+                if self._in_use:
+                    self._manager.close()
                 make_private(self._folder)
             except Exception:
                 # `wait` raised it before, or what ended the run is of more interest.
@@ -166,10 +191,14 @@ class Checkpoints:
             raise ValueError(f"{file} is damaged")
 
     def _read_params(self, step: int) -> tuple[int, PyTree]:
+        import orbax.checkpoint as ocp
+
         with ocp.StandardCheckpointer() as reader:
             return step, reader.restore(self._folder / str(step) / "state")["params"]
 
     def _read(self, step: int, like: TrainState) -> Restored:
+        import orbax.checkpoint as ocp
+
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
         with ocp.StandardCheckpointer() as reader:
             kept = reader.metadata(self._folder / str(step) / "state").item_metadata.tree
@@ -212,6 +241,19 @@ class Checkpoints:
 
 def _arrays(state: TrainState) -> dict[str, Any]:
     return {"params": state.params, "opt_state": state.opt_state, "past": np.asarray(state.past)}
+
+
+def _copied(leaf: Any) -> Any:
+    """The array, copied where its memory is the host's.
+
+    Orbax would write it from where it lies, and the next step, which reuses that memory, would wait
+    until it is written.
+    """
+    if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+        return leaf
+    devices: Any = leaf.sharding.device_set
+    on_host = all(device.platform == "cpu" for device in devices)
+    return jax.device_put(leaf, leaf.sharding, may_alias=False) if on_host else leaf
 
 
 def _kinds(arrays: PyTree) -> list[str]:

@@ -130,7 +130,7 @@ class ConfiguredRun(Run):
         config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
         self._accuracy = assemble.evaluator(assemble.model_of(config), *told)
         return dataclasses.replace(
-            plan, told=config.sensitive, block=self._block,
+            plan, told=config.sensitive, block=self._block, traceable=True,
             energy=lambda sampler: assemble.energy_of(
                 config, (self._plain_loss, seen), (plan.loss_fn, plan.source.arrays), sampler
             ),

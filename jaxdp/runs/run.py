@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import models
 from jaxdp._entries import SEEDED
 from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
@@ -87,6 +88,8 @@ class Plan:
         told: whether ``block`` is handed clipping information.
         note: what the ledger says of every charge.
         physical_batch_size: rows of one compiled pass.
+        traceable: whether the parameters lie on one device and the optimizer's ``init`` can be
+            compiled, which saves many small compilations.
     """
 
     loss_fn: Callable[..., Any]
@@ -104,6 +107,7 @@ class Plan:
     told: bool = False
     note: str = ""
     physical_batch_size: int | None = None
+    traceable: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -250,11 +254,13 @@ def _blocks(
     checkpoints: Checkpoints, progress: Progress,
 ) -> TrainState:
     saved = _Pending(run, checkpoints, plan, progress)
-    norms: list[Any] = []
+    began, norms = state.step, []
     seen: list[Any] = []
     infos: list[ClipInfo] = []
     for batch in _block_by_block(trainer, state.step, plan):
         state, info, clipped = trainer.step_and_look(state, batch, told=plan.told)
+        if state.step == began + 1:
+            checkpoints.prepare()  # while the device works, and not after a whole block
         norms.append(info.update_norm)
         seen += [] if plan.seen is None else [plan.seen(state)]
         infos += clipped
@@ -318,11 +324,7 @@ class _Pending:
 def _restored(
     checkpoints: Checkpoints, run: Started, plan: Plan
 ) -> tuple[TrainState, list[Row]]:
-    params = plan.params(run.secret)
-    opt_state = plan.method.step(plan.loss_fn).init(params)
-    past = np.frombuffer(run.ledger.head, np.uint32)
-    # Copied: parts that share a buffer could not all be donated.
-    fresh = jax.tree.map(jnp.array, TrainState(params, opt_state, 0, past))._replace(step=0)
+    fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
     state, rows = checkpoints.restore(fresh) or (fresh, [])
     if not run.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
         raise ValueError(
@@ -333,3 +335,15 @@ def _restored(
     if any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
         run.ledger.trust(INTERRUPTED)
     return state, rows
+
+
+def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
+    """The parameters and the optimizer's state before the first step."""
+    init = plan.method.step(plan.loss_fn).init
+
+    def both(params: PyTree) -> tuple[PyTree, PyTree]:
+        # Copied: parts that share a buffer could not all be donated.
+        return jax.tree.map(jnp.array, (params, init(params)))
+
+    made = jax.jit(both, compiler_options=models.AT_ONCE) if plan.traceable else both
+    return made(plan.params(run.secret))

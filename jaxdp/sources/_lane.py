@@ -43,7 +43,9 @@ class Lane:
             if self._stop or not self._items:
                 raise self._ending()
             item = self._items.popleft()[1]
-            self._changed.notify_all()
+            # Waking the thread for every item costs the consumer more than the items.
+            if len(self._items) <= self._size // 2:
+                self._changed.notify_all()
             return item
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -117,9 +118,20 @@ def test_what_is_written_is_what_was_saved_although_its_memory_is_used_again(tmp
     assert (np.asarray(found.opt_state["m"]) == 2).all()
 
 
-def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
-    import threading
+def test_what_is_written_lies_in_memory_of_its_own(tmp_path, monkeypatch):
+    """The next step reuses that of the state, and would wait until it is written."""
+    checkpoints, sent = Checkpoints(tmp_path / "secret"), []
+    manager = checkpoints._manager
+    monkeypatch.setattr(manager, "save", lambda step, args: sent.append(args["state"].item))
+    kept = state(1.0, 1)
+    checkpoints.save(kept, [])
+    checkpoints.close()
+    written, given = sent[0]["params"]["w"], kept.params["w"]
+    assert (np.asarray(written) == 1).all()
+    assert written.unsafe_buffer_pointer() != given.unsafe_buffer_pointer()
 
+
+def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
     going = threading.Event()
     seal = Checkpoints._seal
     monkeypatch.setattr(Checkpoints, "_seal", lambda self: going.wait() and seal(self))
