@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-WIDTH, N, BATCH, STEPS, DELTA = 2_000, 60, 20, 40, 1e-5
+WIDTH, N, BATCH, STEPS, DELTA = 2_000, 60, 20, 24, 1e-5
 SIGMAS = 7  # of a correlation of independent noises: passed by one of 4e11 pairs
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PLATFORMS": "cpu"}
 
@@ -99,7 +99,7 @@ def live_trainer(folder):
         with np.load(kept) as saved:
             leaves = [saved[f"arr_{i}"] for i in range(len(leaves))]
         state = jax.tree.unflatten(structure, leaves)._replace(step=int(leaves[-2]))
-    for batch in trainer.batches(STEPS - state.step):
+    for batch in trainer.batches(STEPS - state.step) if state.step < STEPS else ():
         before = np.array(state.params["w"])
         state, _ = trainer.step(state, batch)
         note(folder / "seen", ledger, state.step, np.array(state.params["w"]) - before)
