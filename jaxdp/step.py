@@ -150,11 +150,11 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         try:
             with _noise_asked_for(links):
                 updates, after = chain.update(_handed(summed), opt_state, trained, key=key, **extra)
-        except (TypeError, ValueError) as error:
-            _explain(error, chain, trained, before)
+        except Exception as error:  # a link may raise anything where the state is another's
+            _explain(error, chain, trained, opt_state)
             raise
         if before != jax.tree.structure(after):
-            _explain(None, chain, trained, before)
+            _explain(None, chain, trained, opt_state)
         moved = _filled(optax.apply_updates(trained, updates), params)
         return moved, after, StepInfo(update_norm=optax.tree.norm(updates))
 
@@ -194,10 +194,15 @@ def _noise_asked_for(links: Seen) -> Iterator[None]:
 
 def _explain(error: Exception | None, chain: Any, trained: PyTree, found: Any) -> None:
     """Words for an optimizer state that was made for other parameters than are trained."""
-    if found != jax.tree.structure(jax.eval_shape(chain.init, trained)):
+    wanted = jax.eval_shape(chain.init, trained)
+    one, other = (
+        (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+        for tree in (found, wanted)
+    )
+    if one != other:
         raise ValueError(
             "opt_state must be made for the trained parameters, tx.init(grad_fn.trained(params)), "
-            "which has None at frozen leaves; got a state of another structure"
+            "which has None at frozen leaves; got a state of another structure or other shapes"
         ) from error
 
 

@@ -120,7 +120,7 @@ def test_a_batch_is_used_once_whatever_the_state(linear, rows):
     (one,) = train.batches(1)
     train.step(old, one)
     for stale in (kept, train.init(params)):
-        with pytest.raises(ValueError, match="batch must be .* one that a step used before"):
+        with pytest.raises(ValueError, match=r"batch must be .* one that a step used before"):
             train.step(stale, one)
     assert train.ledger.steps == 1
     (two,) = train.batches(1)
