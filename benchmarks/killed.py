@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.killed [--run 100] [--trainer 100]`` trains a model without a gradient, so
 that what moves the parameters is the noise, in a child process; kills the child after a random time
-(uniform over a whole life, start and imports included) and starts it again, until so many kills
-were done and every run was finished. It asserts, and prints as JSON (``results/killed.json``): no
+(every second one uniform over a whole life, start and imports included, the others uniform over
+what follows the imports) and starts it again, until so many kills were done and every run was
+finished. It asserts, and prints as JSON (``results/killed.json``): no
 two noises that anybody could have seen are correlated; the ledger on disk held, before each release
 was seen, at least the releases seen by then; a finished ``Run`` has the epsilon of one that was
 never interrupted, and everything that it ever showed is in it, bit for bit.
@@ -132,12 +133,20 @@ def largest(noises):
     return float(np.abs(unit @ unit.T - np.eye(len(unit))).max()) if len(unit) > 1 else 0.0
 
 
-def one_life(kind, folder, after):
-    """Starts the child; kills it after so many seconds, or never. Seconds, and True if killed."""
+def one_life(kind, folder, after, from_up=False):
+    """Starts the child; kills it after so many seconds, or never. Seconds, and True if killed.
+
+    With ``from_up`` the seconds count from the end of its imports.
+    """
+    up = folder / "up"
+    up.unlink(missing_ok=True)
     cache = {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"), **CACHE}
     code = [sys.executable, "-m", "benchmarks.killed", "--child", kind, str(folder)]
     began = time.perf_counter()
     child = subprocess.Popen(code, env={**os.environ, **cache}, stderr=subprocess.PIPE)
+    while from_up and not up.exists() and child.poll() is None:
+        time.sleep(0.002)
+    began_at = time.perf_counter()
     try:
         said = child.communicate(timeout=after)[1]
     except subprocess.TimeoutExpired:
@@ -145,7 +154,8 @@ def one_life(kind, folder, after):
         said = child.communicate()[1]
     if child.returncode not in (0, -signal.SIGKILL):
         raise SystemExit(f"a restart failed in {folder}:\n{said.decode()[-3000:]}")
-    return time.perf_counter() - began, child.returncode != 0
+    ended = time.perf_counter()
+    return ended - began, ended - began_at, child.returncode != 0
 
 
 def check_run(folder, rows_before):
@@ -182,17 +192,18 @@ def check_trainer(folder, _):
 def killed(kind, kills, base, rng):
     """Runs of one kind until ``kills`` kills were done and the last run is finished."""
     check = {"run": check_run, "trainer": check_trainer}[kind]
-    noises, told, lives, done, runs, taken, extra = [], [], 0, 0, 0, [], 0
-    whole, _ = one_life(kind, made(base / f"{kind}-warm", 3), None)  # compiles
-    whole, _ = one_life(kind, made(base / f"{kind}-whole", 3), None)
+    noises, told, lives, done, runs, taken, extra = [], {0: [], 1: []}, 0, 0, 0, [], 0
+    one_life(kind, made(base / f"{kind}-warm", 3), None)  # compiles
+    whole, training, _ = one_life(kind, made(base / f"{kind}-whole", 3), None, from_up=True)
     while done < kills:
         folder = made(base / f"{kind}-{runs}", rng.choice([1, 3]))
         again = True
         while again:
-            after = None if done >= kills else rng.uniform(0.0, whole)
-            seconds, again = one_life(kind, folder, after)
+            from_up = lives % 2 == 1
+            after = rng.uniform(0.0, training if from_up else whole)
+            _, seconds, again = one_life(kind, folder, None if done >= kills else after, from_up)
             lives, done = lives + 1, done + again
-            told += [round(seconds / whole, 3)] * again
+            told[from_up] += [seconds / (training if from_up else whole)] * again
             ledger = folder / "run" / "ledger.jsonl" if kind == "run" else folder / "ledger.jsonl"
             before = noted(folder / "seen")[2]
             if kind == "trainer" and len(before):
@@ -207,7 +218,8 @@ def killed(kind, kills, base, rng):
     found = {
         "kills": done, "runs finished": runs, "processes": lives, "seconds of a whole life": whole,
         "noises seen": len(seen), "largest correlation of two": largest(seen), "at most": most,
-        "kills by tenths of a whole life": np.histogram(told, 10, (0, 1))[0].tolist(),
+        "kills by tenths of a whole life": np.histogram(told[0], 10, (0, 1))[0].tolist(),
+        "by tenths of what follows the imports": np.histogram(told[1], 10, (0, 1))[0].tolist(),
     }
     if kind == "run":
         every = np.concatenate(taken)
@@ -234,7 +246,14 @@ def main():
     parser.add_argument("--child", nargs=2)
     given = parser.parse_args()
     if given.child:
+        import jax  # noqa: F401
+
+        import jaxdp
+
         kind, folder = given.child
+        assert jaxdp.Run
+        assert jaxdp.Trainer
+        (Path(folder) / "up").touch()
         {"run": live_run, "trainer": live_trainer}[kind](Path(folder))
         return
     rng, found = random.Random(given.seed), {}

@@ -43,7 +43,7 @@ class Seen:
             if part in charged and (found := np.float32(multiplier_at(step))) != wanted:
                 raise ValueError(
                     f"noise_multiplier must be the one that the step was charged for, {wanted}, "
-                    f"got {found}: take mechanism.privatize() of the mechanism whose sampler drew"
+                    f"got {found}: take mechanism.privatize() of the mechanism that drew"
                 )
 
 

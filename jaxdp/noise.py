@@ -162,7 +162,7 @@ def _agreed(multiplier: Any, charged: Any) -> jax.Array:
     if not isinstance(same, jax.core.Tracer) and not bool(same):
         raise ValueError(
             f"noise_multiplier must be the one that the step was charged for, {charged}, got "
-            f"{multiplier}: take mechanism.privatize() of the mechanism whose sampler drew"
+            f"{multiplier}: take mechanism.privatize() of the mechanism that drew"
         )
     return jnp.where(same, multiplier, jnp.nan)
 

@@ -198,8 +198,8 @@ class Ticket:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Ticket cannot be copied, pickled or sent to another process: its noise would be "
-            "used twice. Draw where the step is taken"
+            "a batch, draw or sum (its ticket) cannot be copied, pickled or sent to another "
+            "process: its noise would be used twice. Take batches where the step is taken"
         )
 
     def __copy__(self) -> Any:
@@ -345,8 +345,9 @@ class Issuer:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "an Issuer cannot be copied, pickled or sent to another process: both would hand out "
-            "the same draws and noise. Make a sampler anew, with the same ledger"
+            "a trainer or sampler cannot be copied, pickled or sent to another process: both would "
+            "hand out the same draws and noise. Make another one, with a ledger of its own, or "
+            "with the same one after close()"
         )
 
     def __copy__(self) -> Any:

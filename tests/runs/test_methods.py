@@ -213,7 +213,7 @@ def test_settings_on_the_command_line(tmp_path, capsys):
 
 
 def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
-    given = {"noise_multiplier": 1.0, "steps": 2, "model": "logistic"}
+    given = {"noise_multiplier": 1.0, "steps": 2, "model": "logistic", "batch_size": 40, "dataset_size": 200}
     row = queue.Row("tiny", "digits", {**given, "method": "sa-dpsgd-as-published"})
     monkeypatch.setattr(queue, "ROWS", {"tiny": row})
     monkeypatch.setattr(queue.data, "load", lambda name, folder: small.dataset())
