@@ -1,4 +1,4 @@
-"""The rows of a pytree of arrays, counted from shapes alone (so also inside ``jit``)."""
+"""The rows of a pytree of arrays, counted from shapes alone, and exact sums of two pytrees."""
 
 from typing import Any
 
@@ -32,3 +32,24 @@ def check_records(data: Any, num_records: int) -> None:
         raise ValueError(
             "data must hold the records that the sampler draws from, got another number of them"
         )
+
+
+@jax.jit
+def added(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The sum of two (value, lost) as such a pair: value is rounded once in all.
+
+    Knuth's two-sum (The Art of Computer Programming, vol. 2, 4.2.2, Theorem B): exact in any order
+    of the two, so that parts may be added one by one, by halves or from the other end.
+    """
+    both = jax.tree.map(_two_sum, one[0], other[0])
+    total, rounded = (jax.tree.map(lambda _, pair, i=i: pair[i], one[0], both) for i in (0, 1))
+    lost = jax.tree.map(lambda a, b, c: a + b + c, one[1], other[1], rounded)
+    pairs = jax.tree.map(_two_sum, total, lost)
+    first, second = (jax.tree.map(lambda _, pair, i=i: pair[i], total, pairs) for i in (0, 1))
+    return first, second
+
+
+def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)

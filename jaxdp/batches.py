@@ -44,6 +44,20 @@ class ChargedBatch:
             return False
         return all(a is b for a, b in zip(made, found, strict=True))
 
+    def check(self) -> None:
+        """Refuses a batch that was used before, or that may not be used (any more, or here)."""
+        ticket = self.draw.ticket
+        if ticket is None or ticket.usable:
+            return
+        why = "one that a step used before" if ticket.spent else (
+            "one of a loop that has ended, or of the process that this one was forked from"
+        )
+        raise ValueError(
+            "batch must be one that trainer.batches() just handed out, for one step: the noise of "
+            f"a batch is released once. Got {why}. Take one batch for every step: "
+            "for batch in trainer.batches(): state, info = trainer.step(state, batch)"
+        )
+
     @property
     def step(self) -> int:
         """The step that was charged."""

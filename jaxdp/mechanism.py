@@ -183,7 +183,7 @@ class Mechanism:
 
         Args:
             num_records: how many records are at hand (under Poisson sampling it need not equal
-                ``dataset_size``, and is itself private).
+                ``dataset_size`` but to a factor of 2, and is itself private).
             ledger: where every draw is charged; None makes one in memory, ``sampler.ledger``.
             secret: the randomness; None takes it from the operating system.
             physical_batch_size: rows of one compiled pass; None chooses for the device.

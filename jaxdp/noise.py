@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate
+from jaxdp import _links, _validate
 from jaxdp.normals import noised
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import NoiseKey
@@ -69,7 +69,7 @@ def privatize(
         TypeError: at update, when handed anything but a ``Summed``.
     """
     _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
-    multiplier_at = _multipliers(noise_multiplier)
+    multiplier_at, on_host = _multipliers(noise_multiplier), _on_host(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
 
     def init(params: PyTree) -> PrivatizeState:
@@ -83,8 +83,12 @@ def privatize(
     ) -> tuple[PyTree, PrivatizeState]:
         _check_update(updates, params, extra)
         _check_made_for(updates, state)
+        if key is None and updates.ticket is not None:  # before it is spent
+            found = _links.Seen(multipliers={"gradient": on_host})
+            found.agree(updates.ticket.step, updates.ticket.multipliers)
         key = opened(updates, key, state, params)
         words, charged = key.part("gradient")
+        _links.adds("gradient", on_host)
         multiplier = _agreed(multiplier_at(key.step), charged)
         tag = jnp.asarray(key.tag)
         fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
@@ -97,7 +101,7 @@ def privatize(
         mean = jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
         return mean, PrivatizeState(tag, state.leaves)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, _links.own(update))
 
 
 def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
@@ -135,6 +139,10 @@ def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
     return summed.ticket.spend("an update", verified=summed.untouched)
 
 
+def _on_host(given: float | NoiseSchedule) -> Callable[[int], float]:
+    return given if isinstance(given, NoiseSchedule) else lambda step: given
+
+
 def _multipliers(given: float | NoiseSchedule) -> Callable[[Any], Any]:
     if not isinstance(given, NoiseSchedule):
         constant = np.float32(_validate.non_negative("noise_multiplier", given))
@@ -154,7 +162,7 @@ def _agreed(multiplier: Any, charged: Any) -> jax.Array:
     if not isinstance(same, jax.core.Tracer) and not bool(same):
         raise ValueError(
             f"noise_multiplier must be the one that the step was charged for, {charged}, got "
-            f"{multiplier}: take mechanism.privatize() of the mechanism whose sampler drew"
+            f"{multiplier}: take mechanism.privatize() of the mechanism that drew"
         )
     return jnp.where(same, multiplier, jnp.nan)
 

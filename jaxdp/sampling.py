@@ -40,7 +40,7 @@ class Poisson:
     """Every record takes part independently with probability ``sampling_prob``.
 
     Amplifies under add-or-remove-one. The number of records is not assumed: it is the draw's only
-    secret, and the declared ``dataset_size`` need not equal it.
+    secret, and the declared ``dataset_size`` need not equal it (but to a factor of 2).
     """
 
     sampling_prob: float
@@ -58,7 +58,16 @@ class Poisson:
         return acc.PoissonSampled(released, sampling_prob=self.sampling_prob)
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """Any number of records can be drawn from."""
+        """Refuses a declared size that is less than half or more than twice the number of records.
+
+        The guarantee holds for any number; but the divisor of the mean would be wrong, silently.
+        """
+        # Without the number, which is private; that it was refused is told to the owner alone.
+        if not dataset_size <= 2 * num_records <= 4 * dataset_size:
+            raise ValueError(
+                "dataset_size must be the number of records, to a factor of 2, got "
+                f"{dataset_size}: batches would have a size far from batch_size"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

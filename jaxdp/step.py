@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp.clipping import ClippedGrad
 from jaxdp.noise import opened
 from jaxdp.optimizers.as_published import LeakySum
-from jaxdp.optimizers.energy import DrawnEnergy
-from jaxdp.tickets import NoiseKey, parts_taken
-from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
+from jaxdp.optimizers.energy import DrawnEnergy, OpenEnergy
+from jaxdp.tickets import NoiseKey, Ticket
+from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, never_flattened
 
 State = tuple[PyTree, PyTree]
 
@@ -36,6 +37,11 @@ class PrivateStep:
     after: optax.GradientTransformation
     context: Callable[[PyTree], dict[str, PyTree]] | None = None
 
+    @functools.cached_property
+    def links(self) -> Seen:
+        """What was seen of the links while they were traced."""
+        return Seen()
+
     def init(self, params: PyTree) -> State:
         """The optimizer state before the first step: (noise, after)."""
         trained = self.grad_fn.trained(params)
@@ -53,8 +59,9 @@ class PrivateStep:
         trained = _like(summed.value, params)
         if isinstance(summed, LeakySum):
             extra["leaked"] = summed.leaked
+        summed = _handed(summed)
         noise, after = (optax.with_extra_args_support(t) for t in (self.noise, self.after))
-        with _noise_asked_for():
+        with _noise_asked_for(self.links):
             noisy, first = noise.update(summed, first, trained, key=key)
         updates, last = after.update(noisy, last, trained, **extra)
         moved = _filled(optax.apply_updates(trained, updates), params)
@@ -78,7 +85,27 @@ class PrivateStep:
             params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
             return params, opt_state, StepInfo(optax.tree.norm(updates))
 
-        return _across_jit(inside, donate=True)
+        return _across_jit(inside, self.links, donate=True)
+
+    def at_once(
+        self, ticket: Ticket, params: PyTree, opt_state: PyTree, data: PyTree, indices: Any,
+        mask: Any, rng: jax.Array | None, extra: dict[str, Any], *, gathered: bool, told: bool,
+    ) -> Any:
+        """:attr:`whole`, from the host. Spends the ticket, unless the step is refused."""
+        whole: Any = self.whole
+        if not self.links.parts:
+            whole.eval_shape(
+                params, opt_state, data, indices, mask, ticket.blank(), rng, _blank(extra),
+                gathered=gathered, told=told,
+            )
+            self.links.agree(ticket.step, ticket.multipliers)
+        if self.links.others:
+            ticket.trust(OTHERS)
+        key = ticket.spend("a step of the trainer", verified=True)
+        return whole(
+            params, opt_state, data, indices, mask, key, rng, taken_apart(extra),
+            gathered=gathered, told=told,
+        )
 
     @functools.cached_property
     def whole(self) -> Callable[..., Any]:
@@ -113,7 +140,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         tx: an optax chain, ``privatize`` first. Extra arguments reach its ``update``.
         donate: reuse the memory of ``params`` and ``opt_state``, which are then gone.
     """
-    chain = optax.with_extra_args_support(tx)
+    chain, links = optax.with_extra_args_support(tx), Seen()
 
     def inside(
         params: PyTree, opt_state: PyTree, summed: Summed, key: NoiseKey, extra: dict[str, Any]
@@ -121,25 +148,44 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         trained = _like(summed.value, params)
         before: Any = jax.tree.structure(opt_state)
         try:
-            with _noise_asked_for():
-                updates, after = chain.update(summed, opt_state, trained, key=key, **extra)
-        except (TypeError, ValueError) as error:
-            _explain(error, chain, trained, before)
+            with _noise_asked_for(links):
+                updates, after = chain.update(_handed(summed), opt_state, trained, key=key, **extra)
+        except Exception as error:  # a link may raise anything where the state is another's
+            _explain(error, chain, trained, opt_state)
             raise
         if before != jax.tree.structure(after):
-            _explain(None, chain, trained, before)
+            _explain(None, chain, trained, opt_state)
         moved = _filled(optax.apply_updates(trained, updates), params)
         return moved, after, StepInfo(update_norm=optax.tree.norm(updates))
 
-    return _across_jit(inside, donate)
+    return _across_jit(inside, links, donate)
+
+
+class _Handed(Summed):
+    """A sum inside a compiled update, which notes where it is opened."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("value", "votes"):
+            read()
+        return super().__getattribute__(name)
+
+
+never_flattened(_Handed)
+
+
+def _handed(summed: Summed) -> Summed:
+    if isinstance(summed, LeakySum):  # charged as not private
+        return summed
+    return _Handed(summed.value, summed.l2, summed.unscale, summed.votes, summed.ticket)
 
 
 @contextlib.contextmanager
-def _noise_asked_for() -> Iterator[None]:
+def _noise_asked_for(links: Seen) -> Iterator[None]:
     """Refuses, while it is traced, an update that takes a sum and never looks at the noise key."""
-    before = parts_taken()
-    yield
-    if parts_taken() == before:
+    before = links.parts
+    with watching(links):
+        yield
+    if links.parts == before:
         raise ValueError(
             "the first link of the chain must add the noise of the key, as jaxdp.privatize does, "
             "got one that opens the Summed and releases it without: put mechanism.privatize() first"
@@ -148,14 +194,19 @@ def _noise_asked_for() -> Iterator[None]:
 
 def _explain(error: Exception | None, chain: Any, trained: PyTree, found: Any) -> None:
     """Words for an optimizer state that was made for other parameters than are trained."""
-    if found != jax.tree.structure(jax.eval_shape(chain.init, trained)):
+    wanted = jax.eval_shape(chain.init, trained)
+    one, other = (
+        (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+        for tree in (found, wanted)
+    )
+    if one != other:
         raise ValueError(
             "opt_state must be made for the trained parameters, tx.init(grad_fn.trained(params)), "
-            "which has None at frozen leaves; got a state of another structure"
+            "which has None at frozen leaves; got a state of another structure or other shapes"
         ) from error
 
 
-def _across_jit(inside: Callable[..., Any], donate: bool) -> Callable[..., Any]:
+def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callable[..., Any]:
     """The one place where a ``Summed`` is taken apart, to pass through ``jit``."""
 
     def put_together(
@@ -169,6 +220,7 @@ def _across_jit(inside: Callable[..., Any], donate: bool) -> Callable[..., Any]:
         return inside(params, opt_state, summed, key, extra)
 
     compiled = jax.jit(put_together, donate_argnums=(0, 1) if donate else ())
+    known: set[Any] = set()
 
     def update(
         params: PyTree, opt_state: PyTree, summed: Summed, *, key: NoiseKey | None = None,
@@ -176,19 +228,53 @@ def _across_jit(inside: Callable[..., Any], donate: bool) -> Callable[..., Any]:
     ) -> Any:
         if not isinstance(summed, Summed):
             raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
-        extra = taken_apart(extra)
-        key = opened(summed, key)
+        _check_key(summed, key)
         l2 = jnp.asarray(summed.l2, jnp.float32)
         parts = (summed.value, l2, summed.unscale, summed.votes)
         leaked = summed.leaked if isinstance(summed, LeakySum) else None
-        return compiled(params, opt_state, parts, leaked, key, extra)
+        ticket = summed.ticket
+        kind = _kind((params, opt_state, parts, leaked, extra))
+        if kind not in known:  # traced, and refused, before anything is spent
+            blank = ticket.blank() if key is None and ticket is not None else key
+            compiled.eval_shape(params, opt_state, parts, leaked, blank, _blank(extra))
+            known.add(kind)
+        if key is None and ticket is not None:
+            links.agree(ticket.step, ticket.multipliers)
+            if links.others:
+                ticket.trust(OTHERS)
+        return compiled(
+            params, opt_state, parts, leaked, opened(summed, key), taken_apart(extra)
+        )
 
     return update
+
+
+def _check_key(summed: Summed, key: NoiseKey | None) -> None:
+    """Refuses a sum without a key, or whose ticket was spent; spends nothing."""
+    if summed.ticket is None or key is not None:
+        opened(summed, key)
+    else:
+        summed.ticket.check()
+
+
+def _kind(tree: PyTree) -> Any:
+    """The structure, shapes and dtypes of what an update is given: what it is compiled for."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, DrawnEnergy))
+    each = ((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
+    return structure, *each
+
+
+def _blank(extra: dict[str, Any]) -> dict[str, Any]:
+    """Extra arguments shaped as :func:`taken_apart` returns them; nothing is spent."""
+    energy = extra.get("energy")
+    return {**extra, "energy": energy.blank()} if isinstance(energy, DrawnEnergy) else extra
 
 
 def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
     """Extra arguments of an update as they pass through ``jit``; a drawn energy is spent."""
     energy = extra.get("energy")
+    if isinstance(energy, OpenEnergy):
+        energy.once()
     if not isinstance(energy, DrawnEnergy):
         return extra
     return {**extra, "energy": energy.spent(verified=True)}

@@ -18,15 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _links, _validate
 from jaxdp.seeds import Secret
-
-_parts_taken = threading.local()
-
-
-def parts_taken() -> int:
-    """The number of times this thread asked a noise key for a part, also while tracing."""
-    return getattr(_parts_taken, "count", 0)
 
 
 @functools.partial(
@@ -66,7 +59,7 @@ class NoiseKey:
                 f"part must be among those that the step was charged for, {self.parts}, got "
                 f"{name!r}: it is a release that no event covers"
             )
-        _parts_taken.count = parts_taken() + 1
+        _links.took_part()
         index = self.parts.index(name)
         return jnp.asarray(self.words)[index], jnp.asarray(self.multipliers)[index]
 
@@ -112,6 +105,11 @@ class Ticket:
     def spent(self) -> bool:
         """True once its noise key was taken."""
         return bool(self._spent)
+
+    @property
+    def usable(self) -> bool:
+        """True where it can be spent, here and now."""
+        return not self._spent and not self._withdrawn and os.getpid() == self._process
 
     def key(self) -> NoiseKey:
         """Spends the ticket: the noise key, for an update that the caller compiles.
@@ -180,6 +178,18 @@ class Ticket:
         words = jnp.asarray(_words(self._secret, f"use {name}|{self._label}"))
         return jax.random.wrap_key_data(words, impl="threefry2x32")
 
+    def blank(self) -> NoiseKey:
+        """A key of zeros, shaped as this ticket's, to trace an update with; nothing is spent."""
+        count = len(self.multipliers)
+        return NoiseKey(
+            np.zeros((count, 2), np.uint32), np.zeros(count, np.float32), np.zeros(2, np.uint32),
+            np.int32(0), tuple(self.multipliers),
+        )
+
+    def trust(self, what: str) -> None:
+        """Tells the ledger another assumption of this release, as a whole sentence."""
+        self.account.trust(what)
+
     def assume(self, what: str) -> None:
         """Tells the ledger what the use of this draw took on trust, in words."""
         self.account.assume(what)
@@ -194,8 +204,8 @@ class Ticket:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Ticket cannot be copied, pickled or sent to another process: its noise would be "
-            "used twice. Draw where the step is taken"
+            "a batch, draw or sum (its ticket) cannot be copied, pickled or sent to another "
+            "process: its noise would be used twice. Take batches where the step is taken"
         )
 
     def __copy__(self) -> Any:
@@ -215,12 +225,14 @@ class Account:
     Attributes:
         verified: called with the step whose release jaxdp saw whole.
         opened: called with the step whose key was handed out.
-        assume: called with words.
+        assume: called with words: what was taken for public.
+        trust: called with a sentence: any other assumption.
     """
 
     verified: Callable[[int], None]
     opened: Callable[[int], None]
     assume: Callable[[str], None]
+    trust: Callable[[str], None]
 
 
 class Issuer:
@@ -259,7 +271,7 @@ class Issuer:
         self._live: weakref.WeakValueDictionary[int, Ticket] = weakref.WeakValueDictionary()
         self._account = Account(
             functools.partial(self._spent, ledger.verified),
-            functools.partial(self._spent, ledger.opened), ledger.assume,
+            functools.partial(self._spent, ledger.opened), ledger.assume, ledger.trust,
         )
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -275,8 +287,9 @@ class Issuer:
         """
         if os.getpid() != self._process:
             raise ValueError(
-                "sampler must draw in the process that made it, got a forked one: both would draw "
-                "the same records with the same noise. Make one after the fork, with its own ledger"
+                "a sampler or trainer must draw in the process that made it, got a forked one: "
+                "both would draw the same records with the same noise. Make it after the fork, "
+                "with a ledger of its own"
             )
         with self._lock:
             if self.step >= self._reserved:
@@ -338,8 +351,9 @@ class Issuer:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "an Issuer cannot be copied, pickled or sent to another process: both would hand out "
-            "the same draws and noise. Make a sampler anew, with the same ledger"
+            "a trainer or sampler cannot be copied, pickled or sent to another process: both would "
+            "hand out the same draws and noise. Make another one, with a ledger of its own, or "
+            "with the same one after close()"
         )
 
     def __copy__(self) -> Any:

@@ -24,7 +24,7 @@ from jaxdp.optimizers.method import Method, as_method
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import DeviceArrays, Source, as_source
-from jaxdp.step import PrivateStep, holds_reused, taken_apart
+from jaxdp.step import PrivateStep, holds_reused
 from jaxdp.tickets import Issuer
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
 
@@ -242,10 +242,9 @@ class Trainer:
             self._plan = self._planned(state.params)
         captured.report(ticket, self._plan)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
-        key = ticket.spend("a step of the trainer", verified=True)
-        params, opt_state, info, clip_info = self._step.whole(
-            state.params, state.opt_state, data, draw.indices[0], draw.mask[0], key, rng,
-            taken_apart(extra), gathered=batch.rows is not None, told=told,
+        params, opt_state, info, clip_info = self._step.at_once(
+            ticket, state.params, state.opt_state, data, draw.indices[0], draw.mask[0], rng, extra,
+            gathered=batch.rows is not None, told=told,
         )
         return params, opt_state, info, [clip_info] if told else []
 
@@ -276,6 +275,7 @@ class Trainer:
                 "batch must be one that trainer.batches() hands out, charged and drawn, got "
                 f"{type(batch).__name__}"
             )
+        batch.check()
         if not self._sampler.issuer.issued(batch.draw.ticket):
             raise ValueError("batch must be of this trainer, got one of another trainer")
         if not isinstance(state, TrainState):

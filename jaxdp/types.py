@@ -16,6 +16,8 @@ PyTree = Any
 
 # Set on what jaxdp made; a copy with other fields (dataclasses.replace) does not have it.
 _AS_MADE = "_as_made"
+# Set on a sum of parts: what compensates the next addition.
+_LOST = "_rounded_away"
 _NOT_TAKEN_APART = (
     "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
     "mechanism.privatize()) first in the optax chain, before scale, clip, MultiSteps, masked, "
@@ -72,11 +74,15 @@ class Summed:
         whole = self.untouched and other.untouched
         mine, others = self.votes, other.votes
         votes = None if mine is None or others is None else mine + others
-        added = dataclasses.replace(
-            self, value=jax.tree.map(lambda a, b: a + b, self.value, other.value), votes=votes,
-            passes=passes,
-        )
+        value, lost = _rows.added((self.value, self._lost()), (other.value, other._lost()))
+        added = dataclasses.replace(self, value=value, votes=votes, passes=passes)
+        object.__setattr__(added, _LOST, lost)
         return _as_made(added) if whole else added
+
+    def _lost(self) -> PyTree:
+        """What rounding took from a sum of parts; zeros where none was added."""
+        zeros = jax.tree.map(lambda leaf: 0.0, self.value)
+        return getattr(self, _LOST, zeros)
 
     @property
     def untouched(self) -> bool:

@@ -190,6 +190,77 @@ def test_a_method_that_adds_no_noise_is_refused(rows):
     train.close()
 
 
+def faint(updates, state, params=None, *, key, **_):
+    words, _ = key.part("gradient")
+    noise = 1e-6 * jax.random.normal(jax.random.wrap_key_data(words), (4,))
+    return {"w": updates.value["w"] / 20 + noise}, state
+
+
+INNER = jaxdp.privatize(1.0, 20)
+
+
+def leaking(updates, state, params=None, **extra):
+    noisy, state = INNER.update(updates, state, params, **extra)
+    return {"w": noisy["w"] + updates.value["w"]}, state
+
+
+# Before: unverified() == [], since the key was asked for; epsilon said nothing of what was released.
+OTHERS = {
+    "too faint": optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), faint),
+    "beside the noise": optax.GradientTransformationExtraArgs(INNER.init, leaking),
+}
+
+
+@pytest.mark.parametrize("link", OTHERS)
+def test_noise_that_is_not_of_jaxdp_is_told(link):
+    mech = mechanism()
+    sampler, tx = mech.sampler(N), optax.chain(OTHERS[link], optax.sgd(1.0))
+    update = jaxdp.compile_update(tx)
+    for _ in range(2):  # traced, and from the cache
+        summed = whole(mech.clipped_grad(loss_fn), sampler.draw())
+        update(P, tx.init(P), summed)
+        (said,) = sampler.ledger.unverified()
+        assert "a link that is not jaxdp's own" in said
+
+
+@pytest.mark.parametrize("link", OTHERS)
+@pytest.mark.parametrize("rows", [8, None])
+def test_noise_of_a_method_that_is_not_of_jaxdp_is_told(link, rows, tmp_path):
+    method = Method(mechanism(), optax.sgd(1.0), noise=OTHERS[link])
+    train = jaxdp.Trainer(
+        loss_fn, method, None, X, physical_batch_size=rows, ledger=tmp_path / "ledger"
+    )
+    trained(train)
+    train.close()
+    (said,) = jaxdp.Ledger(tmp_path / "ledger").unverified()
+    assert "a link that is not jaxdp's own" in said
+
+
+# Before: NaN parameters after the first step, and a warning nowhere.
+@pytest.mark.parametrize("rows", [8, None])
+def test_a_method_with_other_noise_than_it_is_charged_for_is_refused(rows):
+    method = Method(mechanism(), optax.sgd(1.0), noise=jaxdp.privatize(0.1, 20))
+    train = jaxdp.Trainer(loss_fn, method, None, X, physical_batch_size=rows)
+    with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 1.0"):
+        trained(train)
+    train.close()
+
+
+# Before: silent, with batches 42 times the size that was asked for, or a fourteenth of it.
+@pytest.mark.parametrize("records", [6_000, 100])
+def test_a_data_set_of_quite_another_size_is_refused(records):
+    mech, data = jaxdp.dp_sgd(1.0, 1.0, 20, 1_437), np.zeros((records, 4), np.float32)
+    for make in (
+        lambda: jaxdp.Trainer(loss_fn, mech, optax.sgd(1.0), data),
+        lambda: mech.sampler(records),
+    ):
+        with pytest.raises(ValueError, match="to a factor of 2, got 1437") as error:
+            make()
+        assert str(records) not in str(error.value)  # it is private
+    mech.sampler(2_874)
+    mech.sampler(719)
+
+
 # Before: [] where a draw fits one pass, which is the default; named in several passes.
 @pytest.mark.parametrize("rows", [8, None])
 @pytest.mark.parametrize("source", [X, Records(X)])
@@ -216,8 +287,9 @@ def test_a_loss_that_captures_the_data_set_is_refused_whatever_the_source(rows, 
 
 
 # Before: one pass took more records than the rounding in l2 is bounded for.
-def test_a_draw_beyond_most_records_is_refused_in_one_pass_too():
-    train = trainer(source=np.ones((6_000, 4), np.float32), physical_batch_size=8_192)
+def test_a_draw_beyond_most_records_is_refused_in_one_pass_too(monkeypatch):
+    monkeypatch.setattr("jaxdp.clipping.rounding.most_records", lambda batch_size: 1)
+    train = trainer(physical_batch_size=64)
     with pytest.raises(ValueError, match="most_records"):
         trained(train)
     train.close()
@@ -326,12 +398,44 @@ def test_an_energy_that_was_opened_once_judges_once():
     mech = energy_mechanism(1.0, 1.0, 20, N)
     energy = PrivateEnergy(loss_fn, jnp.asarray(X), mech, mech.sampler(N)).prepare().spent()
     tx = annealing(optax.sgd(0.1), jax.random.key(1))
+    one = jax.jit(lambda n, state, energy: tx.update({"w": n * jnp.ones(4)}, state, P, energy=energy))
     state, seen = tx.init(P), []
     for n in range(1, 4):
-        _, state = tx.update({"w": n * jnp.ones(4)}, state, P, energy=energy)
+        _, state = one(n, state, energy)
         seen.append(float(state.energy))
     assert len(set(seen)) == 1  # of the first
     assert int(state.accepted) <= 1
+
+
+# Before: both were judged by one noise, on the host and inside jit; the difference told the sum's.
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_energy_judges_one_candidate_of_a_step(compiled):
+    mech = energy_mechanism(1.0, 1.0, 20, N)
+    drawn = PrivateEnergy(loss_fn, jnp.asarray(X), mech, mech.sampler(N)).prepare()
+
+    def both(energy, candidate):
+        rises = [energy.rise({"w": n * candidate}, P, 0.0)[0] for n in (1, 2)]
+        return rises[1] - rises[0]
+
+    with pytest.raises(ValueError, match="energy must judge one candidate"):
+        (jax.jit(both) if compiled else both)(drawn.spent(), jnp.ones(4))
+
+
+# Before: the second update was judged by the noise of the first, where another came between.
+def test_an_energy_that_was_opened_goes_into_one_compiled_update():
+    mech = energy_mechanism(1.0, 1.0, 20, N)
+    private, main = PrivateEnergy(loss_fn, jnp.asarray(X), mech, mech.sampler(N)), mechanism()
+    tx = optax.chain(main.privatize(), annealing(optax.sgd(0.1), jax.random.key(1)))
+    update, state, sampler = jaxdp.compile_update(tx), tx.init(P), main.sampler(N)
+    one, other = private.prepare().spent(), private.prepare().spent()
+
+    def judged(energy):
+        update(P, state, whole(main.clipped_grad(loss_fn), sampler.draw()), energy=energy)
+
+    judged(one)
+    judged(other)
+    with pytest.raises(ValueError, match="energy must judge one candidate"):
+        judged(one)
 
 
 def run(folder, lr=1.0, data=X, **options):

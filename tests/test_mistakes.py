@@ -190,3 +190,39 @@ def test_parameters_of_another_shape_are_not_called_a_damaged_folder(tmp_path):
     with pytest.raises(ValueError, match="of these parameters and this optimizer, got whole ones"):
         run(tmp_path / "run", params=other).fit()
     gc.collect()  # what orbax would leave behind had it begun to read is a warning, an error here
+
+
+def used_twice(train, state):
+    (batch,) = train.batches(1)
+    state, _ = train.step(state, batch)
+    train.step(state, batch)
+
+
+def kept_after_the_loop(train, state):
+    batches = train.batches(3)
+    kept = batches._sampler.draw  # as a batch that was drawn ahead and handed to nobody
+    draw = kept()
+    train._sampler.close(1)
+    batch = jaxdp.batches.ChargedBatch(draw)
+    train.step(state, batch)
+
+
+def copied(train, state):
+    train.step(state, copy.deepcopy(next(train.batches(1))))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "remedy"),
+    [
+        (used_twice, r"one that a step used before\. .*for batch in trainer\.batches\(\)"),
+        (kept_after_the_loop, r"one of a loop that has ended"),
+        (copied, r"Take batches where the step is taken"),
+    ],
+)
+def test_a_batch_in_the_wrong_place_is_told_in_words_of_the_trainer(mistake, remedy):
+    """Before: "ticket must be spent once ... call sampler.draw()", words of another door."""
+    train = trainer()
+    with pytest.raises((ValueError, TypeError), match=remedy) as error:
+        mistake(train, train.init(PARAMS))
+    assert "sampler.draw" not in str(error.value)
+    train.close()

@@ -142,9 +142,28 @@ def test_the_noise_is_that_of_the_mechanism_that_was_charged():
     summed, _ = GRAD_FN.sum(params, DATA, sampler.draw())
     with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 10.0"):
         quiet.update(summed, quiet.init(params), params)
-    summed, _ = GRAD_FN.sum(params, DATA, sampler.draw())
-    wrong, _, _ = jaxdp.compile_update(quiet)(params, quiet.init(params), summed)
-    assert np.isnan(wrong["w"]).all()
+    with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 10.0"):
+        jaxdp.compile_update(quiet)(params, quiet.init(params), summed)  # before: NaN parameters
+    assert not summed.ticket.spent  # before: spent by the refused update
+    right = jaxdp.compile_update(loud.privatize())
+    assert np.isfinite(right(params, loud.privatize().init(params), summed)[0]["w"]).all()
+    wrong = jax.jit(lambda key: quiet.update(
+        jaxdp.Summed(params, 1.0), quiet.init(params), params, key=key)[0])(sampler.draw().key())
+    assert np.isnan(wrong["w"]).all()  # in a function of one's own nobody can raise
+
+
+def test_a_wrong_state_leaves_the_ticket_unspent():
+    """Before: the ticket was spent, and the remedy met "must be spent once"."""
+    params, right = start()
+    summed, _ = GRAD_FN.sum(params, DATA, MECH.sampler(N).draw())
+    tx = optax.chain(MECH.privatize(), optax.trace(0.9))
+    update = jaxdp.compile_update(tx)
+    for wrong in (right, tx.init({"w": jnp.zeros(3)}), tx.init({**params, "b": jnp.zeros(3)})):
+        with pytest.raises(ValueError, match="opt_state must be made for the trained parameters"):
+            update(params, wrong, summed)
+        assert not summed.ticket.spent
+    update(params, tx.init(params), summed)
+    assert summed.ticket.spent
 
 
 def test_a_correct_program_has_nothing_to_take_on_trust(tmp_path):

@@ -120,7 +120,7 @@ def test_a_batch_is_used_once_whatever_the_state(linear, rows):
     (one,) = train.batches(1)
     train.step(old, one)
     for stale in (kept, train.init(params)):
-        with pytest.raises(ValueError, match="ticket must be spent once, but that of step 0"):
+        with pytest.raises(ValueError, match=r"batch must be .* one that a step used before"):
             train.step(stale, one)
     assert train.ledger.steps == 1
     (two,) = train.batches(1)
@@ -237,9 +237,9 @@ def test_batches_cannot_be_copied(linear):
     _, batch, loss_fn = linear
     (one,) = trainer(loss_fn, batch(60)).batches(1)
     for way in (copy.deepcopy, copy.copy):
-        with pytest.raises(TypeError, match="a Ticket cannot be copied"):
+        with pytest.raises(TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"):
             way(one.draw.ticket)
-    with pytest.raises(TypeError, match="a Ticket cannot be copied"):
+    with pytest.raises(TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"):
         copy.deepcopy(one)
 
 

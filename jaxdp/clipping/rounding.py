@@ -65,8 +65,9 @@ def check_records(count: int, most: int) -> None:
     """Refuses a draw or a batch larger than its public bound, without its number."""
     if count > most:
         raise ValueError(
-            f"most_records must be at least the records of a draw and the rows of a batch, got "
-            f"{most}: declare the sizes that they really have"
+            "most_records must be at least the records of a draw and the rows of a batch, got "
+            f"{most}: declare the batch_size and dataset_size that they really have, or "
+            "most_records itself in jaxdp.clipped_grad"
         )
 
 

@@ -18,6 +18,7 @@ from jaxdp.tickets import Ticket
 from jaxdp.types import PyTree, never_flattened
 
 LossFn = Callable[..., jax.Array]
+_JUDGED = "_judged"  # set on what was used
 _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
 
 
@@ -156,6 +157,11 @@ class DrawnEnergy:
         key = self.ticket.spend("the judging of a candidate", verified=verified)
         return dataclasses.replace(self.energy, words=key.words[0], tag=key.tag)
 
+    def blank(self) -> "OpenEnergy":
+        """The draw with a key of zeros, to trace an update with; nothing is spent."""
+        zeros = np.zeros(2, np.uint32)
+        return dataclasses.replace(self.energy, words=zeros, tag=zeros)
+
 
 never_flattened(DrawnEnergy)
 
@@ -198,13 +204,28 @@ class OpenEnergy:
     def rise(
         self, candidate: PyTree, current: PyTree, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The noisy mean of clipped loss differences, twice; float32 scalars."""
+        """The noisy mean of clipped loss differences, twice; float32 scalars.
+
+        Raises:
+            ValueError: it judged a candidate before.
+        """
         del last
+        self.once()
         std = self.noise_multiplier * self.l2
         words = jnp.asarray(self.words)
         noisy = noised(self.clipped_sum(candidate, current), std, words)
         rise = noisy / self.batch_size
         return rise, rise
+
+    def once(self) -> None:
+        """Refuses a second use of this object: two noises of one key subtract away."""
+        if hasattr(self, _JUDGED):
+            raise ValueError(
+                "energy must judge one candidate, got one that judged another: both would have one "
+                "noise, and their difference none. Take another for every candidate, "
+                "energy.prepare().spent()"
+            )
+        object.__setattr__(self, _JUDGED, True)
 
     def clipped_sum(self, candidate: PyTree, current: PyTree) -> jax.Array:
         """The **un-noised** sum of clipped differences; float32 scalar. Sensitive.

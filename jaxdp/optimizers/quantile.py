@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate
+from jaxdp import _links, _validate
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise import PrivatizeState, opened
 from jaxdp.normals import noised
@@ -92,6 +92,7 @@ def quantile_clip(
         votes = _votes(updates)
         key = opened(updates, key, state, params)
         words, multiplier = key.part("votes")
+        _links.adds("votes", lambda step: count_noise_multiplier)
         fresh = jnp.where(jnp.all(jnp.asarray(key.tag) == state.privatize.last), jnp.nan, 1.0)
         count = noised(votes, 0.5 * multiplier * fresh, words)
         mean, noise_state = inner.update(
@@ -102,7 +103,7 @@ def quantile_clip(
         # Public limits of the rule that the bound goes to.
         return mean, QuantileState(noise_state, jnp.clip(bound, 1e-10, 1e10))
 
-    return mechanism, optax.GradientTransformationExtraArgs(init, update)
+    return mechanism, optax.GradientTransformationExtraArgs(init, _links.own(update))
 
 
 def quantile_method(

@@ -164,6 +164,12 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
             f"{directory.ledger} must hold the charge of {directory.components}, but it is "
             "missing: what was released can no longer be accounted for"
         )
+    if released is None and run.ledger.shown(stream):
+        raise ValueError(
+            f"{directory.components} must be there to go on with this run, or its copy {kept}, but "
+            "both are missing: the components were shown, and others are another release, which "
+            "the budget does not hold. Put one of them back, or start a new run in another folder"
+        )
     for event in () if charged else config.once():
         # Once: nobody sees the components before they are kept, and until then they are made anew.
         run.ledger.charge(event, stream=stream, source="mechanism")
@@ -171,6 +177,7 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
     dataset, components = assemble.projected(config, dataset, secret, released)
     if components is not None:
         save_array(directory.secret / directory.components.name, components, mode=0o600)
+        run.ledger.show(stream, 1)
         save_array(directory.components, components)
     return dataset
 

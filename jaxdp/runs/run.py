@@ -180,6 +180,8 @@ def started(directory: RunDirectory, state: Row, configuration: str) -> Iterator
             goes into the randomness, so that another run with that seed has another.
     """
     secret = secret_from_dict(state["secret"])
+    if not directory.exists():  # a ledger whose secret a crash has lost could not be read
+        directory.save_state(state)
     ledger = Ledger(directory.ledger, key=secret.stream("ledger"))
     try:
         yield _begun(directory, state, configuration, secret, ledger)

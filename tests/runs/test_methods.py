@@ -80,6 +80,36 @@ def test_a_projection_whose_charge_is_lost_is_not_used_again(tmp_path):
         small.go(tmp_path / "r", cfg)
 
 
+# Before: made again with other noise, within the charge of those that were shown.
+def test_components_that_were_shown_and_lost_are_not_made_again(tmp_path):
+    cfg = config("dp-sgd", pca_dimensions=5, pca_noise_multiplier=4.0)
+    with pytest.raises(Stop):
+        small.go(tmp_path / "r", cfg, crash_at(0))
+    directory = runs.RunDirectory(tmp_path / "r")
+    kept = directory.secret / directory.components.name
+    shown = directory.components.read_bytes()
+    for path in (directory.components, kept):
+        path.unlink()
+    with pytest.raises(ValueError, match="both are missing: the components were shown"):
+        small.go(tmp_path / "r", cfg)
+    directory.components.write_bytes(shown)
+    assert small.go(tmp_path / "r", cfg).ledger.steps == cfg.steps + 1
+    assert kept.read_bytes() == directory.components.read_bytes() == shown
+
+
+def test_components_that_nobody_saw_are_made_again_at_no_cost(tmp_path, monkeypatch):
+    cfg = config("dp-sgd", pca_dimensions=5, pca_noise_multiplier=4.0)
+
+    def crashing(*_, **__):
+        raise Stop
+
+    monkeypatch.setattr("jaxdp.runs.loop.save_array", crashing)
+    with pytest.raises(Stop):
+        small.go(tmp_path / "r", cfg)
+    monkeypatch.undo()
+    assert small.go(tmp_path / "r", cfg).ledger.steps == cfg.steps + 1
+
+
 def test_the_energys_draws_are_not_the_gradients(tmp_path, monkeypatch):
     cfg = config("sa-dpsgd-private", settings={"energy_noise": 3.0, "energy_bound": 0.01})
     drawn, draw = [], Sampler.draw
@@ -183,7 +213,7 @@ def test_settings_on_the_command_line(tmp_path, capsys):
 
 
 def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
-    given = {"noise_multiplier": 1.0, "steps": 2, "model": "logistic"}
+    given = {"noise_multiplier": 1.0, "steps": 2, "model": "logistic", "batch_size": 40, "dataset_size": 200}
     row = queue.Row("tiny", "digits", {**given, "method": "sa-dpsgd-as-published"})
     monkeypatch.setattr(queue, "ROWS", {"tiny": row})
     monkeypatch.setattr(queue.data, "load", lambda name, folder: small.dataset())

@@ -1,4 +1,6 @@
+import itertools
 import json
+import os
 import shutil
 
 import jax
@@ -53,6 +55,26 @@ def test_a_crash_costs_nothing(tmp_path, whole, step):
     assert result.history[: len(shown)] == shown  # what was seen stays as it was
     said = set(result.ledger.unverified()) - set(whole.ledger.unverified())
     assert said == ({INTERRUPTED} if step else set())
+
+
+@pytest.mark.parametrize("write", range(1, 7))
+def test_a_crash_before_any_of_the_first_writes_leaves_a_folder_that_starts(
+    tmp_path, monkeypatch, write
+):
+    """Before: killed between the ledger's first line and its secret, no run could start there."""
+    calls, fsync = itertools.count(1), os.fsync
+
+    def crashing(handle):
+        if next(calls) == write:
+            raise Stop
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", crashing)
+    with pytest.raises(Stop):
+        small.go(tmp_path / "r", small.config(steps=3))
+    monkeypatch.setattr(os, "fsync", fsync)
+    result = small.go(tmp_path / "r", small.config(steps=3))
+    assert result.ledger.steps == 3
 
 
 def test_runs_of_one_seed_are_equal_and_of_other_numbers_are_not(tmp_path, whole):

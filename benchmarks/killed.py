@@ -1,0 +1,269 @@
+"""SIGKILL at random moments of ``jaxdp.Run`` and of a ``Trainer`` with a checkpoint of its own.
+
+``python -m benchmarks.killed [--run 100] [--trainer 100]`` trains a model without a gradient, so
+that what moves the parameters is the noise, in a child process; kills the child after a random time
+(every second one uniform over a whole life, start and imports included, the others uniform over
+what follows the imports) and starts it again, until so many kills were done and every run was
+finished. It asserts, and prints as JSON (``results/killed.json``): no
+two noises that anybody could have seen are correlated; the ledger on disk held, before each release
+was seen, at least the releases seen by then; a finished ``Run`` has the epsilon of one that was
+never interrupted, and everything that it ever showed is in it, bit for bit.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+WIDTH, N, BATCH, STEPS, DELTA = 2_000, 60, 20, 24, 1e-5
+SIGMAS = 7  # of a correlation of independent noises: passed by one of 4e11 pairs
+CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PLATFORMS": "cpu"}
+
+
+def mechanism():
+    import jaxdp
+
+    return jaxdp.dp_sgd(2.0, 1.0, BATCH, N)
+
+
+def problem():
+    """(loss without a gradient, optimizer, records, parameters): a step moves by its noise."""
+    import jax.numpy as jnp
+    import optax
+
+    loss = lambda params, x: 0.0 * jnp.sum(params["w"]) * x  # noqa: E731
+    return loss, optax.sgd(1.0), np.zeros(N, np.float32), {"w": np.zeros(WIDTH, np.float32)}
+
+
+def note(path, ledger, step, values):
+    """Appends what is seen now, with the size of the ledger on disk before it was."""
+    size = ledger.stat().st_size
+    row = np.concatenate([[step, size], np.ravel(values)]).astype(np.float32)
+    with path.open("ab", buffering=0) as file:  # one write: there or not, or cut short
+        file.write(row.tobytes())
+
+
+def live_run(folder):
+    """One life of a ``Run``; the evaluation publishes the parameters, the progress its rows."""
+    import jaxdp
+    from jaxdp.trainer import Trainer
+
+    whole, every = Trainer.step_and_look, json.loads((folder / "every").read_text())
+    ledger = folder / "run" / "ledger.jsonl"
+
+    def spied(self, state, batch, told=True):
+        before = np.array(state.params["w"])
+        out = whole(self, state, batch, told)
+        note(folder / "taken", ledger, out[0].step, np.array(out[0].params["w"]) - before)
+        return out
+
+    def shown(step, row):
+        if row is not None:
+            with (folder / "rows").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def evaluate(params):
+        note(folder / "seen", ledger, 0, params["w"])
+        return {"first": float(params["w"][0])}
+
+    Trainer.step_and_look = spied
+    loss, optimizer, data, params = problem()
+    run = jaxdp.Run(
+        folder / "run", loss, mechanism(), optimizer, data, params=params, evaluate=evaluate,
+        every=every, progress=shown,
+    )
+    run.fit(STEPS)
+    (folder / "final").write_text(json.dumps(run.history))
+
+
+def live_trainer(folder):
+    """One life of a user's own loop: everything printed at once, a checkpoint now and then."""
+    import jax
+
+    import jaxdp
+
+    loss, optimizer, data, params = problem()
+    ledger, kept = folder / "ledger.jsonl", folder / "state.npz"
+    every = json.loads((folder / "every").read_text())
+    trainer = jaxdp.Trainer(loss, mechanism(), optimizer, data, ledger=ledger, reserve=3)
+    state = trainer.init(params)
+    leaves, structure = jax.tree.flatten(state)
+    if kept.exists():
+        with np.load(kept) as saved:
+            leaves = [saved[f"arr_{i}"] for i in range(len(leaves))]
+        state = jax.tree.unflatten(structure, leaves)._replace(step=int(leaves[-2]))
+    for batch in trainer.batches(STEPS - state.step) if state.step < STEPS else ():
+        before = np.array(state.params["w"])
+        state, _ = trainer.step(state, batch)
+        note(folder / "seen", ledger, state.step, np.array(state.params["w"]) - before)
+        if state.step % every == 0:
+            np.savez(folder / "next.npz", *jax.tree.leaves(jax.device_get(state)))
+            (folder / "next.npz").replace(kept)
+    trainer.close()
+
+
+def noted(path):
+    """(steps, sizes of the ledger, values) of a file of notes; a last one cut short is left out."""
+    rows = np.fromfile(path, np.float32) if path.exists() else np.zeros(0, np.float32)
+    rows = rows[: len(rows) // (WIDTH + 2) * (WIDTH + 2)].reshape(-1, WIDTH + 2)
+    return rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2:]
+
+
+def charged(path, size=None):
+    """The ledger as the first ``size`` bytes of its file tell it."""
+    import jaxdp
+
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name) / "ledger.jsonl"
+        copy.write_bytes(path.read_bytes()[:size])
+        return jaxdp.Ledger(copy)
+
+
+def largest(noises):
+    """The largest correlation of two of the noises [n, WIDTH], as an absolute value."""
+    unit = noises / np.linalg.norm(noises, axis=1, keepdims=True)
+    return float(np.abs(unit @ unit.T - np.eye(len(unit))).max()) if len(unit) > 1 else 0.0
+
+
+def one_life(kind, folder, after, from_up=False):
+    """Starts the child; kills it after so many seconds, or never. Seconds, and True if killed.
+
+    With ``from_up`` the seconds count from the end of its imports.
+    """
+    up = folder / "up"
+    up.unlink(missing_ok=True)
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"), **CACHE}
+    code = [sys.executable, "-m", "benchmarks.killed", "--child", kind, str(folder)]
+    began = time.perf_counter()
+    child = subprocess.Popen(code, env={**os.environ, **cache}, stderr=subprocess.PIPE)
+    while from_up and not up.exists() and child.poll() is None:
+        time.sleep(0.002)
+    began_at = time.perf_counter()
+    try:
+        said = child.communicate(timeout=after)[1]
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGKILL)
+        said = child.communicate()[1]
+    if child.returncode not in (0, -signal.SIGKILL):
+        raise SystemExit(f"a restart failed in {folder}:\n{said.decode()[-3000:]}")
+    ended = time.perf_counter()
+    return ended - began, ended - began_at, child.returncode != 0
+
+
+def check_run(folder, rows_before):
+    """Asserts what a ``Run`` promises after a kill, and more at its end: its seen noises."""
+    path = folder / "run" / "ledger.jsonl"
+    rows = [json.loads(line) for line in rows_before]
+    history = json.loads((folder / "final").read_text())
+    final = {row["step"]: row for row in history}
+    assert all(row == {**final[row["step"]], **row} for row in rows), "a row was changed"
+    firsts = {row["first"]: row["step"] for row in history}
+    _, sizes, seen = noted(folder / "seen")
+    steps = [firsts[float(values[0])] for values in seen]  # KeyError: seen, and done again
+    for step, size in zip(steps, sizes, strict=True):
+        assert charged(path, size).steps >= step, "seen before it was charged"
+    chain = dict(zip(steps, seen, strict=True))
+    assert all(np.array_equal(chain[s], v) for s, v in zip(steps, seen, strict=True))
+    assert charged(path).epsilon(DELTA).upper == mechanism().epsilon(STEPS, DELTA).upper
+    shown = np.stack([np.zeros(WIDTH), *(chain[s] for s in sorted(chain) if s)])
+    return np.diff(shown, axis=0)
+
+
+def check_trainer(folder, _):
+    """Asserts that a ``Trainer``'s ledger never held less than was seen; the seen noises."""
+    path, (_, sizes, seen) = folder / "ledger.jsonl", noted(folder / "seen")
+    for count, size in enumerate(sizes, 1):
+        ledger = charged(path, size)
+        assert ledger.steps >= count, "seen before it was charged"
+        if count % 10 == 0:
+            proven = mechanism().epsilon(count, DELTA).upper
+            assert ledger.epsilon(DELTA).upper >= proven
+    return seen
+
+
+def killed(kind, kills, base, rng):
+    """Runs of one kind until ``kills`` kills were done and the last run is finished."""
+    check = {"run": check_run, "trainer": check_trainer}[kind]
+    noises, told, lives, done, runs, taken, extra = [], {0: [], 1: []}, 0, 0, 0, [], 0
+    one_life(kind, made(base / f"{kind}-warm", 3), None)  # compiles
+    whole, training, _ = one_life(kind, made(base / f"{kind}-whole", 3), None, from_up=True)
+    while done < kills:
+        folder = made(base / f"{kind}-{runs}", rng.choice([1, 3]))
+        again = True
+        while again:
+            from_up = lives % 2 == 1
+            after = rng.uniform(0.0, training if from_up else whole)
+            _, seconds, again = one_life(kind, folder, None if done >= kills else after, from_up)
+            lives, done = lives + 1, done + again
+            told[from_up] += [seconds / (training if from_up else whole)] * again
+            ledger = folder / "run" / "ledger.jsonl" if kind == "run" else folder / "ledger.jsonl"
+            before = noted(folder / "seen")[2]
+            if kind == "trainer" and len(before):
+                assert charged(ledger).steps >= len(before), "seen before it was charged"
+        rows = folder / "rows"
+        noises.append(check(folder, rows.read_text().splitlines() if rows.exists() else []))
+        taken.append(noted(folder / "taken")[2])
+        extra += max(0, len(taken[-1]) - STEPS)
+        runs += 1
+        print(f"{kind}: {done} kills, {runs} runs", file=sys.stderr, flush=True)
+    seen, most = np.concatenate(noises), SIGMAS / np.sqrt(WIDTH)
+    found = {
+        "kills": done, "runs finished": runs, "processes": lives, "seconds of a whole life": whole,
+        "noises seen": len(seen), "largest correlation of two": largest(seen), "at most": most,
+        "kills by tenths of a whole life": np.histogram(told[0], 10, (0, 1))[0].tolist(),
+        "by tenths of what follows the imports": np.histogram(told[1], 10, (0, 1))[0].tolist(),
+    }
+    if kind == "run":
+        every = np.concatenate(taken)
+        found |= {
+            "steps done again": extra, "noises made, seen or not": len(every),
+            "largest correlation of two of them": largest(every),
+        }
+        assert largest(every) < most, "a noise was used twice"
+    assert largest(seen) < most, "a noise was seen twice"
+    return found
+
+
+def made(folder, every):
+    folder.mkdir()
+    (folder / "every").write_text(json.dumps(every))
+    return folder
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run", type=int, default=100)
+    parser.add_argument("--trainer", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1, help="of the moments, not of the noise")
+    parser.add_argument("--child", nargs=2)
+    given = parser.parse_args()
+    if given.child:
+        import jax  # noqa: F401
+
+        import jaxdp
+
+        kind, folder = given.child
+        assert jaxdp.Run
+        assert jaxdp.Trainer
+        (Path(folder) / "up").touch()
+        {"run": live_run, "trainer": live_trainer}[kind](Path(folder))
+        return
+    rng, found = random.Random(given.seed), {}
+    with tempfile.TemporaryDirectory() as name:
+        for kind, kills in (("run", given.run), ("trainer", given.trainer)):
+            found[kind] = killed(kind, kills, Path(name), rng) if kills else None
+    text = json.dumps(found, indent=1)
+    print(text)
+    Path(__file__).with_name("results").joinpath("killed.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
