@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp.mechanism import default_physical_batch_size
 from jaxdp.sampling import Sampler
-from jaxdp.sources import DeviceArrays, HostArrays, Source, prefetch
+from jaxdp.sources import BucketedText, DeviceArrays, HostArrays, Source, prefetch
 from jaxdp.types import Draw, PyTree, frozen
 
 # NumPy arrays up to this size are put on the device whole.
@@ -105,22 +105,32 @@ class Batches(Iterator[ChargedBatch]):
         try:
             until = self._sampler.step + self._steps
             for _ in range(self._steps):
-                draw = self._sampler.draw(until)
-                batch = ChargedBatch(draw, self._gathered(draw))
-                made = (draw, *jax.tree.leaves(batch.rows))
-                assert draw.ticket is not None
-                draw.ticket.derive()
+                batch = self._gathered(self._sampler.draw(until))
+                made = (batch.draw, *jax.tree.leaves(batch.rows))
+                assert batch.draw.ticket is not None
+                batch.draw.ticket.derive()
                 object.__setattr__(batch, "_made_of", made)
                 yield batch
         finally:
             self._give_back()
 
-    def _gathered(self, draw: Draw) -> list[PyTree] | None:
-        """The rows of every pass; None where the records lie on the device."""
+    def _gathered(self, draw: Draw) -> ChargedBatch:
+        """The draw with the rows of every pass; without where the records lie on the device."""
         if isinstance(self._source, DeviceArrays):
-            return None
+            return ChargedBatch(draw)
+        if isinstance(self._source, BucketedText):
+            return _in_buckets(draw, self._source)
         passes = zip(draw.indices, draw.mask, strict=True)
-        return [self._source.gather(indices, mask) for indices, mask in passes]
+        return ChargedBatch(draw, [self._source.gather(*each) for each in passes])
+
+
+def _in_buckets(draw: Draw, source: BucketedText) -> ChargedBatch:
+    """The same records under the same ticket, in passes of one length each."""
+    assert draw.ticket is not None
+    size = draw.indices.shape[1]
+    indices, mask, rows = source.passes(draw.indices[draw.mask], size)
+    parted = Draw(indices, mask, draw.step, draw.num_records)
+    return ChargedBatch(parted.drawn_by(draw.ticket), rows)
 
 
 def placed(source: Source) -> Source:
@@ -137,6 +147,9 @@ def placed(source: Source) -> Source:
 def rows_of_a_pass(batch_size: int, source: Source) -> int:
     """Rows of one pass: nearly every whole draw, where that is fast and not too much."""
     usual = default_physical_batch_size(batch_size)
+    if isinstance(source, BucketedText):
+        # Each length has passes of its own, the last of which is half empty.
+        return min(usual, max(8, batch_size // 8))
     whole = -(-(batch_size + 6 * math.isqrt(batch_size) + 6) // 8) * 8
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(source.example))
     return whole if whole * size <= _ONE_PASS else usual

@@ -6,6 +6,7 @@ as well as the report says.
 """
 
 from jaxdp.sources.arrays import DeviceArrays, HostArrays
+from jaxdp.sources.buckets import BucketedText, bucketed_text
 from jaxdp.sources.files import load
 from jaxdp.sources.prefetching import Prefetched, prefetch
 from jaxdp.sources.records import Records
@@ -13,6 +14,7 @@ from jaxdp.sources.source import Source, as_source
 from jaxdp.sources.text import PaddedText, padded_text
 
 __all__ = [
+    "BucketedText",
     "DeviceArrays",
     "HostArrays",
     "PaddedText",
@@ -20,6 +22,7 @@ __all__ = [
     "Records",
     "Source",
     "as_source",
+    "bucketed_text",
     "load",
     "padded_text",
     "prefetch",

@@ -70,13 +70,12 @@ def padded_text(
     would otherwise count, and a mean over tokens must divide by the record's own ``mask.sum()``
     (at least 1), or by ``max_length``.
 
-    **Why one length, and no buckets.** With several lengths the shape of a step, and so the time it
-    takes and the moment at which it is compiled, would follow the lengths of the records that were
-    drawn: a release that no epsilon counts. Padding to the longest *drawn* record is the same.
-    Several lengths are safe where they do not depend on private records: choose ``max_length`` from
-    public text, or split the data **once** by a public attribute (the product, the form, the
-    year: what an observer may know of every person) and give each part a length and a training
-    step of its own.
+    **Why one length.** With several, the shapes of a step, and so the time it takes, follow the
+    lengths of the records that were drawn: no release, but nothing that epsilon counts either.
+    Padding to the longest *drawn* record is the same, and compiles anew. What one length costs can
+    be had back where the lengths do not depend on private records (choose ``max_length`` from
+    public text, or split the data **once** by a public attribute and give each part a length and a
+    training step of its own), or by :func:`jaxdp.sources.bucketed_text`, which says what it shows.
 
     Args:
         data: anything with ``len`` and ``[index]``; a record is a sequence of token ids, or a dict

@@ -1,5 +1,6 @@
 """Methods in a whole run: resumed, charged and reported as what they are."""
 
+import datetime
 import re
 
 import numpy as np
@@ -234,6 +235,8 @@ def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
     assert (tmp_path / "q" / "tiny.run-2").is_dir()
     line = queue.finished(results)["tiny", 1]
     assert line["seconds"] > 0  # measured by the queue: the report holds no time
+    assert line["date"] == str(datetime.date.today())
+    assert line["command"] == "jaxdp reproduce run tiny --runs 1"
     assert line["steps_timed"] == 2
     assert line["curve"][-1] == [2, line["proven_epsilon"], line["test_accuracy"]]
     assert line["steps"] == 2
