@@ -105,6 +105,8 @@ class Trainer:
             self._grad_fn, method.noise_link(), method.after_noise, method.reads
         )
         _check_energy(method, energy, self.ledger)
+        if issuer is None:  # a run has looked at its records before audit canaries came to them
+            self.mechanism.sampling.check(len(self.source), self.mechanism.dataset_size)
         issuer = issuer or self._new_issuer(reserve)
         self._sampler = self._new_sampler(physical_batch_size, issuer)
         self._batches: Callable[[], Batches | None] = lambda: None
@@ -352,7 +354,6 @@ class Trainer:
 
     def _new_sampler(self, rows: int | None, issuer: Issuer) -> Sampler:
         mechanism = self.mechanism
-        mechanism.sampling.check(len(self.source), mechanism.dataset_size)
         size = rows or rows_of_a_pass(mechanism.batch_size, self.source)
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
 

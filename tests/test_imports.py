@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those above it.
 FLOW = [
-    "_version", "_validate", "_interrupts", "_durable", "accounting", "_rows", "seeds", "tickets", "types", "normals", "_ledger_file",
+    "_version", "_validate", "_interrupts", "_durable", "accounting", "_rows", "_links", "seeds", "tickets", "types", "normals", "_ledger_file",
     "_entries", "ledger", "sampling", "sources", "clipping", "schedules", "_agreement", "noise",
     "mechanism", "batches", "optimizers", "step", "trainer", "auditing", "preprocess", "models", "data", "report", "runs", "tables", "cli",
 ]

@@ -109,6 +109,8 @@ class Run:
         self.directory = RunDirectory(folder)
         self.method = as_method(mechanism, optimizer)
         self.source: Source = as_source(source)
+        declared = self.method.mechanism
+        declared.sampling.check(len(self.source), declared.dataset_size)
         self._params = jax.tree.map(np.asarray, params)
         self._plain_loss = self._loss_fn = loss_fn
         self._trained = self.method
