@@ -76,7 +76,8 @@ class Run:
         relation: which data sets are neighbours.
         canaries: candidates of an audit: records of zeros whose gradient lies in one coordinate,
             each put in by its own coin. :meth:`audit` reads what the run released of them.
-        about: words for the report by name, such as {"Model": "ResNet-18"}; public.
+        about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
+            public.
         report: False leaves out the page, which takes about a second; :meth:`report` writes it.
 
     Raises:
