@@ -15,7 +15,7 @@ _FOLDER = Path("runs/reproduce")
 _TARGETS = {
     "table1": "SA-DPSGD's Table 1: accuracy at (3, 1e-5) on three data sets.",
     "table3": "SA-DPSGD's Table 3: the epsilon that an accuracy takes.",
-    "pareto": "Accuracy against proven epsilon, all methods on one plot.",
+    "pareto": "Accuracy against proven epsilon, three runs a point.",
     "mlp": "AdaDp's and PIGDO's networks at noise 8, 4 and 2.",
     "parameters": "Sweeps of SA-DPSGD's and AdaDp's parameters.",
     "pums": "Unemployment from census columns: accuracy, calibration, errors by group.",

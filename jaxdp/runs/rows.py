@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdp.runs import sweeps
+from jaxdp.runs import repeats, sweeps
 from jaxdp.runs.row import Row
 
 _CNN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -99,6 +99,8 @@ for _row in (
     *_table_1("mnist", "", epsilon=3.0, steps=4_700),
     *_table_1("fashion_mnist", "", epsilon=3.0, steps=1_172),
     *_pareto(),
+    *repeats.RATES,
+    *repeats.ROWS,
     *_mlp(),
     *sweeps.ROWS,
     *_claims(),

@@ -10,7 +10,7 @@ import pytest
 from jaxdp import tables
 from jaxdp.cli import main
 from jaxdp.cli.reproduce import _TARGETS, reproduce
-from jaxdp.runs import census, queue
+from jaxdp.runs import census, queue, repeats
 from jaxdp.runs.rows import ROWS
 from jaxdp.runs.sweeps import SWEEPS
 from jaxdp.tables import pareto, rows, table3
@@ -123,6 +123,10 @@ def test_the_rows_are_named_for_what_they_do():
         for epsilon in pareto.EPSILONS:
             row = ROWS[pareto.row_name(method, epsilon)]
             assert (row.given["epsilon"], row.given["steps"]) == (epsilon, 600)
+    for method in repeats.METHODS:
+        for epsilon in repeats.EPSILONS:
+            given = ROWS[repeats.row_name(method, epsilon)].given
+            assert (given["epsilon"], given["learning_rate"]) == (epsilon, repeats.CHOSEN[method])
     for sweep in SWEEPS:
         assert list(sweep.rows) == sorted(sweep.rows)
         for value, name in sweep.rows.items():
