@@ -14,7 +14,8 @@ from jaxdp._ledger_file import Chain, LedgerFile, Row, header
 _OPENED = (
     "{} of {} steps: the noise key went to an update that the caller compiled, where jaxdp does "
     "not see that the sum was clipped record by record (no layer, gradient or captured array "
-    "coupling two records), from the records that were drawn, nor that the key's noise was added"
+    "coupling two records), from the records that were drawn, nor that the key's noise was added "
+    "to it, once"
 )
 _UNSEEN = (
     "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "

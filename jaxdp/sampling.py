@@ -134,6 +134,12 @@ class Sampler:
         if num_records >= 2**31:
             raise ValueError(f"num_records must be below 2**31, got {num_records!r}")
         _validate.integer("physical_batch_size", physical_batch_size, least=1)
+        charged = getattr(issuer.mechanism, "sampling", sampling)
+        if charged != sampling:
+            raise ValueError(
+                f"sampling must be the one that the issuer charges, {charged}, got {sampling}: "
+                "take mechanism.sampler(...) of the mechanism"
+            )
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         self._physical_batch_size = physical_batch_size
 

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import pickle
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxdp.optimizers.energy import PrivateEnergy, energy_mechanism
 from jaxdp.optimizers.layerwise_blocks import layerwise_method
 from jaxdp.optimizers.method import Method
 from jaxdp.optimizers.quantile import quantile_clip
+from jaxdp.sampling import FullBatch, Sampler
 from jaxdp.schedules import step_decay
 
 N = 60
@@ -243,6 +245,51 @@ def test_a_method_with_other_noise_than_it_is_charged_for_is_refused(rows):
     train = jaxdp.Trainer(loss_fn, method, None, X, physical_batch_size=rows)
     with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 1.0"):
         trained(train)
+    train.close()
+
+
+# Before: full batches were charged as Poisson draws of a third; unverified() == [].
+def test_a_sampler_draws_as_it_is_charged():
+    issuer = mechanism().sampler(N).issuer
+    with pytest.raises(ValueError, match="sampling must be the one that the issuer charges"):
+        Sampler(FullBatch(), N, N, issuer)
+
+
+# Held: a draw that was given back to the ledger cannot be released.
+def test_a_draw_that_was_given_back_is_released_by_nobody():
+    mech = mechanism()
+    sampler, tx = mech.sampler(N), mech.privatize()
+    draw = sampler.draw()
+    sampler.close(1)
+    assert sampler.ledger.steps == 0
+    for release in (
+        draw.key,
+        lambda: jaxdp.compile_update(tx)(P, tx.init(P), whole(mech.clipped_grad(loss_fn), draw)),
+        lambda: tx.update(whole(mech.clipped_grad(loss_fn), draw), tx.init(P), P),
+    ):
+        with pytest.raises(ValueError, match="was given back"):
+            release()
+
+
+# Held: one of them steps, the others are refused.
+def test_threads_with_one_batch_release_it_once():
+    train, told = trainer(), []
+    (batch,) = train.batches(1)
+    states = [train.init(P) for _ in range(4)]
+
+    def go(state):
+        try:
+            train.step(state, batch)
+            told.append("stepped")
+        except ValueError:
+            told.append("refused")
+
+    threads = [threading.Thread(target=go, args=(state,)) for state in states]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(told) == ["refused"] * 3 + ["stepped"]
     train.close()
 
 
