@@ -1,8 +1,9 @@
 """A training run in a directory: configuration, checkpoints, ledger, resuming."""
 
-from jaxdp.runs.config import RunConfig, recipe, resolve
+from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.loop import Progress, RunResult, resume, start
+from jaxdp.runs.recipes import recipe
 
 __all__ = [
     "Progress", "RunConfig", "RunDirectory", "RunResult", "recipe", "resolve", "resume", "start",

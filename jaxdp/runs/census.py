@@ -22,7 +22,8 @@ from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import dp_sgd
 from jaxdp.optimizers.method import Method
 from jaxdp.runs import assemble, queue
-from jaxdp.runs.config import RunConfig, recipe, resolve
+from jaxdp.runs.config import RunConfig, resolve
+from jaxdp.runs.recipes import recipe
 from jaxdp.seeds import Secret
 from jaxdp.trainer import Trainer
 

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from jaxdp.runs.config import RunConfig, recipe, resolve
+from jaxdp.runs.config import RunConfig, resolve
+from jaxdp.runs.recipes import recipe
 
 
 @dataclasses.dataclass(frozen=True)

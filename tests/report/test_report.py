@@ -16,8 +16,9 @@ from jaxdp import accounting as acc
 from jaxdp.cli import app
 from jaxdp.report import levels, save_plots, to_html, to_markdown
 from jaxdp.runs import described
-from jaxdp.runs.config import RunConfig, recipe, resolve
+from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.described import report as build
+from jaxdp.runs.recipes import recipe
 from tests.runs import small
 
 VOID = {"meta", "br", "hr", "img", "link", "input", "col"}

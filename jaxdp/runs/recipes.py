@@ -1,0 +1,109 @@
+"""The values that a run takes where none is given."""
+
+from typing import Any
+
+from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.optimizers import registry
+from jaxdp.runs.config import RunConfig
+
+# Tramèr & Boneh 2021 (arXiv:2011.11660v3, Appendix C) for the image sets; ours for the others.
+_RECIPES: dict[str, dict[str, Any]] = {
+    "digits": {
+        "model": "mlp", "batch_size": 256, "steps": 150, "learning_rate": 0.3, "l2_clip_norm": 0.5,
+    },
+    "mnist": {
+        "model": "mnist-cnn", "batch_size": 512, "steps": 4_700, "learning_rate": 0.5,
+        "l2_clip_norm": 0.1,
+    },
+    "fashion_mnist": {
+        "model": "mnist-cnn", "batch_size": 2_048, "steps": 1_172, "learning_rate": 4.0,
+        "l2_clip_norm": 0.1,
+    },
+    "cifar10": {
+        "model": "cifar-cnn", "batch_size": 1_024, "steps": 1_465, "learning_rate": 1.0,
+        "l2_clip_norm": 0.1,
+    },
+    "pums": {
+        "model": "logistic", "batch_size": 1_024, "steps": 200, "learning_rate": 1.0,
+        "l2_clip_norm": 0.5,
+    },
+}
+
+# Where a method's step or clipping is not DP-SGD's: AdaDp's and PIGDO's papers, else ours.
+_BY_METHOD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("adadp", "adadp-as-published"), {"learning_rate": 0.002, "l2_clip_norm": 4.0}),
+    (("adan",), {"learning_rate": 0.1, "l2_clip_norm": 4.0}),
+    (("adal",), {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+    (("dp-adam", "dp-rmsprop", "dpgdo", "piadam", "pirmsprop"), {"learning_rate": 0.002}),
+    (("dp-adagrad", "piadagrad"), {"learning_rate": 0.02}),
+    (("piadam-as-published", "pirmsprop-as-published", "piadagrad-as-published"),
+     {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+)
+
+
+def _recipe_of_own(constants: DatasetSpec) -> dict[str, Any]:
+    """Ten epochs of a small network: a place to start from."""
+    batch = max(1, min(256, constants.dataset_size // 8))
+    return {
+        "model": "mlp", "batch_size": batch, "learning_rate": 0.3, "l2_clip_norm": 0.5,
+        "steps": max(1, 10 * constants.dataset_size // batch),
+    }
+
+
+def own_constants(constants: DatasetSpec) -> dict[str, Any]:
+    """The public constants of a file's data set as a configuration keeps them."""
+    return {
+        "example_shape": list(constants.example_shape), "num_classes": constants.num_classes,
+        "test_size": constants.test_size,
+    }
+
+
+def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
+    """The configuration for ``dataset``: the given values, and the recipe's for the others.
+
+    Args:
+        dataset: the name of a built-in one, or the constants of a file's.
+        given: fields of :class:`RunConfig`; None leaves one to the recipe.
+
+    With neither ``epsilon`` nor ``noise_multiplier``, the budget is epsilon 3; ``steps`` come from
+    the recipe unless they are to follow from the other two.
+
+    Raises:
+        ValueError: an unknown data set, or a value that the method does not use.
+    """
+    own = isinstance(dataset, DatasetSpec)
+    chosen = dataset if isinstance(dataset, DatasetSpec) else spec(dataset)
+    defaults = {
+        "activation": "tanh", "method": "dp-sgd", "optimizer": "sgd", "momentum": 0.9,
+        "dataset_size": chosen.dataset_size, "sampling": "poisson",
+        "relation": "add_or_remove_one", "epsilon": None, "noise_multiplier": None, "delta": 1e-5,
+        **(_recipe_of_own(chosen) if own else _RECIPES[chosen.name]),
+        "own": own_constants(chosen) if own else None,
+    }
+    for names, changes in _BY_METHOD:
+        if given.get("method") in names:
+            defaults.update(changes)
+    given = {name: value for name, value in given.items() if value is not None}
+    _check_used({**defaults, **given}, given)
+    if "epsilon" not in given and "noise_multiplier" not in given:
+        defaults["epsilon"] = 3.0
+    if "epsilon" in given and "noise_multiplier" in given:
+        defaults["steps"] = None
+    return RunConfig(dataset=chosen.name, **{**defaults, **given})
+
+
+def _check_used(merged: dict[str, Any], given: dict[str, Any]) -> None:
+    """Refuses what is given and would be ignored."""
+    method, optimizer = merged["method"], merged["optimizer"]
+    if method not in registry.METHODS:
+        return
+    if optimizer != "sgd" and method != "dp-sgd":
+        raise ValueError(
+            f"optimizer must be sgd for method {method}, which brings its own; got {optimizer!r}"
+        )
+    if "momentum" in given and not (registry.METHODS[method].momentum and optimizer == "sgd"):
+        name = method if optimizer == "sgd" else f"{method} with optimizer {optimizer}"
+        raise ValueError(
+            f"momentum must not be given for method {name}, which has none of SGD's; "
+            f"got {given['momentum']!r}"
+        )
