@@ -1,4 +1,4 @@
-"""What the links of a chain do with a sum and its noise key, noted while an update is traced."""
+"""Notes of what a chain's links do with a sum and its noise key, taken while it is traced."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ OTHERS = (
 
 @dataclasses.dataclass(eq=False)
 class Seen:
-    """What was seen of an update.
+    """Notes of one update.
 
     Attributes:
         parts: how often a part of the noise key was asked for.
@@ -48,7 +48,7 @@ class Seen:
 
 
 class _Now(threading.local):
-    """Who looks, and how many of jaxdp's own links are at work, in this thread."""
+    """The notes being taken in this thread, and the number of jaxdp's own links at work."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []

@@ -55,7 +55,7 @@ def one_of(name: str, value: Any, allowed: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """What was given instead, for an error: arrays, which may be records, by their type alone."""
+    """Words for a wrong argument in an error: arrays, which may be records, by their type alone."""
     shown = value is None or isinstance(value, (str, bool, int, float)) or callable(value)
     return repr(value) if shown else f"a {type(value).__name__}"
 

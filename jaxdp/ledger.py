@@ -26,7 +26,7 @@ FORMAT = 2
 
 
 class Ledger:
-    """What a run released so far. Charge before releasing; ask for epsilon at any time.
+    """The list of all that was released. Charge before releasing; ask for epsilon at any time.
 
     With a ``path``, every charge is on disk (flushed and fsynced) before :meth:`charge` returns, so
     that a crash can over-count and never under-count. A ledger holds no un-noised data, but under

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Sampling(Protocol):
-    """How a step's records are drawn, and what that does to the event it is charged as."""
+    """A rule for drawing a step's records, and the event that the step is then charged as."""
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k]: the positions drawn from ``range(num_records)``, without repetition.
@@ -150,7 +150,7 @@ class Sampler:
 
     @property
     def num_records(self) -> int:
-        """How many records are drawn from. Sensitive under add-or-remove-one."""
+        """The number of records drawn from. Sensitive under add-or-remove-one."""
         return self._num_records
 
     @property

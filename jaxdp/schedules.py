@@ -40,7 +40,7 @@ class NoiseSchedule:
 
     @property
     def steps(self) -> int:
-        """How many steps the schedule covers."""
+        """The number of steps of the schedule."""
         return sum(steps for _, steps in self.levels)
 
     def __call__(self, step: int) -> float:

@@ -39,7 +39,7 @@ class PrivateStep:
 
     @functools.cached_property
     def links(self) -> Seen:
-        """What was seen of the links while they were traced."""
+        """Notes of the links, taken while they were traced."""
         return Seen()
 
     def init(self, params: PyTree) -> State:

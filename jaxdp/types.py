@@ -80,7 +80,7 @@ class Summed:
         return _as_made(added) if whole else added
 
     def _lost(self) -> PyTree:
-        """What rounding took from a sum of parts; zeros where none was added."""
+        """The error that rounding left in a sum of parts; zeros where none was added."""
         zeros = jax.tree.map(lambda leaf: 0.0, self.value)
         return getattr(self, _LOST, zeros)
 
@@ -301,7 +301,7 @@ class Draw:
 )
 @dataclasses.dataclass(frozen=True)
 class ClipInfo:
-    """What clipping saw. **Sensitive**: computed from un-noised data, never part of a release.
+    """Norms and losses of a clipped batch. **Sensitive**: un-noised, never part of a release.
 
     Attributes:
         norms: float32 [physical_batch_size]; per-example gradient norms before clipping.
@@ -322,7 +322,7 @@ class ClipInfo:
 
 
 class StepInfo(NamedTuple):
-    """What a step reports. Computed from noisy releases only, so free to log.
+    """Numbers of a step for logging, computed from noisy releases only.
 
     Attributes:
         update_norm: float32 scalar; norm of the change that the step made to the parameters.

@@ -82,7 +82,7 @@ def _term(band: Band) -> Term:
 
 
 def rough_epsilon(terms: list[Term], log_delta: float) -> float:
-    """Where the sum of the terms' bounds meets delta: a little above the truth."""
+    """The epsilon at which the sum of the terms' bounds meets delta: just above the true one."""
 
     def excess(epsilon: float) -> float:
         return float(special.logsumexp([t.exponents(epsilon).min() for t in terms])) - log_delta
@@ -106,7 +106,7 @@ def lone_epsilon(composition: Composition, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """Where one term is integrated.
+    """The vertical line along which one term is integrated.
 
     Attributes:
       c: real part.
@@ -321,7 +321,7 @@ def banded_delta(composition: Composition, epsilon: float, guess: float) -> tupl
 
 
 def _root(total: Sum, delta: float, start: float, sign: int) -> float:
-    """Where delta + sign * error meets the target, in a bracket grown around `start`."""
+    """The epsilon at which delta + sign * error meets the target; brackets grow around `start`."""
 
     @functools.cache
     def excess(epsilon: float) -> float:

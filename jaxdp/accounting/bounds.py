@@ -1,4 +1,4 @@
-"""What an accountant is asked (a relation) and what it answers (a bound)."""
+"""Relations, which an accountant is asked about, and bounds, which it answers."""
 
 import enum
 import math

@@ -77,7 +77,7 @@ def exact_delta(run: Run, relation: Relation, epsilon: float, bands: bool = True
 
 
 def negligible(composition: Composition, epsilon: float, delta: float) -> bool:
-    """Whether this direction's delta at epsilon is provably below `delta`."""
+    """True if this direction's delta at epsilon is provably below `delta`."""
     if composition.ceiling() <= epsilon:
         return True
     try:

@@ -58,7 +58,7 @@ class RenyiFilter:
         self._budget = self.epsilon - np.log1p(-1 / a) + (share + np.log(a)) / (a - 1)
 
     def admits(self, event: Event) -> bool:
-        """Whether charging `event` keeps the run within the budget."""
+        """True if charging `event` keeps the run within the budget."""
         return bool(np.any(self._spent + self._cost(event) <= self._budget))
 
     def charge(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What the last iterate of a chain of noisy contractions reveals, when nothing else leaves it.
+"""Bounds for the last iterate of a chain of noisy contractions, where nothing else is released.
 
 Every function here answers with S, one value for each batch in which the changed record may be:
 the Renyi divergence of order alpha is at most alpha S for every alpha > 1 (so S is rho of zCDP).

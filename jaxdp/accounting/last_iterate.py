@@ -17,7 +17,7 @@ ASSUMED = (
 
 
 def note(run: Run) -> str:
-    """What the number rests on, or how it was lost."""
+    """The assumption behind the number, or the reason why there is none."""
     lost = [event.exposed for event, _ in run.hidden if event.exposed]
     if lost:
         reasons = "; ".join(dict.fromkeys(lost))

@@ -63,7 +63,7 @@ class LossTable:
 
 
 def separation(relation: Relation) -> float:
-    """How far one record moves the sum, in contributions: 2 under replace-one, else 1."""
+    """The distance that one record moves the sum by: 2 contributions for replace-one, else 1."""
     return 2.0 if relation is Relation.REPLACE_ONE else 1.0
 
 

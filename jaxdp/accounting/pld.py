@@ -77,7 +77,7 @@ class Composed:
         return math.exp(min(log_factor - self.c * (epsilon - float(self.loss[0])), 700.0))
 
     def epsilon(self, delta: float, sign: int) -> float:
-        """Where delta + sign * error falls to `delta`, from the first loss (or 0) on; inf if never.
+        """The least epsilon at which delta + sign * error is at most `delta`; inf if there is none.
 
         Bisection ends with two sides: the far one for an upper end (sign 1), the near one for a
         lower end (sign -1).

@@ -59,7 +59,7 @@ def delta(
 def supports(
     event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, method: str = "auto"
 ) -> bool:
-    """Whether `epsilon(event, ..., relation, method)` would answer rather than refuse.
+    """True if `epsilon(event, ..., relation, method)` would answer rather than refuse.
 
     Raises:
       ValueError: for something that is not an event, a relation or a method.

@@ -151,7 +151,7 @@ def rare_epsilon(run: Run, relation: Relation, delta: float, tolerance: float = 
 
 
 def _smaller(composition: Composition, epsilon: float, delta: float) -> bool:
-    """Whether the direction without large losses is certainly below delta at epsilon."""
+    """True if the direction without large losses is certainly below delta at epsilon."""
     if composition.ceiling() <= epsilon:
         return True
     for size, factor in itertools.product(_SIZES, _CAPS):
@@ -192,7 +192,7 @@ def _epsilon_end(
 def _root(
     bound: Callable[[float], float], delta: float, near: float, inside: bool = False
 ) -> float:
-    """Where the decreasing `bound` meets delta: the end above, or with `inside` the end below."""
+    """The point where a decreasing `bound` meets delta, from above, or with `inside` from below."""
 
     @functools.cache
     def excess(log_epsilon: float) -> float:

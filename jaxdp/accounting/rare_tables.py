@@ -85,7 +85,7 @@ class _Side:
         return value, error
 
     def _profile(self, pair: Pair, top: float, missing: Array) -> Array:
-        """What one large loss adds where the others leave `missing` (decreasing) to epsilon.
+        """The delta that one large loss adds where others leave `missing` (decreasing) to epsilon.
 
         A convex function of e^missing, asked at every 32nd point: between them its chord for an
         upper end, the tangents (the slope is the second law's probability) for a lower one.

@@ -17,7 +17,7 @@ class Unresolved(ArithmeticError):
 
 @dataclass(frozen=True)
 class Composition:
-    """What a run looks like from one direction.
+    """A run's steps as seen from one of the two directions.
 
     Attributes:
       pairs: (pair, count) of the sampled steps.

@@ -1,4 +1,4 @@
-"""What an attacker can force out of a mechanism: valid lower bounds on epsilon.
+"""Audits: attacks on a mechanism, and the valid lower bounds on epsilon that they prove.
 
 from jaxdp import auditing
 with_record, without = auditing.two_worlds(auditing.training_run(method, worlds, steps=10), 10_000)

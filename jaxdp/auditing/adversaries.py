@@ -1,4 +1,4 @@
-"""Who attacks: a canary gradient, the worst record of several, and an outsider who sees a loss."""
+"""Adversaries: a canary gradient, the worst record of several, an outsider who sees a loss."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

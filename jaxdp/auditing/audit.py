@@ -28,7 +28,7 @@ HELD_OUT = 0.2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MethodAudit:
-    """What is claimed of a method, proven of it, and what could be forced out of it.
+    """An audited method: the claimed, the proven and the audited epsilon.
 
     Attributes:
         steps: of every run.
@@ -63,12 +63,12 @@ class MethodAudit:
 
     @property
     def broken(self) -> bool:
-        """Whether what was charged is refuted, at ``confidence``: by the one test of the event."""
+        """True if the charged event is refuted at ``confidence``, by the one test of the event."""
         return bool(self.verdict and self.verdict.refuted)
 
     @property
     def claim_refuted(self) -> bool:
-        """Whether the assumption-free bound exceeds the paper's claim."""
+        """True if the assumption-free bound exceeds the paper's claim."""
         return self.claimed is not None and self.audited.epsilon > self.claimed.value
 
     def in_words(self) -> str:
@@ -228,7 +228,7 @@ def _claim(method: Method, steps: int, delta: float) -> acc.claims.Claim | None:
 
 
 def _energy(kind: str, method: Method, worlds: Worlds) -> Callable[..., Any] | None:
-    """What judges the steps of an annealed method on the tiny network."""
+    """The energy that judges the steps of an annealed method on the tiny network."""
     if not kind:
         return None
     _validate.one_of("energy", kind, ("public", "private", "test", "train"))

@@ -1,4 +1,4 @@
-"""What counts of right and wrong guesses prove about a privacy guarantee. NumPy and SciPy alone.
+"""Lower bounds on epsilon from counts of right and wrong guesses. NumPy and SciPy alone.
 
 An audit runs a mechanism many times without a record and many times with it, and guesses from what
 was released which world it was in. Its false alarms and misses are binomial; a guarantee says which
@@ -26,7 +26,7 @@ _LEVELS = np.r_[np.linspace(6, 3, 20), np.linspace(2.9, -3.6, 200), np.linspace(
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """How often one fixed event S ("the record was there") was right and wrong.
+    """Counts of right and wrong answers of one fixed test S ("the record was there").
 
     Attributes:
         alarms: runs without the record in which S happened.

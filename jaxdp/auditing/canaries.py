@@ -202,7 +202,7 @@ def check(method: Method) -> None:
 
 
 def scores(seen: np.ndarray, method: Method) -> np.ndarray:
-    """How much each candidate seems to have taken part, [m], from what was seen [steps, m].
+    """Scores [m], higher for candidates that seem to have taken part, from releases [steps, m].
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
     where the other records leave the coordinate alone. What they do there is estimated and taken
@@ -220,7 +220,7 @@ def scores(seen: np.ndarray, method: Method) -> np.ndarray:
 
 
 def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:
-    """What ordinary records add at each coordinate, over stretches of ``width`` steps.
+    """The mean that ordinary records add at each coordinate, over stretches of ``width`` steps.
 
     A median over a stretch is also moved by noise (and by the candidate itself, which is to be
     found), so it counts only as far as the medians of the coordinates differ by more than noise

@@ -21,7 +21,7 @@ _FAR = 6.0  # how many times the claimed noise a family is searched: beyond, eps
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether the runs can be explained by the event that was charged.
+    """The result of a test of the event that was charged against the runs.
 
     Attributes:
         p_value: valid, of "the two worlds are as close as the event says".

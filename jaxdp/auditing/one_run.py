@@ -23,7 +23,7 @@ WORDS = "gradients in one coordinate each, read off the noisy gradients of every
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunAudit:
-    """What is claimed of a run, proven of it, and what its canaries forced out of it.
+    """An audited run: the claimed, the proven and the audited epsilon.
 
     Attributes:
         steps: of the run.
@@ -51,12 +51,12 @@ class RunAudit:
 
     @property
     def broken(self) -> bool:
-        """Whether the proven guarantee is refuted, at ``confidence``."""
+        """True if the proven guarantee is refuted at ``confidence``."""
         return self.audited.epsilon > self.proven
 
     @property
     def claim_refuted(self) -> bool:
-        """Whether the bound exceeds the paper's claim."""
+        """True if the bound exceeds the paper's claim."""
         return self.claimed is not None and self.audited.epsilon > self.claimed[1]
 
     def in_words(self) -> str:
@@ -88,7 +88,7 @@ class RunAudit:
 
     @property
     def ceiling(self) -> float:
-        """What so many candidates would prove, were every coin guessed right."""
+        """The largest bound that so many candidates can prove: every coin guessed right."""
         coins = np.arange(self.canaries) % 2 == 0
         best = audit_one_run(coins.astype(float), coins, self.delta, confidence=self.confidence)
         return best.epsilon

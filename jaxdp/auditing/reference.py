@@ -61,7 +61,7 @@ def trusted_steps(
     energy: Callable[[jax.Array, jax.Array], Any] | None = None, seed: int | None = None,
     chunk: int = 1_000,
 ) -> dict[str, PyTree]:
-    """What the auditor sees and computes of every step, float64 [2 · count, steps, ...].
+    """The auditor's view of every step in float64 [2 · count, steps, ...].
 
     "clipped" and "raw": every record's contribution, and its gradient before clipping, [..., n,
     *shape]; "mask": [..., n]; "l2": the sensitivity that was carried; "noisy": the noisy mean;

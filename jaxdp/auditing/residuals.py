@@ -21,7 +21,7 @@ _SLACK = 1 + 1e-6  # a sensitivity is carried in float32
 
 @dataclasses.dataclass(frozen=True)
 class ResidualVerdict:
-    """Whether the noise of many releases can be the one that is charged.
+    """The result of a test of the noise of many releases against the one that is charged.
 
     Attributes:
         p_values: of every test, by its name in words; the list depends on what was handed over, not
@@ -46,7 +46,7 @@ class ResidualVerdict:
 
     @property
     def refuted(self) -> bool:
-        """Whether ``p_value`` is at most 1 - ``confidence``."""
+        """True if ``p_value`` is at most 1 - ``confidence``."""
         return self.p_value <= 1 - self.confidence
 
     @property

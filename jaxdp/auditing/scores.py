@@ -36,7 +36,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Audited:
-    """What an audit proved.
+    """A lower bound on epsilon, with its confidence and assumptions.
 
     Attributes:
         epsilon: lower bound at ``delta``; 0 where nothing is proven.

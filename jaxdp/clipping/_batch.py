@@ -1,4 +1,4 @@
-"""What a physical batch must look like, checked from shapes alone (so also inside ``jit``)."""
+"""Checks of a physical batch, from shapes alone (so also inside ``jit``)."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a caller of the engine may choose, checked before anything is computed."""
+"""The options of the clipping engine, checked before anything is computed."""
 
 import dataclasses
 from collections.abc import Callable

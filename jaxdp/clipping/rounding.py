@@ -173,7 +173,7 @@ def sums(terms: jax.Array, axes: int) -> jax.Array:
 
 
 def roundings(*sizes: int) -> int:
-    """How many roundings a term goes through in :func:`sums` over axes of these sizes."""
+    """The number of roundings of a term in :func:`sums` over axes of these sizes."""
     return sum(n if n <= 2 * _GROUP else _GROUP + -(-n // _GROUP) for n in sizes)
 
 

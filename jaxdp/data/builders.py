@@ -44,7 +44,7 @@ def prepare(name: str, source: str | os.PathLike[str], data_dir: str | os.PathLi
 
 
 def prepared_folder(chosen: DatasetSpec, data_dir: str | os.PathLike[str]) -> Path:
-    """Where the prepared form of a data set lies."""
+    """The folder of a data set's prepared form."""
     return Path(data_dir) / chosen.name / chosen.version
 
 

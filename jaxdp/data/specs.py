@@ -1,4 +1,4 @@
-"""What each data set is: public constants, and the source files with their checksums."""
+"""Public constants of the built-in data sets, and their source files with checksums."""
 
 import dataclasses
 

@@ -41,7 +41,7 @@ class AdaDpState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """How the side s_i of each coordinate's clip interval follows from E′; all fields are public.
+    """The public constants by which the side s_i of each coordinate's clip interval follows from E′.
 
     s_i = β √(L · max(E′_i, 0)), held between ``floor`` and ``cap`` times C/√m, once the √E′_i
     differ by more than ``threshold`` (their variance); until then all sides are C/√m, whose noise
@@ -105,7 +105,7 @@ def scale_by_adadp(
     eps: float = 1e-8,
     adaptive_rate: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """What AdaDp does with a noisy gradient: both moments, then g / √(E + eps).
+    """Scales a noisy gradient as AdaDp does: both moments, then g / √(E + eps).
 
     E ← (1 − γ) E + γ g²; E′ ← γ′ E′ + (1 − γ′)(g² − σ_i²), σ_i the noise that was added to
     coordinate i of the mean: without it E′ would grow without end, since the next noise follows it.

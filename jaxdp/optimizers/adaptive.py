@@ -120,7 +120,7 @@ def _method(mechanism: Mechanism, learning_rate: Any, scaled: Any) -> Method:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """How an adaptive optimizer averages, and what it divides by.
+    """The averages of an adaptive optimizer, and its divisor.
 
     Attributes:
         average: (old, new, updates so far) -> the second moment with ``new`` taken in.

@@ -1,4 +1,4 @@
-"""What AdaDp and PIGDO as published need and a guarantee forbids: clipping by un-noised moments.
+"""Clipping by un-noised moments, as AdaDp and PIGDO were published; no guarantee allows it.
 
 Nothing here is private. A method that uses it is charged as ``NonPrivate``; it exists to reproduce
 the papers' tables and to show what they leak.

@@ -1,4 +1,4 @@
-"""What may judge a candidate: a loss on public examples, or a noisy one with its own event."""
+"""Energies, which judge candidates: a loss on public examples, or a noisy one with its own event."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ class PublicEnergy:
     examples: PyTree
 
     def prepare(self) -> "PublicEnergy":
-        """What one update is handed: itself."""
+        """Returns itself, which is handed to one update."""
         return self
 
     def rise(
@@ -269,6 +269,6 @@ def energy_mechanism(
 
 
 def is_energy(value: Any) -> bool:
-    """Whether an update may be judged by ``value``."""
+    """True if an update may be judged by ``value``."""
     return isinstance(value, PublicEnergy | DrawnEnergy | OpenEnergy)
 

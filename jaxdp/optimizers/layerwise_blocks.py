@@ -194,7 +194,7 @@ def layerwise_method(
 
 
 def num_groups(groups: Groups) -> int:
-    """How many groups; they must be numbered from 0 without a gap."""
+    """The number of groups; they must be numbered from 0 without a gap."""
     numbers = {_validate.integer("groups", g, least=0) for g in jax.tree.leaves(groups)}
     if numbers != set(range(len(numbers))) or not numbers:
         raise ValueError(f"groups must be numbered from 0 without a gap, got {sorted(numbers)}")

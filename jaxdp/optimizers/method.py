@@ -97,7 +97,7 @@ class Method:
         return self.context if (self.scale or self.raw or self.bound) is not None else None
 
     def context(self, opt_state: PyTree) -> dict[str, PyTree]:
-        """What the next gradient is clipped by, from the state of :meth:`chain`: its arguments."""
+        """The arguments by which the next gradient is clipped, from the state of :meth:`chain`."""
         found = {"scale": self.scale, "raw": self.raw}
         context = {name: read(opt_state[1]) for name, read in found.items() if read is not None}
         return context if self.bound is None else {**context, "bound": self.bound(opt_state[0])}
@@ -108,7 +108,7 @@ class Method:
         return {name: int(value) for name, value in found.items()}
 
     def events(self, first_step: int, steps: int) -> dict[str, list[tuple[acc.Event, int, int]]]:
-        """What these steps cost, by stream: (event, first_step, steps) for stretches of equal ones.
+        """The events of these steps by stream: (event, first_step, steps) for stretches of equal ones.
 
         The stream "" is the gradient's, "energy" that of the energy's own draws.
         """

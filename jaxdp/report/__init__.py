@@ -1,4 +1,4 @@
-"""What a run shows: report.json, .md, .html and plots, from noisy releases and public data."""
+"""Reports of runs: report.json, .md, .html and plots, from noisy releases and public data."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

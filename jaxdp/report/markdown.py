@@ -69,7 +69,7 @@ def _headline(report: dict[str, Any]) -> str:
 
 
 def meaning(report: dict[str, Any]) -> list[str]:
-    """What the guarantee promises, for a reader who is not of the field; one paragraph each."""
+    """Paragraphs on the guarantee's promise, for a reader who is not of the field."""
     guarantee = report["guarantee"]
     epsilon, neighbours = float(guarantee["epsilon"]), facts.neighbours(report)
     if math.isinf(epsilon):

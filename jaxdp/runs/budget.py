@@ -46,7 +46,7 @@ def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
 
 
 def _plain(config: "RunConfig") -> bool:
-    """Whether a run is one event repeated, which the accountant calibrates by itself."""
+    """True if a run is one event repeated, which the accountant calibrates by itself."""
     energy = registry.METHODS[config.method].energy
     return config.noise_schedule is None and energy != "private" and not config.once()
 

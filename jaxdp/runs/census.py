@@ -211,7 +211,7 @@ def calibration_error(bins: list[dict[str, Any]]) -> float:
 
 
 def groups(x: np.ndarray) -> dict[str, np.ndarray]:
-    """Who belongs to which group: bool [n] by name.
+    """Membership in each group: bool [n] by name.
 
     The columns call nobody by name: sex 1 is women (4 % did military service, of sex 0 23 %). A few
     people are both Black and Asian; they count in both groups.

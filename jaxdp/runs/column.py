@@ -17,7 +17,7 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def audited_columns(audited: dict[str, Any] | None) -> dict[str, Any]:
-    """What a result row says of an audit, from ``audited`` of a report: a number, and of what.
+    """The columns of a result row about an audit, from ``audited`` of a report.
 
     Args:
         audited: the dictionary of a :class:`MethodAudit` or a ``RunAudit``; None where nothing was
@@ -81,7 +81,7 @@ def _rows(results: Path) -> list[dict[str, Any]]:
 
 
 def _refused(row: dict[str, Any]) -> bool:
-    """Whether the audit of a method does not cover the row: see docs/auditing.md."""
+    """True if the audit of a method does not cover the row: see docs/auditing.md."""
     config = RunConfig(**row["config"])
     return config.sampling == "fixed_size" or config.relation != "add_or_remove_one"
 

@@ -1,4 +1,4 @@
-"""What a run is asked for, and the public numbers that follow from it."""
+"""Configurations of runs: the values asked for, and the public numbers that follow."""
 
 import dataclasses
 import math
@@ -140,7 +140,7 @@ class RunConfig:
         return acc.Composed((*self.once(), self.private_method().total(steps)))
 
     def once(self) -> tuple[acc.Event, ...]:
-        """What is released once, before the first step."""
+        """The events before the first step."""
         if self.pca_noise_multiplier is None:
             return ()
         return (acc.Gaussian(self.pca_noise_multiplier),)

@@ -56,7 +56,7 @@ class RunDirectory:
         self._lock: TextIO | None = None
 
     def exists(self) -> bool:
-        """Whether a run was started here."""
+        """True if a run was started here."""
         return self.state_file.exists()
 
     def create(self) -> None:

@@ -116,7 +116,7 @@ def folder_name(name: str, run: int) -> str:
 
 
 def has_gpu() -> bool:
-    """Whether rows that need a GPU can run here."""
+    """True if rows that need a GPU can run here."""
     return jax.default_backend() != "cpu"
 
 
@@ -129,7 +129,7 @@ def finished(results: Path) -> dict[Key, dict[str, Any]]:
 
 
 def line_of(row: Row, report: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a finished run."""
+    """The result row of a finished run."""
     counts, claim = report["counts"], report["claim"]
     return {
         "name": row.name, "dataset": row.dataset, "method": report["method"],

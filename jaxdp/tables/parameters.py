@@ -1,4 +1,4 @@
-"""What SA-DPSGD's and AdaDp's parameters do: their Figures 4 and 5, small and at full size."""
+"""SA-DPSGD's and AdaDp's parameters varied: their Figures 4 and 5, small and at full size."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def _draw(panel: Any, results: Results, sweep: Sweep) -> None:
 
 
 def _beside(line: dict[str, Any], sweep: Sweep) -> str:
-    """What else moves with the parameter."""
+    """The other numbers that move with the parameter."""
     if "Q0" in sweep.parameter or "μ0" in sweep.parameter:
         return f"{100 * line['acceptance_rate']:.0f} %"
     moving = ("batch size", "lot size", "noise")

@@ -51,7 +51,7 @@ def page(results: Results) -> Page:
 
 
 def caption(results: Results) -> str:
-    """How many runs a point has, what the bars are, and how rates were chosen."""
+    """A caption: runs of a point, meaning of the bars, choice of the rates."""
     counts = {len(runs) for points in drawn(results).values() for _, runs in points}
     least, most = min(counts, default=repeats.LEAST_RUNS), max(counts, default=0)
     told = f"{least} runs" if most <= least else f"{least} to {most} runs"

@@ -207,7 +207,7 @@ def by_group(lines: Lines) -> dict[str, Lines]:
 
 
 def shift(strict: Lines, free: Lines) -> tuple[float, float, float]:
-    """How much higher a group's error is at the strictest budget than without privacy, in points.
+    """The rise of a group's error from no privacy to the strictest budget, in points.
 
     With Welch's 95 % interval over the runs, for these test records.
     """
@@ -226,7 +226,7 @@ def shift(strict: Lines, free: Lines) -> tuple[float, float, float]:
 
 
 def small_groups(results: Results, model: str) -> str:
-    """What the noise does to small groups, in the figures of the runs."""
+    """Sentences on the noise and small groups, in the figures of the runs."""
     strict, free = (
         by_group(found(results, model, budget)) for budget in (BUDGETS[0], BUDGETS[-1])
     )

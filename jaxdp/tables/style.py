@@ -1,4 +1,4 @@
-"""How plots look: readable at half size, and without colour vision."""
+"""The style of plots: readable at half size, and without colour vision."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `jaxdp reproduce` can make: which rows, which page, which plots."""
+"""The targets of `jaxdp reproduce`: their rows, page and plots."""
 
 import dataclasses
 from collections.abc import Callable

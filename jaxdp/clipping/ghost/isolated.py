@@ -53,7 +53,7 @@ class Apart:
 
 
 def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTree) -> bool:
-    """Whether ``vmap`` of ``one`` over examples could let them meet in a convolution.
+    """True if ``vmap`` of ``one`` over examples could let them meet in a convolution.
 
     Looked for in what is really run, gradients and custom rules included: a kernel that depends on
     the example, or any convolution inside another operation, such as ``scan``.
@@ -69,7 +69,7 @@ def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTr
 
 
 def may_mix(traced: Traced) -> bool:
-    """Whether the loss itself convolves, or has rules of its own, which might."""
+    """True if the loss itself convolves, or has rules of its own, which might."""
     return any(
         node.name == CONVOLUTION or node.name.startswith("custom_") or _hides(node)
         for node in _nodes(traced.program)

@@ -15,7 +15,7 @@ _CACHE_BYTES = 8 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """What was decided for one parameter.
+    """The decision for one parameter: by which engine its gradients are clipped.
 
     Attributes:
         path: where it stands in the tree, as ``jax.tree_util.keystr`` writes it.
@@ -79,7 +79,7 @@ def _engine(leaf: int, uses: Uses, batch_size: int, method: str) -> tuple[str, s
 
 
 def same_arrangement(one: tuple, other: tuple) -> bool:
-    """Whether gradients of two sites differ at most by exchanging p and q."""
+    """True if gradients of two sites differ at most by exchanging p and q."""
     return other in (one, (one[0], one[2], one[1]))
 
 

@@ -89,7 +89,7 @@ class Traced:
     closed: Any
 
     def ignores_example(self) -> bool:
-        """Whether no argument beyond the parameters reaches the first result, the loss."""
+        """True if no argument beyond the parameters reaches the first result, the loss."""
         return not reaches(self.program, self.program.ins[self.num_params :])
 
 
@@ -112,7 +112,7 @@ def trace(
 
 
 def reaches(program: Program, sources: Sequence[int]) -> bool:
-    """Whether the first result depends on any of the values ``sources``."""
+    """True if the first result depends on any of the values ``sources``."""
     first = program.outs[0]
     return isinstance(first, int) and first in reached(program, sources)
 

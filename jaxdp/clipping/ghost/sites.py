@@ -1,4 +1,4 @@
-"""Where a parameter meets an example: operations whose weight gradient is a sum of outer products.
+"""Sites, where a parameter meets an example: weight gradients that are sums of outer products.
 
 At a site the gradient of one example is ``G[g, p, q] = sum_t A[g, t, p] B[g, t, q]``: A from the
 operand that is not the parameter, B from the loss's cotangent at the result. p and q run over the
@@ -153,7 +153,7 @@ class Convolution:
         return jnp.moveaxis(kernel, (1, 2), (-1, -2)).reshape(groups, p, q)
 
     def _slices(self, x: jax.Array, axis: int) -> list[jax.Array]:
-        """What each entry of the kernel along one space axis sees; x is [m, n, *space, ...]."""
+        """The parts of x [m, n, *space, ...] seen by each kernel entry along one space axis."""
         params = self.node.eqn.params
         numbers = params["dimension_numbers"]
         size = self.view.shape[numbers.rhs_spec[2 + axis]]

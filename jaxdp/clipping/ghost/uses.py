@@ -11,7 +11,7 @@ from jaxdp.clipping.ghost.views import View
 
 @dataclasses.dataclass(eq=False)
 class Uses:
-    """What was found.
+    """The uses of every parameter in a traced loss.
 
     Attributes:
         sites: for each node that is one, its site.
@@ -75,7 +75,7 @@ def _inside(body: Program, ins: list[Any], uses: Uses) -> list[Any]:
 
 
 def _meet(node: Node, found: list[tuple[int, View]], ins: list[Any], uses: Uses) -> Any:
-    """What the result of an operation on parameters is; a site, where it is one."""
+    """The kind of result of an operation on parameters; a site, where it is one."""
     at, view = found[0]
     if len(found) == 1:
         onward = views.through(node, view)

@@ -13,7 +13,7 @@ Weights = tuple[jax.Array, ...]
 
 
 class Lifted(NamedTuple):
-    """What the training of one block needs of one example: minimise |W v - u|^2.
+    """The data of one example for the training of one block: minimise |W v - u|^2.
 
     Attributes:
         v: V_{i-1} [d_{i-1}], the block's input, of norm at most ``activation_bound``.

@@ -63,7 +63,7 @@ class AsPublished:
 
     @property
     def event(self) -> acc.NonPrivate:
-        """What the ledger is charged."""
+        """The event that the ledger is charged for."""
         return acc.NonPrivate(REASON)
 
     def chains(self, sensitivity: float) -> tuple[acc.NoisyChain, ...]:
