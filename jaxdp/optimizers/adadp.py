@@ -41,7 +41,7 @@ class AdaDpState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """The public constants by which the side s_i of each coordinate's clip interval follows from E′.
+    """Public constants by which the side s_i of each coordinate's clip interval follows from E′.
 
     s_i = β √(L · max(E′_i, 0)), held between ``floor`` and ``cap`` times C/√m, once the √E′_i
     differ by more than ``threshold`` (their variance); until then all sides are C/√m, whose noise

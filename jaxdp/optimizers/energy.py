@@ -1,4 +1,4 @@
-"""Energies, which judge candidates: a loss on public examples, or a noisy one with its own event."""
+"""Energies that judge candidates: a loss on public examples, or a noisy one with its own event."""
 
 import dataclasses
 import functools

@@ -108,7 +108,7 @@ class Method:
         return {name: int(value) for name, value in found.items()}
 
     def events(self, first_step: int, steps: int) -> dict[str, list[tuple[acc.Event, int, int]]]:
-        """The events of these steps by stream: (event, first_step, steps) for stretches of equal ones.
+        """Events of these steps by stream: (event, first_step, steps) for stretches of equal ones.
 
         The stream "" is the gradient's, "energy" that of the energy's own draws.
         """

@@ -38,7 +38,7 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
-    """Plots the measured number with the level of guessing and, below, the epsilon spent, by step."""
+    """Plots the measured number, the level of guessing and, below, the epsilon spent, by step."""
     found, steps = measured(report), _column(report, "step")
     if found is None:
         figure, (below,) = _figure(2.9)
