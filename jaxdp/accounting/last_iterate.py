@@ -27,7 +27,7 @@ def note(run: Run) -> str:
 
 
 def refuses_log_sobolev(run: Run) -> str:
-    """Why the log-Sobolev answer does not cover the run, or ""."""
+    """The reason why the log-Sobolev answer does not cover the run, or ""."""
     if not run.hidden:
         return "it has no hidden-state event"
     if any(block.start_distance > 0 for event, _ in run.hidden for block in event.blocks):

@@ -236,7 +236,7 @@ def _hidden(
 
 
 def refuses(run: Run, relation: Relation, method: str) -> str:
-    """Why the method has no bound for this run, or "".
+    """The reason why the method has no bound for this run, or "".
 
     Raises:
       ValueError: for an unknown method.

@@ -62,7 +62,7 @@ def lines(results: Results, name: str) -> list[list[str]]:
 
 
 def status(name: str) -> str:
-    """Why a row has no result."""
+    """The reason why a row has no result."""
     return WAITING if ROWS[name].needs_gpu else MISSING
 
 
