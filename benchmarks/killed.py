@@ -219,7 +219,8 @@ def killed(kind, kills, base, rng):
     seen, most = np.concatenate(noises), SIGMAS / np.sqrt(WIDTH)
     found = {
         "kills": done, "runs finished": runs, "processes": lives, "seconds of a whole life": whole,
-        "noises seen": len(seen), "of them repeated steps, charged anew": repeated, "largest correlation of two": largest(seen), "at most": most,
+        "noises seen": len(seen), "of them repeated steps, charged anew": repeated,
+        "largest correlation of two": largest(seen), "at most": most,
         "kills by tenths of a whole life": np.histogram(told[0], 10, (0, 1))[0].tolist(),
         "by tenths of what follows the imports": np.histogram(told[1], 10, (0, 1))[0].tolist(),
     }
