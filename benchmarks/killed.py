@@ -104,6 +104,7 @@ def live_trainer(folder):
         before = np.array(state.params["w"])
         state, _ = trainer.step(state, batch)
         note(folder / "seen", ledger, state.step, np.array(state.params["w"]) - before)
+        time.sleep(0.05)  # a model that takes a while: so that kills fall between the steps
         if state.step % every == 0:
             np.savez(folder / "next.npz", *jax.tree.leaves(jax.device_get(state)))
             (folder / "next.npz").replace(kept)
@@ -214,10 +215,12 @@ def killed(kind, kills, base, rng):
         extra += max(0, len(taken[-1]) - STEPS)
         runs += 1
         print(f"{kind}: {done} kills, {runs} runs", file=sys.stderr, flush=True)
+    repeated = sum(len(n) - STEPS for n in noises) if kind == "trainer" else 0
     seen, most = np.concatenate(noises), SIGMAS / np.sqrt(WIDTH)
     found = {
         "kills": done, "runs finished": runs, "processes": lives, "seconds of a whole life": whole,
-        "noises seen": len(seen), "largest correlation of two": largest(seen), "at most": most,
+        "noises seen": len(seen), "of them repeated steps, charged anew": repeated,
+        "largest correlation of two": largest(seen), "at most": most,
         "kills by tenths of a whole life": np.histogram(told[0], 10, (0, 1))[0].tolist(),
         "by tenths of what follows the imports": np.histogram(told[1], 10, (0, 1))[0].tolist(),
     }
@@ -256,13 +259,15 @@ def main():
         (Path(folder) / "up").touch()
         {"run": live_run, "trainer": live_trainer}[kind](Path(folder))
         return
-    rng, found = random.Random(given.seed), {}
+    rng, kept = random.Random(given.seed), Path(__file__).with_name("results") / "killed.json"
+    found = json.loads(kept.read_text()) if kept.exists() else {}  # of a kind with 0 kills now
     with tempfile.TemporaryDirectory() as name:
         for kind, kills in (("run", given.run), ("trainer", given.trainer)):
-            found[kind] = killed(kind, kills, Path(name), rng) if kills else None
+            if kills:
+                found[kind] = killed(kind, kills, Path(name), rng)
     text = json.dumps(found, indent=1)
     print(text)
-    Path(__file__).with_name("results").joinpath("killed.json").write_text(text + "\n")
+    kept.write_text(text + "\n")
 
 
 if __name__ == "__main__":
