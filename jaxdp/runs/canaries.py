@@ -19,25 +19,21 @@ NOTE = (
 )
 
 
-def tossed(count: int, directory: RunDirectory, secret: Secret) -> str | None:
-    """Tosses the coins of a new run's candidates; keeps them, readable by their owner alone.
-
-    Returns:
-        What :func:`kept_coins` must find again; None without an audit.
-
-    Raises:
-        ValueError: there are coins already: they are never tossed twice.
-    """
-    if not count:
-        return None
-    if directory.coins.exists():
-        raise ValueError(
-            f"out must hold no coins yet, got {directory.coins}: canaries are tossed once"
-        )
+def tossed(count: int, secret: Secret) -> str:
+    """The coins of a new run's candidates as the text of their file; the same for one secret."""
     coins = secret.philox("canary coins", 0).integers(0, 2, count)
-    row = {"note": NOTE, "included": coins.tolist()}
-    write_atomically(directory.coins, json.dumps(row), mode=0o600)
-    return _digest(directory)
+    return json.dumps({"note": NOTE, "included": coins.tolist()})
+
+
+def digest(text: str) -> str:
+    """A hash of the coins' file, by which a resumed run knows them."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def placed(directory: RunDirectory, text: str) -> None:
+    """Writes the coins of a run that charged nothing yet, readable by their owner alone."""
+    if not directory.coins.exists():  # a start before this one may have been killed
+        write_atomically(directory.coins, text, mode=0o600)
 
 
 def coins_of(directory: RunDirectory, count: int) -> np.ndarray:
@@ -64,7 +60,7 @@ def kept_coins(count: int, directory: RunDirectory, kept: str | None) -> np.ndar
         ValueError: the coins are not those that were ``kept`` when the run began.
     """
     coins = coins_of(directory, count)
-    if _digest(directory) != kept:
+    if digest(directory.coins.read_text(encoding="utf-8")) != kept:
         raise ValueError(
             f"{directory.coins} must be what the run was started with, but it was changed: the "
             "canaries of a run cannot be tossed again"
@@ -130,7 +126,3 @@ def _loaded(path: Path) -> np.ndarray:
     if found.ndim != 2:
         raise ValueError(f"{path} must hold an array [steps, canaries], got shape {found.shape}")
     return found
-
-
-def _digest(directory: RunDirectory) -> str:
-    return hashlib.blake2b(directory.coins.read_bytes(), digest_size=16).hexdigest()

@@ -287,7 +287,7 @@ class Run:
     def _new(self, secret: Secret) -> Row:
         return new_state(
             secret, data=self._fingerprint(secret), mechanism=self._mechanism(),
-            canaries=canaries.tossed(self._count_of_canaries, self.directory, secret),
+            canaries=canaries.digest(canaries.tossed(self._count_of_canaries, secret)),
         )
 
     @property
@@ -314,9 +314,10 @@ class Run:
     def _plan(self, run: Started, steps: int, kept: Row) -> Plan:
         source = self._records(run)
         if self._canaries is not None:
-            coins = canaries.kept_coins(
-                self._canaries.count, self.directory, kept.get("canaries")
-            )
+            count = self._canaries.count
+            if not run.ledger.entries:
+                canaries.placed(self.directory, canaries.tossed(count, run.secret))
+            coins = canaries.kept_coins(count, self.directory, kept.get("canaries"))
             source = self._canaries.entered(placed(source), coins)
         watched = self._canaries is not None
         return Plan(

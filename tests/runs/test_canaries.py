@@ -117,13 +117,24 @@ def test_changed_or_lost_coins_are_refused(tmp_path):
 def test_coins_are_never_tossed_again(tmp_path):
     directory = RunDirectory(tmp_path / "r")
     directory.create()
-    canaries.tossed(M, directory, Secret.from_seed(1))
+    canaries.placed(directory, canaries.tossed(M, Secret.from_seed(1)))
     before = directory.coins.read_bytes()
-    with pytest.raises(ValueError, match="canaries are tossed once"):
-        canaries.tossed(M, directory, Secret.from_seed(2))
+    canaries.placed(directory, canaries.tossed(M, Secret.from_seed(2)))
     with pytest.raises(ValueError, match="what is left of an audit"):
         small.go(tmp_path / "r", config())
     assert directory.coins.read_bytes() == before
+
+
+def test_a_start_that_was_killed_before_its_coins_were_written_goes_on(tmp_path, monkeypatch):
+    def killed(*args):
+        raise Stop
+
+    monkeypatch.setattr(canaries, "placed", killed)
+    with pytest.raises(Stop):
+        small.go(tmp_path / "r", config())
+    monkeypatch.undo()
+    small.go(tmp_path / "r", config())
+    assert canaries.released(RunDirectory(tmp_path / "r")).shape == (12, M)
 
 
 def test_lost_rows_of_earlier_steps_are_refused(tmp_path):
