@@ -145,7 +145,8 @@ class Trainer:
         as when the loop is left early, is given back to the ledger.
 
         Args:
-            steps: how many; None takes all that the noise was calibrated for and that are left.
+            steps: how many, 0 for none, as where a checkpoint was already at the end; None takes
+                all that the noise was calibrated for and that are left.
             epochs: in place of ``steps``: so many times the data set, at the expected batch size.
             beyond: go on after the steps that the noise was calibrated for: epsilon grows.
 
@@ -335,7 +336,7 @@ class Trainer:
                     f"for that too: batches({planned}, beyond=True)", stacklevel=3,
                 )
             return max(0, planned - taken)
-        steps = _validate.integer("steps", steps, least=1)
+        steps = _validate.integer("steps", steps, least=0)
         if planned is not None and taken + steps > planned and not beyond:
             raise ValueError(
                 f"steps must be at most {max(0, planned - taken)}, what is left of the {planned} "

@@ -287,3 +287,13 @@ def test_an_iterator_that_was_dropped_gives_back(linear):
     next(train.batches(30))
     train.close()
     assert train.ledger.steps == 1
+
+
+def test_no_step_is_left_for_a_state_that_was_already_at_the_end(linear):
+    params, batch, loss_fn = linear
+    train = trainer(loss_fn, batch(60))
+    train.init(params)
+    assert list(train.batches(0)) == []
+    assert train.ledger.steps == 0
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 0, got -1"):
+        train.batches(-1)
