@@ -10,7 +10,9 @@ import optax
 import pytest
 
 import jaxdp
+from jaxdp.data.own import from_file
 from jaxdp.runs.run import Started
+from jaxdp.seeds import Secret
 from tests.runs.test_resume import Stop
 
 RNG = np.random.default_rng(0)
@@ -111,11 +113,20 @@ def test_an_audit_stays_in_the_report(tmp_path):
     assert "for the 6 steps attacked" in (tmp_path / "r/report.html").read_text()
 
 
-def test_a_history_that_was_deleted_is_whole_again(tmp_path):
+@pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_text("[{")])
+def test_a_history_that_was_deleted_or_damaged_is_whole_again(tmp_path, change):
     run(tmp_path / "r").fit(6)
-    (tmp_path / "r/history.json").unlink()
+    change(tmp_path / "r/history.json")
     run(tmp_path / "r").fit(9)
     assert [row["step"] for row in json.loads((tmp_path / "r/history.json").read_text())] == [3, 6, 9]
+
+
+def test_a_report_of_fewer_steps_than_were_shown_is_refused(tmp_path):
+    run(tmp_path / "r").fit(6)
+    path = tmp_path / "r/history.json"
+    path.write_text(json.dumps(json.loads(path.read_text())[:1]))
+    with pytest.raises(ValueError, match="must tell of the 6 steps that were shown"):
+        run(tmp_path / "r").report()
 
 
 def test_a_report_tells_of_what_another_process_trained_since(tmp_path):
@@ -148,3 +159,30 @@ def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, m
     shutil.rmtree(tmp_path / "r/secret/checkpoints/6")
     run(tmp_path / "r", canaries=5).fit(6)
     assert run(tmp_path / "r", canaries=5).directory.checked_ledger().steps == 6
+
+
+def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path):
+    """Also a learning rate in the optimizer's state, other first parameters, another constant."""
+    def moved(rate=0.1, start=0.0, constant=1.0):
+        shutil.rmtree(tmp_path / "r", ignore_errors=True)
+        captured = jnp.full(3, constant)
+        one = jaxdp.Run(
+            tmp_path / "r", lambda params, x, y: 0.0 * jnp.vdot(params["w"][0], x * captured), MECHANISM,
+            optax.inject_hyperparams(optax.sgd)(rate), (X, Y), params={"w": jnp.full((20, 3), start)},
+            every=3, report=False, progress=lambda *_: None, secret=Secret.from_seed(3),
+        )
+        return np.ravel(one.fit(3)["w"]) - start
+
+    first = moved()
+    np.testing.assert_array_equal(moved(), first)
+    for other in (moved(rate=0.2), moved(start=1.0), moved(constant=2.0)):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.7
+
+
+def test_a_file_that_was_damaged_is_refused_in_words(tmp_path):
+    np.savez(tmp_path / "m.npz", x=X, y=np.zeros(200, int))
+    whole = bytearray((tmp_path / "m.npz").read_bytes())
+    whole[400] ^= 0xFF
+    (tmp_path / "m.npz").write_bytes(whole)
+    with pytest.raises(ValueError, match="file to be read, got"):
+        from_file(tmp_path / "m.npz", 3)

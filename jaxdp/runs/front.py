@@ -180,7 +180,13 @@ class Run:
         self.history = self._shown_before() or self.history
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
-        self._check_guarantee(self.directory.load_state())
+        kept = self.directory.load_state()
+        self._check_guarantee(kept)
+        if self.history[-1]["step"] != kept["shown"]:
+            raise ValueError(
+                f"history.json must tell of the {kept['shown']} steps that were shown in "
+                f"{self.path}, got {self.history[-1]['step']}: call fit(), which writes it anew"
+            )
         return reporting.write_own(
             self.directory, self.method, self.history, self._delta, self._relation,
             params=self._params, date=self._date, about=self._about,
@@ -375,7 +381,9 @@ class Run:
 
     def _shown_before(self) -> list[Row]:
         path = self.path / "history.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        with contextlib.suppress(OSError, ValueError):  # the checkpoints hold it too
+            return json.loads(path.read_text(encoding="utf-8"))
+        return []
 
     def _shown(self, progress: Progress) -> Progress:
         def shown(step: int, row: Row | None) -> None:
