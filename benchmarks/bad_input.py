@@ -192,7 +192,7 @@ CALLS = {
             trainer.step(trainer.init(PARAMS), batch)
             for batch in [next(trainer.batches(1))] * 2
         ]),
-        "ticket must be spent once",
+        "batch must be one that trainer.batches() just handed out, for one step",
     ),
     "Ledger().epsilon(1e-5)": (
         lambda: jaxdp.Ledger().epsilon(1e-5), "ledger must hold a charge to have an epsilon"

@@ -1,6 +1,6 @@
 """The adversarial search for a record beyond its bound: `python -m benchmarks.clip_bound`.
 
-Norms of what records add are float64, on the factors as they enter the contraction, by$
+Norms of what records add are float64, on the factors as they enter the contraction, by
 compiled programs (tests/clipping/search.py). Under a normalising rule every record is at its bound.
 """
 

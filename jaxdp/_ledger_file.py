@@ -226,6 +226,6 @@ class LedgerFile:
                 f"{where} must follow from the lines before it, but it does not: a line was "
                 "edited, inserted or removed, so that what was released is no longer known"
             )
-        if not self.chained and chain is not None:
+        if not self.chained and (chain is not None or self._key):
             raise ValueError(f"{where} must follow the first line of its ledger, which is gone")
         return row

@@ -12,7 +12,7 @@ from jaxdp import accounting as acc
 def test_the_event_says_what_is_done():
     mech = jaxdp.dp_sgd(1.23, 0.1, 512, 60_000)
     assert mech.event == acc.PoissonSampled(acc.Gaussian(1.23), 512 / 60_000)
-    assert mech.sampler(10).sampling.sampling_prob == 512 / 60_000
+    assert mech.sampler(50_000).sampling.sampling_prob == 512 / 60_000
     fixed = jaxdp.dp_sgd(1.0, 0.1, 5, 50, sampling="fixed_size")
     assert fixed.event == acc.FixedSizeSampled(acc.Gaussian(1.0), 50, 5)
     assert jaxdp.dp_sgd(1.0, 0.1, 50, 50, sampling="full_batch").event == acc.Gaussian(1.0)

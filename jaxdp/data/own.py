@@ -1,6 +1,8 @@
 """A data set from a file of your own."""
 
 import os
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +57,7 @@ def _read(path: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"data must be a .npz file to be read, got {path}: {error}") from error
     if not {"x", "y"} <= set(arrays) or ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"data must hold {_ARRAYS}; got {', '.join(sorted(arrays)) or 'nothing'}")

@@ -143,7 +143,9 @@ def _audited(row: dict[str, Any]) -> list[str]:
 
 def _table(heads: tuple[str, ...], rows: list[Any]) -> list[str]:
     lines = [heads, ("---",) * len(heads), *rows]
-    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
+    # A caller's own words may hold what ends a cell.
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
+    return [*("| " + " | ".join(line) + " |" for line in cells), ""]
 
 
 def _code(name: str, value: str) -> str:

@@ -113,7 +113,7 @@ def own_training(method: Method, steps: int, about: dict[str, str]) -> Rows:
         ("Model", "the caller's own"),
         ("Optimizer", "an optax chain of the caller's own, after the noise"),
     ]
-    return [row for row in rows if row[0] not in about] + [
+    return [row for row in rows if row[0] == "Steps" or row[0] not in about] + [
         (name, f"{words} (in the caller's words)") for name, words in about.items()
     ]
 

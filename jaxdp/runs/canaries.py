@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp._durable import save_array, write_atomically
+from jaxdp.batches import rows_of_a_pass
+from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.optimizers.method import Method
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.seeds import Secret
+from jaxdp.sources import Source
 from jaxdp.types import PyTree
 
 NOTE = (
@@ -66,6 +71,32 @@ def kept_coins(count: int, directory: RunDirectory, kept: str | None) -> np.ndar
             "canaries of a run cannot be tossed again"
         )
     return coins
+
+
+def check_captured(
+    loss_fn: Callable[..., Any], method: Method, params: PyTree, source: Source, rows: int | None
+) -> None:
+    """Refuses a loss that captured an array that may hold the records.
+
+    Asked before canaries come to them: afterwards their number is another, and unlike the array's.
+
+    Args:
+        loss_fn: of one record, without canaries.
+        method: mechanism and optimizer.
+        params: the parameters.
+        source: the records, without canaries.
+        rows: of one compiled pass; None as a trainer chooses.
+
+    Raises:
+        ValueError: it captured one.
+    """
+    grad_fn = method.clipped_grad(loss_fn)
+    if isinstance(grad_fn, ClippedGrad):
+        size = rows or rows_of_a_pass(method.mechanism.batch_size, source)
+        batch = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), source.example
+        )
+        captured.check_rows(grad_fn.plan(params, batch), (), records=len(source))
 
 
 def note(count: int) -> str:

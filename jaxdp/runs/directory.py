@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxdp._durable import make_private, open_locked, write_atomically
+from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
 
 SECRET_NOTE = """This folder is SECRET.
@@ -122,6 +123,23 @@ class RunDirectory:
         if not self.exists():
             raise ValueError(f"out must hold a run to resume, got {self.path}")
         return json.loads(self.state_file.read_text(encoding="utf-8"))
+
+    def checked_ledger(self) -> Ledger:
+        """The ledger of the run, every line of which was checked with the run's secret.
+
+        Raises:
+            ValueError: a line was edited, inserted or removed, or some that were shown are missing.
+        """
+        state = self.load_state()  # first: another process may train here
+        secret = secret_from_dict(state["secret"])
+        ledger, name = Ledger(self.ledger, key=secret.stream("ledger")), secret.stream("run").hex()
+        streams = [name, *(f"{name}/{number}" for number in range(1, state["lost"] + 1))]
+        if max(ledger.shown(stream) for stream in streams) < state["shown"]:
+            raise ValueError(
+                f"{self.ledger} must hold the {state['shown']} steps that were shown, but some are "
+                "missing: what was released can no longer be accounted for"
+            )
+        return ledger
 
 
 def secret_to_dict(secret: Secret) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Exporting the released parameters of a run."""
 
 from pathlib import Path
+from typing import Any
 
 import flax.serialization
 
+from jaxdp._durable import StorageError
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
 
@@ -19,11 +21,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
         ValueError: there is no run or no checkpoint, or the target cannot be written.
     """
     shown = directory.load_state().get("shown", 0)
-    checkpoints = Checkpoints(directory.checkpoints)
-    try:
-        found = checkpoints.params(shown)
-    finally:
-        checkpoints.close()
+    found = _found(directory, shown)
     if found is None:
         raise ValueError(
             f"run must have a checkpoint that was shown to export, got {directory.path}, which has "
@@ -35,3 +33,17 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     except OSError as error:
         raise ValueError(f"--to must be a file to write, got {target}: {error}") from error
     return step
+
+
+def _found(directory: RunDirectory, shown: int, again: bool = True) -> Any:
+    """Step and parameters of the last checkpoint up to ``shown``, or None."""
+    checkpoints = Checkpoints(directory.checkpoints)
+    try:
+        return checkpoints.params(shown)
+    except StorageError:
+        # A run that goes on meanwhile may just have replaced the one that was read.
+        if not again:
+            raise
+    finally:
+        checkpoints.close()
+    return _found(directory, directory.load_state().get("shown", 0), again=False)

@@ -18,7 +18,6 @@ from jaxdp._durable import write_atomically
 from jaxdp.auditing import canaries as candidates
 from jaxdp.auditing.one_run import RunAudit
 from jaxdp.batches import placed
-from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.method import Method, as_method
 from jaxdp.runs import bar, canaries, identity, reporting
@@ -165,11 +164,11 @@ class Run:
             raise ValueError("delta must be given: the noise was not calibrated for one; got None")
         if not self.directory.exists():
             raise ValueError(f"run must have begun to have an epsilon, got {self.path}: call fit()")
-        return Ledger(self.directory.ledger).epsilon(delta, relation or self._relation)
+        return self.directory.checked_ledger().epsilon(delta, relation or self._relation)
 
     def unverified(self) -> list[str]:
         """The assumptions of the guarantee, in words."""
-        return Ledger(self.directory.ledger).unverified()
+        return self.directory.checked_ledger().unverified()
 
     def report(self) -> Path:
         """Writes report.html, for the person who signs, with .md, .json and plots; its path.
@@ -179,9 +178,16 @@ class Run:
         """
         if self._delta is None:
             raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
-        self.history = self.history or self._shown_before()
+        self.history = self._shown_before() or self.history
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
+        kept = self.directory.load_state()
+        self._check_guarantee(kept)
+        if self.history[-1]["step"] != kept["shown"]:
+            raise ValueError(
+                f"history.json must tell of the {kept['shown']} steps that were shown in "
+                f"{self.path}, got {self.history[-1]['step']}: call fit(), which writes it anew"
+            )
         return reporting.write_own(
             self.directory, self.method, self.history, self._delta, self._relation,
             params=self._params, date=self._date, about=self._about,
@@ -205,6 +211,8 @@ class Run:
         if self._canaries is None or delta is None:
             what = "canaries" if self._canaries is None else "delta"
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
+        if self.directory.exists():
+            self.directory.checked_ledger()
         found = audit_rows_of(
             self.directory, self.method, self._canaries.count, delta, confidence
         )
@@ -233,6 +241,7 @@ class Run:
                 state, rows, taken, seconds = trained(run, plan, self._shown(progress))
                 self._finished(rows)
                 self.history = [public(row) for row in rows]
+                self._keep_history()
                 return Result(
                     state.params, run.ledger, self.history, run.secret.reproducible, seconds, taken
                 )
@@ -249,6 +258,9 @@ class Run:
                 f"got {count} under {self._relation.value}"
             )
         candidates.check(self.method)
+        canaries.check_captured(
+            self._loss_fn, self.method, self._params, self.source, self._rows
+        )
         found = candidates.candidates(count, self._params)
         found.require_finite(self._loss_fn, self._params, self.source.example)
         self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.method)
@@ -277,6 +289,7 @@ class Run:
                 f"mechanism must stay that of the run in {self.path}, {kept['mechanism']}, got "
                 f"{self._mechanism()}"
             )
+        self._check_guarantee(kept)
         if kept["data"] != self._fingerprint(secret_from_dict(kept["secret"])):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
@@ -288,7 +301,17 @@ class Run:
         return new_state(
             secret, data=self._fingerprint(secret), mechanism=self._mechanism(),
             canaries=canaries.digest(canaries.tossed(self._count_of_canaries, secret)),
+            delta=self._delta, relation=self._relation.value,
         )
+
+    def _check_guarantee(self, kept: Row) -> None:
+        """Refuses another delta or relation than the epsilons of the run's rows have."""
+        for name, given in (("delta", self._delta), ("relation", self._relation.value)):
+            if kept.get(name, given) != given:
+                raise ValueError(
+                    f"{name} must stay that of the run in {self.path}, {kept[name]}, got {given}: "
+                    "its rows have epsilons of that one; run.epsilon() tells those of others"
+                )
 
     @property
     def _count_of_canaries(self) -> int:
@@ -354,17 +377,24 @@ class Run:
                 "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
                 f"{_validate.described(found)}"
             )
+        if taken := sorted(set(found) & set(reporting.OF_EVERY_ROW)):
+            raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")
         return {name: float(np.asarray(value).item()) for name, value in found.items()}
 
     def _shown_before(self) -> list[Row]:
         path = self.path / "history.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        with contextlib.suppress(OSError, ValueError):  # the checkpoints hold it too
+            return json.loads(path.read_text(encoding="utf-8"))
+        return []
 
     def _shown(self, progress: Progress) -> Progress:
         def shown(step: int, row: Row | None) -> None:
             if row is not None:
                 self.history = [r for r in self.history if r["step"] < row["step"]] + [row]
-                write_atomically(self.path / "history.json", json.dumps(self.history, indent=1))
+                self._keep_history()
             progress(step, row)
 
         return shown
+
+    def _keep_history(self) -> None:
+        write_atomically(self.path / "history.json", json.dumps(self.history, indent=1))

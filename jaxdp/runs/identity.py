@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.clipping import ClippedGrad
@@ -20,18 +21,32 @@ _SAMPLED = 256  # records whose hash tells whether the data are the same
 def programs(
     method: Method, loss_fn: Callable[..., Any], params: PyTree, example: PyTree
 ) -> str:
-    """The programs of a step as text: of the gradients and of what comes after the noise."""
+    """The programs of a step as text: of the gradients and of what comes after the noise.
+
+    With a hash of the numbers that they begin with, where a learning rate may stand, and of the
+    arrays that they captured.
+    """
     links = method.step(loss_fn)
     _, after = links.init(params)
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
     key = jax.random.key(0) if getattr(links.grad_fn, "takes_rng", False) else None
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         update = jax.make_jaxpr(links.after.update)(params, after, params)
-    loss = ""
+    loss, numbers = "", [params, after, update.consts]
     if isinstance(links.grad_fn, ClippedGrad):
         norms = lambda p, b: links.grad_fn(p, b, "all", key)[1].norms  # noqa: E731
-        loss = str(jax.make_jaxpr(norms)(params, batch))
-    return re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
+        traced = jax.make_jaxpr(norms)(params, batch)
+        loss, numbers = str(traced), [*numbers, traced.consts]
+    text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
+    return f"{text} {_hash(numbers)}"
+
+
+def _hash(arrays: PyTree) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(arrays):
+        is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+        found.update(np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes())
+    return found.hexdigest()
 
 
 def fingerprint(source: Source, secret: Secret) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
-from jaxdp.ledger import Ledger
 from jaxdp.optimizers.method import Method
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
@@ -17,8 +16,8 @@ from jaxdp.types import PyTree
 if TYPE_CHECKING:
     from jaxdp.report.subject import Measured
 
-# What every row has, besides the numbers that were evaluated.
-_OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced")
+# What a row has, besides the numbers that were evaluated.
+OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced", "sensitive")
 
 
 def today() -> str:
@@ -27,10 +26,17 @@ def today() -> str:
 
 
 def write(report: dict[str, Any], directory: RunDirectory) -> Path:
-    """Writes report.json, .md, .html and the plots; the path of the page."""
+    """Writes report.json, .md, .html and the plots; the path of the page.
+
+    An audit that the report before tells of stays in it.
+    """
     from jaxdp.report import save_plots, to_html, to_markdown
 
-    write_atomically(directory.path / "report.json", json.dumps(report, indent=1))
+    path = directory.path / "report.json"
+    if "audited" not in report and path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        report |= {"audited": before["audited"]} if before.get("audited") else {}
+    write_atomically(path, json.dumps(report, indent=1))
     write_atomically(directory.path / "report.md", to_markdown(report))
     save_plots(report, directory.path)
     page = directory.path / "report.html"
@@ -65,7 +71,7 @@ def write_own(
     )
     reproducible = directory.load_state()["secret"]["reproducible"]
     report = build(
-        subject, history=history, params=params, ledger=Ledger(directory.ledger),
+        subject, history=history, params=params, ledger=directory.checked_ledger(),
         reproducible=reproducible, ledger_file=directory.ledger, date=date,
     )
     return write(report, directory)
@@ -73,7 +79,7 @@ def write_own(
 
 def _evaluated(row: dict[str, Any]) -> list[tuple[str, str]]:
     """The numbers that were evaluated last, as one row of facts."""
-    numbers = [f"{name} {row[name]:.4g}" for name in row if name not in _OF_EVERY_ROW]
+    numbers = [f"{name} {row[name]:.4g}" for name in row if name not in OF_EVERY_ROW]
     return [("Evaluated last", ", ".join(numbers))] if numbers else []
 
 
@@ -82,7 +88,7 @@ def _measured(history: list[dict[str, Any]]) -> "Measured | None":
     from jaxdp.report.subject import Measured
 
     for column in history[-1]:
-        if column not in _OF_EVERY_ROW and all(column in row for row in history):
+        if column not in OF_EVERY_ROW and all(column in row for row in history):
             share = "accuracy" in column.lower() and all(0 <= row[column] <= 1 for row in history)
             name = column.replace("_", " ")
             return Measured(column, name[:1].upper() + name[1:], share)

@@ -222,9 +222,9 @@ def trained(
     try:
         state, rows = _restored(checkpoints, run, plan)
         trainer = _trainer(run, plan, state.step)
+        run.shows(state.step)
         if plan.durable is not None:
             plan.durable(state.step)
-        run.shows(state.step)
         if rows and plan.evaluate is not None:  # a crash may have come before it
             rows[-1] |= plan.evaluate(state.params)
         progress(state.step, public(rows[-1]) if rows else None)

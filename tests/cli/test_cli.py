@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from jaxdp import data
 from jaxdp.cli import app, main
-from jaxdp.cli.audit import _into_report
 from jaxdp.ledger import Ledger
+from jaxdp.runs import RunDirectory
 from jaxdp.runs import run as run_module
+from jaxdp.runs.audit import into_report
 
 SMALL = [
     "train", "--dataset", "digits", "--model", "logistic", "--steps", "6", "--epsilon", "2",
@@ -88,7 +89,7 @@ def test_an_audit_takes_the_time_out_of_an_older_report(run, tmp_path):
         "proven": 2.0, "audited": 0.5, "audited_profile": None, "profile_assumes": None,
         "adversary": "a canary", "verdict": "Nothing contradicts it.",
     }
-    _into_report(folder, audited)
+    into_report(RunDirectory(folder), audited)
     assert json.loads(path.read_text())["audited"] == audited
     for name in ("report.json", "report.md", "report.html"):
         text = (folder / name).read_text()

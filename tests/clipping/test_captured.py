@@ -395,7 +395,8 @@ def test_losses_of_jaxdp_declare_what_they_capture_themselves():
     from jaxdp.auditing.canaries import candidates
     from jaxdp.optimizers.layerwise_blocks import LayerwiseGrad
 
-    params, rows = {"w": jnp.zeros((4, 3))}, (jnp.ones((4, 3)), jnp.arange(4))
+    params = {"w": jnp.zeros((4, 3))}
+    rows = ((jnp.ones((4, 3)), jnp.arange(4)), -jnp.ones(4, jnp.int32))  # records and their places
     labelled = lambda p, example: jnp.sum(p["w"] @ example[0])  # noqa: E731
     entered = candidates(4, params).loss(labelled)  # an array of 4 places, for a batch of 4
     both = dense(params).worlds(entered, params, jax.tree.map(lambda leaf: leaf[:3], rows))

@@ -115,7 +115,7 @@ def test_every_length_is_compiled_once():
 
 
 def test_a_pass_is_small_where_nobody_says():
-    source = bucketed_text(TEXTS, BUCKETS)
+    source = bucketed_text(TEXTS * 10, BUCKETS)
     mechanism = jaxdp.dp_sgd(1.0, 0.5, 240, 600)
     train = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.5), source)
     assert train._sampler.physical_batch_size == 30
