@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.serialization
 import jax
@@ -16,12 +16,10 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
 from jaxdp.auditing import canaries as candidates
-from jaxdp.auditing.one_run import RunAudit
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.method import Method, as_method
 from jaxdp.runs import bar, canaries, identity, reporting
-from jaxdp.runs.audit import audit_rows_of, into_report, save_audit
 from jaxdp.runs.directory import RunDirectory, secret_from_dict
 from jaxdp.runs.run import (
     Plan,
@@ -38,6 +36,9 @@ from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, PyTree
+
+if TYPE_CHECKING:
+    from jaxdp.auditing.one_run import RunAudit
 
 Evaluate = Callable[[PyTree], Mapping[str, float]]
 ADD_OR_REMOVE_ONE = acc.Relation.ADD_OR_REMOVE_ONE
@@ -193,7 +194,7 @@ class Run:
             params=self._params, date=self._date, about=self._about,
         )
 
-    def audit(self, delta: float | None = None, confidence: float = 0.95) -> RunAudit:
+    def audit(self, delta: float | None = None, confidence: float = 0.95) -> "RunAudit":
         """Reads what the run released of its canaries, and says what it proves of epsilon.
 
         The result goes into the folder (``audit.json``, ``roc.png``) and its report.
@@ -207,6 +208,8 @@ class Run:
         Raises:
             ValueError: a run without canaries, or one that is not finished.
         """
+        from jaxdp.runs.audit import audit_rows_of, into_report, save_audit  # scipy.stats is slow
+
         delta = self._delta if delta is None else delta
         if self._canaries is None or delta is None:
             what = "canaries" if self._canaries is None else "delta"
@@ -371,15 +374,7 @@ class Run:
         """Called with all rows, once the last is durable."""
 
     def _evaluated(self, params: PyTree) -> Row:
-        found = {} if self._evaluate is None else self._evaluate(params)
-        if not isinstance(found, Mapping) or any(np.size(v) != 1 for v in found.values()):
-            raise ValueError(
-                "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
-                f"{_validate.described(found)}"
-            )
-        if taken := sorted(set(found) & set(reporting.OF_EVERY_ROW)):
-            raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")
-        return {name: float(np.asarray(value).item()) for name, value in found.items()}
+        return reporting.numbers({} if self._evaluate is None else self._evaluate(params))
 
     def _shown_before(self) -> list[Row]:
         path = self.path / "history.json"

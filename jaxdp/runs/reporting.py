@@ -4,9 +4,13 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
 from jaxdp.optimizers.method import Method
@@ -75,6 +79,18 @@ def write_own(
         reproducible=reproducible, ledger_file=directory.ledger, date=date,
     )
     return write(report, directory)
+
+
+def numbers(found: Any) -> dict[str, float]:
+    """The numbers of an evaluation by name; ValueError for anything else, or a row's own names."""
+    if not isinstance(found, Mapping) or any(np.size(value) != 1 for value in found.values()):
+        raise ValueError(
+            "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
+            f"{_validate.described(found)}"
+        )
+    if taken := sorted(set(found) & set(OF_EVERY_ROW)):
+        raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")
+    return {name: float(np.asarray(value).item()) for name, value in found.items()}
 
 
 def _evaluated(row: dict[str, Any]) -> list[tuple[str, str]]:
