@@ -64,7 +64,8 @@ class Run:
         source: the records, as for ``jaxdp.Trainer``.
         params: the parameters before the first step, computed from no record.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
-            The set must be **public**: what it returns is shown. The report is headed by the first.
+            The set must be **public**: what it returns is shown, beside a row's own ``step``,
+            ``epsilon`` and ``update_norm``. The report is headed by the first.
         every: steps between checkpoints, which are also those between evaluations; None takes a
             twentieth of the run.
         progress: called with the number of steps taken, and with a row that is durable or None;
@@ -73,7 +74,7 @@ class Run:
         physical_batch_size: rows of one compiled pass; None chooses.
         delta: of the guarantee; None takes the one that the noise was calibrated for. Without
             either, rows have no epsilon and there is no report.
-        relation: which data sets are neighbours.
+        relation: which data sets are neighbours; like ``delta`` fixed when the run begins.
         canaries: candidates of an audit: records of zeros whose gradient lies in one coordinate,
             each put in by its own coin. :meth:`audit` reads what the run released of them.
         about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
