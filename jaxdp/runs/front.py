@@ -238,7 +238,7 @@ class Run:
         try:
             kept = self._kept()
             with (
-                started(self.directory, kept, self._configuration()) as run,
+                started(self.directory, kept, self._configuration) as run,
                 self._bar(steps) as progress,
             ):
                 plan, self.history = self._plan(run, steps, kept), self._shown_before()

@@ -170,14 +170,16 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(directory: RunDirectory, state: Row, configuration: str) -> Iterator[Started]:
+def started(
+    directory: RunDirectory, state: Row, configuration: Callable[[], str]
+) -> Iterator[Started]:
     """A new start of a run, written down before anything is drawn.
 
     Args:
         directory: locked by the caller.
         state: its secret state: "secret" and "starts", changed here.
-        configuration: all public numbers and names of the run; where a person chose the seed it
-            goes into the randomness, so that another run with that seed has another.
+        configuration: gives all public numbers and names of the run as a text. Where a person chose
+            the seed it goes into the randomness, so that another run with that seed has another.
     """
     secret = secret_from_dict(state["secret"])
     if not directory.exists():  # a ledger whose secret a crash has lost could not be read
@@ -190,15 +192,17 @@ def started(directory: RunDirectory, state: Row, configuration: str) -> Iterator
 
 
 def _begun(
-    directory: RunDirectory, state: Row, configuration: str, secret: Secret, ledger: Ledger
+    directory: RunDirectory, state: Row, configuration: Callable[[], str], secret: Secret,
+    ledger: Ledger,
 ) -> Started:
     # Counted in the ledger too: the folder ``secret/`` alone may be put back from an older copy.
     before = max(len(state["starts"]), ledger.begun)
     ledger.new_stream(secret.stream(f"start {before}").hex())
-    # A seed that a person chose gives the same to every such run that was never interrupted.
-    named = f"{configuration}|{before}".encode()
-    chosen = hashlib.blake2b(named, digest_size=16).hexdigest()
-    fresh = chosen if secret.reproducible else secrets.token_hex(16)
+    fresh = secrets.token_hex(16)
+    if secret.reproducible:
+        # A seed that a person chose gives the same to every such run that was never interrupted.
+        named = f"{configuration()}|{before}".encode()
+        fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
     state["starts"] = [*state["starts"], fresh]
     directory.save_state(state)
     return Started(directory, state, secret, fresh, ledger)
