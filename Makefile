@@ -33,7 +33,7 @@ lint: .venv/.installed-dev
 docs: .venv/.created
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
-	@echo build/site/index.html
+	@echo 'build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
 clean:
 	rm -rf .venv build dist *.egg-info
