@@ -263,7 +263,7 @@ def test_bad_input(linear):
     with pytest.raises(ValueError, match="mechanism must be a Mechanism"):
         jaxdp.Trainer(loss_fn, mech.privatize(), SGD, batch(60))
     train = jaxdp.Trainer(loss_fn, mech, SGD, batch(60))
-    for wrong, message in [({}, "steps or epochs must be given"), ({"steps": 0}, "steps must be"),
+    for wrong, message in [({}, "steps or epochs must be given"), ({"steps": -1}, "steps must be"),
                            ({"steps": 1, "epochs": 1.0}, "give one of steps and epochs")]:
         with pytest.raises(ValueError, match=message):
             train.batches(**wrong)
