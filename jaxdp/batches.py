@@ -15,7 +15,7 @@ from jaxdp.types import Draw, PyTree, frozen
 # NumPy arrays up to this size are put on the device whole.
 _SMALL_BYTES = 256 * 2**20
 # Draws made ahead: of positions only, and of batches whose rows are in memory.
-_POSITIONS_AHEAD, _GATHERED_AHEAD = 8, 2
+_POSITIONS_AHEAD, _GATHERED_AHEAD = 24, 2
 # Numbers of one physical batch up to which a draw is one pass: larger ones run faster in passes.
 _ONE_PASS = 2**19
 
