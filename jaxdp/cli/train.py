@@ -1,6 +1,9 @@
 """``jaxdp train``."""
 
+import contextlib
 import dataclasses
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +95,11 @@ def train(
       jaxdp train --dataset mnist --epsilon 3 --delta 1e-5 --batch-size 512 --steps 4700
       jaxdp train --data my.npz --classes 10 --epsilon 3 --delta 1e-6
     """
-    from jaxdp import data
-    from jaxdp.cli.launch import dry, launch
-    from jaxdp.runs import RunDirectory
-    from jaxdp.seeds import Secret
+    with _imports_kept():
+        from jaxdp import data
+        from jaxdp.cli.launch import dry, launch
+        from jaxdp.runs import RunDirectory
+        from jaxdp.seeds import Secret
 
     _check_together(out, resume, seed, dry_run)
     options["settings"] = parse_settings(options["settings"]) or None
@@ -115,6 +119,17 @@ def train(
             own or data.load(config.dataset, _data_dir(directory, data_dir, resume)),
             None if resume else secret, None if resume else _given(), as_json,
         )
+
+
+@contextlib.contextmanager
+def _imports_kept() -> Iterator[None]:
+    """Collects no garbage among what is imported: all of it stays, and looking takes a while."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def _check_together(
