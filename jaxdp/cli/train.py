@@ -168,7 +168,14 @@ def _own_data(
             "the private labels"
         )
     directory.remembered["data_file"] = str(path.expanduser().absolute())
-    return data.from_file(path, classes, size)
+    found = data.from_file(path, classes, size)
+    if size is None:
+        click.echo(
+            f"jaxdp: warning: the number of records, {found.spec.dataset_size:,}, is taken from "
+            "the file and will be published; --dataset-size declares a public one instead",
+            err=True,
+        )
+    return found
 
 
 def _is_given(name: str) -> bool:

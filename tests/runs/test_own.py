@@ -139,6 +139,9 @@ def test_a_file_is_trained_on_reported_and_resumed(tmp_path):
     path, out = saved(tmp_path / "mine.npz"), str(tmp_path / "run")
     done = train("--data", path, "--classes", "3", "--steps", "5", "--out", out)
     assert done.exit_code == 0, done.output
+    assert "the number of records, 100, is taken from the file and will be published" in done.output
+    declared = train("--data", path, "--classes", "3", "--dataset-size", "90", "--dry-run", "--steps", "5")
+    assert "taken from the file" not in declared.output
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert (report["title"], report["levels"]["chance"]) == ("DP-SGD on mine", 1 / 3)
     assert report["command"] == "jaxdp train --data mine.npz --classes 3 --steps 5"
