@@ -27,6 +27,7 @@ test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/.installed-dev
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

@@ -56,15 +56,14 @@ def methods(count):
     rows = []
     for name, method in METHODS.items():
         ordered = "fixed" in name or "one batch" in name
-        run = hidden_run(
-            method, *worlds(method), partition=not ordered, score=first_weights
-        )
+        run = hidden_run(method, *worlds(method), partition=not ordered, score=first_weights)
         # The record of the last place is in the last batch.
         inside, outside = two_worlds(run, count, seed=SEED)
         event, chains = method.event(), [method.chain(i) for i in range(method.network.blocks)]
         found = audit_scores(inside, outside, DELTA)
         row = {
-            "method": name, "runs": 2 * count,
+            "method": name,
+            "runs": 2 * count,
             "proven": acc.epsilon(event, DELTA, REPLACE).upper,
             "claimed_theorem_4_6": acc.claims.dp_sbcd_theorem_4_6(
                 chains * method.sweeps, DELTA
@@ -85,9 +84,7 @@ def methods(count):
 
 def as_gaussian(inside, outside, chain):
     """S of the last iterate, whose law is Gaussian: the threshold is 0 by symmetry."""
-    found = audit_scores(
-        inside[:, 0], outside[:, 0], DELTA, kind="gaussian", threshold=0.0
-    )
+    found = audit_scores(inside[:, 0], outside[:, 0], DELTA, kind="gaussian", threshold=0.0)
     return {
         "audited_gaussian": found.epsilon, "audited_s": mu_bound(found.counts) ** 2 / 2,
         "proven_s": float(hs.shifted(chain)[-1]),
@@ -97,9 +94,7 @@ def as_gaussian(inside, outside, chain):
 
 def paper_chain(decay, count):
     """The linear-Gaussian chain of docs/hidden_state.md: one step of two reads the record."""
-    chain = acc.NoisyChain(
-        2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay))
-    )
+    chain = acc.NoisyChain(2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay)))
     c, p, v, s = (
         chain.table(n).ravel().astype(np.float32)
         for n in ("contractions", "proximal", "variances", "contributions")

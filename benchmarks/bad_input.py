@@ -64,8 +64,17 @@ COMMANDS = [
     (["data", "prepare", "digits", "--source", "{tmp}", "--data-dir", "{tmp}"], "is embedded"),
     (["epsilon", "--steps", "10"], "Missing option"),
     (
-        ["epsilon", "--sampling-prob", "1.5", "--noise-multiplier", "1", "--steps", "1",
-         "--delta", "1e-5"],
+        [
+            "epsilon",
+            "--sampling-prob",
+            "1.5",
+            "--noise-multiplier",
+            "1",
+            "--steps",
+            "1",
+            "--delta",
+            "1e-5",
+        ],
         "sampling_prob",
     ),
     (["calibrate", "--epsilon", "3", "--delta", "1e-5", "--steps", "9"], "exactly two of"),
@@ -132,13 +141,16 @@ CALLS = {
     "jaxdp.clip(0)": (lambda: jaxdp.clip(0), "l2_clip_norm must be a finite number above 0, got 0"),
     "jaxdp.clip('0.1')": (lambda: jaxdp.clip("0.1"), "l2_clip_norm must be a number, got '0.1'"),
     "clipped_grad(loss, optax.clip(1.0))": (
-        lambda: jaxdp.clipped_grad(lambda p, e: 0.0, optax_clip()), "rule must be a clipping rule"
+        lambda: jaxdp.clipped_grad(lambda p, e: 0.0, optax_clip()),
+        "rule must be a clipping rule",
     ),
     "clipped_grad(lambda params: ...)": (
-        lambda: jaxdp.clipped_grad(lambda params: 0.0, jaxdp.clip(1.0)), "loss_fn must take"
+        lambda: jaxdp.clipped_grad(lambda params: 0.0, jaxdp.clip(1.0)),
+        "loss_fn must take",
     ),
     "a loss with a batch axis": (
-        lambda: summed(lambda p, e: p["w"] * e), "loss_fn must return a scalar for one example"
+        lambda: summed(lambda p, e: p["w"] * e),
+        "loss_fn must return a scalar for one example",
     ),
     "an integer mask": (
         lambda: jaxdp.clipped_grad(lambda p, e: jnp.vdot(p["w"], e), jaxdp.clip(1.0))(
@@ -164,20 +176,24 @@ CALLS = {
     "update without a ticket or a key": (noised, "key must be given to an update that you compile"),
     "update(key=0)": (lambda: noised(key=0), "key must be the noise key of a draw"),
     "update(key of another noise)": (
-        lambda: noised(key=simulated(0.5)), "noise_multiplier must be the one that the step was"
+        lambda: noised(key=simulated(0.5)),
+        "noise_multiplier must be the one that the step was",
     ),
     "one Summed in two updates": (
-        lambda: twice(lambda update, draw: (update(), update())), "ticket must be spent once"
+        lambda: twice(lambda update, draw: (update(), update())),
+        "ticket must be spent once",
     ),
     "draw.key() twice": (
-        lambda: twice(lambda update, draw: (draw.key(), draw.key())), "ticket must be spent once"
+        lambda: twice(lambda update, draw: (draw.key(), draw.key())),
+        "ticket must be spent once",
     ),
     "a Summed inside jit": (
         lambda: twice(lambda update, draw: jax.jit(lambda s: s)(jaxdp.Summed(PARAMS, 1.0))),
         "un-noised sum",
     ),
     "sum + sum of two draws": (
-        lambda: jaxdp.Summed(PARAMS, 1.0) + jaxdp.Summed(PARAMS, 1.0), "parts of one draw"
+        lambda: jaxdp.Summed(PARAMS, 1.0) + jaxdp.Summed(PARAMS, 1.0),
+        "parts of one draw",
     ),
     "Trainer(loss, mechanism, source=...)": (
         lambda: jaxdp.Trainer(lambda p, e: jnp.vdot(p["w"], e), mechanism(), source=RECORDS),
@@ -188,35 +204,44 @@ CALLS = {
         "batch must be one that trainer.batches() hands out",
     ),
     "a batch in two steps": (
-        lambda: trained(lambda trainer, state: [
-            trainer.step(trainer.init(PARAMS), batch)
-            for batch in [next(trainer.batches(1))] * 2
-        ]),
+        lambda: trained(
+            lambda trainer, state: [
+                trainer.step(trainer.init(PARAMS), batch)
+                for batch in [next(trainer.batches(1))] * 2
+            ]
+        ),
         "batch must be one that trainer.batches() just handed out, for one step",
     ),
     "Ledger().epsilon(1e-5)": (
-        lambda: jaxdp.Ledger().epsilon(1e-5), "ledger must hold a charge to have an epsilon"
+        lambda: jaxdp.Ledger().epsilon(1e-5),
+        "ledger must hold a charge to have an epsilon",
     ),
     "dp_sgd(batch_size=51 of 50)": (
-        lambda: mechanism(batch_size=51), "batch_size must be at most dataset_size (50), got 51"
+        lambda: mechanism(batch_size=51),
+        "batch_size must be at most dataset_size (50), got 51",
     ),
     "dp_sgd(sampling='shuffle')": (
-        lambda: mechanism(sampling="shuffle"), "sampling must be one of poisson"
+        lambda: mechanism(sampling="shuffle"),
+        "sampling must be one of poisson",
     ),
     "Poisson(1.5)": (lambda: jaxdp.Poisson(1.5), "sampling_prob must be above 0 and at most 1"),
     "FixedSize sampler, other size": (
-        lambda: mechanism(sampling="fixed_size").sampler(49), "dataset_size must be the number of"
+        lambda: mechanism(sampling="fixed_size").sampler(49),
+        "dataset_size must be the number of",
     ),
     "Secret.from_seed(-1)": (lambda: jaxdp.Secret.from_seed(-1), "seed must be a whole number"),
     "Ledger().charge('gaussian')": (
-        lambda: jaxdp.Ledger().charge("gaussian"), "event must be an accounting event"
+        lambda: jaxdp.Ledger().charge("gaussian"),
+        "event must be an accounting event",
     ),
     "acc.Gaussian(-1)": (lambda: acc.Gaussian(-1), "noise_multiplier"),
     "acc.epsilon(shuffled batches)": (
-        lambda: acc.epsilon(acc.ShuffledBatches(acc.Gaussian(1.0), 10, 5), 1e-5), "huffle"
+        lambda: acc.epsilon(acc.ShuffledBatches(acc.Gaussian(1.0), 10, 5), 1e-5),
+        "huffle",
     ),
     "models.build('resnet')": (
-        lambda: models.build("resnet", num_classes=2, example_shape=(5,)), "model must be one of"
+        lambda: models.build("resnet", num_classes=2, example_shape=(5,)),
+        "model must be one of",
     ),
     "data.load('imagenet')": (lambda: data.load("imagenet"), "dataset must be one of digits"),
 }

@@ -102,9 +102,7 @@ def dp_sgd(problem: Problem, epochs: int) -> jaxdp.Mechanism:
     return jaxdp.dp_sgd(z, problem.sgd_clip, problem.batch_size, problem.size)
 
 
-def run_dp_sgd(
-    problem: Problem, mechanism: jaxdp.Mechanism, epochs: list[int], seed: int
-) -> dict:
+def run_dp_sgd(problem: Problem, mechanism: jaxdp.Mechanism, epochs: list[int], seed: int) -> dict:
     secret = Secret.from_seed(seed)
     model = models.MLP(problem.hidden, "relu", problem.classes)
     # A small batch in one pass; a large one in passes of the default size, which is faster.
@@ -174,8 +172,12 @@ def compare(problem: Problem, epochs: list[int], seeds: int) -> list[dict]:
         proven = acc.epsilon(method.events(problem.steps(last)), DELTA, REPLACE).upper
         rows.append(
             row(
-                f"R1, {kind} noise", tables, started, proven_add_or_remove=spent,
-                proven_replace_one=proven, claimed_replace_one=claim.value,
+                f"R1, {kind} noise",
+                tables,
+                started,
+                proven_add_or_remove=spent,
+                proven_replace_one=proven,
+                claimed_replace_one=claim.value,
                 noise_multiplier=method.noise_multipliers[0],
             )
         )
@@ -184,8 +186,13 @@ def compare(problem: Problem, epochs: list[int], seeds: int) -> list[dict]:
         loss = published.claim(2 * problem.clip, DELTA, order=2.0).value
         rows.append(
             row(
-                f"as published, {kind} noise", tables, started, claimed_replace_one=claim.value,
-                claimed_renyi_2=loss, proven_add_or_remove="inf", noise_std=published.noise_std,
+                f"as published, {kind} noise",
+                tables,
+                started,
+                claimed_replace_one=claim.value,
+                claimed_renyi_2=loss,
+                proven_add_or_remove="inf",
+                noise_std=published.noise_std,
             )
         )
     mechanism, started = dp_sgd(problem, last), time.perf_counter()
@@ -221,16 +228,19 @@ def hidden_rows(problem: Problem, seeds: int, target: float) -> list[dict]:
         chosen = method(calibrated(lambda z: method(z).event(), target, REPLACE))
         started, tables = time.perf_counter(), []
         for seed in range(seeds):
-            weights = bc.train_hidden(
-                chosen, problem.lifted, secret=Secret.from_seed(seed)
-            )
+            weights = bc.train_hidden(chosen, problem.lifted, secret=Secret.from_seed(seed))
             tables.append({inner * sweeps: accuracy(problem, network, weights)})
         exposed = acc.epsilon(chosen.event("compared"), DELTA, REPLACE).upper
         proven = acc.epsilon(chosen.event(), DELTA, REPLACE).upper
         rows.append(
             row(
-                name, tables, started, proven_replace_one=proven, if_exposed_replace_one=exposed,
-                noise_multiplier=chosen.noise_multiplier, batch_size=batch,
+                name,
+                tables,
+                started,
+                proven_replace_one=proven,
+                if_exposed_replace_one=exposed,
+                noise_multiplier=chosen.noise_multiplier,
+                batch_size=batch,
             )
         )
     for epochs in (50, 200):
@@ -257,9 +267,7 @@ def mnist_rows(problem: Problem, epochs: int, seeds: int) -> list[dict]:
         tables = [run(seed) for seed in range(seeds)]
         each = (time.perf_counter() - started) / seeds / epochs
         z = method.noise_multipliers[0] if name == "R1" else mechanism.noise_multiplier
-        rows.append(
-            row(name, tables, started, seconds_an_epoch=round(each, 2), noise_multiplier=z)
-        )
+        rows.append(row(name, tables, started, seconds_an_epoch=round(each, 2), noise_multiplier=z))
     return rows
 
 

@@ -30,8 +30,7 @@ REPLACE = acc.Relation.REPLACE_ONE
 def exact(chain: acc.NoisyChain, position: int) -> float:
     """S of the one-dimensional linear-Gaussian chain, whose mean and variance are known."""
     c, p, v, s = (
-        chain.table(n).ravel()
-        for n in ("contractions", "proximal", "variances", "contributions")
+        chain.table(n).ravel() for n in ("contractions", "proximal", "variances", "contributions")
     )
     mean = variance = 0.0
     for k in range(chain.steps):

@@ -77,8 +77,15 @@ def live_run(folder):
     Trainer.step_and_look = spied
     loss, optimizer, data, params = problem()
     run = jaxdp.Run(
-        folder / "run", loss, mechanism(), optimizer, data, params=params, evaluate=evaluate,
-        every=every, progress=shown,
+        folder / "run",
+        loss,
+        mechanism(),
+        optimizer,
+        data,
+        params=params,
+        evaluate=evaluate,
+        every=every,
+        progress=shown,
     )
     run.fit(STEPS)
     (folder / "final").write_text(json.dumps(run.history))
@@ -218,16 +225,22 @@ def killed(kind, kills, base, rng):
     repeated = sum(len(n) - STEPS for n in noises) if kind == "trainer" else 0
     seen, most = np.concatenate(noises), SIGMAS / np.sqrt(WIDTH)
     found = {
-        "kills": done, "runs finished": runs, "processes": lives, "seconds of a whole life": whole,
-        "noises seen": len(seen), "of them repeated steps, charged anew": repeated,
-        "largest correlation of two": largest(seen), "at most": most,
+        "kills": done,
+        "runs finished": runs,
+        "processes": lives,
+        "seconds of a whole life": whole,
+        "noises seen": len(seen),
+        "of them repeated steps, charged anew": repeated,
+        "largest correlation of two": largest(seen),
+        "at most": most,
         "kills by tenths of a whole life": np.histogram(told[0], 10, (0, 1))[0].tolist(),
         "by tenths of what follows the imports": np.histogram(told[1], 10, (0, 1))[0].tolist(),
     }
     if kind == "run":
         every = np.concatenate(taken)
         found |= {
-            "steps done again": extra, "noises made, seen or not": len(every),
+            "steps done again": extra,
+            "noises made, seen or not": len(every),
             "largest correlation of two of them": largest(every),
         }
         assert largest(every) < most, "a noise was used twice"

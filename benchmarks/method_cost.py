@@ -40,7 +40,11 @@ def prepared(
         return mechanism.sampler(count, ledger=ledger, secret=secret, physical_batch_size=rows)
 
     trainer = Trainer(
-        loss_fn, config.private_method(secret), source=train, ledger=ledger, secret=secret,
+        loss_fn,
+        config.private_method(secret),
+        source=train,
+        ledger=ledger,
+        secret=secret,
         energy=assemble.energy_of(
             config, (loss_fn, assemble.test_split(config, dataset)[0]), (loss_fn, train), sampler
         ),
@@ -82,11 +86,14 @@ def main() -> None:
     rows = []
     for name, times in seconds.items():
         ratios = [t / base for t, base in zip(times, seconds["dp-sgd"], strict=True)]
-        rows.append({
-            "method": name, "ratio_to_dp_sgd": round(statistics.median(ratios), 2),
-            "ratios": [round(r, 2) for r in ratios],
-            "milliseconds": round(1e3 * statistics.median(times), 1),
-        })
+        rows.append(
+            {
+                "method": name,
+                "ratio_to_dp_sgd": round(statistics.median(ratios), 2),
+                "ratios": [round(r, 2) for r in ratios],
+                "milliseconds": round(1e3 * statistics.median(times), 1),
+            }
+        )
         print(f"{name:30} {rows[-1]['ratio_to_dp_sgd']:6.2f}  {rows[-1]['milliseconds']} ms")
     RESULTS.write_text(json.dumps({"device": device(), "rows": rows}, indent=1) + "\n")
 

@@ -92,8 +92,10 @@ def main() -> None:
     for name, found in seconds.items():
         print(f"{name}: median {statistics.median(found):.3f} s a step")
     ratios = [a / b for a, b in zip(seconds["one length"], seconds["buckets"], strict=True)]
-    print(f"one length over buckets: median {statistics.median(ratios):.2f}, "
-          f"from {min(ratios):.2f} to {max(ratios):.2f}")
+    print(
+        f"one length over buckets: median {statistics.median(ratios):.2f}, "
+        f"from {min(ratios):.2f} to {max(ratios):.2f}"
+    )
 
 
 if __name__ == "__main__":

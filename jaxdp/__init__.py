@@ -64,9 +64,27 @@ _HOME = {
     "with_rule": "mechanism",
 }
 _SUBMODULES = (
-    "accounting", "auditing", "batches", "clipping", "data", "ledger", "mechanism", "models",
-    "noise", "optimizers", "preprocess", "report", "runs", "sampling", "schedules", "seeds",
-    "sources", "step", "tables", "trainer", "types",
+    "accounting",
+    "auditing",
+    "batches",
+    "clipping",
+    "data",
+    "ledger",
+    "mechanism",
+    "models",
+    "noise",
+    "optimizers",
+    "preprocess",
+    "report",
+    "runs",
+    "sampling",
+    "schedules",
+    "seeds",
+    "sources",
+    "step",
+    "tables",
+    "trainer",
+    "types",
 )
 
 __all__ = [

@@ -71,8 +71,12 @@ class Entry:
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
         """The entry that :meth:`to_dict` wrote."""
         return cls(
-            acc.from_dict(row["event"]), row["first_step"], row["steps"], row["stream"],
-            row["source"], row.get("note", ""),
+            acc.from_dict(row["event"]),
+            row["first_step"],
+            row["steps"],
+            row["stream"],
+            row["source"],
+            row.get("note", ""),
         )
 
     def between(self, start: int, stop: int) -> "Entry":

@@ -100,8 +100,10 @@ class LedgerFile:
             self._check_known([])
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = _durable.open_locked(
-            self.path, "a", f"ledger {self.path} is in use by another writer: "
-            "a process, or a trainer or ledger of this one that was not closed, close()"
+            self.path,
+            "a",
+            f"ledger {self.path} is in use by another writer: "
+            "a process, or a trainer or ledger of this one that was not closed, close()",
         )
         try:
             whole = _durable.whole_lines(self.path)

@@ -49,8 +49,10 @@ class ChargedBatch:
         ticket = self.draw.ticket
         if ticket is None or ticket.usable:
             return
-        why = "one that a step used before" if ticket.spent else (
-            "one of a loop that has ended, or of the process that this one was forked from"
+        why = (
+            "one that a step used before"
+            if ticket.spent
+            else ("one of a loop that has ended, or of the process that this one was forked from")
         )
         raise ValueError(
             "batch must be one that trainer.batches() just handed out, for one step: the noise of "

@@ -228,7 +228,10 @@ class Ledger:
         )
 
     def epsilon(
-        self, delta: float, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE, *,
+        self,
+        delta: float,
+        relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
+        *,
         without: tuple[str, int] | None = None,
     ) -> acc.Bound:
         """Bounds on epsilon at ``delta`` for everything charged; the guarantee is ``.upper``.
@@ -276,9 +279,13 @@ class Ledger:
         """The whole ledger as JSON; :meth:`from_json` is its inverse."""
         rows = [entry.to_dict() for entry in self.entries]
         content = {
-            "format": FORMAT, "entries": rows, "assumed": sorted(self._assumed),
-            "trusted": sorted(self._trusted), "seen": self._seen,
-            "begun": sorted(self._names), "shown": self._shown,
+            "format": FORMAT,
+            "entries": rows,
+            "assumed": sorted(self._assumed),
+            "trusted": sorted(self._trusted),
+            "seen": self._seen,
+            "begun": sorted(self._names),
+            "shown": self._shown,
         }
         return json.dumps(content, sort_keys=True)
 

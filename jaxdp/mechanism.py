@@ -231,8 +231,11 @@ def issuer_of(
 
 
 def released_once(
-    event: acc.Event, configuration: str, ledger: "Ledger | None" = None,
-    secret: Secret | None = None, source: str = "mechanism",
+    event: acc.Event,
+    configuration: str,
+    ledger: "Ledger | None" = None,
+    secret: Secret | None = None,
+    source: str = "mechanism",
 ) -> Secret:
     """Charges a whole computation as one release; the secret of its randomness, and no other's.
 

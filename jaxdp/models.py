@@ -42,9 +42,7 @@ def max_pool_2x2(x: jax.Array, stride: int) -> jax.Array:
         for i in (0, 1)
         for j in (0, 1)
     ]
-    return jnp.maximum(
-        jnp.maximum(corners[0], corners[1]), jnp.maximum(corners[2], corners[3])
-    )
+    return jnp.maximum(jnp.maximum(corners[0], corners[1]), jnp.maximum(corners[2], corners[3]))
 
 
 class MnistCNN(nn.Module):

@@ -78,8 +78,12 @@ def privatize(
         return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
 
     def update(
-        updates: Summed, state: PrivatizeState, params: PyTree | None = None, *,
-        key: NoiseKey | None = None, **extra: Any,
+        updates: Summed,
+        state: PrivatizeState,
+        params: PyTree | None = None,
+        *,
+        key: NoiseKey | None = None,
+        **extra: Any,
     ) -> tuple[PyTree, PrivatizeState]:
         _check_update(updates, params, extra)
         _check_made_for(updates, state)

@@ -23,7 +23,10 @@ _LOWEST = np.nextafter(np.float32(-1), np.float32(0))
 
 
 def noised(
-    tree: PyTree, std: Any, words: jax.Array, sharded_over: tuple[str, ...] = (),
+    tree: PyTree,
+    std: Any,
+    words: jax.Array,
+    sharded_over: tuple[str, ...] = (),
     replicated_over: tuple[str, ...] = (),
 ) -> PyTree:
     """Adds independent float32 normals of standard deviation ``std`` to every coordinate.
@@ -155,7 +158,9 @@ def _repeated(words: jax.Array) -> jax.Array:
 
 
 def _of_shard(
-    words: jax.Array, leaf: jax.Array, sharded_over: tuple[str, ...],
+    words: jax.Array,
+    leaf: jax.Array,
+    sharded_over: tuple[str, ...],
     replicated_over: tuple[str, ...],
 ) -> jax.Array:
     """The key for this device's part of a leaf: another one where the value is another part."""
@@ -180,8 +185,8 @@ def _threefry(*arguments: jax.Array) -> list[jax.Array]:
     """threefry2x32 of (key, key, counter, counter), all made to vary over the same mesh axes."""
     axes: set[str] = set().union(*map(varying, arguments))
     alike = [
-        jax.lax.pcast(a, tuple(sorted(axes - varying(a))), to="varying") if axes - varying(a)
-        else a for a in arguments
+        jax.lax.pcast(a, tuple(sorted(axes - varying(a))), to="varying") if axes - varying(a) else a
+        for a in arguments
     ]
     found: list[jax.Array] = threefry2x32_p.bind(*alike)
     return found

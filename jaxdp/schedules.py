@@ -31,9 +31,9 @@ class NoiseSchedule:
         rows = []
         for position, (multiplier, steps) in enumerate(self.levels):
             name = f"levels[{position}]"
-            rows.append((
-                _validate.non_negative(name, multiplier), _validate.integer(name, steps, least=1)
-            ))
+            rows.append(
+                (_validate.non_negative(name, multiplier), _validate.integer(name, steps, least=1))
+            )
         if not rows:
             raise ValueError("levels must hold at least one (noise_multiplier, steps), got none")
         object.__setattr__(self, "levels", tuple(rows))
@@ -121,7 +121,9 @@ def linear_decay(initial: float, final: float, every: int, steps: int) -> NoiseS
 
 
 _SHAPES = {
-    "exponential": exponential_decay, "time": time_decay, "step": step_decay,
+    "exponential": exponential_decay,
+    "time": time_decay,
+    "step": step_decay,
     "linear": lambda initial, ratio, every, steps: linear_decay(
         initial, initial * _validate.positive("ratio", ratio), every, steps
     ),

@@ -88,23 +88,49 @@ class PrivateStep:
         return _across_jit(inside, self.links, donate=True)
 
     def at_once(
-        self, ticket: Ticket, params: PyTree, opt_state: PyTree, data: PyTree, indices: Any,
-        mask: Any, rng: jax.Array | None, extra: dict[str, Any], *, gathered: bool, told: bool,
+        self,
+        ticket: Ticket,
+        params: PyTree,
+        opt_state: PyTree,
+        data: PyTree,
+        indices: Any,
+        mask: Any,
+        rng: jax.Array | None,
+        extra: dict[str, Any],
+        *,
+        gathered: bool,
+        told: bool,
     ) -> Any:
         """:attr:`whole`, from the host. Spends the ticket, unless the step is refused."""
         whole: Any = self.whole
         if not self.links.parts:
             whole.eval_shape(
-                params, opt_state, data, indices, mask, ticket.blank(), rng, _blank(extra),
-                gathered=gathered, told=told,
+                params,
+                opt_state,
+                data,
+                indices,
+                mask,
+                ticket.blank(),
+                rng,
+                _blank(extra),
+                gathered=gathered,
+                told=told,
             )
             self.links.agree(ticket.step, ticket.multipliers)
         if self.links.others:
             ticket.trust(OTHERS)
         key = ticket.spend("a step of the trainer", verified=True)
         return whole(
-            params, opt_state, data, indices, mask, key, rng, taken_apart(extra),
-            gathered=gathered, told=told,
+            params,
+            opt_state,
+            data,
+            indices,
+            mask,
+            key,
+            rng,
+            taken_apart(extra),
+            gathered=gathered,
+            told=told,
         )
 
     @functools.cached_property
@@ -118,8 +144,18 @@ class PrivateStep:
         return jax.jit(self._whole, static_argnames=("gathered", "told"), donate_argnums=(0, 1))
 
     def _whole(
-        self, params: PyTree, opt_state: State, data: PyTree, indices: jax.Array, mask: jax.Array,
-        key: NoiseKey, rng: jax.Array | None, extra: dict[str, Any], *, gathered: bool, told: bool,
+        self,
+        params: PyTree,
+        opt_state: State,
+        data: PyTree,
+        indices: jax.Array,
+        mask: jax.Array,
+        key: NoiseKey,
+        rng: jax.Array | None,
+        extra: dict[str, Any],
+        *,
+        gathered: bool,
+        told: bool,
     ) -> tuple[PyTree, State, StepInfo, ClipInfo | None]:
         context = self.clipped_by(opt_state)
         clipped, info = self.grad_fn.one_pass(
@@ -210,7 +246,11 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
     """The one place where a ``Summed`` is taken apart, to pass through ``jit``."""
 
     def put_together(
-        params: PyTree, opt_state: PyTree, parts: tuple[Any, ...], leaked: PyTree, key: NoiseKey,
+        params: PyTree,
+        opt_state: PyTree,
+        parts: tuple[Any, ...],
+        leaked: PyTree,
+        key: NoiseKey,
         extra: dict[str, Any],
     ) -> Any:
         summed = Summed(*parts)
@@ -223,7 +263,11 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
     known: set[Any] = set()
 
     def update(
-        params: PyTree, opt_state: PyTree, summed: Summed, *, key: NoiseKey | None = None,
+        params: PyTree,
+        opt_state: PyTree,
+        summed: Summed,
+        *,
+        key: NoiseKey | None = None,
         **extra: Any,
     ) -> Any:
         if not isinstance(summed, Summed):
@@ -242,9 +286,7 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
             links.agree(ticket.step, ticket.multipliers)
             if links.others:
                 ticket.trust(OTHERS)
-        return compiled(
-            params, opt_state, parts, leaked, opened(summed, key), taken_apart(extra)
-        )
+        return compiled(params, opt_state, parts, leaked, opened(summed, key), taken_apart(extra))
 
     return update
 

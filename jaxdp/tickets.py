@@ -89,7 +89,11 @@ class Ticket:
     """
 
     def __init__(
-        self, secret: Secret, label: str, step: int, multipliers: dict[str, float],
+        self,
+        secret: Secret,
+        label: str,
+        step: int,
+        multipliers: dict[str, float],
         account: "Account",
     ):
         self.step = step
@@ -182,8 +186,11 @@ class Ticket:
         """A key of zeros, shaped as this ticket's, to trace an update with; nothing is spent."""
         count = len(self.multipliers)
         return NoiseKey(
-            np.zeros((count, 2), np.uint32), np.zeros(count, np.float32), np.zeros(2, np.uint32),
-            np.int32(0), tuple(self.multipliers),
+            np.zeros((count, 2), np.uint32),
+            np.zeros(count, np.float32),
+            np.zeros(2, np.uint32),
+            np.int32(0),
+            tuple(self.multipliers),
         )
 
     def trust(self, what: str) -> None:
@@ -197,8 +204,10 @@ class Ticket:
     def _derived(self) -> NoiseKey:
         words = [_words(self._secret, f"noise {part}|{self._label}") for part in self.multipliers]
         return NoiseKey(
-            np.stack(words), np.asarray(list(self.multipliers.values()), np.float32),
-            _words(self._secret, f"tag|{self._label}"), np.int32(self.step),
+            np.stack(words),
+            np.asarray(list(self.multipliers.values()), np.float32),
+            _words(self._secret, f"tag|{self._label}"),
+            np.int32(self.step),
             tuple(self.multipliers),
         )
 
@@ -255,8 +264,17 @@ class Issuer:
     """
 
     def __init__(
-        self, mechanism: Any, ledger: Any, secret: Secret, stream: str, *, incarnation: str = "",
-        first_step: int = 0, reserve: int = 1, source: str = "sampler", note: str = "",
+        self,
+        mechanism: Any,
+        ledger: Any,
+        secret: Secret,
+        stream: str,
+        *,
+        incarnation: str = "",
+        first_step: int = 0,
+        reserve: int = 1,
+        source: str = "sampler",
+        note: str = "",
         replay: bool = False,
     ):
         self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
@@ -271,7 +289,9 @@ class Issuer:
         self._live: weakref.WeakValueDictionary[int, Ticket] = weakref.WeakValueDictionary()
         self._account = Account(
             functools.partial(self._spent, ledger.verified),
-            functools.partial(self._spent, ledger.opened), ledger.assume, ledger.trust,
+            functools.partial(self._spent, ledger.opened),
+            ledger.assume,
+            ledger.trust,
         )
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -296,7 +316,10 @@ class Issuer:
                 ahead = self.step + self.reserve
                 self._charge(ahead if until is None else max(self.step + 1, min(until, ahead)))
             ticket = Ticket(
-                self.secret, self.label, self.step, self.mechanism.multipliers(self.step),
+                self.secret,
+                self.label,
+                self.step,
+                self.mechanism.multipliers(self.step),
                 self._account,
             )
             self._live[self.step] = ticket
@@ -375,8 +398,13 @@ class Issuer:
     def _charge(self, until: int) -> None:
         for event, first, count in self.mechanism.events(self.step, until - self.step):
             self.ledger.charge(
-                event, count, stream=self.stream, first_step=first, source=self._source,
-                note=self._note, replay=self._replay,
+                event,
+                count,
+                stream=self.stream,
+                first_step=first,
+                source=self._source,
+                note=self._note,
+                replay=self._replay,
             )
             self._reserved = first + count
 

@@ -189,7 +189,8 @@ class Trainer:
         return self._one(state, batch, told)
 
     def epsilon(
-        self, delta: float | None = None,
+        self,
+        delta: float | None = None,
         relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
     ) -> acc.Bound:
         """Bounds on epsilon for everything charged so far; the guarantee is ``.upper``.
@@ -246,8 +247,16 @@ class Trainer:
         captured.report(ticket, self._plan)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
-            ticket, state.params, state.opt_state, data, draw.indices[0], draw.mask[0], rng, extra,
-            gathered=batch.rows is not None, told=told,
+            ticket,
+            state.params,
+            state.opt_state,
+            data,
+            draw.indices[0],
+            draw.mask[0],
+            rng,
+            extra,
+            gathered=batch.rows is not None,
+            told=told,
         )
         return params, opt_state, info, [clip_info] if told else []
 
@@ -256,9 +265,7 @@ class Trainer:
     ) -> Any:
         context = self._step.compiled_context(state.opt_state)
         if batch.rows is None:
-            summed, infos = self._grad_fn.sum(
-                state.params, self._data, batch.draw, rng, **context
-            )
+            summed, infos = self._grad_fn.sum(state.params, self._data, batch.draw, rng, **context)
         else:
             summed, infos = self._grad_fn.sum_passes(
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
@@ -333,7 +340,8 @@ class Trainer:
                 warnings.warn(
                     f"no step is left: the ledger holds all {planned} that the noise was "
                     "calibrated for, and the loop is empty. To train once more, and be charged "
-                    f"for that too: batches({planned}, beyond=True)", stacklevel=3,
+                    f"for that too: batches({planned}, beyond=True)",
+                    stacklevel=3,
                 )
             return max(0, planned - taken)
         steps = _validate.integer("steps", steps, least=0)
@@ -349,7 +357,10 @@ class Trainer:
         if reserve is None:
             reserve = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
         return issuer_of(
-            self.mechanism, self.ledger, self._secret, reserve=reserve,
+            self.mechanism,
+            self.ledger,
+            self._secret,
+            reserve=reserve,
             first_step=_charged(self.ledger, self.mechanism),
         )
 

@@ -44,9 +44,7 @@ def linear():
     def loss_fn(params, example):
         return sum(
             jax.numpy.vdot(leaf, value)
-            for leaf, value in zip(
-                jax.tree.leaves(params), jax.tree.leaves(example), strict=True
-            )
+            for leaf, value in zip(jax.tree.leaves(params), jax.tree.leaves(example), strict=True)
         )
 
     def batch(rows, seed=0, scale=1.0):

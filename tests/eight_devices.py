@@ -52,8 +52,11 @@ def automatic():
 def mapped(check_vma, spec, **options):
     """[8, 2000]: what each device adds to its row."""
     each = jax.shard_map(
-        functools.partial(noisy, **options), mesh=MESH, in_specs=(spec, P()),
-        out_specs=P(("x", "y")), check_vma=check_vma,
+        functools.partial(noisy, **options),
+        mesh=MESH,
+        in_specs=(spec, P()),
+        out_specs=P(("x", "y")),
+        check_vma=check_vma,
     )
     return jax.jit(each)(ROWS if spec != P() else ROWS[:1], KEY)
 
@@ -103,9 +106,7 @@ def said():
 
 def pmapped():
     """The same under pmap, by the axis's name."""
-    each = jax.pmap(
-        functools.partial(noisy, sharded_over=("d",)), axis_name="d", in_axes=(0, None)
-    )
+    each = jax.pmap(functools.partial(noisy, sharded_over=("d",)), axis_name="d", in_axes=(0, None))
     are_independent(each(ROWS, KEY))
     same = jax.pmap(
         functools.partial(noisy, replicated_over=("d",)), axis_name="d", in_axes=(0, None)
@@ -131,15 +132,25 @@ def members_on_devices():
         options = {} if check else {"sharded_over": ("x", "y")}
         inner = jax.vmap(functools.partial(noisy, **options), (0, 0), 0)
         each = jax.shard_map(
-            inner, mesh=MESH, in_specs=(P(None, ("x", "y")), P()),
-            out_specs=P(None, ("x", "y")), check_vma=check,
+            inner,
+            mesh=MESH,
+            in_specs=(P(None, ("x", "y")), P()),
+            out_specs=P(None, ("x", "y")),
+            check_vma=check,
         )
         found = jax.jit(each)(jnp.zeros((3, 8, 2_000)), keys)
         are_independent(np.asarray(found).reshape(24, -1))
 
 
 for check in (
-    automatic, shards, replicas, summed_over_devices, said, pmapped, unnamed, members_on_devices,
+    automatic,
+    shards,
+    replicas,
+    summed_over_devices,
+    said,
+    pmapped,
+    unnamed,
+    members_on_devices,
 ):
     check()
     print(check.__name__, flush=True)

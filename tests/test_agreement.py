@@ -11,8 +11,11 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import FixedSize, FullBatch, Poisson
 
 GOOD = {
-    "rule": jaxdp.clip(0.1), "noise_multiplier": 1.0, "sampling": Poisson(0.25),
-    "batch_size": 2, "dataset_size": 8,
+    "rule": jaxdp.clip(0.1),
+    "noise_multiplier": 1.0,
+    "sampling": Poisson(0.25),
+    "batch_size": 2,
+    "dataset_size": 8,
 }
 NAN, INF = float("nan"), float("inf")
 
@@ -64,11 +67,17 @@ def test_bad_parts_are_refused(change, message):
 @pytest.mark.parametrize(
     "change",
     [
-        {}, {"noise_multiplier": 0.0}, {"noise_multiplier": np.float64(1.0)}, {"noise_multiplier": 1},
-        {"sampling": FixedSize(2)}, {"sampling": FullBatch(), "batch_size": 8},
-        {"batch_size": np.int64(2)}, {"steps": 3, "delta": 1e-5},
+        {},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": np.float64(1.0)},
+        {"noise_multiplier": 1},
+        {"sampling": FixedSize(2)},
+        {"sampling": FullBatch(), "batch_size": 8},
+        {"batch_size": np.int64(2)},
+        {"steps": 3, "delta": 1e-5},
         # 2.4 records expected: no whole number says so exactly
-        {"sampling": Poisson(0.3)}, {"sampling": Poisson(0.01), "batch_size": 1},
+        {"sampling": Poisson(0.3)},
+        {"sampling": Poisson(0.01), "batch_size": 1},
         {"count_noise_multiplier": 2.0},
     ],
 )

@@ -445,7 +445,9 @@ def test_an_energy_that_was_opened_once_judges_once():
     mech = energy_mechanism(1.0, 1.0, 20, N)
     energy = PrivateEnergy(loss_fn, jnp.asarray(X), mech, mech.sampler(N)).prepare().spent()
     tx = annealing(optax.sgd(0.1), jax.random.key(1))
-    one = jax.jit(lambda n, state, energy: tx.update({"w": n * jnp.ones(4)}, state, P, energy=energy))
+    one = jax.jit(
+        lambda n, state, energy: tx.update({"w": n * jnp.ones(4)}, state, P, energy=energy)
+    )
     state, seen = tx.init(P), []
     for n in range(1, 4):
         _, state = one(n, state, energy)
@@ -571,7 +573,10 @@ def test_equal_keys_give_nan_whatever_is_around(around):
         return jax.lax.while_loop(lambda at: at[0] < 1, body, (0, value))[1]
 
     step = {
-        "checkpoint": jax.checkpoint(noisy), "jit": jax.jit(noisy), "scan": scanned, "while": once,
+        "checkpoint": jax.checkpoint(noisy),
+        "jit": jax.jit(noisy),
+        "scan": scanned,
+        "while": once,
         "cond": lambda v, k: jax.lax.cond(v[0] >= 0, noisy, lambda v, k: 0.0 * noisy(v, k), v, k),
     }[around]
     key = mech.simulated_key(jax.random.key(0))
@@ -600,23 +605,37 @@ def gaussian_delta(mu, eps):
     return phi(mu / 2 - eps / mu) - np.exp(eps) * phi(-mu / 2 - eps / mu)
 
 
-@pytest.mark.parametrize(("eps", "delta", "steps"), [(0.5, 1e-6, 4), (50.0, 0.4, 3), (1e-2, 1e-9, 1)])
+@pytest.mark.parametrize(
+    ("eps", "delta", "steps"), [(0.5, 1e-6, 4), (50.0, 0.4, 3), (1e-2, 1e-9, 1)]
+)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_full_batches_meet_the_budget_and_no_more(eps, delta, steps, relation):
     mech = jaxdp.dp_sgd(
-        l2_clip_norm=1.0, batch_size=9, dataset_size=9, sampling="full_batch", epsilon=eps,
-        delta=delta, steps=steps, relation=relation,
+        l2_clip_norm=1.0,
+        batch_size=9,
+        dataset_size=9,
+        sampling="full_batch",
+        epsilon=eps,
+        delta=delta,
+        steps=steps,
+        relation=relation,
     )
     far = 2 if relation == "replace_one" else 1
     found = gaussian_delta(far * np.sqrt(steps) / mech.noise_multiplier, eps)
     assert 0.98 * delta <= found <= delta * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("q", "eps", "delta"), [(1e-6, 0.01, 1e-9), (0.5, 1.0, 1e-5), (0.9, 3.0, 0.01)])
+@pytest.mark.parametrize(
+    ("q", "eps", "delta"), [(1e-6, 0.01, 1e-9), (0.5, 1.0, 1e-5), (0.9, 3.0, 0.01)]
+)
 def test_one_sampled_step_meets_the_budget_and_no_more(q, eps, delta):
     size = 10**6
     mech = jaxdp.dp_sgd(
-        l2_clip_norm=1.0, batch_size=round(q * size), dataset_size=size, epsilon=eps, delta=delta,
+        l2_clip_norm=1.0,
+        batch_size=round(q * size),
+        dataset_size=size,
+        epsilon=eps,
+        delta=delta,
         steps=1,
     )
     mu = 1 / mech.noise_multiplier

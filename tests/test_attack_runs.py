@@ -18,7 +18,9 @@ from tests.runs.test_resume import Stop
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 3)).astype(np.float32)
 Y = RNG.normal(size=200).astype(np.float32)
-MECHANISM = jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200)
+MECHANISM = jaxdp.dp_sgd(
+    epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200
+)
 WHOLE = jaxdp.dp_sgd(2.0, 1.0, 200, 200, "full_batch")
 
 
@@ -28,7 +30,11 @@ def loss_fn(params, x, y):
 
 def run(folder, mechanism=MECHANISM, loss=loss_fn, **options):
     options = {
-        "params": {"w": jnp.zeros((20, 3))}, "every": 3, "report": False, "progress": lambda *_: None, **options,
+        "params": {"w": jnp.zeros((20, 3))},
+        "every": 3,
+        "report": False,
+        "progress": lambda *_: None,
+        **options,
     }
     return jaxdp.Run(folder, loss, mechanism, optax.sgd(0.1), (X, Y), **options)
 
@@ -58,7 +64,9 @@ def test_an_evaluation_takes_the_place_of_nothing_in_a_row(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"delta": 0.4}, {"relation": jaxdp.accounting.Relation.REPLACE_ONE}], ids=["delta", "relation"]
+    "changes",
+    [{"delta": 0.4}, {"relation": jaxdp.accounting.Relation.REPLACE_ONE}],
+    ids=["delta", "relation"],
 )
 def test_the_rows_of_a_run_have_one_delta_and_one_relation(tmp_path, changes):
     given = {"mechanism": WHOLE, "delta": 1e-3}
@@ -81,7 +89,10 @@ def unchained(text):
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda text: re.sub(r'"noise_multiplier": [0-9.]+', '"noise_multiplier": 50.0', text), "was edited, inserted"),
+        (
+            lambda text: re.sub(r'"noise_multiplier": [0-9.]+', '"noise_multiplier": 50.0', text),
+            "was edited, inserted",
+        ),
         (lambda text: "".join(text.splitlines(True)[:3]), "must hold the 6 steps that were shown"),
         (lambda text: "", "must hold the 6 steps that were shown"),
         (unchained, "must follow the first line"),
@@ -118,7 +129,11 @@ def test_a_history_that_was_deleted_or_damaged_is_whole_again(tmp_path, change):
     run(tmp_path / "r").fit(6)
     change(tmp_path / "r/history.json")
     run(tmp_path / "r").fit(9)
-    assert [row["step"] for row in json.loads((tmp_path / "r/history.json").read_text())] == [3, 6, 9]
+    assert [row["step"] for row in json.loads((tmp_path / "r/history.json").read_text())] == [
+        3,
+        6,
+        9,
+    ]
 
 
 def test_a_report_of_fewer_steps_than_were_shown_is_refused(tmp_path):
@@ -144,17 +159,23 @@ def test_the_steps_of_a_report_are_not_the_callers_words(tmp_path):
 
 def test_words_of_the_caller_stay_in_their_cell(tmp_path):
     run(tmp_path / "r", report=True, about={"Model": "a | b\n| c |"}).fit(3)
-    assert "| Model | a \\| b \\| c \\| (in the caller's words) |" in (tmp_path / "r/report.md").read_text()
+    assert (
+        "| Model | a \\| b \\| c \\| (in the caller's words) |"
+        in (tmp_path / "r/report.md").read_text()
+    )
 
 
 def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, monkeypatch):
     """A checkpoint that was durable and not shown is shown at the next start: first in words."""
+
     def stop(self, step):
         raise Stop
 
     run(tmp_path / "r", canaries=5).fit(3)
     shows = Started.shows
-    monkeypatch.setattr(Started, "shows", lambda self, step: shows(self, step) if step <= 3 else stop(self, step))
+    monkeypatch.setattr(
+        Started, "shows", lambda self, step: shows(self, step) if step <= 3 else stop(self, step)
+    )
     with pytest.raises(Stop):  # the checkpoint of step 6 is durable by then
         run(tmp_path / "r", canaries=5).fit(6)
     with pytest.raises(Stop):
@@ -168,13 +189,21 @@ def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, m
 
 def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path):
     """Also a learning rate in the optimizer's state, other first parameters, another constant."""
+
     def moved(rate=0.1, start=0.0, constant=1.0):
         shutil.rmtree(tmp_path / "r", ignore_errors=True)
         captured = jnp.full(3, constant)
         one = jaxdp.Run(
-            tmp_path / "r", lambda params, x, y: 0.0 * jnp.vdot(params["w"][0], x * captured), MECHANISM,
-            optax.inject_hyperparams(optax.sgd)(rate), (X, Y), params={"w": jnp.full((20, 3), start)},
-            every=3, report=False, progress=lambda *_: None, secret=Secret.from_seed(3),
+            tmp_path / "r",
+            lambda params, x, y: 0.0 * jnp.vdot(params["w"][0], x * captured),
+            MECHANISM,
+            optax.inject_hyperparams(optax.sgd)(rate),
+            (X, Y),
+            params={"w": jnp.full((20, 3), start)},
+            every=3,
+            report=False,
+            progress=lambda *_: None,
+            secret=Secret.from_seed(3),
         )
         return np.ravel(one.fit(3)["w"]) - start
 

@@ -10,7 +10,9 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 QUESTION = re.compile(r"(What|Whether|How|Where|When|Who|Why)\b")
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_no_docstring_opens_with_a_question(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):

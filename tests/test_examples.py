@@ -32,7 +32,9 @@ def epsilons(text):
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if "memory_map" not in p.stem], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in EXAMPLES if "memory_map" not in p.stem], ids=lambda p: p.stem
+)
 def test_an_example_runs(path, as_users_run_it, capsys):
     if package := PACKAGES.get(path.stem):
         pytest.importorskip(package)

@@ -21,4 +21,6 @@ def test_a_trajectory_without_noise_goes_down_the_beale_function():
     paths = figures.trajectories(method, loss_fn, jnp.array([1.0, 1.5]), 150, seeds=2)
     assert paths.shape == (2, 151, 2)
     np.testing.assert_array_equal(paths[0], paths[1])
-    assert np.linalg.norm(paths[0, -1] - [3.0, 0.5]) < 0.5 < np.linalg.norm(paths[0, 0] - [3.0, 0.5])
+    assert (
+        np.linalg.norm(paths[0, -1] - [3.0, 0.5]) < 0.5 < np.linalg.norm(paths[0, 0] - [3.0, 0.5])
+    )

@@ -11,9 +11,39 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those above it.
 FLOW = [
-    "_version", "_validate", "_interrupts", "_durable", "accounting", "_rows", "_links", "seeds", "tickets", "types", "normals", "_ledger_file",
-    "_entries", "ledger", "sampling", "sources", "clipping", "schedules", "_agreement", "noise",
-    "mechanism", "batches", "optimizers", "step", "trainer", "auditing", "preprocess", "models", "data", "report", "runs", "tables", "cli",
+    "_version",
+    "_validate",
+    "_interrupts",
+    "_durable",
+    "accounting",
+    "_rows",
+    "_links",
+    "seeds",
+    "tickets",
+    "types",
+    "normals",
+    "_ledger_file",
+    "_entries",
+    "ledger",
+    "sampling",
+    "sources",
+    "clipping",
+    "schedules",
+    "_agreement",
+    "noise",
+    "mechanism",
+    "batches",
+    "optimizers",
+    "step",
+    "trainer",
+    "auditing",
+    "preprocess",
+    "models",
+    "data",
+    "report",
+    "runs",
+    "tables",
+    "cli",
 ]
 
 
@@ -67,7 +97,12 @@ def test_accounting_works_without_jax():
     blocked(
         "from jaxdp import accounting as acc\n"
         "assert acc.epsilon(acc.Gaussian(1.0), 1e-5).upper > 1\n",
-        "jax", "jaxlib", "flax", "optax", "tensorflow_datasets", "sklearn",
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "tensorflow_datasets",
+        "sklearn",
     )
 
 
@@ -76,5 +111,10 @@ def test_accounting_commands_work_without_jax():
         "from jaxdp.cli import main\n"
         "main(['epsilon', '--sampling-prob', '0.01', '--noise-multiplier', '1', '--steps', '10',"
         " '--delta', '1e-5', '--json'])\n",
-        "jax", "jaxlib", "flax", "optax", "tensorflow_datasets", "sklearn",
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "tensorflow_datasets",
+        "sklearn",
     )

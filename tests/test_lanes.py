@@ -38,6 +38,7 @@ def stacked(count=3, repeat=False):
 
 def scanned(keys, sums):
     """Steps one after the other, over leading axes of keys and sums."""
+
     def step(state, now):
         key, value = now
         update, state = TX.update(
@@ -153,8 +154,11 @@ def test_devices_never_share_noise_and_replicas_do():
     env = with_flags("--xla_force_host_platform_device_count=8")
     script = str(Path(__file__).parent / "eight_devices.py")
     found = subprocess.run(
-        [sys.executable, script], env={**env, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"},
-        capture_output=True, text=True, timeout=300,
+        [sys.executable, script],
+        env={**env, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert found.returncode == 0, found.stderr[-3_000:]
     assert found.stdout.split()[-1] == "done"

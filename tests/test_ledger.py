@@ -63,7 +63,9 @@ def test_a_charge_is_on_disk_before_it_returns(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(path.read_bytes()), fsync(file)))
     ledger = jaxdp.Ledger(path)
     ledger.charge(STEP, 3, stream="a", source="mechanism")
-    assert len(synced[-1].splitlines()) == 2  # with the header: the file as it was when the last fsync was asked
+    assert (
+        len(synced[-1].splitlines()) == 2
+    )  # with the header: the file as it was when the last fsync was asked
     again = jaxdp.Ledger(path)
     assert again.entries == ledger.entries
     ledger.close()
@@ -240,8 +242,10 @@ def test_what_is_assumed_is_kept_once_and_said_after_reopening(tmp_path):
         ledger.assume("the frozen parameter ['a']")
         ledger.assume("the frozen parameter ['b']")
     ledger.charge(STEP, stream="a", first_step=1, source="mechanism")
-    said = [f"assumed to be public, computed from no record: the frozen parameter ['{name}']"
-            for name in "ab"]
+    said = [
+        f"assumed to be public, computed from no record: the frozen parameter ['{name}']"
+        for name in "ab"
+    ]
     assert ledger.unverified() == said
     assert len(path.read_bytes().splitlines()) == 5
     ledger.close()
@@ -350,7 +354,11 @@ def damaged(path, change):
         lambda k: [*k[:2], k[3], k[2], *k[4:]],
         lambda k: [*k[:3], k[2], *k[3:]],
         lambda k: [*k[:2], k[2].replace(b'"steps": 2', b'"steps": 1'), *k[3:]],
-        lambda k: [*k[:2], k[2].replace(b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0'), *k[3:]],
+        lambda k: [
+            *k[:2],
+            k[2].replace(b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0'),
+            *k[3:],
+        ],
         lambda k: [*k[:2], b'{"assumed": "nothing"}\n', *k[2:]],
         lambda k: [*k, k[0]],
     ],

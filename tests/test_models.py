@@ -30,9 +30,7 @@ def test_no_layer_couples_the_batch(name, activation):
     )
     x = jax.random.uniform(jax.random.key(1), (3, *shape))
     other = x.at[1:].set(7.0)
-    np.testing.assert_allclose(
-        model.apply(params, x)[0], model.apply(params, other)[0], atol=1e-6
-    )
+    np.testing.assert_allclose(model.apply(params, x)[0], model.apply(params, other)[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(("size", "stride"), [(13, 1), (5, 1), (32, 2), (8, 2)])
@@ -52,7 +50,10 @@ def test_tempered_sigmoid_is_tanh_at_2_2_1():
     [
         ({"name": "resnet"}, "model must be one of mnist-cnn"),
         ({"activation": "gelu"}, "activation must be one of tanh"),
-        ({"name": "mnist-cnn"}, r"model mnist-cnn must be given examples \(28, 28, 1\), got \(5,\)"),
+        (
+            {"name": "mnist-cnn"},
+            r"model mnist-cnn must be given examples \(28, 28, 1\), got \(5,\)",
+        ),
     ],
 )
 def test_bad_input(arguments, message):

@@ -102,7 +102,9 @@ def test_an_update_without_key_or_ticket_is_refused():
     with pytest.raises(ValueError, match=r"key must be the noise key of a draw.* got PRNGKeyArray"):
         tx.update(summed(), tx.init(PARAMS), PARAMS, key=jax.random.key(0))
     with pytest.raises(ValueError, match=r"part must be among .*\('votes',\), got 'gradient'"):
-        tx.update(summed(), tx.init(PARAMS), PARAMS, key=simulated_key(jax.random.key(0), {"votes": 1.0}))
+        tx.update(
+            summed(), tx.init(PARAMS), PARAMS, key=simulated_key(jax.random.key(0), {"votes": 1.0})
+        )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -122,7 +124,9 @@ def test_one_key_twice_gives_nan(compiled):
 
 def test_another_multiplier_than_was_charged_is_refused_and_nan_inside_jit():
     tx = jaxdp.privatize(0.1, 1.0)
-    with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 1.0, got"):
+    with pytest.raises(
+        ValueError, match=r"must be the one that the step was charged for, 1.0, got"
+    ):
         tx.update(summed(), tx.init(PARAMS), PARAMS, key=KEY)
     inside = jax.jit(lambda key: tx.update(summed(), tx.init(PARAMS), PARAMS, key=key)[0])
     assert np.isnan(inside(KEY)["b"]).all()
@@ -222,5 +226,7 @@ def test_bad_input(arguments, message):
 
 
 def test_integer_parameters_are_refused():
-    with pytest.raises(ValueError, match=r"params must be floating-point arrays, got int32 at \['n'\]"):
+    with pytest.raises(
+        ValueError, match=r"params must be floating-point arrays, got int32 at \['n'\]"
+    ):
         jaxdp.privatize(1.0, 1.0).init({"n": jnp.zeros(3, jnp.int32)})

@@ -16,7 +16,9 @@ def drawn(shapes, words=WORDS):
     return normals(jnp.broadcast_to(words, (len(shapes), 2)), shapes)
 
 
-@pytest.mark.parametrize("shape", [(100_001,), (317, 311), (2, 50_000), (1, 99_999), (7, 11, 1_301)])
+@pytest.mark.parametrize(
+    "shape", [(100_001,), (317, 311), (2, 50_000), (1, 99_999), (7, 11, 1_301)]
+)
 def test_they_are_normal_and_nothing_else(shape):
     (values,) = drawn([shape])
     assert values.shape == shape

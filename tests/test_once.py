@@ -46,7 +46,9 @@ def are_fresh(noises):
     assert all(are_uncorrelated(a, b) for a, b in itertools.combinations(noises, 2))
 
 
-@pytest.mark.parametrize("secret", [jaxdp.Secret.new(), jaxdp.Secret.from_seed(3)], ids=["new", "seed"])
+@pytest.mark.parametrize(
+    "secret", [jaxdp.Secret.new(), jaxdp.Secret.from_seed(3)], ids=["new", "seed"]
+)
 def test_a_program_that_resumes_repeats_no_noise(tmp_path, secret):
     """A checkpoint after 5 of 8 steps: steps 5, 6 and 7 are done twice."""
     path = tmp_path / "ledger.jsonl"
@@ -147,8 +149,9 @@ def test_the_noise_is_that_of_the_mechanism_that_was_charged():
     assert not summed.ticket.spent  # before: spent by the refused update
     right = jaxdp.compile_update(loud.privatize())
     assert np.isfinite(right(params, loud.privatize().init(params), summed)[0]["w"]).all()
-    wrong = jax.jit(lambda key: quiet.update(
-        jaxdp.Summed(params, 1.0), quiet.init(params), params, key=key)[0])(sampler.draw().key())
+    wrong = jax.jit(
+        lambda key: quiet.update(jaxdp.Summed(params, 1.0), quiet.init(params), params, key=key)[0]
+    )(sampler.draw().key())
     assert np.isnan(wrong["w"]).all()  # in a function of one's own nobody can raise
 
 

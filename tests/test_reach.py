@@ -12,7 +12,8 @@ HIDDEN = {"cli", "normals", "tickets"}
 
 def test_every_submodule_is_reachable_without_importing_it_first():
     names = {
-        module.name for module in pkgutil.iter_modules(jaxdp.__path__)
+        module.name
+        for module in pkgutil.iter_modules(jaxdp.__path__)
         if not module.name.startswith("_") and module.name not in HIDDEN
     }
     assert names <= set(dir(jaxdp))

@@ -12,7 +12,10 @@ from jaxdp.cli import app
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [
-    line.split("#")[0] for language, text in BLOCKS if not language for line in text.splitlines()
+    line.split("#")[0]
+    for language, text in BLOCKS
+    if not language
+    for line in text.splitlines()
     if line.startswith("jaxdp ")
 ]
 

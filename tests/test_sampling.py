@@ -106,8 +106,13 @@ def test_draws_of_two_samplers_of_one_secret_are_independent():
 def test_what_draws_were_charged_for_does_not_change():
     source = sampler(Poisson(0.1), step=3)
     source.draw()
-    for name, value in [("sampling", Poisson(0.2)), ("num_records", 5), ("issuer", None),
-                        ("step", 3), ("physical_batch_size", 1)]:
+    for name, value in [
+        ("sampling", Poisson(0.2)),
+        ("num_records", 5),
+        ("issuer", None),
+        ("step", 3),
+        ("physical_batch_size", 1),
+    ]:
         with pytest.raises(AttributeError):
             setattr(source, name, value)
     assert source.step == source.draw().step == 4
@@ -162,7 +167,8 @@ def test_charging_comes_before_drawing(monkeypatch):
     source = sampler(Watched(0.5), 10, 4)
     charge = source.ledger.charge
     monkeypatch.setattr(
-        source.ledger, "charge",
+        source.ledger,
+        "charge",
         lambda *args, **kwargs: (order.append(kwargs["first_step"]), charge(*args, **kwargs)),
     )
     source.draw()

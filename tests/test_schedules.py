@@ -18,7 +18,12 @@ LEVELS = st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(1, 7)), min_size=1,
 
 def test_the_published_shapes():
     exp = schedules.exponential_decay(10.0, 0.01, every=3, steps=7)
-    assert [exp(t) for t in (0, 2, 3, 6)] == [10.0, 10.0, 10 * math.exp(-0.01), 10 * math.exp(-0.02)]
+    assert [exp(t) for t in (0, 2, 3, 6)] == [
+        10.0,
+        10.0,
+        10 * math.exp(-0.01),
+        10 * math.exp(-0.02),
+    ]
     assert schedules.time_decay(8.0, 0.5, 2, 4).levels == ((8.0, 2), (8.0 / 1.5, 2))
     assert schedules.step_decay(8.0, 0.5, 2, 5).levels == ((8.0, 2), (4.0, 2), (2.0, 1))
     linear = schedules.linear_decay(4.0, 1.0, 1, 4)
@@ -41,8 +46,11 @@ def test_every_step_gets_the_noise_it_is_charged_for():
     mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
     params = {"w": jnp.zeros(20_000)}
     tx, sampler = mech.privatize(), mech.sampler(100)
-    state, update = tx.init(params), jax.jit(
-        lambda s, key: tx.update(jaxdp.Summed(params, mech.l2(params)), s, params, key=key)
+    state, update = (
+        tx.init(params),
+        jax.jit(
+            lambda s, key: tx.update(jaxdp.Summed(params, mech.l2(params)), s, params, key=key)
+        ),
     )
     share = mech.l2(params) / 0.5  # the rounding of the sum counts: between 1 and 1.02
     assert 1.0 < share < 1.02
@@ -131,8 +139,10 @@ def test_a_schedule_from_a_list():
         (lambda: schedules.linear_decay(1.0, 0.0, 1, 5), "final must be a finite number above 0"),
         (lambda: schedules.time_decay(1.0, 0.1, 0, 5), "every must be a whole number"),
         (lambda: schedules.exponential_decay(0.0, 0.1, 1, 5), "initial must be a finite"),
-        (lambda: schedules.exponential_decay(2.0, 5000.0, 2, 5),
-         r"the noise multiplier of step 2 must be a finite number above 0, got 0\.0"),
+        (
+            lambda: schedules.exponential_decay(2.0, 5000.0, 2, 5),
+            r"the noise multiplier of step 2 must be a finite number above 0, got 0\.0",
+        ),
     ],
 )
 def test_bad_input(make, message):

@@ -23,7 +23,14 @@ def test_seed_is_reproducible_and_says_so():
 
 def test_streams_of_one_secret_differ():
     secret = Secret.from_seed(7)
-    names = ["noise", "sampling", "init", "data hash", "noise of the encoder A", "noise of the encoder B"]
+    names = [
+        "noise",
+        "sampling",
+        "init",
+        "data hash",
+        "noise of the encoder A",
+        "noise of the encoder B",
+    ]
     assert len({secret.stream(name) for name in names}) == len(names)
 
 

@@ -24,8 +24,13 @@ VOTES = dataclasses.replace(MECH, count_noise_multiplier=10.0)
 
 def issuer(mechanism=MECH, secret=None, stream="a", incarnation="", step=0, ledger=None, **options):
     return Issuer(
-        mechanism, ledger or jaxdp.Ledger(), secret or jaxdp.Secret.from_seed(1), stream,
-        incarnation=incarnation, first_step=step, **options,
+        mechanism,
+        ledger or jaxdp.Ledger(),
+        secret or jaxdp.Secret.from_seed(1),
+        stream,
+        incarnation=incarnation,
+        first_step=step,
+        **options,
     )
 
 
@@ -128,11 +133,16 @@ def test_a_ticket_is_not_copied(way):
     for holder in (ticket, [ticket], {"a": ticket}):
         if way is copy.copy and holder is not ticket:
             continue
-        with pytest.raises(TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied, pickled or sent"):
+        with pytest.raises(
+            TypeError,
+            match=r"a batch, draw or sum \(its ticket\) cannot be copied, pickled or sent",
+        ):
             way(holder)
     draw = MECH.sampler(50).draw()
     if way is not copy.copy:  # a copy of the draw has the very same ticket
-        with pytest.raises(TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"):
+        with pytest.raises(
+            TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"
+        ):
             way(draw)
     else:
         draw.key()
@@ -163,7 +173,9 @@ def test_a_part_that_was_not_charged_is_refused():
 
 
 def test_simulated_keys_have_the_multipliers_and_differ():
-    one, two = (simulated_key(k, {"a": 1.0, "b": 2.0}, 3) for k in jax.random.split(jax.random.key(0)))
+    one, two = (
+        simulated_key(k, {"a": 1.0, "b": 2.0}, 3) for k in jax.random.split(jax.random.key(0))
+    )
     assert one.parts == ("a", "b")
     assert one.part("b")[1] == 2.0
     assert one.step == 3
@@ -296,7 +308,10 @@ assert ledger.steps == 4
 def test_a_forked_process_draws_and_releases_nothing(tmp_path, on_disk):
     path = str(tmp_path / "ledger.jsonl") if on_disk else ""
     found = subprocess.run(
-        [sys.executable, "-c", FORKED, path], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", FORKED, path],
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert found.returncode == 0, found.stderr
@@ -325,13 +340,18 @@ print(hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in found)).hexdigest
 
 def test_no_flag_of_jax_changes_a_draw_or_a_noise():
     flags = [
-        {"JAX_THREEFRY_PARTITIONABLE": "0"}, {"JAX_THREEFRY_PARTITIONABLE": "1"},
+        {"JAX_THREEFRY_PARTITIONABLE": "0"},
+        {"JAX_THREEFRY_PARTITIONABLE": "1"},
         {"JAX_DEFAULT_PRNG_IMPL": "rbg", "JAX_ENABLE_X64": "1"},
     ]
     found = {
         subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(FLAGS)], capture_output=True, text=True,
-            timeout=120, check=True, env={**os.environ, **more},
+            [sys.executable, "-c", textwrap.dedent(FLAGS)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+            env={**os.environ, **more},
         ).stdout
         for more in flags
     }

@@ -237,7 +237,9 @@ def test_batches_cannot_be_copied(linear):
     _, batch, loss_fn = linear
     (one,) = trainer(loss_fn, batch(60)).batches(1)
     for way in (copy.deepcopy, copy.copy):
-        with pytest.raises(TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"):
+        with pytest.raises(
+            TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"
+        ):
             way(one.draw.ticket)
     with pytest.raises(TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"):
         copy.deepcopy(one)
@@ -263,8 +265,11 @@ def test_bad_input(linear):
     with pytest.raises(ValueError, match="mechanism must be a Mechanism"):
         jaxdp.Trainer(loss_fn, mech.privatize(), SGD, batch(60))
     train = jaxdp.Trainer(loss_fn, mech, SGD, batch(60))
-    for wrong, message in [({}, "steps or epochs must be given"), ({"steps": -1}, "steps must be"),
-                           ({"steps": 1, "epochs": 1.0}, "give one of steps and epochs")]:
+    for wrong, message in [
+        ({}, "steps or epochs must be given"),
+        ({"steps": -1}, "steps must be"),
+        ({"steps": 1, "epochs": 1.0}, "give one of steps and epochs"),
+    ]:
         with pytest.raises(ValueError, match=message):
             train.batches(**wrong)
     with pytest.raises(ValueError, match="ledger must hold a charge"):

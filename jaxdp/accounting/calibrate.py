@@ -188,7 +188,11 @@ def calibrate_sampling_prob(
 
 
 def _least_value(
-    make_event: MakeEvent, epsilon: float, delta: float, relation: Relation, method: str,
+    make_event: MakeEvent,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+    method: str,
     fine: float,
 ) -> float:
     epsilon = check.positive("epsilon", epsilon)

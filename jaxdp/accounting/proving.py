@@ -72,6 +72,8 @@ def _closed(run: Run) -> bool:
 def _sampled(run: Run) -> bool:
     """True if the run is of Gaussians on Poisson samples, not all of them of every record."""
     steps = [step for step, _ in run.steps]
-    return not (run.infinite or run.hidden) and any(s.sampling_prob < 1 for s in steps) and all(
-        s.sampling == "poisson" for s in steps
+    return (
+        not (run.infinite or run.hidden)
+        and any(s.sampling_prob < 1 for s in steps)
+        and all(s.sampling == "poisson" for s in steps)
     )

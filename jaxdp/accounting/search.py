@@ -54,8 +54,12 @@ def least(
 
 
 def _next(
-    x: float, value: float, slope: float, tolerance: float,
-    bracket: tuple[float | None, float | None], halve: bool,
+    x: float,
+    value: float,
+    slope: float,
+    tolerance: float,
+    bracket: tuple[float | None, float | None],
+    halve: bool,
 ) -> float:
     """A secant step from x, of at most 2; inside the bracket, or its middle."""
     inside, outside = bracket

@@ -108,8 +108,13 @@ def canary_score(method: Method, canary: Canary) -> Callable[[PyTree], jax.Array
         sizes = jnp.log10(jnp.abs(noisy) + 1e-12)
         last = jax.tree.map(lambda leaf: leaf[-1], released["params"])
         columns = [
-            jnp.sum(noisy), jnp.sum(log_ratios(method, -noisy / unit)), dot(last, canary.direction),
-            jnp.max(noisy), jnp.min(noisy), jnp.max(sizes), jnp.min(sizes),
+            jnp.sum(noisy),
+            jnp.sum(log_ratios(method, -noisy / unit)),
+            dot(last, canary.direction),
+            jnp.max(noisy),
+            jnp.min(noisy),
+            jnp.max(sizes),
+            jnp.min(sizes),
             *(jnp.sum(leaf[-1]) for leaf in jax.tree.leaves(released["counts"])),
         ]
         return jnp.stack([column.astype(jnp.float32) for column in columns])
@@ -121,9 +126,11 @@ def log_ratios(method: Method, sums: jax.Array) -> jax.Array:
     """log(dP/dQ) [steps] of noisy sums along the canary, in units of its clipped norm."""
     sampling = method.mechanism.sampling
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
-    z = jnp.asarray(method.mechanism.noise_multiplier, jnp.float32) if isinstance(
-        method.mechanism.noise_multiplier, int | float
-    ) else method.mechanism.noise_multiplier.table()[: len(sums)]
+    z = (
+        jnp.asarray(method.mechanism.noise_multiplier, jnp.float32)
+        if isinstance(method.mechanism.noise_multiplier, int | float)
+        else method.mechanism.noise_multiplier.table()[: len(sums)]
+    )
     shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
     if prob == 1.0:
         return shifted
@@ -179,9 +186,7 @@ def worst_record(
         raise ValueError("worlds must hold at least one candidate, got none")
     apart = []
     for candidate in worlds:
-        run = training_run(
-            method, candidate, steps, release="last", score=loss_score(candidate)
-        )
+        run = training_run(method, candidate, steps, release="last", score=loss_score(candidate))
         inside, outside = two_worlds(run, count, seed=seed)
         spread = np.sqrt(np.var(inside) + np.var(outside)) + 1e-12
         apart.append(float(abs(np.mean(inside) - np.mean(outside)) / spread))
@@ -195,8 +200,10 @@ def tiny_network(seed: int = 0, records: int = 4) -> tuple[Callable[..., jax.Arr
     """
     keys = jax.random.split(jax.random.key(seed), 4)
     params = {
-        "w1": 0.5 * jax.random.normal(keys[0], (4, 3)), "b1": jnp.zeros(3),
-        "w2": 0.5 * jax.random.normal(keys[1], (3, 2)), "b2": jnp.zeros(2),
+        "w1": 0.5 * jax.random.normal(keys[0], (4, 3)),
+        "b1": jnp.zeros(3),
+        "w2": 0.5 * jax.random.normal(keys[1], (3, 2)),
+        "b2": jnp.zeros(2),
     }
     x = jax.random.normal(keys[2], (records, 4)).at[:, 0].set(0.0)
     labels = jax.random.bernoulli(keys[3], 0.5, (records,)).astype(jnp.int32)

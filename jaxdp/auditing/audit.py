@@ -100,8 +100,10 @@ class MethodAudit:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; infinity becomes the string "inf"."""
         row = {
-            "what": "the same mechanism on a tiny network", "steps": self.steps,
-            "runs": 2 * self.runs, "delta": self.delta,
+            "what": "the same mechanism on a tiny network",
+            "steps": self.steps,
+            "runs": 2 * self.runs,
+            "delta": self.delta,
             "confidence": self.confidence,
             "claimed": None if self.claimed is None else self.claimed.value,
             "claim": None if self.claimed is None else self.claimed.name,
@@ -110,8 +112,10 @@ class MethodAudit:
             "audited_profile": None if self.profile is None else self.profile.epsilon,
             "profile_assumes": None if self.profile is None else self.profile.assumes,
             "p_value": None if self.verdict is None else self.verdict.p_value,
-            "broken": self.broken, "claim_refuted": self.claim_refuted,
-            "adversary": self.adversary, "verdict": self.in_words(),
+            "broken": self.broken,
+            "claim_refuted": self.claim_refuted,
+            "adversary": self.adversary,
+            "verdict": self.in_words(),
             "noise": None if self.noise is None else self.noise.in_words(),
             "noise_p_value": None if self.noise is None else self.noise.p_value,
             "noise_refuted": self.noise is not None and self.noise.refuted,
@@ -120,9 +124,17 @@ class MethodAudit:
 
 
 def audit_method(
-    method: Method, steps: int, delta: float, *, runs: int = 10_000, confidence: float = 0.95,
-    energy: str = "", seed: int | None = None, progress: Callable[[int], None] | None = None,
-    chunk: int = 2_500, residuals: bool = True,
+    method: Method,
+    steps: int,
+    delta: float,
+    *,
+    runs: int = 10_000,
+    confidence: float = 0.95,
+    energy: str = "",
+    seed: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    chunk: int = 2_500,
+    residuals: bool = True,
 ) -> MethodAudit:
     """Trains a tiny network ``2 * runs`` times with the method's own mechanism, and attacks it.
 
@@ -165,14 +177,30 @@ def audit_method(
     noise = None
     if residuals and _noisy(method):
         noise = audit_noise(
-            method, worlds, steps, runs=min(runs, RUNS), confidence=confidence, energy=judge,
+            method,
+            worlds,
+            steps,
+            runs=min(runs, RUNS),
+            confidence=confidence,
+            energy=judge,
             seed=None if seed is None else seed + 1,  # not the runs that were just attacked
         )
     assert found.rule is not None
     column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
     return MethodAudit(
-        steps, runs, delta, confidence, _claim(method, steps, delta), proven, found,
-        profile, verdict, event, canary.words, roc(column[:, 0], column[:, 1]), noise,
+        steps,
+        runs,
+        delta,
+        confidence,
+        _claim(method, steps, delta),
+        proven,
+        found,
+        profile,
+        verdict,
+        event,
+        canary.words,
+        roc(column[:, 0], column[:, 1]),
+        noise,
     )
 
 
@@ -194,7 +222,12 @@ def tiny_worlds(method: Method) -> tuple[Canary, Worlds]:
 
 
 def _profile(
-    method: Method, steps: int, canary: Canary, inside: Any, outside: Any, delta: float,
+    method: Method,
+    steps: int,
+    canary: Canary,
+    inside: Any,
+    outside: Any,
+    delta: float,
     confidence: float,
 ) -> Audited | None:
     mechanism = method.mechanism
@@ -208,8 +241,12 @@ def _profile(
             )
         # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
         return audit_scores(
-            inside[:, LOG_RATIO], outside[:, LOG_RATIO], delta, confidence=confidence,
-            kind="gaussian", threshold=0.0,
+            inside[:, LOG_RATIO],
+            outside[:, LOG_RATIO],
+            delta,
+            confidence=confidence,
+            kind="gaussian",
+            threshold=0.0,
         )
 
     def family(z: float) -> acc.Event:
@@ -248,8 +285,16 @@ def _energy(kind: str, method: Method, worlds: Worlds) -> Callable[..., Any] | N
         who, noise_key = jax.random.split(key)
         mask = there & jax.random.bernoulli(who, rate, (count,))
         return OpenEnergy(
-            worlds.records, jnp.arange(count)[None], mask[None], jnp.asarray(1),
-            jax.random.key_data(noise_key), worlds.loss_fn, bound, l2, noise, size,  # type: ignore[arg-type]
+            worlds.records,
+            jnp.arange(count)[None],
+            mask[None],
+            jnp.asarray(1),
+            jax.random.key_data(noise_key),
+            worlds.loss_fn,
+            bound,
+            l2,
+            noise,  # type: ignore[arg-type]
+            size,
         )
 
     return drawn
@@ -261,5 +306,3 @@ def roc(inside: np.ndarray, outside: np.ndarray, points: int = 400) -> np.ndarra
     cuts = both[np.unique(np.linspace(0, len(both) - 1, points).astype(int))]
     alarms, hits = (1 - np.searchsorted(np.sort(s), cuts) / len(s) for s in (outside, inside))
     return np.c_[np.r_[alarms, 0.0], np.r_[hits, 0.0]]
-
-

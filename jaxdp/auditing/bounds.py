@@ -206,9 +206,7 @@ def one_run_bound(
     Formal guarantee: see :func:`one_run_p_value`; the number of guesses was fixed beforehand.
     """
     level = _level(confidence)
-    return _largest_refuted(
-        lambda e: one_run_p_value(correct, guesses, canaries, e, delta), level
-    )
+    return _largest_refuted(lambda e: one_run_p_value(correct, guesses, canaries, e, delta), level)
 
 
 def _binomial_tail(runs: int, chance: float) -> Callable[[np.ndarray], np.ndarray]:

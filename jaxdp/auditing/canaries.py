@@ -73,9 +73,7 @@ class Canaries:
             with_canaries = lambda params, example, rng: of(params, example, rng)  # noqa: E731
         return declaring(with_canaries, places, inner=loss_fn)
 
-    def require_finite(
-        self, loss_fn: Callable[..., Any], params: PyTree, example: PyTree
-    ) -> None:
+    def require_finite(self, loss_fn: Callable[..., Any], params: PyTree, example: PyTree) -> None:
         """Refuses a loss whose gradient at a record of zeros is not finite.
 
         Such a record would be left out of the sum, and the audit would find nothing.
@@ -138,8 +136,11 @@ class Canaries:
             return moved, Watched(after, seen)
 
         return dataclasses.replace(
-            method, after_noise=optax.GradientTransformationExtraArgs(init, update),
-            scale=_through(method.scale), raw=_through(method.raw), counts=_through(method.counts),
+            method,
+            after_noise=optax.GradientTransformationExtraArgs(init, update),
+            scale=_through(method.scale),
+            raw=_through(method.raw),
+            counts=_through(method.counts),
         )
 
     def _at(self, tree: PyTree) -> jax.Array:

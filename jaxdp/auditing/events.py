@@ -39,8 +39,13 @@ class Verdict:
 
 
 def audit_event(
-    with_record: Any, without: Any, event: acc.Event, *, confidence: float = 0.95,
-    held_out: float = 0.3, seed: int = 0,
+    with_record: Any,
+    without: Any,
+    event: acc.Event,
+    *,
+    confidence: float = 0.95,
+    held_out: float = 0.3,
+    seed: int = 0,
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
 ) -> Verdict:
     """Tests all (epsilon, delta(epsilon)) of an event at once on scores of the two worlds.
@@ -69,8 +74,15 @@ def audit_event(
 
 
 def family_bound(
-    with_record: Any, without: Any, family: Callable[[float], acc.Event], noise: float,
-    delta: float, *, confidence: float = 0.95, held_out: float = 0.3, seed: int = 0,
+    with_record: Any,
+    without: Any,
+    family: Callable[[float], acc.Event],
+    noise: float,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    held_out: float = 0.3,
+    seed: int = 0,
 ) -> Audited:
     """A lower bound on epsilon at ``delta`` of the family's member that made these scores.
 
@@ -149,12 +161,15 @@ def profile(event: acc.Event, relation: acc.Relation) -> tuple[tuple[float, floa
 def _chosen(chosen: Pair, kept: Pair, event: acc.Event, relation: acc.Relation) -> Rule:
     rules, alarms, misses = candidates(chosen)
     # Half a hit more and less, so that a rate of 0 in few runs has a spread.
-    a, b = ((rate * len(part) + 0.5) / (len(part) + 1)
-            for rate, part in zip((alarms, misses), chosen[::-1], strict=True))
+    a, b = (
+        (rate * len(part) + 0.5) / (len(part) + 1)
+        for rate, part in zip((alarms, misses), chosen[::-1], strict=True)
+    )
     excess = np.full(len(rules), -np.inf)
     for epsilon, delta in profile(event, relation):
         for inside, outside, n_in, n_out in (
-            (1 - b, a, len(chosen[0]), len(chosen[1])), (1 - a, b, len(chosen[1]), len(chosen[0]))
+            (1 - b, a, len(chosen[0]), len(chosen[1])),
+            (1 - a, b, len(chosen[1]), len(chosen[0])),
         ):
             gain = inside - math.exp(epsilon) * outside - delta
             spread = inside * (1 - inside) / n_in

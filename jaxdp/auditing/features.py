@@ -30,7 +30,11 @@ def expand(released: np.ndarray, steps: int = 1) -> np.ndarray:
 
 
 def discriminant(
-    with_record: np.ndarray, without: np.ndarray, *, held_out: float = 0.3, seed: int = 0,
+    with_record: np.ndarray,
+    without: np.ndarray,
+    *,
+    held_out: float = 0.3,
+    seed: int = 0,
     keep: int = 12,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ``keep`` most telling columns, and their best linear combination, of both worlds.

@@ -11,8 +11,12 @@ from jaxdp.types import PyTree
 
 
 def hidden_run(
-    method: HiddenBlocks, data: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array],
-    *, partition: bool = True, score: Callable[[list[jax.Array]], jax.Array] | None = None,
+    method: HiddenBlocks,
+    data: tuple[jax.Array, jax.Array],
+    other: tuple[jax.Array, jax.Array],
+    *,
+    partition: bool = True,
+    score: Callable[[list[jax.Array]], jax.Array] | None = None,
 ) -> Run:
     """One whole run through the compiled loop of training, for :func:`jaxdp.auditing.two_worlds`.
 

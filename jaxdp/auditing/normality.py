@@ -82,9 +82,9 @@ def dependence(values: np.ndarray, known: np.ndarray) -> float:
     along = np.sum(values * unit(known), axis=-1).ravel()
     if not along.size:
         return 1.0
-    return least([
-        mean(along.sum() / np.sqrt(along.size)), size(np.square(along).sum(), along.size)
-    ])
+    return least(
+        [mean(along.sum() / np.sqrt(along.size)), size(np.square(along).sum(), along.size)]
+    )
 
 
 def by_record(r: Residuals, drawn: np.ndarray) -> float:
@@ -138,9 +138,12 @@ def _missing(r: Residuals, norms: np.ndarray) -> float:
     """Of too many leaves of a step, or whole steps, whose noise is next to nothing."""
     blocks = [stats.chi2.cdf(np.square(leaf).sum(2), leaf.shape[2]) for leaf in r.leaves()]
     every = np.concatenate([np.ravel(block) for block in blocks])
-    return least([
-        stats.binom.sf(np.sum(part < _NOTHING) - 1, part.size, _NOTHING) for part in (every, norms)
-    ])
+    return least(
+        [
+            stats.binom.sf(np.sum(part < _NOTHING) - 1, part.size, _NOTHING)
+            for part in (every, norms)
+        ]
+    )
 
 
 def _coarse(x: np.ndarray) -> float:

@@ -96,8 +96,11 @@ class RunAudit:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; infinity becomes the string "inf"."""
         return {
-            "what": "this very run, once", "steps": self.steps, "runs": 1,
-            "canaries": self.canaries, "delta": self.delta,
+            "what": "this very run, once",
+            "steps": self.steps,
+            "runs": 1,
+            "canaries": self.canaries,
+            "delta": self.delta,
             "confidence": self.confidence,
             "claimed": None if self.claimed is None else self.claimed[1],
             "claim": None if self.claimed is None else self.claimed[0],
@@ -105,14 +108,23 @@ class RunAudit:
             "audited": self.audited.epsilon,
             "audited_profile": None if self.profile is None else self.profile.epsilon,
             "profile_assumes": None if self.profile is None else self.profile.assumes,
-            "p_value": None, "broken": self.broken, "claim_refuted": self.claim_refuted,
-            "adversary": f"{self.canaries:,} candidates: {WORDS}", "verdict": self.in_words(),
+            "p_value": None,
+            "broken": self.broken,
+            "claim_refuted": self.claim_refuted,
+            "adversary": f"{self.canaries:,} candidates: {WORDS}",
+            "verdict": self.in_words(),
         }
 
 
 def audit_canaries(
-    seen: np.ndarray, coins: np.ndarray, method: Method, event: acc.Event, delta: float, *,
-    confidence: float = 0.95, claimed: tuple[str, float] | None = None,
+    seen: np.ndarray,
+    coins: np.ndarray,
+    method: Method,
+    event: acc.Event,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    claimed: tuple[str, float] | None = None,
 ) -> RunAudit:
     """Scores the candidates of one run by what was released, and bounds epsilon from below.
 
@@ -141,13 +153,25 @@ def audit_canaries(
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
     profile = _profile(method, len(seen), found[coins], found[~coins], delta, confidence)
     return RunAudit(
-        len(seen), len(coins), delta, confidence, claimed, proven, audited, profile, event,
+        len(seen),
+        len(coins),
+        delta,
+        confidence,
+        claimed,
+        proven,
+        audited,
+        profile,
+        event,
         roc(found[coins], found[~coins]),
     )
 
 
 def _profile(
-    method: Method, steps: int, inside: np.ndarray, outside: np.ndarray, delta: float,
+    method: Method,
+    steps: int,
+    inside: np.ndarray,
+    outside: np.ndarray,
+    delta: float,
     confidence: float,
 ) -> Audited | None:
     """Every candidate as a run of its own; see :func:`jaxdp.auditing.family_bound`."""

@@ -20,8 +20,14 @@ _NUMBERS = 2**21
 
 
 def audit_noise(
-    method: Method, worlds: Worlds, steps: int, *, runs: int = RUNS, confidence: float = 0.95,
-    energy: Callable[[jax.Array, jax.Array], Any] | None = None, seed: int | None = None,
+    method: Method,
+    worlds: Worlds,
+    steps: int,
+    *,
+    runs: int = RUNS,
+    confidence: float = 0.95,
+    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+    seed: int | None = None,
     chunk: int = 1_000,
 ) -> ResidualVerdict:
     """Runs the loop of training in both worlds and tests its noise and sensitivity.
@@ -57,8 +63,13 @@ def audit_noise(
 
 
 def trusted_steps(
-    method: Method, worlds: Worlds, steps: int, count: int, *,
-    energy: Callable[[jax.Array, jax.Array], Any] | None = None, seed: int | None = None,
+    method: Method,
+    worlds: Worlds,
+    steps: int,
+    count: int,
+    *,
+    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+    seed: int | None = None,
     chunk: int = 1_000,
 ) -> dict[str, PyTree]:
     """The auditor's view of every step in float64 [2 · count, steps, ...].
@@ -111,8 +122,13 @@ def _collector(method: Method, worlds: Worlds) -> Callable[[PyTree], jax.Array]:
         raw = jax.vmap(jax.grad(worlds.loss_fn), (None, 0))(params, worlds.records)
         scale = jax.tree.map(lambda leaf: leaf[0], scales)
         return {
-            "clipped": clipped, "l2": shown["l2"], "mask": shown["mask"].astype(jnp.float32),
-            "noisy": shown["noisy"], "params": params, "raw": raw, "scale": scale,
+            "clipped": clipped,
+            "l2": shown["l2"],
+            "mask": shown["mask"].astype(jnp.float32),
+            "noisy": shown["noisy"],
+            "params": params,
+            "raw": raw,
+            "scale": scale,
         }
 
     return lambda shown: step_by_step(jax.vmap(at_step)(shown))
@@ -120,13 +136,19 @@ def _collector(method: Method, worlds: Worlds) -> Callable[[PyTree], jax.Array]:
 
 def _layout(worlds: Worlds) -> PyTree:
     """The shapes of the parts of one step."""
+
     def like(*lead: int) -> PyTree:
         return jax.tree.map(lambda p: np.empty((*lead, *np.shape(p)), bool), worlds.params)
 
     n = worlds.count
     return {
-        "clipped": like(n), "l2": np.empty(()), "mask": np.empty(n), "noisy": like(),
-        "params": like(), "raw": like(n), "scale": like(),
+        "clipped": like(n),
+        "l2": np.empty(()),
+        "mask": np.empty(n),
+        "noisy": like(),
+        "params": like(),
+        "raw": like(n),
+        "scale": like(),
     }
 
 
@@ -166,7 +188,12 @@ def noise_verdict(
             "the record in question": jax.tree.map(lambda leaf: leaf[:, :, -1], seen["clipped"]),
         }
     return audit_residuals(
-        released, jax.tree.map(total, seen["clipped"]), multipliers * seen["l2"],
-        confidence=confidence, known=known, drawn=mask > 0, norms=np.sqrt(sum(squares)),
+        released,
+        jax.tree.map(total, seen["clipped"]),
+        multipliers * seen["l2"],
+        confidence=confidence,
+        known=known,
+        drawn=mask > 0,
+        norms=np.sqrt(sum(squares)),
         l2=seen["l2"],
     )

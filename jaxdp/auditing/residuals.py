@@ -73,8 +73,15 @@ class ResidualVerdict:
 
 
 def audit_residuals(
-    released: PyTree, unnoised: PyTree, std: Any, *, confidence: float = 0.95,
-    known: Mapping[str, PyTree] | None = None, drawn: Any = None, norms: Any = None, l2: Any = None,
+    released: PyTree,
+    unnoised: PyTree,
+    std: Any,
+    *,
+    confidence: float = 0.95,
+    known: Mapping[str, PyTree] | None = None,
+    drawn: Any = None,
+    norms: Any = None,
+    l2: Any = None,
 ) -> ResidualVerdict:
     """Tests whether (released - unnoised) / std are independent standard normals.
 

@@ -67,8 +67,14 @@ GAUSSIAN_ONLY = "the mechanism's own trade-off function is Gaussian (full batch,
 
 
 def audit_scores(
-    with_record: Any, without: Any, delta: float, *, confidence: float = 0.95,
-    kind: str = "clopper_pearson", held_out: float = 0.2, threshold: float | None = None,
+    with_record: Any,
+    without: Any,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    kind: str = "clopper_pearson",
+    held_out: float = 0.2,
+    threshold: float | None = None,
     seed: int = 0,
 ) -> Audited:
     """A lower bound on epsilon from scores of the two worlds.
@@ -107,7 +113,12 @@ def audit_scores(
 
 
 def audit_all_thresholds(
-    with_record: Any, without: Any, delta: float, thresholds: Any, *, confidence: float = 0.95,
+    with_record: Any,
+    without: Any,
+    delta: float,
+    thresholds: Any,
+    *,
+    confidence: float = 0.95,
     kind: str = "clopper_pearson",
 ) -> Audited:
     """The best bound over given thresholds, in both directions, corrected for all of them.
@@ -134,7 +145,9 @@ def audit_all_thresholds(
     level = 1 - (1 - confidence) / looks
     rules = [
         Rule(column, sign, sign * float(cut))
-        for column in range(inside.shape[1]) for sign in (1, -1) for cut in cuts
+        for column in range(inside.shape[1])
+        for sign in (1, -1)
+        for cut in cuts
     ]
     found = [(bound(rule.counts(inside, outside), delta, level), i) for i, rule in enumerate(rules)]
     value, i = max(found)
@@ -144,7 +157,11 @@ def audit_all_thresholds(
 
 
 def audit_one_run(
-    scores: Any, included: Any, delta: float, *, confidence: float = 0.95,
+    scores: Any,
+    included: Any,
+    delta: float,
+    *,
+    confidence: float = 0.95,
     looks: Sequence[tuple[int, str]] | None = None,
 ) -> Audited:
     """A lower bound on epsilon from one training run with many canaries.
@@ -256,13 +273,19 @@ def candidates(chosen: Pair) -> tuple[list[Rule], np.ndarray, np.ndarray]:
 
 
 def _chosen(
-    chosen: Pair, kept: Pair, delta: float, confidence: float, kind: str,
+    chosen: Pair,
+    kept: Pair,
+    delta: float,
+    confidence: float,
+    kind: str,
     bound: Callable[..., float],
 ) -> Rule:
     rules, alarms, misses = candidates(chosen)
     # Pessimistic about the choosing part, so that a rate of 0 in few runs is not taken for 0.
-    a, b = (upper(rate, len(part), 0.05) for rate, part in zip((alarms, misses), chosen[::-1],
-                                                               strict=True))
+    a, b = (
+        upper(rate, len(part), 0.05)
+        for rate, part in zip((alarms, misses), chosen[::-1], strict=True)
+    )
     if kind == "gaussian":
         gain = -special.ndtri(a) - special.ndtri(b)
     else:

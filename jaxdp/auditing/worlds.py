@@ -40,7 +40,11 @@ class Worlds:
 
 
 def training_run(
-    method: Method, worlds: Worlds, steps: int, *, release: str = "gradients",
+    method: Method,
+    worlds: Worlds,
+    steps: int,
+    *,
+    release: str = "gradients",
     score: Callable[[PyTree], jax.Array] | None = None,
     energy: Callable[[jax.Array, jax.Array], Any] | None = None,
 ) -> Run:
@@ -85,15 +89,23 @@ def training_run(
             key = method.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
             moved, state, noisy, _ = links.release(params, state, summed, key, **extra)
             if release == "trusted":
-                shown = {"params": params, "mask": mask, "context": context, "noisy": noisy,
-                         "l2": jnp.asarray(summed.l2, jnp.float32)}
+                shown = {
+                    "params": params,
+                    "mask": mask,
+                    "context": context,
+                    "noisy": noisy,
+                    "l2": jnp.asarray(summed.l2, jnp.float32),
+                }
             else:
                 shown = {"params": moved}
             if release == "gradients":
                 counts = method.counts(state[1]) if method.counts else {}
                 counts = {k: v.astype(jnp.float32) for k, v in counts.items()}
-                shown |= {"noisy": noisy if energy is None else {}, "counts": counts,
-                          "scale": context.get("scale", {})}
+                shown |= {
+                    "noisy": noisy if energy is None else {},
+                    "counts": counts,
+                    "scale": context.get("scale", {}),
+                }
             return (moved, state), ({} if release == "last" else shown)
 
         (params, _), shown = jax.lax.scan(body, (worlds.params, begun), jnp.arange(steps))
@@ -134,7 +146,11 @@ def _drawing(method: Method, count: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def two_worlds(
-    run: Run, count: int, *, seed: int | None = None, chunk: int = 5_000,
+    run: Run,
+    count: int,
+    *,
+    seed: int | None = None,
+    chunk: int = 5_000,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features [count, k] of runs with the record, and as many without it; all keys differ.

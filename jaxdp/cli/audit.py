@@ -15,7 +15,10 @@ _MOST_STEPS = 50
 @click.argument("run", required=False, type=Filled())
 @click.option("--method", help="A method of `jaxdp methods` [default: dp-sgd].")
 @click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
     help="A further setting of the method; may be repeated.",
 )
 @click.option("--steps", type=int, help="Steps of every run [default: 10; the run's, at most 50].")
@@ -28,24 +31,37 @@ _MOST_STEPS = 50
 @click.option("--delta", type=float, help="[default: the run's, or 1e-5]")
 @click.option("--runs", type=int, default=10_000, show_default=True, help="Runs in each world.")
 @click.option(
-    "--results", type=Filled(),
+    "--results",
+    type=Filled(),
     help="Fill the audited column of this file of `jaxdp reproduce` instead.",
 )
 @click.option(
-    "--tiny", is_flag=True,
+    "--tiny",
+    is_flag=True,
     help="Of a RUN with canaries: audit its mechanism on a tiny network instead of the run itself.",
 )
 @click.option("--confidence", type=float, default=0.95, show_default=True)
 @click.option("--seed", type=int, help="Of the runs, to repeat them.")
 @click.option(
-    "--out", type=Filled(file_okay=False),
+    "--out",
+    type=Filled(file_okay=False),
     help="Folder for audit.json and roc.png [default: the run's].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
-    run: Path | None, method: str | None, settings: tuple[str, ...], steps: int | None,
-    delta: float | None, runs: int, results: Path | None, tiny: bool, confidence: float,
-    seed: int | None, out: Path | None, as_json: bool, **numbers: Any,
+    run: Path | None,
+    method: str | None,
+    settings: tuple[str, ...],
+    steps: int | None,
+    delta: float | None,
+    runs: int,
+    results: Path | None,
+    tiny: bool,
+    confidence: float,
+    seed: int | None,
+    out: Path | None,
+    as_json: bool,
+    **numbers: Any,
 ) -> None:
     """Attack a method, a finished RUN or its mechanism, and say what was forced out of it.
 
@@ -74,7 +90,8 @@ def audit(
         name, found = _by_canaries(run, delta, confidence)
     else:
         chosen = (
-            _of_run(run, steps, delta) if run is not None
+            _of_run(run, steps, delta)
+            if run is not None
             else _of_method(method or "dp-sgd", numbers, settings, steps, delta)
         )
         name, found = chosen[0], _by_many_runs(*chosen, runs, confidence, seed)
@@ -97,7 +114,10 @@ def _fill(
     if given:
         raise ValueError(f"{given[0]} must not be given with --results, got {given}")
     done = audit_rows(
-        results, runs=runs, confidence=confidence, seed=seed,
+        results,
+        runs=runs,
+        confidence=confidence,
+        seed=seed,
         progress=lambda name, count: counting_bar(f"auditing {name}", count),
     )
     for row in done:
@@ -122,13 +142,22 @@ def _by_many_runs(
     kind = registry.METHODS[name].energy if name in registry.METHODS else ""
     with counting_bar(f"auditing {name}", 2 * runs) as progress:
         return audit_method(
-            built, steps, delta, runs=runs, confidence=confidence, energy=kind, seed=seed,
+            built,
+            steps,
+            delta,
+            runs=runs,
+            confidence=confidence,
+            energy=kind,
+            seed=seed,
             progress=progress,
         )
 
 
 def _of_method(
-    name: str, numbers: dict[str, Any], settings: tuple[str, ...], steps: int | None,
+    name: str,
+    numbers: dict[str, Any],
+    settings: tuple[str, ...],
+    steps: int | None,
     delta: float | None,
 ) -> tuple[str, Any, int, float]:
     built = _built(name, numbers, settings)
@@ -141,8 +170,13 @@ def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any
     from jaxdp.cli.train import parse_settings
     from jaxdp.optimizers import registry
 
-    defaults = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "learning_rate": 0.1,
-                "sampling": "poisson", "dataset_size": 4}
+    defaults = {
+        "noise_multiplier": 1.0,
+        "l2_clip_norm": 1.0,
+        "learning_rate": 0.1,
+        "sampling": "poisson",
+        "dataset_size": 4,
+    }
     given = {**defaults, **{k: v for k, v in numbers.items() if v is not None}}
     full = given["sampling"] == "full_batch"
     given.setdefault("batch_size", given["dataset_size"] if full else 1)
@@ -174,9 +208,7 @@ def _refuse_with_run(given: dict[str, Any], settings: tuple[str, ...]) -> None:
     named = [name for name, value in given.items() if value is not None]
     named += ["set"] if settings else []
     if named:
-        raise ValueError(
-            f"{named[0]} must not be given with a run, whose own is used; got {named}"
-        )
+        raise ValueError(f"{named[0]} must not be given with a run, whose own is used; got {named}")
 
 
 def _refuse_with_canaries() -> None:

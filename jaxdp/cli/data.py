@@ -28,11 +28,15 @@ def list_() -> None:
 @data.command()
 @click.argument("names", nargs=-1, metavar="[DATASET]...")
 @click.option(
-    "--source", type=Filled(), required=True,
+    "--source",
+    type=Filled(),
+    required=True,
     help="Folder with the original files, in mnist/, fashion-mnist/, cifar-10-webp/, pums/.",
 )
 @click.option(
-    "--data-dir", type=Filled(), required=True,
+    "--data-dir",
+    type=Filled(),
+    required=True,
     help="Where to write; pass the same to `jaxdp train --data-dir`.",
 )
 def prepare(names: tuple[str, ...], source: Path, data_dir: Path) -> None:

@@ -10,7 +10,9 @@ from jaxdp.cli.options import Filled
 @click.command()
 @click.argument("run", type=Filled())
 @click.option(
-    "--to", "target", type=Filled(),
+    "--to",
+    "target",
+    type=Filled(),
     help="File to write [default: RUN/params.msgpack].",
 )
 def export(run: Path, target: Path | None) -> None:

@@ -9,7 +9,11 @@ from jaxdp.cli.progress import progress_bar
 
 
 def launch(
-    config: Any, directory: Any, dataset: Any, secret: Any, given: dict[str, Any] | None,
+    config: Any,
+    directory: Any,
+    dataset: Any,
+    secret: Any,
+    given: dict[str, Any] | None,
     as_json: bool,
 ) -> None:
     """Trains and reports.
@@ -55,10 +59,15 @@ def dry(config: Any, as_json: bool) -> None:
     epsilon = acc.epsilon(total, config.delta, relation).upper if supported else float("inf")
     times = rehearse(config)
     answer = {
-        "dry_run": True, "epsilon": _finite(epsilon), "delta": config.delta,
-        "relation": config.relation, "noise_multiplier": config.noise_multiplier,
-        "steps": config.steps, "batch_size": config.batch_size,
-        "seconds_to_compile": times.compile, "seconds_a_step": times.step,
+        "dry_run": True,
+        "epsilon": _finite(epsilon),
+        "delta": config.delta,
+        "relation": config.relation,
+        "noise_multiplier": config.noise_multiplier,
+        "steps": config.steps,
+        "batch_size": config.batch_size,
+        "seconds_to_compile": times.compile,
+        "seconds_a_step": times.step,
         "seconds": times.compile + config.steps * times.step,
     }
     if as_json:
@@ -83,8 +92,11 @@ def _report(
     from jaxdp.runs.assemble import test_split
 
     return described.report(
-        result, test_labels=test_split(result.config, dataset)[1][1], ledger=directory.ledger,
-        date=date, command=None if given is None else origin.command(given),
+        result,
+        test_labels=test_split(result.config, dataset)[1][1],
+        ledger=directory.ledger,
+        date=date,
+        command=None if given is None else origin.command(given),
     )
 
 
@@ -92,12 +104,21 @@ def _public(report: dict[str, Any], directory: Any) -> dict[str, Any]:
     """The result without its curves; no time, which depends on the private data."""
     guarantee = report["guarantee"]
     names = (
-        "epsilon", "delta", "relation", "sampling", "sampling_prob", "noise_multiplier", "releases"
+        "epsilon",
+        "delta",
+        "relation",
+        "sampling",
+        "sampling_prob",
+        "noise_multiplier",
+        "releases",
     )
     claim = report["claim"]
     return {
-        "out": str(directory.path), "dataset": report["dataset"], "method": report["method"],
-        "steps": report["history"][-1]["step"], "test_accuracy": report.get("test_accuracy"),
+        "out": str(directory.path),
+        "dataset": report["dataset"],
+        "method": report["method"],
+        "steps": report["history"][-1]["step"],
+        "test_accuracy": report.get("test_accuracy"),
         **{name: guarantee[name] for name in names},
         "claimed_epsilon": claim["epsilon"] if claim else None,
         "label": report["label"],
@@ -122,12 +143,15 @@ def _print_summary(report: dict[str, Any], directory: Any) -> None:
     )
     if report["claim"]:
         claim = report["claim"]
-        click.echo(f"claimed by the paper: epsilon {show_epsilon(claim['epsilon'])}, "
-                   f"{claim['verdict']}")
+        click.echo(
+            f"claimed by the paper: epsilon {show_epsilon(claim['epsilon'])}, {claim['verdict']}"
+        )
     if report["counts"]:
         counts = report["counts"]
-        click.echo(f"{counts['proposals']:,} candidates charged, {counts['accepted']:,} accepted, "
-                   f"{counts['forced']:,} of them by force")
+        click.echo(
+            f"{counts['proposals']:,} candidates charged, {counts['accepted']:,} accepted, "
+            f"{counts['forced']:,} of them by force"
+        )
     if report["judged_by"]:
         click.echo(report["judged_by"])
     if report["label"]:

@@ -12,9 +12,7 @@ class Filled(click.Path):
     def __init__(self, **given: Any):
         super().__init__(path_type=Path, **given)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path; refused where it is empty."""
         if value == "":
             self.fail("expected a path, got ''", param, ctx)

@@ -39,21 +39,23 @@ def reproduce() -> None:
 
 
 _results = click.option(
-    "--results", type=Filled(), default=_RESULTS, show_default=True,
+    "--results",
+    type=Filled(),
+    default=_RESULTS,
+    show_default=True,
     help="JSON file of the finished rows.",
 )
 _out = click.option(
-    "--out", type=Filled(), default=_FOLDER, show_default=True,
+    "--out",
+    type=Filled(),
+    default=_FOLDER,
+    show_default=True,
     help="Folder of the runs; holds their secrets.",
 )
 
 
-_data_dir = click.option(
-    "--data-dir", type=Filled(), help="Where prepared data sets lie."
-)
-_detached = click.option(
-    "--detach", is_flag=True, help="Go on in the background; see `status`."
-)
+_data_dir = click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
+_detached = click.option("--detach", is_flag=True, help="Go on in the background; see `status`.")
 _runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
 
 
@@ -74,7 +76,11 @@ def list_rows() -> None:
 @_results
 @_out
 def run(
-    rows: tuple[str, ...], data_dir: Path | None, detach: bool, runs: int | None, results: Path,
+    rows: tuple[str, ...],
+    data_dir: Path | None,
+    detach: bool,
+    runs: int | None,
+    results: Path,
     out: Path,
 ) -> None:
     """Run ROWS that have no result yet, each from its last checkpoint.
@@ -88,7 +94,8 @@ def run(
     if detach:
         _detach(
             ["run", *rows, "--results", str(results.absolute()), "--runs", str(runs or 1)],
-            data_dir, out,
+            data_dir,
+            out,
         )
         return
     _work(rows or _runnable(tuple(queue.ROWS)), results, data_dir, out, runs or 1)
@@ -111,8 +118,11 @@ def status(results: Path, out: Path) -> None:
             click.echo(
                 f"{queue.folder_name(name, number):48}{row['test_accuracy']:.2%}  proven epsilon "
                 f"{show_epsilon(row['proven_epsilon'])}"
-                + (f"  claimed {show_epsilon(row['claimed_epsilon'])}"
-                   if row["claimed_epsilon"] is not None else "")
+                + (
+                    f"  claimed {show_epsilon(row['claimed_epsilon'])}"
+                    if row["claimed_epsilon"] is not None
+                    else ""
+                )
                 + (f"  accepted {rate:.1%}" if rate is not None else "")
                 + f"  {row['seconds']:.0f} s"
             )
@@ -124,7 +134,10 @@ def status(results: Path, out: Path) -> None:
 
 @reproduce.command()
 @click.option(
-    "--to", type=Filled(), default=Path("docs/images"), show_default=True,
+    "--to",
+    type=Filled(),
+    default=Path("docs/images"),
+    show_default=True,
     help="Folder for the plots.",
 )
 def figures(to: Path) -> None:
@@ -144,17 +157,28 @@ def _target(name: str, about: str) -> click.Command:
     @_data_dir
     @_detached
     @click.option(
-        "--results-dir", type=Filled(), default=_RESULTS.parent,
-        show_default=True, help="Folder of the result rows.",
+        "--results-dir",
+        type=Filled(),
+        default=_RESULTS.parent,
+        show_default=True,
+        help="Folder of the result rows.",
     )
     @_out
     @click.option(
-        "--to", type=Filled(), default=Path("docs/results"), show_default=True,
+        "--to",
+        type=Filled(),
+        default=Path("docs/results"),
+        show_default=True,
         help="Folder for the page and its plots.",
     )
     def command(
-        render_only: bool, runs: int | None, data_dir: Path | None, detach: bool,
-        results_dir: Path, out: Path, to: Path,
+        render_only: bool,
+        runs: int | None,
+        data_dir: Path | None,
+        detach: bool,
+        results_dir: Path,
+        out: Path,
+        to: Path,
     ) -> None:
         if detach:
             arguments = [name, "--results-dir", str(results_dir.absolute())]
@@ -176,9 +200,7 @@ for _name, _about in _TARGETS.items():
     reproduce.add_command(_target(_name, _about))
 
 
-def _make(
-    name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: int | None
-) -> None:
+def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: int | None) -> None:
     """Runs the rows of a target that are missing."""
     from jaxdp import tables
     from jaxdp.cli.progress import counting_bar
@@ -206,7 +228,8 @@ def _runnable(names: tuple[str, ...]) -> tuple[str, ...]:
     if waiting:
         click.echo(
             f"{len(waiting)} rows need a GPU and are left out (`jaxdp reproduce run NAME` runs "
-            f"them all the same): {', '.join(waiting)}", err=True,
+            f"them all the same): {', '.join(waiting)}",
+            err=True,
         )
     return tuple(name for name in names if name not in waiting)
 
@@ -218,8 +241,13 @@ def _work(
     from jaxdp.runs import described, queue
 
     queue.work(
-        names, out, results, data_dir, described.report,
-        lambda row: progress_bar(row.config(), row.name), runs,
+        names,
+        out,
+        results,
+        data_dir,
+        described.report,
+        lambda row: progress_bar(row.config(), row.name),
+        runs,
     )
 
 
@@ -232,7 +260,11 @@ def _detach(arguments: list[str], data_dir: Path | None, out: Path) -> None:
     log = out / "log.txt"
     with open(log, "ab") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
             env=dict(os.environ),
         )
     click.echo(f"process {process.pid}, log {log}")

@@ -18,35 +18,48 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 
 @click.command()
 @click.option(
-    "--dataset", type=click.Choice(list(SPECS)), default="digits", show_default=True,
+    "--dataset",
+    type=click.Choice(list(SPECS)),
+    default="digits",
+    show_default=True,
     help="digits is embedded; the others are prepared by `jaxdp data prepare` or fetched.",
 )
 @click.option(
-    "--data", "data_file", type=Filled(dir_okay=False),
+    "--data",
+    "data_file",
+    type=Filled(dir_okay=False),
     help="A .npz file of your own instead: x, y, and perhaps public x_test, y_test.",
 )
 @click.option("--classes", type=int, help="Number of classes of --data, public.")
 @click.option(
-    "--dataset-size", type=int,
+    "--dataset-size",
+    type=int,
     help="Declared number of records of --data, public [default: that of the file].",
 )
 @click.option(
-    "--model", type=click.Choice(["mnist-cnn", "cifar-cnn", "mlp", "logistic"]),
+    "--model",
+    type=click.Choice(["mnist-cnn", "cifar-cnn", "mlp", "logistic"]),
     help="Network [default: the papers' for the data set].",
 )
 @click.option(
-    "--activation", type=click.Choice(["tanh", "relu", "tempered_sigmoid"]),
+    "--activation",
+    type=click.Choice(["tanh", "relu", "tempered_sigmoid"]),
     help="Of the hidden layers [default: tanh].",
 )
 @click.option(
-    "--method", help="Private method, see `jaxdp methods` [default: dp-sgd].",
+    "--method",
+    help="Private method, see `jaxdp methods` [default: dp-sgd].",
 )
 @click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
     help="A further setting of the method, such as temperature=5; may be repeated.",
 )
 @click.option(
-    "--noise-schedule", metavar="KIND:NUMBER:EVERY",
+    "--noise-schedule",
+    metavar="KIND:NUMBER:EVERY",
     help="How the noise multiplier moves from its first value, such as exponential:0.01:117.",
 )
 @click.option("--hidden", type=int, help="Width of an MLP's hidden layer [default: 64].")
@@ -62,15 +75,18 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 @click.option("--learning-rate", type=float, help="Constant learning rate.")
 @click.option("--momentum", type=float, help="Momentum of SGD [default: 0.9].")
 @click.option(
-    "--sampling", type=click.Choice(["poisson", "fixed_size", "full_batch"]),
+    "--sampling",
+    type=click.Choice(["poisson", "fixed_size", "full_batch"]),
     help="How batches are drawn [default: poisson].",
 )
 @click.option(
-    "--relation", type=click.Choice(_RELATIONS),
+    "--relation",
+    type=click.Choice(_RELATIONS),
     help="Which data sets are neighbours [default: add_or_remove_one].",
 )
 @click.option(
-    "--canaries", type=int,
+    "--canaries",
+    type=int,
     help="Candidates of an audit: each is a record more with probability 1/2 [default: 0].",
 )
 @click.option("--eval-every", type=int, help="Steps between evaluations [default: steps / 20].")
@@ -83,8 +99,16 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 @click.option("--dry-run", is_flag=True, help="Say what it would cost, on random data; no run.")
 @click.option("--json", "as_json", is_flag=True, help="The last line is one JSON object.")
 def train(
-    data_file: Path | None, classes: int | None, dataset_size: int | None, data_dir: Path | None,
-    out: Path | None, resume: bool, seed: int | None, dry_run: bool, as_json: bool, **options: Any,
+    data_file: Path | None,
+    classes: int | None,
+    dataset_size: int | None,
+    data_dir: Path | None,
+    out: Path | None,
+    resume: bool,
+    seed: int | None,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Train a private classifier and report what was proven.
 
@@ -115,9 +139,12 @@ def train(
         return
     with in_words(directory):
         launch(
-            config, directory,
+            config,
+            directory,
             own or data.load(config.dataset, _data_dir(directory, data_dir, resume)),
-            None if resume else secret, None if resume else _given(), as_json,
+            None if resume else secret,
+            None if resume else _given(),
+            as_json,
         )
 
 
@@ -132,9 +159,7 @@ def _imports_kept() -> Iterator[None]:
         gc.enable()
 
 
-def _check_together(
-    out: Path | None, resume: bool, seed: int | None, dry_run: bool
-) -> None:
+def _check_together(out: Path | None, resume: bool, seed: int | None, dry_run: bool) -> None:
     if resume and out is None:
         raise click.UsageError("--out must name the run to resume")
     if resume and seed is not None:

@@ -38,7 +38,7 @@ def checked_mask(mask: Any, size: int) -> jax.Array:
     if mask is None:
         raise ValueError(
             "mask must say which rows are records, got None: padding would count as records. Hand "
-            'over a jaxdp.Batch (draw.batches(data) makes them), or give mask=: bool '
+            "over a jaxdp.Batch (draw.batches(data) makes them), or give mask=: bool "
             f'[{size}], or "all" where no row is padding'
         )
     if isinstance(mask, str):

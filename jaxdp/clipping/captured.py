@@ -84,8 +84,12 @@ def declaring(
 
 
 def found(
-    traced: Any, public: Declared, loss_fn: Callable[..., Any], flags: Sequence[bool],
-    params: PyTree, args: Sequence[PyTree],
+    traced: Any,
+    public: Declared,
+    loss_fn: Callable[..., Any],
+    flags: Sequence[bool],
+    params: PyTree,
+    args: Sequence[PyTree],
 ) -> tuple[Constant, ...]:
     """The arrays that a loss captured, in its gradient rules too.
 

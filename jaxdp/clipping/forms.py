@@ -101,7 +101,8 @@ def form_of(
     positional = [p for p in given if p.kind in _POSITIONAL]
     required = [p.name for p in positional[1:] if p.default is Parameter.empty and p.name != rng]
     only = tuple(
-        p.name for p in given
+        p.name
+        for p in given
         if p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty and p.name != rng
     )
     rest = any(p.kind is Parameter.VAR_POSITIONAL for p in given)

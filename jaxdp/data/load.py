@@ -79,8 +79,12 @@ def _digits(chosen: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def _digits_csv() -> bytes:
     """scikit-learn's file, without importing scikit-learn, which takes a second."""
     found = importlib.util.find_spec("sklearn")
-    path = Path(found.submodule_search_locations[0] if found and found.submodule_search_locations
-                else "", "datasets", "data", "digits.csv.gz")
+    path = Path(
+        found.submodule_search_locations[0] if found and found.submodule_search_locations else "",
+        "datasets",
+        "data",
+        "digits.csv.gz",
+    )
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:

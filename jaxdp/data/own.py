@@ -43,8 +43,8 @@ def from_file(
         test_x, test_y = _checked(
             arrays["x_test"], arrays["y_test"], "x_test", "y_test", count, shape
         )
-    size = len(y) if dataset_size is None else _validate.integer(
-        "dataset_size", dataset_size, least=1
+    size = (
+        len(y) if dataset_size is None else _validate.integer("dataset_size", dataset_size, least=1)
     )
     name = Path(path).stem
     spec = DatasetSpec(name, name, "", shape, count, size, len(test_y))
@@ -65,7 +65,11 @@ def _read(path: str) -> dict[str, np.ndarray]:
 
 
 def _checked(
-    x: np.ndarray, y: np.ndarray, x_name: str, y_name: str, num_classes: int,
+    x: np.ndarray,
+    y: np.ndarray,
+    x_name: str,
+    y_name: str,
+    num_classes: int,
     shape: tuple[int, ...] | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     if x.ndim < 2 or x.dtype.kind not in "fiub":
@@ -75,8 +79,10 @@ def _checked(
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise ValueError(f"{y_name} must be whole numbers [n], got {y.dtype} of {y.ndim} axes")
     if len(x) != len(y) or not len(y):
-        raise ValueError(f"{x_name} and {y_name} must have one row for each record, and at least "
-                         "one, got other numbers of rows")
+        raise ValueError(
+            f"{x_name} and {y_name} must have one row for each record, and at least "
+            "one, got other numbers of rows"
+        )
     if y.min() < 0 or y.max() >= num_classes:
         # Without the label: it is private.
         raise ValueError(

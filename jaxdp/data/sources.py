@@ -16,8 +16,15 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 # The slides' columns; `collegedegree` is `educ >= 13`. Each is 0 or 1 by the survey's codebook.
 PUMS_COLUMNS = (
-    "sex", "married", "black", "asian", "collegedegree", "militaryservice", "uscitizen",
-    "disability", "englishability",
+    "sex",
+    "married",
+    "black",
+    "asian",
+    "collegedegree",
+    "militaryservice",
+    "uscitizen",
+    "disability",
+    "englishability",
 )
 PUMS_COLLEGE_FROM = 13
 _PUMS_SPLIT_KEY = 2021  # fixes the 80/20 split by row number, whatever the rows hold
@@ -106,7 +113,11 @@ def _tiles(content: bytes, path: Path) -> np.ndarray:
 
 def _read_pums(spec: DatasetSpec, content: bytes) -> dict[str, Arrays]:
     table: Any = np.genfromtxt(
-        io.BytesIO(content), delimiter=",", names=True, dtype=np.int64, encoding="utf-8",
+        io.BytesIO(content),
+        delimiter=",",
+        names=True,
+        dtype=np.int64,
+        encoding="utf-8",
         deletechars='"',
     )
     columns = {name.strip('"'): table[name] for name in table.dtype.names}

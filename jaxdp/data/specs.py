@@ -71,7 +71,13 @@ _CIFAR_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 SPECS: dict[str, DatasetSpec] = {
     "digits": DatasetSpec("digits", "Digits", "1.0.0", (8, 8, 1), 10, 1_437, 360),
     "mnist": DatasetSpec(
-        "mnist", "MNIST", "3.0.1", (28, 28, 1), 10, 60_000, 10_000,
+        "mnist",
+        "MNIST",
+        "3.0.1",
+        (28, 28, 1),
+        10,
+        60_000,
+        10_000,
         _idx_files(
             "mnist",
             "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -82,7 +88,13 @@ SPECS: dict[str, DatasetSpec] = {
         fetchable=True,
     ),
     "fashion_mnist": DatasetSpec(
-        "fashion_mnist", "Fashion-MNIST", "3.0.1", (28, 28, 1), 10, 60_000, 10_000,
+        "fashion_mnist",
+        "Fashion-MNIST",
+        "3.0.1",
+        (28, 28, 1),
+        10,
+        60_000,
+        10_000,
         _idx_files(
             "fashion-mnist",
             "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -93,7 +105,13 @@ SPECS: dict[str, DatasetSpec] = {
         fetchable=True,
     ),
     "cifar10": DatasetSpec(
-        "cifar10", "CIFAR-10", "3.0.2", (32, 32, 3), 10, 50_000, 10_000,
+        "cifar10",
+        "CIFAR-10",
+        "3.0.2",
+        (32, 32, 3),
+        10,
+        50_000,
+        10_000,
         (
             *(
                 SourceFile(f"cifar-10-webp/{name}.webp", digest)
@@ -104,7 +122,13 @@ SPECS: dict[str, DatasetSpec] = {
         fetchable=True,
     ),
     "pums": DatasetSpec(
-        "pums", "PUMS Fulton County", "1.0.0", (9,), 2, 20_612, 5_154,
+        "pums",
+        "PUMS Fulton County",
+        "1.0.0",
+        (9,),
+        2,
+        20_612,
+        5_154,
         (SourceFile("pums/FultonPUMS5full.csv", "85145db1d4cd5c02423d3c8856a8ceb9"),),
     ),
 }

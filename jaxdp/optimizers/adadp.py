@@ -137,7 +137,9 @@ def scale_by_adadp(
         std = mechanism.noise_std(updates if params is None else params, state.step)
         moment = jax.tree.map(
             lambda e, g, s: keep * e + (1 - keep) * (jnp.square(g) - jnp.square(std * s)),
-            state.moment, updates, box.sides(state.moment),
+            state.moment,
+            updates,
+            box.sides(state.moment),
         )
         out, rate = _rms_step(updates, state.rate, gamma, eps, adaptive_rate)
         return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
@@ -235,7 +237,11 @@ def adadp_as_published(
     gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
     mechanism = with_rule(
         # Its bound √m is that of the contributions below; its clipping is not used.
-        coordinate_box(1.0), noise_multiplier, batch_size, dataset_size, sampling,
+        coordinate_box(1.0),
+        noise_multiplier,
+        batch_size,
+        dataset_size,
+        sampling,
         leak="un-noised squared gradients set the clip bounds and the noise of later steps",
     )
 
@@ -247,14 +253,13 @@ def adadp_as_published(
 
     def contribution(grad: PyTree, moment: PyTree) -> tuple[PyTree, PyTree]:
         local = variance(jax.tree.map(jnp.sqrt, moment)) > threshold
-        clipped = jax.tree.map(
-            lambda g, f: jnp.where(local, g, f), grad, flat_clip(grad, bound)
-        )
+        clipped = jax.tree.map(lambda g, f: jnp.where(local, g, f), grad, flat_clip(grad, bound))
         scaled = jax.tree.map(
             lambda g, s: jnp.where(
                 s > 0, jnp.where(local, jnp.clip(g, -s, s), g) / jnp.where(s > 0, s, 1.0), 0.0
             ),
-            clipped, sides(moment),
+            clipped,
+            sides(moment),
         )
         return scaled, jax.tree.map(jnp.square, grad)
 
@@ -263,7 +268,11 @@ def adadp_as_published(
         return AdaDpState(jnp.zeros([], jnp.int32), zeros, zeros)
 
     def update(
-        updates: PyTree, state: AdaDpState, params: PyTree | None = None, *, leaked: PyTree,
+        updates: PyTree,
+        state: AdaDpState,
+        params: PyTree | None = None,
+        *,
+        leaked: PyTree,
         **extra: Any,
     ) -> tuple[PyTree, AdaDpState]:
         del params, extra
@@ -274,9 +283,15 @@ def adadp_as_published(
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
     return Method(
-        mechanism, tx, raw=lambda state: state[0].moment, claim=acc.claims.adadp_theorem_1,
+        mechanism,
+        tx,
+        raw=lambda state: state[0].moment,
+        claim=acc.claims.adadp_theorem_1,
         gradient=functools.partial(
-            RawGradient, contribution=contribution, l2=mechanism.l2, unscale=sides,
+            RawGradient,
+            contribution=contribution,
+            l2=mechanism.l2,
+            unscale=sides,
             batch_size=mechanism.batch_size,
         ),
     )

@@ -169,7 +169,8 @@ class Moments:
         step = jnp.maximum(state.step, 1)
         return jax.tree.map(
             lambda v, s: jnp.sqrt(jnp.maximum(v, self.noise_floor * s)) + self.eps,
-            self.debias(state.nu, step), self.debias(state.noise, step),
+            self.debias(state.nu, step),
+            self.debias(state.noise, step),
         )
 
     def direction(self, state: AdaptiveState, grads: PyTree) -> PyTree:
@@ -183,8 +184,11 @@ def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moment
     """Those of :func:`scale_by_dp_adam`."""
     b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
     return Moments(
-        _running(b2), lambda nu, step: _debiased(nu, b2, step),
-        eps, noise_floor, b1,
+        _running(b2),
+        lambda nu, step: _debiased(nu, b2, step),
+        eps,
+        noise_floor,
+        b1,
     )
 
 
@@ -197,8 +201,10 @@ def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> Moments:
 def adagrad_moments(eps: float, noise_floor: float) -> Moments:
     """Those of :func:`scale_by_dp_adagrad`."""
     return Moments(
-        lambda old, new, step: jax.tree.map(jnp.add, old, new), lambda nu, step: nu,
-        eps, noise_floor,
+        lambda old, new, step: jax.tree.map(jnp.add, old, new),
+        lambda nu, step: nu,
+        eps,
+        noise_floor,
     )
 
 

@@ -91,8 +91,12 @@ def annealing(
         return AnnealingState(inner.init(params), words, start, zero, zero, zero, zero, tag)
 
     def update(
-        updates: PyTree, state: AnnealingState, params: PyTree | None = None, *,
-        energy: Any = None, **extra: Any,
+        updates: PyTree,
+        state: AnnealingState,
+        params: PyTree | None = None,
+        *,
+        energy: Any = None,
+        **extra: Any,
     ) -> tuple[PyTree, AnnealingState]:
         _check_update(updates, energy, params)
         if isinstance(energy, DrawnEnergy):
@@ -120,7 +124,9 @@ def annealing(
         def accepted() -> tuple[PyTree, AnnealingState]:
             only_by_force = (forced & ~better & ~lucky).astype(jnp.int32)
             return step, judged._replace(
-                inner=proposed, energy=candidate_energy, accepted=state.accepted + 1,
+                inner=proposed,
+                energy=candidate_energy,
+                accepted=state.accepted + 1,
                 forced=state.forced + only_by_force,
                 rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
             )
@@ -169,10 +175,12 @@ def sa_dpsgd(
             "has no guarantee; give energy=energy_mechanism(...) for a noisy one"
         )
     if energy_on_private:
-        mechanism = mechanism.leaking("an un-noised loss on training records decided which steps "
-                                      "were taken")
-    sgd = optax.sgd(_check.learning_rate(learning_rate),
-                    momentum=_check.decay("momentum", momentum) or None)
+        mechanism = mechanism.leaking(
+            "an un-noised loss on training records decided which steps were taken"
+        )
+    sgd = optax.sgd(
+        _check.learning_rate(learning_rate), momentum=_check.decay("momentum", momentum) or None
+    )
     chain = annealing(sgd, key, temperature, max_rejections, restore_inner=not as_published)
     claim = acc.claims.sa_dpsgd_theorem_1 if as_published else None
     return Method(mechanism, chain, energy=energy, counts=_counts, claim=claim)

@@ -33,6 +33,7 @@ class LeakySum(Summed):
 
 never_flattened(LeakySum)
 
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawGradient:
     """Per-example contributions that depend on un-noised moments; same face as ``ClippedGrad``.
@@ -73,7 +74,12 @@ class RawGradient:
         return params
 
     def sum(
-        self, params: PyTree, data: PyTree, draw: Draw, rng: jax.Array | None = None, *,
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: Draw,
+        rng: jax.Array | None = None,
+        *,
         raw: PyTree,
     ) -> tuple[Summed, list[ClipInfo]]:
         """The sum over one draw, pass by pass."""

@@ -118,9 +118,16 @@ class PrivateEnergy:
         assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
         assert draw.ticket is not None
         opened = OpenEnergy(
-            self.data, indices, mask, np.int32(passes), None, self.loss_fn,
-            self.mechanism.rule.l2(None), self.mechanism.l2(None),
-            self.mechanism.noise_multiplier, self.mechanism.batch_size,
+            self.data,
+            indices,
+            mask,
+            np.int32(passes),
+            None,
+            self.loss_fn,
+            self.mechanism.rule.l2(None),
+            self.mechanism.l2(None),
+            self.mechanism.noise_multiplier,
+            self.mechanism.batch_size,
         )
         return DrawnEnergy(opened, draw.ticket)
 
@@ -271,4 +278,3 @@ def energy_mechanism(
 def is_energy(value: Any) -> bool:
     """True if an update may be judged by ``value``."""
     return isinstance(value, PublicEnergy | DrawnEnergy | OpenEnergy)
-

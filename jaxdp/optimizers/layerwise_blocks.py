@@ -159,9 +159,7 @@ def layerwise(
             moved, new = optimizer.update(mask(i, noisy), state.inner[i], part)
             # Other groups' sums are zero or un-noised leftovers; none of them may get through.
             parts.append(jax.tree.map(lambda u, h=here: jnp.where(h, u, jnp.zeros_like(u)), moved))
-            inner.append(
-                jax.tree.map(lambda a, b, h=here: jnp.where(h, a, b), new, state.inner[i])
-            )
+            inner.append(jax.tree.map(lambda a, b, h=here: jnp.where(h, a, b), new, state.inner[i]))
         leaves = [iter(jax.tree.leaves(part)) for part in parts]
         order = [next(leaves[g]) for g in jax.tree.leaves(groups)]
         return (
@@ -188,7 +186,9 @@ def layerwise_method(
         )
     link = layerwise(optimizer, groups, mechanism.noise_multiplier, mechanism.batch_size)
     return Method(
-        mechanism, optax.identity(), noise=link,
+        mechanism,
+        optax.identity(),
+        noise=link,
         gradient=lambda loss_fn: LayerwiseGrad(loss_fn, mechanism.rule, groups),
     )
 

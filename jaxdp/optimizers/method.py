@@ -123,7 +123,9 @@ class Method:
         return acc.Composed(tuple(part.total(steps) for part in parts if part is not None))
 
     def epsilon(
-        self, steps: int, delta: float,
+        self,
+        steps: int,
+        delta: float,
         relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps, rejected candidates included."""

@@ -63,8 +63,13 @@ class Preconditioner:
 
 
 def piadam(
-    mechanism: Mechanism, learning_rate: Any, b1: float = 0.9, b2: float = 0.999,
-    eps: float = 1e-8, noise_floor: float = 0.1, spread: float = 10.0,
+    mechanism: Mechanism,
+    learning_rate: Any,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
+    spread: float = 10.0,
 ) -> Method:
     """PIAdam, repaired: gradients divided by D of earlier noisy outputs, clipped, noised, applied.
 
@@ -84,15 +89,22 @@ def piadam(
 
 
 def pirmsprop(
-    mechanism: Mechanism, learning_rate: Any, decay: float = 0.9, eps: float = 1e-8,
-    noise_floor: float = 0.1, spread: float = 10.0,
+    mechanism: Mechanism,
+    learning_rate: Any,
+    decay: float = 0.9,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
+    spread: float = 10.0,
 ) -> Method:
     """PIRMSprop, repaired; see :func:`piadam`."""
     return _pigdo(mechanism, learning_rate, rmsprop_moments(decay, eps, noise_floor), spread)
 
 
 def piadagrad(
-    mechanism: Mechanism, learning_rate: Any, eps: float = 1e-8, noise_floor: float = 0.1,
+    mechanism: Mechanism,
+    learning_rate: Any,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Method:
     """PIAdagrad, repaired; see :func:`piadam`."""
@@ -151,8 +163,13 @@ def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
 
 
 def pigdo_as_published(
-    mechanism: Mechanism, learning_rate: Any, name: str = "adam", *,
-    b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8,
+    mechanism: Mechanism,
+    learning_rate: Any,
+    name: str = "adam",
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
 ) -> Method:
     """Algorithm 2 as its text says: moments of **un-noised** gradients, shared. Not private.
 
@@ -188,7 +205,11 @@ def pigdo_as_published(
         return RawMoments(jnp.zeros([], jnp.int32), zeros, zeros)
 
     def update(
-        updates: PyTree, state: RawMoments, params: PyTree | None = None, *, leaked: PyTree,
+        updates: PyTree,
+        state: RawMoments,
+        params: PyTree | None = None,
+        *,
+        leaked: PyTree,
         **extra: Any,
     ) -> tuple[PyTree, RawMoments]:
         del params, extra
@@ -198,9 +219,15 @@ def pigdo_as_published(
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
     return Method(
-        leaking, tx, raw=lambda state: state[0], claim=acc.claims.modified_moments_accountant,
+        leaking,
+        tx,
+        raw=lambda state: state[0],
+        claim=acc.claims.modified_moments_accountant,
         gradient=functools.partial(
-            RawGradient, contribution=contribution, l2=mechanism.l2, unscale=None,
+            RawGradient,
+            contribution=contribution,
+            l2=mechanism.l2,
+            unscale=None,
             batch_size=mechanism.batch_size,
         ),
     )

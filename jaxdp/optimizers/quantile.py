@@ -86,8 +86,12 @@ def quantile_clip(
         return QuantileState(inner.init(params), jnp.asarray(initial_bound, jnp.float32))
 
     def update(
-        updates: Summed, state: QuantileState, params: PyTree | None = None, *,
-        key: NoiseKey | None = None, **extra: Any,
+        updates: Summed,
+        state: QuantileState,
+        params: PyTree | None = None,
+        *,
+        key: NoiseKey | None = None,
+        **extra: Any,
     ) -> tuple[PyTree, QuantileState]:
         votes = _votes(updates)
         key = opened(updates, key, state, params)
@@ -106,9 +110,7 @@ def quantile_clip(
     return mechanism, optax.GradientTransformationExtraArgs(init, _links.own(update))
 
 
-def quantile_method(
-    optimizer: optax.GradientTransformation, *args: Any, **options: Any
-) -> Method:
+def quantile_method(optimizer: optax.GradientTransformation, *args: Any, **options: Any) -> Method:
     """Quantile clipping as a ``Method``, for ``jaxdp.Trainer``.
 
     Args:

@@ -50,8 +50,11 @@ class Numbers:
     def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
         """The mechanism with a rule, flat clipping by default."""
         return with_rule(
-            rule or rules.clip(self.l2_clip_norm), self.noise_multiplier, self.batch_size,
-            self.dataset_size, self.sampling,
+            rule or rules.clip(self.l2_clip_norm),
+            self.noise_multiplier,
+            self.batch_size,
+            self.dataset_size,
+            self.sampling,
         )
 
 
@@ -141,8 +144,12 @@ def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Meth
 
 
 def _sa_private(
-    n: Numbers, temperature: float = 10.0, max_rejections: int = 10, energy_noise: float = 10.0,
-    energy_bound: float = 0.001, energy_batch_size: int | None = None,
+    n: Numbers,
+    temperature: float = 10.0,
+    max_rejections: int = 10,
+    energy_noise: float = 10.0,
+    energy_bound: float = 0.001,
+    energy_batch_size: int | None = None,
 ) -> Method:
     _validate.positive("energy_noise", energy_noise)
     _validate.positive("energy_bound", energy_bound)
@@ -160,38 +167,65 @@ def _sa_published(n: Numbers, temperature: float = 10.0, max_rejections: int = 1
 
 
 def _sa_published_train(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
-    return _annealed(
-        n, temperature, max_rejections, as_published=True, energy_on_private=True
-    )
+    return _annealed(n, temperature, max_rejections, as_published=True, energy_on_private=True)
 
 
 def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: Any) -> Method:
     if n.key is None:
         raise ValueError("key must be given to an annealed method, got None")
     return sa_dpsgd(
-        n.mechanism(), n.learning_rate, n.key, momentum=n.momentum, temperature=temperature,
-        max_rejections=max_rejections, **variant,
+        n.mechanism(),
+        n.learning_rate,
+        n.key,
+        momentum=n.momentum,
+        temperature=temperature,
+        max_rejections=max_rejections,
+        **variant,
     )
 
 
 def _adadp(
-    n: Numbers, beta: float = 1.2, threshold: float = 1e-6, floor: float = 0.1, cap: float = 1.0,
-    rate_decay: float = 0.1, moment_decay: float = 0.9, eps: float = 1e-8,
+    n: Numbers,
+    beta: float = 1.2,
+    threshold: float = 1e-6,
+    floor: float = 0.1,
+    cap: float = 1.0,
+    rate_decay: float = 0.1,
+    moment_decay: float = 0.9,
+    eps: float = 1e-8,
 ) -> Method:
     return adadp(
-        n.mechanism(rules.coordinate_box(1.0)), n.learning_rate, bound=n.l2_clip_norm, beta=beta,
-        threshold=threshold, floor=floor, cap=cap, rate_decay=rate_decay,
-        moment_decay=moment_decay, eps=eps,
+        n.mechanism(rules.coordinate_box(1.0)),
+        n.learning_rate,
+        bound=n.l2_clip_norm,
+        beta=beta,
+        threshold=threshold,
+        floor=floor,
+        cap=cap,
+        rate_decay=rate_decay,
+        moment_decay=moment_decay,
+        eps=eps,
     )
 
 
 def _adan(
-    n: Numbers, beta: float = 1.2, threshold: float = 1e-6, floor: float = 0.1, cap: float = 1.0,
+    n: Numbers,
+    beta: float = 1.2,
+    threshold: float = 1e-6,
+    floor: float = 0.1,
+    cap: float = 1.0,
     moment_decay: float = 0.9,
 ) -> Method:
     return adadp(
-        n.mechanism(rules.coordinate_box(1.0)), n.learning_rate, bound=n.l2_clip_norm, beta=beta,
-        threshold=threshold, floor=floor, cap=cap, moment_decay=moment_decay, adaptive_rate=False,
+        n.mechanism(rules.coordinate_box(1.0)),
+        n.learning_rate,
+        bound=n.l2_clip_norm,
+        beta=beta,
+        threshold=threshold,
+        floor=floor,
+        cap=cap,
+        moment_decay=moment_decay,
+        adaptive_rate=False,
     )
 
 
@@ -201,20 +235,33 @@ def _adal(n: Numbers, rate_decay: float = 0.1, eps: float = 1e-8) -> Method:
 
 def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> Method:
     return adadp_as_published(
-        n.noise_multiplier, n.batch_size, n.dataset_size, n.learning_rate, bound=n.l2_clip_norm,
-        beta=beta, threshold=threshold, sampling=n.sampling,
+        n.noise_multiplier,
+        n.batch_size,
+        n.dataset_size,
+        n.learning_rate,
+        bound=n.l2_clip_norm,
+        beta=beta,
+        threshold=threshold,
+        sampling=n.sampling,
     )
 
 
 def _piadam(
-    n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, noise_floor: float = 0.1,
+    n: Numbers,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Method:
     return pigdo.piadam(n.mechanism(), n.learning_rate, b1, b2, eps, noise_floor, spread)
 
 
 def _pirmsprop(
-    n: Numbers, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1,
+    n: Numbers,
+    decay: float = 0.9,
+    eps: float = 1e-8,
+    noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Method:
     return pigdo.pirmsprop(n.mechanism(), n.learning_rate, decay, eps, noise_floor, spread)
@@ -228,9 +275,7 @@ def _piadagrad(
 
 def _pigdo_published(name: str) -> Callable[..., Method]:
     def make(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Method:
-        return pigdo.pigdo_as_published(
-            n.mechanism(), n.learning_rate, name, b1=b1, b2=b2, eps=eps
-        )
+        return pigdo.pigdo_as_published(n.mechanism(), n.learning_rate, name, b1=b1, b2=b2, eps=eps)
 
     return make
 

@@ -16,16 +16,21 @@ def table(row: dict[str, Any]) -> list[tuple[str, str, str]]:
         found.append(("Claimed by the paper", show_epsilon(row["claimed"]), ""))
     proven = "nothing" if row["proven"] == "inf" else f"at most {show_epsilon(row['proven'])}"
     found.append((f"Proven, for the {row['steps']:,} steps attacked", proven, ""))
-    found.append((
-        f"Audited, at {row['confidence']:.0%} confidence",
-        f"at least {show_audited(row['audited'])}", _share(row, row["audited"]),
-    ))
+    found.append(
+        (
+            f"Audited, at {row['confidence']:.0%} confidence",
+            f"at least {show_audited(row['audited'])}",
+            _share(row, row["audited"]),
+        )
+    )
     if row.get("audited_profile") is not None:
-        found.append((
-            f"Audited, provided that {row['profile_assumes']}",
-            f"at least {show_audited(row['audited_profile'])}",
-            _share(row, row["audited_profile"]),
-        ))
+        found.append(
+            (
+                f"Audited, provided that {row['profile_assumes']}",
+                f"at least {show_audited(row['audited_profile'])}",
+                _share(row, row["audited_profile"]),
+            )
+        )
     return found
 
 
@@ -49,7 +54,8 @@ def verdict(row: dict[str, Any]) -> str:
         words = re.sub(
             r"the attack reaches \d+% of it",
             f"the attack reaches {_share(row, row['audited'])} of it, and {_share(row, profile)} "
-            f"provided that {row['profile_assumes']}", words,
+            f"provided that {row['profile_assumes']}",
+            words,
         )
     if row.get("noise_refuted"):
         words = words.replace(

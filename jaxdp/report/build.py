@@ -21,8 +21,14 @@ History = list[dict[str, Any]]
 
 
 def build(
-    subject: Subject, *, history: History, params: PyTree, ledger: Ledger, reproducible: bool,
-    ledger_file: Path | None = None, date: str | None = None,
+    subject: Subject,
+    *,
+    history: History,
+    params: PyTree,
+    ledger: Ledger,
+    reproducible: bool,
+    ledger_file: Path | None = None,
+    date: str | None = None,
 ) -> dict[str, Any]:
     """Everything that a reader needs to judge the run; nothing computed from un-noised data.
 
@@ -122,8 +128,12 @@ def _claim(subject: Subject, ledger: Ledger, history: History) -> dict[str, Any]
     claim = method.claim(rate, noise, max(1, steps), subject.delta)
     proven = ledger.epsilon(subject.delta, subject.relation)
     return {
-        "name": claim.name, "epsilon": claim.value, "steps": steps, "source": claim.source,
-        "verdict": f"nothing is proven, for {mechanism.leak}" if mechanism.leak
+        "name": claim.name,
+        "epsilon": claim.value,
+        "steps": steps,
+        "source": claim.source,
+        "verdict": f"nothing is proven, for {mechanism.leak}"
+        if mechanism.leak
         else claim.verdict(proven),
     }
 

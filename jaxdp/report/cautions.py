@@ -14,12 +14,15 @@ def cautions(epsilon: float, delta: float, dataset_size: int) -> list[dict[str, 
     if text := _of_epsilon(epsilon):
         found.append({"about": "epsilon", "text": text})
     if delta * dataset_size >= 1:
-        found.append({
-            "about": "delta",
-            "text": f"Delta ({delta:.3g}) is not below 1 / {dataset_size:,} = "
-            f"{1 / dataset_size:.3g}, one over the number of records: such a guarantee would also "
-            "be met by publishing a record picked at random. Choose a delta well below that.",
-        })
+        found.append(
+            {
+                "about": "delta",
+                "text": f"Delta ({delta:.3g}) is not below 1 / {dataset_size:,} = "
+                f"{1 / dataset_size:.3g}, one over the number of records: such a guarantee would "
+                "also be met by publishing a record picked at random. Choose a delta well below "
+                "that.",
+            }
+        )
     return found
 
 

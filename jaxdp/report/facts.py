@@ -60,8 +60,11 @@ def _protected(subject: Subject) -> Rows:
         ("Number of records", f"{subject.dataset_size:,}, declared and public"),
         ("Privacy unit", f"{subject.unit}: this is who the guarantee protects"),
         ("Neighbours", f"data sets that are alike but for {RELATIONS[subject.relation]}"),
-        ("Delta", f"{show_delta(subject.delta)}; one over the number of records is "
-         f"{1 / subject.dataset_size:.3g}"),
+        (
+            "Delta",
+            f"{show_delta(subject.delta)}; one over the number of records is "
+            f"{1 / subject.dataset_size:.3g}",
+        ),
     ]
 
 
@@ -69,10 +72,14 @@ def _done(subject: Subject, report: dict[str, Any]) -> Rows:
     guarantee, rule = report["guarantee"], subject.method.mechanism.rule
     sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
     return [
-        ("Sampling", sampling.format(
-            batch=subject.batch_size, size=subject.dataset_size,
-            rate=subject.batch_size / subject.dataset_size,
-        )),
+        (
+            "Sampling",
+            sampling.format(
+                batch=subject.batch_size,
+                size=subject.dataset_size,
+                rate=subject.batch_size / subject.dataset_size,
+            ),
+        ),
         ("Clipping", _RULES.get(type(rule), repr)(rule)),
         ("Noise multiplier", _noise(subject)),
         ("Released", guarantee["in_words"]),
@@ -93,17 +100,22 @@ def _noise(subject: Subject) -> str:
 def _counted(counts: dict[str, int]) -> Rows:
     if not counts:
         return []
-    return [(
-        "Candidates",
-        f"{counts['proposals']:,} evaluated and charged, {counts['accepted']:,} accepted "
-        f"({counts['accepted'] / counts['proposals']:.1%}), {counts['forced']:,} of them by force",
-    )]
+    return [
+        (
+            "Candidates",
+            f"{counts['proposals']:,} evaluated and charged, {counts['accepted']:,} accepted "
+            f"({counts['accepted'] / counts['proposals']:.1%}), "
+            f"{counts['forced']:,} of them by force",
+        )
+    ]
 
 
 def _origin(report: dict[str, Any]) -> Rows:
     rows = [
-        ("Date", f"{report['date']} (UTC; training began or was resumed)" if report["date"]
-         else ""),
+        (
+            "Date",
+            f"{report['date']} (UTC; training began or was resumed)" if report["date"] else "",
+        ),
         ("Command", report["command"]),
         ("SHA-256 of ledger.jsonl", report["ledger_sha256"] or ""),
         ("Versions", ", ".join(f"{name} {value}" for name, value in report["versions"].items())),

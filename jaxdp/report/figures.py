@@ -30,7 +30,9 @@ def save_all(folder: Path) -> list[tuple[Path, str]]:
     """Draws every figure; returns each path with a sentence of what was found."""
     folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[], tuple[Figure, str]]] = {
-        "beale.png": beale, "cosines.png": cosines, "annealing.png": annealing_in_a_plane,
+        "beale.png": beale,
+        "cosines.png": cosines,
+        "annealing.png": annealing_in_a_plane,
     }
     found = []
     for name, make in makers.items():
@@ -109,7 +111,9 @@ def annealing_in_a_plane() -> tuple[Figure, str]:
     energy = PublicEnergy(_regression, records[100:])
     figure, axes = _plane("Linear regression: 60 candidates, least squares at the star")
     _contours(
-        axes, lambda a, b: np.square(a - truth[0]) + np.square(b - truth[1]), (-0.6, 2.2),
+        axes,
+        lambda a, b: np.square(a - truth[0]) + np.square(b - truth[1]),
+        (-0.6, 2.2),
         (-1.8, 0.6),
     )
     found = []
@@ -131,8 +135,13 @@ def annealing_in_a_plane() -> tuple[Figure, str]:
 
 
 def trajectories(
-    method: Method, loss_fn: Callable[..., jax.Array], start: jax.Array, steps: int,
-    records: PyTree | None = None, energy: PublicEnergy | None = None, seeds: int = _SEEDS,
+    method: Method,
+    loss_fn: Callable[..., jax.Array],
+    start: jax.Array,
+    steps: int,
+    records: PyTree | None = None,
+    energy: PublicEnergy | None = None,
+    seeds: int = _SEEDS,
 ) -> np.ndarray:
     """float32 [seeds, steps + 1, 2]: the parameters along full-batch runs of a method."""
     batch = jnp.ones(1) if records is None else records

@@ -12,9 +12,7 @@ NOT_PRIVATE = {
 }
 
 
-def levels(
-    dataset: str, model: str, num_classes: int, test_labels: Any = None
-) -> dict[str, Any]:
+def levels(dataset: str, model: str, num_classes: int, test_labels: Any = None) -> dict[str, Any]:
     """Accuracy of guessing, and of the same model without privacy where it was measured.
 
     Args:
@@ -48,7 +46,8 @@ def sentences(report: dict[str, Any]) -> list[str]:
             f"Guessing a class at random is right for {found['chance']:.2%} of the test records"
             + (
                 f"; always answering their commonest class, for {found['majority']:.2%}."
-                if "majority" in found else "."
+                if "majority" in found
+                else "."
             )
         )
     if other := found.get("not_private"):

@@ -8,16 +8,31 @@ from jaxdp.report.subject import measured
 from jaxdp.report.words import show_delta, show_epsilon, show_factor, show_rate, title
 
 GLOSSARY = (
-    ("Epsilon", "how far, at most, one record can move the probability of anything that this run "
-     "shows: by a factor of e to the power of epsilon. 0 is perfect privacy; smaller is better."),
-    ("Delta", "how much probability is left over in which that need not hold. It has to be well "
-     "below one over the number of records."),
-    ("Privacy unit", "what one count of the guarantee is: with k records of one person in the "
-     "data, that person is protected k times less."),
-    ("Ledger", "the file ledger.jsonl, in which every release was written down before it was made. "
-     "Epsilon is computed from it alone."),
-    ("Audit", "an attack on the run, or on one like it. It can show that a guarantee is false, "
-     "never that it is true."),
+    (
+        "Epsilon",
+        "how far, at most, one record can move the probability of anything that this run "
+        "shows: by a factor of e to the power of epsilon. 0 is perfect privacy; smaller is better.",
+    ),
+    (
+        "Delta",
+        "how much probability is left over in which that need not hold. It has to be well "
+        "below one over the number of records.",
+    ),
+    (
+        "Privacy unit",
+        "what one count of the guarantee is: with k records of one person in the "
+        "data, that person is protected k times less.",
+    ),
+    (
+        "Ledger",
+        "the file ledger.jsonl, in which every release was written down before it was made. "
+        "Epsilon is computed from it alone.",
+    ),
+    (
+        "Audit",
+        "an attack on the run, or on one like it. It can show that a guarantee is false, "
+        "never that it is true.",
+    ),
 )
 
 
@@ -33,7 +48,8 @@ def to_markdown(report: dict[str, Any]) -> str:
         claim = report["claim"]
         lines += [
             f"Claimed by the paper: epsilon {show_epsilon(claim['epsilon'])} after "
-            f"{claim['steps']:,} counted steps ({claim['source']}): {claim['verdict']}.", "",
+            f"{claim['steps']:,} counted steps ({claim['source']}): {claim['verdict']}.",
+            "",
         ]
     if hits := attack(report):
         lines += ["## What an attack could do at most", ""]
@@ -136,8 +152,12 @@ def _hits(report: dict[str, Any]) -> list[tuple[float, float]]:
 def _audited(row: dict[str, Any]) -> list[str]:
     rows = [(name, value, share or "-") for name, value, share in audited.table(row)]
     return [
-        f"{audited.how(row)}.", "", *_table(("", "epsilon", "of the proven"), rows),
-        audited.verdict(row), "", "![ROC of the attack and the proven region](roc.png)",
+        f"{audited.how(row)}.",
+        "",
+        *_table(("", "epsilon", "of the proven"), rows),
+        audited.verdict(row),
+        "",
+        "![ROC of the attack and the proven region](roc.png)",
     ]
 
 

@@ -50,8 +50,12 @@ def sha256(path: Path) -> str:
 def versions() -> dict[str, str]:
     """Of what the numbers depend on."""
     return {
-        "jaxdp": __version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__,
-        "flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__,
+        "jaxdp": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "numpy": np.__version__,
         "python": platform.python_version(),
     }
 

@@ -28,8 +28,11 @@ def to_html(report: dict[str, Any], folder: Path) -> str:
     The page holds its plots, follows the reader's colours and asks no other place for anything.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxdp.report", "templates"), autoescape=True,
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.PackageLoader("jaxdp.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("report.html.jinja").render(_shown(report, folder))
 
@@ -52,9 +55,13 @@ def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
         "meaning": markdown.meaning(report),
         "attack": markdown.attack(report),
         "gaussian": markdown.gaussian(report),
-        "audited": row and {
-            "table": audited.table(row), "how": audited.how(row), "verdict": audited.verdict(row),
-            "shown": show_audited(row["audited"]), "confidence": f"{row['confidence']:.0%}",
+        "audited": row
+        and {
+            "table": audited.table(row),
+            "how": audited.how(row),
+            "verdict": audited.verdict(row),
+            "shown": show_audited(row["audited"]),
+            "confidence": f"{row['confidence']:.0%}",
             "what": row.get("what", audited.TINY),
         },
         "limits": _limits(report),

@@ -58,8 +58,13 @@ def _measured(axes: Axes, report: dict[str, Any], found: Measured, steps: np.nda
         return
     axes.axhline(scale * guess, color=SOFT, linestyle=":")
     axes.annotate(
-        "guessing", (1, scale * guess), xycoords=("axes fraction", "data"), ha="right",
-        va="bottom", color=SOFT, fontsize=_LETTERS - 1,
+        "guessing",
+        (1, scale * guess),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        color=SOFT,
+        fontsize=_LETTERS - 1,
     )
     axes.set_ylim(bottom=0)
 
@@ -74,8 +79,12 @@ def _epsilon(axes: Axes, report: dict[str, Any], steps: np.ndarray) -> None:
         return
     axes.set_yticks([])
     axes.annotate(
-        "infinite: nothing is proven", (0.5, 0.5), xycoords="axes fraction", ha="center",
-        color=INK, fontsize=_LETTERS,
+        "infinite: nothing is proven",
+        (0.5, 0.5),
+        xycoords="axes fraction",
+        ha="center",
+        color=INK,
+        fontsize=_LETTERS,
     )
 
 
@@ -101,7 +110,11 @@ def tradeoff(found: dict[str, Any]) -> Figure:
     if found["mu"] is not None and found["mu_is"] != "exact":
         hits = special.ndtr(special.ndtri(curve[:, 0]) + found["mu"])
         axes.plot(
-            curve[:, 0], hits, "--", color=BLUE, linewidth=1.4,
+            curve[:, 0],
+            hits,
+            "--",
+            color=BLUE,
+            linewidth=1.4,
             label=f"Gaussian with mu {found['mu']:.3g} (approximate)",
         )
     at = np.array([[float(rate), hits] for rate, hits in found["tpr_at_fpr"].items()])
@@ -135,8 +148,12 @@ def bounded(axes: Axes, curve: np.ndarray, label: str) -> None:
 def legend(figure: Figure) -> None:
     """Below the axes, where it hides nothing at any width."""
     figure.legend(
-        loc="outside lower left", frameon=False, fontsize=_LETTERS, labelcolor=INK,
-        handlelength=2.2, borderaxespad=0.2,
+        loc="outside lower left",
+        frameon=False,
+        fontsize=_LETTERS,
+        labelcolor=INK,
+        handlelength=2.2,
+        borderaxespad=0.2,
     )
 
 

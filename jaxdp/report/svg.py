@@ -11,8 +11,11 @@ from matplotlib.figure import Figure
 # What a figure is drawn with, and the page's name for it: light, dark. Each has a contrast of 4.5
 # on the page's ground, but for the lines of a grid.
 COLOURS = {
-    "ink": ("#1b1f24", "#e6edf3"), "soft": ("#57606a", "#9da7b3"), "line": ("#d0d7de", "#3d444d"),
-    "blue": ("#0072b2", "#58a6ff"), "orange": ("#b34700", "#ffa657"),
+    "ink": ("#1b1f24", "#e6edf3"),
+    "soft": ("#57606a", "#9da7b3"),
+    "line": ("#d0d7de", "#3d444d"),
+    "blue": ("#0072b2", "#58a6ff"),
+    "orange": ("#b34700", "#ffa657"),
 }
 INK, SOFT, LINE, BLUE, ORANGE = (light for light, _ in COLOURS.values())
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
@@ -43,7 +46,9 @@ def inline(figure: Figure, name: str, words: str) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         FigureCanvasSVG(figure)
         figure.savefig(
-            buffer, format="svg", transparent=True,
+            buffer,
+            format="svg",
+            transparent=True,
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
     root = ElementTree.fromstring(buffer.getvalue())
@@ -57,7 +62,9 @@ def inline(figure: Figure, name: str, words: str) -> str:
     for element in root.iter():
         _adapt(element, name)
     root.attrib = {
-        "viewBox": root.attrib["viewBox"], "role": "img", "aria-label": words,
+        "viewBox": root.attrib["viewBox"],
+        "role": "img",
+        "aria-label": words,
         "style": "stroke-linejoin: round; stroke-linecap: butt",
     }
     ElementTree.register_namespace("", _SVG[1:-1])

@@ -41,7 +41,8 @@ def tradeoff(event: acc.Event, relation: acc.Relation, delta: float) -> dict[str
     mu, kind = _mu(event, relation, points, delta)
     return {
         "tpr_at_fpr": {f"{rate:g}": _up(float(most(np.array([rate]))[0])) for rate in AT},
-        "mu": mu, "mu_is": kind,
+        "mu": mu,
+        "mu_is": kind,
         "curve": [
             [float(f"{rate:.6g}"), _up(float(hits))]
             for rate, hits in zip(_RATES, most(_RATES), strict=True)

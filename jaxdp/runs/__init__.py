@@ -6,5 +6,12 @@ from jaxdp.runs.loop import Progress, RunResult, resume, start
 from jaxdp.runs.recipes import recipe
 
 __all__ = [
-    "Progress", "RunConfig", "RunDirectory", "RunResult", "recipe", "resolve", "resume", "start",
+    "Progress",
+    "RunConfig",
+    "RunDirectory",
+    "RunResult",
+    "recipe",
+    "resolve",
+    "resume",
+    "start",
 ]

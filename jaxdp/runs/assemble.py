@@ -47,8 +47,10 @@ def projected(
 
 
 def energy_of(
-    config: RunConfig, public: tuple[Callable[..., Any], PyTree],
-    trained: tuple[Callable[..., Any], PyTree], sampler: Callable[..., Sampler],
+    config: RunConfig,
+    public: tuple[Callable[..., Any], PyTree],
+    trained: tuple[Callable[..., Any], PyTree],
+    sampler: Callable[..., Sampler],
 ) -> PublicEnergy | PrivateEnergy | None:
     """The energy that judges the candidates of an annealed method; None for another.
 
@@ -96,8 +98,10 @@ def fresh_params(config: RunConfig, secret: Secret) -> PyTree:
 def model_of(config: RunConfig) -> nn.Module:
     """The model of a configuration."""
     return models.build(
-        config.model, num_classes=config.spec.num_classes,
-        example_shape=config.example_shape(), activation=config.activation,
+        config.model,
+        num_classes=config.spec.num_classes,
+        example_shape=config.example_shape(),
+        activation=config.activation,
         hidden=(config.hidden,),
     )
 
@@ -112,9 +116,7 @@ def evaluator(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Callable[[PyTre
         return jnp.sum(jnp.argmax(jnp.asarray(model.apply(params, xs)), axis=-1) == ys)
 
     def accuracy(params: PyTree) -> float:
-        counts = [
-            correct(params, x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)
-        ]
+        counts = [correct(params, x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)]
         return sum(int(count) for count in counts) / len(y)
 
     return accuracy

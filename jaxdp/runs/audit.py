@@ -16,8 +16,9 @@ def report_of(directory: RunDirectory) -> dict[str, Any]:
     """The dictionary of a finished run's report.json; ValueError without one."""
     path = directory.path / "report.json"
     if not path.exists():
-        raise ValueError(f"run must be the folder of a finished run, got {directory.path}: "
-                         "no report.json")
+        raise ValueError(
+            f"run must be the folder of a finished run, got {directory.path}: no report.json"
+        )
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -54,8 +55,11 @@ def audit_run(
     if not config.canaries:
         raise ValueError(f"run must have audit canaries, got {directory.path} without")
     return audit_rows_of(
-        directory, config.private_method(), config.canaries,
-        config.delta if delta is None else delta, confidence,
+        directory,
+        config.private_method(),
+        config.canaries,
+        config.delta if delta is None else delta,
+        confidence,
     )
 
 
@@ -81,8 +85,13 @@ def audit_rows_of(
     if delta != report["guarantee"]["delta"]:
         claim = None  # the paper's epsilon is at the run's own delta
     return audit_canaries(
-        seen, canaries.coins_of(directory, count), method, ledger.event, delta,
-        confidence=confidence, claimed=claim and (claim["name"], float(claim["epsilon"])),
+        seen,
+        canaries.coins_of(directory, count),
+        method,
+        ledger.event,
+        delta,
+        confidence=confidence,
+        claimed=claim and (claim["name"], float(claim["epsilon"])),
     )
 
 

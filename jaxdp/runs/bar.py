@@ -25,8 +25,12 @@ def opened(title: str, total: int) -> Iterator[tuple[Callable[..., None], Consol
     """
     console = Console(stderr=True)
     columns = (
-        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[latest]}"),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[latest]}"),
     )
     silent = not (console.is_terminal or console.is_jupyter)
     with Progress(*columns, console=console, disable=silent) as bar:

@@ -15,12 +15,19 @@ def calibrated_noise(config: "RunConfig", relation: acc.Relation) -> float:
     assert config.steps is not None
     assert config.epsilon is not None
     if _plain(config):
-        return float(acc.calibrate_noise_multiplier(
-            epsilon=config.epsilon, delta=config.delta, steps=config.steps, relation=relation,
-            sampling_prob=config.batch_size / config.dataset_size,
-        ))
-    if acc.epsilon(_total(config, noise_multiplier=1e9), config.delta, relation
-                   ).upper > config.epsilon:
+        return float(
+            acc.calibrate_noise_multiplier(
+                epsilon=config.epsilon,
+                delta=config.delta,
+                steps=config.steps,
+                relation=relation,
+                sampling_prob=config.batch_size / config.dataset_size,
+            )
+        )
+    if (
+        acc.epsilon(_total(config, noise_multiplier=1e9), config.delta, relation).upper
+        > config.epsilon
+    ):
         raise ValueError(
             f"epsilon must be within reach of {config.method} at any noise_multiplier, got "
             f"{config.epsilon}"
@@ -35,11 +42,15 @@ def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
     assert config.noise_multiplier is not None
     assert config.epsilon is not None
     if _plain(config):
-        return int(acc.calibrate_steps(
-            epsilon=config.epsilon, delta=config.delta, relation=relation,
-            sampling_prob=config.batch_size / config.dataset_size,
-            noise_multiplier=config.noise_multiplier,
-        ))
+        return int(
+            acc.calibrate_steps(
+                epsilon=config.epsilon,
+                delta=config.delta,
+                relation=relation,
+                sampling_prob=config.batch_size / config.dataset_size,
+                noise_multiplier=config.noise_multiplier,
+            )
+        )
     return acc.calibrate_count(
         lambda steps: _total(config, steps=steps), config.epsilon, config.delta, relation
     )

@@ -65,7 +65,8 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, create=True,
+            max_to_keep=2,
+            create=True,
             file_options=ocp.options.FileOptions(path_permission_mode=0o700),
             async_options=ocp.options.AsyncOptions(
                 post_finalization_callback=self._seal, create_directories_asynchronously=False
@@ -206,7 +207,8 @@ class Checkpoints:
         if _kinds(kept) != _kinds(abstract):
             raise ValueError("shapes and types do not match")
         args = ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract), history=ocp.args.JsonRestore(),
+            state=ocp.args.StandardRestore(abstract),
+            history=ocp.args.JsonRestore(),
         )
         loaded = self._manager.restore(step, args=args)
         arrays = loaded["state"]
@@ -220,7 +222,8 @@ class Checkpoints:
             (self._folder / str(step)).rename(target)
             print(
                 f"jaxdp: the checkpoint of step {step} is damaged (now {target}): going on from "
-                f"the one of step {whole}, which is whole", file=sys.stderr,
+                f"the one of step {whole}, which is whole",
+                file=sys.stderr,
             )
         if steps:
             self._manager.reload()

@@ -34,7 +34,11 @@ def audited_columns(audited: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def audit_rows(
-    results: Path, *, runs: int = 2_000, confidence: float = 0.95, seed: int | None = None,
+    results: Path,
+    *,
+    runs: int = 2_000,
+    confidence: float = 0.95,
+    seed: int | None = None,
     progress: Progress,
 ) -> list[dict[str, Any]]:
     """Audits the method of every finished row that has no audit yet; returns those rows.
@@ -91,7 +95,14 @@ def _audit(
 ) -> MethodAudit:
     assert config.steps is not None
     return audit_method(
-        config.private_method(), min(config.steps, MOST_STEPS), config.delta, runs=runs,
-        confidence=confidence, energy=registry.METHODS[config.method].energy, seed=seed,
-        progress=progress, chunk=1_000, residuals=False,
+        config.private_method(),
+        min(config.steps, MOST_STEPS),
+        config.delta,
+        runs=runs,
+        confidence=confidence,
+        energy=registry.METHODS[config.method].energy,
+        seed=seed,
+        progress=progress,
+        chunk=1_000,
+        residuals=False,
     )

@@ -105,8 +105,13 @@ class RunConfig:
         if self.own is None:
             return spec(self.dataset)
         return DatasetSpec(
-            self.dataset, self.dataset, "", tuple(self.own["example_shape"]),
-            self.own["num_classes"], self.dataset_size, self.own["test_size"],
+            self.dataset,
+            self.dataset,
+            "",
+            tuple(self.own["example_shape"]),
+            self.own["num_classes"],
+            self.dataset_size,
+            self.own["test_size"],
         )
 
     def private_method(self, secret: Secret | None = None) -> Method:
@@ -116,8 +121,13 @@ class RunConfig:
             secret: of the run; None only to look at events and numbers.
         """
         numbers = registry.Numbers(
-            self.noise(), self.l2_clip_norm, self.batch_size, self.dataset_size,
-            self.learning_rate, self.sampling, self.momentum,
+            self.noise(),
+            self.l2_clip_norm,
+            self.batch_size,
+            self.dataset_size,
+            self.learning_rate,
+            self.sampling,
+            self.momentum,
             (secret or Secret(0, reproducible=True)).jax_key("judge"),
         )
         name = self.method
@@ -160,8 +170,11 @@ class RunConfig:
         if not self.canaries:
             return None
         model = models.build(
-            self.model, num_classes=self.spec.num_classes,
-            example_shape=self.example_shape(), activation=self.activation, hidden=(self.hidden,),
+            self.model,
+            num_classes=self.spec.num_classes,
+            example_shape=self.example_shape(),
+            activation=self.activation,
+            hidden=(self.hidden,),
         )
         example = jnp.zeros((1, *self.example_shape()), jnp.float32)
         shapes = jax.eval_shape(model.init, jax.random.key(0), example)
@@ -281,8 +294,10 @@ def _check(config: RunConfig) -> None:
     _check_projection(config)
     _check_canaries(config)
     models.build(
-        config.model, num_classes=config.spec.num_classes,
-        example_shape=config.example_shape(), activation=config.activation,
+        config.model,
+        num_classes=config.spec.num_classes,
+        example_shape=config.example_shape(),
+        activation=config.activation,
         hidden=(_validate.integer("hidden", config.hidden, least=1),),
     )
 

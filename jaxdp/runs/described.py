@@ -11,13 +11,27 @@ from jaxdp.runs.config import RunConfig
 from jaxdp.runs.loop import RunResult
 
 _FIELDS = (
-    "dataset", "model", "activation", "method", "noise_multiplier", "steps", "delta", "batch_size",
-    "l2_clip_norm", "learning_rate", "sampling", "relation",
+    "dataset",
+    "model",
+    "activation",
+    "method",
+    "noise_multiplier",
+    "steps",
+    "delta",
+    "batch_size",
+    "l2_clip_norm",
+    "learning_rate",
+    "sampling",
+    "relation",
 )
 
 
 def report(
-    result: RunResult, *, test_labels: Any = None, ledger: Any = None, date: str | None = None,
+    result: RunResult,
+    *,
+    test_labels: Any = None,
+    ledger: Any = None,
+    date: str | None = None,
     command: str | None = None,
 ) -> dict[str, Any]:
     """The dictionary of report.json of a configuration's run.
@@ -30,9 +44,13 @@ def report(
         command: that started the run; None writes one with all of its public numbers.
     """
     return build(
-        subject_of(result.config, test_labels, command), history=result.history,
-        params=result.params, ledger=result.ledger, reproducible=result.reproducible,
-        ledger_file=ledger, date=date,
+        subject_of(result.config, test_labels, command),
+        history=result.history,
+        params=result.params,
+        ledger=result.ledger,
+        reproducible=result.reproducible,
+        ledger_file=ledger,
+        date=date,
     )
 
 
@@ -42,8 +60,13 @@ def subject_of(config: RunConfig, test_labels: Any = None, command: str | None =
     method, spec = config.private_method(), config.spec
     names = ("method", "dataset", "model", "activation")
     return Subject(
-        f"{config.method.upper()} on {spec.title}", method, config.steps, config.delta,
-        acc.Relation(config.relation), _training(config), command or command_of(config),
+        f"{config.method.upper()} on {spec.title}",
+        method,
+        config.steps,
+        config.delta,
+        acc.Relation(config.relation),
+        _training(config),
+        command or command_of(config),
         TEST_ACCURACY if spec.test_size else None,
         levels.levels(config.dataset, config.model, spec.num_classes, test_labels),
         words.ENERGIES.get(registry.METHODS[config.method].energy),
@@ -53,13 +76,12 @@ def subject_of(config: RunConfig, test_labels: Any = None, command: str | None =
 
 def command_of(config: RunConfig) -> str:
     """The command with every public number of a resolved configuration written out."""
-    options: dict[str, Any] = {
-        name.replace("_", "-"): getattr(config, name) for name in _FIELDS
-    }
+    options: dict[str, Any] = {name.replace("_", "-"): getattr(config, name) for name in _FIELDS}
     if config.own is not None:
         del options["dataset"]
         options |= {
-            "data": f"{config.dataset}.npz", "classes": config.own["num_classes"],
+            "data": f"{config.dataset}.npz",
+            "classes": config.own["num_classes"],
             "dataset-size": config.dataset_size,
         }
     if config.optimizer != "sgd":
@@ -83,8 +105,13 @@ def _training(config: RunConfig) -> Rows:
     width = f", hidden width {config.hidden}" if config.model == "mlp" else ""
     projected = []
     if config.pca_dimensions is not None:
-        projected = [("Projection", f"to {config.pca_dimensions} dimensions, chosen privately "
-                      f"(noise multiplier {show(config.pca_noise_multiplier or 0.0)})")]
+        projected = [
+            (
+                "Projection",
+                f"to {config.pca_dimensions} dimensions, chosen privately "
+                f"(noise multiplier {show(config.pca_noise_multiplier or 0.0)})",
+            )
+        ]
     epochs = config.steps * config.batch_size / config.dataset_size
     return [
         ("Method", config.method),

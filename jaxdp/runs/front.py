@@ -191,8 +191,14 @@ class Run:
                 f"{self.path}, got {self.history[-1]['step']}: call fit(), which writes it anew"
             )
         return reporting.write_own(
-            self.directory, self.method, self.history, self._delta, self._relation,
-            params=self._params, date=self._date, about=self._about,
+            self.directory,
+            self.method,
+            self.history,
+            self._delta,
+            self._relation,
+            params=self._params,
+            date=self._date,
+            about=self._about,
         )
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "RunAudit":
@@ -217,9 +223,7 @@ class Run:
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
             self.directory.checked_ledger()
-        found = audit_rows_of(
-            self.directory, self.method, self._canaries.count, delta, confidence
-        )
+        found = audit_rows_of(self.directory, self.method, self._canaries.count, delta, confidence)
         row = {"method": self.path.name, **found.to_dict()}
         save_audit(self.path, row, found)
         into_report(self.directory, row)
@@ -262,9 +266,7 @@ class Run:
                 f"got {count} under {self._relation.value}"
             )
         candidates.check(self.method)
-        canaries.check_captured(
-            self._loss_fn, self.method, self._params, self.source, self._rows
-        )
+        canaries.check_captured(self._loss_fn, self.method, self._params, self.source, self._rows)
         found = candidates.candidates(count, self._params)
         found.require_finite(self._loss_fn, self._params, self.source.example)
         self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.method)
@@ -303,9 +305,12 @@ class Run:
 
     def _new(self, secret: Secret) -> Row:
         return new_state(
-            secret, data=self._fingerprint(secret), mechanism=self._mechanism(),
+            secret,
+            data=self._fingerprint(secret),
+            mechanism=self._mechanism(),
             canaries=canaries.digest(canaries.tossed(self._count_of_canaries, secret)),
-            delta=self._delta, relation=self._relation.value,
+            delta=self._delta,
+            relation=self._relation.value,
         )
 
     def _check_guarantee(self, kept: Row) -> None:
@@ -348,13 +353,19 @@ class Run:
             source = self._canaries.entered(placed(source), coins)
         watched = self._canaries is not None
         return Plan(
-            self._loss_fn, self._trained, source, lambda _: self._params, steps,
-            self._every or max(1, -(-steps // 20)), self._row,
+            self._loss_fn,
+            self._trained,
+            source,
+            lambda _: self._params,
+            steps,
+            self._every or max(1, -(-steps // 20)),
+            self._row,
             seen=(lambda state: canaries.seen(state.opt_state)) if watched else None,
             block=self._block,
             durable=(lambda step: canaries.publish(self.directory, step)) if watched else None,
             evaluate=self._evaluate and self._evaluated,
-            note=canaries.note(self._count_of_canaries), physical_batch_size=self._rows,
+            note=canaries.note(self._count_of_canaries),
+            physical_batch_size=self._rows,
         )
 
     def _records(self, run: Started) -> Source:

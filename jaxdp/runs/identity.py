@@ -18,9 +18,7 @@ from jaxdp.types import PyTree
 _SAMPLED = 256  # records whose hash tells whether the data are the same
 
 
-def programs(
-    method: Method, loss_fn: Callable[..., Any], params: PyTree, example: PyTree
-) -> str:
+def programs(method: Method, loss_fn: Callable[..., Any], params: PyTree, example: PyTree) -> str:
     """The programs of a step as text: of the gradients and of what comes after the noise.
 
     With a hash of the numbers that they begin with, where a learning rate may stand, and of the

@@ -33,7 +33,10 @@ class RunResult(Result):
 
 
 def start(
-    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secret: Secret,
+    config: RunConfig,
+    directory: RunDirectory,
+    dataset: data.Dataset,
+    secret: Secret,
     progress: Progress,
 ) -> RunResult:
     """Starts a run in a new directory; the configuration must be resolved.
@@ -75,16 +78,28 @@ class ConfiguredRun(Run):
     """
 
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, dataset: data.Dataset, secret: Secret,
-        progress: Progress, new: bool = True,
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        dataset: data.Dataset,
+        secret: Secret,
+        progress: Progress,
+        new: bool = True,
     ):
         self.config, self.dataset, self._is_new = config, dataset, new
         super().__init__(
-            directory.path, assemble.loss_of(config), config.private_method(secret),
-            source=(dataset.train_x, dataset.train_y), params=assemble.fresh_params(config, secret),
-            every=config.eval_every, progress=progress, secret=secret, delta=config.delta,
+            directory.path,
+            assemble.loss_of(config),
+            config.private_method(secret),
+            source=(dataset.train_x, dataset.train_y),
+            params=assemble.fresh_params(config, secret),
+            every=config.eval_every,
+            progress=progress,
+            secret=secret,
+            delta=config.delta,
             physical_batch_size=config.physical_batch_size,
-            relation=acc.Relation(config.relation), canaries=config.canaries,
+            relation=acc.Relation(config.relation),
+            canaries=config.canaries,
         )
         self.directory = directory
 
@@ -130,7 +145,10 @@ class ConfiguredRun(Run):
         config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
         self._accuracy = assemble.evaluator(assemble.model_of(config), *told)
         return dataclasses.replace(
-            plan, told=config.sensitive, block=self._block, traceable=True,
+            plan,
+            told=config.sensitive,
+            block=self._block,
+            traceable=True,
             energy=lambda sampler: assemble.energy_of(
                 config, (self._plain_loss, seen), (plan.loss_fn, plan.source.arrays), sampler
             ),

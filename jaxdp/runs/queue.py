@@ -24,8 +24,13 @@ Key = tuple[str, int]
 
 
 def work(
-    names: Iterable[str], folder: Path, results: Path, data_dir: Path | None,
-    report: Callable[[RunResult], dict[str, Any]], progress: Callable[[Row], Any], runs: int = 1,
+    names: Iterable[str],
+    folder: Path,
+    results: Path,
+    data_dir: Path | None,
+    report: Callable[[RunResult], dict[str, Any]],
+    progress: Callable[[Row], Any],
+    runs: int = 1,
 ) -> list[Key]:
     """Runs the rows that have no result yet, one after the other; returns which.
 
@@ -60,15 +65,20 @@ def work(
 def _measured(row: Row, number: int, result: RunResult) -> dict[str, Any]:
     """The queue's own notes, of public data sets: a report holds no time."""
     return {
-        "seconds": round(result.seconds, 1), "steps_timed": result.steps_run,
+        "seconds": round(result.seconds, 1),
+        "steps_timed": result.steps_run,
         "date": datetime.date.today().isoformat(),
         "command": f"jaxdp reproduce run {row.name} --runs {number}",
     }
 
 
 def work_through(
-    rows: dict[str, Any], folder: Path, results: Path, one: Callable[[Any, int], dict[str, Any]],
-    runs: int, indent: int | None = 1,
+    rows: dict[str, Any],
+    folder: Path,
+    results: Path,
+    one: Callable[[Any, int], dict[str, Any]],
+    runs: int,
+    indent: int | None = 1,
 ) -> list[Key]:
     """Calls ``one(row, number)`` for what has no line in ``results`` yet, and keeps its lines.
 
@@ -132,8 +142,11 @@ def line_of(row: Row, report: dict[str, Any]) -> dict[str, Any]:
     """The result row of a finished run."""
     counts, claim = report["counts"], report["claim"]
     return {
-        "name": row.name, "dataset": row.dataset, "method": report["method"],
-        "model": report["model"], "activation": report["activation"],
+        "name": row.name,
+        "dataset": row.dataset,
+        "method": report["method"],
+        "model": report["model"],
+        "activation": report["activation"],
         "test_accuracy": report["test_accuracy"],
         "proven_epsilon": report["guarantee"]["epsilon"],
         "delta": report["guarantee"]["delta"],
@@ -141,8 +154,11 @@ def line_of(row: Row, report: dict[str, Any]) -> dict[str, Any]:
         **audited_columns(report.get("audited")),
         "acceptance_rate": counts["accepted"] / counts["proposals"] if counts else None,
         "noise_multiplier": report["guarantee"]["noise_multiplier"],
-        "steps": report["history"][-1]["step"], "judged_by": report["judged_by"],
-        "paper": row.paper or None, "machine": report["machine"], "jaxdp": report["jaxdp"],
+        "steps": report["history"][-1]["step"],
+        "judged_by": report["judged_by"],
+        "paper": row.paper or None,
+        "machine": report["machine"],
+        "jaxdp": report["jaxdp"],
         "config": report["config"],
         "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in report["history"]],
     }

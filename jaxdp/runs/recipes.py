@@ -9,22 +9,38 @@ from jaxdp.runs.config import RunConfig
 # Tramèr & Boneh 2021 (arXiv:2011.11660v3, Appendix C) for the image sets; ours for the others.
 _RECIPES: dict[str, dict[str, Any]] = {
     "digits": {
-        "model": "mlp", "batch_size": 256, "steps": 150, "learning_rate": 0.3, "l2_clip_norm": 0.5,
+        "model": "mlp",
+        "batch_size": 256,
+        "steps": 150,
+        "learning_rate": 0.3,
+        "l2_clip_norm": 0.5,
     },
     "mnist": {
-        "model": "mnist-cnn", "batch_size": 512, "steps": 4_700, "learning_rate": 0.5,
+        "model": "mnist-cnn",
+        "batch_size": 512,
+        "steps": 4_700,
+        "learning_rate": 0.5,
         "l2_clip_norm": 0.1,
     },
     "fashion_mnist": {
-        "model": "mnist-cnn", "batch_size": 2_048, "steps": 1_172, "learning_rate": 4.0,
+        "model": "mnist-cnn",
+        "batch_size": 2_048,
+        "steps": 1_172,
+        "learning_rate": 4.0,
         "l2_clip_norm": 0.1,
     },
     "cifar10": {
-        "model": "cifar-cnn", "batch_size": 1_024, "steps": 1_465, "learning_rate": 1.0,
+        "model": "cifar-cnn",
+        "batch_size": 1_024,
+        "steps": 1_465,
+        "learning_rate": 1.0,
         "l2_clip_norm": 0.1,
     },
     "pums": {
-        "model": "logistic", "batch_size": 1_024, "steps": 200, "learning_rate": 1.0,
+        "model": "logistic",
+        "batch_size": 1_024,
+        "steps": 200,
+        "learning_rate": 1.0,
         "l2_clip_norm": 0.5,
     },
 }
@@ -36,8 +52,10 @@ _BY_METHOD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("adal",), {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
     (("dp-adam", "dp-rmsprop", "dpgdo", "piadam", "pirmsprop"), {"learning_rate": 0.002}),
     (("dp-adagrad", "piadagrad"), {"learning_rate": 0.02}),
-    (("piadam-as-published", "pirmsprop-as-published", "piadagrad-as-published"),
-     {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+    (
+        ("piadam-as-published", "pirmsprop-as-published", "piadagrad-as-published"),
+        {"learning_rate": 0.001, "l2_clip_norm": 4.0},
+    ),
 )
 
 
@@ -45,7 +63,10 @@ def _recipe_of_own(constants: DatasetSpec) -> dict[str, Any]:
     """Ten epochs of a small network: a place to start from."""
     batch = max(1, min(256, constants.dataset_size // 8))
     return {
-        "model": "mlp", "batch_size": batch, "learning_rate": 0.3, "l2_clip_norm": 0.5,
+        "model": "mlp",
+        "batch_size": batch,
+        "learning_rate": 0.3,
+        "l2_clip_norm": 0.5,
         "steps": max(1, 10 * constants.dataset_size // batch),
     }
 
@@ -53,7 +74,8 @@ def _recipe_of_own(constants: DatasetSpec) -> dict[str, Any]:
 def own_constants(constants: DatasetSpec) -> dict[str, Any]:
     """The public constants of a file's data set as a configuration keeps them."""
     return {
-        "example_shape": list(constants.example_shape), "num_classes": constants.num_classes,
+        "example_shape": list(constants.example_shape),
+        "num_classes": constants.num_classes,
         "test_size": constants.test_size,
     }
 
@@ -74,9 +96,16 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     own = isinstance(dataset, DatasetSpec)
     chosen = dataset if isinstance(dataset, DatasetSpec) else spec(dataset)
     defaults = {
-        "activation": "tanh", "method": "dp-sgd", "optimizer": "sgd", "momentum": 0.9,
-        "dataset_size": chosen.dataset_size, "sampling": "poisson",
-        "relation": "add_or_remove_one", "epsilon": None, "noise_multiplier": None, "delta": 1e-5,
+        "activation": "tanh",
+        "method": "dp-sgd",
+        "optimizer": "sgd",
+        "momentum": 0.9,
+        "dataset_size": chosen.dataset_size,
+        "sampling": "poisson",
+        "relation": "add_or_remove_one",
+        "epsilon": None,
+        "noise_multiplier": None,
+        "delta": 1e-5,
         **(_recipe_of_own(chosen) if own else _RECIPES[chosen.name]),
         "own": own_constants(chosen) if own else None,
     }

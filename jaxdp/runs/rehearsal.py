@@ -43,7 +43,10 @@ def rehearse(config: RunConfig) -> Times:
         return mechanism.sampler(num_records, ledger=ledger, physical_batch_size=rows)
 
     trainer = Trainer(
-        loss_fn, config.private_method(secret), source=train, ledger=ledger,
+        loss_fn,
+        config.private_method(secret),
+        source=train,
+        ledger=ledger,
         energy=assemble.energy_of(
             config, (loss_fn, assemble.test_split(config, dataset)[0]), (loss_fn, train), sampler
         ),

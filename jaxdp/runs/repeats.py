@@ -9,7 +9,10 @@ EPSILONS = (0.5, 1.0, 2.0, 3.0, 8.0)
 LEAST_RUNS = 3
 METHODS: dict[str, dict[str, Any]] = {"dp-sgd-tanh": {}, "dp-adam": {"method": "dp-adam"}}
 _SHARED: dict[str, Any] = {
-    "batch_size": 512, "steps": 300, "l2_clip_norm": 0.1, "eval_every": 300,
+    "batch_size": 512,
+    "steps": 300,
+    "l2_clip_norm": 0.1,
+    "eval_every": 300,
 }
 # Learning rates tried on Fashion-MNIST, which is public and holds no record of MNIST.
 TRIED = {"dp-sgd-tanh": (2.0, 4.0, 8.0, 16.0), "dp-adam": (0.002, 0.004, 0.008)}
@@ -29,16 +32,25 @@ def row_name(method: str, epsilon: float) -> str:
 
 
 def _row(name: str, dataset: str, method: str, rate: float, epsilon: float) -> Row:
-    return Row(name, dataset, {
-        **METHODS[method], **_SHARED, "learning_rate": rate, "epsilon": epsilon,
-    })
+    return Row(
+        name,
+        dataset,
+        {
+            **METHODS[method],
+            **_SHARED,
+            "learning_rate": rate,
+            "epsilon": epsilon,
+        },
+    )
 
 
 RATES = tuple(
     _row(rate_name(method, rate), "fashion_mnist", method, rate, TRIED_AT)
-    for method, rates in TRIED.items() for rate in rates
+    for method, rates in TRIED.items()
+    for rate in rates
 )
 ROWS = tuple(
     _row(row_name(method, epsilon), "mnist", method, CHOSEN[method], epsilon)
-    for method in METHODS for epsilon in EPSILONS
+    for method in METHODS
+    for epsilon in EPSILONS
 )

@@ -49,8 +49,15 @@ def write(report: dict[str, Any], directory: RunDirectory) -> Path:
 
 
 def write_own(
-    directory: RunDirectory, method: Method, history: list[dict[str, Any]], delta: float,
-    relation: acc.Relation, *, params: PyTree, date: str, about: dict[str, str],
+    directory: RunDirectory,
+    method: Method,
+    history: list[dict[str, Any]],
+    delta: float,
+    relation: acc.Relation,
+    *,
+    params: PyTree,
+    date: str,
+    about: dict[str, str],
 ) -> Path:
     """Writes the report of an own model on own data; the path of the page.
 
@@ -70,13 +77,25 @@ def write_own(
     steps = history[-1]["step"]
     training = own_training(method, steps, {k: v for k, v in about.items() if k != "Title"})
     subject = Subject(
-        about.get("Title", f"Run {directory.path.name}"), method, steps, delta, relation,
-        training + _evaluated(history[-1]), _program(), _measured(history), names={"config": None},
+        about.get("Title", f"Run {directory.path.name}"),
+        method,
+        steps,
+        delta,
+        relation,
+        training + _evaluated(history[-1]),
+        _program(),
+        _measured(history),
+        names={"config": None},
     )
     reproducible = directory.load_state()["secret"]["reproducible"]
     report = build(
-        subject, history=history, params=params, ledger=directory.checked_ledger(),
-        reproducible=reproducible, ledger_file=directory.ledger, date=date,
+        subject,
+        history=history,
+        params=params,
+        ledger=directory.checked_ledger(),
+        reproducible=reproducible,
+        ledger_file=directory.ledger,
+        date=date,
     )
     return write(report, directory)
 

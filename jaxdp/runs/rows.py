@@ -21,13 +21,22 @@ _CNN: tuple[tuple[str, dict[str, Any]], ...] = (
 # 98.89, 88.50 and 64.17.
 PAPER = {
     "mnist": {
-        "dp-sgd-relu": 96.73, "dp-sgd-tanh": 98.05, "auto-s": 98.12, "sa-dpsgd-as-published": 98.35,
+        "dp-sgd-relu": 96.73,
+        "dp-sgd-tanh": 98.05,
+        "auto-s": 98.12,
+        "sa-dpsgd-as-published": 98.35,
     },
     "fashion_mnist": {
-        "dp-sgd-relu": 84.42, "dp-sgd-tanh": 86.03, "auto-s": 86.33, "sa-dpsgd-as-published": 87.41,
+        "dp-sgd-relu": 84.42,
+        "dp-sgd-tanh": 86.03,
+        "auto-s": 86.33,
+        "sa-dpsgd-as-published": 87.41,
     },
     "cifar10": {
-        "dp-sgd-relu": 52.06, "dp-sgd-tanh": 59.04, "auto-s": 59.34, "sa-dpsgd-as-published": 60.92,
+        "dp-sgd-relu": 52.06,
+        "dp-sgd-tanh": 59.04,
+        "auto-s": 59.34,
+        "sa-dpsgd-as-published": 60.92,
     },
 }
 # AdaDp's three privacy levels on MNIST, also PIGDO's: noise multiplier, that of DP-PCA, epochs.
@@ -35,9 +44,18 @@ MLP_SETTINGS = ((8.0, 16.0, 30), (4.0, 7.0, 100), (2.0, 4.0, 260))
 PARETO = ("dp-sgd-tanh", "dp-adam", "piadam", "adadp", "auto-s", "sa-dpsgd")
 PARETO_EPSILONS = (0.5, 1.0, 2.0, 8.0)
 CLAIMS = (
-    "dp-sgd", "sa-dpsgd-as-published", "sa-dpsgd-as-published-train", "sa-dpsgd",
-    "adadp-as-published", "adadp", "piadam-as-published", "piadam", "pirmsprop-as-published",
-    "pirmsprop", "piadagrad-as-published", "piadagrad",
+    "dp-sgd",
+    "sa-dpsgd-as-published",
+    "sa-dpsgd-as-published-train",
+    "sa-dpsgd",
+    "adadp-as-published",
+    "adadp",
+    "piadam-as-published",
+    "piadam",
+    "pirmsprop-as-published",
+    "pirmsprop",
+    "piadagrad-as-published",
+    "piadagrad",
 )
 
 
@@ -53,17 +71,23 @@ def _table_1(dataset: str, suffix: str, needs_gpu: bool = False, **changes: Any)
 
 def _pareto() -> list[Row]:
     return [
-        Row(f"mnist-{name}-short-epsilon-{epsilon:g}", "mnist",
-            {**given, "epsilon": epsilon, "steps": 600})
-        for name, given in _CNN if name in PARETO for epsilon in PARETO_EPSILONS
+        Row(
+            f"mnist-{name}-short-epsilon-{epsilon:g}",
+            "mnist",
+            {**given, "epsilon": epsilon, "steps": 600},
+        )
+        for name, given in _CNN
+        if name in PARETO
+        for epsilon in PARETO_EPSILONS
     ]
 
 
 def _claims() -> list[Row]:
     """One small setting for every algorithm as published and its repair."""
     shared = {"model": "mlp", "noise_multiplier": 1.23, "steps": 300}
-    return [Row(f"mnist-mlp-64-{name}-claims", "mnist", {"method": name, **shared})
-            for name in CLAIMS]
+    return [
+        Row(f"mnist-mlp-64-{name}-claims", "mnist", {"method": name, **shared}) for name in CLAIMS
+    ]
 
 
 def _mlp() -> list[Row]:
@@ -71,9 +95,16 @@ def _mlp() -> list[Row]:
     for noise, pca, epochs in MLP_SETTINGS:
         for name in ("adadp", "dp-sgd", "adadp-as-published"):
             given = {
-                "method": name, "model": "mlp", "hidden": 1_000, "activation": "relu",
-                "batch_size": 600, "noise_multiplier": noise, "steps": 100 * epochs,
-                "l2_clip_norm": 4.0, "pca_dimensions": 60, "pca_noise_multiplier": pca,
+                "method": name,
+                "model": "mlp",
+                "hidden": 1_000,
+                "activation": "relu",
+                "batch_size": 600,
+                "noise_multiplier": noise,
+                "steps": 100 * epochs,
+                "l2_clip_norm": 4.0,
+                "pca_dimensions": 60,
+                "pca_noise_multiplier": pca,
                 **({"learning_rate": 0.1, "momentum": 0.0} if name == "dp-sgd" else {}),
                 # Its per-example gradients are held: fewer fit the processor's cache.
                 **({"physical_batch_size": 16} if name == "adadp-as-published" else {}),
@@ -81,9 +112,15 @@ def _mlp() -> list[Row]:
             rows.append(Row(f"mnist-mlp-pca-{name}-noise-{noise:g}", "mnist", given))
         for name in ("piadam", "dpgdo", "piadam-as-published"):
             given = {
-                "method": name, "model": "mlp", "hidden": 1_000, "activation": "relu",
-                "batch_size": 600, "noise_multiplier": noise, "steps": 100 * epochs,
-                "l2_clip_norm": 4.0, "learning_rate": 0.001,
+                "method": name,
+                "model": "mlp",
+                "hidden": 1_000,
+                "activation": "relu",
+                "batch_size": 600,
+                "noise_multiplier": noise,
+                "steps": 100 * epochs,
+                "l2_clip_norm": 4.0,
+                "learning_rate": 0.001,
             }
             # As published, 5 to 9 s a step on a CPU: 800,000 non-linear functions of each gradient.
             needs_gpu = name == "piadam-as-published"

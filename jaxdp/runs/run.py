@@ -162,9 +162,15 @@ class Started:
         secret = self.secret.child(part) if part else self.secret
         said = [plan.note] + [SEEDED] * secret.reproducible
         return Issuer(
-            mechanism, self.ledger, secret, f"{self.stream}/{part}" if part else self.stream,
-            incarnation=self.incarnation, first_step=step, reserve=plan.every,
-            source="mechanism", replay=True,
+            mechanism,
+            self.ledger,
+            secret,
+            f"{self.stream}/{part}" if part else self.stream,
+            incarnation=self.incarnation,
+            first_step=step,
+            reserve=plan.every,
+            source="mechanism",
+            replay=True,
             note="; ".join(filter(None, said)),
         )
 
@@ -192,7 +198,10 @@ def started(
 
 
 def _begun(
-    directory: RunDirectory, state: Row, configuration: Callable[[], str], secret: Secret,
+    directory: RunDirectory,
+    state: Row,
+    configuration: Callable[[], str],
+    secret: Secret,
     ledger: Ledger,
 ) -> Started:
     # Counted in the ledger too: the folder ``secret/`` alone may be put back from an older copy.
@@ -248,7 +257,10 @@ def _trainer(run: Started, plan: Plan, step: int) -> Trainer:
         return Sampler(mechanism.sampling, num_records, rows, issuer)
 
     return Trainer(
-        plan.loss_fn, plan.method, source=plan.source, ledger=run.ledger,
+        plan.loss_fn,
+        plan.method,
+        source=plan.source,
+        ledger=run.ledger,
         energy=None if plan.energy is None else plan.energy(sampler),
         physical_batch_size=plan.physical_batch_size,
         issuer=run.issuer(plan.method.mechanism, step, plan),
@@ -256,8 +268,13 @@ def _trainer(run: Started, plan: Plan, step: int) -> Trainer:
 
 
 def _blocks(
-    run: Started, trainer: Trainer, state: TrainState, rows: list[Row], plan: Plan,
-    checkpoints: Checkpoints, progress: Progress,
+    run: Started,
+    trainer: Trainer,
+    state: TrainState,
+    rows: list[Row],
+    plan: Plan,
+    checkpoints: Checkpoints,
+    progress: Progress,
 ) -> TrainState:
     saved = _Pending(run, checkpoints, plan, progress)
     began, norms = state.step, []
@@ -327,9 +344,7 @@ class _Pending:
         self.row = None
 
 
-def _restored(
-    checkpoints: Checkpoints, run: Started, plan: Plan
-) -> tuple[TrainState, list[Row]]:
+def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[TrainState, list[Row]]:
     fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
     state, rows = checkpoints.restore(fresh) or (fresh, [])
     if not run.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):

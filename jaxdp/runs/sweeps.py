@@ -70,7 +70,8 @@ def _swept(
 ) -> tuple[Sweep, list[Row]]:
     rows = {
         value: dataclasses.replace(
-            base, name=f"{base.name}-{slug}-{value:g}" if changes else base.name,
+            base,
+            name=f"{base.name}-{slug}-{value:g}" if changes else base.name,
             given={**base.given, **changes},
         )
         for value, changes in sorted(values.items())
@@ -81,35 +82,62 @@ def _swept(
 
 def _private_mlp(hidden: int, epsilon: float, noise: float) -> Row:
     """AdaDp on 60 components of a private analysis."""
-    return Row(f"mnist-mlp-{hidden}-adadp", "mnist", {
-        "method": "adadp", "model": "mlp", "hidden": hidden, "activation": "relu",
-        "batch_size": 600, "epsilon": epsilon, "noise_multiplier": noise, "l2_clip_norm": 4.0,
-        "pca_dimensions": 60, "pca_noise_multiplier": 16.0,
-    }, needs_gpu=hidden > 64)
+    return Row(
+        f"mnist-mlp-{hidden}-adadp",
+        "mnist",
+        {
+            "method": "adadp",
+            "model": "mlp",
+            "hidden": hidden,
+            "activation": "relu",
+            "batch_size": 600,
+            "epsilon": epsilon,
+            "noise_multiplier": noise,
+            "l2_clip_norm": 4.0,
+            "pca_dimensions": 60,
+            "pca_noise_multiplier": 16.0,
+        },
+        needs_gpu=hidden > 64,
+    )
 
 
 _FOUND = [
     *_annealing(
-        Row("mnist-mlp-64-sa-dpsgd", "mnist", {
-            "method": "sa-dpsgd", "model": "mlp", "epsilon": 1.0, "noise_multiplier": 1.23,
-        }),
-        "MLP of 64, epsilon 1, noise multiplier 1.23", None,
+        Row(
+            "mnist-mlp-64-sa-dpsgd",
+            "mnist",
+            {
+                "method": "sa-dpsgd",
+                "model": "mlp",
+                "epsilon": 1.0,
+                "noise_multiplier": 1.23,
+            },
+        ),
+        "MLP of 64, epsilon 1, noise multiplier 1.23",
+        None,
     ),
     # The base row itself is one of Table 1, which waits for no GPU.
     *_annealing(
-        Row("mnist-sa-dpsgd", "mnist", {"method": "sa-dpsgd", "epsilon": 3.0, "steps": 4_700},
-            needs_gpu=True),
-        "CNN, epsilon 3, 40 epochs", 4_700 * 512,
+        Row(
+            "mnist-sa-dpsgd",
+            "mnist",
+            {"method": "sa-dpsgd", "epsilon": 3.0, "steps": 4_700},
+            needs_gpu=True,
+        ),
+        "CNN, epsilon 3, 40 epochs",
+        4_700 * 512,
     ),
     *_adadp(
         _private_mlp(64, 1.0, 1.5),
         "MLP of 64 on 60 private components, epsilon 1, noise multiplier 1.5",
-        (300, 450, 900, 1_200), (1.0, 2.0, 3.0),
+        (300, 450, 900, 1_200),
+        (1.0, 2.0, 3.0),
     ),
     *_adadp(
         _private_mlp(1_000, 0.5, 8.0),
         "MLP of 1,000 on 60 private components, epsilon 0.5, noise multiplier 8",
-        (300, 450, 800, 1_200), (4.0, 6.0, 10.0),
+        (300, 450, 800, 1_200),
+        (4.0, 6.0, 10.0),
     ),
 ]
 SWEEPS = tuple(sweep for sweep, _ in _FOUND)

@@ -129,9 +129,7 @@ def chosen(indices: Any, mask: Any, size: int) -> np.ndarray:
     """
     indices, mask = np.asarray(indices), np.asarray(mask)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise ValueError(
-            f"indices must be integers [m], got {indices.dtype} {list(indices.shape)}"
-        )
+        raise ValueError(f"indices must be integers [m], got {indices.dtype} {list(indices.shape)}")
     if mask.shape != indices.shape or mask.dtype != bool:
         expected = f"bool {list(indices.shape)}"
         raise ValueError(f"mask must be {expected}, got {mask.dtype} {list(mask.shape)}")

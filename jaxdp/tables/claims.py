@@ -95,8 +95,10 @@ def _attack_section(results: Results) -> Section:
     )
     return Section(
         "The attacks",
-        ("Rows of `benchmarks/results/auditing.json`, by `python -m benchmarks.auditing`; they "
-            "hold no proven epsilon.",),
+        (
+            "Rows of `benchmarks/results/auditing.json`, by `python -m benchmarks.auditing`; they "
+            "hold no proven epsilon.",
+        ),
         Table(headers, body or [[rows.MISSING, *[""] * 6]]),
     )
 

@@ -7,9 +7,7 @@ from jaxdp.tables import rows, style
 from jaxdp.tables.rows import Results
 
 
-def draw(
-    panel: Any, results: Results, names: Sequence[str], paper: Sequence[float | None]
-) -> None:
+def draw(panel: Any, results: Results, names: Sequence[str], paper: Sequence[float | None]) -> None:
     """One place a row: ours filled, the paper's hollow; why there is no mark where there is none.
 
     Args:
@@ -23,13 +21,25 @@ def draw(
         if found:
             mean, low, high = style.mean_and_range([100 * value for value in found])
             panel.errorbar(
-                mean, place, xerr=[[low], [high]], fmt="o", color=style.BLUE, markersize=9,
-                capsize=4, label="ours",
+                mean,
+                place,
+                xerr=[[low], [high]],
+                fmt="o",
+                color=style.BLUE,
+                markersize=9,
+                capsize=4,
+                label="ours",
             )
         if printed is not None:
             panel.plot(
-                printed, place, "D", color=style.ORANGE, markersize=8, fillstyle="none",
-                markeredgewidth=1.8, label="paper",
+                printed,
+                place,
+                "D",
+                color=style.ORANGE,
+                markersize=8,
+                fillstyle="none",
+                markeredgewidth=1.8,
+                label="paper",
             )
         if not found:
             style.waiting(panel, place, rows.status(name))

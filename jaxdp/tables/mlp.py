@@ -74,7 +74,8 @@ def _section(results: Results, noise: float, pca_noise: float, epochs: int) -> S
     )
     return Section(
         f"Noise multiplier {noise:g} (DP-PCA {pca_noise:g}), {epochs} epochs",
-        (printed,), Table(("method", *rows.COLUMNS), body),
+        (printed,),
+        Table(("method", *rows.COLUMNS), body),
     )
 
 

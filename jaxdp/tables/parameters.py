@@ -76,10 +76,23 @@ def _draw(panel: Any, results: Results, sweep: Sweep) -> None:
     for value, name in sweep.rows.items():
         for line in results.runs(name):
             points.append((value, 100 * line["test_accuracy"]))
-            panel.plot(*points[-1], "o", color=style.BLUE, markersize=8.5, markeredgewidth=1.6,
-                       fillstyle="full" if value == base else "none")
-            panel.annotate(_beside(line, sweep), points[-1], xytext=(0, 9), ha="center",
-                           textcoords="offset points", fontsize=11, color="0.25")
+            panel.plot(
+                *points[-1],
+                "o",
+                color=style.BLUE,
+                markersize=8.5,
+                markeredgewidth=1.6,
+                fillstyle="full" if value == base else "none",
+            )
+            panel.annotate(
+                _beside(line, sweep),
+                points[-1],
+                xytext=(0, 9),
+                ha="center",
+                textcoords="offset points",
+                fontsize=11,
+                color="0.25",
+            )
     style.title(panel, sweep.method)
     panel.set_xlabel(sweep.parameter)
     if not points:

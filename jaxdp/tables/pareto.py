@@ -45,8 +45,11 @@ def page(results: Results) -> Page:
     )
     sections = [_repeated(results), _runs(results), _rates(results)]
     return Page(
-        "Accuracy against proven epsilon", text, (Plot("pareto.png", caption(results)),),
-        (*sections, *_single(results)), "jaxdp reproduce pareto",
+        "Accuracy against proven epsilon",
+        text,
+        (Plot("pareto.png", caption(results)),),
+        (*sections, *_single(results)),
+        "jaxdp reproduce pareto",
     )
 
 
@@ -83,10 +86,22 @@ def figure(results: Results) -> Figure:
     for i, (method, found) in enumerate(points.items()):
         x, runs = zip(*found, strict=True)
         look = {"color": style.COLOURS[i], "linestyle": style.DASHES[i], "linewidth": 2}
-        axes.plot(x, [statistics.mean(each) for each in runs], marker=style.MARKERS[i],
-                  markersize=8, label=METHODS[method], **look)
-        axes.fill_between(x, [min(r) for r in runs], [max(r) for r in runs],
-                          color=style.COLOURS[i], alpha=0.18, linewidth=0)
+        axes.plot(
+            x,
+            [statistics.mean(each) for each in runs],
+            marker=style.MARKERS[i],
+            markersize=8,
+            label=METHODS[method],
+            **look,
+        )
+        axes.fill_between(
+            x,
+            [min(r) for r in runs],
+            [max(r) for r in runs],
+            color=style.COLOURS[i],
+            alpha=0.18,
+            linewidth=0,
+        )
         for proven, each in found:
             axes.plot([proven] * len(each), each, ".", color=style.COLOURS[i], markersize=7)
     if not points:
@@ -130,9 +145,13 @@ _OF_A_RUN = ("row", "run", "test accuracy", "proven ε", "seconds", "date", "com
 
 def _cells(line: dict[str, Any]) -> list[str]:
     return [
-        f"`{line['name']}`", str(line.get("run", 1)), rows.percent(line["test_accuracy"]),
-        rows.shown_epsilon(line["proven_epsilon"]), rows.shown_seconds(line),
-        line.get("date", "–"), f"`{line['command']}`" if "command" in line else "–",
+        f"`{line['name']}`",
+        str(line.get("run", 1)),
+        rows.percent(line["test_accuracy"]),
+        rows.shown_epsilon(line["proven_epsilon"]),
+        rows.shown_seconds(line),
+        line.get("date", "–"),
+        f"`{line['command']}`" if "command" in line else "–",
     ]
 
 

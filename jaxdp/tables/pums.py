@@ -153,13 +153,22 @@ def _groups(results: Results, model: str) -> Section:
         ]
         for lines in everyone.values():
             cells.append(_error_cell([line["groups"][place] for line in lines]))
-        cells.append(_shift_cell(*(
-            [line["groups"][place] for line in everyone[budget]]
-            for budget in (BUDGETS[0], BUDGETS[-1])
-        )))
+        cells.append(
+            _shift_cell(
+                *(
+                    [line["groups"][place] for line in everyone[budget]]
+                    for budget in (BUDGETS[0], BUDGETS[-1])
+                )
+            )
+        )
         body.append(cells)
-    headers = ("group", "test records", "not employed", *(f"error, {SHOWN[b]}" for b in BUDGETS),
-        "points, ε 0.5 over not private")
+    headers = (
+        "group",
+        "test records",
+        "not employed",
+        *(f"error, {SHOWN[b]}" for b in BUDGETS),
+        "points, ε 0.5 over not private",
+    )
     notes = (small_groups(results, model),) if all(len(x) > 1 for x in everyone.values()) else ()
     return Section(
         f"Errors by group: {MODELS[model]}",
@@ -218,8 +227,7 @@ def shift(strict: Lines, free: Lines) -> tuple[float, float, float]:
     if spread_of_mean:
         # Welch 1947, with Satterthwaite's degrees of freedom; scipy's warns where runs are equal.
         freedom = sum(parts) ** 2 / sum(
-            part**2 / (len(values) - 1)
-            for part, values in zip(parts, (first, second), strict=True)
+            part**2 / (len(values) - 1) for part, values in zip(parts, (first, second), strict=True)
         )
         reach = float(t.ppf(0.975, freedom)) * spread_of_mean
     return 100 * mean, 100 * (mean - reach), 100 * (mean + reach)
@@ -227,9 +235,7 @@ def shift(strict: Lines, free: Lines) -> tuple[float, float, float]:
 
 def small_groups(results: Results, model: str) -> str:
     """Sentences on the noise and small groups, in the figures of the runs."""
-    strict, free = (
-        by_group(found(results, model, budget)) for budget in (BUDGETS[0], BUDGETS[-1])
-    )
+    strict, free = (by_group(found(results, model, budget)) for budget in (BUDGETS[0], BUDGETS[-1]))
     pairs = sorted((name for name in strict if "," in name), key=lambda n: strict[n][0]["size"])
     smallest, largest = pairs[0], pairs[-1]
     return (
@@ -247,9 +253,11 @@ def small_groups(results: Results, model: str) -> str:
 def _about(name: str, strict: dict[str, Lines], free: dict[str, Lines]) -> str:
     mean, low, high = shift(strict[name], free[name])
     told = (
-        "more than chance between runs" if low > 0 else
-        "less than without privacy" if high < 0 else
-        "which chance between runs explains"
+        "more than chance between runs"
+        if low > 0
+        else "less than without privacy"
+        if high < 0
+        else "which chance between runs explains"
     )
     private, plain = (100 * statistics.stdev(errors(groups[name])) for groups in (strict, free))
     who = _plain(name)[0].upper() + _plain(name)[1:]

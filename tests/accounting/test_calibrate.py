@@ -82,9 +82,12 @@ def test_budgets_that_need_nothing_or_fit_nothing():
 
 def scheduled(z):
     plan = schedules.exponential_decay(2.0, 0.1, 10, 40).times(z)
-    return acc.Composed(tuple(
-        acc.Repeated(acc.PoissonSampled(acc.Gaussian(level), 0.05), n) for level, n in plan.levels
-    ))
+    return acc.Composed(
+        tuple(
+            acc.Repeated(acc.PoissonSampled(acc.Gaussian(level), 0.05), n)
+            for level, n in plan.levels
+        )
+    )
 
 
 EVENTS = {
@@ -127,26 +130,44 @@ def test_what_no_value_meets_and_what_every_value_meets():
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "q", "steps"),
-    [(3.0, 0.5, 0.01, 1_000), (3.0, 0.999, 0.01, 1_000), (3.0, 1e-300, 0.01, 1_000),
-     (1e-9, 1e-5, 0.01, 1_000), (1e9, 1e-5, 0.01, 10**9), (0.1, 0.01, 0.01, 1),
-     (3.0, 1e-5, 1e-9, 10**9), (1e-6, 1e-30, 0.9, 100)],
+    [
+        (3.0, 0.5, 0.01, 1_000),
+        (3.0, 0.999, 0.01, 1_000),
+        (3.0, 1e-300, 0.01, 1_000),
+        (1e-9, 1e-5, 0.01, 1_000),
+        (1e9, 1e-5, 0.01, 10**9),
+        (0.1, 0.01, 0.01, 1),
+        (3.0, 1e-5, 1e-9, 10**9),
+        (1e-6, 1e-30, 0.9, 100),
+    ],
 )
 def test_corners_are_answered_by_few_slow_evaluations(monkeypatch, epsilon, delta, q, steps):
     """Minutes, before: the slow accountants were asked up to 80 times. Counted, not timed."""
     slow, asked = [], []
     pld, line = methods.METHODS["pld"], methods.ONE_LINE
-    monkeypatch.setitem(methods.METHODS, "pld", methods.Method(
-        lambda *a: slow.append(a) or pld.epsilon(*a), pld.delta, pld.refuses))
-    monkeypatch.setattr(methods, "ONE_LINE", methods.Method(
-        lambda *a: asked.append(a) or line.epsilon(*a), line.delta, line.refuses))
+    monkeypatch.setitem(
+        methods.METHODS,
+        "pld",
+        methods.Method(lambda *a: slow.append(a) or pld.epsilon(*a), pld.delta, pld.refuses),
+    )
+    monkeypatch.setattr(
+        methods,
+        "ONE_LINE",
+        methods.Method(lambda *a: asked.append(a) or line.epsilon(*a), line.delta, line.refuses),
+    )
     z = acc.calibrate_noise_multiplier(epsilon, delta, q, steps)
     assert len(slow) <= 4
     assert len(asked) <= 60
     run_ = run(q, z, steps)
     proven = [acc.epsilon(run_, delta, method="rdp").upper]
     if not slow and 1e-15 <= delta <= 0.1 or not proven[0] <= epsilon:
-        proven.append(methods.ONE_LINE.epsilon(
-            acc.queries.flatten(run_, acc.Relation.ADD_OR_REMOVE_ONE),
-            acc.Relation.ADD_OR_REMOVE_ONE, delta).upper if steps > 1 else
-            acc.epsilon(run_, delta).upper)
+        proven.append(
+            methods.ONE_LINE.epsilon(
+                acc.queries.flatten(run_, acc.Relation.ADD_OR_REMOVE_ONE),
+                acc.Relation.ADD_OR_REMOVE_ONE,
+                delta,
+            ).upper
+            if steps > 1
+            else acc.epsilon(run_, delta).upper
+        )
     assert min(proven) <= epsilon

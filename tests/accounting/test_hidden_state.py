@@ -32,7 +32,11 @@ def random_chain(rng, most=5):
 
     high = 1.1 if rng.random() < 0.3 else 1.0
     return acc.NoisyChain(
-        batches, epochs, schedule(0.05, 0.5), schedule(0.3, 2.0), schedule(0.05, high),
+        batches,
+        epochs,
+        schedule(0.05, 0.5),
+        schedule(0.3, 2.0),
+        schedule(0.05, high),
         schedule(0.3, 1.0),
     )
 
@@ -69,7 +73,11 @@ class Nonlinear:
 
     def __init__(self, rng):
         self.batches, self.epochs = rng.integers(2, 4), rng.integers(1, 4)
-        self.eta, self.clip, self.h = rng.uniform(0.3, 1.2), rng.uniform(0.3, 1.5), rng.uniform(0.3, 1.5)
+        self.eta, self.clip, self.h = (
+            rng.uniform(0.3, 1.2),
+            rng.uniform(0.3, 1.5),
+            rng.uniform(0.3, 1.5),
+        )
         self.threshold = rng.choice([0.0, 0.1])
         self.v = rng.uniform(0.15, 0.6, self.batches * self.epochs)
         self.data = rng.normal(0, 1, (self.batches, 3))
@@ -104,7 +112,10 @@ class Nonlinear:
 
     def chain(self):
         return acc.NoisyChain(
-            self.batches, self.epochs, self.eta * self.clip / 3, tuple(self.v),
+            self.batches,
+            self.epochs,
+            self.eta * self.clip / 3,
+            tuple(self.v),
             max(1.0, abs(1 - self.eta * self.h)),
         )
 
@@ -156,7 +167,9 @@ def quadratic_program(chain, position):
 
     c, p, v = (chain.table(n).ravel() for n in ("contractions", "proximal", "variances"))
     s = np.zeros(chain.steps)
-    s[position :: chain.batches] = 2 * chain.table("contributions").ravel()[position :: chain.batches]
+    s[position :: chain.batches] = (
+        2 * chain.table("contributions").ravel()[position :: chain.batches]
+    )
 
     def distances(given):
         z, out = chain.start_distance, []
@@ -181,8 +194,13 @@ def test_the_minorant_solves_the_quadratic_program():
     for _ in range(40):
         chain = random_chain(rng, most=4)
         chain = acc.NoisyChain(
-            chain.batches, chain.epochs, chain.contributions, chain.variances, chain.contractions,
-            chain.proximal, start_distance=rng.choice([0.0, 0.5]),
+            chain.batches,
+            chain.epochs,
+            chain.contributions,
+            chain.variances,
+            chain.contractions,
+            chain.proximal,
+            start_distance=rng.choice([0.0, 0.5]),
         )
         position = rng.integers(chain.batches)
         exact = quadratic_program(chain, position)
@@ -195,7 +213,9 @@ def test_published_exponent_is_below_the_exact_value():
     for decay, claimed in ((0.0, 0.1546), (0.5, 0.1180), (1.0, 0.0848), (3.0, 0.0124)):
         # One step reads the record (it leaves N(0, 2) and a gap of 1), one does not.
         chain = acc.NoisyChain(2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), 1 / (1 + 0.5 * decay))
-        start = acc.NoisyChain(2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay)))
+        start = acc.NoisyChain(
+            2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay))
+        )
         assert linear_gaussian(start, 0) == pytest.approx(exact, abs=5e-5)
         assert hs.shifted(start)[0] == pytest.approx(exact, abs=5e-5)
         assert hs.log_sobolev(start)[0] == pytest.approx(exact, abs=5e-5)
@@ -257,7 +277,9 @@ def projected_law(drift, steps, v, radius):
     return law
 
 
-@pytest.mark.parametrize(("drift", "v", "radius"), [(0.1, 0.05, 1.0), (0.05, 0.1, 0.5), (0.02, 0.01, 1.0)])
+@pytest.mark.parametrize(
+    ("drift", "v", "radius"), [(0.1, 0.05, 1.0), (0.05, 0.1, 0.5), (0.02, 0.01, 1.0)]
+)
 def test_never_below_the_exact_value_on_a_bounded_domain(drift, v, radius):
     tight = []
     for steps in (1, 5, 30, 300):
@@ -292,4 +314,6 @@ def test_more_noise_or_less_movement_never_costs_more(batches, epochs, seed):
         acc.NoisyChain(batches, epochs, s * 0.9, tuple(v), tuple(c)),
     ):
         assert np.all(hs.shifted(chain) <= base * (1 + 1e-9))
-    assert np.all(base <= hs.composed(acc.NoisyChain(batches, epochs, s, tuple(v), tuple(c))) * (1 + 1e-9))
+    assert np.all(
+        base <= hs.composed(acc.NoisyChain(batches, epochs, s, tuple(v), tuple(c))) * (1 + 1e-9)
+    )

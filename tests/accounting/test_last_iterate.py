@@ -93,7 +93,10 @@ def test_every_method_is_above_the_linear_gaussian_truth_and_claims_no_lower_bou
         mean, variance = 0.9 * mean + 0.2 * (k % 4 == 3), 0.81 * variance + 1.0
         mean, variance = 0.95 * mean, 0.95**2 * variance
     bound = acc.epsilon(hidden(chain), 1e-5, REPLACE, method)
-    assert bound.upper >= acc.epsilon(acc.Gaussian(2 * math.sqrt(variance) / mean), 1e-5, REPLACE).lower
+    assert (
+        bound.upper
+        >= acc.epsilon(acc.Gaussian(2 * math.sqrt(variance) / mean), 1e-5, REPLACE).lower
+    )
     assert bound.lower == 0
 
 
@@ -108,9 +111,14 @@ def test_log_sobolev_is_refused_where_it_says_nothing():
 
 def hockey_stick(means, variances, epsilon):
     """Exact delta between the uniform mixtures of N(m_j, v_j) and of N(-m_j, v_j)."""
+
     def excess(x):
-        p = np.mean([stats.norm.pdf(x, m, math.sqrt(v)) for m, v in zip(means, variances, strict=True)])
-        q = np.mean([stats.norm.pdf(x, -m, math.sqrt(v)) for m, v in zip(means, variances, strict=True)])
+        p = np.mean(
+            [stats.norm.pdf(x, m, math.sqrt(v)) for m, v in zip(means, variances, strict=True)]
+        )
+        q = np.mean(
+            [stats.norm.pdf(x, -m, math.sqrt(v)) for m, v in zip(means, variances, strict=True)]
+        )
         return max(p - math.exp(epsilon) * q, 0.0)
 
     return integrate.quad(excess, -12, 12, limit=400, points=[0.0])[0]
@@ -149,9 +157,10 @@ def test_averages_of_fresh_partitions_fall_back_on_renyi():
     assert twice.upper >= acc.epsilon(average, 1e-5, REPLACE).upper
     assert 0 < acc.delta(acc.Repeated(average, 2), 0.3, REPLACE).upper < 1
     one = acc.Composed([average, acc.Gaussian(4.0), hidden()])
-    assert acc.epsilon(one, 1e-5, REPLACE).upper <= acc.epsilon(
-        acc.Composed([hidden(), hidden(), acc.Gaussian(4.0)]), 1e-5, REPLACE
-    ).upper
+    assert (
+        acc.epsilon(one, 1e-5, REPLACE).upper
+        <= acc.epsilon(acc.Composed([hidden(), hidden(), acc.Gaussian(4.0)]), 1e-5, REPLACE).upper
+    )
 
 
 def test_a_filter_charges_it():
@@ -165,7 +174,10 @@ def test_a_filter_charges_it():
 
 def test_json_round_trip():
     bounded = acc.NoisyChain(2, 3, (0.1, 0.2, 0.3), 1.0, proximal=0.9, diameter=4.0)
-    for event in (hidden(), hidden(bounded, CHAIN.__class__(2, 1, 0.1, 1.0), average=True, exposed="x")):
+    for event in (
+        hidden(),
+        hidden(bounded, CHAIN.__class__(2, 1, 0.1, 1.0), average=True, exposed="x"),
+    ):
         assert acc.from_dict(json.loads(json.dumps(acc.to_dict(event)))) == event
 
 
@@ -176,8 +188,13 @@ def test_nothing_moved_is_nothing_released():
 
 def chain_of(**changes):
     arguments = {
-        "epochs": 5, "dataset_size": 100, "batch_size": 10, "step_sizes": 0.5,
-        "noise_multipliers": 2.0, "l2_clip_norm": 1.0, "smoothness": 4.0,
+        "epochs": 5,
+        "dataset_size": 100,
+        "batch_size": 10,
+        "step_sizes": 0.5,
+        "noise_multipliers": 2.0,
+        "l2_clip_norm": 1.0,
+        "smoothness": 4.0,
     }
     return acc.clipped_gradient_chain(**{**arguments, **changes})
 
@@ -191,7 +208,9 @@ def test_the_chain_of_clipped_gradients():
     assert chain.proximal == pytest.approx((1 / 1.5,))
     assert chain_of(dataset_size=101).batches == 11
     varying = chain_of(noise_multipliers=[5, 4, 3, 2, 1], step_sizes=[0.5, 0.4, 0.3, 0.2, 0.1])
-    assert varying.variances == pytest.approx([(z * s) ** 2 for z, s in zip((5, 4, 3, 2, 1), varying.contributions, strict=True)])
+    assert varying.variances == pytest.approx(
+        [(z * s) ** 2 for z, s in zip((5, 4, 3, 2, 1), varying.contributions, strict=True)]
+    )
 
 
 @pytest.mark.parametrize(

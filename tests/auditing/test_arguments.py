@@ -13,10 +13,17 @@ from jaxdp.optimizers import registry
 COUNTS = auditing.Counts(3, 1_000, 400, 1_000)
 COINS = np.arange(100) % 2 == 0
 APART = np.linspace(3, 4, 50), np.linspace(0, 1, 50)
-METHOD = registry.build("dp-sgd", registry.Numbers(
-    noise_multiplier=1.0, l2_clip_norm=1.0, learning_rate=0.1, sampling="full_batch",
-    batch_size=4, dataset_size=4,
-))
+METHOD = registry.build(
+    "dp-sgd",
+    registry.Numbers(
+        noise_multiplier=1.0,
+        l2_clip_norm=1.0,
+        learning_rate=0.1,
+        sampling="full_batch",
+        batch_size=4,
+        dataset_size=4,
+    ),
+)
 
 
 def many_runs(**changes):
@@ -33,33 +40,64 @@ RIGHT = {
     auditing.gaussian_bound: {"counts": COUNTS, "delta": 1e-5, "confidence": 0.9},
     auditing.mu_bound: {"counts": COUNTS, "confidence": 0.9},
     auditing.one_run_bound: {
-        "correct": 50, "guesses": 50, "canaries": 100, "delta": 1e-5, "confidence": 0.9,
+        "correct": 50,
+        "guesses": 50,
+        "canaries": 100,
+        "delta": 1e-5,
+        "confidence": 0.9,
     },
     auditing.one_run_p_value: {
-        "correct": 50, "guesses": 50, "canaries": 100, "epsilon": 1.0, "delta": 1e-5,
+        "correct": 50,
+        "guesses": 50,
+        "canaries": 100,
+        "epsilon": 1.0,
+        "delta": 1e-5,
     },
     auditing.audit_scores: {
-        "with_record": APART[0], "without": APART[1], "delta": 1e-5, "confidence": 0.9, "seed": 0,
+        "with_record": APART[0],
+        "without": APART[1],
+        "delta": 1e-5,
+        "confidence": 0.9,
+        "seed": 0,
         "held_out": 0.2,
     },
     auditing.audit_all_thresholds: {
-        "with_record": APART[0], "without": APART[1], "delta": 1e-5, "thresholds": [2.0],
+        "with_record": APART[0],
+        "without": APART[1],
+        "delta": 1e-5,
+        "thresholds": [2.0],
         "confidence": 0.9,
     },
     auditing.audit_one_run: {
-        "scores": COINS.astype(float), "included": COINS, "delta": 1e-5, "confidence": 0.9,
+        "scores": COINS.astype(float),
+        "included": COINS,
+        "delta": 1e-5,
+        "confidence": 0.9,
     },
     whole_event: {"confidence": 0.9, "seed": 0, "held_out": 0.3},
     auditing.family_bound: {
-        "with_record": APART[0], "without": APART[1], "family": acc.Gaussian, "noise": 1.0,
-        "delta": 1e-5, "confidence": 0.9, "seed": 0, "held_out": 0.3,
+        "with_record": APART[0],
+        "without": APART[1],
+        "family": acc.Gaussian,
+        "noise": 1.0,
+        "delta": 1e-5,
+        "confidence": 0.9,
+        "seed": 0,
+        "held_out": 0.3,
     },
     auditing.audit_canaries: {
-        "seen": np.where(COINS, 1.0, 0.0)[None], "coins": COINS, "method": METHOD,
-        "event": acc.Gaussian(1.0), "delta": 1e-5, "confidence": 0.9,
+        "seen": np.where(COINS, 1.0, 0.0)[None],
+        "coins": COINS,
+        "method": METHOD,
+        "event": acc.Gaussian(1.0),
+        "delta": 1e-5,
+        "confidence": 0.9,
     },
     auditing.discriminant: {
-        "with_record": APART[0][:, None], "without": APART[1][:, None], "seed": 0, "keep": 1,
+        "with_record": APART[0][:, None],
+        "without": APART[1][:, None],
+        "seed": 0,
+        "keep": 1,
         "held_out": 0.3,
     },
 }
@@ -67,14 +105,18 @@ CONFIDENCES = (0, 0.0, -1, -2.9, 1, 1.5, math.nan, math.inf, "0.9", None, True)
 DELTAS = (-1e-9, 1.0, math.nan, math.inf, "0", None)
 SEEDS = (-1, 0.5, "0")
 WRONG = {
-    "confidence": CONFIDENCES, "delta": DELTAS, "seed": SEEDS, "held_out": (0, 1, -1, math.nan),
-    "counts": ((3, 1_000, 400, 1_000), None), "canaries": (-1, 99.5, "100"),
-    "guesses": (-1, 50.5, 101), "correct": (-1, 49.5, 51), "keep": (0, -1, 1.5),
+    "confidence": CONFIDENCES,
+    "delta": DELTAS,
+    "seed": SEEDS,
+    "held_out": (0, 1, -1, math.nan),
+    "counts": ((3, 1_000, 400, 1_000), None),
+    "canaries": (-1, 99.5, "100"),
+    "guesses": (-1, 50.5, 101),
+    "correct": (-1, 49.5, 51),
+    "keep": (0, -1, 1.5),
     "thresholds": ([], [math.nan], [[1.0]]),
 }
-ALSO = [
-    (many_runs, {"confidence": c}, "confidence") for c in CONFIDENCES
-] + [
+ALSO = [(many_runs, {"confidence": c}, "confidence") for c in CONFIDENCES] + [
     (many_runs, {"delta": 0.0}, "delta"),
     (many_runs, {"seed": -1}, "seed"),
     (many_runs, {"runs": 9}, "runs"),
@@ -107,8 +149,11 @@ def test_what_is_out_of_range_is_refused_by_name(function, changes, name, monkey
         raise AssertionError("an argument is checked only after something was computed")
 
     for module, work in (
-        (bounds, "_grid"), (bounds, "_binomial_tail"), (scores, "candidates"),
-        (events, "candidates"), (audit, "tiny_worlds"),
+        (bounds, "_grid"),
+        (bounds, "_binomial_tail"),
+        (scores, "candidates"),
+        (events, "candidates"),
+        (audit, "tiny_worlds"),
     ):
         monkeypatch.setattr(module, work, computed)
     with pytest.raises(ValueError, match=rf"^{name} must ") as refused:

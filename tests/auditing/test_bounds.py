@@ -86,9 +86,13 @@ def test_every_threshold_looked_at_is_paid_for():
 
 def test_the_gaussian_profile_is_tight_and_says_what_it_assumes():
     for epsilon in (1.0, 2.0, 4.0, 8.0):
-        sigma = acc.calibrate_noise_multiplier(epsilon=epsilon, delta=1e-5, steps=1, sampling_prob=1)
+        sigma = acc.calibrate_noise_multiplier(
+            epsilon=epsilon, delta=1e-5, steps=1, sampling_prob=1
+        )
         found = audit_scores(
-            *gaussian_pair(np.random.default_rng(3), 1 / sigma, 10_000), 1e-5, kind="gaussian",
+            *gaussian_pair(np.random.default_rng(3), 1 / sigma, 10_000),
+            1e-5,
+            kind="gaussian",
             held_out=0.1,
         )
         assert 0.75 * epsilon < found.epsilon <= epsilon

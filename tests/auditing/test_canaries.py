@@ -115,8 +115,7 @@ def test_watching_changes_nothing_and_sees_the_noisy_sum(name):
         for key in keys:
             scale = method.context(state).get("scale")
             value = jax.tree.map(jnp.zeros_like, params)
-            updates, state = chain.update(
-                Summed(value, l2, scale), state, params, key=key, **extra)
+            updates, state = chain.update(Summed(value, l2, scale), state, params, key=key, **extra)
             params = jax.tree.map(jnp.add, params, updates)
         ends.append((flat(params), state))
         assert set(method.counts_of(state)) == set(plain.counts_of(ends[0][1]))

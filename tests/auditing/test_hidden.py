@@ -17,9 +17,7 @@ FIXED = "R3, two batches in a fixed order, weight decay"
 
 def scores(name, count=1500, seed=1):
     method = METHODS[name]
-    run = hidden_run(
-        method, *worlds(method), partition="fixed" not in name, score=first_weights
-    )
+    run = hidden_run(method, *worlds(method), partition="fixed" not in name, score=first_weights)
     return two_worlds(run, count, seed=seed)
 
 
@@ -51,7 +49,9 @@ def test_a_run_is_that_of_training():
     mine = hidden_run(quiet, data, other)(jax.random.key_data(jax.random.key(0)), jnp.asarray(True))
     (trained,) = bc.train_hidden(quiet, data, secret=Secret.from_seed(1))
     np.testing.assert_allclose(mine, np.ravel(trained), atol=1e-4)
-    gone = hidden_run(quiet, data, other)(jax.random.key_data(jax.random.key(0)), jnp.asarray(False))
+    gone = hidden_run(quiet, data, other)(
+        jax.random.key_data(jax.random.key(0)), jnp.asarray(False)
+    )
     assert float(mine[0]) > 1
     assert float(gone[0]) == pytest.approx(-float(mine[0]), abs=1e-4)
 

@@ -6,9 +6,14 @@ from scipy import stats
 from benchmarks.planted import BUGS, CORRECT, many_verdicts
 
 QUICK = (
-    "noise calibrated to the mean", "one leaf without noise", "one key for two leaves",
-    "twice the bound", "a non-finite example passes", "PIGDO's raw moments",
-    "one key for two steps", "noise reused after a resume",
+    "noise calibrated to the mean",
+    "one leaf without noise",
+    "one key for two leaves",
+    "twice the bound",
+    "a non-finite example passes",
+    "PIGDO's raw moments",
+    "one key for two steps",
+    "noise reused after a resume",
 )
 
 

@@ -122,12 +122,16 @@ def with_the_sum(clean, noise, rng):
 
 
 BROKEN = {
-    "uniform": (noise_of(lambda rng, z: rng.uniform(-3**0.5, 3**0.5, z.shape)), "its distribution"),
+    "uniform": (
+        noise_of(lambda rng, z: rng.uniform(-(3**0.5), 3**0.5, z.shape)),
+        "its distribution",
+    ),
     "too small": (noise_of(lambda rng, z: 0.95 * z), "the noise's standard deviation"),
     "heavy tails": (noise_of(lambda rng, z: rng.standard_t(5, z.shape) * 0.6**0.5), "its tails"),
     "float16": (noise_of(lambda rng, z: np.float16(z)), "a coarse grid of values"),
     "float16 once it has its scale": (
-        noise_of(lambda rng, z: np.float16(STD * z) / STD), "a coarse grid of values"
+        noise_of(lambda rng, z: np.float16(STD * z) / STD),
+        "a coarse grid of values",
     ),
     "not finite": (
         noise_of(lambda rng, z: np.where(rng.random(z.shape) < 1e-3, np.nan, z)),
@@ -161,7 +165,8 @@ def test_noise_that_follows_the_draw_is_named():
     drawn = np.random.default_rng(8).random((*SHAPE, 3)) < 0.5
     assert not verdict(clean, noise, drawn=drawn).refuted
     for wrong in (
-        [z + 0.15 * drawn[..., 1:2] for z in noise], [z * (1 + 0.1 * drawn[..., 1:2]) for z in noise]
+        [z + 0.15 * drawn[..., 1:2] for z in noise],
+        [z * (1 + 0.1 * drawn[..., 1:2]) for z in noise],
     ):
         assert "dependence on who took part" in accused_of(verdict(clean, wrong, drawn=drawn))
 
@@ -284,6 +289,8 @@ def test_bad_methods_are_refused(method, more, message):
 
 
 def test_other_parameters_than_float32_are_refused():
-    half = dataclasses.replace(APART, params=jax.tree.map(lambda p: p.astype(jnp.bfloat16), APART.params))
+    half = dataclasses.replace(
+        APART, params=jax.tree.map(lambda p: p.astype(jnp.bfloat16), APART.params)
+    )
     with pytest.raises(ValueError, match="worlds must have float32 parameters, got bfloat16"):
         audit_noise(opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), half, 2)

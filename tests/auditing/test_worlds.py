@@ -39,9 +39,7 @@ def test_a_sampled_audit_with_released_iterates():
     def family(z):
         return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), 0.25), steps)
 
-    found = auditing.family_bound(
-        *auditing.two_worlds(run, 2500, seed=1), family, 0.8, 1e-5
-    )
+    found = auditing.family_bound(*auditing.two_worlds(run, 2500, seed=1), family, 0.8, 1e-5)
     truth = method.epsilon(steps, 1e-5).upper
     assert 0.5 * truth < found.epsilon < truth
 
@@ -69,7 +67,9 @@ def test_methods_by_name_are_not_accused(name):
 
 def test_adadp_as_published_gives_the_record_away():
     numbers = registry.Numbers(4.0, 1.0, 4, 4, 0.1, "full_batch")
-    found = audit.audit_method(registry.build("adadp-as-published", numbers), 4, 1e-5, runs=1500, seed=0)
+    found = audit.audit_method(
+        registry.build("adadp-as-published", numbers), 4, 1e-5, runs=1500, seed=0
+    )
     assert found.proven == float("inf")
     assert found.claim_refuted
     assert "refuted" in found.in_words()
@@ -82,7 +82,9 @@ def test_the_worst_record_is_found():
     last = {"x": jnp.array([[0.0, 3, -3, 3]]), "y": jnp.array([1])}
     empty = {"x": jnp.zeros((1, 4)), "y": jnp.array([0])}
     worlds = [
-        auditing.Worlds(loss_fn, params, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), records, row))
+        auditing.Worlds(
+            loss_fn, params, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), records, row)
+        )
         for row in (empty, last)
     ]
     best, apart = adversaries.worst_record(method, worlds, 2, count=200)

@@ -22,7 +22,21 @@ def waiting(self):
 
 Checkpoints._seal = waiting
 sys.argv = [
-    "jaxdp", "train", "--dataset", "digits", "--model", "logistic", "--steps", "6", "--batch-size",
-    "200", "--eval-every", "2", "--seed", "3", "--out", str(folder / "run"),
+    "jaxdp",
+    "train",
+    "--dataset",
+    "digits",
+    "--model",
+    "logistic",
+    "--steps",
+    "6",
+    "--batch-size",
+    "200",
+    "--eval-every",
+    "2",
+    "--seed",
+    "3",
+    "--out",
+    str(folder / "run"),
 ]
 main()

@@ -18,9 +18,20 @@ def run(capsys, *arguments):
 
 def test_an_audit_prints_three_numbers_and_writes_its_files(capsys, tmp_path):
     status, shown = run(
-        capsys, "--method", "dp-sgd", "--sampling", "full_batch", "--steps", "2", "--runs", "400", "--seed", "1",
+        capsys,
+        "--method",
+        "dp-sgd",
+        "--sampling",
+        "full_batch",
+        "--steps",
+        "2",
+        "--runs",
+        "400",
+        "--seed",
+        "1",
         "--json",
-        "--out", str(tmp_path / "a"),
+        "--out",
+        str(tmp_path / "a"),
     )
     row = json.loads(shown.out)
     assert status in (0, None)

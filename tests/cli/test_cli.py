@@ -19,8 +19,19 @@ from jaxdp.runs import run as run_module
 from jaxdp.runs.audit import into_report
 
 SMALL = [
-    "train", "--dataset", "digits", "--model", "logistic", "--steps", "6", "--epsilon", "2",
-    "--batch-size", "200", "--eval-every", "2",
+    "train",
+    "--dataset",
+    "digits",
+    "--model",
+    "logistic",
+    "--steps",
+    "6",
+    "--epsilon",
+    "2",
+    "--batch-size",
+    "200",
+    "--eval-every",
+    "2",
 ]
 
 
@@ -71,9 +82,9 @@ def test_published_files_are_the_same_bytes_however_long_the_run_took(tmp_path, 
         args = [*SMALL, "--seed", "3", "--sensitive", "--out", str(folder)]
         said.append(CliRunner().invoke(app, args, catch_exceptions=False).output)
         files = [path for path in folder.rglob("*") if path.is_file()]
-        published.append({
-            path.name: path.read_bytes() for path in files if "secret" not in path.parts
-        })
+        published.append(
+            {path.name: path.read_bytes() for path in files if "secret" not in path.parts}
+        )
     assert {"report.json", "report.md", "report.html", "ledger.jsonl"} < set(published[0])
     assert published[0] == published[1]
     assert "12345.6 s for 6 steps (said here only" in said[1]
@@ -85,9 +96,17 @@ def test_an_audit_takes_the_time_out_of_an_older_report(run, tmp_path):
     report = {**json.loads(path.read_text()), "seconds": 777.7, "steps_in_this_sitting": 6}
     path.write_text(json.dumps(report))
     audited = {
-        "what": "this very run, once", "steps": 6, "runs": 1, "confidence": 0.95, "claimed": None,
-        "proven": 2.0, "audited": 0.5, "audited_profile": None, "profile_assumes": None,
-        "adversary": "a canary", "verdict": "Nothing contradicts it.",
+        "what": "this very run, once",
+        "steps": 6,
+        "runs": 1,
+        "confidence": 0.95,
+        "claimed": None,
+        "proven": 2.0,
+        "audited": 0.5,
+        "audited_profile": None,
+        "profile_assumes": None,
+        "adversary": "a canary",
+        "verdict": "Nothing contradicts it.",
     }
     into_report(RunDirectory(folder), audited)
     assert json.loads(path.read_text())["audited"] == audited
@@ -189,7 +208,9 @@ def test_a_chosen_seed_is_labelled_and_not_reported(tmp_path):
     assert "no guarantee" in (tmp_path / "r/SENSITIVE.json").read_text()
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["epsilon"], ["calibrate"], ["data"], ["export"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["epsilon"], ["calibrate"], ["data"], ["export"]]
+)
 def test_help_shows_an_example(command):
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
@@ -209,9 +230,11 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys, tmp_path):
             directory.save_state({})
         raise KeyboardInterrupt
 
-    for begun, words in ((False, "nothing was charged"), (True, "continue with `jaxdp train --out")):
-        monkeypatch.setattr(
-            "jaxdp.cli.launch.launch", functools.partial(interrupted, begun=begun))
+    for begun, words in (
+        (False, "nothing was charged"),
+        (True, "continue with `jaxdp train --out"),
+    ):
+        monkeypatch.setattr("jaxdp.cli.launch.launch", functools.partial(interrupted, begun=begun))
         with pytest.raises(SystemExit) as end:
             main(["train", "--out", str(tmp_path / "r")])
         assert end.value.code == 130

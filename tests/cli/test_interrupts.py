@@ -15,8 +15,11 @@ from jaxdp.cli import main
 def begin(folder):
     """The program, once it writes its second checkpoint."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.interrupted", str(folder)], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        [sys.executable, "-m", "tests.cli.interrupted", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     while not (folder / "writing").exists():
         assert process.poll() is None, process.stderr.read()
@@ -45,7 +48,9 @@ def test_the_first_signal_lets_the_checkpoint_be_finished(tmp_path, capsys, numb
     assert found == status
     lines = [line for line in lines if "finishing a checkpoint" not in line]
     assert len(lines) == 1
-    assert "the ledger and the checkpoint of step 4 are safe; continue with `jaxdp train" in lines[0]
+    assert (
+        "the ledger and the checkpoint of step 4 are safe; continue with `jaxdp train" in lines[0]
+    )
     assert resumed(tmp_path, capsys)["releases"] == 6
 
 

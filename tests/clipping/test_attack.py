@@ -73,9 +73,7 @@ def test_scaled_gradients_that_cancel_have_one_norm(rule):
     params = {"w": jnp.zeros((size, size))}
     grad_fn = jaxdp.clipped_grad(two_uses, rule)
     scale = jax.tree.map(jnp.ones_like, params)
-    alone = jit(
-        lambda x, i: grad_fn(params, x, jnp.arange(rows) == i, scale=scale)[0].value["w"]
-    )
+    alone = jit(lambda x, i: grad_fn(params, x, jnp.arange(rows) == i, scale=scale)[0].value["w"])
     x = jnp.asarray(x, jnp.float32)
     worst = max(np.linalg.norm(np.asarray(alone(x, i), np.float64)) for i in range(rows // 2))
     assert worst <= rule.l2(params)
@@ -93,9 +91,7 @@ def test_siamese_records_with_a_scale_keep_the_bound():
     params = {"w": jnp.asarray(rng.normal(size=(size, size)), jnp.float32)}
     scale = {"w": jnp.asarray(rng.uniform(0.1, 2.0, (size, size)), jnp.float32)}
     grad_fn = jaxdp.clipped_grad(siamese, jaxdp.normalize(1.0))
-    alone = jit(
-        lambda x, i: grad_fn(params, x, jnp.arange(rows) == i, scale=scale)[0].value["w"]
-    )
+    alone = jit(lambda x, i: grad_fn(params, x, jnp.arange(rows) == i, scale=scale)[0].value["w"])
     x = jnp.asarray(x, jnp.float32)
     assert max(np.linalg.norm(np.asarray(alone(x, i), np.float64)) for i in range(60)) <= 1.0
 
@@ -206,7 +202,10 @@ def test_a_primitive_with_a_batching_rule_of_its_own_is_refused():
     centred = Primitive("centred")
     centred.def_abstract_eval(lambda x: x)
     mlir.register_lowering(centred, mlir.lower_fun(lambda x: x, multiple_results=False))
-    batching.primitive_batchers[centred] = lambda x, at: (x[0] - jnp.mean(x[0], 0, keepdims=True), 0)
+    batching.primitive_batchers[centred] = lambda x, at: (
+        x[0] - jnp.mean(x[0], 0, keepdims=True),
+        0,
+    )
     x = jnp.arange(12.0).reshape(4, 3)
     with pytest.raises(ValueError, match="loss_fn must not"):
         others(lambda p, x: 0.01 * jnp.sum(p["w"] * centred.bind(x)), x, x.at[0].set(9.0))
@@ -312,9 +311,7 @@ def test_no_row_reaches_another(name):
 
 def test_an_axis_named_by_a_numpy_integer_is_refused():
     axis = np.int64(7)
-    grad_fn = jaxdp.clipped_grad(
-        lambda p, x: jnp.sum(p["w"] * lax.pmean(x, axis)), jaxdp.clip(1.0)
-    )
+    grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p["w"] * lax.pmean(x, axis)), jaxdp.clip(1.0))
     one = lambda x: grad_fn({"w": jnp.ones(3)}, x, "all")[0].value  # noqa: E731
     with pytest.raises(ValueError, match="communicate"):
         jax.vmap(one, axis_name=axis)(jnp.ones((2, 4, 3)))

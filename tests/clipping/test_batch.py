@@ -11,7 +11,10 @@ from jaxdp.clipping import rounding
 from jaxdp.types import Draw
 
 RULES = [
-    jaxdp.clip(1.0), jaxdp.auto_s(), jaxdp.normalize(), jaxdp.coordinate_box(1.0),
+    jaxdp.clip(1.0),
+    jaxdp.auto_s(),
+    jaxdp.normalize(),
+    jaxdp.coordinate_box(1.0),
     jaxdp.per_layer({"w": 1.0}),
 ]
 PARAMS = {"w": jnp.zeros((3, 2))}

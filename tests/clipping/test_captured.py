@@ -72,8 +72,13 @@ def by_custom_jvp(outer, params, x):
 
 WAYS = {
     "outright": lambda outer, params, x: jnp.vdot(params["w"], x - outer.mean(0)),
-    "scan": by_scan, "cond": by_cond, "while": by_while, "jit": by_jit,
-    "checkpoint": by_checkpoint, "custom_vjp": by_custom_vjp, "custom_jvp": by_custom_jvp,
+    "scan": by_scan,
+    "cond": by_cond,
+    "while": by_while,
+    "jit": by_jit,
+    "checkpoint": by_checkpoint,
+    "custom_vjp": by_custom_vjp,
+    "custom_jvp": by_custom_jvp,
 }
 TRACES = {
     "jit": lambda f: jax.jit(f)(ROWS),
@@ -242,7 +247,9 @@ def test_an_axis_of_the_loss_itself_and_the_index_of_a_shard_are_harmless():
 
 def called_back(params, x):
     seen = jax.pure_callback(
-        lambda v: v - v.mean(0), jax.ShapeDtypeStruct((3,), jnp.float32), x,
+        lambda v: v - v.mean(0),
+        jax.ShapeDtypeStruct((3,), jnp.float32),
+        x,
         vmap_method="expand_dims",
     )
     return jnp.vdot(params["w"], seen)
@@ -266,15 +273,20 @@ def batched_by_hand(params, x):
 
 
 def foreign(params, x):
-    call = jax.ffi.ffi_call("none", jax.ShapeDtypeStruct((3,), jnp.float32),
-                            vmap_method="broadcast_all")
+    call = jax.ffi.ffi_call(
+        "none", jax.ShapeDtypeStruct((3,), jnp.float32), vmap_method="broadcast_all"
+    )
     return jnp.vdot(params["w"], call(x))
 
 
 @pytest.mark.parametrize(
     ("loss_fn", "name"),
-    [(called_back, "pure_callback"), (called_out, "io_callback"),
-     (batched_by_hand, "custom_vmap"), (foreign, "ffi")],
+    [
+        (called_back, "pure_callback"),
+        (called_out, "io_callback"),
+        (batched_by_hand, "custom_vmap"),
+        (foreign, "ffi"),
+    ],
 )
 def test_code_that_may_see_the_whole_batch_is_refused(loss_fn, name):
     for inside in (loss_fn, lambda p, x: jax.jit(loss_fn)(p, x)):
@@ -367,8 +379,11 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
     assert again.steps == 3
     assert jaxdp.Ledger.from_json(again.to_json()).unverified()[-2:] == said
     # Of the plain call, whose ledger jaxdp does not know, the plan says the same.
-    words = [f"assumed to be public, computed from no record: {row.assumed}"
-             for row in grad_fn.plan(params, data[:7]) if row.assumed]
+    words = [
+        f"assumed to be public, computed from no record: {row.assumed}"
+        for row in grad_fn.plan(params, data[:7])
+        if row.assumed
+    ]
     assert sorted(words) == said
 
 

@@ -66,8 +66,10 @@ def test_before_the_noise_nothing_opens_a_sum(name):
 
 def test_what_comes_after_the_noise_may_be_anything():
     for after in (
-        optax.clip_by_global_norm(1.0), optax.MultiSteps(optax.sgd(0.1), 2),
-        optax.apply_if_finite(optax.sgd(0.1), 5), optax.masked(optax.sgd(0.1), {"w": True, "b": False}),
+        optax.clip_by_global_norm(1.0),
+        optax.MultiSteps(optax.sgd(0.1), 2),
+        optax.apply_if_finite(optax.sgd(0.1), 5),
+        optax.masked(optax.sgd(0.1), {"w": True, "b": False}),
     ):
         link = after.gradient_transformation() if isinstance(after, optax.MultiSteps) else after
         tx = optax.chain(privatize(), link)
@@ -88,14 +90,17 @@ def test_jit_neither_takes_nor_returns_a_sum():
 def test_a_plain_gradient_is_refused_with_the_remedy():
     plain = jax.grad(lambda p: jax.vmap(loss_fn, (None, 0, 0))(p, *DATA).mean())(PARAMS)
     tx = optax.chain(privatize(), optax.sgd(0.1))
-    with pytest.raises(TypeError, match=r"got dict: .*Take jaxdp.clipped_grad\(loss_fn, rule\) in pl"):
+    with pytest.raises(
+        TypeError, match=r"got dict: .*Take jaxdp.clipped_grad\(loss_fn, rule\) in pl"
+    ):
         tx.update(plain, tx.init(PARAMS), PARAMS)
     with pytest.raises(TypeError, match="summed must be a Summed"):
         jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), plain)
 
 
 @pytest.mark.parametrize(
-    "use", [lambda s: s / 8, lambda s: 2 * s, lambda s: s * 2, lambda s: s - s, list, lambda s: s["w"]]
+    "use",
+    [lambda s: s / 8, lambda s: 2 * s, lambda s: s * 2, lambda s: s - s, list, lambda s: s["w"]],
 )
 def test_arithmetic_on_a_sum_is_refused_in_words(use):
     with pytest.raises(TypeError, match="un-noised sum, which nothing but privatize may open"):
@@ -115,7 +120,9 @@ def test_a_state_made_for_frozen_parameters_too_is_refused_with_the_remedy():
         with pytest.raises(ValueError, match=r"tx.init\(grad_fn.trained\(params\)\)"):
             tx.update(given, wrong, params)
         assert not given.ticket.spent
-    with pytest.raises(ValueError, match=r"opt_state must be .*tx.init\(grad_fn.trained\(params\)\)"):
+    with pytest.raises(
+        ValueError, match=r"opt_state must be .*tx.init\(grad_fn.trained\(params\)\)"
+    ):
         jaxdp.compile_update(tx)(PARAMS, wrong, summed(trainable=FROZEN))
     updates, _ = tx.update(summed(trainable=FROZEN), right, trained)
     assert updates["b"] is None
@@ -183,8 +190,13 @@ def rows(params, data=DATA):
     return jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, *data)
 
 
-RULES = [jaxdp.clip(0.5), jaxdp.auto_s(0.5), jaxdp.normalize(0.5), jaxdp.coordinate_box(0.1),
-         jaxdp.per_layer({"w": 0.3, "b": 0.4})]
+RULES = [
+    jaxdp.clip(0.5),
+    jaxdp.auto_s(0.5),
+    jaxdp.normalize(0.5),
+    jaxdp.coordinate_box(0.1),
+    jaxdp.per_layer({"w": 0.3, "b": 0.4}),
+]
 SCALE = {"w": jnp.asarray([[0.5, 2.0], [1.0, 4.0], [0.1, 1.0]]), "b": jnp.asarray([3.0, 0.2])}
 MASK = jnp.arange(8) % 3 != 0
 
@@ -220,7 +232,9 @@ def test_no_record_adds_more_than_the_bound_of_the_step(scale):
     given = {"scale": scale, "bound": jnp.float32(0.05)}
     large = jax.tree.map(lambda g: 1e6 * g, rows(PARAMS))
     found, _ = link.update(large, link.init(PARAMS), PARAMS, mask=one, **given)
-    norm = np.sqrt(sum(np.sum(np.square(np.asarray(v, np.float64))) for v in jax.tree.leaves(found.value)))
+    norm = np.sqrt(
+        sum(np.sum(np.square(np.asarray(v, np.float64))) for v in jax.tree.leaves(found.value))
+    )
     assert 0.049 < norm <= 0.05 < found.l2 < 0.06
 
 
@@ -242,8 +256,15 @@ def test_bad_scales_and_bounds():
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("scales", "scale"), ("Scale", "scale"), ("scale_", "scale"), ("sacle", "scale"),
-     ("bounds", "bound"), ("Bound", "bound"), ("masks", "mask")],
+    [
+        ("scales", "scale"),
+        ("Scale", "scale"),
+        ("scale_", "scale"),
+        ("sacle", "scale"),
+        ("bounds", "bound"),
+        ("Bound", "bound"),
+        ("masks", "mask"),
+    ],
 )
 def test_a_slip_of_the_pen_is_not_swallowed(name, meant):
     link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
@@ -275,9 +296,7 @@ def chain_steps(tx, reads, mechanism, steps=4):
     params, state = PARAMS, tx.init(PARAMS)
     for i in range(steps):
         key = mechanism.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
-        updates, state = tx.update(
-            rows(params), state, params, mask="all", key=key, **reads(state)
-        )
+        updates, state = tx.update(rows(params), state, params, mask="all", key=key, **reads(state))
         params = optax.apply_updates(params, updates)
     return params, state
 
@@ -299,8 +318,10 @@ def test_adadp_by_hand():
     varies(scales)
     box = Box(4.0, 8, cap=100.0)
     tx = optax.chain(
-        jaxdp.clip_and_sum(mech.rule, mech.most_records), mech.privatize(),
-        scale_by_adadp(mech, box), optax.scale_by_learning_rate(0.05),
+        jaxdp.clip_and_sum(mech.rule, mech.most_records),
+        mech.privatize(),
+        scale_by_adadp(mech, box),
+        optax.scale_by_learning_rate(0.05),
     )
     found, _ = chain_steps(tx, lambda state: {"scale": box.sides(state[2].moment)}, mech)
     close(found, wanted)
@@ -315,8 +336,10 @@ def test_pigdo_by_hand():
     moments = adam_moments(0.9, 0.999, 1e-8, 0.1)
     diagonal = Preconditioner(moments)
     tx = optax.chain(
-        jaxdp.clip_and_sum(mech.rule, mech.most_records), mech.privatize(),
-        scale_by_moments(moments, mech.noise_std, diagonal), optax.scale_by_learning_rate(0.05),
+        jaxdp.clip_and_sum(mech.rule, mech.most_records),
+        mech.privatize(),
+        scale_by_moments(moments, mech.noise_std, diagonal),
+        optax.scale_by_learning_rate(0.05),
     )
     found, _ = chain_steps(tx, lambda state: {"scale": diagonal(state[2])}, mech)
     close(found, wanted)

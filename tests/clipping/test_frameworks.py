@@ -43,7 +43,9 @@ def dropped(params, x):
 def test_linen_statistics_that_are_dropped_are_refused(wrap):
     loss = wrap(dropped)
     loss(VARIABLES["params"], X[0])  # a jit that was traced before is looked at all the same
-    with pytest.raises(ValueError, match=r"batch statistics.*BatchNorm\(use_running_average=True\)"):
+    with pytest.raises(
+        ValueError, match=r"batch statistics.*BatchNorm\(use_running_average=True\)"
+    ):
         grads(loss, VARIABLES["params"])
 
 
@@ -83,6 +85,7 @@ def test_linen_statistics_of_another_module_are_refused_where_they_change():
 
 def test_linen_statistics_that_stay_fixed_are_taken():
     for mutable in (False, ["batch_stats"], True):
+
         def loss(params, x, mutable=mutable):
             out = MODULE.apply({"params": params, **STATS}, x[None], False, mutable=mutable)
             return jnp.sum(out[0] if mutable else out)
@@ -94,7 +97,9 @@ def test_statistics_are_not_trained():
     def loss(variables, x):
         return jnp.sum(MODULE.apply(variables, x[None], False))
 
-    with pytest.raises(ValueError, match=r"batch statistics where they are trained, got \['batch_st"):
+    with pytest.raises(
+        ValueError, match=r"batch statistics where they are trained, got \['batch_st"
+    ):
         grads(loss, VARIABLES)
     found = grads(loss, VARIABLES, trainable=lambda path: "batch_stats" not in path)
     assert jax.tree.leaves(found["batch_stats"]) == []

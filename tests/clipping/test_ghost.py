@@ -54,7 +54,8 @@ SCALED = {
     ("rule", "name"),
     [
         pytest.param(rule, name, id=f"{kind}-{name}")
-        for kind, (rule, names) in SCALED.items() for name in names
+        for kind, (rule, names) in SCALED.items()
+        for name in names
     ],
 )
 def test_scaled_gradients_are_clipped_alike_by_every_engine(name, rule):
@@ -137,7 +138,9 @@ def test_ghost_never_holds_per_example_gradients():
         grad_fn = jaxdp.clipped_grad(
             lambda p, x: jnp.sum(jnp.sin(x @ p["w"])), jaxdp.clip(1.0), method
         )
-        compiled = jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch).compile()
+        compiled = (
+            jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch).compile()
+        )
         return compiled.memory_analysis().temp_size_in_bytes
 
     held = 4 * 64 * 700 * 500

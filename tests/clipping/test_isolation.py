@@ -50,7 +50,9 @@ def in_a_branch():
 
     def loss_fn(params, x):
         kernel = params["k"] - params["k"].mean()
-        out = lax.cond(jnp.sum(kernel) < 9.0, convolve, lambda x, k: convolve(2 * x, k), x[None], kernel)
+        out = lax.cond(
+            jnp.sum(kernel) < 9.0, convolve, lambda x, k: convolve(2 * x, k), x[None], kernel
+        )
         return jnp.sum(jnp.square(out))
 
     return {"k": jax.random.normal(jax.random.key(0), (3, 2, 1, 6))}, loss_fn, images()
@@ -73,7 +75,8 @@ def by_shifts(x, kernel):
     padded = jnp.pad(x, ((0, 0), (1, 1), (0, 1), (0, 0)))
     return sum(
         jnp.repeat(padded[:, i : i + 6, j : j + 5], 2, -1) * kernel[i, j, 0][None, None, None]
-        for i in range(3) for j in range(2)
+        for i in range(3)
+        for j in range(2)
     )
 
 
@@ -147,13 +150,21 @@ def test_gradients_are_those_of_jax(name):
     params, loss_fn, batch = NETWORKS[name]()
     total, _ = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e9), "vmap"))(params, batch)
     expected = jax.grad(lambda p: sum(loss_fn(p, x) for x in batch))(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), total, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), total, expected
+    )
 
 
-@pytest.mark.parametrize(("name", "alone"), [
-    ("mnist_cnn", False), ("convolutions", False), ("standardised", False), ("in_a_branch", True),
-    ("in_a_rule_of_its_own", True),
-])
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        ("mnist_cnn", False),
+        ("convolutions", False),
+        ("standardised", False),
+        ("in_a_branch", True),
+        ("in_a_rule_of_its_own", True),
+    ],
+)
 def test_examples_are_worked_on_together_where_they_cannot_meet(name, alone):
     params, loss_fn, batch = NETWORKS[name]()
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), "vmap")

@@ -39,9 +39,7 @@ def value(loss_fn, batch, rng=None, **options):
 
 def expected(weights=None):
     weights = jnp.ones(5) if weights is None else weights
-    return sum(
-        v * jax.grad(of_pair)(W, (x, y))["w"] for x, y, v in zip(X, Y, weights, strict=True)
-    )
+    return sum(v * jax.grad(of_pair)(W, (x, y))["w"] for x, y, v in zip(X, Y, weights, strict=True))
 
 
 def same(found, wanted):
@@ -52,7 +50,9 @@ def same(found, wanted):
 def test_an_example_goes_whole_into_one_argument(batch):
     same(value(of_pair, batch), expected())
     same(value(lambda p, b: of_pair(p, (b["x"], b["y"])), {"x": X, "y": Y}), expected())
-    same(value(lambda p, b: of_pair(p, (*b, 1.0)), (X,)), value(lambda p, x: of_pair(p, (x, 1.0)), X))
+    same(
+        value(lambda p, b: of_pair(p, (*b, 1.0)), (X,)), value(lambda p, x: of_pair(p, (x, 1.0)), X)
+    )
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
@@ -81,7 +81,9 @@ def test_keyword_only_arguments_take_a_dict():
 
 @pytest.mark.parametrize("batch", [(X, Y, V), X, {"x": X, "y": Y, "v": V}])
 def test_other_numbers_of_arguments_are_refused_with_their_names(batch):
-    with pytest.raises(ValueError, match=r"loss_fn takes \(x, y\) besides the parameters, so an ex"):
+    with pytest.raises(
+        ValueError, match=r"loss_fn takes \(x, y\) besides the parameters, so an ex"
+    ):
         value(of_two, batch)
 
 
@@ -138,7 +140,9 @@ def test_a_key_of_another_name_is_named():
     same(value(loss, (X, Y), KEY, rng_name="dropout_key"), wanted)
     free = lambda params, x, y, **kw: noisy(params, x, y, kw["dropout_key"])  # noqa: E731
     same(value(free, (X, Y), KEY, rng_name="dropout_key"), wanted)
-    with pytest.raises(ValueError, match=r"rng_name .* got 'dropout' for the arguments \(params, x"):
+    with pytest.raises(
+        ValueError, match=r"rng_name .* got 'dropout' for the arguments \(params, x"
+    ):
         jaxdp.clipped_grad(loss, RULE, rng_name="dropout")
     with pytest.raises(ValueError, match="rng_name must be the name"):
         jaxdp.clipped_grad(loss, RULE, rng_name=(1,))
@@ -163,7 +167,9 @@ def test_args_and_kwargs_take_the_example_whole():
     same(value(lambda params, *args: of_pair(params, *args), (X, Y)), expected())
     loss = lambda *args, **kw: noisy(args[0], *args[1], kw["rng"])  # noqa: E731
     same(value(loss, (X, Y), KEY, rng_name="rng"), value(noisy, (X, Y), KEY))
-    with pytest.raises(ValueError, match=r"loss_fn must take .* got the arguments \(p, \*\*batch\)"):
+    with pytest.raises(
+        ValueError, match=r"loss_fn must take .* got the arguments \(p, \*\*batch\)"
+    ):
         jaxdp.clipped_grad(lambda p, **batch: 0.0, RULE)
 
 
@@ -239,7 +245,9 @@ def test_without_a_signature_a_loss_takes_an_example():
     "loss_fn", [lambda: 0.0, lambda p: 0.0, lambda p, rng: 0.0, lambda key, p, x: 0.0]
 )
 def test_what_is_no_loss_is_refused_with_its_arguments(loss_fn):
-    with pytest.raises(ValueError, match=r"loss_fn must take \(params, example\), or .* got the arg"):
+    with pytest.raises(
+        ValueError, match=r"loss_fn must take \(params, example\), or .* got the arg"
+    ):
         jaxdp.clipped_grad(loss_fn, RULE)
     with pytest.raises(ValueError, match="must let rng be given by its name"):
         jaxdp.clipped_grad(lambda p, x, train=True, rng=None, /: 0.0, RULE)

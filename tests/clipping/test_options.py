@@ -36,7 +36,9 @@ def test_microbatches_bound_the_memory():
         grad_fn = jaxdp.clipped_grad(
             lambda p, x: jnp.sum(jnp.sin(x @ p["w"])), jaxdp.clip(1.0), "vmap", microbatch_size=size
         )
-        compiled = jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch).compile()
+        compiled = (
+            jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch).compile()
+        )
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(16) < 0.2 * temporary(None)

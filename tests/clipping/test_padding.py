@@ -12,7 +12,10 @@ from tests.clipping.test_ghost import gap
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 KEYS = jax.random.split(jax.random.key(0), 3)
-PARAMS = {"a": jax.random.normal(KEYS[0], (3, 3, 2, 2)), "k": jax.random.normal(KEYS[1], (3, 3, 2, 4))}
+PARAMS = {
+    "a": jax.random.normal(KEYS[0], (3, 3, 2, 2)),
+    "k": jax.random.normal(KEYS[1], (3, 3, 2, 4)),
+}
 X = jax.random.normal(KEYS[2], (4, 7, 7, 2))
 
 
@@ -29,7 +32,9 @@ def loss_of(second):
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-@pytest.mark.parametrize(("pads", "stride"), [((-1, 1), 1), ((-2, 1), 2), ((4, 0), 1), ((5, -1), 1)])
+@pytest.mark.parametrize(
+    ("pads", "stride"), [((-1, 1), 1), ((-2, 1), 2), ((4, 0), 1), ((5, -1), 1)]
+)
 def test_cropped_and_widely_padded_convolutions_read_their_own_example(pads, stride, method):
     # (4, 0): the gradient by the input is a convolution with padding (-2, 2).
     loss_fn = loss_of(lambda x, k: convolved(x, k, pads, stride))

@@ -116,9 +116,7 @@ def test_one_record_moves_the_rounding_of_the_others_by_no_more_than_its_share(v
 
 
 def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
-    grad_fn = jaxdp.clipped_grad(
-        lambda p, x: jnp.sum(p["w"] * x), jaxdp.clip(1.0), most_records=3
-    )
+    grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), jaxdp.clip(1.0), most_records=3)
     draw = jaxdp.dp_sgd(1.0, 1.0, 5, 5, sampling="full_batch").sampler(5).draw()
     with pytest.raises(ValueError, match="most_records must be at least"):
         grad_fn.sum({"w": jnp.zeros(2)}, jnp.ones((5, 2)), draw)

@@ -118,9 +118,7 @@ def test_votes_count_the_norms_within_the_bound():
 SIZES = [1, 2, 31, 32, 33, 100, 257, 400]
 
 
-@given(
-    st.floats(1e-6, 1e6), st.floats(-12, 12), st.sampled_from(SIZES), st.integers(0, 2**31 - 1)
-)
+@given(st.floats(1e-6, 1e6), st.floats(-12, 12), st.sampled_from(SIZES), st.integers(0, 2**31 - 1))
 def test_no_record_exceeds_the_bound(bound, magnitude, size, seed):
     rng = np.random.default_rng(seed)
     spread = 10.0 ** (magnitude + rng.uniform(-3, 3, size))

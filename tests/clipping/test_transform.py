@@ -12,9 +12,7 @@ def test_the_optax_native_way_equals_the_function(linear):
     params, batch, loss_fn = linear
     data, mask = batch(9), jnp.arange(9) < 7
     key = simulated_key(jax.random.key(3), {"gradient": 0.5})
-    tx = optax.chain(
-        jaxdp.clip_and_sum(jaxdp.clip(1.0)), jaxdp.privatize(0.5, 8.0), optax.sgd(0.1)
-    )
+    tx = optax.chain(jaxdp.clip_and_sum(jaxdp.clip(1.0)), jaxdp.privatize(0.5, 8.0), optax.sgd(0.1))
 
     @jax.jit
     def step(params, state, key):

@@ -11,9 +11,24 @@ from PIL import Image
 from jaxdp.data.specs import SPECS, SourceFile
 
 _CSV_COLUMNS = (
-    "state", "puma", "sex", "age", "educ", "income", "latino", "black", "asian", "married",
-    "divorced", "uscitizen", "children", "disability", "militaryservice", "employed",
-    "englishability", "fips",
+    "state",
+    "puma",
+    "sex",
+    "age",
+    "educ",
+    "income",
+    "latino",
+    "black",
+    "asian",
+    "married",
+    "divorced",
+    "uscitizen",
+    "children",
+    "disability",
+    "militaryservice",
+    "employed",
+    "englishability",
+    "fips",
 )
 
 
@@ -34,10 +49,12 @@ def write(folder, files):
 def mnist(folder, rng, train=30, test=10):
     arrays = {
         "train": (
-            rng.integers(0, 256, (train, 28, 28), np.uint8), rng.integers(0, 10, train, np.uint8)
+            rng.integers(0, 256, (train, 28, 28), np.uint8),
+            rng.integers(0, 10, train, np.uint8),
         ),
         "test": (
-            rng.integers(0, 256, (test, 28, 28), np.uint8), rng.integers(0, 10, test, np.uint8)
+            rng.integers(0, 256, (test, 28, 28), np.uint8),
+            rng.integers(0, 10, test, np.uint8),
         ),
     }
     flat = [a for split in arrays.values() for a in split]

@@ -81,7 +81,9 @@ def test_without_a_network_the_answer_is_quick_and_says_what_to_do(tmp_path, mon
         raise requests.ConnectionError("no network")
 
     monkeypatch.setattr(requests, "head", unreachable)
-    with pytest.raises(ValueError, match=r"could not be fetched \(ConnectionError\): write it with"):
+    with pytest.raises(
+        ValueError, match=r"could not be fetched \(ConnectionError\): write it with"
+    ):
         data.load("mnist", tmp_path)
     assert len(asked) == 1
     assert list(tmp_path.iterdir()) == []

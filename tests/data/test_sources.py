@@ -29,8 +29,9 @@ def test_census_columns(tmp_path, rng):
     x = np.concatenate([splits["train"][0], splits["test"][0]])
     y = np.concatenate([splits["train"][1], splits["test"][1]])
     order = np.random.Generator(np.random.Philox(key=2021)).permutation(50)
-    expected = [(table["educ"] >= 13) if c == "collegedegree" else table[c]
-                for c in sources.PUMS_COLUMNS]
+    expected = [
+        (table["educ"] >= 13) if c == "collegedegree" else table[c] for c in sources.PUMS_COLUMNS
+    ]
     np.testing.assert_array_equal(x, np.stack(expected, 1)[order])
     np.testing.assert_array_equal(y, 1 - table["employed"][order])
     assert len(splits["train"][1]) == 40

@@ -33,8 +33,18 @@ def loss_fn(params, example):
     return jnp.vdot(params["w"], example) + 0.05 * jnp.sum(jnp.square(params["w"] * example))
 
 
-def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale=50.0,
-         data=(OTHERS, RECORD), candidates=False):
+def runs(
+    method,
+    *,
+    steps,
+    count,
+    prob=1.0,
+    energy=None,
+    broken_key=False,
+    scale=50.0,
+    data=(OTHERS, RECORD),
+    candidates=False,
+):
     """Released transcripts [count, features] with the record (first) and without it.
 
     ``candidates``: with an energy, the noisy gradients of the rejected ones are seen as well.
@@ -78,8 +88,10 @@ def runs(method, *, steps, count, prob=1.0, energy=None, broken_key=False, scale
         return jax.vmap(lambda k: one(k, member))(keys)
 
     keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(17), 2 * count))
-    shown = [np.asarray(many(keys[:count], jnp.asarray(True))),
-             np.asarray(many(keys[count:], jnp.asarray(False)))]
+    shown = [
+        np.asarray(many(keys[:count], jnp.asarray(True))),
+        np.asarray(many(keys[count:], jnp.asarray(False))),
+    ]
     # A refused key would show as NaN, which beats no claim.
     assert all(np.isfinite(part).all() for part in shown)
     return tuple(shown)
@@ -110,17 +122,31 @@ def broken(with_record, without, event, steps):
     ridge = 1e-3 * len(train) * np.eye(train.shape[1])
     line = np.linalg.solve(train.T @ train + ridge, train.T @ labels)[:-1]
     scores = [np.c_[x, x @ line], np.c_[y, y @ line]]
-    apart = np.max([np.abs(np.mean(scores[0][:half] > t, 0) - np.mean(scores[1][:half] > t, 0))
-                    for t in np.quantile(np.r_[scores[0], scores[1]], CUTS, axis=0)], axis=0)
+    apart = np.max(
+        [
+            np.abs(np.mean(scores[0][:half] > t, 0) - np.mean(scores[1][:half] > t, 0))
+            for t in np.quantile(np.r_[scores[0], scores[1]], CUTS, axis=0)
+        ],
+        axis=0,
+    )
     order = np.argsort(-apart)
-    found, tried = None, [
-        (i, float(t)) for i in order[:8] for source in scores
-        for t in np.quantile(source[:half, i], CUTS)
-    ]
+    found, tried = (
+        None,
+        [
+            (i, float(t))
+            for i in order[:8]
+            for source in scores
+            for t in np.quantile(source[:half, i], CUTS)
+        ],
+    )
     for epsilon in EPSILONS:
         allowed = _allowed(event, epsilon)
-        best = max((_gain(scores, slice(None, half), t, side, swap, epsilon), t, side, swap)
-                   for t in tried for side in (1, -1) for swap in (0, 1))
+        best = max(
+            (_gain(scores, slice(None, half), t, side, swap, epsilon), t, side, swap)
+            for t in tried
+            for side in (1, -1)
+            for swap in (0, 1)
+        )
         _, chosen, side, swap = best
         p, q = _rates(scores, slice(half, None), chosen, side, swap)
         low = _lower(p, len(with_record) - half)

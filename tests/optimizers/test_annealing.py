@@ -89,8 +89,14 @@ def rejecting(ledger, noise=1.0):
         return jnp.vdot(params["w"], example)
 
     worse = PublicEnergy(lambda p, e: jnp.sum(jnp.abs(p["w"])) + 0.0 * e, jnp.zeros(3))
-    return jaxdp.Trainer(loss_fn, method, source=np.ones((60, 300), np.float32), ledger=ledger,
-                         energy=worse, physical_batch_size=16)
+    return jaxdp.Trainer(
+        loss_fn,
+        method,
+        source=np.ones((60, 300), np.float32),
+        ledger=ledger,
+        energy=worse,
+        physical_batch_size=16,
+    )
 
 
 def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
@@ -99,8 +105,9 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
 
     def spy(tree, *rest):
         out = original(tree, *rest)
-        jax.debug.callback(lambda a, b: proposals.append(np.asarray(a) - np.asarray(b)),
-                           out["w"], tree["w"])
+        jax.debug.callback(
+            lambda a, b: proposals.append(np.asarray(a) - np.asarray(b)), out["w"], tree["w"]
+        )
         return out
 
     monkeypatch.setattr(jaxdp.noise, "noised", spy)
@@ -131,8 +138,7 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
 def private(rows=60, noise=2.0, bound=0.5, loss_fn=first, secret=None, ledger=None, batch=20):
     mech = energy_mechanism(noise, bound, batch, 60)
     data = jnp.linspace(-1.0, 1.0, rows)
-    sampler = mech.sampler(rows, secret=secret, ledger=ledger,
-                           physical_batch_size=8)
+    sampler = mech.sampler(rows, secret=secret, ledger=ledger, physical_batch_size=8)
     return PrivateEnergy(loss_fn, data, mech, sampler)
 
 
@@ -185,8 +191,14 @@ def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
     energy = private(ledger=ledger)
     mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
     method = sa_dpsgd(mech, 0.1, KEY, energy=energy.mechanism)
-    trainer = jaxdp.Trainer(first, method, source=np.asarray(energy.data), ledger=ledger,
-                            energy=energy, physical_batch_size=16)
+    trainer = jaxdp.Trainer(
+        first,
+        method,
+        source=np.asarray(energy.data),
+        ledger=ledger,
+        energy=energy,
+        physical_batch_size=16,
+    )
     state = trainer.init({"w": jnp.zeros(3)})
     for i, batch in enumerate(trainer.batches(4)):
         assert energy.sampler.step == i
@@ -204,12 +216,17 @@ def test_a_gradient_and_an_energy_of_one_secret_share_neither_draws_nor_noise():
     """Also with one mechanism for both, one ledger and one seed; nor does the coin tell a key."""
     secret, ledger = jaxdp.Secret.from_seed(6), jaxdp.Ledger()
     mech, params = energy_mechanism(1.0, 1.0, 20, 60), {"w": jnp.zeros(1)}
-    energy = PrivateEnergy(first, jnp.zeros(60), mech, mech.sampler(60, ledger=ledger, secret=secret))
+    energy = PrivateEnergy(
+        first, jnp.zeros(60), mech, mech.sampler(60, ledger=ledger, secret=secret)
+    )
     sampler = mech.sampler(60, ledger=ledger, secret=secret)
     coin = annealing(optax.identity(), secret.jax_key("judge")).init(params).coin
     keys, noise, judged, same = {tuple(coin.tolist())}, [], [], 0
-    of_gradient = jax.jit(lambda key: mech.privatize().update(
-        jaxdp.Summed(params, 1.0), mech.privatize().init(params), params, key=key)[0]["w"][0])
+    of_gradient = jax.jit(
+        lambda key: mech.privatize().update(
+            jaxdp.Summed(params, 1.0), mech.privatize().init(params), params, key=key
+        )[0]["w"][0]
+    )
     of_energy = jax.jit(lambda drawn: drawn.rise(params, params, jnp.zeros([]))[0])
     for _ in range(500):
         draw, drawn = sampler.draw(), energy.prepare()
@@ -294,8 +311,12 @@ def test_an_energy_is_never_charged_as_the_gradient():
     """Drawn alike and noised less: the gradient's event would be too cheap."""
     mech, ledger = jaxdp.dp_sgd(1.0, 1.0, 20, 60), jaxdp.Ledger()
     with pytest.raises(ValueError, match="got one that charges"):
-        PrivateEnergy(first, jnp.zeros(60), energy_mechanism(0.1, 0.5, 20, 60),
-                      mech.sampler(60, ledger=ledger))
+        PrivateEnergy(
+            first,
+            jnp.zeros(60),
+            energy_mechanism(0.1, 0.5, 20, 60),
+            mech.sampler(60, ledger=ledger),
+        )
 
 
 def test_the_noise_itself_cannot_be_annealed():
@@ -318,8 +339,11 @@ def test_members_of_a_vmap_never_share_an_energys_noise():
     with pytest.raises(ValueError, match="another one for every member of a vmap"):
         jax.vmap(judged, (0, None))(jnp.zeros((2, 1)), opened.words)
     one = words(1)
-    rise = jax.vmap(lambda w: dataclasses.replace(opened, words=w).rise(
-        {"w": jnp.zeros(1)}, {"w": jnp.zeros(1)}, jnp.zeros([]))[0])
+    rise = jax.vmap(
+        lambda w: dataclasses.replace(opened, words=w).rise(
+            {"w": jnp.zeros(1)}, {"w": jnp.zeros(1)}, jnp.zeros([])
+        )[0]
+    )
     assert np.isnan(rise(jnp.concatenate([one, one]))).all()
     assert np.isfinite(rise(words(2))).all()
 
@@ -350,10 +374,19 @@ def test_a_bare_function_is_no_energy(bad):
         (lambda: annealing(optax.identity(), 7), "key must be a threefry key"),
         (lambda: energy_mechanism(1.0, 0.0, 5, 50), "must be a finite number above 0"),
         (lambda: PrivateEnergy(first, jnp.zeros(3), None, None), "mechanism must be a Mechanism"),
-        (lambda: PrivateEnergy(first, jnp.zeros(3), energy_mechanism(1.0, 1.0, 5, 50),
-                               energy_mechanism(1.0, 1.0, 6, 50).sampler(50)), "sampler must be"),
-        (lambda: sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 5, 50), 0.1, KEY, energy_on_private=True),
-         "energy_on_private must come with as_published"),
+        (
+            lambda: PrivateEnergy(
+                first,
+                jnp.zeros(3),
+                energy_mechanism(1.0, 1.0, 5, 50),
+                energy_mechanism(1.0, 1.0, 6, 50).sampler(50),
+            ),
+            "sampler must be",
+        ),
+        (
+            lambda: sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 5, 50), 0.1, KEY, energy_on_private=True),
+            "energy_on_private must come with as_published",
+        ),
         (lambda: energy_of(rows=10, drawn=60), "data must hold the records that"),
     ],
 )

@@ -116,9 +116,7 @@ def test_one_record_in_a_shared_raw_second_moment_moves_all_contributions(name):
 
 def test_adadps_zero_variance_coordinate_gives_the_record_away_with_certainty():
     method = published("adadp")
-    _, _, seen, unseen = attack.claim_breaks(
-        method, flat(sizes=FULL).total(STEPS), steps=STEPS
-    )
+    _, _, seen, unseen = attack.claim_breaks(method, flat(sizes=FULL).total(STEPS), steps=STEPS)
     assert seen == 1.0
     assert unseen == 0.0
     assert method.epsilon(STEPS, 1e-5).upper == float("inf")
@@ -188,8 +186,16 @@ def energy_of(noise):
 
     def at(words, mask):
         return OpenEnergy(
-            batch, jnp.arange(5)[None], mask[None], jnp.asarray(1), words, record_loss, 1e-3, 1e-3,
-            noise, 5,
+            batch,
+            jnp.arange(5)[None],
+            mask[None],
+            jnp.asarray(1),
+            words,
+            record_loss,
+            1e-3,
+            1e-3,
+            noise,
+            5,
         )
 
     return at

@@ -76,7 +76,9 @@ def test_clip_to_ball():
     np.testing.assert_array_equal(forms.clip_to_ball(near, 1.0), near)
     assert 1 - 1.01 * MARGIN < float(jnp.linalg.norm(forms.clip_to_ball(far, 1.0))) <= 1
     for bad in (jnp.nan, jnp.inf):
-        np.testing.assert_array_equal(forms.clip_to_ball(jnp.asarray([bad, 1.0]), 1.0), jnp.zeros(2))
+        np.testing.assert_array_equal(
+            forms.clip_to_ball(jnp.asarray([bad, 1.0]), 1.0), jnp.zeros(2)
+        )
 
 
 def block_step(w, v, u, mask, clip, step_size):
@@ -95,7 +97,10 @@ def test_the_clipped_block_step_is_convex_and_expands_nothing():
     other = w + rng.normal(size=w.shape) * 10 ** rng.uniform(-3, 1, (trials, 1, 1))
     with jax.enable_x64(True):
         run = jax.jit(jax.vmap(block_step))
-        new, new_other = run(w, v, u, mask, clip, step_size), run(other, v, u, mask, clip, step_size)
+        new, new_other = (
+            run(w, v, u, mask, clip, step_size),
+            run(other, v, u, mask, clip, step_size),
+        )
     before, after = w - other, np.asarray(new - new_other)
     norm = lambda t: np.sqrt(np.sum(t**2, axis=(1, 2)))  # noqa: E731
     assert np.max(norm(after) / norm(before)) <= 1 + 1e-6

@@ -63,7 +63,9 @@ def test_the_loop_brings_starts_together_and_a_record_moves_it_no_further_than_c
     weights, frozen = frozen_problem()
     near, far = weights[1], weights[1] + 0.7 * jax.random.normal(jax.random.key(4), (3, 5))
     ends = [inner(w, frozen, 0.5, 4, proximal) for w in (near, far)]
-    assert float(jnp.linalg.norm(ends[0] - ends[1])) <= float(jnp.linalg.norm(near - far)) * (1 + 1e-5)
+    assert float(jnp.linalg.norm(ends[0] - ends[1])) <= float(jnp.linalg.norm(near - far)) * (
+        1 + 1e-5
+    )
     # The record of batch 3, replaced by its most different neighbour: the same noise, other sums.
     other = frozen._replace(
         v=frozen.v.at[3, 0].set(-frozen.v[3, 0]), u=frozen.u.at[3, 0].set(1e3 * jnp.ones(3))
@@ -99,7 +101,11 @@ def test_every_record_is_in_one_batch_and_padding_counts_for_nothing():
     assert not np.array_equal(bx, secret_partition((x, -x), 4, jaxdp.Secret.from_seed(2))[0])
     # A record's batch is uniform.
     first = [
-        int(jnp.argwhere(secret_partition((x, x), 4, jaxdp.Secret.from_seed(s))[0][:, :, 0] == 1)[0, 0])
+        int(
+            jnp.argwhere(secret_partition((x, x), 4, jaxdp.Secret.from_seed(s))[0][:, :, 0] == 1)[
+                0, 0
+            ]
+        )
         for s in range(60)
     ]
     assert abs(np.mean(np.array(first) == 0) - 4 / 11) < 0.3
@@ -138,7 +144,9 @@ def test_no_other_relation_is_answered():
 
 
 def test_the_average_is_asked_for_with_equal_batches():
-    worst, mean = (acc.epsilon(method(average=a).event(), 1e-5, REPLACE).upper for a in (False, True))
+    worst, mean = (
+        acc.epsilon(method(average=a).event(), 1e-5, REPLACE).upper for a in (False, True)
+    )
     assert mean < worst
 
 

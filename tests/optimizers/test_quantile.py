@@ -28,7 +28,9 @@ def test_gradient_and_count_are_one_gaussian_of_the_stated_multiplier():
 def released(mechanism, tx, key, bound, votes=2.5):
     """(noisy sum, noisy votes) of one update."""
     summed = Summed(PARAMS, bound, votes=jnp.float32(votes))
-    mean, state = tx.update(summed, tx.init(PARAMS)._replace(bound=jnp.float32(bound)), PARAMS, key=key)
+    mean, state = tx.update(
+        summed, tx.init(PARAMS)._replace(bound=jnp.float32(bound)), PARAMS, key=key
+    )
     within = 0.5 - jnp.log(state.bound / bound) / 0.2
     return mean["w"] * mechanism.batch_size, (within - 0.5) * mechanism.batch_size
 
@@ -39,8 +41,9 @@ def test_both_noises_have_the_charged_standard_deviations_and_are_independent():
         0.9, 20, 100, initial_bound=bound, count_noise_multiplier=3.0
     )
     keys = jax.random.split(jax.random.key(0), 20_000)
-    sums, counts = jax.jit(jax.vmap(
-        lambda key: released(mechanism, tx, mechanism.simulated_key(key), bound)))(keys)
+    sums, counts = jax.jit(
+        jax.vmap(lambda key: released(mechanism, tx, mechanism.simulated_key(key), bound))
+    )(keys)
     charged = mechanism.multipliers(0)
     # Half or twice the noise is a hundred standard errors away.
     assert is_gaussian(sums, charged["gradient"] * bound)
@@ -78,7 +81,10 @@ def test_a_key_without_the_votes_or_with_another_noise_of_theirs_is_refused():
 
 def test_a_key_that_is_used_twice_gives_nan():
     mechanism, tx = quantile.quantile_clip(0.9, 20, 100)
-    summed, key = Summed(PARAMS, 0.1, votes=jnp.float32(0.0)), mechanism.simulated_key(jax.random.key(0))
+    summed, key = (
+        Summed(PARAMS, 0.1, votes=jnp.float32(0.0)),
+        mechanism.simulated_key(jax.random.key(0)),
+    )
     update = jax.jit(lambda state, key: tx.update(summed, state, PARAMS, key=key))
     once, state = update(tx.init(PARAMS), key)
     twice, _ = update(state, key)
@@ -90,7 +96,12 @@ def test_a_key_that_is_used_twice_gives_nan():
 def test_the_bound_goes_to_the_quantile(target):
     data = jnp.linspace(0.01, 2.0, 400)[:, None] * jnp.ones((1, 3)) / np.float32(np.sqrt(3))
     mechanism, tx = quantile.quantile_clip(
-        0.3, 400, 400, initial_bound=0.05, target_quantile=target, learning_rate=0.3,
+        0.3,
+        400,
+        400,
+        initial_bound=0.05,
+        target_quantile=target,
+        learning_rate=0.3,
         sampling="full_batch",
     )
     grad_fn = mechanism.clipped_grad(lambda p, x: jnp.vdot(p["w"], x))

@@ -21,6 +21,7 @@ PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.5]]), "b": jnp.zeros(2)}
 ENERGY = PublicEnergy(lambda p, e: jnp.sum(jnp.square(p["b"] - 1.0)) + 0.0 * e, jnp.zeros(3))
 KEY = jax.random.key(5)
 
+
 def method(name, noise=1.0, key=KEY):
     numbers = registry.Numbers(noise, 1.0, 6, 24, 0.1, momentum=0.5, key=key)
     made = registry.build(name, numbers)
@@ -99,7 +100,8 @@ def test_the_releases_alone_give_everything_that_follows(name):
         scale = made.context((first, rest)).get("scale")
         value = value if scale is None else jax.tree.map(jnp.divide, value, scale)
         noisy, first = noise.update(
-            Summed(value, made.mechanism.l2(params), scale), first, params, key=key)
+            Summed(value, made.mechanism.l2(params), scale), first, params, key=key
+        )
         updates, rest = after.update(noisy, rest, params, **extras(made, None))
         return (optax.apply_updates(params, updates), (first, rest)), (noisy, scale)
 
@@ -112,24 +114,32 @@ def test_the_releases_alone_give_everything_that_follows(name):
     start, again = (noise.init(PARAMS), after.init(PARAMS)), after.init(PARAMS)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
         (params, (_, rest)), (released, scales) = jax.jit(
-            lambda v: jax.lax.scan(real, (PARAMS, start), v), compiler_options=QUICK)(
-                (values, keys_of(made, 5)))
+            lambda v: jax.lax.scan(real, (PARAMS, start), v), compiler_options=QUICK
+        )((values, keys_of(made, 5)))
         (same, same_rest), same_scales = jax.jit(
-            lambda v: jax.lax.scan(replayed, (PARAMS, again), v), compiler_options=QUICK)(released)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
-                 (params, rest, scales), (same, same_rest, same_scales))
+            lambda v: jax.lax.scan(replayed, (PARAMS, again), v), compiler_options=QUICK
+        )(released)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+        (params, rest, scales),
+        (same, same_rest, same_scales),
+    )
     assert made.raw is None
     assert made.gradient is None
 
 
 def test_wrappers_go_around_what_follows_the_noise():
     mech = jaxdp.dp_sgd(1.0, 1.0, 6, 24)
-    inner = optax.inject_hyperparams(
-        jaxdp.optimizers.scale_by_dp_adam, static_args=("noise_std",)
-    )(noise_std=mech.noise_std, b1=0.8)
+    inner = optax.inject_hyperparams(jaxdp.optimizers.scale_by_dp_adam, static_args=("noise_std",))(
+        noise_std=mech.noise_std, b1=0.8
+    )
     by_leaf = optax.multi_transform(
-        {"fast": optax.chain(inner, optax.scale_by_schedule(optax.linear_schedule(-1.0, 0.0, 9))),
-         "still": optax.set_to_zero()},
+        {
+            "fast": optax.chain(
+                inner, optax.scale_by_schedule(optax.linear_schedule(-1.0, 0.0, 9))
+            ),
+            "still": optax.set_to_zero(),
+        },
         {"w": "fast", "b": "still"},
     )
     tx = optax.chain(mech.privatize(), by_leaf)
@@ -203,27 +213,40 @@ def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
         (lambda: method_with("auto-s", {"gamma": 0.0}), "gamma must be a finite number above 0"),
         (lambda: method_with("sa-dpsgd-private", {"energy_noise": 0}), "energy_noise must be"),
         (lambda: method_with("sa-dpsgd-private", {"energy_bound": 0}), "energy_bound must be"),
-        (lambda: method_with("sa-dpsgd-private", {"energy_batch_size": 0}),
-         "energy_batch_size must be a whole number of at least 1, got 0"),
-        (lambda: method_with("sa-dpsgd-private", {"energy_batch_size": 25}),
-         r"energy_batch_size must be at most dataset_size \(24\), got 25"),
+        (
+            lambda: method_with("sa-dpsgd-private", {"energy_batch_size": 0}),
+            "energy_batch_size must be a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: method_with("sa-dpsgd-private", {"energy_batch_size": 25}),
+            r"energy_batch_size must be at most dataset_size \(24\), got 25",
+        ),
         (lambda: method_with("adadp-as-published", {"threshold": -1}), "threshold must be"),
         (lambda: method_with("sa-dpsgd", {"temperature": -1.0}), "temperature must be"),
         (lambda: method_with("sa-dpsgd", {"max_rejections": 0}), "max_rejections must be"),
         (lambda: method_with("adadp-as-published", {"beta": 0.0}), "beta must be"),
         (lambda: method_with("adadp", {"floor": 1e-40}), r"floor must be in \[1e-10"),
-        (lambda: registry.build("adan", registry.Numbers(1.0, 1e-43, 6, 24, 0.1)),
-         r"l2_clip_norm must be in \[1e-10"),
-        (lambda: jaxdp.optimizers.adadp(
-            jaxdp.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24), 0.1, bound=1e-43),
-         r"bound must be in \[1e-10"),
+        (
+            lambda: registry.build("adan", registry.Numbers(1.0, 1e-43, 6, 24, 0.1)),
+            r"l2_clip_norm must be in \[1e-10",
+        ),
+        (
+            lambda: jaxdp.optimizers.adadp(
+                jaxdp.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24), 0.1, bound=1e-43
+            ),
+            r"bound must be in \[1e-10",
+        ),
         (lambda: method_with("dpgdo", {"b1": 2.0}), "b1 must be at least 0 and below 1"),
         (lambda: method_with("dpgdo", {"b2": 1.0}), "b2 must be at least 0 and below 1"),
         (lambda: method_with("dpgdo", {"eps": -1.0}), "eps must be a finite number of at least 0"),
-        (lambda: registry.build("sa-dpsgd", registry.Numbers(1.0, 1.0, 6, 24, 0.1)),
-         "key must be given to an annealed method"),
-        (lambda: registry.build("dp-sgd", registry.Numbers(1.0, 1.0, 6, 24, -0.1)),
-         "learning_rate must be a finite number above 0"),
+        (
+            lambda: registry.build("sa-dpsgd", registry.Numbers(1.0, 1.0, 6, 24, 0.1)),
+            "key must be given to an annealed method",
+        ),
+        (
+            lambda: registry.build("dp-sgd", registry.Numbers(1.0, 1.0, 6, 24, -0.1)),
+            "learning_rate must be a finite number above 0",
+        ),
         (lambda: jaxdp.optimizers.scale_by_dp_adam(-1.0), "noise_std must be"),
     ],
 )
@@ -263,4 +286,5 @@ def test_state_types_are_pytrees_and_sums_are_hidden():
     state = method("sa-dpsgd").chain().init(PARAMS)
     assert isinstance(state[1], AnnealingState)
     assert "LeakySum(value=<sensitive>" in repr(LeakySum(PARAMS, 1.0, leaked=PARAMS)).replace(
-        "Summed(", "LeakySum(")
+        "Summed(", "LeakySum("
+    )

@@ -104,14 +104,18 @@ def test_a_sweep_is_the_forms_in_order():
                 u = ((np.float64(y[n]) + us[2]) / 2 + us[2]) / 2
             else:
                 w = new[i + 1]
-                v = np.linalg.solve(np.eye(len(w.T)) + w.T @ w, np.maximum(us[i], 0) + w.T @ targets[n])
+                v = np.linalg.solve(
+                    np.eye(len(w.T)) + w.T @ w, np.maximum(us[i], 0) + w.T @ targets[n]
+                )
                 v = v * min(1, 1.5 / np.linalg.norm(v))
                 plus, minus = np.maximum((v + us[i]) / 2, 0), np.minimum(us[i], 0)
                 cost = lambda t, v=v, b=us[i]: (np.maximum(t, 0) - v) ** 2 + (t - b) ** 2  # noqa: E731
                 u = np.where(cost(plus) <= cost(minus), plus, minus)
             targets[n] = u
             r = us[i] - u
-            gradient += np.outer(r * min(1, 0.2 / (np.linalg.norm(r) * np.linalg.norm(vs[i]))), vs[i])
+            gradient += np.outer(
+                r * min(1, 0.2 / (np.linalg.norm(r) * np.linalg.norm(vs[i]))), vs[i]
+            )
         new[i] = new[i] - 0.5 / 16 * gradient
     found = sweep(m, weights, x, y, np.ones(5, bool))
     for a, b in zip(found, new, strict=True):
@@ -185,7 +189,9 @@ def test_larger_draws_are_not_cut():
     m = method(z=0.0)
     weights, data_ = NET.init(jax.random.key(1)), data(16)
     indices, mask = np.arange(16, dtype=np.int32).reshape(2, 8), np.ones((2, 8), bool)
-    both = m.step(weights, data_, dataclasses.replace(m.sampler(16).draw(), indices=indices, mask=mask))
+    both = m.step(
+        weights, data_, dataclasses.replace(m.sampler(16).draw(), indices=indices, mask=mask)
+    )
     exact = sweep(m, weights, *data_, np.ones(16, bool))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), both, exact)
 

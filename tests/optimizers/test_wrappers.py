@@ -20,15 +20,19 @@ ALL = jax.tree.map(lambda _: "all", PARAMS)
 def method(name, key):
     rate = optax.linear_schedule(0.1, 0.05, 4)
     made = registry.build(name, registry.Numbers(1.0, 1.0, 6, 24, rate, momentum=0.0, key=key))
-    return made if made.energy is None else opt.Method(
-        made.mechanism, made.after_noise, counts=made.counts)  # judged by ENERGY here
+    return (
+        made
+        if made.energy is None
+        else opt.Method(made.mechanism, made.after_noise, counts=made.counts)
+    )  # judged by ENERGY here
 
 
 def final(made, key, values, wrap=None):
     """The last parameters; ``wrap`` is (wrapper of the chain, its state -> the chain's)."""
     wrapper, inner_state = wrap or (lambda tx: tx, lambda state: state)
     tx = optax.with_extra_args_support(
-        optax.chain(made.mechanism.privatize(), wrapper(made.after_noise)))
+        optax.chain(made.mechanism.privatize(), wrapper(made.after_noise))
+    )
 
     def body(carry, given):
         (params, state), (value, noise) = carry, given
@@ -55,11 +59,13 @@ def test_wrappers_and_vmap_over_seeds_change_nothing(name):
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
         plain = jax.jit(lambda k: final(method(name, k), k, values), compiler_options=QUICK)
         many = jax.jit(
-            jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK)
+            jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK
+        )
         ends, alone = many(keys), [plain(key) for key in keys]
     for i, one in enumerate(alone):
         jax.tree.map(
-            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-6), ends, one)
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-6), ends, one
+        )
     assert not np.array_equal(ends["w"][0], ends["w"][1])
     assert np.isfinite(ends["w"]).all()
 
@@ -69,7 +75,9 @@ def test_one_key_for_every_seed_is_refused(name):
     """Also inside all the wrappers, through jit and scan: equal keys give NaN, a shared one words."""
     keys, values = jax.random.key_data(KEY), sums(4)
     wrap = in_all_wrappers, lambda state: state.inner_states["all"].inner_state[0]
-    many = jax.jit(jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK)
+    many = jax.jit(
+        jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK
+    )
     assert np.isnan(many(jnp.stack([keys, keys]))["w"]).any()
     shared = jax.vmap(lambda v: final(method(name, keys), keys, v, wrap))
     with pytest.raises(ValueError, match="another one for every member of a vmap"):
@@ -93,7 +101,9 @@ def test_own_transformations_take_injected_hyperparameters(name):
     outcomes = []
     for tx in (make(*arguments), optax.inject_hyperparams(make, static_args=static)(*arguments)):
         state, params = tx.init(PARAMS), PARAMS
-        step = jax.jit(lambda s, p, tx=tx: tx.update(PARAMS, s, p, **energy), compiler_options=QUICK)
+        step = jax.jit(
+            lambda s, p, tx=tx: tx.update(PARAMS, s, p, **energy), compiler_options=QUICK
+        )
         for _ in range(3):
             updates, state = step(state, params)
             params = optax.apply_updates(params, updates)

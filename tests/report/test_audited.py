@@ -19,15 +19,29 @@ NUMBERS = registry.Numbers(1.0, 1.0, 1, 4, 0.1)
 
 @pytest.fixture(scope="module")
 def found():
-    return audit_method(registry.build("dp-sgd", NUMBERS), 2, 1e-5, runs=300, seed=1, residuals=False)
+    return audit_method(
+        registry.build("dp-sgd", NUMBERS), 2, 1e-5, runs=300, seed=1, residuals=False
+    )
 
 
 def row(**changes):
     given = {
-        "what": "the same mechanism on a tiny network", "steps": 10, "runs": 400, "delta": 1e-5,
-        "confidence": 0.95, "claimed": None, "claim": None, "proven": 4.0, "audited": 1.0,
-        "audited_profile": 3.0, "profile_assumes": "it is Gaussian", "broken": False,
-        "claim_refuted": False, "adversary": "a canary", "noise": None, "noise_refuted": False,
+        "what": "the same mechanism on a tiny network",
+        "steps": 10,
+        "runs": 400,
+        "delta": 1e-5,
+        "confidence": 0.95,
+        "claimed": None,
+        "claim": None,
+        "proven": 4.0,
+        "audited": 1.0,
+        "audited_profile": 3.0,
+        "profile_assumes": "it is Gaussian",
+        "broken": False,
+        "claim_refuted": False,
+        "adversary": "a canary",
+        "noise": None,
+        "noise_refuted": False,
         "verdict": "Nothing contradicts the proven guarantee; the attack reaches 75% of it.",
     }
     return {**given, **changes}

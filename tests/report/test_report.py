@@ -59,8 +59,21 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "run"
     done = CliRunner().invoke(
         app,
-        ["train", "--dataset", "digits", "--model", "logistic", "--steps", "3", "--eval-every", "1",
-         "--seed", "987654321", "--out", str(folder)],
+        [
+            "train",
+            "--dataset",
+            "digits",
+            "--model",
+            "logistic",
+            "--steps",
+            "3",
+            "--eval-every",
+            "1",
+            "--seed",
+            "987654321",
+            "--out",
+            str(folder),
+        ],
         catch_exceptions=False,
     )
     assert done.exit_code == 0
@@ -77,13 +90,21 @@ def test_every_fact_is_on_the_page_and_in_the_markdown(run):
     folder, report, page, _ = run
     ledger = hashlib.sha256((folder / "ledger.jsonl").read_bytes()).hexdigest()
     facts = [
-        "1,437, declared and public", "one training record", "one record added or removed",
+        "1,437, declared and public",
+        "one training record",
+        "one record added or removed",
         "256 of 1,437 records expected a step, each with probability 0.178",
-        "longer than 0.5 is shortened", f"{report['config']['noise_multiplier']:.4g}: the noise's",
-        "SGD, learning rate 0.3, momentum 0.9", "3 (0.534 epochs", "Parameters 650",
-        f"{report['date']} (UTC", "jaxdp train --dataset digits --model logistic --steps 3", ledger,
+        "longer than 0.5 is shortened",
+        f"{report['config']['noise_multiplier']:.4g}: the noise's",
+        "SGD, learning rate 0.3, momentum 0.9",
+        "3 (0.534 epochs",
+        "Parameters 650",
+        f"{report['date']} (UTC",
+        "jaxdp train --dataset digits --model logistic --steps 3",
+        ledger,
         *(f"{name} {version}" for name, version in report["versions"].items()),
-        "Guessing a class at random is right for 10.00%", "commonest class, for 10.28%",
+        "Guessing a class at random is right for 10.00%",
+        "commonest class, for 10.28%",
         "Equivalent Gaussian (GDP), approximate: mu",
     ]
     markdown = " ".join((folder / "report.md").read_text().split())
@@ -181,8 +202,10 @@ def test_warnings_appear_exactly_when_they_should(result, tmp_path, changes, abo
     assert [row["about"] for row in found] == about
     epsilon = float(report["guarantee"]["epsilon"])
     if "epsilon" in about:
-        words = "Nothing is proven" if math.isinf(epsilon) else (
-            "no meaningful protection" if epsilon > 50 else "gives little protection"
+        words = (
+            "Nothing is proven"
+            if math.isinf(epsilon)
+            else ("no meaningful protection" if epsilon > 50 else "gives little protection")
         )
         assert words in found[0]["text"]
     else:
@@ -206,7 +229,9 @@ def _other(result, **changes):
         ledger.charge(event, count, stream="run", first_step=first, source="mechanism")
     bound = acc.epsilon(ledger.event, config.delta).upper
     history = [{**row, "epsilon": bound} for row in result.history]
-    return dataclasses.replace(result, config=config, ledger=ledger, history=history, reproducible=False)
+    return dataclasses.replace(
+        result, config=config, ledger=ledger, history=history, reproducible=False
+    )
 
 
 def test_one_step_and_no_movement_do_not_crash(result, tmp_path):
@@ -220,8 +245,21 @@ def test_one_step_and_no_movement_do_not_crash(result, tmp_path):
 
 def test_a_report_of_an_older_version_still_makes_a_page(result, tmp_path):
     report = build(result)
-    for name in ("levels", "warnings", "tradeoff", "versions", "parameters", "epochs", "date",
-                 "command", "ledger_sha256", "privacy_unit", "facts", "title", "measured"):
+    for name in (
+        "levels",
+        "warnings",
+        "tradeoff",
+        "versions",
+        "parameters",
+        "epochs",
+        "date",
+        "command",
+        "ledger_sha256",
+        "privacy_unit",
+        "facts",
+        "title",
+        "measured",
+    ):
         del report[name]
     page = Page(to_html(report, tmp_path))
     assert "What is promised" in page.text
@@ -248,7 +286,9 @@ def test_levels_without_privacy_are_those_of_the_committed_results():
 @pytest.mark.parametrize(
     ("dataset", "given"),
     [
-        ("digits", {}), ("mnist", {"method": "dp-adam"}), ("pums", {"model": "logistic"}),
+        ("digits", {}),
+        ("mnist", {"method": "dp-adam"}),
+        ("pums", {"model": "logistic"}),
         ("digits", {"method": "sa-dpsgd", "settings": {"temperature": 5.0}}),
         ("digits", {"optimizer": "adam", "learning_rate": 0.01}),
         ("digits", {"noise_schedule": "exponential:0.01:10", "steps": 20}),

@@ -25,7 +25,9 @@ def test_of_a_gaussian_it_is_the_known_curve(noise):
     true = special.ndtr(special.ndtri(rates) + 1 / noise)
     assert (hits >= true * (1 - 1e-6)).all()
     assert (hits <= 1.15 * true + 1e-8).all()
-    assert found["tpr_at_fpr"]["0.01"] == pytest.approx(special.ndtr(special.ndtri(0.01) + 1 / noise), rel=0.03)
+    assert found["tpr_at_fpr"]["0.01"] == pytest.approx(
+        special.ndtr(special.ndtri(0.01) + 1 / noise), rel=0.03
+    )
 
 
 def test_under_replacement_mu_is_twice_as_large():
@@ -55,8 +57,11 @@ def test_the_approximate_mu_is_that_of_the_epsilon_or_larger():
 @pytest.mark.parametrize(
     ("event", "delta"),
     [
-        (sampled(2.0, 0.1, 1), 0.5), (sampled(0.05, 0.5, 500), 1e-5), (acc.Gaussian(1e-4), 1e-5),
-        (acc.Gaussian(1e6), 0.9), (sampled(1.0, 0.01, 10), 1e-30),
+        (sampled(2.0, 0.1, 1), 0.5),
+        (sampled(0.05, 0.5, 500), 1e-5),
+        (acc.Gaussian(1e-4), 1e-5),
+        (acc.Gaussian(1e6), 0.9),
+        (sampled(1.0, 0.01, 10), 1e-30),
     ],
 )
 def test_absurd_runs_have_rates_between_guessing_and_certainty(event, delta):

@@ -40,7 +40,8 @@ def test_a_very_large_factor_is_a_power_of_ten():
 
 
 @pytest.mark.parametrize(
-    ("delta", "shown"), [(1e-5, "1e-5"), (0.1, "0.1"), (1.2345644e-5, "1.23457e-5"), (1e-12, "1e-12")]
+    ("delta", "shown"),
+    [(1e-5, "1e-5"), (0.1, "0.1"), (1.2345644e-5, "1.23457e-5"), (1e-12, "1e-12")],
 )
 def test_round_deltas_stay_as_they_are(delta, shown):
     assert show_delta(delta) == shown

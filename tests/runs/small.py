@@ -23,8 +23,14 @@ def dataset(seed=0):
 def config(**changes):
     """200 records in steps of 40."""
     given = {
-        "model": "logistic", "noise_multiplier": 1.0, "steps": 12, "batch_size": 40,
-        "dataset_size": 200, "eval_every": 3, "physical_batch_size": 16, **changes,
+        "model": "logistic",
+        "noise_multiplier": 1.0,
+        "steps": 12,
+        "batch_size": 40,
+        "dataset_size": 200,
+        "eval_every": 3,
+        "physical_batch_size": 16,
+        **changes,
     }
     return runs.resolve(runs.recipe("digits", **given))
 
@@ -70,7 +76,12 @@ def watched(folder, steps, every):
             print(json.dumps(row), flush=True)
 
     Trainer.step_and_look = spied
-    go(folder, config(steps=steps, eval_every=every, noise_multiplier=50.0, momentum=0.0), shown, None)
+    go(
+        folder,
+        config(steps=steps, eval_every=every, noise_multiplier=50.0, momentum=0.0),
+        shown,
+        None,
+    )
 
 
 if __name__ == "__main__":

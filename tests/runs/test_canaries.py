@@ -63,6 +63,7 @@ def test_nothing_public_depends_on_the_coins(tmp_path, monkeypatch):
     monkeypatch.setattr(ClippedGrad, "one_pass", blind)
     found, philox = [], Secret.philox
     for turn in range(2):
+
         def turned(self, name, counter, turn=turn):
             return philox(self, name, counter + (turn if name == "canary coins" else 0))
 
@@ -186,7 +187,9 @@ def test_a_right_run_is_audited_and_a_broken_one_caught(tmp_path, monkeypatch):
     quiet = {"canaries": 600, "noise_multiplier": 2.0, "steps": 30, "eval_every": 30}
     found = audit_run(finished(tmp_path / "right", config(**quiet)))
     assert not found.broken
-    assert found.proven == pytest.approx(Ledger(tmp_path / "right/ledger.jsonl").epsilon(1e-5).upper)
+    assert found.proven == pytest.approx(
+        Ledger(tmp_path / "right/ledger.jsonl").epsilon(1e-5).upper
+    )
     added = noise.noised
     monkeypatch.setattr(noise, "noised", lambda tree, std, *key: added(tree, std / 50, *key))
     charged = {**quiet, "noise_multiplier": 20.0}
@@ -228,8 +231,22 @@ def run_cli(capsys, *arguments):
 def test_train_and_audit_on_the_command_line(tmp_path, capsys):
     folder = tmp_path / "r"
     status, _ = run_cli(
-        capsys, "train", "--dataset", "digits", "--model", "logistic", "--noise-multiplier", "0.6",
-        "--steps", "20", "--batch-size", "64", "--canaries", "500", "--out", str(folder),
+        capsys,
+        "train",
+        "--dataset",
+        "digits",
+        "--model",
+        "logistic",
+        "--noise-multiplier",
+        "0.6",
+        "--steps",
+        "20",
+        "--batch-size",
+        "64",
+        "--canaries",
+        "500",
+        "--out",
+        str(folder),
     )
     assert status == 0
     status, shown = run_cli(capsys, "audit", str(folder), "--json")

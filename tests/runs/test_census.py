@@ -47,7 +47,9 @@ def test_errors_by_group_add_up():
         for race in ("Black", "Asian", "neither"):
             assert groups[f"{race}, men"][key] + groups[f"{race}, women"][key] == groups[race][key]
     both = int(((x[:, 2] > 0) & (x[:, 3] > 0)).sum())
-    assert groups["Black"]["size"] + groups["Asian"]["size"] + groups["neither"]["size"] - both == 400
+    assert (
+        groups["Black"]["size"] + groups["Asian"]["size"] + groups["neither"]["size"] - both == 400
+    )
     assert 0.5 < found["auc"] < 1
 
 
@@ -63,11 +65,19 @@ def test_groups_are_read_from_their_columns():
 def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_path):
     x, label, _ = people(2_000)
     spec = data.spec("pums")
-    rows = data.Dataset(spec, np.tile(x, (11, 1))[: spec.dataset_size],
-                        np.tile(label, 11)[: spec.dataset_size], x, label)
+    rows = data.Dataset(
+        spec,
+        np.tile(x, (11, 1))[: spec.dataset_size],
+        np.tile(label, 11)[: spec.dataset_size],
+        x,
+        label,
+    )
     monkeypatch.setattr(census.data, "load", lambda name, folder: rows)
-    chosen = {n: r for n, r in census.ROWS.items() if n in (
-        "pums-logistic-epsilon-0.5", "pums-logistic-not-private")}
+    chosen = {
+        n: r
+        for n, r in census.ROWS.items()
+        if n in ("pums-logistic-epsilon-0.5", "pums-logistic-not-private")
+    }
     monkeypatch.setattr(census, "ROWS", chosen)
     done = []
     for _ in range(2):  # the second finds everything done
@@ -88,12 +98,15 @@ def test_no_logistic_gradient_is_longer_than_its_clipping():
     from jaxdp.runs import assemble
 
     model = assemble.model_of(census.ROWS["pums-logistic-epsilon-1"].config())
-    params = jax.tree.map(lambda leaf: 50.0 * leaf, models.init(model, Secret.new().jax_key("init"), (9,)))
+    params = jax.tree.map(
+        lambda leaf: 50.0 * leaf, models.init(model, Secret.new().jax_key("init"), (9,))
+    )
     x, _, _ = people(64)
     longest = 0.0
     for label in (0, 1):
         grads = jax.vmap(jax.grad(models.cross_entropy(model)), (None, 0))(
-            params, (x, np.full(64, label, np.int32)))
+            params, (x, np.full(64, label, np.int32))
+        )
         squares = sum((leaf.reshape(64, -1) ** 2).sum(axis=1) for leaf in jax.tree.leaves(grads))
         longest = max(longest, float(np.sqrt(squares.max())))
     assert 0.9 * np.sqrt(20) < longest <= np.sqrt(20) * (1 + 1e-5) < census._CLIPPING["logistic"]

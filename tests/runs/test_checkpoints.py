@@ -182,8 +182,10 @@ def test_a_full_disk_is_one_line_that_says_what_is_safe(tmp_path, limit):
     assert resource.RLIMIT_FSIZE is not None
     assert signal.SIGXFSZ
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit), str(tmp_path / "run")], capture_output=True,
-        text=True, env={**without_cache(), "PYTHONPATH": os.getcwd()},
+        [sys.executable, "-c", LIMITED, str(limit), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env={**without_cache(), "PYTHONPATH": os.getcwd()},
     )
     assert done.returncode == 1, done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]

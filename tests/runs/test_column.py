@@ -50,7 +50,11 @@ def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path):
 def test_an_audit_of_the_run_itself_is_named_as_such(kept, tmp_path):
     _, row, report = kept
     audited = {
-        "what": "this very run, once", "steps": 3, "runs": 1, "audited": 0.25, "confidence": 0.95
+        "what": "this very run, once",
+        "steps": 3,
+        "runs": 1,
+        "audited": 0.25,
+        "confidence": 0.95,
     }
     queue.keep(tmp_path / "rows.json", queue.line_of(row, {**report, "audited": audited}))
     (line,) = json.loads((tmp_path / "rows.json").read_text())

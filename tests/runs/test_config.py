@@ -59,7 +59,11 @@ def config_epsilon(config):
         ("mnist", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ("mnist", {"momentum": 0.9, "method": "dp-adam"}, "momentum must not be given for method"),
         ("mnist", {"momentum": 0.9, "optimizer": "adam"}, "dp-sgd with optimizer adam"),
-        ("mnist", {"method": "adadp", "optimizer": "adam"}, "optimizer must be sgd for method adadp"),
+        (
+            "mnist",
+            {"method": "adadp", "optimizer": "adam"},
+            "optimizer must be sgd for method adadp",
+        ),
         ("mnist", {"optimizer": "lion"}, "optimizer must be one of sgd, adam"),
         ("mnist", {"method": "sgd"}, "method must be one of dp-sgd"),
         ("mnist", {"relation": "remove"}, "relation must be one of"),

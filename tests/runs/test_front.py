@@ -13,7 +13,9 @@ from tests.runs.test_resume import Stop, crash_at
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(200, 3)).astype(np.float32), RNG.normal(size=200).astype(np.float32)
-MECHANISM = jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200)
+MECHANISM = jaxdp.dp_sgd(
+    epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200
+)
 
 
 def loss_fn(params, x, y):
@@ -22,7 +24,9 @@ def loss_fn(params, x, y):
 
 def run(folder, data=(X, Y), mechanism=MECHANISM, **options):
     params = {"w": jnp.zeros(3)}
-    return jaxdp.Run(folder, loss_fn, mechanism, optax.sgd(0.1), data, params=params, every=3, **options)
+    return jaxdp.Run(
+        folder, loss_fn, mechanism, optax.sgd(0.1), data, params=params, every=3, **options
+    )
 
 
 def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
@@ -49,7 +53,9 @@ def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
 
 def test_what_was_evaluated_was_durable(tmp_path):
     def evaluate(params):
-        step = sorted((tmp_path / "r/secret/checkpoints").iterdir(), key=lambda p: p.name.zfill(9))[-1]
+        step = sorted((tmp_path / "r/secret/checkpoints").iterdir(), key=lambda p: p.name.zfill(9))[
+            -1
+        ]
         assert step.name == str(len(steps) * 3 + 3)
         steps.append(step)
         return {}
@@ -75,7 +81,9 @@ def test_another_run_is_refused(tmp_path, change, words):
 
 
 def test_steps_beyond_the_budget_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="steps must be at most 12, which the noise was calibrated"):
+    with pytest.raises(
+        ValueError, match="steps must be at most 12, which the noise was calibrated"
+    ):
         run(tmp_path / "r").fit(13)
     assert not (tmp_path / "r").exists()
     with pytest.raises(ValueError, match="steps must be given"):

@@ -17,7 +17,13 @@ from tests.runs.test_resume import Stop, crash_at
 
 
 def config(method, **changes):
-    given = {"steps": 4, "eval_every": 2, "physical_batch_size": 64, "learning_rate": 0.1, **changes}
+    given = {
+        "steps": 4,
+        "eval_every": 2,
+        "physical_batch_size": 64,
+        "learning_rate": 0.1,
+        **changes,
+    }
     return small.config(method=method, **given)
 
 
@@ -25,7 +31,8 @@ CRASHED = {
     "adadp": {"noise_schedule": "step:0.5:3"},
     "sa-dpsgd-private": {
         "settings": {"energy_noise": 3.0, "energy_bound": 0.01, "energy_batch_size": 20},
-        "pca_dimensions": 5, "pca_noise_multiplier": 4.0,
+        "pca_dimensions": 5,
+        "pca_noise_multiplier": 4.0,
     },
 }
 
@@ -59,8 +66,14 @@ def everything_is_charged(cfg, result):
 
 def test_a_finished_run_shows_nothing_sensitive_and_can_be_exported(tmp_path):
     """With fixed-size batches, whose sampler wants the declared number of records."""
-    cfg = config("dp-sgd", sensitive=True, sampling="fixed_size", relation="replace_one", steps=1,
-                 eval_every=1)
+    cfg = config(
+        "dp-sgd",
+        sensitive=True,
+        sampling="fixed_size",
+        relation="replace_one",
+        steps=1,
+        eval_every=1,
+    )
     first, seen = small.go(tmp_path / "r", cfg), []
     small.go(tmp_path / "r", cfg, lambda step, row: seen.append(row))
     assert seen == first.history
@@ -183,14 +196,23 @@ def test_noise_is_calibrated_to_everything_that_is_released(name):
         ({"settings": {"beta": 1.0}}, "settings of dp-sgd must be among none; got 'beta'"),
         ({"noise_schedule": "exponential"}, "noise_schedule must be kind:number:every"),
         ({"noise_schedule": "exponential:0.1:1:1"}, "noise_schedule must be kind:number:every"),
-        ({"noise_schedule": "step:0.5:1", "steps": None, "epsilon": 3.0}, "steps must be given with"),
+        (
+            {"noise_schedule": "step:0.5:1", "steps": None, "epsilon": 3.0},
+            "steps must be given with",
+        ),
         ({"pca_dimensions": 3}, "pca_dimensions and pca_noise_multiplier must be given together"),
         ({"pca_dimensions": 65, "pca_noise_multiplier": 1.0}, "must be at most the 64"),
         ({"pca_dimensions": 3, "pca_noise_multiplier": 0.0}, "pca_noise_multiplier must be"),
         ({"hidden": 0, "model": "mlp"}, "hidden must be a whole number"),
-        ({"method": "sa-dpsgd-private", "epsilon": 1.0, "noise_multiplier": None,
-          "settings": {"energy_noise": 0.3}},
-         "epsilon must be within reach of sa-dpsgd-private"),
+        (
+            {
+                "method": "sa-dpsgd-private",
+                "epsilon": 1.0,
+                "noise_multiplier": None,
+                "settings": {"energy_noise": 0.3},
+            },
+            "epsilon must be within reach of sa-dpsgd-private",
+        ),
     ],
 )
 def test_bad_input(changes, message):
@@ -214,7 +236,13 @@ def test_settings_on_the_command_line(tmp_path, capsys):
 
 
 def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
-    given = {"noise_multiplier": 1.0, "steps": 2, "model": "logistic", "batch_size": 40, "dataset_size": 200}
+    given = {
+        "noise_multiplier": 1.0,
+        "steps": 2,
+        "model": "logistic",
+        "batch_size": 40,
+        "dataset_size": 200,
+    }
     row = queue.Row("tiny", "digits", {**given, "method": "sa-dpsgd-as-published"})
     monkeypatch.setattr(queue, "ROWS", {"tiny": row})
     monkeypatch.setattr(queue.data, "load", lambda name, folder: small.dataset())
@@ -223,8 +251,15 @@ def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
     def work(progress, runs=1):
         import contextlib
 
-        return queue.work(["tiny"], tmp_path / "q", results, None, described.report,
-                          lambda row: contextlib.nullcontext(progress), runs)
+        return queue.work(
+            ["tiny"],
+            tmp_path / "q",
+            results,
+            None,
+            described.report,
+            lambda row: contextlib.nullcontext(progress),
+            runs,
+        )
 
     with pytest.raises(Stop):
         work(crash_at(1))

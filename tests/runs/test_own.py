@@ -17,7 +17,9 @@ from tests.runs.test_resume import Stop, crash_at
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 3)).astype(np.float32)
 Y = RNG.normal(size=200).astype(np.float32)
-MECHANISM = jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200)
+MECHANISM = jaxdp.dp_sgd(
+    epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200
+)
 
 
 def loss_fn(params, x, y):
@@ -31,17 +33,31 @@ def run(folder, data=(X, Y), mechanism=MECHANISM, **options):
 
 def test_a_run_leaves_a_report_to_sign(tmp_path):
     one = run(
-        tmp_path / "trial", evaluate=lambda params: {"accuracy": 0.25, "loss": 3.0},
+        tmp_path / "trial",
+        evaluate=lambda params: {"accuracy": 0.25, "loss": 3.0},
         about={"Title": "A trial of mine", "Optimizer": "SGD, 0.1", "Data": "made up"},
     )
     one.fit()
     report = json.loads((tmp_path / "trial/report.json").read_text())
     assert report["guarantee"]["epsilon"] == one.epsilon().upper
-    assert (report["accuracy"], report["parameters"], report["guarantee"]["releases"]) == (0.25, 60, 12)
+    assert (report["accuracy"], report["parameters"], report["guarantee"]["releases"]) == (
+        0.25,
+        60,
+        12,
+    )
     markdown = (tmp_path / "trial/report.md").read_text()
     page = (tmp_path / "trial/report.html").read_text()
-    for fact in ("A trial of mine", "Accuracy", "25.00%", "SGD, 0.1 (in the caller's words)", "made up",
-                 "200, declared and public", "40 of 200 records expected a step", "12 (2.4 epochs", "accuracy 0.25, loss 3"):
+    for fact in (
+        "A trial of mine",
+        "Accuracy",
+        "25.00%",
+        "SGD, 0.1 (in the caller's words)",
+        "made up",
+        "200, declared and public",
+        "40 of 200 records expected a step",
+        "12 (2.4 epochs",
+        "accuracy 0.25, loss 3",
+    ):
         assert fact in page.replace("&#39;", "'"), fact
         assert fact in markdown, fact
     assert "the caller's own" in markdown
@@ -90,8 +106,15 @@ def test_canaries_of_records_that_are_read_one_by_one_are_seen(tmp_path):
     records = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
     quiet = jaxdp.dp_sgd(0.05, 1.0, 200, 200, "full_batch")
     one = jaxdp.Run(
-        tmp_path / "r", lambda params, example: 0.0 * loss_fn(params, **example), quiet, optax.sgd(0.1),
-        records, params={"w": jnp.zeros((20, 3))}, canaries=40, report=False, delta=1e-3,
+        tmp_path / "r",
+        lambda params, example: 0.0 * loss_fn(params, **example),
+        quiet,
+        optax.sgd(0.1),
+        records,
+        params={"w": jnp.zeros((20, 3))},
+        canaries=40,
+        report=False,
+        delta=1e-3,
     )
     one.fit(3)
     seen = canaries.released(one.directory).mean(axis=0)
@@ -113,7 +136,10 @@ def test_a_run_with_canaries_goes_on_with_the_same_coins(tmp_path):
     ("options", "words"),
     [
         ({"canaries": 61}, "canaries must be at most the 60 coordinates"),
-        ({"canaries": 4, "relation": "replace_one"}, "canaries must be 0 but under add_or_remove_one"),
+        (
+            {"canaries": 4, "relation": "replace_one"},
+            "canaries must be 0 but under add_or_remove_one",
+        ),
         ({"delta": 2.0}, "delta must be"),
     ],
 )
@@ -140,7 +166,9 @@ def test_a_file_is_trained_on_reported_and_resumed(tmp_path):
     done = train("--data", path, "--classes", "3", "--steps", "5", "--out", out)
     assert done.exit_code == 0, done.output
     assert "the number of records, 100, is taken from the file and will be published" in done.output
-    declared = train("--data", path, "--classes", "3", "--dataset-size", "90", "--dry-run", "--steps", "5")
+    declared = train(
+        "--data", path, "--classes", "3", "--dataset-size", "90", "--dry-run", "--steps", "5"
+    )
     assert "taken from the file" not in declared.output
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert (report["title"], report["levels"]["chance"]) == ("DP-SGD on mine", 1 / 3)
@@ -159,7 +187,9 @@ def test_a_file_without_test_records_has_no_accuracy(tmp_path):
     done = train("--data", path, "--classes", "3", "--steps", "3", "--out", str(tmp_path / "run"))
     assert "no test records   proven epsilon" in done.output
     assert "Test accuracy" not in (tmp_path / "run/report.html").read_text()
-    judged = train("--data", path, "--classes", "3", "--method", "sa-dpsgd", "--out", str(tmp_path / "j"))
+    judged = train(
+        "--data", path, "--classes", "3", "--method", "sa-dpsgd", "--out", str(tmp_path / "j")
+    )
     assert "must come with test records, which judge its candidates" in str(judged.exception)
 
 
@@ -169,7 +199,10 @@ def test_a_file_without_test_records_has_no_accuracy(tmp_path):
         (("--classes", "3", "--dataset", "digits"), "--data must not come with --dataset"),
         ((), "--classes must come with --data"),
         (("--classes", "2"), "y must be at least 0 and below 2"),
-        (("--classes", "3", "--model", "mnist-cnn"), "must be given examples (28, 28, 1), got (4, 4)"),
+        (
+            ("--classes", "3", "--model", "mnist-cnn"),
+            "must be given examples (28, 28, 1), got (4, 4)",
+        ),
     ],
 )
 def test_bad_arguments_with_a_file(tmp_path, arguments, words):
@@ -214,12 +247,21 @@ def test_a_checkpoint_that_was_not_shown_is_not_exported(tmp_path):
 def test_parameters_of_any_shape_are_exported(tmp_path):
     params = [jnp.ones((20, 3)), (jnp.zeros(2),)]
     one = jaxdp.Run(
-        tmp_path / "r", lambda p, x, y: jnp.square(jnp.vdot(p[0][0], x) - y) + 0.0 * p[1][0][0], MECHANISM,
-        optax.sgd(0.1), (X, Y), params=params, report=False,
+        tmp_path / "r",
+        lambda p, x, y: jnp.square(jnp.vdot(p[0][0], x) - y) + 0.0 * p[1][0][0],
+        MECHANISM,
+        optax.sgd(0.1),
+        (X, Y),
+        params=params,
+        report=False,
     )
     one.fit(3)
     one.export(tmp_path / "a.msgpack")
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "--to", str(tmp_path / "b.msgpack")])
+    done = CliRunner().invoke(
+        app, ["export", str(tmp_path / "r"), "--to", str(tmp_path / "b.msgpack")]
+    )
     assert "parameters after 3 steps" in done.output
     assert (tmp_path / "b.msgpack").stat().st_size > 240
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(one.params), jax.tree.leaves(one.params))
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.tree.leaves(one.params), jax.tree.leaves(one.params)
+    )

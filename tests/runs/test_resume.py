@@ -82,7 +82,9 @@ def test_runs_of_one_seed_are_equal_and_of_other_numbers_are_not(tmp_path, whole
     assert small.outcome(again) == small.outcome(whole)
     moves = []
     for rate in (1e-4, 2e-4):  # with one seed: the noise, which is most of it, must not be shared
-        cfg = small.config(learning_rate=rate, momentum=0.0, noise_multiplier=100.0, steps=1, eval_every=1)
+        cfg = small.config(
+            learning_rate=rate, momentum=0.0, noise_multiplier=100.0, steps=1, eval_every=1
+        )
         result = small.go(tmp_path / str(rate), cfg)
         moves.append(np.ravel(jax.tree.leaves(result.params)[1]) / rate)
     start = assemble.fresh_params(small.config(), Secret.from_seed(5))
@@ -161,7 +163,9 @@ def test_a_lost_or_shortened_ledger_is_refused(tmp_path):
     last = max(n for n, line in enumerate(lines) if "event" in line)
     shortened = "must hold every charge of the last checkpoint"
     for left, words in (
-        ("", shortened), ("".join(lines[:last]), shortened), ("".join(lines[1:]), "which is gone"),
+        ("", shortened),
+        ("".join(lines[:last]), shortened),
+        ("".join(lines[1:]), "which is gone"),
         ("".join(lines[:2] + lines[3:]), "a line was edited, inserted or removed"),
     ):
         ledger.write_text(left)
@@ -232,9 +236,7 @@ def test_a_folder_holds_one_run(tmp_path):
     with pytest.raises(ValueError, match="pass --resume"):
         runs.start(small.config(), directory, small.dataset(), Secret.new(), small.ignore)
     with pytest.raises(ValueError, match="must hold a run to resume"):
-        runs.resume(
-            small.config(), RunDirectory(tmp_path / "x"), small.dataset(), small.ignore
-        )
+        runs.resume(small.config(), RunDirectory(tmp_path / "x"), small.dataset(), small.ignore)
 
 
 def test_secrets_lie_in_the_secret_folder_alone(tmp_path):

@@ -65,7 +65,8 @@ def test_jax_beside_numpy_lies_on_the_host():
     source = as_source({"x": np.ones((3, 2), np.float32), "y": jnp.arange(3)})
     assert not source.on_device
     assert_trees_equal(
-        source.gather(np.array([2]), ON[:1]), {"x": np.ones((1, 2), np.float32), "y": np.array([2], np.int32)}
+        source.gather(np.array([2]), ON[:1]),
+        {"x": np.ones((1, 2), np.float32), "y": np.array([2], np.int32)},
     )
 
 
@@ -91,7 +92,9 @@ def test_padding_is_not_read():
 def test_few_records_and_empty_draws(move, rows):
     source = as_source(move(np.ones((rows, 2), np.float32)))
     assert len(source) == rows
-    np.testing.assert_array_equal(source.gather(np.zeros(3, np.int32), np.zeros(3, bool)), np.zeros((3, 2)))
+    np.testing.assert_array_equal(
+        source.gather(np.zeros(3, np.int32), np.zeros(3, bool)), np.zeros((3, 2))
+    )
     assert source.gather(np.zeros(0, np.int32), np.zeros(0, bool)).shape == (0, 2)
     with pytest.raises(ValueError, match="within the source"):
         source.gather(np.array([rows]), np.ones(1, bool))
@@ -134,9 +137,18 @@ def test_indices_and_masks_of_another_form_are_refused(indices, mask, words):
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        ("float64", "float32"), (">f8", "float32"), (">f4", "float32"), ("float16", "float16"),
-        ("int64", "int32"), (">i8", "int32"), ("uint64", "uint32"), ("uint8", "uint8"), ("int8", "int8"),
-        ("bool", "bool"), ("complex128", "complex64"), (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+        ("float64", "float32"),
+        (">f8", "float32"),
+        (">f4", "float32"),
+        ("float16", "float16"),
+        ("int64", "int32"),
+        (">i8", "int32"),
+        ("uint64", "uint32"),
+        ("uint8", "uint8"),
+        ("int8", "int8"),
+        ("bool", "bool"),
+        ("complex128", "complex64"),
+        (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
     ],
 )
 @pytest.mark.parametrize("move", [np.asarray, H5], ids=["numpy", "h5py"])
@@ -152,7 +164,9 @@ def test_dtypes_become_those_of_jax(move, given, kept):
 def test_wide_dtypes_stay_wide_where_jax_keeps_them():
     with jax.enable_x64(True):
         source = as_source((np.array([2**40]), np.array([0.1])))
-    numbers, floats = source.gather(np.array([0]), np.ones(1, bool))  # the source stays as it was made
+    numbers, floats = source.gather(
+        np.array([0]), np.ones(1, bool)
+    )  # the source stays as it was made
     assert numbers[0] == 2**40
     assert floats[0] == 0.1
 

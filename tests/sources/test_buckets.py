@@ -33,7 +33,12 @@ def test_a_record_goes_to_the_smallest_length_that_holds_it_and_a_longer_one_is_
     indices, mask, rows = passes(texts, [7, 6, 5, 4, 3, 2, 1, 0])
     assert [leaf["tokens"].shape for leaf in rows] == 3 * [(4, 2)] + [(4, 4)] + 2 * [(4, 8)]
     assert [found[kept].tolist() for found, kept in zip(indices, mask, strict=True)] == [
-        [4, 2, 1], [], [], [6, 3], [7, 5, 0], [],
+        [4, 2, 1],
+        [],
+        [],
+        [6, 3],
+        [7, 5, 0],
+        [],
     ]
     np.testing.assert_array_equal(rows[0]["tokens"], [[4, 4], [0, 0], [2, 0], [0, 0]])
     np.testing.assert_array_equal(rows[0]["mask"].sum(1), [2, 0, 1, 0])
@@ -73,7 +78,11 @@ def test_other_fields_stay():
 def trained(source, loss=loss_fn, rows=4):
     mechanism = jaxdp.dp_sgd(1.0, 0.5, 20, 60)
     trainer = jaxdp.Trainer(
-        loss, mechanism, optax.sgd(0.5), source, secret=jaxdp.Secret.from_seed(1),
+        loss,
+        mechanism,
+        optax.sgd(0.5),
+        source,
+        secret=jaxdp.Secret.from_seed(1),
         physical_batch_size=rows,
     )
     state, lengths = trainer.init(PARAMS), []
@@ -121,7 +130,9 @@ def test_a_pass_is_small_where_nobody_says():
     assert train._sampler.physical_batch_size == 30
 
 
-@pytest.mark.parametrize("buckets", [{8: 1}, {}, (2, 8), 8, {2: 0, 8: 1}, {0: 1, 8: 1}, {2: 1.5, 8: 1}])
+@pytest.mark.parametrize(
+    "buckets", [{8: 1}, {}, (2, 8), 8, {2: 0, 8: 1}, {0: 1, 8: 1}, {2: 1.5, 8: 1}]
+)
 def test_buckets_are_two_or_more_lengths_with_room(buckets):
     with pytest.raises(ValueError, match="buckets"):
         bucketed_text(TEXTS, buckets)

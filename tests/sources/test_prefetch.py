@@ -69,7 +69,9 @@ def test_every_item_comes_once_and_in_order(size, count):
     assert producer.threads <= {"jaxdp-prefetch"}
 
 
-@pytest.mark.parametrize("producer", [range(3), iter([0, 1, 2]), (i for i in range(3)), lambda: range(3)])
+@pytest.mark.parametrize(
+    "producer", [range(3), iter([0, 1, 2]), (i for i in range(3)), lambda: range(3)]
+)
 def test_producers_of_every_kind(producer):
     assert list(prefetch(producer)) == [0, 1, 2]
 

@@ -35,7 +35,10 @@ def test_a_torch_dataset_gives_tuples():
     source = as_source(data)
     assert isinstance(source, Records)
     assert not source.on_device
-    assert source.example == (jax.ShapeDtypeStruct((2, 2), np.float32), jax.ShapeDtypeStruct((), np.int32))
+    assert source.example == (
+        jax.ShapeDtypeStruct((2, 2), np.float32),
+        jax.ShapeDtypeStruct((), np.int32),
+    )
     images, labels = ask(source, 5, 1, 5)
     np.testing.assert_array_equal(labels, [5, 1, 5])
     np.testing.assert_array_equal(images[:, 0, 0], [5, 1, 5])
@@ -79,7 +82,9 @@ def test_padding_is_zeros_and_is_not_read():
 
 def test_an_empty_draw_reads_nothing():
     data = HuggingFace({"y": [1, 2]})
-    np.testing.assert_array_equal(as_source(data).gather(np.zeros(3, int), np.zeros(3, bool))["y"], 0)
+    np.testing.assert_array_equal(
+        as_source(data).gather(np.zeros(3, int), np.zeros(3, bool))["y"], 0
+    )
     assert as_source(data).gather(np.zeros(0, int), np.zeros(0, bool))["y"].shape == (0,)
     assert data.batches == []
 
@@ -205,6 +210,8 @@ def test_decoded_images_and_bytes():
     from PIL import Image
 
     images = [{"image": Image.fromarray(np.full((2, 3), i, np.uint8))} for i in range(3)]
-    np.testing.assert_array_equal(ask(as_source(images), 2)["image"], np.full((1, 2, 3), 2, np.uint8))
+    np.testing.assert_array_equal(
+        ask(as_source(images), 2)["image"], np.full((1, 2, 3), 2, np.uint8)
+    )
     with pytest.raises(ValueError, match="decoding"):
         as_source([b"abcd"])

@@ -13,7 +13,12 @@ def ask(source, *indices):
     return source.gather(np.array(indices, np.int32), np.ones(len(indices), bool))
 
 
-MAKERS = {"list": list, "array": np.array, "int64": lambda ids: np.array(ids, np.int64), "tuple": tuple}
+MAKERS = {
+    "list": list,
+    "array": np.array,
+    "int64": lambda ids: np.array(ids, np.int64),
+    "tuple": tuple,
+}
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -21,10 +26,13 @@ def test_longer_texts_are_cut_and_shorter_ones_padded(make):
     texts = [make(ids) if ids else [] for ids in TEXTS]
     source = as_source(padded_text(texts, 3, pad_id=-1))
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in source.example.items()} == {
-        "tokens": ((3,), np.int32), "mask": ((3,), bool),
+        "tokens": ((3,), np.int32),
+        "mask": ((3,), bool),
     }
     found = ask(source, 1, 0, 2, 3)
-    np.testing.assert_array_equal(found["tokens"], [[1, 2, 3], [-1, -1, -1], [6, 7, -1], [8, 9, 10]])
+    np.testing.assert_array_equal(
+        found["tokens"], [[1, 2, 3], [-1, -1, -1], [6, 7, -1], [8, 9, 10]]
+    )
     np.testing.assert_array_equal(
         found["mask"], [[True] * 3, [False] * 3, [True, True, False], [True] * 3]
     )
@@ -48,7 +56,9 @@ def test_rows_that_are_padding_are_masked_whole():
 
 def test_tensors_and_the_limits_of_int32():
     texts = [Tensor(np.array([2**31 - 1, -(2**31)]))]
-    np.testing.assert_array_equal(ask(as_source(padded_text(texts, 2)), 0)["tokens"][0], texts[0].numpy())
+    np.testing.assert_array_equal(
+        ask(as_source(padded_text(texts, 2)), 0)["tokens"][0], texts[0].numpy()
+    )
 
 
 @pytest.mark.parametrize(

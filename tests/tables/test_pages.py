@@ -23,9 +23,16 @@ PAGES = ROOT / "docs" / "results"
 def line(name, **changes):
     """A finished row."""
     return {
-        "name": name, "test_accuracy": 0.98765, "claimed_epsilon": 1.23401, "proven_epsilon": 2.5,
-        "seconds": 12.0, "steps": 100, "steps_timed": 100, "machine": "2 cores, cpu",
-        "acceptance_rate": None, **changes,
+        "name": name,
+        "test_accuracy": 0.98765,
+        "claimed_epsilon": 1.23401,
+        "proven_epsilon": 2.5,
+        "seconds": 12.0,
+        "steps": 100,
+        "steps_timed": 100,
+        "machine": "2 cores, cpu",
+        "acceptance_rate": None,
+        **changes,
     }
 
 
@@ -78,13 +85,29 @@ def test_the_commands_are_the_targets():
 
 def test_cells_show_every_run_and_round_to_the_safe_side(tmp_path):
     found = results(
-        tmp_path, line("mnist-dp-sgd-tanh", proven_epsilon=2.5000001),
-        line("mnist-dp-sgd-tanh", run=2, proven_epsilon="inf", audited_epsilon=7.80699,
-             steps_timed=40, acceptance_rate=0.276),
+        tmp_path,
+        line("mnist-dp-sgd-tanh", proven_epsilon=2.5000001),
+        line(
+            "mnist-dp-sgd-tanh",
+            run=2,
+            proven_epsilon="inf",
+            audited_epsilon=7.80699,
+            steps_timed=40,
+            acceptance_rate=0.276,
+        ),
     )
     first, second = rows.lines(found, "mnist-dp-sgd-tanh")
-    assert first == ["`mnist-dp-sgd-tanh`", "98.77 %", "1.235", "2.501", "–", "–", "12",
-                     "1", "2 cores, cpu"]
+    assert first == [
+        "`mnist-dp-sgd-tanh`",
+        "98.77 %",
+        "1.235",
+        "2.501",
+        "–",
+        "–",
+        "12",
+        "1",
+        "2 cores, cpu",
+    ]
     assert second[3:8] == ["∞", "≥ 7.806", "27.6 %", "12 (last 40 of 100 steps)", "2"]
     assert len(first) == len(rows.COLUMNS)
 
@@ -131,8 +154,11 @@ def test_the_rows_are_named_for_what_they_do():
         assert list(sweep.rows) == sorted(sweep.rows)
         for value, name in sweep.rows.items():
             given = ROWS[name].given
-            numbers = {v for v in (*given.values(), *given.get("settings", {}).values())
-                       if isinstance(v, (int, float))}
+            numbers = {
+                v
+                for v in (*given.values(), *given.get("settings", {}).values())
+                if isinstance(v, (int, float))
+            }
             assert value in numbers or "-".join(name.split("-")[:5]) in name, name
             if name != min(sweep.rows.values(), key=len):
                 assert value in numbers, name

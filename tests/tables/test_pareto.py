@@ -24,7 +24,9 @@ def runs(epsilon, *accuracies, **changes):
 
 def test_a_point_with_fewer_runs_is_not_drawn_and_stays_on_the_page(tmp_path):
     found = results(
-        tmp_path, *runs(1.0, 0.91, 0.93), *runs(3.0, 0.94, 0.95, 0.99, proven_epsilon=2.75),
+        tmp_path,
+        *runs(1.0, 0.91, 0.93),
+        *runs(3.0, 0.94, 0.95, 0.99, proven_epsilon=2.75),
     )
     assert pareto.drawn(found) == {METHOD: [(2.75, pytest.approx([94.0, 95.0, 99.0]))]}
     text = tables.to_markdown(pareto.page(found))
@@ -54,7 +56,9 @@ def test_the_rate_is_the_best_on_public_data_and_no_edge_of_those_tried(method):
     accuracy = {rate: lines[0]["test_accuracy"] for rate, lines in found.items()}
     assert max(accuracy, key=accuracy.get) == repeats.CHOSEN[method]
     assert min(accuracy) < repeats.CHOSEN[method] < max(accuracy)
-    assert all(ROWS[repeats.rate_name(method, rate)].dataset == "fashion_mnist" for rate in accuracy)
+    assert all(
+        ROWS[repeats.rate_name(method, rate)].dataset == "fashion_mnist" for rate in accuracy
+    )
 
 
 def test_committed_repeats_tell_their_date_and_command():

@@ -7,7 +7,9 @@ from jaxdp.tables import Results, pums, pums_plot
 
 
 def group(errors, size=100):
-    return [{"group": "g", "size": size, "errors": e, "unemployed": 40, "missed": 0} for e in errors]
+    return [
+        {"group": "g", "size": size, "errors": e, "unemployed": 40, "missed": 0} for e in errors
+    ]
 
 
 def test_the_shift_is_welchs():
@@ -34,8 +36,12 @@ def test_the_interval_is_wider_for_fewer_people():
 
 def test_the_mean_calibration_curve_weighs_bins_by_their_size():
     lines = [
-        {"reliability": [{"size": 30, "predicted": 0.12, "found": 0.1},
-                         {"size": 5, "predicted": 0.9, "found": 0.0}]},
+        {
+            "reliability": [
+                {"size": 30, "predicted": 0.12, "found": 0.1},
+                {"size": 5, "predicted": 0.9, "found": 0.0},
+            ]
+        },
         {"reliability": [{"size": 90, "predicted": 0.16, "found": 0.5}]},
     ]
     assert pums_plot.reliability_mean(lines) == [(pytest.approx(0.15), pytest.approx(0.4))]

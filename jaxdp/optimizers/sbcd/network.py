@@ -113,9 +113,7 @@ class Network:
 
     def lift(self, block: int, weights: Weights, x: jax.Array, y: jax.Array) -> Lifted:
         """The block's problem for examples x [m, d_0], y [m, d_L], all from the given weights."""
-        factors = {
-            i: forms.ridge_factor(weights[i + 1]) for i in range(block, self.blocks - 1)
-        }
+        factors = {i: forms.ridge_factor(weights[i + 1]) for i in range(block, self.blocks - 1)}
 
         def one(x: jax.Array, y: jax.Array) -> Lifted:
             inputs, products = self.forward(weights, x)

@@ -9,9 +9,7 @@ from jaxdp.seeds import Secret
 Batches = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def secret_partition(
-    data: tuple[jax.Array, jax.Array], batch_size: int, secret: Secret
-) -> Batches:
+def secret_partition(data: tuple[jax.Array, jax.Array], batch_size: int, secret: Secret) -> Batches:
     """Puts every record into one batch, uniformly at random and without looking at it.
 
     Args:

@@ -104,9 +104,7 @@ class ReleasedBlocks:
         issuer = issuer_of(_Charged(self), ledger, secret)
         return Sampler(self.sampling, num_records, -(-rows // 8) * 8, issuer)
 
-    def step(
-        self, weights: Weights, data: tuple[jax.Array, jax.Array], draw: Draw
-    ) -> Weights:
+    def step(self, weights: Weights, data: tuple[jax.Array, jax.Array], draw: Draw) -> Weights:
         """One compiled sweep over the records of a draw.
 
         Args:
@@ -195,9 +193,7 @@ def clip_norms(given: Any, blocks: int) -> tuple[float, ...]:
     return tuple(in_float32("l2_clip_norms", value) for value in values)
 
 
-def check_data(
-    network: Network, data: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def check_data(network: Network, data: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The data as float32 arrays of the network's shapes."""
     x, y = (jnp.asarray(part, jnp.float32) for part in data)
     wanted = (network.widths[0], network.widths[-1])
