@@ -31,6 +31,9 @@ from jaxdp.auditing import audit_scores, family_bound, one_run_bound, training_r
 from jaxdp.auditing.adversaries import canary_score, iterate_score
 from jaxdp.auditing.audit import audit_method, tiny_worlds
 from jaxdp.optimizers.energy import PublicEnergy
+from jaxdp.papers.adadp import adadp_as_published
+from jaxdp.papers.pigdo import pigdo_as_published
+from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "auditing.json"
@@ -169,13 +172,12 @@ def _waiting(released):
 
 
 def _annealed(noise=3.0, proposals=160):
-    method = opt.sa_dpsgd(
+    method = sa_dpsgd_as_published(
         planted.flat(noise),
         4.0,
         jax.random.key(2),
         temperature=1e9,
         max_rejections=1000,
-        as_published=True,
     )
     run = training_run(
         _after_one(method), planted.APART, proposals, energy=_shrewd(noise), score=_waiting
@@ -187,7 +189,7 @@ def _annealed_on_private(noise=40.0, steps=4):
     def energy(key, there):
         return planted.opened_energy(key, there, 0.0)
 
-    method = planted.annealed(noise, as_published=True, energy_on_private=True)
+    method = planted.annealed(noise, sa_dpsgd_as_published, energy_on_private=True)
     run = training_run(method, planted.APART, steps, energy=energy)
     return method.claim(1.0, noise, steps, DELTA), run, "every candidate counted as accepted"
 
@@ -203,11 +205,11 @@ def papers(count=10_000):
 
     def pigdo(name):
         worlds = planted.APART if name == "adam" else planted.CROWD
-        method = opt.pigdo_as_published(planted.flat(noise, worlds.count), 0.1, name)
+        method = pigdo_as_published(planted.flat(noise, worlds.count), 0.1, name)
         return lambda: _moments(method, steps, worlds)
 
     def adadp():
-        method = opt.adadp_as_published(noise, 4, 4, 0.1, bound=1.0, sampling="full_batch")
+        method = adadp_as_published(noise, 4, 4, 0.1, bound=1.0, sampling="full_batch")
         return _moments(method, steps)
 
     cases = {

@@ -11,8 +11,10 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
-from jaxdp.auditing import audit_scores, hidden_run, mu_bound, two_worlds
-from jaxdp.optimizers import block_coordinate as bc
+from jaxdp.auditing import audit_scores, mu_bound, two_worlds
+from jaxdp.papers import block_coordinate as bc
+from jaxdp.papers import claims
+from jaxdp.papers.block_coordinate.audit import hidden_run
 
 DELTA, REPLACE = 1e-5, acc.Relation.REPLACE_ONE
 SEED = 20_261_122  # chosen once; the attacks below were not changed after a run with it
@@ -65,9 +67,7 @@ def methods(count):
             "method": name,
             "runs": 2 * count,
             "proven": acc.epsilon(event, DELTA, REPLACE).upper,
-            "claimed_theorem_4_6": acc.claims.dp_sbcd_theorem_4_6(
-                chains * method.sweeps, DELTA
-            ).value,
+            "claimed_theorem_4_6": claims.dp_sbcd_theorem_4_6(chains * method.sweeps, DELTA).value,
             "audited": found.epsilon,
             "exposed": acc.epsilon(method.event("looked"), DELTA, REPLACE).upper,
         }

@@ -26,8 +26,8 @@ from benchmarks.block_problems import Problem, generated, madelon, mnist, with_c
 from jaxdp import accounting as acc
 from jaxdp import models
 from jaxdp.mechanism import default_physical_batch_size
-from jaxdp.optimizers import block_coordinate as bc
-from jaxdp.optimizers.sbcd.released import compiled_sweep
+from jaxdp.papers import block_coordinate as bc
+from jaxdp.papers.block_coordinate.released import compiled_sweep
 from jaxdp.seeds import Secret
 
 RESULTS = Path(__file__).parent / "results" / "block_coordinate.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxdp import data as datasets
-from jaxdp.optimizers import block_coordinate as bc
+from jaxdp.papers import block_coordinate as bc
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
+from jaxdp.papers import claims
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -104,9 +105,7 @@ def curves(epochs: list[int], proximal: float) -> dict[str, list[float]]:
             "hidden, log-Sobolev (corrected)": ask(one, "log_sobolev"),
             "hidden, shifted bound": ask(one),
             "hidden, shifted bound, averaged": ask(acc.HiddenState(one.blocks, average=True)),
-            "claim: Theorem 4.6 as published": acc.claims.dp_sbcd_theorem_4_6(
-                one.blocks, DELTA
-            ).value,
+            "claim: Theorem 4.6 as published": claims.dp_sbcd_theorem_4_6(one.blocks, DELTA).value,
         }
         for name, value in values.items():
             lines.setdefault(name, []).append(value)

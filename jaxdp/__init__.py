@@ -74,6 +74,7 @@ _SUBMODULES = (
     "models",
     "noise",
     "optimizers",
+    "papers",
     "preprocess",
     "report",
     "runs",
@@ -82,7 +83,6 @@ _SUBMODULES = (
     "seeds",
     "sources",
     "step",
-    "tables",
     "trainer",
     "types",
 )

@@ -1,93 +1,25 @@
-"""The papers' networks in Flax, without a layer that couples the examples of a batch."""
+"""Flax networks by name, without a layer that couples the examples of a batch."""
 
+import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from jaxdp import _validate
+from jaxdp.seeds import AT_ONCE
 from jaxdp.types import PyTree
 
-# For what runs once: LLVM's best code for a random generator takes a second or two to compile.
-AT_ONCE = {"xla_backend_optimization_level": 0}
 # U(±1/√fan_in), as the papers' PyTorch networks start.
-_kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-
-
-def tempered_sigmoid(scale: float, temperature: float, offset: float) -> Callable:
-    """X ↦ scale · σ(temperature · x) − offset (Papernot et al. 2020, arXiv:2007.14191v1, eq. 2)."""
-    return lambda x: scale * nn.sigmoid(temperature * x) - offset
+kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 ACTIVATIONS: dict[str, Callable] = {
     "tanh": nn.tanh,
     "relu": nn.relu,
-    # Papernot et al. 2020, Table 1: the values found for MNIST.
-    "tempered_sigmoid": tempered_sigmoid(1.58, 3.0, 0.71),
 }
-
-
-def max_pool_2x2(x: jax.Array, stride: int) -> jax.Array:
-    """2×2 maximum over x [n, h, w, c], as the maximum of four shifted slices.
-
-    On a CPU the gradient of a ``reduce_window`` is a scatter: with it, clipped gradients of 512
-    examples of the MNIST CNN took 80–100 ms, with this 54.
-    """
-    height, width = x.shape[1], x.shape[2]
-    corners = [
-        x[:, i : height - 1 + i : stride, j : width - 1 + j : stride, :]
-        for i in (0, 1)
-        for j in (0, 1)
-    ]
-    return jnp.maximum(jnp.maximum(corners[0], corners[1]), jnp.maximum(corners[2], corners[3]))
-
-
-class MnistCNN(nn.Module):
-    """The 26,010-parameter network for MNIST and Fashion-MNIST (Tramèr & Boneh, arXiv:2011.11660).
-
-    Input [n, 28, 28, 1], output logits [n, num_classes].
-    """
-
-    activation: str = "tanh"
-    num_classes: int = 10
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits [n, num_classes] of images [n, 28, 28, 1]."""
-        act = ACTIVATIONS[self.activation]
-        for features, kernel, padding in ((16, 8, 2), (32, 4, 0)):
-            conv = nn.Conv(
-                features, (kernel, kernel), strides=2, padding=padding, kernel_init=_kernel_init
-            )
-            x = max_pool_2x2(act(conv(x)), stride=1)
-        x = x.reshape(x.shape[0], -1)
-        x = act(nn.Dense(32, kernel_init=_kernel_init)(x))
-        return nn.Dense(self.num_classes, kernel_init=_kernel_init)(x)
-
-
-class CifarCNN(nn.Module):
-    """The 550,570-parameter network for CIFAR-10 (Tramèr & Boneh 2021, arXiv:2011.11660).
-
-    Input [n, 32, 32, 3], output logits [n, num_classes].
-    """
-
-    activation: str = "tanh"
-    num_classes: int = 10
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits [n, num_classes] of images [n, 32, 32, 3]."""
-        act = ACTIVATIONS[self.activation]
-        for features in (32, 64, 128):
-            for _ in range(2):
-                x = act(nn.Conv(features, (3, 3), padding=1, kernel_init=_kernel_init)(x))
-            x = max_pool_2x2(x, stride=2)
-        x = x.reshape(x.shape[0], -1)
-        x = act(nn.Dense(128, kernel_init=_kernel_init)(x))
-        return nn.Dense(self.num_classes, kernel_init=_kernel_init)(x)
 
 
 class MLP(nn.Module):
@@ -102,12 +34,37 @@ class MLP(nn.Module):
         """Logits [n, num_classes] of examples [n, ...]."""
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
-            x = ACTIVATIONS[self.activation](nn.Dense(width, kernel_init=_kernel_init)(x))
-        return nn.Dense(self.num_classes, kernel_init=_kernel_init)(x)
+            x = ACTIVATIONS[self.activation](nn.Dense(width, kernel_init=kernel_init)(x))
+        return nn.Dense(self.num_classes, kernel_init=kernel_init)(x)
 
 
-MODELS = ("mnist-cnn", "cifar-cnn", "mlp", "logistic")
-_INPUTS = {"mnist-cnn": (28, 28, 1), "cifar-cnn": (32, 32, 3)}
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A network that can be named.
+
+    Attributes:
+        build: from (activation, num_classes, hidden widths) to the module.
+        example_shape: of the examples that it takes; None takes any.
+    """
+
+    build: Callable[[str, int, tuple[int, ...]], nn.Module]
+    example_shape: tuple[int, ...] | None = None
+
+
+MODELS: dict[str, Entry] = {
+    "mlp": Entry(lambda activation, classes, hidden: MLP(hidden, activation, classes)),
+    "logistic": Entry(lambda activation, classes, hidden: MLP((), activation, classes)),
+}
+
+
+def register(name: str, entry: Entry) -> None:
+    """Adds a network, so that it can be named in runs and on the command line.
+
+    Raises:
+        ValueError: the name is taken by another.
+    """
+    if MODELS.setdefault(name, entry) is not entry:
+        raise ValueError(f"name must be new, got {name!r}, which is registered")
 
 
 def build(
@@ -123,16 +80,13 @@ def build(
     Raises:
         ValueError: an unknown name or activation, or examples of a shape that it does not take.
     """
-    _validate.one_of("model", name, MODELS)
+    entry = MODELS[_validate.one_of("model", name, tuple(MODELS))]
     _validate.one_of("activation", activation, tuple(ACTIVATIONS))
-    expected = _INPUTS.get(name, example_shape)
-    if tuple(example_shape) != expected:
-        raise ValueError(f"model {name} must be given examples {expected}, got {example_shape}")
-    if name == "mnist-cnn":
-        return MnistCNN(activation, num_classes)
-    if name == "cifar-cnn":
-        return CifarCNN(activation, num_classes)
-    return MLP(() if name == "logistic" else hidden, activation, num_classes)
+    if entry.example_shape not in (None, tuple(example_shape)):
+        raise ValueError(
+            f"model {name} must be given examples {entry.example_shape}, got {example_shape}"
+        )
+    return entry.build(activation, num_classes, hidden)
 
 
 def init(model: nn.Module, key: jax.Array, example_shape: tuple[int, ...]) -> PyTree:

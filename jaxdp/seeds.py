@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxdp import _validate
 
+# For what runs once: LLVM's best code for a random generator takes a second or two to compile.
+AT_ONCE = {"xla_backend_optimization_level": 0}
 _PROCESS_SALT = secrets.token_bytes(16)
 
 

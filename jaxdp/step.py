@@ -13,7 +13,6 @@ import optax
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp.clipping import ClippedGrad
 from jaxdp.noise import opened
-from jaxdp.optimizers.as_published import LeakySum
 from jaxdp.optimizers.energy import DrawnEnergy, OpenEnergy
 from jaxdp.tickets import NoiseKey, Ticket
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, never_flattened
@@ -57,7 +56,7 @@ class PrivateStep:
         """(params, opt_state, noisy gradient, updates) after one release; to be compiled."""
         first, last = opt_state
         trained = _like(summed.value, params)
-        if isinstance(summed, LeakySum):
+        if summed.leaked is not None:
             extra["leaked"] = summed.leaked
         summed = _handed(summed)
         noise, after = (optax.with_extra_args_support(t) for t in (self.noise, self.after))
@@ -210,8 +209,6 @@ never_flattened(_Handed)
 
 
 def _handed(summed: Summed) -> Summed:
-    if isinstance(summed, LeakySum):  # charged as not private
-        return summed
     return _Handed(summed.value, summed.l2, summed.unscale, summed.votes, summed.ticket)
 
 
@@ -248,15 +245,11 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
     def put_together(
         params: PyTree,
         opt_state: PyTree,
-        parts: tuple[Any, ...],
-        leaked: PyTree,
+        parts: dict[str, Any],
         key: NoiseKey,
         extra: dict[str, Any],
     ) -> Any:
-        summed = Summed(*parts)
-        if leaked is not None:
-            value, l2, unscale, votes = parts
-            summed = LeakySum(value, l2, unscale, votes, leaked=leaked)
+        summed = Summed(**parts)
         return inside(params, opt_state, summed, key, extra)
 
     compiled = jax.jit(put_together, donate_argnums=(0, 1) if donate else ())
@@ -274,19 +267,19 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
             raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
         _check_key(summed, key)
         l2 = jnp.asarray(summed.l2, jnp.float32)
-        parts = (summed.value, l2, summed.unscale, summed.votes)
-        leaked = summed.leaked if isinstance(summed, LeakySum) else None
+        named = ("value", "unscale", "votes", "leaked")
+        parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
         ticket = summed.ticket
-        kind = _kind((params, opt_state, parts, leaked, extra))
+        kind = _kind((params, opt_state, parts, extra))
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
-            compiled.eval_shape(params, opt_state, parts, leaked, blank, _blank(extra))
+            compiled.eval_shape(params, opt_state, parts, blank, _blank(extra))
             known.add(kind)
         if key is None and ticket is not None:
             links.agree(ticket.step, ticket.multipliers)
             if links.others:
                 ticket.trust(OTHERS)
-        return compiled(params, opt_state, parts, leaked, opened(summed, key), taken_apart(extra))
+        return compiled(params, opt_state, parts, opened(summed, key), taken_apart(extra))
 
     return update
 

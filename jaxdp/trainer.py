@@ -19,7 +19,6 @@ from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, issuer_of
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.optimizers.layerwise_blocks import LayerwiseGrad
 from jaxdp.optimizers.method import Method, as_method
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
@@ -276,7 +275,7 @@ class Trainer:
 
     def _vouched(self, summed: Summed) -> Summed:
         """The sum of rows that the trainer itself gathered, by clipping of jaxdp's own."""
-        known = isinstance(self._grad_fn, (ClippedGrad, LayerwiseGrad))
+        known = isinstance(self._grad_fn, ClippedGrad)
         return summed.of_draw(summed.ticket, summed.passes or (), known=known)
 
     def _check(self, state: TrainState, batch: ChargedBatch) -> None:

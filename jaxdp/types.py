@@ -52,6 +52,8 @@ class Summed:
             for every other, **un-noised**. One record adds at most ½ in absolute value.
         ticket: of the draw; None inside ``jit``.
         passes: which physical batches of the draw are in it; None where that is not known.
+        leaked: **un-noised** means that set later clip bounds, as some papers have it; None in
+            whatever has a guarantee (a mechanism that names its ``leak`` has none).
     """
 
     value: PyTree
@@ -60,6 +62,7 @@ class Summed:
     votes: jax.Array | None = None
     ticket: Ticket | None = None
     passes: frozenset[int] | None = None
+    leaked: PyTree = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.l2, jax.Array):
@@ -157,6 +160,8 @@ def _check_parts(one: Summed, other: Summed) -> None:
             f"a physical batch can be in a sum once, got batch {min(both)} of the draw twice: its "
             "records would add more than the clip bound"
         )
+    if one.leaked is not None or other.leaked is not None:
+        raise ValueError("sums must carry nothing un-noised besides to be added, got leaked means")
     scaled = one.unscale is not None or other.unscale is not None
     if one.l2 is not other.l2 and float(one.l2) != float(other.l2):
         raise ValueError(f"sums must have one l2 to be added, got {one.l2} and {other.l2}")

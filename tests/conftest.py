@@ -9,6 +9,7 @@ import jax
 import pytest
 from hypothesis import settings
 
+from jaxdp.papers import algorithms, networks  # noqa: F401  (registers what tests name)
 from tests.compiling import FLAG
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

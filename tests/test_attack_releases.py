@@ -19,7 +19,6 @@ import pytest
 import jaxdp
 from jaxdp.optimizers.annealing import annealing
 from jaxdp.optimizers.energy import PrivateEnergy, energy_mechanism
-from jaxdp.optimizers.layerwise_blocks import layerwise_method
 from jaxdp.optimizers.method import Method
 from jaxdp.optimizers.quantile import quantile_clip
 from jaxdp.sampling import FullBatch, Sampler
@@ -339,15 +338,6 @@ def test_a_draw_beyond_most_records_is_refused_in_one_pass_too(monkeypatch):
     train = trainer(physical_batch_size=64)
     with pytest.raises(ValueError, match="most_records"):
         trained(train)
-    train.close()
-
-
-# Before: AttributeError after the charge.
-def test_layerwise_descent_reads_from_the_host():
-    method = layerwise_method(mechanism(), optax.sgd(1.0), {"w": 0})
-    train = jaxdp.Trainer(loss_fn, method, None, Records(X))
-    trained(train)
-    assert train.unverified() == []
     train.close()
 
 

@@ -42,13 +42,13 @@ FLOW = [
     "data",
     "report",
     "runs",
-    "tables",
     "cli",
+    "papers",
 ]
 
 
 # Imported when it is called, not before: a convenience that leads back up.
-LATE = {("optimizers", "step")}
+LATE = {("optimizers", "step"), ("cli", "papers")}
 
 
 def room(path):
@@ -81,6 +81,10 @@ def test_late_imports_are_late():
         body = ast.parse(path.read_text()).body
         top = [n.module for n in body if isinstance(n, ast.ImportFrom)]
         assert not [name for here, name in LATE if room(path) == here and f"jaxdp.{name}" in top]
+
+
+def test_the_core_runs_without_the_papers():
+    blocked("import jaxdp.runs.loop, jaxdp.cli.train\nassert 'jaxdp.papers' not in sys.modules\n")
 
 
 def test_accounting_imports_nothing_of_the_rest():

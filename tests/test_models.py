@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxdp import models
+from jaxdp.papers import networks
 
 SHAPES = {"mnist-cnn": (28, 28, 1), "cifar-cnn": (32, 32, 3), "mlp": (5,), "logistic": (5,)}
 SIZES = {"mnist-cnn": 26_010, "cifar-cnn": 550_570, "mlp": 5 * 64 + 64 + 650, "logistic": 60}
@@ -36,19 +37,19 @@ def test_no_layer_couples_the_batch(name, activation):
 @pytest.mark.parametrize(("size", "stride"), [(13, 1), (5, 1), (32, 2), (8, 2)])
 def test_pooling_equals_flax(size, stride):
     x = jax.random.normal(jax.random.key(0), (2, size, size, 3))
-    ours = models.max_pool_2x2(x, stride)
+    ours = networks.max_pool_2x2(x, stride)
     np.testing.assert_array_equal(ours, nn.max_pool(x, (2, 2), (stride, stride)))
 
 
 def test_tempered_sigmoid_is_tanh_at_2_2_1():
     x = jnp.linspace(-3.0, 3.0, 11)
-    np.testing.assert_allclose(models.tempered_sigmoid(2.0, 2.0, 1.0)(x), nn.tanh(x), atol=1e-6)
+    np.testing.assert_allclose(networks.tempered_sigmoid(2.0, 2.0, 1.0)(x), nn.tanh(x), atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "resnet"}, "model must be one of mnist-cnn"),
+        ({"name": "resnet"}, "model must be one of mlp"),
         ({"activation": "gelu"}, "activation must be one of tanh"),
         (
             {"name": "mnist-cnn"},

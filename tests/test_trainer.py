@@ -9,6 +9,7 @@ import pytest
 
 import jaxdp
 from jaxdp.clipping import rounding
+from jaxdp.papers.pigdo import pigdo_as_published
 from tests.statistics import are_uncorrelated
 
 SGD = optax.sgd(0.1, momentum=0.9)
@@ -247,7 +248,7 @@ def test_batches_cannot_be_copied(linear):
 
 def test_what_leaks_is_never_charged_as_private(linear):
     params, batch, loss_fn = linear
-    method = jaxdp.optimizers.pigdo_as_published(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1)
+    method = pigdo_as_published(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1)
     train = jaxdp.Trainer(loss_fn, method, source=batch(60))
     state, _ = steps(train, params, 2)
     assert state.step == 2

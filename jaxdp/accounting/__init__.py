@@ -5,8 +5,8 @@ step = acc.PoissonSampled(acc.Gaussian(noise_multiplier=1.23), sampling_prob=512
 acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
 """
 
-from jaxdp.accounting import claims, hidden_state
-from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
+from jaxdp.accounting import hidden_state
+from jaxdp.accounting.bounds import Bound, Claim, Relation, UnsupportedEventError
 from jaxdp.accounting.calibrate import (
     calibrate,
     calibrate_count,
@@ -38,6 +38,7 @@ __all__ = [
     "METHODS",
     "Bound",
     "BudgetExceededError",
+    "Claim",
     "Composed",
     "Event",
     "FixedSizeSampled",
@@ -57,7 +58,6 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_sampling_prob",
     "calibrate_steps",
-    "claims",
     "clipped_gradient_chain",
     "delta",
     "epsilon",

@@ -1,4 +1,4 @@
-"""Relations, which an accountant is asked about, and bounds, which it answers."""
+"""Relations, which an accountant is asked about; bounds, which it answers; papers' claims."""
 
 import enum
 import math
@@ -51,3 +51,36 @@ class Bound:
             raise ArithmeticError(f"{self.method}: a bound came out as not-a-number")
         if self.lower > self.upper:
             raise ArithmeticError(f"{self.method}: lower {self.lower} above upper {self.upper}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An epsilon that a paper states: to be printed and plotted, never to guarantee.
+
+    It is not a number, and no function that takes a guarantee takes it.
+
+    Attributes:
+      name: short, for a table.
+      value: the claimed epsilon.
+      assumptions: what the formula takes for granted, one sentence each.
+      holds: whether each assumption held, same length.
+      source: paper and number of the formula.
+      order: the Renyi or moment order that gave the value (nan when there is none).
+    """
+
+    name: str
+    value: float
+    assumptions: tuple[str, ...]
+    holds: tuple[bool, ...]
+    source: str
+    order: float = math.nan
+
+    def verdict(self, proven: Bound) -> str:
+        """One sentence that sets the claim against a proven bound for the same run."""
+        broken = [a for a, ok in zip(self.assumptions, self.holds, strict=True) if not ok]
+        why = f" (does not hold: {'; '.join(broken)})" if broken else ""
+        if self.value < proven.lower:
+            return f"below the truth, which is at least {proven.lower:.4g}{why}"
+        if self.value < proven.upper:
+            return f"within the bounds of the truth{why}"
+        return f"above the proven {proven.upper:.4g}{why}"

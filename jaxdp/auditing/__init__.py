@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jaxdp.auditing.canaries import Canaries
     from jaxdp.auditing.events import Verdict, audit_event, family_bound
     from jaxdp.auditing.features import discriminant, expand
-    from jaxdp.auditing.hidden import hidden_run
     from jaxdp.auditing.one_run import RunAudit, audit_canaries
     from jaxdp.auditing.reference import audit_noise
     from jaxdp.auditing.residuals import ResidualVerdict, audit_residuals
@@ -48,7 +47,6 @@ __all__ = [
     "expand",
     "family_bound",
     "gaussian_bound",
-    "hidden_run",
     "mu_bound",
     "one_run_bound",
     "one_run_p_value",
@@ -63,7 +61,6 @@ _MODULES = {
     "canaries": "Canaries",
     "events": "Verdict audit_event family_bound",
     "features": "discriminant expand",
-    "hidden": "hidden_run",
     "one_run": "RunAudit audit_canaries",
     "reference": "audit_noise",
     "residuals": "ResidualVerdict audit_residuals",

@@ -51,7 +51,7 @@ class MethodAudit:
     runs: int
     delta: float
     confidence: float
-    claimed: acc.claims.Claim | None
+    claimed: acc.Claim | None
     proven: float
     audited: Audited
     profile: Audited | None
@@ -256,7 +256,7 @@ def _profile(
     return family_bound(inside, outside, family, noise, delta, confidence=confidence)
 
 
-def _claim(method: Method, steps: int, delta: float) -> acc.claims.Claim | None:
+def _claim(method: Method, steps: int, delta: float) -> acc.Claim | None:
     noise = method.mechanism.noise_multiplier
     if method.claim is None or not isinstance(noise, int | float):
         return None

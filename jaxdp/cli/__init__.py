@@ -19,7 +19,7 @@ _COMMANDS = {
     "calibrate": "jaxdp.cli.accounting:calibrate",
     "methods": "jaxdp.cli.methods:methods",
     "audit": "jaxdp.cli.audit:audit",
-    "reproduce": "jaxdp.cli.reproduce:reproduce",
+    "reproduce": "jaxdp.papers.command:reproduce",
     "data": "jaxdp.cli.data:data",
 }
 

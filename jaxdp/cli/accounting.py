@@ -72,7 +72,9 @@ def epsilon(
         "delta": delta,
     }
     if claims:
-        found = acc.claims.all_claims(sampling_prob, noise_multiplier, steps, delta)
+        from jaxdp.papers.claims import all_claims
+
+        found = all_claims(sampling_prob, noise_multiplier, steps, delta)
         # The papers' formulas are about adding or removing a record, whatever was asked above.
         truth = acc.epsilon(event, delta)
         answer["claims"] = [

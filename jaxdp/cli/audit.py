@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from jaxdp.cli.options import Filled
+from jaxdp.cli.options import Filled, papers
 
 _MOST_STEPS = 50
 
@@ -78,6 +78,7 @@ def audit(
     from jaxdp.runs import RunDirectory
     from jaxdp.runs.audit import into_report, save_audit
 
+    papers()
     if results is not None:
         named = {"run": run, "method": method, "steps": steps, "delta": delta, "out": out}
         _fill(results, {**named, **numbers}, runs, confidence, seed)
@@ -108,7 +109,7 @@ def _fill(
     results: Path, others: dict[str, Any], runs: int, confidence: float, seed: int | None
 ) -> None:
     from jaxdp.cli.progress import counting_bar
-    from jaxdp.runs.column import audit_rows
+    from jaxdp.papers.column import audit_rows
 
     given = [name for name, value in others.items() if value is not None]
     if given:

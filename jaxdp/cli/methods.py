@@ -13,7 +13,10 @@ _ENERGIES = {
 @click.command()
 def methods() -> None:
     """List the methods of `jaxdp train --method`, with the settings that `--set` takes."""
+    from jaxdp.cli.options import papers
     from jaxdp.optimizers import registry
+
+    papers()
 
     for name, entry in registry.METHODS.items():
         click.echo(f"{name:29}{', '.join(registry.settings_of(name)) or '-'}")

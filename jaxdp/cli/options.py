@@ -6,6 +6,13 @@ from typing import Any
 import click
 
 
+def papers() -> None:
+    """Registers the papers' algorithms and networks, so that they can be named."""
+    from jaxdp.papers import algorithms, networks
+
+    del algorithms, networks
+
+
 class Filled(click.Path):
     """A path of at least one character: "" would be the working directory."""
 

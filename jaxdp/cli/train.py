@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from jaxdp.cli.failures import in_words
-from jaxdp.cli.options import Filled
+from jaxdp.cli.options import Filled, papers
 from jaxdp.data.specs import SPECS
 
 _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
@@ -124,6 +124,8 @@ def train(
         from jaxdp.cli.launch import dry, launch
         from jaxdp.runs import RunDirectory
         from jaxdp.seeds import Secret
+
+        papers()
 
     _check_together(out, resume, seed, dry_run)
     options["settings"] = parse_settings(options["settings"]) or None

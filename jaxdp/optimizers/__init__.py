@@ -1,7 +1,6 @@
 """Private optimizers: each a mechanism and the optax chain that its noisy gradient goes into."""
 
-from jaxdp.optimizers import block_coordinate
-from jaxdp.optimizers.adadp import adadp, adadp_as_published, adal, scale_by_adadp
+from jaxdp.optimizers.adadp import adadp, scale_by_adadp
 from jaxdp.optimizers.adaptive import (
     adam_on_noise,
     dp_adagrad,
@@ -14,39 +13,25 @@ from jaxdp.optimizers.adaptive import (
 )
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
-from jaxdp.optimizers.layerwise_blocks import (
-    LayerwiseGrad,
-    by_top_level,
-    layerwise,
-    layerwise_method,
-)
 from jaxdp.optimizers.method import Method
-from jaxdp.optimizers.pigdo import piadagrad, piadam, pigdo_as_published, pirmsprop
+from jaxdp.optimizers.pigdo import piadagrad, piadam, pirmsprop
 from jaxdp.optimizers.quantile import QuantileState, quantile_clip, quantile_method
 
 __all__ = [
-    "LayerwiseGrad",
     "Method",
     "PrivateEnergy",
     "PublicEnergy",
     "QuantileState",
     "adadp",
-    "adadp_as_published",
-    "adal",
     "adam_on_noise",
     "annealing",
-    "block_coordinate",
-    "by_top_level",
     "dp_adagrad",
     "dp_adam",
     "dp_rmsprop",
     "dp_sgd",
     "energy_mechanism",
-    "layerwise",
-    "layerwise_method",
     "piadagrad",
     "piadam",
-    "pigdo_as_published",
     "pirmsprop",
     "quantile_clip",
     "quantile_method",

@@ -5,7 +5,6 @@ Xu et al., "An adaptive and fast convergent approach to differentially private d
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -14,13 +13,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _validate
-from jaxdp import accounting as acc
-from jaxdp.clipping import CoordinateBox, coordinate_box
-from jaxdp.mechanism import Mechanism, with_rule
+from jaxdp.clipping import CoordinateBox
+from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
-from jaxdp.optimizers.as_published import RawGradient, flat_clip
 from jaxdp.optimizers.method import Method
-from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
 
 
@@ -30,7 +26,7 @@ class AdaDpState(NamedTuple):
     Attributes:
         step: int32 scalar, updates so far.
         moment: E′, shaped like the parameters: the noise's variance is subtracted, so it may be
-            negative. In the algorithm as published it comes from un-noised gradients.
+            negative.
         rate: E, the average of squared noisy gradients.
     """
 
@@ -141,7 +137,7 @@ def scale_by_adadp(
             updates,
             box.sides(state.moment),
         )
-        out, rate = _rms_step(updates, state.rate, gamma, eps, adaptive_rate)
+        out, rate = rms_step(updates, state.rate, gamma, eps, adaptive_rate)
         return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -190,113 +186,6 @@ def adadp(
     )
 
 
-def adal(
-    mechanism: Mechanism, learning_rate: Any, rate_decay: float = 0.1, eps: float = 1e-8
-) -> Method:
-    """AdaL, the ablation with global clipping and AdaDp's step alone.
-
-    Args:
-        mechanism: with flat clipping.
-        learning_rate: a number or an optax schedule.
-        rate_decay: γ.
-        eps: ε0.
-    """
-    gamma, eps = _check.decay("rate_decay", rate_decay), _check.positive("eps", eps)
-
-    def update(updates: PyTree, rate: PyTree, params: PyTree | None = None) -> tuple:
-        return _rms_step(updates, rate, gamma, eps, True)
-
-    tx = optax.GradientTransformation(optax.tree.zeros_like, update)
-    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    return Method(mechanism, optax.chain(tx, lr))
-
-
-def adadp_as_published(
-    noise_multiplier: float | NoiseSchedule,
-    batch_size: int,
-    dataset_size: int,
-    learning_rate: Any,
-    *,
-    bound: float = 4.0,
-    beta: float = 1.2,
-    threshold: float = 1e-6,
-    rate_decay: float = 0.1,
-    moment_decay: float = 0.9,
-    eps: float = 1e-8,
-    sampling: str = "poisson",
-) -> Method:
-    """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
-
-    E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
-    clipping is per example. Charged as ``NonPrivate``: a coordinate in which no other record has a
-    gradient gets noise only if the record is there. Arguments as :func:`adadp`.
-    """
-    for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
-        _validate.positive(name, value)
-    _validate.non_negative("threshold", threshold)
-    gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
-    mechanism = with_rule(
-        # Its bound √m is that of the contributions below; its clipping is not used.
-        coordinate_box(1.0),
-        noise_multiplier,
-        batch_size,
-        dataset_size,
-        sampling,
-        leak="un-noised squared gradients set the clip bounds and the noise of later steps",
-    )
-
-    def sides(moment: PyTree) -> PyTree:
-        even = bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moment)))
-        roots = jax.tree.map(jnp.sqrt, moment)
-        local = variance(roots) > threshold
-        return jax.tree.map(lambda r: jnp.where(local, beta * r, even), roots)
-
-    def contribution(grad: PyTree, moment: PyTree) -> tuple[PyTree, PyTree]:
-        local = variance(jax.tree.map(jnp.sqrt, moment)) > threshold
-        clipped = jax.tree.map(lambda g, f: jnp.where(local, g, f), grad, flat_clip(grad, bound))
-        scaled = jax.tree.map(
-            lambda g, s: jnp.where(
-                s > 0, jnp.where(local, jnp.clip(g, -s, s), g) / jnp.where(s > 0, s, 1.0), 0.0
-            ),
-            clipped,
-            sides(moment),
-        )
-        return scaled, jax.tree.map(jnp.square, grad)
-
-    def init(params: PyTree) -> AdaDpState:
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-        return AdaDpState(jnp.zeros([], jnp.int32), zeros, zeros)
-
-    def update(
-        updates: PyTree,
-        state: AdaDpState,
-        params: PyTree | None = None,
-        *,
-        leaked: PyTree,
-        **extra: Any,
-    ) -> tuple[PyTree, AdaDpState]:
-        del params, extra
-        out, rate = _rms_step(updates, state.rate, gamma, eps, True)
-        moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, leaked)
-        return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
-
-    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
-    return Method(
-        mechanism,
-        tx,
-        raw=lambda state: state[0].moment,
-        claim=acc.claims.adadp_theorem_1,
-        gradient=functools.partial(
-            RawGradient,
-            contribution=contribution,
-            l2=mechanism.l2,
-            unscale=sides,
-            batch_size=mechanism.batch_size,
-        ),
-    )
-
-
 def variance(tree: PyTree) -> jax.Array:
     """The variance over all coordinates, float32 scalar."""
     leaves = jax.tree.leaves(tree)
@@ -315,9 +204,10 @@ def _check_whole(params: PyTree) -> None:
         )
 
 
-def _rms_step(
+def rms_step(
     grads: PyTree, rate: PyTree, gamma: float, eps: float, adaptive: bool
 ) -> tuple[PyTree, PyTree]:
+    """AdaDp's step: gradients over the root of their averaged squares, and that average."""
     rate = jax.tree.map(lambda e, g: (1 - gamma) * e + gamma * jnp.square(g), rate, grads)
     if not adaptive:
         return grads, rate

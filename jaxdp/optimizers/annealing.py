@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.energy import DrawnEnergy, is_energy
@@ -151,10 +150,9 @@ def sa_dpsgd(
     temperature: float = 10.0,
     max_rejections: int = 10,
     energy: Mechanism | None = None,
-    as_published: bool = False,
-    energy_on_private: bool = False,
+    restore_inner: bool = True,
 ) -> Method:
-    """SA-DPSGD over SGD. Every candidate is charged, whichever the variant.
+    """SA-DPSGD over SGD. Every candidate is charged, accepted or not.
 
     Args:
         mechanism: of the gradient.
@@ -164,26 +162,13 @@ def sa_dpsgd(
         temperature: Q0.
         max_rejections: μ0.
         energy: of a private energy; None for a public one.
-        as_published: the paper's algorithm: the optimizer's state survives a rejection, and the
-            claim counts accepted candidates alone.
-        energy_on_private: as published with the later code's energy, an **un-noised** loss on
-            training records: every step is then ``NonPrivate``.
+        restore_inner: see :func:`annealing`.
     """
-    if energy_on_private and not as_published:
-        raise ValueError(
-            "energy_on_private must come with as_published: an un-noised energy on private records "
-            "has no guarantee; give energy=energy_mechanism(...) for a noisy one"
-        )
-    if energy_on_private:
-        mechanism = mechanism.leaking(
-            "an un-noised loss on training records decided which steps were taken"
-        )
     sgd = optax.sgd(
         _check.learning_rate(learning_rate), momentum=_check.decay("momentum", momentum) or None
     )
-    chain = annealing(sgd, key, temperature, max_rejections, restore_inner=not as_published)
-    claim = acc.claims.sa_dpsgd_theorem_1 if as_published else None
-    return Method(mechanism, chain, energy=energy, counts=_counts, claim=claim)
+    chain = annealing(sgd, key, temperature, max_rejections, restore_inner)
+    return Method(mechanism, chain, energy=energy, counts=_counts)
 
 
 def _counts(state: AnnealingState) -> dict[str, jax.Array]:

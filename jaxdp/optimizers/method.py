@@ -50,7 +50,7 @@ class Method:
     scale: Callable[[PyTree], PyTree] | None = None
     energy: Mechanism | None = None
     counts: Callable[[PyTree], dict[str, jax.Array]] | None = None
-    claim: Callable[[float, float, int, float], acc.claims.Claim] | None = None
+    claim: Callable[[float, float, int, float], acc.Claim] | None = None
     gradient: Callable[..., Any] | None = None
     raw: Callable[[PyTree], PyTree] | None = None
     noise: optax.GradientTransformation | None = None

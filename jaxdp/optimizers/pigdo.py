@@ -5,16 +5,13 @@ and Algorithm 2. Its released code privatises first and then runs Adam: ``adam_o
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxdp import _validate
-from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.adaptive import (
@@ -25,7 +22,6 @@ from jaxdp.optimizers.adaptive import (
     rmsprop_moments,
     scale_by_moments,
 )
-from jaxdp.optimizers.as_published import RawGradient, flat_clip
 from jaxdp.optimizers.method import Method
 from jaxdp.types import PyTree
 
@@ -116,122 +112,3 @@ def _pigdo(mechanism: Mechanism, learning_rate: Any, moments: Moments, spread: f
     scaled = scale_by_moments(moments, mechanism.noise_std, diagonal)
     rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     return Method(mechanism, optax.chain(scaled, rate), scale=lambda state: diagonal(state[0]))
-
-
-class RawMoments(NamedTuple):
-    """Shared moments of un-noised gradients. **Sensitive**.
-
-    Attributes:
-        step: int32 scalar.
-        f: first moment, shaped like the parameters.
-        s: second moment.
-    """
-
-    step: jax.Array
-    f: PyTree
-    s: PyTree
-
-
-# Table 1: (f, s, g, step) of one coordinate -> f_t, s_t.
-Rule = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-
-
-def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
-    """(f_t, s_t) of the optimizer ``name``, and the pair as it enters the step (debiased in Adam).
-
-    Args:
-        name: "adam", "rmsprop" or "adagrad".
-        b1: of Adam.
-        b2: of Adam and RMSprop.
-    """
-    b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
-    rules: dict[str, Rule] = {
-        "adam": lambda f, s, g, t: (b1 * f + (1 - b1) * g, b2 * s + (1 - b2) * g * g),
-        "rmsprop": lambda f, s, g, t: (g, b2 * s + (1 - b2) * g * g),
-        "adagrad": lambda f, s, g, t: (g, s + g * g),
-    }
-    moved = rules[_validate.one_of("name", name, tuple(rules))]
-    if name != "adam":
-        return moved, moved
-
-    def debiased(f: Any, s: Any, g: Any, t: Any) -> tuple[Any, Any]:
-        f, s = moved(f, s, g, t)
-        count = (t + 1).astype(jnp.float32)
-        return f / (1 - b1**count), s / (1 - b2**count)
-
-    return moved, debiased
-
-
-def pigdo_as_published(
-    mechanism: Mechanism,
-    learning_rate: Any,
-    name: str = "adam",
-    *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-) -> Method:
-    """Algorithm 2 as its text says: moments of **un-noised** gradients, shared. Not private.
-
-    g′(x) = f_t/(√s_t + a) with f_t and s_t from the example's gradient and the shared moments of
-    un-noised means, clipped to C, noised, applied. Whether the paper shares the moments is not
-    stated; moments for each example would need N times the memory. The noise is on the sum (on the
-    mean, as the text has it, it would be L times larger). Charged as ``NonPrivate``.
-
-    Args:
-        mechanism: with flat clipping to C.
-        learning_rate: a number or an optax schedule.
-        name: "adam", "rmsprop" or "adagrad".
-        b1: of Adam.
-        b2: of Adam and RMSprop.
-        eps: a.
-    """
-    moved, entering = table_1(name, b1, b2)
-    eps = _check.positive("eps", eps)
-    bound = mechanism.rule.l2(None)
-    leaking = mechanism.leaking("moments of un-noised gradients set every example's contribution")
-
-    def over(rule: Rule, state: RawMoments, grads: PyTree) -> tuple[PyTree, PyTree]:
-        pairs = jax.tree.map(lambda f, s, g: rule(f, s, g, state.step), state.f, state.s, grads)
-        return _unzip(pairs, grads)
-
-    def contribution(grad: PyTree, state: RawMoments) -> tuple[PyTree, PyTree]:
-        f, s = over(entering, state, grad)
-        direction = jax.tree.map(lambda a, b: a / (jnp.sqrt(b) + eps), f, s)
-        return flat_clip(direction, bound), grad
-
-    def init(params: PyTree) -> RawMoments:
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-        return RawMoments(jnp.zeros([], jnp.int32), zeros, zeros)
-
-    def update(
-        updates: PyTree,
-        state: RawMoments,
-        params: PyTree | None = None,
-        *,
-        leaked: PyTree,
-        **extra: Any,
-    ) -> tuple[PyTree, RawMoments]:
-        del params, extra
-        f, s = over(moved, state, leaked)
-        return updates, RawMoments(optax.safe_increment(state.step), f, s)
-
-    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
-    return Method(
-        leaking,
-        tx,
-        raw=lambda state: state[0],
-        claim=acc.claims.modified_moments_accountant,
-        gradient=functools.partial(
-            RawGradient,
-            contribution=contribution,
-            l2=mechanism.l2,
-            unscale=None,
-            batch_size=mechanism.batch_size,
-        ),
-    )
-
-
-def _unzip(pairs: PyTree, like: PyTree) -> tuple[PyTree, PyTree]:
-    return jax.tree.transpose(jax.tree.structure(like), jax.tree.structure((0, 0)), pairs)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxdp import clipping as rules
 from jaxdp.clipping.options import check_bound
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import adaptive, pigdo
-from jaxdp.optimizers.adadp import adadp, adadp_as_published, adal
+from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.annealing import sa_dpsgd
 from jaxdp.optimizers.energy import energy_mechanism
 from jaxdp.optimizers.method import Method
@@ -47,6 +47,12 @@ class Numbers:
         # Rules know it by names of their own.
         check_bound("l2_clip_norm", self.l2_clip_norm)
 
+    def coin(self) -> jax.Array:
+        """The key of an annealer's chances; ValueError where none was given."""
+        if self.key is None:
+            raise ValueError("key must be given to an annealed method, got None")
+        return self.key
+
     def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
         """The mechanism with a rule, flat clipping by default."""
         return with_rule(
@@ -67,11 +73,13 @@ class Entry:
         energy: what judges candidates: "public" (part of the test set), "private" (noisy, on the
             training set), "test" (all of it) and "train" (un-noised), both as published; or "".
         momentum: whether it uses momentum.
+        recipe: fields of a run that differ from DP-SGD's where none is given, such as the rate.
     """
 
     build: Callable[..., Method]
     energy: str = ""
     momentum: bool = False
+    recipe: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -> Method:
@@ -93,6 +101,16 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
                 f"settings of {name} must be among {', '.join(known) or 'none'}; got {setting!r}"
             )
     return entry.build(numbers, **(settings or {}))
+
+
+def register(name: str, entry: Entry) -> None:
+    """Adds a method, so that it can be named in runs and on the command line.
+
+    Raises:
+        ValueError: the name is taken by another.
+    """
+    if METHODS.setdefault(name, entry) is not entry:
+        raise ValueError(f"name must be new, got {name!r}, which is registered")
 
 
 def settings_of(name: str) -> tuple[str, ...]:
@@ -162,21 +180,11 @@ def _sa_private(
     return _annealed(n, temperature, max_rejections, energy=energy)
 
 
-def _sa_published(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
-    return _annealed(n, temperature, max_rejections, as_published=True)
-
-
-def _sa_published_train(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
-    return _annealed(n, temperature, max_rejections, as_published=True, energy_on_private=True)
-
-
 def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: Any) -> Method:
-    if n.key is None:
-        raise ValueError("key must be given to an annealed method, got None")
     return sa_dpsgd(
         n.mechanism(),
         n.learning_rate,
-        n.key,
+        n.coin(),
         momentum=n.momentum,
         temperature=temperature,
         max_rejections=max_rejections,
@@ -208,44 +216,6 @@ def _adadp(
     )
 
 
-def _adan(
-    n: Numbers,
-    beta: float = 1.2,
-    threshold: float = 1e-6,
-    floor: float = 0.1,
-    cap: float = 1.0,
-    moment_decay: float = 0.9,
-) -> Method:
-    return adadp(
-        n.mechanism(rules.coordinate_box(1.0)),
-        n.learning_rate,
-        bound=n.l2_clip_norm,
-        beta=beta,
-        threshold=threshold,
-        floor=floor,
-        cap=cap,
-        moment_decay=moment_decay,
-        adaptive_rate=False,
-    )
-
-
-def _adal(n: Numbers, rate_decay: float = 0.1, eps: float = 1e-8) -> Method:
-    return adal(n.mechanism(), n.learning_rate, rate_decay, eps)
-
-
-def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> Method:
-    return adadp_as_published(
-        n.noise_multiplier,
-        n.batch_size,
-        n.dataset_size,
-        n.learning_rate,
-        bound=n.l2_clip_norm,
-        beta=beta,
-        threshold=threshold,
-        sampling=n.sampling,
-    )
-
-
 def _piadam(
     n: Numbers,
     b1: float = 0.9,
@@ -273,33 +243,22 @@ def _piadagrad(
     return pigdo.piadagrad(n.mechanism(), n.learning_rate, eps, noise_floor, spread)
 
 
-def _pigdo_published(name: str) -> Callable[..., Method]:
-    def make(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Method:
-        return pigdo.pigdo_as_published(n.mechanism(), n.learning_rate, name, b1=b1, b2=b2, eps=eps)
-
-    return make
-
-
+_SMALL_RATE = {"learning_rate": 0.002}
+_ADAGRAD_RATE = {"learning_rate": 0.02}
+# Of AdaDp's paper.
+ADADP_RECIPE = {"learning_rate": 0.002, "l2_clip_norm": 4.0}
 METHODS: dict[str, Entry] = {
     "dp-sgd": Entry(_dp_sgd, momentum=True),
     "auto-s": Entry(_auto_s, momentum=True),
     "normalised-sgd": Entry(_normalised, momentum=True),
-    "dpgdo": Entry(_dpgdo),
-    "dp-adam": Entry(_dp_adam),
-    "dp-rmsprop": Entry(_dp_rmsprop),
-    "dp-adagrad": Entry(_dp_adagrad),
+    "dpgdo": Entry(_dpgdo, recipe=_SMALL_RATE),
+    "dp-adam": Entry(_dp_adam, recipe=_SMALL_RATE),
+    "dp-rmsprop": Entry(_dp_rmsprop, recipe=_SMALL_RATE),
+    "dp-adagrad": Entry(_dp_adagrad, recipe=_ADAGRAD_RATE),
     "sa-dpsgd": Entry(_sa, energy="public", momentum=True),
     "sa-dpsgd-private": Entry(_sa_private, energy="private", momentum=True),
-    "sa-dpsgd-as-published": Entry(_sa_published, energy="test", momentum=True),
-    "sa-dpsgd-as-published-train": Entry(_sa_published_train, energy="train", momentum=True),
-    "adadp": Entry(_adadp),
-    "adan": Entry(_adan),
-    "adal": Entry(_adal),
-    "adadp-as-published": Entry(_adadp_published),
-    "piadam": Entry(_piadam),
-    "pirmsprop": Entry(_pirmsprop),
-    "piadagrad": Entry(_piadagrad),
-    "piadam-as-published": Entry(_pigdo_published("adam")),
-    "pirmsprop-as-published": Entry(_pigdo_published("rmsprop")),
-    "piadagrad-as-published": Entry(_pigdo_published("adagrad")),
+    "adadp": Entry(_adadp, recipe=ADADP_RECIPE),
+    "piadam": Entry(_piadam, recipe=_SMALL_RATE),
+    "pirmsprop": Entry(_pirmsprop, recipe=_SMALL_RATE),
+    "piadagrad": Entry(_piadagrad, recipe=_ADAGRAD_RATE),
 }

@@ -18,7 +18,6 @@ from jaxdp.runs import budget
 from jaxdp.schedules import NoiseSchedule, parse
 from jaxdp.seeds import Secret
 
-METHODS = tuple(registry.METHODS)
 OPTIMIZERS = ("sgd", "adam")
 
 _MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
@@ -259,7 +258,7 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    _validate.one_of("method", config.method, METHODS)
+    _validate.one_of("method", config.method, tuple(registry.METHODS))
     _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
     _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
     if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:

@@ -45,19 +45,6 @@ _RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 
-# Where a method's step or clipping is not DP-SGD's: AdaDp's and PIGDO's papers, else ours.
-_BY_METHOD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("adadp", "adadp-as-published"), {"learning_rate": 0.002, "l2_clip_norm": 4.0}),
-    (("adan",), {"learning_rate": 0.1, "l2_clip_norm": 4.0}),
-    (("adal",), {"learning_rate": 0.001, "l2_clip_norm": 4.0}),
-    (("dp-adam", "dp-rmsprop", "dpgdo", "piadam", "pirmsprop"), {"learning_rate": 0.002}),
-    (("dp-adagrad", "piadagrad"), {"learning_rate": 0.02}),
-    (
-        ("piadam-as-published", "pirmsprop-as-published", "piadagrad-as-published"),
-        {"learning_rate": 0.001, "l2_clip_norm": 4.0},
-    ),
-)
-
 
 def _recipe_of_own(constants: DatasetSpec) -> dict[str, Any]:
     """Ten epochs of a small network: a place to start from."""
@@ -109,9 +96,8 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
         **(_recipe_of_own(chosen) if own else _RECIPES[chosen.name]),
         "own": own_constants(chosen) if own else None,
     }
-    for names, changes in _BY_METHOD:
-        if given.get("method") in names:
-            defaults.update(changes)
+    if named := registry.METHODS.get(given.get("method") or ""):
+        defaults.update(named.recipe)
     given = {name: value for name, value in given.items() if value is not None}
     _check_used({**defaults, **given}, given)
     if "epsilon" not in given and "noise_multiplier" not in given:

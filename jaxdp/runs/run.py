@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import models
 from jaxdp._entries import SEEDED
 from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
@@ -26,7 +25,7 @@ from jaxdp.optimizers.method import Method
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory, secret_from_dict, secret_to_dict
 from jaxdp.sampling import Sampler
-from jaxdp.seeds import Secret
+from jaxdp.seeds import AT_ONCE, Secret
 from jaxdp.tickets import Issuer
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, PyTree
@@ -366,5 +365,5 @@ def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
         return jax.tree.map(jnp.array, (params, init(params)))
 
-    made = jax.jit(both, compiler_options=models.AT_ONCE) if plan.traceable else both
+    made = jax.jit(both, compiler_options=AT_ONCE) if plan.traceable else both
     return made(plan.params(run.secret))

@@ -12,6 +12,7 @@ from scipy import integrate, stats
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
 from jaxdp.accounting.canonical import batch_values
+from jaxdp.papers import claims
 
 REPLACE = acc.Relation.REPLACE_ONE
 CHAIN = acc.NoisyChain(10, 50, 0.05, 1.0)
@@ -235,8 +236,8 @@ def test_the_chain_of_clipped_gradients():
         (lambda: chain_of(batch_size=200), "batch_size"),
         (lambda: chain_of(noise_multipliers=0.0), "noise_multipliers"),
         (lambda: chain_of(l2_clip_norm=0.0), "l2_clip_norm"),
-        (lambda: acc.claims.dp_sbcd_theorem_4_6([], 1e-5), "blocks"),
-        (lambda: acc.claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5, order=1.0), "order"),
+        (lambda: claims.dp_sbcd_theorem_4_6([], 1e-5), "blocks"),
+        (lambda: claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5, order=1.0), "order"),
     ],
 )
 def test_bad_input_is_named(build, name):
@@ -246,13 +247,13 @@ def test_bad_input_is_named(build, name):
 
 def test_theorem_4_6_is_a_claim_below_the_proven_value():
     decayed = acc.NoisyChain(10, 30, 0.05, 1.0, proximal=0.9)
-    claim = acc.claims.dp_sbcd_theorem_4_6([decayed] * 4, 1e-5)
+    claim = claims.dp_sbcd_theorem_4_6([decayed] * 4, 1e-5)
     proven = acc.epsilon(hidden(*[decayed] * 4), 1e-5, REPLACE, method="log_sobolev")
     assert claim.value < proven.upper
     assert claim.holds == (False, False, False)
-    plain = acc.claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5)
+    plain = claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5)
     assert plain.holds == (True, True, True)
-    loss = acc.claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5, order=8.0)
+    loss = claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5, order=8.0)
     assert loss.value == pytest.approx(hs.averaged_renyi(hs.log_sobolev(CHAIN), np.array([8.0]))[0])
     assert loss.order == 8
 

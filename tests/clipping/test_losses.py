@@ -253,13 +253,9 @@ def test_what_is_no_loss_is_refused_with_its_arguments(loss_fn):
         jaxdp.clipped_grad(lambda p, x, train=True, rng=None, /: 0.0, RULE)
 
 
-def test_augmentation_and_layers_in_turn_take_the_same_forms():
+def test_augmentation_takes_the_same_forms():
     views = jaxdp.clipping.augmented(noisy, lambda pair, key: pair, 2)
     assert np.isfinite(value(views, (X, Y), KEY)).all()
-    from jaxdp.optimizers.layerwise_blocks import LayerwiseGrad
-
-    grad_fn = LayerwiseGrad(of_two, RULE, {"w": 0}).of_step(0)
-    same(grad_fn(W, (X, Y), "all")[0].value["w"], expected())
 
 
 @pytest.mark.parametrize(("loss", "keyed"), [(of_two, False), (KEYED["keyword default"], True)])

@@ -11,6 +11,7 @@ from jaxdp import accounting as acc
 from jaxdp.noise import PrivatizeState
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
+from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from tests.statistics import are_uncorrelated, is_binomial, is_gaussian
 
 KEY = jax.random.key(3)
@@ -350,10 +351,10 @@ def test_members_of_a_vmap_never_share_an_energys_noise():
 
 def test_as_published_says_what_it_is():
     mech = jaxdp.dp_sgd(1.23, 0.1, 512, 60_000)
-    public = sa_dpsgd(mech, 0.1, KEY, as_published=True)
+    public = sa_dpsgd_as_published(mech, 0.1, KEY)
     assert public.mechanism.event == mech.event
     assert public.claim(512 / 60_000, 1.23, 4698, 1e-5).value == pytest.approx(3.0, abs=0.01)
-    private_energy = sa_dpsgd(mech, 0.1, KEY, as_published=True, energy_on_private=True)
+    private_energy = sa_dpsgd_as_published(mech, 0.1, KEY, energy_on_private=True)
     assert private_energy.epsilon(1, 1e-5).upper == np.inf
     assert "un-noised loss" in private_energy.mechanism.event.reason
 
@@ -382,10 +383,6 @@ def test_a_bare_function_is_no_energy(bad):
                 energy_mechanism(1.0, 1.0, 6, 50).sampler(50),
             ),
             "sampler must be",
-        ),
-        (
-            lambda: sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 5, 50), 0.1, KEY, energy_on_private=True),
-            "energy_on_private must come with as_published",
         ),
         (lambda: energy_of(rows=10, drawn=60), "data must hold the records that"),
     ],

@@ -11,8 +11,10 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.mechanism import with_rule
-from jaxdp.optimizers.as_published import LeakySum
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy, energy_mechanism
+from jaxdp.papers.adadp import adadp_as_published
+from jaxdp.papers.pigdo import pigdo_as_published
+from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from jaxdp.types import Summed
 from tests.optimizers import attack
 
@@ -77,7 +79,7 @@ def fed_raw(method):
             if total.unscale is not None:
                 raw = jax.tree.map(jnp.multiply, raw, total.unscale)
             leaked = jax.tree.map(lambda g: g / 5, raw)
-            return LeakySum(total.value, total.l2, total.unscale, leaked=leaked), info
+            return Summed(total.value, total.l2, total.unscale, leaked=leaked), info
 
         leaky.trained = lambda params: params
         return leaky
@@ -94,8 +96,8 @@ def test_raw_moments_in_a_repaired_method_fall(name):
 
 def published(name):
     if name == "adadp":
-        return opt.adadp_as_published(2.0, *FULL[:2], 0.1, bound=1.0, sampling="full_batch")
-    return opt.pigdo_as_published(flat(sizes=FULL), 0.1, name)
+        return adadp_as_published(2.0, *FULL[:2], 0.1, bound=1.0, sampling="full_batch")
+    return pigdo_as_published(flat(sizes=FULL), 0.1, name)
 
 
 def test_pigdos_shared_raw_moments_break_its_claim():
@@ -128,10 +130,8 @@ def along_the_record(params, example):
     return jnp.where(moved > 2.2, -moved, 1.0) + 0.0 * example
 
 
-def annealed(noise=1.0, **changes):
-    return opt.sa_dpsgd(
-        flat(noise, FULL), 5.0, KEY, temperature=1e9, max_rejections=1000, **changes
-    )
+def annealed(noise=1.0, make=opt.sa_dpsgd, **changes):
+    return make(flat(noise, FULL), 5.0, KEY, temperature=1e9, max_rejections=1000, **changes)
 
 
 # Falls steeply where the first candidate lands, so that only a jump along the record is accepted.
@@ -214,7 +214,7 @@ def test_a_private_energy_stands_with_its_event_and_falls_without():
 
 
 def test_an_unnoised_private_energy_falls_with_certainty():
-    method = annealed(noise=40.0, as_published=True, energy_on_private=True)
+    method = annealed(40.0, sa_dpsgd_as_published, energy_on_private=True)
     shown = attack.runs(method, steps=STEPS, count=6000, energy=energy_of(0.0))
     assert attack.broken(*shown, flat(40.0, FULL).total(STEPS), STEPS)
     assert method.epsilon(STEPS, 1e-5).upper == float("inf")

@@ -10,7 +10,8 @@ from jaxdp import accounting as acc
 from jaxdp import report, runs
 from jaxdp.cli import main
 from jaxdp.optimizers import registry
-from jaxdp.runs import assemble, described, export, queue
+from jaxdp.papers import queue
+from jaxdp.runs import assemble, described, export
 from jaxdp.sampling import Sampler
 from tests.runs import small
 from tests.runs.test_resume import Stop, crash_at

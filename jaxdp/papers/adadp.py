@@ -1,0 +1,132 @@
+"""AdaDp as published, which is not private, and its ablation with global clipping.
+
+Xu et al., "An adaptive and fast convergent approach to differentially private deep learning",
+Algorithm 1. Its claim is ``claims.adadp_theorem_1``; the repaired algorithm is
+``jaxdp.optimizers.adadp``.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import _validate
+from jaxdp.clipping import coordinate_box
+from jaxdp.mechanism import Mechanism, with_rule
+from jaxdp.optimizers import _check
+from jaxdp.optimizers.adadp import AdaDpState, rms_step, variance
+from jaxdp.optimizers.method import Method
+from jaxdp.papers import claims
+from jaxdp.papers.raw_gradient import RawGradient, flat_clip
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.types import PyTree
+
+
+def adal(
+    mechanism: Mechanism, learning_rate: Any, rate_decay: float = 0.1, eps: float = 1e-8
+) -> Method:
+    """AdaL, the ablation with global clipping and AdaDp's step alone.
+
+    Args:
+        mechanism: with flat clipping.
+        learning_rate: a number or an optax schedule.
+        rate_decay: γ.
+        eps: ε0.
+    """
+    gamma, eps = _check.decay("rate_decay", rate_decay), _check.positive("eps", eps)
+
+    def update(updates: PyTree, rate: PyTree, params: PyTree | None = None) -> tuple:
+        return rms_step(updates, rate, gamma, eps, True)
+
+    tx = optax.GradientTransformation(optax.tree.zeros_like, update)
+    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    return Method(mechanism, optax.chain(tx, lr))
+
+
+def adadp_as_published(
+    noise_multiplier: float | NoiseSchedule,
+    batch_size: int,
+    dataset_size: int,
+    learning_rate: Any,
+    *,
+    bound: float = 4.0,
+    beta: float = 1.2,
+    threshold: float = 1e-6,
+    rate_decay: float = 0.1,
+    moment_decay: float = 0.9,
+    eps: float = 1e-8,
+    sampling: str = "poisson",
+) -> Method:
+    """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
+
+    E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
+    clipping is per example. Charged as ``NonPrivate``: a coordinate in which no other record has a
+    gradient gets noise only if the record is there. Arguments as :func:`adadp`.
+    """
+    for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
+        _validate.positive(name, value)
+    _validate.non_negative("threshold", threshold)
+    gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
+    mechanism = with_rule(
+        # Its bound √m is that of the contributions below; its clipping is not used.
+        coordinate_box(1.0),
+        noise_multiplier,
+        batch_size,
+        dataset_size,
+        sampling,
+        leak="un-noised squared gradients set the clip bounds and the noise of later steps",
+    )
+
+    def sides(moment: PyTree) -> PyTree:
+        even = bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moment)))
+        roots = jax.tree.map(jnp.sqrt, moment)
+        local = variance(roots) > threshold
+        return jax.tree.map(lambda r: jnp.where(local, beta * r, even), roots)
+
+    def contribution(grad: PyTree, moment: PyTree) -> tuple[PyTree, PyTree]:
+        local = variance(jax.tree.map(jnp.sqrt, moment)) > threshold
+        clipped = jax.tree.map(lambda g, f: jnp.where(local, g, f), grad, flat_clip(grad, bound))
+        scaled = jax.tree.map(
+            lambda g, s: jnp.where(
+                s > 0, jnp.where(local, jnp.clip(g, -s, s), g) / jnp.where(s > 0, s, 1.0), 0.0
+            ),
+            clipped,
+            sides(moment),
+        )
+        return scaled, jax.tree.map(jnp.square, grad)
+
+    def init(params: PyTree) -> AdaDpState:
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        return AdaDpState(jnp.zeros([], jnp.int32), zeros, zeros)
+
+    def update(
+        updates: PyTree,
+        state: AdaDpState,
+        params: PyTree | None = None,
+        *,
+        leaked: PyTree,
+        **extra: Any,
+    ) -> tuple[PyTree, AdaDpState]:
+        del params, extra
+        out, rate = rms_step(updates, state.rate, gamma, eps, True)
+        moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, leaked)
+        return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
+
+    lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
+    tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
+    return Method(
+        mechanism,
+        tx,
+        raw=lambda state: state[0].moment,
+        claim=claims.adadp_theorem_1,
+        gradient=functools.partial(
+            RawGradient,
+            contribution=contribution,
+            l2=mechanism.l2,
+            unscale=sides,
+            batch_size=mechanism.batch_size,
+        ),
+    )

@@ -1,0 +1,240 @@
+"""R2 and R3: one block at a time on frozen variables, whose last iterate alone is released."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.mechanism import released_once
+from jaxdp.normals import noised
+from jaxdp.papers.block_coordinate.network import Lifted, Network, Weights
+from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
+from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
+from jaxdp.papers.block_coordinate.released import check_data, clip_norms, noise_share
+from jaxdp.papers.block_coordinate.schedules import CONSTANT, NoiseSchedule
+from jaxdp.papers.block_coordinate.sweep import clipped_sum
+from jaxdp.seeds import Secret
+
+if TYPE_CHECKING:
+    from jaxdp.ledger import Ledger
+
+WATCHED = "the parameters of a block in training were handed out after every epoch"
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenBlocks:
+    """Sequential hidden-state DP-SBCD (variants R2 and R3; docs/hidden_state.md).
+
+    Formal guarantee: replace-one alone, over one secret, fixed partition. For every sweep and every
+    block, last first: U and V of each record are computed ONCE from released weights; then K epochs
+    of proximal gradient descent, clipped record by record and noised, run in one compiled loop that
+    returns nothing but its last iterate. Each step is 1-Lipschitz because a clipped block loss is
+    convex and gamma B^2-smooth, B enforced by clipping, and the step size is at most
+    2/(gamma B^2). :meth:`event` charges each block as such a chain; releases compose.
+
+    Attributes:
+        network: the network.
+        noise_multiplier: z before the schedule, noise on the sum of a batch over the clip norm.
+        l2_clip_norms: C_i of each block. One number: the same for all.
+        step_size: eta, at most 2/(gamma B^2).
+        batch_size: b, the divisor of every batch.
+        dataset_size: N, public; the data must hold exactly so many records.
+        inner_epochs: K, public: epochs over the partition for each block.
+        sweeps: public: how often every block is trained.
+        proximal: regulariser or projection after each step, all of them 1-Lipschitz.
+        schedule: factors on the noise multiplier, by inner epoch.
+        average: charge the average over the record's batch instead of the worst batch; needs
+            batches of equal size.
+        direct: R3, the convex case: the single layer is fitted to the wanted outputs themselves.
+    """
+
+    network: Network
+    noise_multiplier: float
+    l2_clip_norms: tuple[float, ...]
+    step_size: float
+    batch_size: int
+    dataset_size: int
+    inner_epochs: int
+    sweeps: int = 1
+    proximal: Proximal = NO_PROXIMAL
+    schedule: NoiseSchedule = CONSTANT
+    average: bool = False
+    direct: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.positive("noise_multiplier", self.noise_multiplier)
+        norms = clip_norms(self.l2_clip_norms, self.network.blocks)
+        object.__setattr__(self, "l2_clip_norms", norms)
+        step, most = _validate.positive("step_size", self.step_size), 2 / self.network.smoothness
+        if step > most:
+            raise ValueError(
+                f"step_size must be at most 2/(gamma B^2) = {most:g}, beyond which a step expands "
+                f"distances, got {step!r}"
+            )
+        for name in ("batch_size", "dataset_size", "inner_epochs", "sweeps"):
+            _validate.integer(name, getattr(self, name), least=1)
+        if self.batch_size > self.dataset_size:
+            raise ValueError(
+                f"batch_size must be at most dataset_size ({self.dataset_size}), got "
+                f"{self.batch_size}"
+            )
+        if self.average and self.dataset_size % self.batch_size:
+            raise ValueError(
+                f"batch_size must divide dataset_size ({self.dataset_size}) for an average over "
+                f"equal batches, got {self.batch_size}"
+            )
+        if self.direct and self.network.blocks > 1:
+            raise ValueError(f"direct must be False for {self.network.blocks} layers, got True")
+
+    def multipliers(self) -> tuple[float, ...]:
+        """z of each inner epoch."""
+        return tuple(self.noise_multiplier * f for f in self.schedule.over(self.inner_epochs))
+
+    def chain(self, block: int) -> acc.NoisyChain:
+        """The steps of one block's training, as the accountant reads them."""
+        return acc.clipped_gradient_chain(
+            epochs=self.inner_epochs,
+            dataset_size=self.dataset_size,
+            batch_size=self.batch_size,
+            step_sizes=self.step_size,
+            noise_multipliers=self.multipliers(),
+            l2_clip_norm=self.l2_clip_norms[block],
+            smoothness=self.network.smoothness,
+            weight_decay=self.proximal.certain_decay(self.step_size),
+            diameter=self.proximal.diameter(self.network.shape(block)),
+        )
+
+    def event(self, exposed: str = "") -> acc.HiddenState:
+        """Everything that the whole run releases, as one event: all blocks share the partition.
+
+        Args:
+            exposed: what else left a block's loop, if anything: it costs the hidden-state number.
+        """
+        chains = [self.chain(i) for i in range(self.network.blocks)]
+        return acc.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
+
+
+def train_hidden(
+    method: HiddenBlocks,
+    data: tuple[jax.Array, jax.Array],
+    *,
+    secret: Secret | None = None,
+    ledger: "Ledger | None" = None,
+    on_release: Callable[[int, int, Weights], None] | None = None,
+    watch: Callable[[int, int, Weights], None] | None = None,
+) -> Weights:
+    """Trains all blocks; the whole run is charged before the first record is read.
+
+    Args:
+        method: what to do.
+        data: (x [N, d_0], y [N, d_L]) float32, N the declared size.
+        secret: the randomness, partition included; None takes it from the operating system.
+        ledger: where the run is charged.
+        on_release: called with (sweep, block, weights) after each block: they are released anyway.
+        watch: called with (sweep, block, weights) after every INNER epoch. The inner iterates then
+            leave the loop, so the run is charged for all of them and says so.
+
+    Returns:
+        The released weights.
+    """
+    data = check_data(method.network, data)
+    if data[0].shape[0] != method.dataset_size:
+        raise ValueError(
+            f"dataset_size must be the number of records ({data[0].shape[0]}) for a fixed "
+            f"partition, got {method.dataset_size}"
+        )
+    event = method.event(WATCHED if watch is not None else "")
+    secret = released_once(event, repr(method), ledger, secret)
+    batches = secret_partition(data, method.batch_size, secret)
+    weights, key = method.network.init(secret.jax_key("init")), secret.jax_key("noise")
+    if method.direct:
+        weights = (jnp.zeros_like(weights[0]),)
+    for sweep in range(method.sweeps):
+        for block in reversed(range(method.network.blocks)):
+            one = jax.random.fold_in(jax.random.fold_in(key, sweep), block)
+            weights = train_block(method, block, weights, batches, one, sweep, watch)
+            if on_release is not None:
+                on_release(sweep, block, weights)
+    return weights
+
+
+def train_block(
+    method: HiddenBlocks, block: int, weights: Weights, batches: Batches, key: jax.Array,
+    sweep: int, watch: Callable[[int, int, Weights], None] | None,
+) -> Weights:  # fmt: skip
+    """The weights with one block trained; all its epochs in one compiled loop, if unwatched."""
+    x, y, mask = batches
+    frozen = _lift(method.network, block, method.direct, weights, x, y)
+    stds = np.asarray(method.multipliers(), np.float32) * np.float32(method.l2_clip_norms[block])
+    stds *= noise_share(method.batch_size)
+    epochs = np.arange(method.inner_epochs)
+    each = 1 if watch is not None else method.inner_epochs
+    for at in range(0, method.inner_epochs, each):
+        now = slice(at, at + each)
+        new = _inner_loop(
+            method.proximal, float(method.step_size), float(method.batch_size),
+            method.network.gamma, weights[block], frozen, mask,
+            np.float32(method.l2_clip_norms[block]), stds[now], epochs[now], key,
+        )  # fmt: skip
+        weights = (*weights[:block], new, *weights[block + 1 :])
+        if watch is not None:
+            watch(sweep, block, weights)
+    return weights
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _lift(
+    network: Network, block: int, direct: bool, weights: Weights, x: jax.Array, y: jax.Array
+) -> Lifted:
+    """Each record's frozen V and U, [l, b, ...]; batch by batch, to hold little at a time."""
+
+    def one(batch: tuple[jax.Array, jax.Array]) -> Lifted:
+        lifted = network.lift(block, weights, *batch)
+        return lifted._replace(u=batch[1]) if direct else lifted
+
+    return jax.lax.map(one, (x, y))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _inner_loop(
+    proximal: Proximal, step_size: float, divisor: float, gamma: float, w: jax.Array,
+    frozen: Lifted, mask: jax.Array, l2_clip_norm: jax.Array, stds: jax.Array,
+    epochs: jax.Array, key: jax.Array,
+) -> jax.Array:  # fmt: skip
+    """The last iterate of noisy proximal gradient descent on one block; nothing else leaves.
+
+    Args:
+        proximal: P.
+        step_size: eta.
+        divisor: b.
+        gamma: the splitting's weight.
+        w: the block's released weights [d_i, d_{i-1}].
+        frozen: V [l, b, d_{i-1}] and U [l, b, d_i].
+        mask: bool [l, b].
+        l2_clip_norm: C.
+        stds: float32 [K], noise on the sum in each epoch.
+        epochs: int [K], their numbers, which with the key give the noise.
+        key: secret, one for each block and sweep.
+    """
+
+    def step(w: jax.Array, batch: tuple) -> tuple[jax.Array, None]:
+        v, u, rows, std, noise_key = batch
+        residuals = gamma * (v @ w.T - u)
+        total = clipped_sum(residuals, v, rows, l2_clip_norm)
+        noisy = noised(total, std, jax.random.key_data(noise_key))
+        return proximal(w - step_size / divisor * noisy, step_size), None
+
+    def epoch(w: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        std, number = now
+        count = mask.shape[0]
+        keys = jax.random.split(jax.random.fold_in(key, number), count)
+        batches = (frozen.v, frozen.u, mask, jnp.broadcast_to(std, (count,)), keys)
+        return jax.lax.scan(step, w, batches)[0], None
+
+    return jax.lax.scan(epoch, w, (stds, epochs))[0]

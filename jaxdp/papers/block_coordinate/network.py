@@ -1,0 +1,125 @@
+"""The fully connected ReLU network of block coordinate descent, and its lifted variables."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import _validate
+from jaxdp.papers.block_coordinate import forms
+
+Weights = tuple[jax.Array, ...]
+
+
+class Lifted(NamedTuple):
+    """The data of one example for the training of one block: minimise |W v - u|^2.
+
+    Attributes:
+        v: V_{i-1} [d_{i-1}], the block's input, of norm at most ``activation_bound``.
+        u: U_i [d_i], the block's target.
+    """
+
+    v: jax.Array
+    u: jax.Array
+
+
+def in_float32(name: str, bound: float) -> float:
+    """A bound in [1e-10, 1e10]: further out, float32 norms under- or overflow and miss it."""
+    if not 1e-10 <= _validate.positive(name, bound) <= 1e10:
+        raise ValueError(f"{name} must be in [1e-10, 1e10], got {bound!r}")
+    return float(bound)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """f(x) = W_L relu(... relu(W_1 x)), every layer's input clipped to a ball (DP-SBCD, (1)).
+
+    Attributes:
+        widths: (d_0, ..., d_L): inputs, hidden layers, outputs.
+        activation_bound: B in [1e-10, 1e10]; the input of every layer is shortened to this norm
+            (Assumption 3.1).
+        gamma: weight of the splitting's quadratic terms; 1 in DP-SBCD.
+    """
+
+    widths: tuple[int, ...]
+    activation_bound: float
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        widths = tuple(self.widths)
+        if len(widths) < 2:
+            raise ValueError(f"widths must hold at least inputs and outputs, got {self.widths!r}")
+        widths = tuple(_validate.integer("widths", width, least=1) for width in widths)
+        object.__setattr__(self, "widths", widths)
+        in_float32("activation_bound", self.activation_bound)
+        _validate.positive("gamma", self.gamma)
+
+    @property
+    def blocks(self) -> int:
+        """L, the number of layers."""
+        return len(self.widths) - 1
+
+    @property
+    def smoothness(self) -> float:
+        """gamma B^2, of one example's loss in one block (DP-SBCD, Lemma 3.2)."""
+        return self.gamma * self.activation_bound**2
+
+    def shape(self, block: int) -> tuple[int, int]:
+        """(d_i, d_{i-1}) of W_i; blocks count from 0."""
+        return self.widths[block + 1], self.widths[block]
+
+    def init(self, key: jax.Array) -> Weights:
+        """Fresh weights N(0, 1/fan_in), float32, a function of the key alone."""
+        keys = jax.random.split(key, self.blocks)
+        shapes = map(self.shape, range(self.blocks))
+        return tuple(
+            jax.random.normal(k, shape, jnp.float32) / jnp.sqrt(float(shape[1]))
+            for k, shape in zip(keys, shapes, strict=True)
+        )
+
+    def apply(self, weights: Weights, x: jax.Array) -> jax.Array:
+        """Outputs [m, d_L] of examples x [m, d_0]."""
+        return jax.vmap(lambda row: self.forward(weights, row)[1][-1])(x)
+
+    def forward(self, weights: Weights, x: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        """The inputs V_0 ... V_{L-1} and products U_1 ... U_L of one example x [d_0]."""
+        inputs: list[jax.Array] = []
+        products: list[jax.Array] = []
+        for i, w in enumerate(weights):
+            v = x if i == 0 else jax.nn.relu(products[-1])
+            inputs.append(forms.clip_to_ball(v, self.activation_bound))
+            products.append(inputs[-1] @ w.T)
+        return inputs, products
+
+    def target(
+        self, block: int, weights: Weights, factor: jax.Array | None, product: jax.Array,
+        y: jax.Array, u_next: jax.Array | None,
+    ) -> jax.Array:  # fmt: skip
+        """U_i [d_i] of one example: V_i by its closed form, then U_i by its own.
+
+        Args:
+            block: i, from 0.
+            weights: the current weights; W_{i+1} is read.
+            factor: ``ridge_factor(W_{i+1})``; None for the last block.
+            product: W_i V_{i-1} of the forward pass [d_i].
+            y: the wanted output [d_L]; read for the last block.
+            u_next: U_{i+1}, already updated; None for the last block.
+        """
+        if factor is None or u_next is None:
+            return forms.last_u(forms.last_v(y, product, self.gamma), product)
+        v = forms.hidden_v(weights[block + 1], factor, product, u_next)
+        return forms.hidden_u(forms.clip_to_ball(v, self.activation_bound), product)
+
+    def lift(self, block: int, weights: Weights, x: jax.Array, y: jax.Array) -> Lifted:
+        """The block's problem for examples x [m, d_0], y [m, d_L], all from the given weights."""
+        factors = {i: forms.ridge_factor(weights[i + 1]) for i in range(block, self.blocks - 1)}
+
+        def one(x: jax.Array, y: jax.Array) -> Lifted:
+            inputs, products = self.forward(weights, x)
+            u = self.target(self.blocks - 1, weights, None, products[-1], y, None)
+            for i in reversed(range(block, self.blocks - 1)):
+                u = self.target(i, weights, factors[i], products[i], y, u)
+            return Lifted(inputs[block], u)
+
+        return jax.vmap(one)(x, y)

@@ -1,0 +1,118 @@
+"""DP-SBCD as its paper states it: no clipping, a claimed figure, and no guarantee."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.mechanism import released_once
+from jaxdp.papers import claims
+from jaxdp.papers.block_coordinate.network import Network, Weights
+from jaxdp.papers.block_coordinate.partition import secret_partition
+from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
+from jaxdp.papers.block_coordinate.released import check_data, compiled_sweep
+from jaxdp.papers.block_coordinate.schedules import CONSTANT, NoiseSchedule
+from jaxdp.papers.block_coordinate.spectral import Rescale
+from jaxdp.seeds import Secret
+
+if TYPE_CHECKING:
+    from jaxdp.ledger import Ledger
+
+REASON = (
+    "DP-SBCD as published: the sensitivity of a gradient is assumed and not enforced, the blocks "
+    "are coupled through un-noised U and V, and rescaling a hidden iterate is not a contraction"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AsPublished:
+    """DP-SBCD's Algorithm 2 (rebuilt from its prose; its formulas are lost in the text at hand).
+
+    No guarantee: the event is non-private. :meth:`claim` gives the figure of Theorem 4.6.
+
+    Attributes:
+        network: the network.
+        noise_std: standard deviation of the noise ADDED TO W at each update, before the schedule.
+        step_size: eta.
+        batch_size: b of the fixed batches.
+        dataset_size: N.
+        epochs: K.
+        proximal: regulariser; a projection here is not the paper's.
+        rescale: equation (2), by power iteration.
+        schedule: factors on the noise, by epoch.
+    """
+
+    network: Network
+    noise_std: float
+    step_size: float
+    batch_size: int
+    dataset_size: int
+    epochs: int
+    proximal: Proximal = NO_PROXIMAL
+    rescale: Rescale | None = None
+    schedule: NoiseSchedule = CONSTANT
+
+    def __post_init__(self) -> None:
+        _validate.non_negative("noise_std", self.noise_std)
+        _validate.positive("step_size", self.step_size)
+        for name in ("batch_size", "dataset_size", "epochs"):
+            _validate.integer(name, getattr(self, name), least=1)
+
+    @property
+    def event(self) -> acc.NonPrivate:
+        """The event that the ledger is charged for."""
+        return acc.NonPrivate(REASON)
+
+    def chains(self, sensitivity: float) -> tuple[acc.NoisyChain, ...]:
+        """One chain for each layer, as Theorem 4.6 imagines them.
+
+        Args:
+            sensitivity: S_g of Assumption 4.4: how far replacing a record moves a batch's total
+                gradient. Assumed; nothing enforces it.
+        """
+        _validate.positive("sensitivity", sensitivity)
+        noise = tuple((self.noise_std * f) ** 2 for f in self.schedule.over(self.epochs))
+        chain = acc.NoisyChain(
+            batches=-(-self.dataset_size // self.batch_size),
+            epochs=self.epochs,
+            contributions=(self.step_size * sensitivity / (2 * self.batch_size),),
+            variances=noise,
+            proximal=(1 / (1 + self.step_size * self.proximal.weight_decay),),
+        )
+        return (chain,) * self.network.blocks
+
+    def claim(self, sensitivity: float, delta: float, order: float | None = None) -> acc.Claim:
+        """Theorem 4.6's figure for the run; see ``jaxdp.papers.claims.dp_sbcd_theorem_4_6``."""
+        return claims.dp_sbcd_theorem_4_6(self.chains(sensitivity), delta, order)
+
+
+def train_as_published(
+    method: AsPublished,
+    data: tuple[jax.Array, jax.Array],
+    *,
+    secret: Secret | None = None,
+    ledger: "Ledger | None" = None,
+    on_epoch: Callable[[int, Weights], None] | None = None,
+) -> Weights:
+    """Trains over one fixed partition; the ledger is charged as non-private first."""
+    data = check_data(method.network, data)
+    secret = released_once(method.event, repr(method), ledger, secret, source="by hand")
+    x, y, mask = secret_partition(data, method.batch_size, secret)
+    weights, key = method.network.init(secret.jax_key("init")), secret.jax_key("noise")
+    unclipped = np.full(method.network.blocks, np.inf, np.float32)
+    on_sum = method.batch_size / method.step_size * method.noise_std
+    for epoch, factor in enumerate(method.schedule.over(method.epochs)):
+        stds = np.full(method.network.blocks, on_sum * factor, np.float32)
+        for j in range(len(x)):
+            weights = compiled_sweep(
+                method.network, method.proximal, method.rescale, float(method.step_size),
+                float(method.batch_size), weights, x[j], y[j], mask[j], unclipped, stds,
+                jax.random.fold_in(key, epoch * len(x) + j),
+            )  # fmt: skip
+        if on_epoch is not None:
+            on_epoch(epoch + 1, weights)
+    return weights

@@ -1,0 +1,219 @@
+"""R1, released-state block coordinate descent: every block update is a Gaussian mechanism."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.clipping import rounding
+from jaxdp.mechanism import issuer_of
+from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
+from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
+from jaxdp.papers.block_coordinate.schedules import CONSTANT, NoiseSchedule
+from jaxdp.papers.block_coordinate.spectral import Rescale
+from jaxdp.papers.block_coordinate.sweep import sweep
+from jaxdp.sampling import Poisson, Sampler
+from jaxdp.seeds import Secret
+from jaxdp.types import Draw
+
+if TYPE_CHECKING:
+    from jaxdp.ledger import Ledger
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedBlocks:
+    """DP-SBCD with every block update released (variant R1; docs/hidden_state.md).
+
+    Formal guarantee: the updates of all blocks in one sweep use ONE Poisson draw. Given the draw,
+    block i releases a sum of per-record gradients of norm at most C_i with noise z_i C_i; a
+    record's splitting variables are functions of that record and of released weights alone. So the
+    sweep is one Poisson-sampled Gaussian with 1/z^2 = sum_i 1/z_i^2 (contract: one draw, one
+    event), under every relation. Proximal steps, rescaling and the schedule are post-processing.
+
+    Attributes:
+        network: the network.
+        noise_multipliers: z_i of each block before the schedule, noise on the sum over C_i. One
+            number: the same for all.
+        l2_clip_norms: C_i of each block. One number: the same for all.
+        step_size: eta.
+        batch_size: the expected batch size, the public divisor.
+        dataset_size: the declared public number of records.
+        proximal: regulariser or projection after each update.
+        rescale: the published normalisation; None for none.
+        schedule: factors on the noise multipliers, by step.
+    """
+
+    network: Network
+    noise_multipliers: tuple[float, ...]
+    l2_clip_norms: tuple[float, ...]
+    step_size: float
+    batch_size: int
+    dataset_size: int
+    proximal: Proximal = NO_PROXIMAL
+    rescale: Rescale | None = None
+    schedule: NoiseSchedule = CONSTANT
+
+    def __post_init__(self) -> None:
+        multipliers = per_block("noise_multipliers", self.noise_multipliers, self.network.blocks)
+        multipliers = tuple(_validate.non_negative("noise_multipliers", z) for z in multipliers)
+        object.__setattr__(self, "noise_multipliers", multipliers)
+        norms = clip_norms(self.l2_clip_norms, self.network.blocks)
+        object.__setattr__(self, "l2_clip_norms", norms)
+        _validate.positive("step_size", self.step_size)
+        size = _validate.integer("dataset_size", self.dataset_size, least=1)
+        if _validate.integer("batch_size", self.batch_size, least=1) > size:
+            raise ValueError(
+                f"batch_size must be at most dataset_size ({size}), got {self.batch_size}"
+            )
+
+    @property
+    def sampling(self) -> Poisson:
+        """Every record with probability batch_size / dataset_size."""
+        return Poisson(self.batch_size / self.dataset_size)
+
+    def multipliers(self, step: int) -> tuple[float, ...]:
+        """z_i of each block at a step."""
+        return tuple(z * self.schedule.at(step) for z in self.noise_multipliers)
+
+    def event(self, step: int = 0) -> acc.Event:
+        """The accounting event of one sweep."""
+        joint = acc.joint_gaussian(self.multipliers(step))
+        return self.sampling.event(joint, self.dataset_size)
+
+    def events(self, steps: int) -> acc.Event:
+        """Everything that the first ``steps`` sweeps release, equal events counted together."""
+        counts: dict[acc.Event, int] = {}
+        for step in range(_validate.integer("steps", steps, least=0)):
+            counts[self.event(step)] = counts.get(self.event(step), 0) + 1
+        return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
+
+    def sampler(
+        self, num_records: int, *, ledger: "Ledger | None" = None, secret: Secret | None = None
+    ) -> Sampler:
+        """Draws for every sweep, each charged before it is made.
+
+        A draw almost always fits one physical batch; a larger one is never cut, it compiles again.
+        """
+        rows = self.batch_size + 6 * int(np.ceil(np.sqrt(self.batch_size))) + 8
+        issuer = issuer_of(_Charged(self), ledger, secret)
+        return Sampler(self.sampling, num_records, -(-rows // 8) * 8, issuer)
+
+    def step(self, weights: Weights, data: tuple[jax.Array, jax.Array], draw: Draw) -> Weights:
+        """One compiled sweep over the records of a draw.
+
+        Args:
+            weights: the released weights.
+            data: (x [N, d_0], y [N, d_L]) float32, all records, on the device.
+            draw: from :meth:`sampler`, which charged it; its ticket is spent.
+        """
+        if data[0].shape[0] != draw.num_records:
+            raise ValueError(
+                f"data must hold the {draw.num_records} records that the sampler draws from, got "
+                f"{data[0].shape[0]}"
+            )
+        if draw.ticket is None:
+            raise ValueError("draw must come from sampler(), which charges it, got one by hand")
+        words = draw.ticket.spend("a sweep", verified=True).words[0]
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        z = np.asarray(self.multipliers(draw.step), np.float32)
+        clips = np.asarray(self.l2_clip_norms, np.float32)
+        return _step(
+            self.network, self.proximal, self.rescale, float(self.step_size),
+            float(self.batch_size), weights, data, draw.indices.reshape(-1), draw.mask.reshape(-1),
+            clips, z * clips * noise_share(self.batch_size), key,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Charged:
+    """The events and the noise of stretches of sweeps, for an issuer."""
+
+    method: ReleasedBlocks
+
+    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
+        each = range(first_step, first_step + steps)
+        return [(self.method.event(step), step, 1) for step in each]
+
+    def multipliers(self, step: int) -> dict[str, float]:
+        return {"sweep": float(acc.joint_gaussian(self.method.multipliers(step)).noise_multiplier)}
+
+
+def train(
+    method: ReleasedBlocks,
+    data: tuple[jax.Array, jax.Array],
+    steps: int,
+    *,
+    secret: Secret | None = None,
+    ledger: "Ledger | None" = None,
+    on_step: Callable[[int, Weights], None] | None = None,
+) -> Weights:
+    """Trains for ``steps`` sweeps; the ledger is charged before each draw.
+
+    Args:
+        method: what to do.
+        data: (x [N, d_0], y [N, d_L]) float32.
+        steps: how many sweeps, public.
+        secret: the randomness; None takes it from the operating system.
+        ledger: where each sweep is charged.
+        on_step: called with the number of sweeps done and the weights: they are released anyway.
+    """
+    secret = secret or Secret.new()
+    data = jax.device_put(check_data(method.network, data))
+    weights = method.network.init(secret.jax_key("init"))
+    sampler = method.sampler(data[0].shape[0], ledger=ledger, secret=secret)
+    for step in range(_validate.integer("steps", steps, least=0)):
+        weights = method.step(weights, data, sampler.draw())
+        if on_step is not None:
+            on_step(step + 1, weights)
+    return weights
+
+
+def noise_share(batch_size: int) -> np.float32:
+    """By how much noise is larger than for clip norms alone: the rounding of a sum is covered."""
+    return np.float32(1.0 + rounding.of_sum(rounding.most_records(batch_size)))
+
+
+def per_block(name: str, given: Any, blocks: int) -> tuple[float, ...]:
+    """One number for each block; a single one is repeated."""
+    values = tuple(given) if isinstance(given, tuple | list) else (given,) * blocks
+    if len(values) != blocks:
+        raise ValueError(f"{name} must hold one number or {blocks}, one a block; got {given!r}")
+    return values
+
+
+def clip_norms(given: Any, blocks: int) -> tuple[float, ...]:
+    """C of each block, in [1e-10, 1e10] as for every clipping rule."""
+    values = per_block("l2_clip_norms", given, blocks)
+    return tuple(in_float32("l2_clip_norms", value) for value in values)
+
+
+def check_data(network: Network, data: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The data as float32 arrays of the network's shapes."""
+    x, y = (jnp.asarray(part, jnp.float32) for part in data)
+    wanted = (network.widths[0], network.widths[-1])
+    if x.ndim != 2 or y.ndim != 2 or (x.shape[1], y.shape[1]) != wanted or len(x) != len(y):
+        raise ValueError(
+            f"data must be x [N, {wanted[0]}] and y [N, {wanted[1]}], got {x.shape} and {y.shape}"
+        )
+    return x, y
+
+
+compiled_sweep = jax.jit(sweep, static_argnums=(0, 1, 2, 3, 4))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _step(
+    network: Network, proximal: Proximal, rescale: Rescale | None, step_size: float,
+    divisor: float, weights: Weights, data: tuple[jax.Array, jax.Array], indices: jax.Array,
+    mask: jax.Array, clips: jax.Array, stds: jax.Array, key: jax.Array,
+) -> Weights:  # fmt: skip
+    x, y = data[0][indices], data[1][indices]
+    return sweep(
+        network, proximal, rescale, step_size, divisor, weights, x, y, mask, clips, stds, key
+    )

@@ -1,0 +1,233 @@
+"""Unemployment from the census columns of PUMS: private runs beside the same without privacy.
+
+What is measured is measured on test records, which are assumed public, group by group.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+from jaxdp import __version__, clipping, data, models
+from jaxdp.data.sources import PUMS_COLUMNS
+from jaxdp.ledger import Ledger
+from jaxdp.mechanism import with_rule
+from jaxdp.optimizers import dp_sgd
+from jaxdp.optimizers.method import Method
+from jaxdp.papers import queue
+from jaxdp.runs import assemble
+from jaxdp.runs.config import RunConfig, resolve
+from jaxdp.runs.recipes import recipe
+from jaxdp.seeds import Secret
+from jaxdp.trainer import Trainer
+
+BINS = 10
+# The two logits' gradient is (p - y) times the ten inputs: no longer than sqrt(2 * 10) = 4.47.
+_CLIPPING = {"logistic": 4.5, "mlp": 6.0}
+_RATE = 0.1
+# The recipe's: clipping that nearly every gradient feels, and rates that make up for it.
+_TIGHT, _TIGHT_RATES = 0.5, {"logistic": 1.0, "mlp": 3.0}
+# Never reached: what is not private is not clipped.
+_NO_CLIPPING = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class CensusRow:
+    """One run on the census columns.
+
+    Attributes:
+        model: "logistic" or "mlp".
+        epsilon: the proven budget; None trains without noise and clipping, hence without privacy.
+        tight: whether gradients are clipped to 0.5, as in the recipe of ``jaxdp train``.
+    """
+
+    model: str
+    epsilon: float | None
+    tight: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in the file of results."""
+        budget = "not-private" if self.epsilon is None else f"epsilon-{self.epsilon:g}"
+        return f"pums-{self.model}-{budget}" + ("-tight" if self.tight else "")
+
+    def config(self) -> RunConfig:
+        """The resolved configuration; of what is not private, the one of epsilon 3."""
+        return resolve(
+            recipe(
+                "pums",
+                model=self.model,
+                epsilon=self.epsilon or 3.0,
+                physical_batch_size=1_152,
+                learning_rate=_TIGHT_RATES[self.model] if self.tight else _RATE,
+                l2_clip_norm=_TIGHT if self.tight else _CLIPPING[self.model],
+            )
+        )
+
+
+ROWS = {
+    row.name: row
+    for model in _CLIPPING
+    for row in (
+        *(CensusRow(model, epsilon) for epsilon in (0.5, 1.0, 3.0, None)),
+        CensusRow(model, 1.0, tight=True),
+    )
+}
+
+
+def work(
+    results: Path, folder: Path, data_dir: Path | None, runs: int, shown: Callable[[int], None]
+) -> None:
+    """Runs every row ``runs`` times, but those that ``results`` holds; tells how many are done."""
+    dataset = data.load("pums", data_dir)
+    there = len(queue.finished(results))
+
+    def one(row: CensusRow, number: int) -> dict[str, Any]:
+        nonlocal there
+        line = run(row, dataset, Secret.new())
+        there += 1
+        shown(there)
+        return line
+
+    shown(there)
+    queue.work_through(ROWS, folder, results, one, runs, indent=None)
+
+
+def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]:
+    """Trains once and measures on the test records; a line of the results.
+
+    A private run satisfies the (``epsilon``, 1e-5) of its line under add-or-remove-one with Poisson
+    sampling, for what it releases: its last parameters.
+    """
+    config, ledger = row.config(), Ledger()
+    assert config.steps is not None
+    method = config.private_method(secret) if row.epsilon else _not_private(config)
+    model = assemble.model_of(config)
+    trainer = Trainer(
+        models.cross_entropy(model),
+        method,
+        source=(dataset.train_x, dataset.train_y),
+        secret=secret,
+        ledger=ledger,
+        physical_batch_size=config.physical_batch_size,
+    )
+    state = trainer.init(assemble.fresh_params(config, secret))
+    began = time.perf_counter()
+    for batch in trainer.batches(config.steps):
+        state, _ = trainer.step(state, batch)
+    jax.block_until_ready(state.params)
+    seconds = time.perf_counter() - began
+    logits = model.apply(state.params, jnp.asarray(dataset.test_x))
+    chance = np.asarray(jax.nn.softmax(jnp.asarray(logits))[:, 1], np.float64)
+    return {
+        "name": row.name,
+        "dataset": "pums",
+        "model": row.model,
+        "method": config.method if row.epsilon else "sgd",
+        **measure(chance, dataset.test_x, dataset.test_y),
+        "proven_epsilon": ledger.epsilon(config.delta).upper if row.epsilon else "inf",
+        "delta": config.delta,
+        "claimed_epsilon": None,
+        "private": row.epsilon is not None,
+        "l2_clip_norm": config.l2_clip_norm if row.epsilon else None,
+        "noise_multiplier": method.mechanism.noise_multiplier,
+        "steps": config.steps,
+        "learning_rate": config.learning_rate,
+        "batch_size": config.batch_size,
+        "seconds": round(seconds, 2),
+        "steps_timed": config.steps,
+        "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
+        "jaxdp": __version__,
+    }
+
+
+def _not_private(config: RunConfig) -> Method:
+    """The same draws and steps, without noise and without clipping."""
+    mechanism = with_rule(
+        clipping.clip(_NO_CLIPPING), 0.0, config.batch_size, config.dataset_size, config.sampling
+    )
+    return dp_sgd(mechanism, config.learning_rate, config.momentum)
+
+
+def measure(chance: np.ndarray, x: np.ndarray, label: np.ndarray) -> dict[str, Any]:
+    """Accuracy, AUC, calibration and errors by group.
+
+    Args:
+        chance: float64 [n], the predicted probability of unemployment.
+        x: [n, 9], the columns of ``PUMS_COLUMNS``, above 0 where they hold.
+        label: int [n], 1 where unemployed.
+    """
+    wrong = (chance >= 0.5) != (label == 1)
+    bins = reliability(chance, label)
+    return {
+        "test_accuracy": float(1 - wrong.mean()),
+        "auc": float(roc_auc_score(label, chance)),
+        "calibration_error": calibration_error(bins),
+        "reliability": bins,
+        "groups": [
+            {
+                "group": name,
+                "size": int(member.sum()),
+                "unemployed": int((label[member] == 1).sum()),
+                "errors": int(wrong[member].sum()),
+                "missed": int((wrong & (label == 1))[member].sum()),
+            }
+            for name, member in groups(x).items()
+        ],
+    }
+
+
+def reliability(chance: np.ndarray, label: np.ndarray, bins: int = BINS) -> list[dict[str, Any]]:
+    """Equal bins of the predicted probability that hold anyone: size, mean prediction, share found.
+
+    The calibration curve of scikit-learn leaves out how many a bin holds.
+    """
+    place = np.minimum((chance * bins).astype(int), bins - 1)
+    return [
+        {
+            "size": int((place == i).sum()),
+            "predicted": float(chance[place == i].mean()),
+            "found": float(label[place == i].mean()),
+        }
+        for i in range(bins)
+        if (place == i).any()
+    ]
+
+
+def calibration_error(bins: list[dict[str, Any]]) -> float:
+    """Expected calibration error: mean |share found − mean prediction| over bins, by their sizes.
+
+    Naeini, Cooper and Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian
+    binning" (AAAI 29), Measures.
+    """
+    total = sum(row["size"] for row in bins)
+    return sum(row["size"] * abs(row["found"] - row["predicted"]) for row in bins) / total
+
+
+def groups(x: np.ndarray) -> dict[str, np.ndarray]:
+    """Membership in each group: bool [n] by name.
+
+    The columns call nobody by name: sex 1 is women (4 % did military service, of sex 0 23 %). A few
+    people are both Black and Asian; they count in both groups.
+    """
+    column = {name: x[:, i] > 0 for i, name in enumerate(PUMS_COLUMNS)}
+    women, black, asian = column["sex"], column["black"], column["asian"]
+    race = {"Black": black, "Asian": asian, "neither": ~black & ~asian}
+    return {
+        "all": np.ones(len(x), bool),
+        "men": ~women,
+        "women": women,
+        **race,
+        **{
+            f"{name}, {who}": member & (women if who == "women" else ~women)
+            for name, member in race.items()
+            for who in ("men", "women")
+        },
+    }

@@ -1,0 +1,109 @@
+"""The audited column of the papers' rows: of the run itself, or of its method on a tiny network."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from jaxdp import _validate
+from jaxdp._durable import write_atomically
+from jaxdp.auditing.audit import MethodAudit, audit_method
+from jaxdp.optimizers import registry
+from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
+from jaxdp.runs.config import RunConfig
+
+MOST_STEPS = 600
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def audited_columns(audited: dict[str, Any] | None) -> dict[str, Any]:
+    """The columns of a result row about an audit, from ``audited`` of a report.
+
+    Args:
+        audited: the dictionary of a :class:`MethodAudit` or a ``RunAudit``; None where nothing was
+            audited.
+    """
+    if audited is None:
+        return {"audited_epsilon": None, "audited": None}
+    runs = "1 run" if audited["runs"] == 1 else f"{audited['runs']:,} runs"
+    what = f"{audited['what']}, {audited['steps']:,} steps, {runs}"
+    return {
+        "audited_epsilon": audited["audited"],
+        "audited": f"{what}, at {audited['confidence']:.0%} confidence",
+    }
+
+
+def audit_rows(
+    results: Path,
+    *,
+    runs: int = 2_000,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Audits the method of every finished row that has no audit yet; returns those rows.
+
+    The row's own noise, sampling rate and steps (at most :data:`MOST_STEPS`), on a tiny network:
+    see :func:`jaxdp.auditing.audit.audit_method` for what that says. Each row is written as soon as
+    it is done, so that a command that was stopped goes on where it was.
+
+    Args:
+        results: the JSON file of the finished rows.
+        runs: in each world.
+        confidence: of every number, by itself.
+        seed: of the runs.
+        progress: from a name and a number of runs to a context manager of a progress function.
+
+    Raises:
+        ValueError: the file is missing, or a row is not one of :mod:`jaxdp.papers.queue`.
+    """
+    _validate.integer("runs", runs, least=10)
+    done = []
+    for row in _rows(results):
+        if row.get("audited_epsilon") is not None or _refused(row):
+            continue
+        with progress(row["name"], 2 * runs) as shown:
+            found = _audit(RunConfig(**row["config"]), runs, confidence, seed, shown)
+        filled = {**row, **audited_columns(found.to_dict())}
+        rows = [filled if _key(r) == _key(row) else r for r in _rows(results)]
+        write_atomically(results, json.dumps(rows, indent=1) + "\n")
+        done.append(filled)
+    return done
+
+
+def _key(row: dict[str, Any]) -> tuple[str, int]:
+    return row["name"], row.get("run", 1)
+
+
+def _rows(results: Path) -> list[dict[str, Any]]:
+    if not results.exists():
+        raise ValueError(f"results must be a file of finished rows, got {results}: it is missing")
+    rows = json.loads(results.read_text(encoding="utf-8"))
+    if not isinstance(rows, list) or not all("config" in row and "name" in row for row in rows):
+        raise ValueError(f"results must hold rows of `jaxdp reproduce`, got {results}")
+    return rows
+
+
+def _refused(row: dict[str, Any]) -> bool:
+    """True if the audit of a method does not cover the row: see docs/auditing.md."""
+    config = RunConfig(**row["config"])
+    return config.sampling == "fixed_size" or config.relation != "add_or_remove_one"
+
+
+def _audit(
+    config: RunConfig, runs: int, confidence: float, seed: int | None, progress: Any
+) -> MethodAudit:
+    assert config.steps is not None
+    return audit_method(
+        config.private_method(),
+        min(config.steps, MOST_STEPS),
+        config.delta,
+        runs=runs,
+        confidence=confidence,
+        energy=registry.METHODS[config.method].energy,
+        seed=seed,
+        progress=progress,
+        chunk=1_000,
+        residuals=False,
+    )

@@ -1,0 +1,270 @@
+"""``jaxdp reproduce``: the papers' tables and figures."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from jaxdp.cli.options import Filled
+
+_RESULTS = Path("benchmarks/results/papers.json")
+_FOLDER = Path("runs/reproduce")
+# Named here, so that `--help` need not wait for JAX; jaxdp.papers.tables.TARGETS makes them.
+_TARGETS = {
+    "table1": "SA-DPSGD's Table 1: accuracy at (3, 1e-5) on three data sets.",
+    "table3": "SA-DPSGD's Table 3: the epsilon that an accuracy takes.",
+    "pareto": "Accuracy against proven epsilon, three runs a point.",
+    "mlp": "AdaDp's and PIGDO's networks at noise 8, 4 and 2.",
+    "parameters": "Sweeps of SA-DPSGD's and AdaDp's parameters.",
+    "pums": "Unemployment from census columns: accuracy, calibration, errors by group.",
+    "accountants": "All accountants on one run, and the papers' formulas against the truth.",
+    "claims": "Claimed, proven and audited epsilon of every method.",
+}
+
+
+@click.group()
+def reproduce() -> None:
+    """Make the papers' tables and figures, from a resumable queue of runs.
+
+    \b
+    Try:  jaxdp reproduce pareto --data-dir DIR
+          jaxdp reproduce table1 --render-only
+          jaxdp reproduce list
+          jaxdp reproduce run --detach --data-dir DIR mnist-dp-sgd-tanh mnist-sa-dpsgd
+          jaxdp reproduce status
+          jaxdp reproduce figures
+    """
+
+
+_results = click.option(
+    "--results",
+    type=Filled(),
+    default=_RESULTS,
+    show_default=True,
+    help="JSON file of the finished rows.",
+)
+_out = click.option(
+    "--out",
+    type=Filled(),
+    default=_FOLDER,
+    show_default=True,
+    help="Folder of the runs; holds their secrets.",
+)
+
+
+_data_dir = click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
+_detached = click.option("--detach", is_flag=True, help="Go on in the background; see `status`.")
+_runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
+
+
+@reproduce.command("list")
+def list_rows() -> None:
+    """List the rows, in the order of the queue."""
+    from jaxdp.papers import queue
+
+    for row in queue.ROWS.values():
+        click.echo(f"{row.name:48}{'needs a GPU  ' if row.needs_gpu else ''}{row.paper}".rstrip())
+
+
+@reproduce.command()
+@click.argument("rows", nargs=-1)
+@_data_dir
+@_detached
+@_runs
+@_results
+@_out
+def run(
+    rows: tuple[str, ...],
+    data_dir: Path | None,
+    detach: bool,
+    runs: int | None,
+    results: Path,
+    out: Path,
+) -> None:
+    """Run ROWS that have no result yet, each from its last checkpoint.
+
+    If none is named, all; those that need a GPU only where there is one.
+    """
+    from jaxdp.papers import queue
+
+    for name in rows:
+        queue.row_named(name)
+    if detach:
+        _detach(
+            ["run", *rows, "--results", str(results.absolute()), "--runs", str(runs or 1)],
+            data_dir,
+            out,
+        )
+        return
+    _work(rows or _runnable(tuple(queue.ROWS)), results, data_dir, out, runs or 1)
+
+
+@reproduce.command()
+@_results
+@_out
+def status(results: Path, out: Path) -> None:
+    """Show the finished rows and those under way."""
+    from jaxdp.papers import queue
+    from jaxdp.report.words import show_epsilon
+
+    finished = queue.finished(results)
+    for name in queue.ROWS:
+        for (of, number), row in finished.items():
+            if of != name:
+                continue
+            rate = row["acceptance_rate"]
+            click.echo(
+                f"{queue.folder_name(name, number):48}{row['test_accuracy']:.2%}  proven epsilon "
+                f"{show_epsilon(row['proven_epsilon'])}"
+                + (
+                    f"  claimed {show_epsilon(row['claimed_epsilon'])}"
+                    if row["claimed_epsilon"] is not None
+                    else ""
+                )
+                + (f"  accepted {rate:.1%}" if rate is not None else "")
+                + f"  {row['seconds']:.0f} s"
+            )
+        numbers = [number for (of, number) in finished if of == name]
+        further = queue.folder_name(name, max(numbers, default=0) + 1)
+        if (out / further).exists():
+            click.echo(f"{further:48}under way")
+
+
+@reproduce.command()
+@click.option(
+    "--to",
+    type=Filled(),
+    default=Path("docs/images"),
+    show_default=True,
+    help="Folder for the plots.",
+)
+def figures(to: Path) -> None:
+    """Draw the papers' figures: Beale trajectories, Lemma 1's cosines, annealing in a plane."""
+    from jaxdp.papers.figures import save_all
+
+    for path, sentence in save_all(to):
+        click.echo(f"{path}: {sentence}")
+
+
+def _target(name: str, about: str) -> click.Command:
+    """The command of one table or figure."""
+
+    @click.command(name, help=f"{about} Runs what is missing, then writes {name}.md and its plots.")
+    @click.option("--render-only", is_flag=True, help="Run nothing; render the rows there are.")
+    @_runs
+    @_data_dir
+    @_detached
+    @click.option(
+        "--results-dir",
+        type=Filled(),
+        default=_RESULTS.parent,
+        show_default=True,
+        help="Folder of the result rows.",
+    )
+    @_out
+    @click.option(
+        "--to",
+        type=Filled(),
+        default=Path("docs/results"),
+        show_default=True,
+        help="Folder for the page and its plots.",
+    )
+    def command(
+        render_only: bool,
+        runs: int | None,
+        data_dir: Path | None,
+        detach: bool,
+        results_dir: Path,
+        out: Path,
+        to: Path,
+    ) -> None:
+        if detach:
+            arguments = [name, "--results-dir", str(results_dir.absolute())]
+            arguments += ["--to", str(to.absolute())]
+            arguments += ["--runs", str(runs)] if runs else []
+            _detach(arguments + ["--render-only"] * render_only, data_dir, out)
+            return
+        from jaxdp.papers import tables
+
+        if not render_only:
+            _make(name, results_dir, data_dir, out, runs)
+        for path in tables.render(name, tables.Results(results_dir), to):
+            click.echo(str(path))
+
+    return command
+
+
+for _name, _about in _TARGETS.items():
+    reproduce.add_command(_target(_name, _about))
+
+
+def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: int | None) -> None:
+    """Runs the rows of a target that are missing."""
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.papers import census, tables
+    from jaxdp.papers.tables import accountants
+
+    target = tables.TARGETS[name]
+    results, times = results_dir / target.file, runs or target.runs
+    if name == "pums":
+        with counting_bar("PUMS", times * len(census.ROWS)) as shown:
+            census.work(results, out / "pums", data_dir, times, shown)
+    elif name == "accountants":
+        accountants.work(results, out / "accountants", times)
+    else:
+        _work(_runnable(target.rows), results, data_dir, out, times)
+
+
+def _runnable(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the rows that need a GPU, where there is none; says which those are."""
+    from jaxdp.papers import queue
+
+    if queue.has_gpu():
+        return names
+    waiting = [name for name in names if queue.ROWS[name].needs_gpu]
+    if waiting:
+        click.echo(
+            f"{len(waiting)} rows need a GPU and are left out (`jaxdp reproduce run NAME` runs "
+            f"them all the same): {', '.join(waiting)}",
+            err=True,
+        )
+    return tuple(name for name in names if name not in waiting)
+
+
+def _work(
+    names: tuple[str, ...], results: Path, data_dir: Path | None, out: Path, runs: int
+) -> None:
+    from jaxdp.cli.progress import progress_bar
+    from jaxdp.papers import queue
+    from jaxdp.runs import described
+
+    queue.work(
+        names,
+        out,
+        results,
+        data_dir,
+        described.report,
+        lambda row: progress_bar(row.config(), row.name),
+        runs,
+    )
+
+
+def _detach(arguments: list[str], data_dir: Path | None, out: Path) -> None:
+    """The same command in a process of its own."""
+    command = [sys.executable, "-m", "jaxdp", "reproduce", *arguments]
+    command += ["--out", str(out.absolute())]
+    command += ["--data-dir", str(data_dir.absolute())] if data_dir else []
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "log.txt"
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env=dict(os.environ),
+        )
+    click.echo(f"process {process.pid}, log {log}")

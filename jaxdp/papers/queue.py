@@ -1,0 +1,176 @@
+"""The papers' rows as a queue: one run after the other, resumable, results kept as JSON."""
+
+import datetime
+import functools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxdp import _validate, data
+from jaxdp._durable import open_locked, write_atomically
+from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
+from jaxdp.papers.column import audited_columns
+from jaxdp.papers.row import Row
+from jaxdp.papers.rows import ROWS
+from jaxdp.runs.config import RunConfig
+from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.loop import Progress, RunResult, resume, start
+from jaxdp.seeds import Secret
+
+# Of a row and the number of its run, counted from 1.
+Key = tuple[str, int]
+
+
+def work(
+    names: Iterable[str],
+    folder: Path,
+    results: Path,
+    data_dir: Path | None,
+    report: Callable[[RunResult], dict[str, Any]],
+    progress: Callable[[Row], Any],
+    runs: int = 1,
+) -> list[Key]:
+    """Runs the rows that have no result yet, one after the other; returns which.
+
+    An interrupted row goes on from its last checkpoint; one worker at a time.
+
+    Args:
+        names: keys of :data:`ROWS`, in the order of running.
+        folder: where the runs lie.
+        results: the JSON file of finished rows.
+        data_dir: where prepared data sets lie.
+        report: the report of a finished run, as a dictionary.
+        progress: from a row to a context manager of its progress function.
+        runs: how often each is run; all rows once before any row twice.
+
+    Raises:
+        ValueError: an unknown row, or another worker is at it.
+    """
+    chosen = [row_named(name) for name in names]
+    _validate.integer("runs", runs, least=1)
+    # Reading one takes longer than many a run.
+    load = functools.lru_cache(maxsize=1)(data.load)
+
+    def one(row: Row, number: int) -> dict[str, Any]:
+        with progress(row) as shown:
+            dataset = load(row.dataset, data_dir)
+            result = run_row(row, folder / folder_name(row.name, number), dataset, shown)
+        return {**line_of(row, report(result)), **_measured(row, number, result)}
+
+    return work_through({row.name: row for row in chosen}, folder, results, one, runs)
+
+
+def _measured(row: Row, number: int, result: RunResult) -> dict[str, Any]:
+    """The queue's own notes, of public data sets: a report holds no time."""
+    return {
+        "seconds": round(result.seconds, 1),
+        "steps_timed": result.steps_run,
+        "date": datetime.date.today().isoformat(),
+        "command": f"jaxdp reproduce run {row.name} --runs {number}",
+    }
+
+
+def work_through(
+    rows: dict[str, Any],
+    folder: Path,
+    results: Path,
+    one: Callable[[Any, int], dict[str, Any]],
+    runs: int,
+    indent: int | None = 1,
+) -> list[Key]:
+    """Calls ``one(row, number)`` for what has no line in ``results`` yet, and keeps its lines.
+
+    Args:
+        rows: by name, in the order of running.
+        folder: locked meanwhile.
+        results: the JSON file of finished rows.
+        one: makes a line.
+        runs: how often each is run; all rows once before any row twice.
+        indent: of the file; None writes one line a row.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open_locked(folder / "worker.lock", "w", f"queue is in use by another worker: {folder}")
+    done = []
+    try:
+        for number in range(1, runs + 1):
+            for name, row in rows.items():
+                if (name, number) not in finished(results):
+                    keep(results, {**one(row, number), "run": number}, indent)
+                    done.append((name, number))
+    finally:
+        lock.close()
+    return done
+
+
+def run_row(row: Row, folder: Path, dataset: data.Dataset, progress: Progress) -> RunResult:
+    """Starts the row's run, or goes on with it."""
+    directory = RunDirectory(folder)
+    if directory.exists():
+        config = RunConfig(**directory.load_state()["config"])
+        return resume(config, directory, dataset, progress)
+    return start(row.config(), directory, dataset, Secret.new(), progress)
+
+
+def row_named(name: str) -> Row:
+    """The row; ValueError for an unknown name."""
+    if name not in ROWS:
+        raise ValueError(f"rows must be among those of `jaxdp reproduce list`, got {name!r}")
+    return ROWS[name]
+
+
+def folder_name(name: str, run: int) -> str:
+    """Of the run's folder."""
+    return name if run == 1 else f"{name}.run-{run}"
+
+
+def has_gpu() -> bool:
+    """True if rows that need a GPU can run here."""
+    return jax.default_backend() != "cpu"
+
+
+def finished(results: Path) -> dict[Key, dict[str, Any]]:
+    """The finished rows by name and run."""
+    if not results.exists():
+        return {}
+    lines = json.loads(results.read_text(encoding="utf-8"))
+    return {(line["name"], line.get("run", 1)): line for line in lines}
+
+
+def line_of(row: Row, report: dict[str, Any]) -> dict[str, Any]:
+    """The result row of a finished run."""
+    counts, claim = report["counts"], report["claim"]
+    return {
+        "name": row.name,
+        "dataset": row.dataset,
+        "method": report["method"],
+        "model": report["model"],
+        "activation": report["activation"],
+        "test_accuracy": report["test_accuracy"],
+        "proven_epsilon": report["guarantee"]["epsilon"],
+        "delta": report["guarantee"]["delta"],
+        "claimed_epsilon": claim["epsilon"] if claim else None,
+        **audited_columns(report.get("audited")),
+        "acceptance_rate": counts["accepted"] / counts["proposals"] if counts else None,
+        "noise_multiplier": report["guarantee"]["noise_multiplier"],
+        "steps": report["history"][-1]["step"],
+        "judged_by": report["judged_by"],
+        "paper": row.paper or None,
+        "machine": report["machine"],
+        "jaxdp": report["jaxdp"],
+        "config": report["config"],
+        "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in report["history"]],
+    }
+
+
+def keep(results: Path, line: dict[str, Any], indent: int | None = 1) -> None:
+    """Adds a finished row to the file, all at once."""
+    rows = {**finished(results), (line["name"], line.get("run", 1)): line}
+    results.parent.mkdir(parents=True, exist_ok=True)
+    if indent is None:
+        text = "[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]"
+    else:
+        text = json.dumps(list(rows.values()), indent=indent)
+    write_atomically(results, text + "\n")

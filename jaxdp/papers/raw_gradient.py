@@ -1,0 +1,105 @@
+"""Clipping by un-noised moments, as AdaDp and PIGDO were published; no guarantee allows it.
+
+Nothing here is private. A method that uses it is charged as ``NonPrivate``; it exists to reproduce
+the papers' tables and to show what they leak.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.clipping import _batch
+from jaxdp.clipping.forms import form_of
+from jaxdp.types import ClipInfo, Draw, PyTree, Summed
+
+# From one example's gradient and the un-noised state: its contribution, and what is averaged raw.
+Contribution = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RawGradient:
+    """Per-example contributions that depend on un-noised moments; same face as ``ClippedGrad``.
+
+    Attributes:
+        loss_fn: ``(params, example) -> scalar``.
+        contribution: of one example; its norm is at most ``l2`` for **given** moments.
+        l2: from the parameters' shapes to the bound on one contribution.
+        unscale: from the moments to the diagonal by which contributions were divided; or None.
+        batch_size: divisor of the leaked means.
+    """
+
+    loss_fn: Callable[..., jax.Array]
+    contribution: Contribution
+    l2: Callable[[PyTree], float]
+    unscale: Callable[[PyTree], PyTree] | None
+    batch_size: int
+
+    def __call__(
+        self, params: PyTree, batch: PyTree, mask: Any = None, *, raw: PyTree
+    ) -> tuple[Summed, ClipInfo]:
+        """The sum over one physical batch, given as for ``ClippedGrad``; pure."""
+        batch, mask = _batch.opened(batch, mask)
+        loss = functools.partial(form_of(self.loss_fn), self.loss_fn)
+        losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, batch)
+        squares = [jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in _leaves(grads)]
+        norms = jnp.sqrt(sum(squares))
+        keep = mask & jnp.isfinite(norms)
+        parts, averaged = jax.vmap(self.contribution, (0, None))(grads, raw)
+        total, leaked = (jax.tree.map(lambda g: _sum(g, keep), tree) for tree in (parts, averaged))
+        leaked = jax.tree.map(lambda g: g / self.batch_size, leaked)
+        unscale = None if self.unscale is None else self.unscale(raw)
+        info = ClipInfo(norms, losses, keep, mask)
+        return Summed(total, self.l2(params), unscale, leaked=leaked), info
+
+    def trained(self, params: PyTree) -> PyTree:
+        """All parameters: none can be frozen."""
+        return params
+
+    def sum(
+        self,
+        params: PyTree,
+        data: PyTree,
+        draw: Draw,
+        rng: jax.Array | None = None,
+        *,
+        raw: PyTree,
+    ) -> tuple[Summed, list[ClipInfo]]:
+        """The sum over one draw, pass by pass."""
+        del rng
+        parts, infos = [], []
+        for indices, mask in zip(draw.indices, draw.mask, strict=True):
+            value, leaked, info = _one_pass(self, params, data, indices, mask, raw)
+            parts.append((value, leaked))
+            infos.append(info)
+        value, leaked = jax.tree.map(lambda *leaves: sum(leaves), *parts)
+        unscale = None if self.unscale is None else self.unscale(raw)
+        summed = Summed(value, self.l2(params), unscale, leaked=leaked)
+        return summed.of_draw(draw.ticket, range(len(infos)), known=draw.untouched), infos
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _one_pass(
+    grad_fn: RawGradient, params: PyTree, data: PyTree, indices: Any, mask: Any, raw: PyTree
+) -> tuple[PyTree, PyTree, ClipInfo]:
+    batch = jax.tree.map(lambda rows: rows[indices], data)
+    summed, info = grad_fn(params, batch, mask, raw=raw)
+    return summed.value, summed.leaked, info
+
+
+def flat_clip(tree: PyTree, norm: float) -> PyTree:
+    """The tree shortened to ``norm``."""
+    length = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in _leaves(tree)))
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(1.0, length / norm), tree)
+
+
+def _leaves(tree: PyTree) -> list[jax.Array]:
+    return jax.tree.leaves(tree)
+
+
+def _sum(rows: jax.Array, keep: jax.Array) -> jax.Array:
+    column = keep.reshape(keep.shape + (1,) * (rows.ndim - 1))
+    return jnp.sum(jnp.where(column, rows.astype(jnp.float32), 0.0), axis=0)

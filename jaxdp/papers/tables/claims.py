@@ -1,0 +1,201 @@
+"""Claimed, proven and audited epsilon, method by method."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from jaxdp.papers.rows import CLAIMS
+from jaxdp.papers.tables import rows, style
+from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.rows import Results
+
+_SHOWN = {
+    "dp-sgd": "DP-SGD",
+    "sa-dpsgd": "SA-DPSGD",
+    "adadp": "AdaDp",
+    "piadam": "PIAdam",
+    "pirmsprop": "PIRMSprop",
+    "piadagrad": "PIAdagrad",
+}
+NAMES = tuple(f"mnist-mlp-64-{method}-claims" for method in CLAIMS)
+_ATTACKS = "auditing.json"
+
+
+def shown(method: str) -> str:
+    """As in "AdaDp, as published"."""
+    base = method.removesuffix("-train").removesuffix("-as-published")
+    if method == base:
+        return _SHOWN[base] + ("" if base == "dp-sgd" else ", repaired")
+    where = " (energy on training records)" if method.endswith("-train") else ""
+    return f"{_SHOWN[base]}, as published{where}"
+
+
+def page(results: Results) -> Page:
+    """The runs, and the attacks on what was published."""
+    body = [
+        [shown(method), *line]
+        for method in CLAIMS
+        for line in rows.lines(results, f"mnist-mlp-64-{method}-claims")
+    ]
+    return Page(
+        "Claimed, proven, audited",
+        (
+            "Every algorithm as its paper publishes it, and repaired, in one setting: MNIST, an "
+            "MLP of 64 hidden units, batch 512, 300 steps, noise multiplier 1.23 (the left "
+            "panel). What AdaDp, PIGDO and an energy on training records reveal besides noisy sums "
+            "has no bound, so that nothing is proven, whatever is claimed. SA-DPSGD as published "
+            "judges by the test set: where that is public, the epsilon of *every* candidate is "
+            "proven. Its formula counts accepted ones alone, which proves nothing, and lies above "
+            "in so short a run only because it is loose.",
+            "The right panel is the attack of `docs/auditing.md`: the same algorithms with a full "
+            "batch and few steps, run 20,000 times each. There, a lower bound above the claim "
+            "refutes the claim.",
+            rows.LEGEND,
+        ),
+        (
+            Plot(
+                "claims.png",
+                "Epsilon at delta 1e-5. Left: claimed and proven for the runs of the table (an "
+                "arrow: nothing is proven), and the least that an attack on a tiny network forced "
+                "out at the same noise, rate and steps, which may be 0. Right: claimed, and the "
+                "least that an attack forced out in its own setting; the two panels do not "
+                "compare. Attacks at 95 % confidence.",
+            ),
+        ),
+        (Section("The runs", (), Table(("method", *rows.COLUMNS), body)), _attack_section(results)),
+        "jaxdp reproduce claims",
+    )
+
+
+def _attacks(results: Results) -> list[dict[str, Any]]:
+    return (results.read(_ATTACKS) or {}).get("papers", [])
+
+
+def _attack_section(results: Results) -> Section:
+    body = [
+        [
+            row["method"],
+            row["claim"],
+            f"{row['claimed']:.3f}",
+            "–",
+            rows.shown_audited(row["audited"]),
+            "refuted" if row["refuted"] else "not refuted",
+            f"{row['runs']:,}",
+        ]
+        for row in _attacks(results)
+    ]
+    headers = (
+        "as published",
+        "formula",
+        "claimed ε",
+        "proven ε",
+        "audited ε",
+        "the claim is",
+        "trainings",
+    )
+    return Section(
+        "The attacks",
+        (
+            "Rows of `benchmarks/results/auditing.json`, by `python -m benchmarks.auditing`; they "
+            "hold no proven epsilon.",
+        ),
+        Table(headers, body or [[rows.MISSING, *[""] * 6]]),
+    )
+
+
+def figure(results: Results) -> Figure:
+    """Bars would hide what is infinite: marks, and arrows to the right."""
+    drawn, (left, right) = style.panels(1, 2, (14, 6.2), width_ratios=(1.1, 1))
+    _runs(left, results)
+    _attacked(right, results)
+    style.legend(drawn, (left, right), 4)
+    return drawn
+
+
+def _runs(axes: Any, results: Results) -> None:
+    found = {method: results.runs(f"mnist-mlp-64-{method}-claims") for method in CLAIMS}
+    numbers = [
+        line[key]
+        for lines in found.values()
+        for line in lines
+        for key in ("claimed_epsilon", "proven_epsilon", "audited_epsilon")
+        if line.get(key) not in (None, "inf")
+    ]
+    edge = 1.6 * max(numbers, default=1.0)  # room for the words
+    for place, lines in enumerate(found.values()):
+        for line in lines:
+            _marks(axes, place, line, edge)
+        if not lines:
+            style.waiting(axes, place, rows.MISSING)
+    axes.set_xlim(-0.03 * edge, 1.12 * edge)  # a bound of 0 stands clear of the names
+    style.listed(axes, [shown(method).replace(" (", ",\n(") for method in CLAIMS])
+    axes.set_xlabel("epsilon at delta 1e-5")
+    style.title(axes, "300 sampled steps of training")
+
+
+def _marks(axes: Any, place: int, line: dict[str, Any], edge: float) -> None:
+    if line["claimed_epsilon"] is not None:
+        axes.plot(
+            line["claimed_epsilon"],
+            place,
+            "D",
+            color=style.ORANGE,
+            markersize=9,
+            fillstyle="none",
+            markeredgewidth=1.8,
+            label="claimed",
+        )
+    if line["proven_epsilon"] == "inf":
+        axes.annotate(
+            "",
+            (1.11 * edge, place),
+            (0.97 * edge, place),
+            arrowprops={"arrowstyle": "->", "color": style.BLUE, "linewidth": 2},
+        )
+        axes.text(
+            0.95 * edge,
+            place,
+            "nothing proven",
+            ha="right",
+            va="center",
+            fontsize=10.5,
+            color=style.BLUE,
+        )
+    else:
+        axes.plot(
+            line["proven_epsilon"], place, "o", color=style.BLUE, markersize=9, label="proven"
+        )
+    if line.get("audited_epsilon") is not None:
+        axes.plot(
+            line["audited_epsilon"],
+            place,
+            ">",
+            color=style.BLACK,
+            markersize=9,
+            label="audited, at least",
+        )
+
+
+def _attacked(axes: Any, results: Results) -> None:
+    attacks = _attacks(results)
+    for place, row in enumerate(attacks):
+        axes.plot([row["claimed"], row["audited"]], [place, place], color="0.6", linewidth=1.5)
+        axes.plot(
+            row["claimed"],
+            place,
+            "D",
+            color=style.ORANGE,
+            markersize=9,
+            fillstyle="none",
+            markeredgewidth=1.8,
+            label="claimed",
+        )
+        axes.plot(
+            row["audited"], place, ">", color=style.BLACK, markersize=9, label="audited, at least"
+        )
+    style.listed(axes, [row["method"].replace(", ", ",\n", 1) for row in attacks])
+    axes.set_xlim(left=0)
+    axes.set_xlabel("epsilon at delta 1e-5")
+    style.title(axes, "Attacked, as published: full batch")
+    if not attacks:
+        style.nothing_yet(axes)

@@ -1,7 +1,0 @@
-"""The tables and figures of the papers, rendered from committed result rows and nothing else."""
-
-from jaxdp.tables.page import Page, Section, Table, to_markdown
-from jaxdp.tables.rows import Results
-from jaxdp.tables.targets import TARGETS, Target, render
-
-__all__ = ["TARGETS", "Page", "Results", "Section", "Table", "Target", "render", "to_markdown"]

@@ -1,0 +1,187 @@
+"""Every committed page is what the committed rows give; nothing is dropped, nothing invented."""
+
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from jaxdp.cli import main
+from jaxdp.papers import census, queue, repeats, tables
+from jaxdp.papers.command import _TARGETS, reproduce
+from jaxdp.papers.rows import ROWS
+from jaxdp.papers.sweeps import SWEEPS
+from jaxdp.papers.tables import pareto, rows, table3
+
+ROOT = Path(__file__).parent.parent.parent.parent
+RESULTS = tables.Results(ROOT / "benchmarks" / "results")
+PAGES = ROOT / "docs" / "results"
+
+
+def line(name, **changes):
+    """A finished row."""
+    return {
+        "name": name,
+        "test_accuracy": 0.98765,
+        "claimed_epsilon": 1.23401,
+        "proven_epsilon": 2.5,
+        "seconds": 12.0,
+        "steps": 100,
+        "steps_timed": 100,
+        "machine": "2 cores, cpu",
+        "acceptance_rate": None,
+        **changes,
+    }
+
+
+def results(tmp_path, *lines):
+    (tmp_path / "papers.json").write_text(json.dumps(lines))
+    return tables.Results(tmp_path)
+
+
+@pytest.mark.parametrize("name", tables.TARGETS)
+def test_the_committed_page_is_what_the_committed_rows_give(name):
+    target = tables.TARGETS[name]
+    assert (PAGES / f"{name}.md").read_text() == tables.to_markdown(target.page(RESULTS)), (
+        f"run: jaxdp reproduce {name} --render-only"
+    )
+    for file in target.figures:
+        assert (PAGES / file).stat().st_size > 10_000
+
+
+def test_no_mark_of_claims_lies_beyond_its_panel():
+    (draw,) = tables.TARGETS["claims"].figures.values()
+    for panel in draw(RESULTS).axes:
+        low, high = panel.get_xlim()
+        marks = [x for mark in panel.lines for x in mark.get_xdata()]
+        assert marks
+        assert low < min(marks)
+        assert max(marks) < high
+
+
+@pytest.mark.parametrize("name", tables.TARGETS)
+def test_a_page_and_its_plots_are_made_of_no_rows_at_all(name, tmp_path):
+    paths = tables.render(name, tables.Results(tmp_path), tmp_path / "out")
+    assert [path.name for path in paths] == [f"{name}.md", *tables.TARGETS[name].figures]
+    assert rows.MISSING in paths[0].read_text()
+
+
+@pytest.mark.parametrize("name", [n for n, t in tables.TARGETS.items() if t.file == "papers.json"])
+def test_every_row_of_a_target_is_on_its_page(name, tmp_path):
+    target = tables.TARGETS[name]
+    text = tables.to_markdown(target.page(tables.Results(tmp_path)))
+    for row in target.rows:
+        shown = next(x for x in text.splitlines() if f"`{row}`" in x)
+        assert (rows.WAITING if ROWS[row].needs_gpu else rows.MISSING) in shown
+
+
+def test_the_commands_are_the_targets():
+    assert set(_TARGETS) == set(tables.TARGETS)
+    for name in tables.TARGETS:
+        assert name in reproduce.list_commands(click.Context(reproduce))
+
+
+def test_cells_show_every_run_and_round_to_the_safe_side(tmp_path):
+    found = results(
+        tmp_path,
+        line("mnist-dp-sgd-tanh", proven_epsilon=2.5000001),
+        line(
+            "mnist-dp-sgd-tanh",
+            run=2,
+            proven_epsilon="inf",
+            audited_epsilon=7.80699,
+            steps_timed=40,
+            acceptance_rate=0.276,
+        ),
+    )
+    first, second = rows.lines(found, "mnist-dp-sgd-tanh")
+    assert first == [
+        "`mnist-dp-sgd-tanh`",
+        "98.77 %",
+        "1.235",
+        "2.501",
+        "–",
+        "–",
+        "12",
+        "1",
+        "2 cores, cpu",
+    ]
+    assert second[3:8] == ["∞", "≥ 7.806", "27.6 %", "12 (last 40 of 100 steps)", "2"]
+    assert len(first) == len(rows.COLUMNS)
+
+
+def test_no_page_holds_a_seed():
+    for page in PAGES.glob("*.md"):
+        assert not re.search(r"\bseeds?\b", page.read_text())
+    for file in ("papers.json", "pums.json", "accountants.json"):
+        for row in RESULTS.read(file):
+            assert not {"seed", "secret", "entropy"} & {*row, *row.get("config", {})}
+
+
+def test_the_epsilon_of_an_accuracy_is_that_of_its_first_evaluation(tmp_path):
+    curve = [[10, 0.5, 0.93], [20, 0.9, 0.951], [30, 1.2, 0.94], [40, 1.5, 0.961]]
+    row = line("mnist-dp-sgd-tanh", curve=curve)
+    assert table3.crossing(row, 94) == (20, 0.9)
+    assert table3.crossing(row, 96) == (40, 1.5)
+    assert table3.crossing(row, 98) is None
+    assert table3.crossing(line("x"), 98) == (100, 2.5)  # no curve: its end
+    assert table3.crossing(line("x"), 99) is None
+    text = tables.to_markdown(table3.page(results(tmp_path, row)))
+    assert "| 94 % | DP-SGD, tanh | 1.23 | `mnist-dp-sgd-tanh` | step 20 of 100 | 95.10 % |" in text
+    assert "not reached" in text
+
+
+def test_a_short_row_stands_in_for_a_long_one_without_a_curve(tmp_path):
+    long, short = line("mnist-auto-s"), line("mnist-auto-s-short", curve=[[1, 0.1, 0.99]])
+    assert table3.with_curve(results(tmp_path, long, short), "mnist-auto-s") == [short]
+    alone = results(tmp_path, long)
+    assert table3.with_curve(alone, "mnist-auto-s") == [long]
+    assert "step 100 of 100 or before; curve not kept" in tables.to_markdown(table3.page(alone))
+
+
+def test_the_rows_are_named_for_what_they_do():
+    for method in pareto.METHODS:
+        for epsilon in pareto.EPSILONS:
+            row = ROWS[pareto.row_name(method, epsilon)]
+            assert (row.given["epsilon"], row.given["steps"]) == (epsilon, 600)
+    for method in repeats.METHODS:
+        for epsilon in repeats.EPSILONS:
+            given = ROWS[repeats.row_name(method, epsilon)].given
+            assert (given["epsilon"], given["learning_rate"]) == (epsilon, repeats.CHOSEN[method])
+    for sweep in SWEEPS:
+        assert list(sweep.rows) == sorted(sweep.rows)
+        for value, name in sweep.rows.items():
+            given = ROWS[name].given
+            numbers = {
+                v
+                for v in (*given.values(), *given.get("settings", {}).values())
+                if isinstance(v, (int, float))
+            }
+            assert value in numbers or "-".join(name.split("-")[:5]) in name, name
+            if name != min(sweep.rows.values(), key=len):
+                assert value in numbers, name
+
+
+def test_a_target_is_rendered_without_running(tmp_path, capsys):
+    arguments = ["--render-only", "--results-dir", str(tmp_path / "none"), "--to", str(tmp_path)]
+    main(["reproduce", "pareto", *arguments])
+    assert (tmp_path / "pareto.png").exists()
+    assert "pareto.md" in capsys.readouterr().out
+
+
+def test_rows_that_need_a_gpu_are_named_and_left_out(monkeypatch, capsys):
+    from jaxdp.papers import command
+
+    names = ("mnist-dp-sgd-tanh", "cifar10-dp-sgd-tanh")
+    assert command._runnable(names) == names[:1]
+    assert "1 rows need a GPU" in capsys.readouterr().err
+    monkeypatch.setattr(queue, "has_gpu", lambda: True)
+    assert command._runnable(names) == names
+
+
+def test_census_rows_are_private_or_say_that_they_are_not():
+    for name, row in census.ROWS.items():
+        assert ("not-private" in name) == (row.epsilon is None)
+    text = (PAGES / "pums.md").read_text()
+    assert "**no guarantee at all**" in text

@@ -1,0 +1,112 @@
+import json
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+
+from jaxdp import data
+from jaxdp.data.sources import PUMS_COLUMNS
+from jaxdp.papers import census
+from jaxdp.seeds import Secret
+
+
+def people(rows=400, seed=0):
+    """Random census columns and a label that follows two of them."""
+    rng = np.random.default_rng(seed)
+    x = np.where(rng.random((rows, 9)) < 0.5, 1, -1).astype(np.float32)
+    chance = 1 / (1 + np.exp(-(x[:, 0] + 0.5 * x[:, 2]).astype(np.float64)))
+    return x, (rng.random(rows) < chance).astype(np.int32), chance
+
+
+def test_reliability_is_scikit_learns_calibration_curve():
+    _, label, chance = people()
+    bins = census.reliability(chance, label)
+    found, predicted = calibration_curve(label, chance, n_bins=census.BINS)
+    np.testing.assert_allclose([row["found"] for row in bins], found)
+    np.testing.assert_allclose([row["predicted"] for row in bins], predicted)
+    assert sum(row["size"] for row in bins) == len(label)
+
+
+def test_the_calibration_error_of_a_known_fault():
+    label = np.array([1] * 30 + [0] * 70)
+    right, wrong = np.full(100, 0.3), np.full(100, 0.75)
+    assert census.calibration_error(census.reliability(right, label)) == pytest.approx(0.0)
+    assert census.calibration_error(census.reliability(wrong, label)) == pytest.approx(0.45)
+    # A chance of exactly 1 belongs to the last bin.
+    assert census.reliability(np.ones(3), np.ones(3))[0]["size"] == 3
+
+
+def test_errors_by_group_add_up():
+    x, label, chance = people()
+    found = census.measure(chance, x, label)
+    groups = {row["group"]: row for row in found["groups"]}
+    wrong = int(((chance >= 0.5) != (label == 1)).sum())
+    assert groups["all"]["errors"] == wrong == round((1 - found["test_accuracy"]) * len(label))
+    for key in ("size", "errors", "unemployed", "missed"):
+        assert groups["men"][key] + groups["women"][key] == groups["all"][key]
+        for race in ("Black", "Asian", "neither"):
+            assert groups[f"{race}, men"][key] + groups[f"{race}, women"][key] == groups[race][key]
+    both = int(((x[:, 2] > 0) & (x[:, 3] > 0)).sum())
+    assert (
+        groups["Black"]["size"] + groups["Asian"]["size"] + groups["neither"]["size"] - both == 400
+    )
+    assert 0.5 < found["auc"] < 1
+
+
+def test_groups_are_read_from_their_columns():
+    x = -np.ones((2, 9), np.float32)
+    x[1, [PUMS_COLUMNS.index("sex"), PUMS_COLUMNS.index("asian")]] = 1
+    found = census.groups(x)
+    assert found["neither, men"].tolist() == [True, False]
+    assert found["Asian, women"].tolist() == [False, True]
+    assert not found["Black"].any()
+
+
+def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_path):
+    x, label, _ = people(2_000)
+    spec = data.spec("pums")
+    rows = data.Dataset(
+        spec,
+        np.tile(x, (11, 1))[: spec.dataset_size],
+        np.tile(label, 11)[: spec.dataset_size],
+        x,
+        label,
+    )
+    monkeypatch.setattr(census.data, "load", lambda name, folder: rows)
+    chosen = {
+        n: r
+        for n, r in census.ROWS.items()
+        if n in ("pums-logistic-epsilon-0.5", "pums-logistic-not-private")
+    }
+    monkeypatch.setattr(census, "ROWS", chosen)
+    done = []
+    for _ in range(2):  # the second finds everything done
+        census.work(tmp_path / "pums.json", tmp_path / "q", None, 1, done.append)
+    private, free = json.loads((tmp_path / "pums.json").read_text())
+    assert done == [0, 1, 2, 2]
+    assert 0.49 < private["proven_epsilon"] <= 0.5
+    assert private["noise_multiplier"] > 1
+    assert (free["proven_epsilon"], free["private"], free["l2_clip_norm"]) == ("inf", False, None)
+    assert free["noise_multiplier"] == 0
+    assert free["auc"] > 0.7
+
+
+def test_no_logistic_gradient_is_longer_than_its_clipping():
+    import jax
+
+    from jaxdp import models
+    from jaxdp.runs import assemble
+
+    model = assemble.model_of(census.ROWS["pums-logistic-epsilon-1"].config())
+    params = jax.tree.map(
+        lambda leaf: 50.0 * leaf, models.init(model, Secret.new().jax_key("init"), (9,))
+    )
+    x, _, _ = people(64)
+    longest = 0.0
+    for label in (0, 1):
+        grads = jax.vmap(jax.grad(models.cross_entropy(model)), (None, 0))(
+            params, (x, np.full(64, label, np.int32))
+        )
+        squares = sum((leaf.reshape(64, -1) ** 2).sum(axis=1) for leaf in jax.tree.leaves(grads))
+        longest = max(longest, float(np.sqrt(squares.max())))
+    assert 0.9 * np.sqrt(20) < longest <= np.sqrt(20) * (1 + 1e-5) < census._CLIPPING["logistic"]
