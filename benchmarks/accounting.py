@@ -32,7 +32,7 @@ DELTA = 1e-5
 
 
 def ours(q: float, z: float, steps: int) -> float:
-    """Upper epsilon by the default method."""
+    """Upper epsilon by the default accountant."""
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
     return acc.epsilon(event, DELTA).upper
 

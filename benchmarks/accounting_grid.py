@@ -1,4 +1,4 @@
-"""Is any upper epsilon too low, or any lower one too high? A grid of runs against other methods.
+"""Is any upper epsilon too low, or any lower one too high? A grid against other accountants.
 
     python -m benchmarks.accounting_grid [--quick] [--out benchmarks/results/accounting_grid.json]
 
@@ -91,7 +91,7 @@ def check(q: float, z: float, steps: int, delta: float, relation: acc.Relation) 
     return row | {
         "lower": bound.lower,
         "upper": bound.upper,
-        "method": bound.method,
+        "accountant": bound.accountant,
         "note": bound.note,
         "seconds": round(time.perf_counter() - start, 4),
         "width": (bound.upper - bound.lower) / bound.upper if bound.upper > 0 else 0.0,

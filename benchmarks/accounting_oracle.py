@@ -154,7 +154,7 @@ def judge(
         "relation": relation.value,
         "lower": bound.lower,
         "upper": bound.upper,
-        "method": bound.method,
+        "accountant": bound.accountant,
         "width": (bound.upper - bound.lower) / bound.upper,
         "delta_at_upper": found[0],
         "delta_at_lower": found[1],

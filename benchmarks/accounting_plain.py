@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--results", default="benchmarks/results/accounting_grid.json")
     args = parser.parse_args()
     for row in json.loads(Path(args.results).read_text())["rows"]:
-        if not (row["method"] == "rare" and row["delta"] == 1e-5):
+        if not (row["accountant"] == "rare" and row["delta"] == 1e-5):
             continue
         for end in ("lower", "upper"):
             step = (row["q"], row["z"], row["steps"], row[end], row["relation"] == "replace_one")

@@ -174,7 +174,7 @@ def judge(steps: list[Steps], target: float, relation: acc.Relation) -> dict[str
     ]
     start = time.perf_counter()
     bound = acc.epsilon(acc.Composed(parts), target, relation)
-    row |= {"lower": bound.lower, "upper": bound.upper, "method": bound.method}
+    row |= {"lower": bound.lower, "upper": bound.upper, "accountant": bound.accountant}
     row["seconds"] = round(time.perf_counter() - start, 4)
     if not 0 < bound.upper < 2_000:
         return row | {"verdict": "zero or huge"}

@@ -29,7 +29,7 @@ from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.auditing import audit_scores, family_bound, one_run_bound, training_run, two_worlds
 from jaxdp.auditing.adversaries import canary_score, iterate_score
-from jaxdp.auditing.audit import audit_method, tiny_worlds
+from jaxdp.auditing.audit import audit_algorithm, tiny_worlds
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published
@@ -51,9 +51,9 @@ def tight():
             epsilon=epsilon, delta=DELTA, steps=4, sampling_prob=1
         )
         begun = time.perf_counter()
-        method = opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+        algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
         shares = [
-            audit_method(method, 4, DELTA, seed=seed).profile.epsilon / epsilon
+            audit_algorithm(algorithm, 4, DELTA, seed=seed).profile.epsilon / epsilon
             for seed in (1, 2, 3)
         ]
         seconds = (time.perf_counter() - begun) / 3
@@ -72,15 +72,15 @@ def tight():
         noise = acc.calibrate_noise_multiplier(
             epsilon=epsilon, delta=DELTA, steps=steps, sampling_prob=rate
         )
-        method = opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), lr)
-        canary, worlds = tiny_worlds(method)
+        algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), lr)
+        canary, worlds = tiny_worlds(algorithm)
         begun = time.perf_counter()
         run = training_run(
-            method,
+            algorithm,
             worlds,
             steps,
             release="iterates",
-            score=iterate_score(method, canary, worlds.params, lr),
+            score=iterate_score(algorithm, canary, worlds.params, lr),
         )
 
         def family(z, rate=rate, steps=steps):
@@ -122,7 +122,7 @@ def bugs():
 
 
 def correct(audits=40, count=600):
-    """200 audits of correct methods at 95 %, and as many of scores that are noise."""
+    """200 audits of correct algorithms at 95 %, and as many of scores that are noise."""
     rows = {}
     for name in planted.CORRECT:
         accused = sum(v.refuted for v in planted.many_verdicts(name, audits, count))
@@ -152,9 +152,9 @@ def _shrewd(noise):
     return lambda key, there: PublicEnergy(loss, jnp.zeros(2))
 
 
-def _after_one(method):
+def _after_one(algorithm):
     """The annealer with one candidate accepted already, so that the next is judged."""
-    init = method.after_noise.init
+    init = algorithm.after_noise.init
 
     def begun(params):
         return init(params)._replace(
@@ -162,7 +162,8 @@ def _after_one(method):
         )
 
     return dataclasses.replace(
-        method, after_noise=optax.GradientTransformationExtraArgs(begun, method.after_noise.update)
+        algorithm,
+        after_noise=optax.GradientTransformationExtraArgs(begun, algorithm.after_noise.update),
     )
 
 
@@ -172,7 +173,7 @@ def _waiting(released):
 
 
 def _annealed(noise=3.0, proposals=160):
-    method = sa_dpsgd_as_published(
+    algorithm = sa_dpsgd_as_published(
         planted.flat(noise),
         4.0,
         jax.random.key(2),
@@ -180,23 +181,27 @@ def _annealed(noise=3.0, proposals=160):
         max_rejections=1000,
     )
     run = training_run(
-        _after_one(method), planted.APART, proposals, energy=_shrewd(noise), score=_waiting
+        _after_one(algorithm), planted.APART, proposals, energy=_shrewd(noise), score=_waiting
     )
-    return method.claim(1.0, noise, 1, DELTA), run, "one accepted candidate; all rejections free"
+    return algorithm.claim(1.0, noise, 1, DELTA), run, "one accepted candidate; all rejections free"
 
 
 def _annealed_on_private(noise=40.0, steps=4):
     def energy(key, there):
         return planted.opened_energy(key, there, 0.0)
 
-    method = planted.annealed(noise, sa_dpsgd_as_published, energy_on_private=True)
-    run = training_run(method, planted.APART, steps, energy=energy)
-    return method.claim(1.0, noise, steps, DELTA), run, "every candidate counted as accepted"
+    algorithm = planted.annealed(noise, sa_dpsgd_as_published, energy_on_private=True)
+    run = training_run(algorithm, planted.APART, steps, energy=energy)
+    return algorithm.claim(1.0, noise, steps, DELTA), run, "every candidate counted as accepted"
 
 
-def _moments(method, steps, worlds=planted.APART):
-    run = training_run(method, worlds, steps)
-    return method.claim(1.0, method.mechanism.noise_multiplier, steps, DELTA), run, "every step"
+def _moments(algorithm, steps, worlds=planted.APART):
+    run = training_run(algorithm, worlds, steps)
+    return (
+        algorithm.claim(1.0, algorithm.mechanism.noise_multiplier, steps, DELTA),
+        run,
+        "every step",
+    )
 
 
 def papers(count=10_000):
@@ -205,12 +210,12 @@ def papers(count=10_000):
 
     def pigdo(name):
         worlds = planted.APART if name == "adam" else planted.CROWD
-        method = pigdo_as_published(planted.flat(noise, worlds.count), 0.1, name)
-        return lambda: _moments(method, steps, worlds)
+        algorithm = pigdo_as_published(planted.flat(noise, worlds.count), 0.1, name)
+        return lambda: _moments(algorithm, steps, worlds)
 
     def adadp():
-        method = adadp_as_published(noise, 4, 4, 0.1, bound=1.0, sampling="full_batch")
-        return _moments(method, steps)
+        algorithm = adadp_as_published(noise, 4, 4, 0.1, bound=1.0, sampling="full_batch")
+        return _moments(algorithm, steps)
 
     cases = {
         "AdaDp": adadp,
@@ -230,7 +235,7 @@ def papers(count=10_000):
         found = audit_scores(*scores, DELTA, held_out=0.2)
         rows.append(
             {
-                "method": name,
+                "algorithm": name,
                 "claim": claim.name,
                 "claimed": claim.value,
                 "counted": counted,
@@ -270,7 +275,7 @@ def plot(rows):
         color="#D55E00",
         label="audited: at least, 95 % confidence",
     )
-    axes.set_yticks(at, [r["method"] for r in rows])
+    axes.set_yticks(at, [r["algorithm"] for r in rows])
     axes.invert_yaxis()
     axes.plot(
         [r["plain_gaussian_of_what_is_counted"] for r in rows],
@@ -295,9 +300,9 @@ def peer(python, draws=12, count=2000):
             rng.normal(mu, 1, draws * count),
             rng.normal(0, 1, draws * count),
         )
-    method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
-    canary, worlds = tiny_worlds(method)
-    run = training_run(method, worlds, 8, score=canary_score(method, canary))
+    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
+    canary, worlds = tiny_worlds(algorithm)
+    run = training_run(algorithm, worlds, 8, score=canary_score(algorithm, canary))
     inside, outside = two_worlds(run, draws * count, seed=3)
     scores["DP-SGD, sampled, 8 steps"] = inside[:, 1], outside[:, 1]
     cut = {
@@ -337,7 +342,7 @@ def peer(python, draws=12, count=2000):
             mu = float(name.split()[-1])
             truth = acc.epsilon(acc.Gaussian(1 / mu), DELTA).upper if mu else 0.0
         else:
-            truth = method.epsilon(8, DELTA).upper
+            truth = algorithm.epsilon(8, DELTA).upper
         rows.append(
             {
                 "scores": name,

@@ -26,7 +26,7 @@ def row_of(folder):
         "profile_assumes", "verdict", "what",
     )  # fmt: skip
     return {
-        "dataset": report["dataset"], "model": report["model"], "method": report["method"],
+        "dataset": report["dataset"], "model": report["model"], "algorithm": report["algorithm"],
         "noise_multiplier": report["guarantee"]["noise_multiplier"],
         "sampling_prob": report["guarantee"]["sampling_prob"],
         "test_accuracy": report["test_accuracy"],

@@ -1,4 +1,4 @@
-"""The residual audit on trial: null audits of correct methods, and the bugs it must catch.
+"""The residual audit on trial: null audits of correct algorithms, and the bugs it must catch.
 
 python -m benchmarks.auditing_residuals [--audits 60] [--only null,null_large,bugs]
 
@@ -26,10 +26,10 @@ RUNS = 3_000  # of both worlds together
 
 
 def null(audits, seed=101):
-    """``audits`` audits of each correct method, of 3,000 runs each: how many are accused."""
+    """``audits`` audits of each correct algorithm, of 3,000 runs each: how many are accused."""
     accused, least, begun = {}, [], time.perf_counter()
     for i, name in enumerate(planted.CORRECT):
-        # Equal seeds would give all methods the same noise.
+        # Equal seeds would give all algorithms the same noise.
         found = null_verdicts(name, audits, RUNS, seed + 1_000 * i)
         accused[name] = sum(verdict.refuted for verdict in found)
         least += [verdict.p_value for verdict in found]
@@ -45,10 +45,10 @@ def null(audits, seed=101):
 
 def null_large(audits=40):
     """Audits of DP-SGD as `jaxdp audit` makes them, of 1.4 million numbers each."""
-    method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
-    _, worlds = tiny_worlds(method)
+    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
+    _, worlds = tiny_worlds(algorithm)
     begun = time.perf_counter()
-    found = [audit_noise(method, worlds, 10, seed=500 + i) for i in range(audits)]
+    found = [audit_noise(algorithm, worlds, 10, seed=500 + i) for i in range(audits)]
     seconds = (time.perf_counter() - begun) / audits
     accused = sum(verdict.refuted for verdict in found)
     print(accused, "of", audits, f"{seconds:.1f} s each", flush=True)
@@ -60,18 +60,23 @@ def null_large(audits=40):
 
 
 def null_verdicts(name, audits, runs, seed):
-    """Verdicts on fresh runs of a correct method, many of them collected at once."""
+    """Verdicts on fresh runs of a correct algorithm, many of them collected at once."""
     case, at_once, found = planted.CORRECT[name], 10, []
-    method = case.method()
+    algorithm = case.algorithm()
     for part in range(0, audits, at_once):
         some = min(at_once, audits - part)
         seen = trusted_steps(
-            method, case.worlds, case.steps, some * runs // 2, energy=case.energy, seed=seed + part
+            algorithm,
+            case.worlds,
+            case.steps,
+            some * runs // 2,
+            energy=case.energy,
+            seed=seed + part,
         )
         # Interleaved, so that each audit has as many runs of either world.
         for i in range(some):
             rows = jax.tree.map(lambda leaf, i=i, some=some: leaf[i::some], seen)
-            found.append(noise_verdict(method, case.worlds, rows))
+            found.append(noise_verdict(algorithm, case.worlds, rows))
     return found
 
 
@@ -79,7 +84,7 @@ def bugs():
     """Every subtle bug by both audits, and every other one by its residuals."""
     rows = []
     for name, bug in {**SUBTLE, **planted.BUGS}.items():
-        if bug.method().mechanism.leak:
+        if bug.algorithm().mechanism.leak:
             continue  # refused: it is no sum plus noise
         begun = time.perf_counter()
         found = bug.noise(RUNS // 2)
@@ -100,7 +105,7 @@ def bugs():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--audits", type=int, default=60, help="of each of the correct methods")
+    parser.add_argument("--audits", type=int, default=60, help="of each of the correct algorithms")
     parser.add_argument("--only", default="null,null_large,bugs")
     given = parser.parse_args()
     parts = {"null": lambda: null(given.audits), "null_large": null_large, "bugs": bugs}

@@ -45,7 +45,7 @@ COMMANDS = [
     ([*TRAIN, "--delta", "1e-300"], "delta must be at least 1e-30 and at most 0.1"),
     (["train", "--out", ""], "expected a path, got ''"),
     ([*TRAIN, "--data-dir", ""], "expected a path, got ''"),
-    ([*TRAIN, "--method", ""], "method must be one of"),
+    ([*TRAIN, "--algorithm", ""], "algorithm must be one of"),
     ([*TRAIN, "--noise-schedule", ""], "noise_schedule must be kind:number:every"),
     (["export", ""], "expected a path, got ''"),
     ([*TRAIN, "--resume", "--dry-run"], "--dry-run must not come with --resume"),

@@ -43,10 +43,10 @@ def accuracy(problem: Problem, network: bc.Network, weights: Any) -> float:
 def calibrated(events: Any, epsilon: float, relation: acc.Relation) -> float:
     """The smallest scale of the noise (to 1e-4) whose proven epsilon is within the target."""
 
-    def smallest(low: float, high: float, method: str) -> float:
+    def smallest(low: float, high: float, algorithm: str) -> float:
         while high / low > 1 + 1e-4:
             middle = math.sqrt(low * high)
-            fits = acc.epsilon(events(middle), DELTA, relation, method).upper <= epsilon
+            fits = acc.epsilon(events(middle), DELTA, relation, algorithm).upper <= epsilon
             low, high = (low, middle) if fits else (middle, high)
         return high
 
@@ -55,23 +55,23 @@ def calibrated(events: Any, epsilon: float, relation: acc.Relation) -> float:
     return smallest(0.4 * enough, enough, "auto")
 
 
-def schedules(problem: Problem, epochs: int) -> dict[str, bc.NoiseSchedule]:
+def schedules(problem: Problem, epochs: int) -> dict[str, bc.SweepSchedule]:
     """Constant noise, and noise that falls linearly to a third over the epochs."""
     each = round(problem.size / problem.batch_size)
     return {"constant": bc.constant(), "decreasing": bc.linear(1.5, 0.5, epochs, each)}
 
 
-def released(problem: Problem, epochs: int, schedule: bc.NoiseSchedule) -> bc.ReleasedBlocks:
+def released(problem: Problem, epochs: int, schedule: bc.SweepSchedule) -> bc.ReleasedBlocks:
     """R1 at the problem's proven epsilon after so many epochs."""
 
-    def method(z: float) -> bc.ReleasedBlocks:
+    def algorithm(z: float) -> bc.ReleasedBlocks:
         return bc.ReleasedBlocks(
             problem.network, z, problem.clip, problem.step_size, problem.batch_size,
             problem.size, bc.Proximal(spectral_radius=problem.projection), schedule=schedule,
         )  # fmt: skip
 
     steps = problem.steps(epochs)
-    return method(calibrated(lambda z: method(z).events(steps), problem.epsilon, ADD))
+    return algorithm(calibrated(lambda z: algorithm(z).events(steps), problem.epsilon, ADD))
 
 
 def along(problem: Problem, network: bc.Network, at: dict[int, int]) -> tuple[dict, Any]:
@@ -85,10 +85,12 @@ def along(problem: Problem, network: bc.Network, at: dict[int, int]) -> tuple[di
     return table, look
 
 
-def run_released(problem: Problem, method: bc.ReleasedBlocks, epochs: list[int], seed: int) -> dict:
-    table, look = along(problem, method.network, {problem.steps(e): e for e in epochs})
+def run_released(
+    problem: Problem, algorithm: bc.ReleasedBlocks, epochs: list[int], seed: int
+) -> dict:
+    table, look = along(problem, algorithm.network, {problem.steps(e): e for e in epochs})
     bc.train(
-        method, problem.lifted, problem.steps(epochs[-1]), secret=Secret.from_seed(seed),
+        algorithm, problem.lifted, problem.steps(epochs[-1]), secret=Secret.from_seed(seed),
         on_step=look, ledger=jaxdp.Ledger(),
     )  # fmt: skip
     return table
@@ -123,9 +125,11 @@ def run_dp_sgd(problem: Problem, mechanism: jaxdp.Mechanism, epochs: list[int], 
     return table
 
 
-def run_published(problem: Problem, method: bc.AsPublished, epochs: list[int], seed: int) -> dict:
-    table, look = along(problem, method.network, {e: e for e in epochs})
-    bc.train_as_published(method, problem.lifted, secret=Secret.from_seed(seed), on_epoch=look)
+def run_published(
+    problem: Problem, algorithm: bc.AsPublished, epochs: list[int], seed: int
+) -> dict:
+    table, look = along(problem, algorithm.network, {e: e for e in epochs})
+    bc.train_as_published(algorithm, problem.lifted, secret=Secret.from_seed(seed), on_epoch=look)
     return table
 
 
@@ -141,35 +145,35 @@ def summary(tables: list[dict]) -> dict[str, list[float]]:
 
 def row(name: str, tables: list[dict], started: float, **figures: Any) -> dict:
     seconds = round((time.perf_counter() - started) / len(tables), 1)
-    made = {"method": name, "accuracy": summary(tables), "seconds_a_run": seconds, **figures}
+    made = {"algorithm": name, "accuracy": summary(tables), "seconds_a_run": seconds, **figures}
     print(json.dumps(made), flush=True)
     return made
 
 
-def as_published(problem: Problem, method: bc.ReleasedBlocks, epochs: int) -> bc.AsPublished:
+def as_published(problem: Problem, algorithm: bc.ReleasedBlocks, epochs: int) -> bc.AsPublished:
     """The paper's algorithm with the noise that R1 adds to W."""
-    std = method.noise_multipliers[0] * problem.clip * problem.step_size / problem.batch_size
+    std = algorithm.noise_multipliers[0] * problem.clip * problem.step_size / problem.batch_size
     return bc.AsPublished(
         problem.network, std, problem.step_size, problem.batch_size, problem.size, epochs,
         rescale=bc.Rescale(2.0),
-        schedule=bc.NoiseSchedule(method.schedule.factors),
+        schedule=bc.SweepSchedule(algorithm.schedule.factors),
     )  # fmt: skip
 
 
 def compare(problem: Problem, epochs: list[int], seeds: int) -> list[dict]:
-    """Every method at one proven epsilon, accuracy against epochs."""
+    """Every algorithm at one proven epsilon, accuracy against epochs."""
     rows, last = [], epochs[-1]
     for kind, schedule in schedules(problem, last).items():
-        method = released(problem, last, schedule)
+        algorithm = released(problem, last, schedule)
         spent = {
-            str(e): round(acc.epsilon(method.events(problem.steps(e)), DELTA).upper, 4)
+            str(e): round(acc.epsilon(algorithm.events(problem.steps(e)), DELTA).upper, 4)
             for e in epochs
         }
         started = time.perf_counter()
-        tables = [run_released(problem, method, epochs, seed) for seed in range(seeds)]
-        published = as_published(problem, method, last)
+        tables = [run_released(problem, algorithm, epochs, seed) for seed in range(seeds)]
+        published = as_published(problem, algorithm, last)
         claim = published.claim(2 * problem.clip, DELTA)
-        proven = acc.epsilon(method.events(problem.steps(last)), DELTA, REPLACE).upper
+        proven = acc.epsilon(algorithm.events(problem.steps(last)), DELTA, REPLACE).upper
         rows.append(
             row(
                 f"R1, {kind} noise",
@@ -178,7 +182,7 @@ def compare(problem: Problem, epochs: list[int], seeds: int) -> list[dict]:
                 proven_add_or_remove=spent,
                 proven_replace_one=proven,
                 claimed_replace_one=claim.value,
-                noise_multiplier=method.noise_multipliers[0],
+                noise_multiplier=algorithm.noise_multipliers[0],
             )
         )
         started = time.perf_counter()
@@ -219,13 +223,13 @@ def hidden_rows(problem: Problem, seeds: int, target: float) -> list[dict]:
     }
     for name, (network, inner, sweeps, decay) in settings.items():
 
-        def method(z: float, network=network, inner=inner, sweeps=sweeps, decay=decay):
+        def algorithm(z: float, network=network, inner=inner, sweeps=sweeps, decay=decay):
             return bc.HiddenBlocks(
                 network, z, 4 * problem.clip, step, batch, problem.size, inner, sweeps,
                 bc.Proximal(weight_decay=decay), average=True, direct=network.blocks == 1,
             )  # fmt: skip
 
-        chosen = method(calibrated(lambda z: method(z).event(), target, REPLACE))
+        chosen = algorithm(calibrated(lambda z: algorithm(z).event(), target, REPLACE))
         started, tables = time.perf_counter(), []
         for seed in range(seeds):
             weights = bc.train_hidden(chosen, problem.lifted, secret=Secret.from_seed(seed))
@@ -256,9 +260,9 @@ def hidden_rows(problem: Problem, seeds: int, target: float) -> list[dict]:
 
 def mnist_rows(problem: Problem, epochs: int, seeds: int) -> list[dict]:
     """R1 against DP-SGD on MNIST: accuracy and seconds an epoch."""
-    method, mechanism = released(problem, epochs, bc.constant()), dp_sgd(problem, epochs)
+    algorithm, mechanism = released(problem, epochs, bc.constant()), dp_sgd(problem, epochs)
     runs = {
-        "R1": functools.partial(run_released, problem, method, [epochs]),
+        "R1": functools.partial(run_released, problem, algorithm, [epochs]),
         "DP-SGD": functools.partial(run_dp_sgd, problem, mechanism, [epochs]),
     }
     rows = []
@@ -266,7 +270,7 @@ def mnist_rows(problem: Problem, epochs: int, seeds: int) -> list[dict]:
         started = time.perf_counter()
         tables = [run(seed) for seed in range(seeds)]
         each = (time.perf_counter() - started) / seeds / epochs
-        z = method.noise_multipliers[0] if name == "R1" else mechanism.noise_multiplier
+        z = algorithm.noise_multipliers[0] if name == "R1" else mechanism.noise_multiplier
         rows.append(row(name, tables, started, seconds_an_epoch=round(each, 2), noise_multiplier=z))
     return rows
 

@@ -13,7 +13,7 @@ from jaxdp.papers import block_coordinate as bc
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A data set split in two, and how each method is set on it."""
+    """A data set split in two, and how each algorithm is set on it."""
 
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]

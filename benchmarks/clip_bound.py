@@ -15,7 +15,7 @@ import jaxdp
 from tests.clipping import search
 
 RESULTS = Path(__file__).parent / "results" / "clip_bound.json"
-METHODS = ("auto", "ghost", "vmap")
+ALGORITHMS = ("auto", "ghost", "vmap")
 
 
 def searched(name: str, program: tuple, seeds: int) -> dict[str, float]:
@@ -23,13 +23,13 @@ def searched(name: str, program: tuple, seeds: int) -> dict[str, float]:
     loss_fn, params, make = program
     rows = 4 if name in ("long-1e6", "siamese-150528") else 24
     found = {"records": rows * seeds}
-    for method in METHODS:
+    for algorithm in ALGORITHMS:
         rule = jaxdp.normalize(1.0)
         worst = []
         for seed in range(seeds):
             batch = search.records(make, rows, seed)
-            worst.append(np.max(search.contributed(loss_fn, params, batch, rule, method)))
-        found[method] = float(max(worst))
+            worst.append(np.max(search.contributed(loss_fn, params, batch, rule, algorithm)))
+        found[algorithm] = float(max(worst))
         jax.clear_caches()
     return found
 
@@ -44,8 +44,8 @@ def main() -> None:
         rows[name] = searched(name, program, args.seeds)
         print(name, rows[name], flush=True)
     args.out.write_text(json.dumps(rows, indent=1) + "\n")
-    every = [row[method] for row in rows.values() for method in METHODS]
-    tried = sum(row["records"] for row in rows.values()) * len(METHODS)
+    every = [row[algorithm] for row in rows.values() for algorithm in ALGORITHMS]
+    tried = sum(row["records"] for row in rows.values()) * len(ALGORITHMS)
     print(f"{len(rows)} programs, {tried} records, worst over the bound {max(every):.6f}")
 
 

@@ -49,9 +49,9 @@ def mean_gradient(loss_fn):
     return jax.jit(jax.grad(lambda p, b: jax.vmap(loss_fn, (None, 0))(p, b).mean()))
 
 
-def clipped(loss_fn, method="auto", microbatch_size=None):
+def clipped(loss_fn, engine="auto", microbatch_size=None):
     """The clipped sum of a batch."""
-    grad_fn = jaxdp.clipped_grad(loss_fn, RULE, method, microbatch_size)
+    grad_fn = jaxdp.clipped_grad(loss_fn, RULE, engine, microbatch_size)
     return jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value)
 
 
@@ -73,8 +73,8 @@ def chunked(loss_fn, params, batch, rows):
             total = one(total, params, at)
         return total
 
-    def by(method):
-        grad_fn = jaxdp.clipped_grad(loss_fn, RULE, method)
+    def by(engine):
+        grad_fn = jaxdp.clipped_grad(loss_fn, RULE, engine)
         return lambda: grad_fn.sum(params, batch, draw)[0].value
 
     return {
@@ -218,10 +218,10 @@ def exactness() -> dict[str, Any]:
         results = {m: run(params, batch) for m, run in of.items()}
         total, norms = results["vmap"]
         flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(total)])
-        for method in ("ghost", "auto"):
-            other, again = results[method]
+        for engine in ("ghost", "auto"):
+            other, again = results[engine]
             gap = np.concatenate([np.ravel(x) for x in jax.tree.leaves(other)]) - flat
-            rows.setdefault(name, {})[method] = {
+            rows.setdefault(name, {})[engine] = {
                 "norms": float(np.max(np.abs(again / norms - 1.0))),
                 "sum": float(np.linalg.norm(gap) / np.linalg.norm(flat)),
             }

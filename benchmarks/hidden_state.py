@@ -92,8 +92,8 @@ def chain(epochs: int, proximal: float, diameter: float | None = None) -> acc.No
 def curves(epochs: list[int], proximal: float) -> dict[str, list[float]]:
     """Epsilon after so many epochs, by every way of accounting."""
 
-    def ask(event: acc.Event, method: str = "auto") -> float:
-        return acc.epsilon(event, DELTA, REPLACE, method).upper
+    def ask(event: acc.Event, algorithm: str = "auto") -> float:
+        return acc.epsilon(event, DELTA, REPLACE, algorithm).upper
 
     lines: dict[str, list[float]] = {}
     for e in epochs:

@@ -124,11 +124,11 @@ def with_keys(source, mechanism):
 
 def _of_kind(kind, base, **more):
     fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    return opt.dp_sgd(kind(**fields, **more), 0.1)
+    return opt.sgd(kind(**fields, **more), 0.1)
 
 
 def with_gradient(gradient, mechanism=None):
-    return dataclasses.replace(opt.dp_sgd(mechanism or flat(), 0.1), gradient=gradient)
+    return dataclasses.replace(opt.sgd(mechanism or flat(), 0.1), gradient=gradient)
 
 
 def one_leaf_bare(updates, noisy, key, mechanism):
@@ -269,9 +269,9 @@ def noisy_norm(released):
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """A broken method, what it is charged, and the two worlds that show it."""
+    """A broken algorithm, what it is charged, and the two worlds that show it."""
 
-    method: Callable[[], Any]
+    algorithm: Callable[[], Any]
     event: acc.Event
     worlds: Worlds = APART
     steps: int = STEPS
@@ -280,7 +280,7 @@ class Bug:
 
     def samples(self, count, seed):
         run = training_run(
-            self.method(), self.worlds, self.steps, energy=self.energy, score=self.score
+            self.algorithm(), self.worlds, self.steps, energy=self.energy, score=self.score
         )
         return prepared(*two_worlds(run, count, seed=seed), self.steps)
 
@@ -290,7 +290,7 @@ class Bug:
     def noise(self, count=1500, seed=0):
         """The verdict on its noise, from ``count`` runs in each world."""
         return audit_noise(
-            self.method(), self.worlds, self.steps, runs=count, energy=self.energy, seed=seed
+            self.algorithm(), self.worlds, self.steps, runs=count, energy=self.energy, seed=seed
         )
 
 
@@ -303,8 +303,8 @@ def prepared(with_record, without, steps, held_out=0.3):
 
 FULL = flat().total(STEPS)
 BUGS = {
-    "noise calibrated to the mean": Bug(lambda: opt.dp_sgd(flat(NOISE / 4), 0.1), FULL),
-    "half the noise": Bug(lambda: opt.dp_sgd(flat(NOISE / 2), 0.1), FULL),
+    "noise calibrated to the mean": Bug(lambda: opt.sgd(flat(NOISE / 4), 0.1), FULL),
+    "half the noise": Bug(lambda: opt.sgd(flat(NOISE / 2), 0.1), FULL),
     "one leaf without noise": Bug(lambda: with_noise(one_leaf_bare), FULL),
     "one key for two leaves": Bug(
         lambda: with_noise(one_key_for_two_leaves),
@@ -326,7 +326,7 @@ BUGS = {
         lambda: with_gradient(_declared(jaxdp.coordinate_box(1.0), 1.0)), FULL, EVERYWHERE
     ),
     "no sampling, charged as Poisson": Bug(
-        lambda: opt.dp_sgd(flat(), 0.1), flat(size=1, sampling="poisson").total(STEPS)
+        lambda: opt.sgd(flat(), 0.1), flat(size=1, sampling="poisson").total(STEPS)
     ),
     "mean over the realised size": Bug(
         lambda: with_gradient(divided_by_realised_size, flat(size=4)), FULL, EMPTY, score=noisy_norm
@@ -339,16 +339,16 @@ BUGS = {
         lambda: with_keys(resumed_with_old_noise, flat(size=2, sampling="poisson")),
         flat(size=2, sampling="poisson").total(STEPS),
     ),
-    "one step charged of four": Bug(lambda: opt.dp_sgd(flat(), 0.1), flat().total(1)),
+    "one step charged of four": Bug(lambda: opt.sgd(flat(), 0.1), flat().total(1)),
 }
 
 CORRECT = {
-    "dp-sgd": Bug(lambda: opt.dp_sgd(flat(), 0.1), FULL),
+    "dp-sgd": Bug(lambda: opt.sgd(flat(), 0.1), FULL),
     "dp-sgd, sampled": Bug(
-        lambda: opt.dp_sgd(flat(size=2, sampling="poisson"), 0.1),
+        lambda: opt.sgd(flat(size=2, sampling="poisson"), 0.1),
         flat(size=2, sampling="poisson").total(STEPS),
     ),
-    "dp-adam": Bug(lambda: opt.dp_adam(flat(), 0.1), FULL),
+    "dp-adam-bc": Bug(lambda: opt.dp_adam_bc(flat(), 0.1), FULL),
     "adadp": Bug(
         lambda: opt.adadp(
             with_rule(jaxdp.coordinate_box(1.0), NOISE, 4, 4, "full_batch"), 0.1, bound=1.0
@@ -362,9 +362,9 @@ CORRECT = {
 
 @functools.cache
 def many_verdicts(name, audits, count):
-    """Verdicts on one big set of runs of a correct method, cut into independent audits."""
+    """Verdicts on one big set of runs of a correct algorithm, cut into independent audits."""
     case = CORRECT[name]
-    run = training_run(case.method(), case.worlds, case.steps, energy=case.energy)
+    run = training_run(case.algorithm(), case.worlds, case.steps, energy=case.energy)
     inside, outside = two_worlds(run, audits * count, seed=11)
     found = []
     for i in range(audits):

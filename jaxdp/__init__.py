@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
     from jaxdp.mechanism import Mechanism, dp_sgd, with_rule
     from jaxdp.noise import privatize
-    from jaxdp.optimizers import Method
+    from jaxdp.optimizers import Algorithm
     from jaxdp.runs.front import Run
     from jaxdp.sampling import FixedSize, FullBatch, Poisson
     from jaxdp.schedules import NoiseSchedule
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Batch": "types",
     "Clip": "clipping",
-    "Method": "optimizers",
+    "Algorithm": "optimizers",
     "NoiseSchedule": "schedules",
     "ClippedGrad": "clipping",
     "Draw": "types",
@@ -88,6 +88,7 @@ _SUBMODULES = (
 )
 
 __all__ = [
+    "Algorithm",
     "Batch",
     "Clip",
     "ClippedGrad",
@@ -96,7 +97,6 @@ __all__ = [
     "FullBatch",
     "Ledger",
     "Mechanism",
-    "Method",
     "NoiseSchedule",
     "Poisson",
     "Run",

@@ -126,7 +126,7 @@ class Mechanism:
     def noise_std(self, params: PyTree, step: int | jax.Array = 0) -> float | jax.Array:
         """Standard deviation of the noise in each coordinate of the noisy mean, before unscaling.
 
-        Public: what remains after the noise may use it, as DP-Adam's correction does.
+        Public: what remains after the noise may use it, as DP-AdamBC's correction does.
 
         Args:
             params: pytree of the parameters' shapes.

@@ -18,8 +18,8 @@ from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, issuer_of
+from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.optimizers.method import Method, as_method
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import DeviceArrays, Source, as_source
@@ -55,19 +55,19 @@ class Trainer:
     Args:
         loss_fn: the loss of **one** example, ``(params, example)`` or ``(params, x, y)``, a scalar
             or (scalar, aux); an argument called ``rng`` or ``key`` receives a key.
-        mechanism: from ``jaxdp.dp_sgd``; or a ``jaxdp.Method``, which has its own optimizer.
-        optimizer: any optax optimizer; None for a ``Method``.
+        mechanism: from ``jaxdp.dp_sgd``; or a ``jaxdp.Algorithm``, which has its own optimizer.
+        optimizer: any optax optimizer; None for a ``Algorithm``.
         source: the records: a pytree of arrays [N, ...], a memory map, or anything with ``len`` and
             ``[index]``; see :func:`jaxdp.sources.as_source`.
         ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
         secret: the randomness; None takes it from the operating system.
         trainable: what to train, as for ``jaxdp.clipped_grad``.
         constants: arrays that the loss captures, declared public.
-        energy: what judges the candidates of an annealed method.
+        energy: what judges the candidates of an annealed algorithm.
         physical_batch_size: rows of one compiled pass; None chooses for the device.
         reserve: steps that are charged at a time; see :class:`jaxdp.tickets.Issuer`.
         issuer: of a run, which charges by itself.
-        clipping: further options of ``jaxdp.clipped_grad``: ``microbatch_size``, ``method``,
+        clipping: further options of ``jaxdp.clipped_grad``: ``microbatch_size``, ``algorithm``,
             ``rng_name``.
 
     Raises:
@@ -77,7 +77,7 @@ class Trainer:
     def __init__(
         self,
         loss_fn: Callable[..., Any],
-        mechanism: Mechanism | Method,
+        mechanism: Mechanism | Algorithm,
         optimizer: optax.GradientTransformation | None = None,
         source: Any = None,
         *,
@@ -91,19 +91,19 @@ class Trainer:
         issuer: Issuer | None = None,
         **clipping: Any,
     ):
-        method = as_method(mechanism, optimizer)
-        self.method, self.energy = method, energy
+        algorithm = as_algorithm(mechanism, optimizer)
+        self.algorithm, self.energy = algorithm, energy
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.source: Source = placed(as_source(source))
         self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
         self._secret = secret or Secret.new()
-        self._grad_fn = method.clipped_grad(
+        self._grad_fn = algorithm.clipped_grad(
             loss_fn, trainable=trainable, constants=constants, **clipping
         )
         self._step = PrivateStep(
-            self._grad_fn, method.noise_link(), method.after_noise, method.reads
+            self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
-        _check_energy(method, energy, self.ledger)
+        _check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             self.mechanism.sampling.check(len(self.source), self.mechanism.dataset_size)
         issuer = issuer or self._new_issuer(reserve)
@@ -114,7 +114,7 @@ class Trainer:
     @property
     def mechanism(self) -> Mechanism:
         """Sampling, clipping and noise."""
-        return self.method.mechanism
+        return self.algorithm.mechanism
 
     @property
     def clipped_grad(self) -> Any:
@@ -393,13 +393,13 @@ def _charged(ledger: Ledger, mechanism: Mechanism) -> int:
 
 
 def _check_energy(
-    method: Method, energy: PublicEnergy | PrivateEnergy | None, ledger: Ledger
+    algorithm: Algorithm, energy: PublicEnergy | PrivateEnergy | None, ledger: Ledger
 ) -> None:
     charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
-    if charged != method.energy:
+    if charged != algorithm.energy:
         raise ValueError(
-            "energy must be the one that the method charges: the method's energy mechanism is "
-            f"{method.energy}, that of the energy {charged}"
+            "energy must be the one that the algorithm charges, whose mechanism is "
+            f"{algorithm.energy}; got one with {charged}"
         )
     if isinstance(energy, PrivateEnergy) and energy.sampler.ledger is not ledger:
         raise ValueError(

@@ -17,9 +17,9 @@ import optax
 import pytest
 
 import jaxdp
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import annealing
 from jaxdp.optimizers.energy import PrivateEnergy, energy_mechanism
-from jaxdp.optimizers.method import Method
 from jaxdp.optimizers.quantile import quantile_clip
 from jaxdp.sampling import FullBatch, Sampler
 from jaxdp.schedules import step_decay
@@ -183,9 +183,9 @@ def test_a_chain_that_adds_no_noise_is_refused():
 
 
 @pytest.mark.parametrize("rows", [8, None])
-def test_a_method_that_adds_no_noise_is_refused(rows):
-    method = Method(mechanism(), optax.sgd(1.0), noise=OPENS)
-    train = jaxdp.Trainer(loss_fn, method, None, X, physical_batch_size=rows)
+def test_an_algorithm_that_adds_no_noise_is_refused(rows):
+    algorithm = Algorithm(mechanism(), optax.sgd(1.0), noise=OPENS)
+    train = jaxdp.Trainer(loss_fn, algorithm, None, X, physical_batch_size=rows)
     with pytest.raises(ValueError, match="must add the noise"):
         trained(train)
     train.close()
@@ -226,10 +226,10 @@ def test_noise_that_is_not_of_jaxdp_is_told(link):
 
 @pytest.mark.parametrize("link", OTHERS)
 @pytest.mark.parametrize("rows", [8, None])
-def test_noise_of_a_method_that_is_not_of_jaxdp_is_told(link, rows, tmp_path):
-    method = Method(mechanism(), optax.sgd(1.0), noise=OTHERS[link])
+def test_noise_of_an_algorithm_that_is_not_of_jaxdp_is_told(link, rows, tmp_path):
+    algorithm = Algorithm(mechanism(), optax.sgd(1.0), noise=OTHERS[link])
     train = jaxdp.Trainer(
-        loss_fn, method, None, X, physical_batch_size=rows, ledger=tmp_path / "ledger"
+        loss_fn, algorithm, None, X, physical_batch_size=rows, ledger=tmp_path / "ledger"
     )
     trained(train)
     train.close()
@@ -239,9 +239,9 @@ def test_noise_of_a_method_that_is_not_of_jaxdp_is_told(link, rows, tmp_path):
 
 # Before: NaN parameters after the first step, and a warning nowhere.
 @pytest.mark.parametrize("rows", [8, None])
-def test_a_method_with_other_noise_than_it_is_charged_for_is_refused(rows):
-    method = Method(mechanism(), optax.sgd(1.0), noise=jaxdp.privatize(0.1, 20))
-    train = jaxdp.Trainer(loss_fn, method, None, X, physical_batch_size=rows)
+def test_an_algorithm_with_other_noise_than_it_is_charged_for_is_refused(rows):
+    algorithm = Algorithm(mechanism(), optax.sgd(1.0), noise=jaxdp.privatize(0.1, 20))
+    train = jaxdp.Trainer(loss_fn, algorithm, None, X, physical_batch_size=rows)
     with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 1.0"):
         trained(train)
     train.close()

@@ -248,8 +248,8 @@ def test_batches_cannot_be_copied(linear):
 
 def test_what_leaks_is_never_charged_as_private(linear):
     params, batch, loss_fn = linear
-    method = pigdo_as_published(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1)
-    train = jaxdp.Trainer(loss_fn, method, source=batch(60))
+    algorithm = pigdo_as_published(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1)
+    train = jaxdp.Trainer(loss_fn, algorithm, source=batch(60))
     state, _ = steps(train, params, 2)
     assert state.step == 2
     assert train.epsilon(1e-5).upper == np.inf
@@ -258,9 +258,9 @@ def test_what_leaks_is_never_charged_as_private(linear):
 def test_bad_input(linear):
     _, batch, loss_fn = linear
     mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
-    method = jaxdp.Method(mech, SGD)
-    with pytest.raises(ValueError, match="optimizer must be None for a Method"):
-        jaxdp.Trainer(loss_fn, method, SGD, batch(60))
+    algorithm = jaxdp.Algorithm(mech, SGD)
+    with pytest.raises(ValueError, match="optimizer must be None for a Algorithm"):
+        jaxdp.Trainer(loss_fn, algorithm, SGD, batch(60))
     with pytest.raises(ValueError, match="optimizer must be an optax optimizer"):
         jaxdp.Trainer(loss_fn, mech, None, batch(60))
     with pytest.raises(ValueError, match="mechanism must be a Mechanism"):

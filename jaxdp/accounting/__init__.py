@@ -6,6 +6,7 @@ acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
 """
 
 from jaxdp.accounting import hidden_state
+from jaxdp.accounting.accountants import ACCOUNTANTS
 from jaxdp.accounting.bounds import Bound, Claim, Relation, UnsupportedEventError
 from jaxdp.accounting.calibrate import (
     calibrate,
@@ -31,11 +32,10 @@ from jaxdp.accounting.events import (
     to_dict,
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
-from jaxdp.accounting.methods import METHODS
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
 
 __all__ = [
-    "METHODS",
+    "ACCOUNTANTS",
     "Bound",
     "BudgetExceededError",
     "Claim",

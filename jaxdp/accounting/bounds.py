@@ -33,24 +33,24 @@ class Bound:
     """An interval that holds the true value, and the accountant that found it.
 
     Attributes:
-      lower: not above the true value (0 where the method gives no lower bound).
-      estimate: the method's best value; never a guarantee.
+      lower: not above the true value (0 where the accountant gives no lower bound).
+      estimate: the accountant's best value; never a guarantee.
       upper: not below the true value. This is the number to report.
-      method: name of the accountant, e.g. "rdp".
+      accountant: name of the accountant, e.g. "rdp".
       note: a sentence when the value needs one (why it is 0, or infinite), else "".
     """
 
     lower: float
     estimate: float
     upper: float
-    method: str = ""
+    accountant: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:
         if any(math.isnan(v) for v in (self.lower, self.estimate, self.upper)):
-            raise ArithmeticError(f"{self.method}: a bound came out as not-a-number")
+            raise ArithmeticError(f"{self.accountant}: a bound came out as not-a-number")
         if self.lower > self.upper:
-            raise ArithmeticError(f"{self.method}: lower {self.lower} above upper {self.upper}")
+            raise ArithmeticError(f"{self.accountant}: lower {self.lower} above upper {self.upper}")
 
 
 @dataclass(frozen=True)

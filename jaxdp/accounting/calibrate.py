@@ -26,7 +26,7 @@ def calibrate(
     epsilon: float,
     delta: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> float:
     r"""Smallest value whose event is proven to be within (epsilon, delta).
 
@@ -34,8 +34,8 @@ def calibrate(
     multiplier of several releases, the factor of a noise schedule. Smallest means to a relative
     1e-4, between 1e-9 and 1e9.
 
-    Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, method).upper <= epsilon``
-    was proven for the value returned, whatever `make_event` does elsewhere.
+    Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, accountant).upper <=
+    epsilon`` was proven for the value returned, whatever `make_event` does elsewhere.
 
     | case | answer |
     |---|---|
@@ -50,7 +50,7 @@ def calibrate(
       epsilon: target > 0.
       delta: in (0, 1).
       relation: which data sets are neighbours.
-      method: accountant, as for `jaxdp.accounting.epsilon`.
+      accountant: accountant, as for `jaxdp.accounting.epsilon`.
 
     Returns:
       The value.
@@ -58,7 +58,7 @@ def calibrate(
     Raises:
       ValueError: for an argument out of its range, or a target that no value up to 1e9 meets.
     """
-    return _least_value(make_event, epsilon, delta, relation, method, _COARSE)
+    return _least_value(make_event, epsilon, delta, relation, accountant, _COARSE)
 
 
 def calibrate_count(
@@ -66,7 +66,7 @@ def calibrate_count(
     epsilon: float,
     delta: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> int:
     """Largest whole number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
 
@@ -78,7 +78,7 @@ def calibrate_count(
       epsilon: target >= 0.
       delta: in (0, 1).
       relation: which data sets are neighbours.
-      method: accountant, as for `jaxdp.accounting.epsilon`.
+      accountant: accountant, as for `jaxdp.accounting.epsilon`.
 
     Raises:
       ValueError: for an argument out of its range, or when more than 1e12 would fit.
@@ -90,8 +90,8 @@ def calibrate_count(
         prover = Prover(epsilon, delta, relation, by)
         return largest(lambda n: prover.bound(make_event(n)).upper <= epsilon, _MAX_STEPS, guess)
 
-    # RDP is quick and its answer is near: the search with a slower method starts there.
-    return most(method, max(1, most("rdp")) if method == "auto" else 1)
+    # RDP is quick and its answer is near: the search with a slower accountant starts there.
+    return most(accountant, max(1, most("rdp")) if accountant == "auto" else 1)
 
 
 def calibrate_noise_multiplier(
@@ -100,7 +100,7 @@ def calibrate_noise_multiplier(
     sampling_prob: float,
     steps: int,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> float:
     """Smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
 
@@ -110,7 +110,7 @@ def calibrate_noise_multiplier(
       sampling_prob: Poisson sampling probability q in [0, 1]; 1 is the full batch.
       steps: number of steps >= 0.
       relation: which data sets are neighbours.
-      method: accountant, as for `jaxdp.accounting.epsilon`.
+      accountant: accountant, as for `jaxdp.accounting.epsilon`.
 
     Returns:
       The noise multiplier; 0 when nothing is released (q or steps is 0).
@@ -128,7 +128,7 @@ def calibrate_noise_multiplier(
     def run(noise_multiplier: float) -> Event:
         return _dp_sgd(noise_multiplier, q, steps)
 
-    return _least_value(run, epsilon, delta, relation, method, _FINE)
+    return _least_value(run, epsilon, delta, relation, accountant, _FINE)
 
 
 def calibrate_steps(
@@ -137,7 +137,7 @@ def calibrate_steps(
     sampling_prob: float,
     noise_multiplier: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> int:
     """Largest number of steps whose upper epsilon is within the target; 0 if not even one is.
 
@@ -150,7 +150,7 @@ def calibrate_steps(
     z = check.positive("noise_multiplier", noise_multiplier)
     if q == 0:
         raise ValueError(f"sampling_prob={sampling_prob!r}: expected above 0, or any steps fit")
-    return calibrate_count(lambda n: _dp_sgd(z, q, n), epsilon, delta, relation, method)
+    return calibrate_count(lambda n: _dp_sgd(z, q, n), epsilon, delta, relation, accountant)
 
 
 def calibrate_sampling_prob(
@@ -159,7 +159,7 @@ def calibrate_sampling_prob(
     steps: int,
     noise_multiplier: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> float:
     """Largest Poisson sampling probability (to a relative 1e-6) within the target; 1 if all fit.
 
@@ -173,7 +173,7 @@ def calibrate_sampling_prob(
     steps = check.count("steps", steps)
     z = check.positive("noise_multiplier", noise_multiplier)
 
-    prover = Prover(epsilon, delta, relation, method)
+    prover = Prover(epsilon, delta, relation, accountant)
 
     def excess(minus_log_q: float) -> float:
         event = _dp_sgd(z, math.exp(-minus_log_q), steps)
@@ -192,13 +192,13 @@ def _least_value(
     epsilon: float,
     delta: float,
     relation: Relation,
-    method: str,
+    accountant: str,
     fine: float,
 ) -> float:
     epsilon = check.positive("epsilon", epsilon)
     delta = check.open_probability("delta", delta)
 
-    prover = Prover(epsilon, delta, relation, method)
+    prover = Prover(epsilon, delta, relation, accountant)
 
     def excess(log_value: float) -> float:
         return _log_ratio(prover.bound(make_event(math.exp(log_value))).upper, epsilon)

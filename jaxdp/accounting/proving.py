@@ -1,6 +1,6 @@
 """On which side of a target an event lies, proven by the quickest accountant that can tell."""
 
-from jaxdp.accounting import methods, single
+from jaxdp.accounting import accountants, single
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.events import Event
@@ -23,12 +23,12 @@ class Prover:
       epsilon: the target.
       delta: of the guarantee.
       relation: which data sets are neighbours.
-      method: as for `jaxdp.accounting.epsilon`, which answers for all but "auto".
+      accountant: as for `jaxdp.accounting.epsilon`, which answers for all but "auto".
     """
 
-    def __init__(self, epsilon: float, delta: float, relation: Relation, method: str = "auto"):
+    def __init__(self, epsilon: float, delta: float, relation: Relation, accountant: str = "auto"):
         self._epsilon, self._delta = epsilon, delta
-        self._relation, self._method = relation, method
+        self._relation, self._accountant = relation, accountant
         self._left = _PATIENCE if 1e-15 <= delta <= 0.1 else 0
 
     @property
@@ -39,14 +39,14 @@ class Prover:
     def bound(self, event: Event) -> Bound:
         """Epsilon's bounds, as tight as it takes to compare them with the target."""
         run = flatten(event, self._relation)
-        if self._method != "auto" or not _sampled(run):
-            return epsilon_of(event, self._delta, self._relation, self._method)
+        if self._accountant != "auto" or not _sampled(run):
+            return epsilon_of(event, self._delta, self._relation, self._accountant)
         if single.total_variation(run, self._relation) <= self._delta:
             return Bound(0.0, 0.0, 0.0, "exact", "delta(0) is already below the target")
         quick = self._contour(run)
         if quick is not None and self._decides(quick):
             return quick
-        loose = methods.METHODS["rdp"].epsilon(run, self._relation, self._delta)
+        loose = accountants.ACCOUNTANTS["rdp"].epsilon(run, self._relation, self._delta)
         if self._decides(loose) or not self.patient or _closed(run):
             return loose
         self._left -= 1
@@ -56,7 +56,7 @@ class Prover:
         return bound.upper <= self._epsilon or bound.lower > self._epsilon
 
     def _contour(self, run: Run) -> Bound | None:
-        accountant = methods.METHODS["exact"] if _closed(run) else methods.ONE_LINE
+        accountant = accountants.ACCOUNTANTS["exact"] if _closed(run) else accountants.ONE_LINE
         try:
             bound = accountant.epsilon(run, self._relation, self._delta)
         except Unresolved:

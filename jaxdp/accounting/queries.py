@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxdp.accounting import _validate as check
-from jaxdp.accounting import methods
+from jaxdp.accounting import accountants
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.events import Event, Repeated
@@ -17,7 +17,7 @@ def epsilon(
     event: Event,
     delta: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> Bound:
     """Epsilon of `event` at `delta`, as (lower, estimate, upper); report the upper value.
 
@@ -25,7 +25,7 @@ def epsilon(
       event: what was released, see `jaxdp.accounting.events`.
       delta: in (0, 1).
       relation: which data sets are neighbours.
-      method: "auto" (the tightest that covers the event) or the name of an accountant.
+      accountant: "auto" (the tightest that covers the event) or the name of an accountant.
 
     Returns:
       A `Bound`. Infinite where nothing is guaranteed; exactly 0 where delta(0) is at most `delta`;
@@ -33,17 +33,17 @@ def epsilon(
 
     Raises:
       ValueError: for an argument out of its range.
-      UnsupportedEventError: when the event has no bound under this relation and method.
+      UnsupportedEventError: when the event has no bound under this relation and accountant.
     """
     delta = check.open_probability("delta", delta)
-    return methods.ask("epsilon", flatten(event, relation), relation, method, delta)
+    return accountants.ask("epsilon", flatten(event, relation), relation, accountant, delta)
 
 
 def delta(
     event: Event,
     epsilon: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> Bound:
     """Delta of `event` at `epsilon` >= 0, infinity included; otherwise as `epsilon`, errors too.
 
@@ -53,19 +53,19 @@ def delta(
     if check.real("epsilon", epsilon) != math.inf:
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
         epsilon = min(check.non_negative("epsilon", epsilon), 1e100)
-    return methods.ask("delta", flatten(event, relation), relation, method, epsilon)
+    return accountants.ask("delta", flatten(event, relation), relation, accountant, epsilon)
 
 
 def supports(
-    event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, method: str = "auto"
+    event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, accountant: str = "auto"
 ) -> bool:
-    """True if `epsilon(event, ..., relation, method)` would answer rather than refuse.
+    """True if `epsilon(event, ..., relation, accountant)` would answer rather than refuse.
 
     Raises:
-      ValueError: for something that is not an event, a relation or a method.
+      ValueError: for something that is not an event, a relation or an accountant.
     """
     try:
-        return not methods.refuses(flatten(event, relation), relation, method)
+        return not accountants.refuses(flatten(event, relation), relation, accountant)
     except UnsupportedEventError:
         return False
 
@@ -75,7 +75,7 @@ def epsilons_over_steps(
     steps: Sequence[int],
     delta: float,
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    method: str = "auto",
+    accountant: str = "auto",
 ) -> Array:
     """Upper epsilon after each of the given numbers of repetitions of `event`, for a plot.
 
@@ -84,11 +84,11 @@ def epsilons_over_steps(
       steps: [k] counts >= 0, in any order.
       delta: in (0, 1).
       relation: which data sets are neighbours.
-      method: as for `epsilon`.
+      accountant: as for `epsilon`.
 
     Returns:
       [k] upper epsilons (infinite where nothing is guaranteed).
     """
     counts = [check.count(f"steps[{i}]", n) for i, n in enumerate(steps)]
-    uppers = [epsilon(Repeated(event, n), delta, relation, method).upper for n in counts]
+    uppers = [epsilon(Repeated(event, n), delta, relation, accountant).upper for n in counts]
     return np.asarray(uppers if uppers else [math.inf][:0], dtype=np.float64)

@@ -1,7 +1,8 @@
 """Audits: attacks on a mechanism, and the valid lower bounds on epsilon that they prove.
 
 from jaxdp import auditing
-with_record, without = auditing.two_worlds(auditing.training_run(method, worlds, steps=10), 10_000)
+run = auditing.training_run(algorithm, worlds, steps=10)
+with_record, without = auditing.two_worlds(run, 10_000)
 auditing.audit_scores(with_record, without, delta=1e-5).epsilon
 """
 

@@ -12,7 +12,7 @@ from jax.scipy.special import logsumexp
 from jaxdp import _validate
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.captured import declaring
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Poisson
 from jaxdp.types import PyTree
 
@@ -92,14 +92,14 @@ def dot(tree: PyTree, other: PyTree) -> jax.Array:
     return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 
-def canary_score(method: Method, canary: Canary) -> Callable[[PyTree], jax.Array]:
+def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax.Array]:
     """Scores [k] of a run that released "gradients", along a canary's direction.
 
     The sum of the noisy gradients, the log-likelihood ratio of a sampled Gaussian (the most
     powerful test where the others leave the direction alone), the last iterate, extremes and sizes
-    over the steps (a step without noise is told by its size), and the method's counters.
+    over the steps (a step without noise is told by its size), and the algorithm's counters.
     """
-    unit = method.mechanism.l2(canary.direction) / method.mechanism.batch_size
+    unit = algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 
     def score(released: PyTree) -> jax.Array:
         noisy = jax.vmap(lambda g: dot(g, canary.direction))(
@@ -109,7 +109,7 @@ def canary_score(method: Method, canary: Canary) -> Callable[[PyTree], jax.Array
         last = jax.tree.map(lambda leaf: leaf[-1], released["params"])
         columns = [
             jnp.sum(noisy),
-            jnp.sum(log_ratios(method, -noisy / unit)),
+            jnp.sum(log_ratios(algorithm, -noisy / unit)),
             dot(last, canary.direction),
             jnp.max(noisy),
             jnp.min(noisy),
@@ -122,14 +122,14 @@ def canary_score(method: Method, canary: Canary) -> Callable[[PyTree], jax.Array
     return score
 
 
-def log_ratios(method: Method, sums: jax.Array) -> jax.Array:
+def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
     """log(dP/dQ) [steps] of noisy sums along the canary, in units of its clipped norm."""
-    sampling = method.mechanism.sampling
+    sampling = algorithm.mechanism.sampling
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
     z = (
-        jnp.asarray(method.mechanism.noise_multiplier, jnp.float32)
-        if isinstance(method.mechanism.noise_multiplier, int | float)
-        else method.mechanism.noise_multiplier.table()[: len(sums)]
+        jnp.asarray(algorithm.mechanism.noise_multiplier, jnp.float32)
+        if isinstance(algorithm.mechanism.noise_multiplier, int | float)
+        else algorithm.mechanism.noise_multiplier.table()[: len(sums)]
     )
     shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
     if prob == 1.0:
@@ -144,19 +144,19 @@ def _moves(params: PyTree) -> PyTree:
 
 
 def iterate_score(
-    method: Method, canary: Canary, start: PyTree, learning_rate: float
+    algorithm: Algorithm, canary: Canary, start: PyTree, learning_rate: float
 ) -> Callable[[PyTree], jax.Array]:
     """Scores [2] of a plain SGD run that released its "iterates" alone.
 
     The noisy gradients are the iterates' differences over the learning rate.
     """
-    unit = learning_rate * method.mechanism.l2(canary.direction) / method.mechanism.batch_size
+    unit = learning_rate * algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 
     def score(released: PyTree) -> jax.Array:
         along = jax.vmap(lambda p: dot(p, canary.direction))(released["params"])
         before = jnp.concatenate([dot(start, canary.direction)[None], along[:-1]])
         sums = (along - before) / unit
-        return jnp.stack([jnp.sum(sums), jnp.sum(log_ratios(method, sums))])
+        return jnp.stack([jnp.sum(sums), jnp.sum(log_ratios(algorithm, sums))])
 
     return score
 
@@ -168,7 +168,7 @@ def loss_score(worlds: Worlds) -> Callable[[PyTree], jax.Array]:
 
 
 def worst_record(
-    method: Method, worlds: Sequence[Worlds], steps: int, *, count: int = 500, seed: int = 0
+    algorithm: Algorithm, worlds: Sequence[Worlds], steps: int, *, count: int = 500, seed: int = 0
 ) -> tuple[int, list[float]]:
     """The position of the record that is told apart best, and every one's separation.
 
@@ -176,7 +176,7 @@ def worst_record(
     record that was found needs no correction.
 
     Args:
-        method: audited.
+        algorithm: audited.
         worlds: one for each candidate record.
         steps: of a run.
         count: pilot runs in each world.
@@ -186,7 +186,7 @@ def worst_record(
         raise ValueError("worlds must hold at least one candidate, got none")
     apart = []
     for candidate in worlds:
-        run = training_run(method, candidate, steps, release="last", score=loss_score(candidate))
+        run = training_run(algorithm, candidate, steps, release="last", score=loss_score(candidate))
         inside, outside = two_worlds(run, count, seed=seed)
         spread = np.sqrt(np.var(inside) + np.var(outside)) + 1e-12
         apart.append(float(abs(np.mean(inside) - np.mean(outside)) / spread))

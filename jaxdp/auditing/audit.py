@@ -1,4 +1,4 @@
-"""The audit of a method: claimed, proven and audited epsilon side by side."""
+"""The audit of an algorithm: claimed, proven and audited epsilon side by side."""
 
 import dataclasses
 import math
@@ -19,16 +19,16 @@ from jaxdp.auditing.residuals import ResidualVerdict
 from jaxdp.auditing.scores import Audited, audit_scores
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.rules import CoordinateBox
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
-from jaxdp.optimizers.method import Method
 from jaxdp.sampling import FullBatch
 
 HELD_OUT = 0.2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MethodAudit:
-    """An audited method: the claimed, the proven and the audited epsilon.
+class AlgorithmAudit:
+    """An audited algorithm: the claimed, the proven and the audited epsilon.
 
     Attributes:
         steps: of every run.
@@ -43,8 +43,8 @@ class MethodAudit:
         event: what is charged.
         adversary: in words.
         roc: float [k, 2], rates of false alarms and hits of the chosen score, for a plot.
-        noise: the verdict on the residuals; None where it was not asked for, and for a method that
-            adds no noise or names a leak.
+        noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
+            that adds no noise or names a leak.
     """
 
     steps: int
@@ -123,8 +123,8 @@ class MethodAudit:
         return row
 
 
-def audit_method(
-    method: Method,
+def audit_algorithm(
+    algorithm: Algorithm,
     steps: int,
     delta: float,
     *,
@@ -135,21 +135,21 @@ def audit_method(
     progress: Callable[[int], None] | None = None,
     chunk: int = 2_500,
     residuals: bool = True,
-) -> MethodAudit:
-    """Trains a tiny network ``2 * runs`` times with the method's own mechanism, and attacks it.
+) -> AlgorithmAudit:
+    """Trains a tiny network ``2 * runs`` times with the algorithm's own mechanism, and attacks it.
 
     Formal guarantee: each audited number exceeds the true epsilon of what was run with probability
     at most 1 - ``confidence``, under adding or removing a record. It audits this code on a tiny
-    network, at the method's own noise, sampling rate, clipping and steps; it cannot vouch for parts
-    that are not run, such as the sampler of a real run.
+    network, at the algorithm's own noise, sampling rate, clipping and steps; it cannot vouch for
+    parts that are not run, such as the sampler of a real run.
 
     Args:
-        method: audited.
+        algorithm: audited.
         steps: of every run.
         delta: of the epsilons.
         runs: in each world.
         confidence: of each audited number.
-        energy: what judges an annealed method: "public", "private", "test" or "train".
+        energy: what judges an annealed algorithm: "public", "private", "test" or "train".
         seed: of the runs; None takes one from the operating system.
         progress: called with the number of runs done.
         chunk: runs at once.
@@ -163,21 +163,23 @@ def audit_method(
         _validate.integer("seed", seed, least=0)
     for name, value in (("delta", delta), ("confidence", confidence)):
         _validate.fraction(name, value)
-    canary, worlds = tiny_worlds(method)
-    judge = _energy(energy, method, worlds)
-    run = training_run(method, worlds, steps, score=canary_score(method, canary), energy=judge)
+    canary, worlds = tiny_worlds(algorithm)
+    judge = _energy(energy, algorithm, worlds)
+    run = training_run(
+        algorithm, worlds, steps, score=canary_score(algorithm, canary), energy=judge
+    )
     inside, outside = two_worlds(run, runs, seed=seed, progress=progress, chunk=chunk)
-    event = method.total(steps)
+    event = algorithm.total(steps)
     found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
     proven = acc.epsilon(event, delta).upper
     verdict = None
     if math.isfinite(proven):
         verdict = audit_event(inside, outside, event, confidence=confidence)
-    profile = _profile(method, steps, canary, inside, outside, delta, confidence)
+    profile = _profile(algorithm, steps, canary, inside, outside, delta, confidence)
     noise = None
-    if residuals and _noisy(method):
+    if residuals and _noisy(algorithm):
         noise = audit_noise(
-            method,
+            algorithm,
             worlds,
             steps,
             runs=min(runs, RUNS),
@@ -187,12 +189,12 @@ def audit_method(
         )
     assert found.rule is not None
     column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
-    return MethodAudit(
+    return AlgorithmAudit(
         steps,
         runs,
         delta,
         confidence,
-        _claim(method, steps, delta),
+        _claim(algorithm, steps, delta),
         proven,
         found,
         profile,
@@ -204,16 +206,16 @@ def audit_method(
     )
 
 
-def _noisy(method: Method) -> bool:
-    given = method.mechanism.noise_multiplier
+def _noisy(algorithm: Algorithm) -> bool:
+    given = algorithm.mechanism.noise_multiplier
     levels = [given] if isinstance(given, int | float) else [z for z, _ in given.levels]
-    return not method.mechanism.leak and min(levels) > 0
+    return not algorithm.mechanism.leak and min(levels) > 0
 
 
-def tiny_worlds(method: Method) -> tuple[Canary, Worlds]:
-    """The tiny network's data, with the canary that the method's clipping fears most."""
+def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
+    """The tiny network's data, with the canary that the algorithm's clipping fears most."""
     loss_fn, params, records = tiny_network()
-    boxed = isinstance(method.mechanism.rule, CoordinateBox) and method.raw is None
+    boxed = isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None
     canary = adversaries.dense(params)
     if not boxed:
         canary = adversaries.dirac(params, adversaries.W1, (0, 0))
@@ -222,7 +224,7 @@ def tiny_worlds(method: Method) -> tuple[Canary, Worlds]:
 
 
 def _profile(
-    method: Method,
+    algorithm: Algorithm,
     steps: int,
     canary: Canary,
     inside: Any,
@@ -230,9 +232,9 @@ def _profile(
     delta: float,
     confidence: float,
 ) -> Audited | None:
-    mechanism = method.mechanism
+    mechanism = algorithm.mechanism
     noise = mechanism.noise_multiplier
-    if method.energy is not None or mechanism.leak or not isinstance(noise, int | float):
+    if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None
     if isinstance(mechanism.sampling, FullBatch):
         if not canary.alone:
@@ -256,16 +258,16 @@ def _profile(
     return family_bound(inside, outside, family, noise, delta, confidence=confidence)
 
 
-def _claim(method: Method, steps: int, delta: float) -> acc.Claim | None:
-    noise = method.mechanism.noise_multiplier
-    if method.claim is None or not isinstance(noise, int | float):
+def _claim(algorithm: Algorithm, steps: int, delta: float) -> acc.Claim | None:
+    noise = algorithm.mechanism.noise_multiplier
+    if algorithm.claim is None or not isinstance(noise, int | float):
         return None
-    rate = method.mechanism.batch_size / method.mechanism.dataset_size
-    return method.claim(rate, noise, steps, delta)
+    rate = algorithm.mechanism.batch_size / algorithm.mechanism.dataset_size
+    return algorithm.claim(rate, noise, steps, delta)
 
 
-def _energy(kind: str, method: Method, worlds: Worlds) -> Callable[..., Any] | None:
-    """The energy that judges the steps of an annealed method on the tiny network."""
+def _energy(kind: str, algorithm: Algorithm, worlds: Worlds) -> Callable[..., Any] | None:
+    """The energy that judges the steps of an annealed algorithm on the tiny network."""
     if not kind:
         return None
     _validate.one_of("energy", kind, ("public", "private", "test", "train"))
@@ -273,7 +275,7 @@ def _energy(kind: str, method: Method, worlds: Worlds) -> Callable[..., Any] | N
         return lambda key, there: PublicEnergy(
             worlds.loss_fn, jax.tree.map(lambda leaf: leaf[:-1], worlds.records)
         )
-    mechanism = method.energy
+    mechanism = algorithm.energy
     count = worlds.count
     bound = mechanism.rule.l2(None) if mechanism is not None else 1e6
     l2 = mechanism.l2(None) if mechanism is not None else 1e6

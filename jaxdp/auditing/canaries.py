@@ -20,7 +20,7 @@ from jaxdp.auditing.entered import WithCanaries
 from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import CoordinateBox
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FixedSize, Poisson
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.sources import Source
@@ -114,14 +114,14 @@ class Canaries:
             raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
         return WithCanaries.of(source, np.flatnonzero(coins).astype(np.int32))
 
-    def watched(self, method: Method) -> Method:
-        """The same method, whose state also keeps the last noisy gradient where candidates are.
+    def watched(self, algorithm: Algorithm) -> Algorithm:
+        """The same algorithm, whose state also keeps the last noisy gradient where candidates are.
 
         Formal guarantee: what is kept is a part of the noisy gradient that the mechanism is charged
         for, in units of one clipped record: post-processing.
         """
-        mechanism = method.mechanism
-        inner = optax.with_extra_args_support(method.after_noise)
+        mechanism = algorithm.mechanism
+        inner = optax.with_extra_args_support(algorithm.after_noise)
 
         def init(params: PyTree) -> Watched:
             return Watched(inner.init(params), jnp.zeros(self.count, jnp.float32))
@@ -130,17 +130,17 @@ class Canaries:
             updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
         ) -> tuple[PyTree, Watched]:
             seen = self._at(updates) * (-mechanism.batch_size / mechanism.l2(updates))
-            if method.scale is not None:
-                seen = seen / self._at(method.scale(state.inner))
+            if algorithm.scale is not None:
+                seen = seen / self._at(algorithm.scale(state.inner))
             moved, after = inner.update(updates, state.inner, params, **extra)
             return moved, Watched(after, seen)
 
         return dataclasses.replace(
-            method,
+            algorithm,
             after_noise=optax.GradientTransformationExtraArgs(init, update),
-            scale=_through(method.scale),
-            raw=_through(method.raw),
-            counts=_through(method.counts),
+            scale=_through(algorithm.scale),
+            raw=_through(algorithm.raw),
+            counts=_through(algorithm.counts),
         )
 
     def _at(self, tree: PyTree) -> jax.Array:
@@ -149,10 +149,10 @@ class Canaries:
 
 
 class Watched(NamedTuple):
-    """State of a watched method.
+    """State of a watched algorithm.
 
     Attributes:
-        inner: state of the method's own ``after_noise``.
+        inner: state of the algorithm's own ``after_noise``.
         seen: float32 [m], the last noisy sum at each candidate's coordinate, downhill, over the
             norm of one clipped record: 1 and noise where the candidate was drawn, 0 and noise where
             it was not.
@@ -188,21 +188,21 @@ def candidates(count: int, params: PyTree) -> Canaries:
     return Canaries(leaf, order[:count])
 
 
-def check(method: Method) -> None:
-    """Refuses methods whose runs such canaries cannot audit; ValueError with the reason."""
-    if isinstance(method.mechanism.sampling, FixedSize):
+def check(algorithm: Algorithm) -> None:
+    """Refuses algorithms whose runs such canaries cannot audit; ValueError with the reason."""
+    if isinstance(algorithm.mechanism.sampling, FixedSize):
         raise ValueError(
             "canaries must be 0 for fixed-size sampling: a record more changes who else is drawn, "
             "got a number of them"
         )
-    if isinstance(method.mechanism.rule, CoordinateBox) or method.raw is not None:
+    if isinstance(algorithm.mechanism.rule, CoordinateBox) or algorithm.raw is not None:
         raise ValueError(
-            "canaries must be 0 for a method that clips every coordinate by itself or by raw "
+            "canaries must be 0 for an algorithm that clips every coordinate by itself or by raw "
             "moments: a gradient in one coordinate says nothing there, got a number of them"
         )
 
 
-def scores(seen: np.ndarray, method: Method) -> np.ndarray:
+def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     """Scores [m], higher for candidates that seem to have taken part, from releases [steps, m].
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
@@ -210,7 +210,7 @@ def scores(seen: np.ndarray, method: Method) -> np.ndarray:
     away, and the noise is taken to be as large as what is left.
     """
     seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
-    z, rate = _noise(method, len(seen)), _rate(method)
+    z, rate = _noise(algorithm, len(seen)), _rate(algorithm)
     if rate < _RARE:
         seen = seen - _background(seen)
     spread = max(1.4826 * float(np.median(np.abs(seen) / np.maximum(z, 1e-6))), 1.0)
@@ -237,14 +237,14 @@ def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _noise(method: Method, steps: int) -> np.ndarray:
+def _noise(algorithm: Algorithm, steps: int) -> np.ndarray:
     """[steps, 1], the noise multiplier of every step."""
-    noise = method.mechanism.noise_multiplier
+    noise = algorithm.mechanism.noise_multiplier
     if isinstance(noise, NoiseSchedule):
         return np.asarray(noise.table())[:steps, None]
     return np.full((steps, 1), float(noise))
 
 
-def _rate(method: Method) -> float:
-    sampling = method.mechanism.sampling
+def _rate(algorithm: Algorithm) -> float:
+    sampling = algorithm.mechanism.sampling
     return sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0

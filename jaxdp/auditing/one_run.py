@@ -12,7 +12,7 @@ from jaxdp.auditing import canaries
 from jaxdp.auditing.audit import roc
 from jaxdp.auditing.events import family_bound
 from jaxdp.auditing.scores import Audited, audit_one_run
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 
 ASSUMED = (
     "the candidates are as many independent runs of the mechanism, but for the size of the noise"
@@ -33,7 +33,7 @@ class RunAudit:
         claimed: (name, epsilon) of the paper's claim, where there is one.
         proven: the accountant's epsilon of the run's ledger; infinite where nothing is proven.
         audited: the lower bound.
-        profile: the lower bound that assumes :data:`ASSUMED`; None where the method is another.
+        profile: the lower bound that assumes :data:`ASSUMED`; None where the algorithm is another.
         event: what was charged.
         roc: float [k, 2], rates of false alarms and hits over the candidates, for a plot.
     """
@@ -119,7 +119,7 @@ class RunAudit:
 def audit_canaries(
     seen: np.ndarray,
     coins: np.ndarray,
-    method: Method,
+    algorithm: Algorithm,
     event: acc.Event,
     delta: float,
     *,
@@ -136,7 +136,7 @@ def audit_canaries(
         seen: float [steps, m], the noisy gradients at the candidates' coordinates, in units of one
             clipped record.
         coins: bool [m].
-        method: of the run, for its noise and sampling rate.
+        algorithm: of the run, for its noise and sampling rate.
         event: what was charged.
         delta: of the epsilons.
         confidence: of the bound.
@@ -148,10 +148,10 @@ def audit_canaries(
         )
     for name, value in (("delta", delta), ("confidence", confidence)):
         _validate.fraction(name, value)
-    found = canaries.scores(seen, method)
+    found = canaries.scores(seen, algorithm)
     audited = audit_one_run(found, coins, delta, confidence=confidence)
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
-    profile = _profile(method, len(seen), found[coins], found[~coins], delta, confidence)
+    profile = _profile(algorithm, len(seen), found[coins], found[~coins], delta, confidence)
     return RunAudit(
         len(seen),
         len(coins),
@@ -167,7 +167,7 @@ def audit_canaries(
 
 
 def _profile(
-    method: Method,
+    algorithm: Algorithm,
     steps: int,
     inside: np.ndarray,
     outside: np.ndarray,
@@ -175,8 +175,8 @@ def _profile(
     confidence: float,
 ) -> Audited | None:
     """Every candidate as a run of its own; see :func:`jaxdp.auditing.family_bound`."""
-    mechanism, noise = method.mechanism, method.mechanism.noise_multiplier
-    if method.energy is not None or mechanism.leak or not isinstance(noise, int | float):
+    mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
+    if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None
     if min(len(inside), len(outside)) < _FEW:
         return None

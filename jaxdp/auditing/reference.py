@@ -11,7 +11,7 @@ from jaxdp import _validate
 from jaxdp.auditing.residuals import ResidualVerdict, audit_residuals, check_confidence
 from jaxdp.auditing.worlds import Worlds, step_by_step, training_run, two_worlds
 from jaxdp.clipping import clipped_grad
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
 
@@ -20,7 +20,7 @@ _NUMBERS = 2**21
 
 
 def audit_noise(
-    method: Method,
+    algorithm: Algorithm,
     worlds: Worlds,
     steps: int,
     *,
@@ -32,15 +32,15 @@ def audit_noise(
 ) -> ResidualVerdict:
     """Runs the loop of training in both worlds and tests its noise and sensitivity.
 
-    The trusted sum clips one record at a time by the reference engine (``method="vmap"``), by the
+    The trusted sum clips one record at a time by the reference engine (``engine="vmap"``), by the
     mechanism's own rule, and adds in float64; it knows the masks and the parameters that entered
     every step.
 
-    Formal guarantee: as :func:`jaxdp.auditing.audit_residuals`, for a method that releases the sum
-    plus Gaussian noise of its noise multiplier times the sensitivity that the sum carries.
+    Formal guarantee: as :func:`jaxdp.auditing.audit_residuals`, for an algorithm that releases the
+    sum plus Gaussian noise of its noise multiplier times the sensitivity that the sum carries.
 
     Args:
-        method: audited; its chain's links are used as they are.
+        algorithm: audited; its chain's links are used as they are.
         worlds: the data and the model.
         steps: of every run.
         runs: in each world; fewer are made where they would give more than 2**21 numbers.
@@ -50,7 +50,8 @@ def audit_noise(
         chunk: runs at once: memory against speed.
 
     Raises:
-        ValueError: a number is out of range; parameters are not float32; the method adds no noise,
+        ValueError: a number is out of range; parameters are not float32; the algorithm adds
+            no noise,
             samples a fixed size, or names a leak: what it releases is then no sum plus noise.
     """
     steps = _validate.integer("steps", steps, least=1)
@@ -58,12 +59,12 @@ def audit_noise(
     check_confidence(confidence)
     numbers = steps * sum(leaf.size for leaf in jax.tree.leaves(worlds.params))
     count = max(1, min(runs, _NUMBERS // (2 * numbers)))
-    seen = trusted_steps(method, worlds, steps, count, energy=energy, seed=seed, chunk=chunk)
-    return noise_verdict(method, worlds, seen, confidence)
+    seen = trusted_steps(algorithm, worlds, steps, count, energy=energy, seed=seed, chunk=chunk)
+    return noise_verdict(algorithm, worlds, seen, confidence)
 
 
 def trusted_steps(
-    method: Method,
+    algorithm: Algorithm,
     worlds: Worlds,
     steps: int,
     count: int,
@@ -78,35 +79,40 @@ def trusted_steps(
     *shape]; "mask": [..., n]; "l2": the sensitivity that was carried; "noisy": the noisy mean;
     "params": what entered the step; "scale": the public diagonal. Runs with the record come first.
     """
-    _multipliers(method, steps)
+    _multipliers(algorithm, steps)
     for leaf in jax.tree.leaves(worlds.params):
         if jnp.result_type(leaf) != jnp.float32:
             raise ValueError(f"worlds must have float32 parameters, got {jnp.result_type(leaf)}")
     run = training_run(
-        method, worlds, steps, release="trusted", score=_collector(method, worlds), energy=energy
+        algorithm,
+        worlds,
+        steps,
+        release="trusted",
+        score=_collector(algorithm, worlds),
+        energy=energy,
     )
     rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=chunk))
     return _parts(rows.reshape(2 * count, steps, -1), worlds)
 
 
-def _multipliers(method: Method, steps: int) -> np.ndarray:
+def _multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
     """The noise multipliers [steps]."""
-    given, leak = method.mechanism.noise_multiplier, method.mechanism.leak
+    given, leak = algorithm.mechanism.noise_multiplier, algorithm.mechanism.leak
     if leak:
-        raise ValueError(f"method must release noisy sums alone, got one that leaks: {leak}")
+        raise ValueError(f"algorithm must release noisy sums alone, got one that leaks: {leak}")
     if isinstance(given, NoiseSchedule):
         levels = given.levels_between(0, steps)
         found = np.concatenate([np.full(count, level) for level, _, count in levels])
     else:
         found = np.full(steps, float(given))
     if not np.all(found > 0):
-        raise ValueError(f"method must add noise for its noise to be audited, got {given!r}")
+        raise ValueError(f"algorithm must add noise for its noise to be audited, got {given!r}")
     return found
 
 
-def _collector(method: Method, worlds: Worlds) -> Callable[[PyTree], jax.Array]:
+def _collector(algorithm: Algorithm, worlds: Worlds) -> Callable[[PyTree], jax.Array]:
     """From what the loop shows of its steps to the parts of :func:`_layout`, flat."""
-    reference = clipped_grad(worlds.loss_fn, method.mechanism.rule, method="vmap")
+    reference = clipped_grad(worlds.loss_fn, algorithm.mechanism.rule, engine="vmap")
 
     def at_step(shown: PyTree) -> PyTree:
         params, context = shown["params"], shown["context"]
@@ -164,11 +170,11 @@ def _parts(rows: np.ndarray, worlds: Worlds) -> dict[str, PyTree]:
 
 
 def noise_verdict(
-    method: Method, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
+    algorithm: Algorithm, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
 ) -> ResidualVerdict:
     """The verdict on what :func:`trusted_steps` returned, or on some of its runs."""
-    mask, size = seen["mask"], method.mechanism.batch_size
-    multipliers = _multipliers(method, mask.shape[1])
+    mask, size = seen["mask"], algorithm.mechanism.batch_size
+    multipliers = _multipliers(algorithm, mask.shape[1])
 
     def total(leaf: np.ndarray) -> np.ndarray:
         column = mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 3))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _validate
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FixedSize, FullBatch, Poisson
 from jaxdp.types import PyTree
 
@@ -40,7 +40,7 @@ class Worlds:
 
 
 def training_run(
-    method: Method,
+    algorithm: Algorithm,
     worlds: Worlds,
     steps: int,
     *,
@@ -48,13 +48,13 @@ def training_run(
     score: Callable[[PyTree], jax.Array] | None = None,
     energy: Callable[[jax.Array, jax.Array], Any] | None = None,
 ) -> Run:
-    """One whole run of a method through the same links as training: clipping, noise, optax.
+    """One whole run of an algorithm through the same links as training: clipping, noise, optax.
 
     Reads what the run releases and nothing else. Draws are the mechanism's sampling made on the
     device, by float32 uniforms, for a few records.
 
     Args:
-        method: audited; its chain's links are used as they are.
+        algorithm: audited; its chain's links are used as they are.
         worlds: the data and the model.
         steps: of the run.
         release: "gradients": every noisy gradient, every iterate, the public scale and counters;
@@ -64,13 +64,13 @@ def training_run(
             and the noisy gradient.
         score: from the released pytree (leaves [steps, ...], or the parameters for "last") to
             features [k]; None hands on every number.
-        energy: for annealed methods, from (key of the step, bool [n]: the records of this world) to
-            what judges that step.
+        energy: for annealed algorithms, from (key of the step, bool [n]: the records of this world)
+            to what judges that step.
     """
     _validate.one_of("release", release, RELEASES)
     steps = _validate.integer("steps", steps, least=1)
-    links = method.step(worlds.loss_fn)
-    draw = _drawing(method, worlds.count)
+    links = algorithm.step(worlds.loss_fn)
+    draw = _drawing(algorithm, worlds.count)
     handed_on = score or (flat if release == "last" else step_by_step)
 
     def run(words: jax.Array, member: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def training_run(
             context = links.clipped_by(state)
             summed, _ = links.grad_fn(params, worlds.records, mask, **context)
             extra = {} if energy is None else {"energy": energy(other, there)}
-            key = method.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
+            key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise_key, step), step)
             moved, state, noisy, _ = links.release(params, state, summed, key, **extra)
             if release == "trusted":
                 shown = {
@@ -99,7 +99,7 @@ def training_run(
             else:
                 shown = {"params": moved}
             if release == "gradients":
-                counts = method.counts(state[1]) if method.counts else {}
+                counts = algorithm.counts(state[1]) if algorithm.counts else {}
                 counts = {k: v.astype(jnp.float32) for k, v in counts.items()}
                 shown |= {
                     "noisy": noisy if energy is None else {},
@@ -133,11 +133,11 @@ def with_coin(state: PyTree, key: jax.Array) -> PyTree:
     return state._replace(coin=jax.random.key_data(key))
 
 
-def _drawing(method: Method, count: int) -> Callable[[jax.Array], jax.Array]:
-    sampling = method.mechanism.sampling
+def _drawing(algorithm: Algorithm, count: int) -> Callable[[jax.Array], jax.Array]:
+    sampling = algorithm.mechanism.sampling
     if isinstance(sampling, FixedSize):
         raise ValueError(
-            "method must sample by Poisson or take the full batch: with a fixed size the two "
+            "algorithm must sample by Poisson or take the full batch: with a fixed size the two "
             f"worlds differ in more than one record, got {sampling!r}"
         )
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0

@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train | export | methods | audit | reproduce | epsilon | ...``."""
+"""The command line: ``jaxdp train | export | algorithms | audit | reproduce | epsilon | ...``."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ _COMMANDS = {
     "export": "jaxdp.cli.export:export",
     "epsilon": "jaxdp.cli.accounting:epsilon",
     "calibrate": "jaxdp.cli.accounting:calibrate",
-    "methods": "jaxdp.cli.methods:methods",
+    "algorithms": "jaxdp.cli.algorithms:algorithms",
     "audit": "jaxdp.cli.audit:audit",
     "reproduce": "jaxdp.papers.command:reproduce",
     "data": "jaxdp.cli.data:data",

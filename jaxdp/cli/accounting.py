@@ -19,9 +19,9 @@ _relation = click.option(
     show_default=True,
     help="Which two data sets count as neighbours.",
 )
-_method = click.option(
-    "--method",
-    type=click.Choice(["auto", *acc.METHODS]),
+_accountant = click.option(
+    "--accountant",
+    type=click.Choice(["auto", *acc.ACCOUNTANTS]),
     default="auto",
     show_default=True,
     help="Which accountant to ask.",
@@ -42,7 +42,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--steps", type=int, required=True, help="Number of steps (not epochs).")
 @click.option("--delta", type=float, required=True, help="Delta, strictly between 0 and 1.")
 @_relation
-@_method
+@_accountant
 @click.option("--claims", is_flag=True, help="Also print what papers' own formulas claim.")
 @_json
 def epsilon(
@@ -51,7 +51,7 @@ def epsilon(
     steps: int,
     delta: float,
     relation: str,
-    method: str,
+    accountant: str,
     claims: bool,
     as_json: bool,
 ) -> None:
@@ -64,7 +64,7 @@ def epsilon(
                     --steps 5000 --delta 1e-5
     """
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise_multiplier), sampling_prob), steps)
-    bound = acc.epsilon(event, delta, acc.Relation(relation), method)
+    bound = acc.epsilon(event, delta, acc.Relation(relation), accountant)
     answer: dict[str, Any] = {
         "epsilon": bound.upper,
         **dataclasses.asdict(bound),
@@ -91,7 +91,7 @@ def epsilon(
 @click.option("--steps", type=int, help="Number of steps.")
 @click.option("--noise-multiplier", type=float, help="Noise standard deviation / clip norm.")
 @_relation
-@_method
+@_accountant
 @_json
 def calibrate(
     epsilon: float,
@@ -100,7 +100,7 @@ def calibrate(
     steps: int | None,
     noise_multiplier: float | None,
     relation: str,
-    method: str,
+    accountant: str,
     as_json: bool,
 ) -> None:
     """Fit a DP-SGD run to a privacy budget.
@@ -124,17 +124,17 @@ def calibrate(
         "steps": acc.calibrate_steps,
         "sampling_prob": acc.calibrate_sampling_prob,
     }[missing[0]]
-    found = find(epsilon=epsilon, delta=delta, relation=kind, method=method, **known)
+    found = find(epsilon=epsilon, delta=delta, relation=kind, accountant=accountant, **known)
     known[missing[0]] = found
     event = acc.Repeated(
         acc.PoissonSampled(acc.Gaussian(known["noise_multiplier"]), known["sampling_prob"]),
         known["steps"],
     )
-    bound = Prover(epsilon, delta, kind, method).bound(event)
+    bound = Prover(epsilon, delta, kind, accountant).bound(event)
     answer = {
         missing[0]: found,
         "epsilon": bound.upper,
-        "method": bound.method,
+        "accountant": bound.accountant,
         "relation": relation,
         "delta": delta,
         **known,

@@ -13,13 +13,13 @@ _MOST_STEPS = 50
 
 @click.command()
 @click.argument("run", required=False, type=Filled())
-@click.option("--method", help="A method of `jaxdp methods` [default: dp-sgd].")
+@click.option("--algorithm", help="An algorithm of `jaxdp algorithms` [default: dp-sgd].")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A further setting of the method; may be repeated.",
+    help="A further setting of the algorithm; may be repeated.",
 )
 @click.option("--steps", type=int, help="Steps of every run [default: 10; the run's, at most 50].")
 @click.option("--noise-multiplier", type=float, help="[default: 1]")
@@ -50,7 +50,7 @@ _MOST_STEPS = 50
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
     run: Path | None,
-    method: str | None,
+    algorithm: str | None,
     settings: tuple[str, ...],
     steps: int | None,
     delta: float | None,
@@ -63,7 +63,7 @@ def audit(
     as_json: bool,
     **numbers: Any,
 ) -> None:
-    """Attack a method, a finished RUN or its mechanism, and say what was forced out of it.
+    """Attack an algorithm, a finished RUN or its mechanism, and say what was forced out of it.
 
     A run that was trained with --canaries is itself audited, by what it released. Otherwise a tiny
     network is trained thousands of times with and without a canary, by the same clipping, noise,
@@ -71,7 +71,7 @@ def audit(
     confidence; the proven one is an upper bound. Example:
 
     \b
-      jaxdp audit --method dp-sgd --steps 10 --noise-multiplier 1
+      jaxdp audit --algorithm dp-sgd --steps 10 --noise-multiplier 1
       jaxdp audit runs/x
       jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
@@ -80,11 +80,11 @@ def audit(
 
     papers()
     if results is not None:
-        named = {"run": run, "method": method, "steps": steps, "delta": delta, "out": out}
+        named = {"run": run, "algorithm": algorithm, "steps": steps, "delta": delta, "out": out}
         _fill(results, {**named, **numbers}, runs, confidence, seed)
         return
     if run is not None:
-        _refuse_with_run({"method": method, **numbers}, settings)
+        _refuse_with_run({"algorithm": algorithm, **numbers}, settings)
         out = out or run
     if run is not None and not tiny and _config(run).canaries:
         _refuse_with_canaries()
@@ -93,10 +93,10 @@ def audit(
         chosen = (
             _of_run(run, steps, delta)
             if run is not None
-            else _of_method(method or "dp-sgd", numbers, settings, steps, delta)
+            else _of_algorithm(algorithm or "dp-sgd", numbers, settings, steps, delta)
         )
         name, found = chosen[0], _by_many_runs(*chosen, runs, confidence, seed)
-    row = {"method": name, **found.to_dict()}
+    row = {"algorithm": name, **found.to_dict()}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         save_audit(out, row, found)
@@ -130,19 +130,19 @@ def _by_canaries(run: Path, delta: float | None, confidence: float) -> tuple[str
     from jaxdp.runs import RunDirectory
     from jaxdp.runs.audit import audit_run
 
-    return _config(run).method, audit_run(RunDirectory(run), delta, confidence)
+    return _config(run).algorithm, audit_run(RunDirectory(run), delta, confidence)
 
 
 def _by_many_runs(
     name: str, built: Any, steps: int, delta: float, runs: int, confidence: float, seed: int | None
 ) -> Any:
-    from jaxdp.auditing.audit import audit_method
+    from jaxdp.auditing.audit import audit_algorithm
     from jaxdp.cli.progress import counting_bar
     from jaxdp.optimizers import registry
 
-    kind = registry.METHODS[name].energy if name in registry.METHODS else ""
+    kind = registry.ALGORITHMS[name].energy if name in registry.ALGORITHMS else ""
     with counting_bar(f"auditing {name}", 2 * runs) as progress:
-        return audit_method(
+        return audit_algorithm(
             built,
             steps,
             delta,
@@ -154,7 +154,7 @@ def _by_many_runs(
         )
 
 
-def _of_method(
+def _of_algorithm(
     name: str,
     numbers: dict[str, Any],
     settings: tuple[str, ...],
@@ -202,7 +202,12 @@ def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any
     if steps is None:
         assert config.steps is not None
         steps = min(config.steps, _MOST_STEPS)
-    return config.method, config.private_method(), steps, config.delta if delta is None else delta
+    return (
+        config.algorithm,
+        config.private_algorithm(),
+        steps,
+        config.delta if delta is None else delta,
+    )
 
 
 def _refuse_with_run(given: dict[str, Any], settings: tuple[str, ...]) -> None:
@@ -231,7 +236,7 @@ def _show(row: dict[str, Any], as_json: bool) -> None:
 
     from jaxdp.report.words import show_audited, show_epsilon
 
-    title = f"Epsilon of {row['method']} after {row['steps']:,} steps, delta {row['delta']:g}"
+    title = f"Epsilon of {row['algorithm']} after {row['steps']:,} steps, delta {row['delta']:g}"
     table = Table(title=title)
     for heading in ("claimed", "proven, at most", f"audited, at least ({row['confidence']:.0%})"):
         table.add_column(heading, justify="right")

@@ -116,7 +116,7 @@ def _public(report: dict[str, Any], directory: Any) -> dict[str, Any]:
     return {
         "out": str(directory.path),
         "dataset": report["dataset"],
-        "method": report["method"],
+        "algorithm": report["algorithm"],
         "steps": report["history"][-1]["step"],
         "test_accuracy": report.get("test_accuracy"),
         **{name: guarantee[name] for name in names},

@@ -20,7 +20,7 @@ def progress_bar(config: Any, name: str | None = None) -> Iterator[Any]:
 
     On a terminal it is a bar; elsewhere it prints a line for every block.
     """
-    title = name or f"{config.method} on {config.dataset}"
+    title = name or f"{config.algorithm} on {config.dataset}"
     with bar.opened(title, config.steps) as (update, console):
 
         def progress(step: int, row: dict[str, Any] | None) -> None:

@@ -47,15 +47,15 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
     help="Of the hidden layers [default: tanh].",
 )
 @click.option(
-    "--method",
-    help="Private method, see `jaxdp methods` [default: dp-sgd].",
+    "--algorithm",
+    help="Private algorithm, see `jaxdp algorithms` [default: dp-sgd].",
 )
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A further setting of the method, such as temperature=5; may be repeated.",
+    help="A further setting of the algorithm, such as temperature=5; may be repeated.",
 )
 @click.option(
     "--noise-schedule",

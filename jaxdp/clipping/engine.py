@@ -22,7 +22,7 @@ from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 def clipped_grad(
     loss_fn: Callable[..., Any],
     rule: Rule,
-    method: str = "auto",
+    engine: str = "auto",
     microbatch_size: int | None = None,
     trainable: Any = None,
     constants: PyTree = None,
@@ -54,7 +54,7 @@ def clipped_grad(
             forms above; the key feeds dropout and augmentation. It may return ``(scalar, aux)``;
             aux is per example and as sensitive as the example.
         rule: the clipping rule, such as ``jaxdp.clip(0.1)``.
-        method: how gradient norms are computed, the same to rounding. "vmap": from per-example
+        engine: how gradient norms are computed, the same to rounding. "vmap": from per-example
             gradients by automatic differentiation, the reference. "ghost": without them, wherever
             the parameter is used in a way that allows it. "auto": whatever costs least, for every
             parameter by itself; ``ClippedGrad.plan`` says what that is.
@@ -82,7 +82,7 @@ def clipped_grad(
         )
     if not callable(getattr(rule, "factors", None)) or not callable(getattr(rule, "l2", None)):
         raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-    _validate.one_of("method", method, ("auto", "ghost", "vmap"))
+    _validate.one_of("engine", engine, ("auto", "ghost", "vmap"))
     if microbatch_size is not None:
         microbatch_size = _validate.integer("microbatch_size", microbatch_size, least=1)
     most_records = _validate.integer("most_records", most_records, least=1)
@@ -90,7 +90,7 @@ def clipped_grad(
     form = forms.form_of(loss_fn, rng_name)
     public = captured.declared(constants, loss_fn)
     loss_fn = forms.hashable(loss_fn)
-    return ClippedGrad(loss_fn, rule, method, microbatch_size, chosen, form, public, most_records)
+    return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most_records)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ClippedGrad:
 
     loss_fn: Callable[..., Any]
     rule: Rule
-    method: str
+    engine: str
     microbatch_size: int | None
     trainable: options.Prefix | options.ByPath | None
     form: forms.Form
@@ -356,7 +356,7 @@ class ClippedGrad:
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         found = uses.find(traced, shapes)
-        decided = plan(options.paths(params), flags, found, size, self.method)
+        decided = plan(options.paths(params), flags, found, size, self.engine)
         return traced, found, (*decided, *constants)
 
     def _flags(self, params: PyTree) -> list[bool]:

@@ -16,7 +16,7 @@ from jaxdp import _validate
 from jaxdp.clipping import CoordinateBox
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
 
@@ -154,7 +154,7 @@ def adadp(
     cap: float = 1.0,
     adaptive_rate: bool = True,
     **step: Any,
-) -> Method:
+) -> Algorithm:
     """AdaDp, repaired: E′ from noisy gradients, so that a step is exactly the mechanism's event.
 
     Formal guarantee: gradients are divided by s, a function of earlier noisy outputs and public
@@ -170,7 +170,7 @@ def adadp(
         threshold: G of :class:`Box`.
         floor: see :class:`Box`.
         cap: see :class:`Box`.
-        adaptive_rate: False is the ablation AdaN. (AdaL is :func:`adal`.)
+        adaptive_rate: False is the ablation AdaN. (AdaL is :func:`adadp-step-only`.)
         step: further arguments of :func:`scale_by_adadp`.
     """
     if mechanism.rule != CoordinateBox(1.0):
@@ -181,7 +181,7 @@ def adadp(
     box = Box(bound, mechanism.batch_size, beta, threshold, floor, cap)
     scaled = scale_by_adadp(mechanism, box, adaptive_rate=adaptive_rate, **step)
     rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    return Method(
+    return Algorithm(
         mechanism, optax.chain(scaled, rate), scale=lambda state: box.sides(state[0].moment)
     )
 

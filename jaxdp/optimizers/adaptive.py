@@ -15,7 +15,7 @@ import optax
 
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
 NoiseStd = float | Callable[[PyTree, jax.Array], Any]
@@ -37,7 +37,7 @@ class AdaptiveState(NamedTuple):
     noise: PyTree
 
 
-def scale_by_dp_adam(
+def scale_by_dp_adam_bc(
     noise_std: NoiseStd,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -66,18 +66,18 @@ def scale_by_dp_adam(
 def scale_by_dp_rmsprop(
     noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
-    """RMSprop without the noise in its moment; arguments as :func:`scale_by_dp_adam`."""
+    """RMSprop without the noise in its moment; arguments as :func:`scale_by_dp_adam_bc`."""
     return scale_by_moments(rmsprop_moments(decay, eps, noise_floor), noise_std)
 
 
 def scale_by_dp_adagrad(
     noise_std: NoiseStd, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad without the noise in its sum; arguments as :func:`scale_by_dp_adam`."""
+    """Adagrad without the noise in its sum; arguments as :func:`scale_by_dp_adam_bc`."""
     return scale_by_moments(adagrad_moments(eps, noise_floor), noise_std)
 
 
-def dp_sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> Method:
+def sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> Algorithm:
     """The mechanism's noisy gradient into plain SGD; with another rule, AUTO-S or normalised SGD.
 
     Args:
@@ -86,36 +86,36 @@ def dp_sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> M
         momentum: of SGD.
     """
     rate, momentum = _check.learning_rate(learning_rate), _check.decay("momentum", momentum)
-    return Method(mechanism, optax.sgd(rate, momentum=momentum or None))
+    return Algorithm(mechanism, optax.sgd(rate, momentum=momentum or None))
 
 
-def adam_on_noise(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Method:
-    """Privatise, then optax's Adam: DPGDO, and what PIGDO's released code does."""
+def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
+    """DP-Adam: the noisy gradient into optax's Adam (DPGDO in PIGDO's paper; its released code)."""
     for name in ("b1", "b2"):
         _check.decay(name, adam.get(name, 0.0))
     for name in ("eps", "eps_root"):
         _check.non_negative(name, adam.get(name, 0.0))
-    return Method(mechanism, optax.adam(_check.learning_rate(learning_rate), **adam))
+    return Algorithm(mechanism, optax.adam(_check.learning_rate(learning_rate), **adam))
 
 
-def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Method:
-    """DP-Adam with noise correction; further arguments as :func:`scale_by_dp_adam`."""
-    return _method(mechanism, learning_rate, scale_by_dp_adam(mechanism.noise_std, **adam))
+def dp_adam_bc(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
+    """DP-AdamBC with noise correction; further arguments as :func:`scale_by_dp_adam_bc`."""
+    return _algorithm(mechanism, learning_rate, scale_by_dp_adam_bc(mechanism.noise_std, **adam))
 
 
-def dp_rmsprop(mechanism: Mechanism, learning_rate: Any, **rmsprop: Any) -> Method:
+def dp_rmsprop(mechanism: Mechanism, learning_rate: Any, **rmsprop: Any) -> Algorithm:
     """DP-RMSprop with noise correction; further arguments as :func:`scale_by_dp_rmsprop`."""
-    return _method(mechanism, learning_rate, scale_by_dp_rmsprop(mechanism.noise_std, **rmsprop))
+    return _algorithm(mechanism, learning_rate, scale_by_dp_rmsprop(mechanism.noise_std, **rmsprop))
 
 
-def dp_adagrad(mechanism: Mechanism, learning_rate: Any, **adagrad: Any) -> Method:
+def dp_adagrad(mechanism: Mechanism, learning_rate: Any, **adagrad: Any) -> Algorithm:
     """DP-Adagrad with noise correction; further arguments as :func:`scale_by_dp_adagrad`."""
-    return _method(mechanism, learning_rate, scale_by_dp_adagrad(mechanism.noise_std, **adagrad))
+    return _algorithm(mechanism, learning_rate, scale_by_dp_adagrad(mechanism.noise_std, **adagrad))
 
 
-def _method(mechanism: Mechanism, learning_rate: Any, scaled: Any) -> Method:
+def _algorithm(mechanism: Mechanism, learning_rate: Any, scaled: Any) -> Algorithm:
     rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    return Method(mechanism, optax.chain(scaled, rate))
+    return Algorithm(mechanism, optax.chain(scaled, rate))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Moments:
 
 
 def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moments:
-    """Those of :func:`scale_by_dp_adam`."""
+    """Those of :func:`scale_by_dp_adam_bc`."""
     b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
     return Moments(
         _running(b2),
@@ -217,7 +217,7 @@ def scale_by_moments(
 
     Args:
         moments: how to average.
-        noise_std: of the noise before unscaling, see :func:`scale_by_dp_adam`.
+        noise_std: of the noise before unscaling, see :func:`scale_by_dp_adam_bc`.
         scale: from the state **before** an update to the diagonal that its noise was multiplied by.
     """
     if not callable(noise_std):

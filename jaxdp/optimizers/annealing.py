@@ -12,8 +12,8 @@ import optax
 
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import DrawnEnergy, is_energy
-from jaxdp.optimizers.method import Method
 from jaxdp.types import PyTree, Summed
 
 
@@ -151,7 +151,7 @@ def sa_dpsgd(
     max_rejections: int = 10,
     energy: Mechanism | None = None,
     restore_inner: bool = True,
-) -> Method:
+) -> Algorithm:
     """SA-DPSGD over SGD. Every candidate is charged, accepted or not.
 
     Args:
@@ -168,7 +168,7 @@ def sa_dpsgd(
         _check.learning_rate(learning_rate), momentum=_check.decay("momentum", momentum) or None
     )
     chain = annealing(sgd, key, temperature, max_rejections, restore_inner)
-    return Method(mechanism, chain, energy=energy, counts=_counts)
+    return Algorithm(mechanism, chain, energy=energy, counts=_counts)
 
 
 def _counts(state: AnnealingState) -> dict[str, jax.Array]:

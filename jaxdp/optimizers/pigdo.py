@@ -1,7 +1,7 @@
 """PIGDO: gradients preconditioned before they are clipped: PIAdam, PIRMSprop, PIAdagrad.
 
 "Differentially Private Deep Learning with Iterative Gradient Descent Optimization" (PIGDO), Table 1
-and Algorithm 2. Its released code privatises first and then runs Adam: ``adam_on_noise``.
+and Algorithm 2. Its released code privatises first and then runs Adam: ``dp_adam``.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jaxdp.optimizers.adaptive import (
     rmsprop_moments,
     scale_by_moments,
 )
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
 
@@ -66,7 +66,7 @@ def piadam(
     eps: float = 1e-8,
     noise_floor: float = 0.1,
     spread: float = 10.0,
-) -> Method:
+) -> Algorithm:
     """PIAdam, repaired: gradients divided by D of earlier noisy outputs, clipped, noised, applied.
 
     Formal guarantee: D is post-processing, so each step is the mechanism's event. (The paper's
@@ -78,7 +78,7 @@ def piadam(
         b1: decay of the first moment, of noisy gradients.
         b2: decay of the second.
         eps: a.
-        noise_floor: see :func:`jaxdp.optimizers.scale_by_dp_adam`.
+        noise_floor: see :func:`jaxdp.optimizers.scale_by_dp_adam_bc`.
         spread: see :class:`Preconditioner`.
     """
     return _pigdo(mechanism, learning_rate, adam_moments(b1, b2, eps, noise_floor), spread)
@@ -91,7 +91,7 @@ def pirmsprop(
     eps: float = 1e-8,
     noise_floor: float = 0.1,
     spread: float = 10.0,
-) -> Method:
+) -> Algorithm:
     """PIRMSprop, repaired; see :func:`piadam`."""
     return _pigdo(mechanism, learning_rate, rmsprop_moments(decay, eps, noise_floor), spread)
 
@@ -102,13 +102,13 @@ def piadagrad(
     eps: float = 1e-8,
     noise_floor: float = 0.1,
     spread: float = 10.0,
-) -> Method:
+) -> Algorithm:
     """PIAdagrad, repaired; see :func:`piadam`."""
     return _pigdo(mechanism, learning_rate, adagrad_moments(eps, noise_floor), spread)
 
 
-def _pigdo(mechanism: Mechanism, learning_rate: Any, moments: Moments, spread: float) -> Method:
+def _pigdo(mechanism: Mechanism, learning_rate: Any, moments: Moments, spread: float) -> Algorithm:
     diagonal = Preconditioner(moments, spread)
     scaled = scale_by_moments(moments, mechanism.noise_std, diagonal)
     rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    return Method(mechanism, optax.chain(scaled, rate), scale=lambda state: diagonal(state[0]))
+    return Algorithm(mechanism, optax.chain(scaled, rate), scale=lambda state: diagonal(state[0]))

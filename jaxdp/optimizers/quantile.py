@@ -11,7 +11,7 @@ from jaxdp import _links, _validate
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise import PrivatizeState, opened
 from jaxdp.normals import noised
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
@@ -110,8 +110,10 @@ def quantile_clip(
     return mechanism, optax.GradientTransformationExtraArgs(init, _links.own(update))
 
 
-def quantile_method(optimizer: optax.GradientTransformation, *args: Any, **options: Any) -> Method:
-    """Quantile clipping as a ``Method``, for ``jaxdp.Trainer``.
+def quantile_algorithm(
+    optimizer: optax.GradientTransformation, *args: Any, **options: Any
+) -> Algorithm:
+    """Quantile clipping as a ``Algorithm``, for ``jaxdp.Trainer``.
 
     Args:
         optimizer: any optax optimizer.
@@ -119,7 +121,7 @@ def quantile_method(optimizer: optax.GradientTransformation, *args: Any, **optio
         options: likewise.
     """
     mechanism, link = quantile_clip(*args, **options)
-    return Method(mechanism, optimizer, noise=link, bound=lambda state: state.bound)
+    return Algorithm(mechanism, optimizer, noise=link, bound=lambda state: state.bound)
 
 
 def _votes(updates: Summed) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Every method by name, built from the same public numbers: ``jaxdp train --method``."""
+"""Every algorithm by name, built from the same public numbers: ``jaxdp train --algorithm``."""
 
 import dataclasses
 import inspect
@@ -13,15 +13,15 @@ from jaxdp.clipping.options import check_bound
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import adaptive, pigdo
 from jaxdp.optimizers.adadp import adadp
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import sa_dpsgd
 from jaxdp.optimizers.energy import energy_mechanism
-from jaxdp.optimizers.method import Method
 from jaxdp.schedules import NoiseSchedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """The public numbers that every method shares.
+    """The public numbers that every algorithm shares.
 
     Attributes:
         noise_multiplier: of every step, or a schedule.
@@ -30,7 +30,7 @@ class Numbers:
         dataset_size: declared number of records.
         learning_rate: constant rate.
         sampling: "poisson", "fixed_size" or "full_batch".
-        momentum: of SGD, where the method is built on it.
+        momentum: of SGD, where the algorithm is built on it.
         key: secret key of an annealer.
     """
 
@@ -50,7 +50,7 @@ class Numbers:
     def coin(self) -> jax.Array:
         """The key of an annealer's chances; ValueError where none was given."""
         if self.key is None:
-            raise ValueError("key must be given to an annealed method, got None")
+            raise ValueError("key must be given to an annealed algorithm, got None")
         return self.key
 
     def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
@@ -66,7 +66,7 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A method that can be named.
+    """An algorithm that can be named.
 
     Attributes:
         build: from the numbers and keyword settings.
@@ -76,24 +76,24 @@ class Entry:
         recipe: fields of a run that differ from DP-SGD's where none is given, such as the rate.
     """
 
-    build: Callable[..., Method]
+    build: Callable[..., Algorithm]
     energy: str = ""
     momentum: bool = False
     recipe: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -> Method:
-    """The method ``name``.
+def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -> Algorithm:
+    """The algorithm ``name``.
 
     Args:
-        name: a key of :data:`METHODS`.
+        name: a key of :data:`ALGORITHMS`.
         numbers: the public numbers.
-        settings: further keyword arguments of the method, such as ``{"temperature": 5.0}``.
+        settings: further keyword arguments of the algorithm, such as ``{"temperature": 5.0}``.
 
     Raises:
         ValueError: an unknown name or setting, or a value out of its range.
     """
-    entry = METHODS[_validate.one_of("method", name, tuple(METHODS))]
+    entry = ALGORITHMS[_validate.one_of("algorithm", name, tuple(ALGORITHMS))]
     known = settings_of(name)
     for setting in settings or {}:
         if setting not in known:
@@ -104,60 +104,60 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
 
 
 def register(name: str, entry: Entry) -> None:
-    """Adds a method, so that it can be named in runs and on the command line.
+    """Adds an algorithm, so that it can be named in runs and on the command line.
 
     Raises:
         ValueError: the name is taken by another.
     """
-    if METHODS.setdefault(name, entry) is not entry:
+    if ALGORITHMS.setdefault(name, entry) is not entry:
         raise ValueError(f"name must be new, got {name!r}, which is registered")
 
 
 def settings_of(name: str) -> tuple[str, ...]:
-    """The names of a method's further settings."""
-    parameters = inspect.signature(METHODS[name].build).parameters
+    """The names of an algorithm's further settings."""
+    parameters = inspect.signature(ALGORITHMS[name].build).parameters
     return tuple(p for p in parameters if p != "n")
 
 
-def _dp_sgd(n: Numbers) -> Method:
-    return adaptive.dp_sgd(n.mechanism(), n.learning_rate, n.momentum)
+def _dp_sgd(n: Numbers) -> Algorithm:
+    return adaptive.sgd(n.mechanism(), n.learning_rate, n.momentum)
 
 
-def _auto_s(n: Numbers, gamma: float = 0.01) -> Method:
+def _auto_s(n: Numbers, gamma: float = 0.01) -> Algorithm:
     rule = rules.auto_s(n.l2_clip_norm, _validate.positive("gamma", gamma))
-    return adaptive.dp_sgd(n.mechanism(rule), n.learning_rate, n.momentum)
+    return adaptive.sgd(n.mechanism(rule), n.learning_rate, n.momentum)
 
 
-def _normalised(n: Numbers) -> Method:
+def _normalised(n: Numbers) -> Algorithm:
     rule = rules.normalize(n.l2_clip_norm)
-    return adaptive.dp_sgd(n.mechanism(rule), n.learning_rate, n.momentum)
+    return adaptive.sgd(n.mechanism(rule), n.learning_rate, n.momentum)
 
 
-def _dpgdo(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Method:
-    return adaptive.adam_on_noise(n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps)
+def _dp_adam(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Algorithm:
+    return adaptive.dp_adam(n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps)
 
 
-def _dp_adam(
+def _dp_adam_bc(
     n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, noise_floor: float = 0.1
-) -> Method:
-    return adaptive.dp_adam(
+) -> Algorithm:
+    return adaptive.dp_adam_bc(
         n.mechanism(), n.learning_rate, b1=b1, b2=b2, eps=eps, noise_floor=noise_floor
     )
 
 
 def _dp_rmsprop(
     n: Numbers, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
-) -> Method:
+) -> Algorithm:
     return adaptive.dp_rmsprop(
         n.mechanism(), n.learning_rate, decay=decay, eps=eps, noise_floor=noise_floor
     )
 
 
-def _dp_adagrad(n: Numbers, eps: float = 1e-8, noise_floor: float = 0.1) -> Method:
+def _dp_adagrad(n: Numbers, eps: float = 1e-8, noise_floor: float = 0.1) -> Algorithm:
     return adaptive.dp_adagrad(n.mechanism(), n.learning_rate, eps=eps, noise_floor=noise_floor)
 
 
-def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
+def _sa(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Algorithm:
     return _annealed(n, temperature, max_rejections)
 
 
@@ -168,7 +168,7 @@ def _sa_private(
     energy_noise: float = 10.0,
     energy_bound: float = 0.001,
     energy_batch_size: int | None = None,
-) -> Method:
+) -> Algorithm:
     _validate.positive("energy_noise", energy_noise)
     _validate.positive("energy_bound", energy_bound)
     size = n.batch_size if energy_batch_size is None else energy_batch_size
@@ -180,7 +180,7 @@ def _sa_private(
     return _annealed(n, temperature, max_rejections, energy=energy)
 
 
-def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: Any) -> Method:
+def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: Any) -> Algorithm:
     return sa_dpsgd(
         n.mechanism(),
         n.learning_rate,
@@ -201,7 +201,7 @@ def _adadp(
     rate_decay: float = 0.1,
     moment_decay: float = 0.9,
     eps: float = 1e-8,
-) -> Method:
+) -> Algorithm:
     return adadp(
         n.mechanism(rules.coordinate_box(1.0)),
         n.learning_rate,
@@ -223,7 +223,7 @@ def _piadam(
     eps: float = 1e-8,
     noise_floor: float = 0.1,
     spread: float = 10.0,
-) -> Method:
+) -> Algorithm:
     return pigdo.piadam(n.mechanism(), n.learning_rate, b1, b2, eps, noise_floor, spread)
 
 
@@ -233,13 +233,13 @@ def _pirmsprop(
     eps: float = 1e-8,
     noise_floor: float = 0.1,
     spread: float = 10.0,
-) -> Method:
+) -> Algorithm:
     return pigdo.pirmsprop(n.mechanism(), n.learning_rate, decay, eps, noise_floor, spread)
 
 
 def _piadagrad(
     n: Numbers, eps: float = 1e-8, noise_floor: float = 0.1, spread: float = 10.0
-) -> Method:
+) -> Algorithm:
     return pigdo.piadagrad(n.mechanism(), n.learning_rate, eps, noise_floor, spread)
 
 
@@ -247,12 +247,12 @@ _SMALL_RATE = {"learning_rate": 0.002}
 _ADAGRAD_RATE = {"learning_rate": 0.02}
 # Of AdaDp's paper.
 ADADP_RECIPE = {"learning_rate": 0.002, "l2_clip_norm": 4.0}
-METHODS: dict[str, Entry] = {
+ALGORITHMS: dict[str, Entry] = {
     "dp-sgd": Entry(_dp_sgd, momentum=True),
     "auto-s": Entry(_auto_s, momentum=True),
     "normalised-sgd": Entry(_normalised, momentum=True),
-    "dpgdo": Entry(_dpgdo, recipe=_SMALL_RATE),
     "dp-adam": Entry(_dp_adam, recipe=_SMALL_RATE),
+    "dp-adam-bc": Entry(_dp_adam_bc, recipe=_SMALL_RATE),
     "dp-rmsprop": Entry(_dp_rmsprop, recipe=_SMALL_RATE),
     "dp-adagrad": Entry(_dp_adagrad, recipe=_ADAGRAD_RATE),
     "sa-dpsgd": Entry(_sa, energy="public", momentum=True),

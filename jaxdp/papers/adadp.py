@@ -18,16 +18,16 @@ from jaxdp.clipping import coordinate_box
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.adadp import AdaDpState, rms_step, variance
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
 from jaxdp.papers.raw_gradient import RawGradient, flat_clip
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
 
 
-def adal(
+def adadp_step_only(
     mechanism: Mechanism, learning_rate: Any, rate_decay: float = 0.1, eps: float = 1e-8
-) -> Method:
+) -> Algorithm:
     """AdaL, the ablation with global clipping and AdaDp's step alone.
 
     Args:
@@ -43,7 +43,7 @@ def adal(
 
     tx = optax.GradientTransformation(optax.tree.zeros_like, update)
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
-    return Method(mechanism, optax.chain(tx, lr))
+    return Algorithm(mechanism, optax.chain(tx, lr))
 
 
 def adadp_as_published(
@@ -59,7 +59,7 @@ def adadp_as_published(
     moment_decay: float = 0.9,
     eps: float = 1e-8,
     sampling: str = "poisson",
-) -> Method:
+) -> Algorithm:
     """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
 
     E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
@@ -117,7 +117,7 @@ def adadp_as_published(
 
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
-    return Method(
+    return Algorithm(
         mechanism,
         tx,
         raw=lambda state: state[0].moment,

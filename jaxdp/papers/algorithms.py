@@ -7,22 +7,24 @@ from collections.abc import Callable
 
 from jaxdp.clipping import coordinate_box
 from jaxdp.optimizers.adadp import adadp
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.registry import ADADP_RECIPE, Entry, Numbers, register
-from jaxdp.papers.adadp import adadp_as_published, adal
+from jaxdp.papers.adadp import adadp_as_published, adadp_step_only
 from jaxdp.papers.pigdo import pigdo_as_published
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 
 
-def _sa_published(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
+def _sa_published(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Algorithm:
     return _annealed(n, temperature, max_rejections)
 
 
-def _sa_published_train(n: Numbers, temperature: float = 10.0, max_rejections: int = 10) -> Method:
+def _sa_published_train(
+    n: Numbers, temperature: float = 10.0, max_rejections: int = 10
+) -> Algorithm:
     return _annealed(n, temperature, max_rejections, energy_on_private=True)
 
 
-def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: bool) -> Method:
+def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: bool) -> Algorithm:
     return sa_dpsgd_as_published(
         n.mechanism(),
         n.learning_rate,
@@ -34,14 +36,14 @@ def _annealed(n: Numbers, temperature: float, max_rejections: int, **variant: bo
     )
 
 
-def _adan(
+def _adadp_noise_only(
     n: Numbers,
     beta: float = 1.2,
     threshold: float = 1e-6,
     floor: float = 0.1,
     cap: float = 1.0,
     moment_decay: float = 0.9,
-) -> Method:
+) -> Algorithm:
     return adadp(
         n.mechanism(coordinate_box(1.0)),
         n.learning_rate,
@@ -55,11 +57,11 @@ def _adan(
     )
 
 
-def _adal(n: Numbers, rate_decay: float = 0.1, eps: float = 1e-8) -> Method:
-    return adal(n.mechanism(), n.learning_rate, rate_decay, eps)
+def _adadp_step_only(n: Numbers, rate_decay: float = 0.1, eps: float = 1e-8) -> Algorithm:
+    return adadp_step_only(n.mechanism(), n.learning_rate, rate_decay, eps)
 
 
-def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> Method:
+def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> Algorithm:
     return adadp_as_published(
         n.noise_multiplier,
         n.batch_size,
@@ -72,8 +74,8 @@ def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> 
     )
 
 
-def _pigdo_published(name: str) -> Callable[..., Method]:
-    def make(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Method:
+def _pigdo_published(name: str) -> Callable[..., Algorithm]:
+    def make(n: Numbers, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Algorithm:
         return pigdo_as_published(n.mechanism(), n.learning_rate, name, b1=b1, b2=b2, eps=eps)
 
     return make
@@ -83,8 +85,12 @@ _PIGDO = {"learning_rate": 0.001, "l2_clip_norm": 4.0}
 ALGORITHMS = {
     "sa-dpsgd-as-published": Entry(_sa_published, energy="test", momentum=True),
     "sa-dpsgd-as-published-train": Entry(_sa_published_train, energy="train", momentum=True),
-    "adan": Entry(_adan, recipe={"learning_rate": 0.1, "l2_clip_norm": 4.0}),
-    "adal": Entry(_adal, recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}),
+    "adadp-noise-only": Entry(
+        _adadp_noise_only, recipe={"learning_rate": 0.1, "l2_clip_norm": 4.0}
+    ),
+    "adadp-step-only": Entry(
+        _adadp_step_only, recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}
+    ),
     "adadp-as-published": Entry(_adadp_published, recipe=ADADP_RECIPE),
     "piadam-as-published": Entry(_pigdo_published("adam"), recipe=_PIGDO),
     "pirmsprop-as-published": Entry(_pigdo_published("rmsprop"), recipe=_PIGDO),

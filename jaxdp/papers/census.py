@@ -19,8 +19,8 @@ from jaxdp import __version__, clipping, data, models
 from jaxdp.data.sources import PUMS_COLUMNS
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import with_rule
-from jaxdp.optimizers import dp_sgd
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers import sgd
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import queue
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig, resolve
@@ -108,11 +108,11 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
     """
     config, ledger = row.config(), Ledger()
     assert config.steps is not None
-    method = config.private_method(secret) if row.epsilon else _not_private(config)
+    algorithm = config.private_algorithm(secret) if row.epsilon else _not_private(config)
     model = assemble.model_of(config)
     trainer = Trainer(
         models.cross_entropy(model),
-        method,
+        algorithm,
         source=(dataset.train_x, dataset.train_y),
         secret=secret,
         ledger=ledger,
@@ -130,14 +130,14 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
         "name": row.name,
         "dataset": "pums",
         "model": row.model,
-        "method": config.method if row.epsilon else "sgd",
+        "algorithm": config.algorithm if row.epsilon else "sgd",
         **measure(chance, dataset.test_x, dataset.test_y),
         "proven_epsilon": ledger.epsilon(config.delta).upper if row.epsilon else "inf",
         "delta": config.delta,
         "claimed_epsilon": None,
         "private": row.epsilon is not None,
         "l2_clip_norm": config.l2_clip_norm if row.epsilon else None,
-        "noise_multiplier": method.mechanism.noise_multiplier,
+        "noise_multiplier": algorithm.mechanism.noise_multiplier,
         "steps": config.steps,
         "learning_rate": config.learning_rate,
         "batch_size": config.batch_size,
@@ -148,12 +148,12 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
     }
 
 
-def _not_private(config: RunConfig) -> Method:
+def _not_private(config: RunConfig) -> Algorithm:
     """The same draws and steps, without noise and without clipping."""
     mechanism = with_rule(
         clipping.clip(_NO_CLIPPING), 0.0, config.batch_size, config.dataset_size, config.sampling
     )
-    return dp_sgd(mechanism, config.learning_rate, config.momentum)
+    return sgd(mechanism, config.learning_rate, config.momentum)
 
 
 def measure(chance: np.ndarray, x: np.ndarray, label: np.ndarray) -> dict[str, Any]:

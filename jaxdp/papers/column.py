@@ -1,4 +1,4 @@
-"""The audited column of the papers' rows: of the run itself, or of its method on a tiny network."""
+"""The audited column of the papers' rows: of the run, or of its algorithm on a tiny network."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp import _validate
 from jaxdp._durable import write_atomically
-from jaxdp.auditing.audit import MethodAudit, audit_method
+from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.runs.config import RunConfig
@@ -21,8 +21,8 @@ def audited_columns(audited: dict[str, Any] | None) -> dict[str, Any]:
     """The columns of a result row about an audit, from ``audited`` of a report.
 
     Args:
-        audited: the dictionary of a :class:`MethodAudit` or a ``RunAudit``; None where nothing was
-            audited.
+        audited: the dictionary of a :class:`AlgorithmAudit` or a ``RunAudit``; None where nothing
+            was audited.
     """
     if audited is None:
         return {"audited_epsilon": None, "audited": None}
@@ -42,11 +42,11 @@ def audit_rows(
     seed: int | None = None,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Audits the method of every finished row that has no audit yet; returns those rows.
+    """Audits the algorithm of every finished row that has no audit yet; returns those rows.
 
     The row's own noise, sampling rate and steps (at most :data:`MOST_STEPS`), on a tiny network:
-    see :func:`jaxdp.auditing.audit.audit_method` for what that says. Each row is written as soon as
-    it is done, so that a command that was stopped goes on where it was.
+    see :func:`jaxdp.auditing.audit.audit_algorithm` for what that says. Each row is written as soon
+    as it is done, so that a command that was stopped goes on where it was.
 
     Args:
         results: the JSON file of the finished rows.
@@ -86,22 +86,22 @@ def _rows(results: Path) -> list[dict[str, Any]]:
 
 
 def _refused(row: dict[str, Any]) -> bool:
-    """True if the audit of a method does not cover the row: see docs/auditing.md."""
+    """True if the audit of an algorithm does not cover the row: see docs/auditing.md."""
     config = RunConfig(**row["config"])
     return config.sampling == "fixed_size" or config.relation != "add_or_remove_one"
 
 
 def _audit(
     config: RunConfig, runs: int, confidence: float, seed: int | None, progress: Any
-) -> MethodAudit:
+) -> AlgorithmAudit:
     assert config.steps is not None
-    return audit_method(
-        config.private_method(),
+    return audit_algorithm(
+        config.private_algorithm(),
         min(config.steps, MOST_STEPS),
         config.delta,
         runs=runs,
         confidence=confidence,
-        energy=registry.METHODS[config.method].energy,
+        energy=registry.ALGORITHMS[config.algorithm].energy,
         seed=seed,
         progress=progress,
         chunk=1_000,

@@ -20,7 +20,7 @@ _TARGETS = {
     "parameters": "Sweeps of SA-DPSGD's and AdaDp's parameters.",
     "pums": "Unemployment from census columns: accuracy, calibration, errors by group.",
     "accountants": "All accountants on one run, and the papers' formulas against the truth.",
-    "claims": "Claimed, proven and audited epsilon of every method.",
+    "claims": "Claimed, proven and audited epsilon of every algorithm.",
 }
 
 

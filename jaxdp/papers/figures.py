@@ -1,4 +1,4 @@
-"""The papers' figures, drawn with the methods themselves; what a paper leaves unstated is ours."""
+"""The papers' figures, drawn with the algorithms themselves; settings not stated there are ours."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from jaxdp import clipping
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers.adadp import adadp
-from jaxdp.optimizers.adaptive import dp_sgd
+from jaxdp.optimizers.adaptive import sgd
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import sa_dpsgd
 from jaxdp.optimizers.energy import PublicEnergy
-from jaxdp.optimizers.method import Method
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.types import PyTree
 
@@ -52,8 +52,8 @@ def beale() -> tuple[Figure, str]:
     noise, bound = _NOISE, _BOUND
     flat = with_rule(clipping.clip(bound), noise, 1, 1, "full_batch")
     box = with_rule(clipping.coordinate_box(1.0), noise, 1, 1, "full_batch")
-    methods = {
-        "DP-SGD": dp_sgd(flat, 0.02),
+    algorithms = {
+        "DP-SGD": sgd(flat, 0.02),
         "AdaDp, repaired": adadp(box, 0.05, bound=bound, beta=1.5),
         "AdaDp, as published": adadp_as_published(
             noise, 1, 1, 0.05, bound=bound, beta=1.5, sampling="full_batch"
@@ -63,8 +63,8 @@ def beale() -> tuple[Figure, str]:
     figure, axes = _plane("Beale function: 150 steps, minimum at the star")
     _contours(axes, lambda x, y: np.log10(1e-3 + _beale(x, y)), (-0.5, 4.2), (-1.0, 2.0))
     found = []
-    for (name, method), style in zip(methods.items(), _STYLES, strict=False):
-        paths = trajectories(method, lambda w, e: e * _beale(w[0], w[1]), start, 150)
+    for (name, algorithm), style in zip(algorithms.items(), _STYLES, strict=False):
+        paths = trajectories(algorithm, lambda w, e: e * _beale(w[0], w[1]), start, 150)
         _draw(axes, paths[0], name, style)
         ends = np.linalg.norm(paths[:, -1] - np.asarray(_MINIMUM), axis=1)
         found.append(f"{name} {np.nanmedian(ends):.3f}")
@@ -118,12 +118,12 @@ def annealing_in_a_plane() -> tuple[Figure, str]:
         (-1.8, 0.6),
     )
     found = []
-    methods: dict[str, tuple[Method, PublicEnergy | None]] = {
-        "DP-SGD": (dp_sgd(mechanism, 0.5), None),
+    algorithms: dict[str, tuple[Algorithm, PublicEnergy | None]] = {
+        "DP-SGD": (sgd(mechanism, 0.5), None),
         "SA-DPSGD, every candidate charged": (sa_dpsgd(mechanism, 0.5, key), energy),
     }
-    for (name, (method, judge)), style in zip(methods.items(), _STYLES, strict=False):
-        paths = trajectories(method, _regression, jnp.zeros(2), 60, records[:100], judge)
+    for (name, (algorithm, judge)), style in zip(algorithms.items(), _STYLES, strict=False):
+        paths = trajectories(algorithm, _regression, jnp.zeros(2), 60, records[:100], judge)
         _draw(axes, paths[0], name, style)
         ends = np.linalg.norm(paths[:, -1] - truth, axis=1)
         found.append(f"{name} {np.median(ends):.3f}")
@@ -136,7 +136,7 @@ def annealing_in_a_plane() -> tuple[Figure, str]:
 
 
 def trajectories(
-    method: Method,
+    algorithm: Algorithm,
     loss_fn: Callable[..., jax.Array],
     start: jax.Array,
     steps: int,
@@ -144,9 +144,9 @@ def trajectories(
     energy: PublicEnergy | None = None,
     seeds: int = _SEEDS,
 ) -> np.ndarray:
-    """float32 [seeds, steps + 1, 2]: the parameters along full-batch runs of a method."""
+    """float32 [seeds, steps + 1, 2]: the parameters along full-batch runs of an algorithm."""
     batch = jnp.ones(1) if records is None else records
-    links = method.step(loss_fn)
+    links = algorithm.step(loss_fn)
     extra: dict[str, Any] = {} if energy is None else {"energy": energy}
 
     def one(words: jax.Array) -> jax.Array:
@@ -155,7 +155,7 @@ def trajectories(
         def body(carry: Any, step: jax.Array) -> Any:
             params, state = carry
             summed, _ = links.grad_fn(params, batch, "all", **links.clipped_by(state))
-            key = method.mechanism.simulated_key(jax.random.fold_in(noise, step), step)
+            key = algorithm.mechanism.simulated_key(jax.random.fold_in(noise, step), step)
             params, state, _, _ = links.release(params, state, summed, key, **extra)
             return (params, state), params
 

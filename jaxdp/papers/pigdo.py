@@ -16,7 +16,7 @@ import optax
 from jaxdp import _validate
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
 from jaxdp.papers.raw_gradient import RawGradient, flat_clip
 from jaxdp.types import PyTree
@@ -74,7 +74,7 @@ def pigdo_as_published(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
-) -> Method:
+) -> Algorithm:
     """Algorithm 2 as its text says: moments of **un-noised** gradients, shared. Not private.
 
     g′(x) = f_t/(√s_t + a) with f_t and s_t from the example's gradient and the shared moments of
@@ -122,7 +122,7 @@ def pigdo_as_published(
 
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)
-    return Method(
+    return Algorithm(
         leaking,
         tx,
         raw=lambda state: state[0],

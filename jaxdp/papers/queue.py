@@ -145,7 +145,7 @@ def line_of(row: Row, report: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": row.name,
         "dataset": row.dataset,
-        "method": report["method"],
+        "algorithm": report["algorithm"],
         "model": report["model"],
         "activation": report["activation"],
         "test_accuracy": report["test_accuracy"],

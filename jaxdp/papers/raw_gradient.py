@@ -1,7 +1,7 @@
 """Clipping by un-noised moments, as AdaDp and PIGDO were published; no guarantee allows it.
 
-Nothing here is private. A method that uses it is charged as ``NonPrivate``; it exists to reproduce
-the papers' tables and to show what they leak.
+Nothing here is private. An algorithm that uses it is charged as ``NonPrivate``; it exists to
+reproduce the papers' tables and to show what they leak.
 """
 
 import dataclasses

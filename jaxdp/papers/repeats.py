@@ -7,7 +7,10 @@ from jaxdp.papers.row import Row
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 8.0)
 # Fewer runs of a point say nothing of chance: such a point is not drawn.
 LEAST_RUNS = 3
-METHODS: dict[str, dict[str, Any]] = {"dp-sgd-tanh": {}, "dp-adam": {"method": "dp-adam"}}
+REPEATED: dict[str, dict[str, Any]] = {
+    "dp-sgd-tanh": {},
+    "dp-adam-bc": {"algorithm": "dp-adam-bc"},
+}
 _SHARED: dict[str, Any] = {
     "batch_size": 512,
     "steps": 300,
@@ -15,28 +18,28 @@ _SHARED: dict[str, Any] = {
     "eval_every": 300,
 }
 # Learning rates tried on Fashion-MNIST, which is public and holds no record of MNIST.
-TRIED = {"dp-sgd-tanh": (2.0, 4.0, 8.0, 16.0), "dp-adam": (0.002, 0.004, 0.008)}
+TRIED = {"dp-sgd-tanh": (2.0, 4.0, 8.0, 16.0), "dp-adam-bc": (0.002, 0.004, 0.008)}
 TRIED_AT = 2.0
 # The best of each; the same at every budget.
-CHOSEN = {"dp-sgd-tanh": 8.0, "dp-adam": 0.004}
+CHOSEN = {"dp-sgd-tanh": 8.0, "dp-adam-bc": 0.004}
 
 
-def rate_name(method: str, rate: float) -> str:
+def rate_name(algorithm: str, rate: float) -> str:
     """The row of a learning rate on the public data set."""
-    return f"fashion_mnist-{method}-rate-{rate:g}"
+    return f"fashion_mnist-{algorithm}-rate-{rate:g}"
 
 
-def row_name(method: str, epsilon: float) -> str:
-    """The row of a method at a budget."""
-    return f"mnist-{method}-repeated-epsilon-{epsilon:g}"
+def row_name(algorithm: str, epsilon: float) -> str:
+    """The row of an algorithm at a budget."""
+    return f"mnist-{algorithm}-repeated-epsilon-{epsilon:g}"
 
 
-def _row(name: str, dataset: str, method: str, rate: float, epsilon: float) -> Row:
+def _row(name: str, dataset: str, algorithm: str, rate: float, epsilon: float) -> Row:
     return Row(
         name,
         dataset,
         {
-            **METHODS[method],
+            **REPEATED[algorithm],
             **_SHARED,
             "learning_rate": rate,
             "epsilon": epsilon,
@@ -45,12 +48,12 @@ def _row(name: str, dataset: str, method: str, rate: float, epsilon: float) -> R
 
 
 RATES = tuple(
-    _row(rate_name(method, rate), "fashion_mnist", method, rate, TRIED_AT)
-    for method, rates in TRIED.items()
+    _row(rate_name(algorithm, rate), "fashion_mnist", algorithm, rate, TRIED_AT)
+    for algorithm, rates in TRIED.items()
     for rate in rates
 )
 ROWS = tuple(
-    _row(row_name(method, epsilon), "mnist", method, CHOSEN[method], epsilon)
-    for method in METHODS
+    _row(row_name(algorithm, epsilon), "mnist", algorithm, CHOSEN[algorithm], epsilon)
+    for algorithm in REPEATED
     for epsilon in EPSILONS
 )

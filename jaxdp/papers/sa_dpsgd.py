@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from jaxdp.mechanism import Mechanism
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import sa_dpsgd
-from jaxdp.optimizers.method import Method
 from jaxdp.papers import claims
 
 
@@ -22,7 +22,7 @@ def sa_dpsgd_as_published(
     *,
     energy_on_private: bool = False,
     **settings: Any,
-) -> Method:
+) -> Algorithm:
     """SA-DPSGD in which the optimizer's state survives a rejection, with the paper's claim.
 
     Formal guarantee: every candidate is charged, as in :func:`jaxdp.optimizers.sa_dpsgd`, while its

@@ -14,13 +14,13 @@ class Sweep:
     """Rows that differ in one parameter.
 
     Attributes:
-        method: as people write it.
+        algorithm: as people write it.
         parameter: its name and symbol.
         setting: what the rows share, in words.
         rows: from the parameter's value to the name of a row; one of them may be shared by sweeps.
     """
 
-    method: str
+    algorithm: str
     parameter: str
     setting: str
     rows: dict[float, str]
@@ -66,7 +66,7 @@ def _settings(name: str, *values: float) -> Values:
 
 
 def _swept(
-    method: str, parameter: str, setting: str, base: Row, slug: str, values: Values
+    algorithm: str, parameter: str, setting: str, base: Row, slug: str, values: Values
 ) -> tuple[Sweep, list[Row]]:
     rows = {
         value: dataclasses.replace(
@@ -77,7 +77,7 @@ def _swept(
         for value, changes in sorted(values.items())
     }
     names = {value: row.name for value, row in rows.items()}
-    return Sweep(method, parameter, setting, names), [base, *rows.values()]
+    return Sweep(algorithm, parameter, setting, names), [base, *rows.values()]
 
 
 def _private_mlp(hidden: int, epsilon: float, noise: float) -> Row:
@@ -86,7 +86,7 @@ def _private_mlp(hidden: int, epsilon: float, noise: float) -> Row:
         f"mnist-mlp-{hidden}-adadp",
         "mnist",
         {
-            "method": "adadp",
+            "algorithm": "adadp",
             "model": "mlp",
             "hidden": hidden,
             "activation": "relu",
@@ -107,7 +107,7 @@ _FOUND = [
             "mnist-mlp-64-sa-dpsgd",
             "mnist",
             {
-                "method": "sa-dpsgd",
+                "algorithm": "sa-dpsgd",
                 "model": "mlp",
                 "epsilon": 1.0,
                 "noise_multiplier": 1.23,
@@ -121,7 +121,7 @@ _FOUND = [
         Row(
             "mnist-sa-dpsgd",
             "mnist",
-            {"method": "sa-dpsgd", "epsilon": 3.0, "steps": 4_700},
+            {"algorithm": "sa-dpsgd", "epsilon": 3.0, "steps": 4_700},
             needs_gpu=True,
         ),
         "CNN, epsilon 3, 40 epochs",

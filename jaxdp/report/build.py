@@ -97,14 +97,14 @@ def _guarantee(subject: Subject, ledger: Ledger) -> dict[str, Any]:
         "in_words": words.describe(event),
     }
     if not acc.supports(event, subject.relation):
-        return {**row, "epsilon": math.inf, "method": "none: no accountant bounds this event"}
+        return {**row, "epsilon": math.inf, "algorithm": "none: no accountant bounds this event"}
     bound = acc.epsilon(event, subject.delta, subject.relation)
     return {
         **row,
         "epsilon": bound.upper,
         "epsilon_lower": bound.lower,
         "epsilon_estimate": bound.estimate,
-        "method": bound.method,
+        "algorithm": bound.accountant,
     }
 
 
@@ -116,16 +116,16 @@ def _counts(history: History) -> dict[str, int]:
 def _claim(subject: Subject, ledger: Ledger, history: History) -> dict[str, Any] | None:
     """The epsilon that a paper claims of such a run, by its own formula; None where it has none.
 
-    A method that counts accepted steps alone claims those.
+    An algorithm that counts accepted steps alone claims those.
     """
-    method, mechanism = subject.method, subject.method.mechanism
+    algorithm, mechanism = subject.algorithm, subject.algorithm.mechanism
     noise = mechanism.noise_multiplier
-    if method.claim is None or isinstance(noise, NoiseSchedule) or not noise:
+    if algorithm.claim is None or isinstance(noise, NoiseSchedule) or not noise:
         return None
     accepted = _counts(history).get("accepted")
     steps = history[-1]["step"] if accepted is None else accepted
     rate = subject.batch_size / subject.dataset_size
-    claim = method.claim(rate, noise, max(1, steps), subject.delta)
+    claim = algorithm.claim(rate, noise, max(1, steps), subject.delta)
     proven = ledger.epsilon(subject.delta, subject.relation)
     return {
         "name": claim.name,

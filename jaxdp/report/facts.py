@@ -69,7 +69,7 @@ def _protected(subject: Subject) -> Rows:
 
 
 def _done(subject: Subject, report: dict[str, Any]) -> Rows:
-    guarantee, rule = report["guarantee"], subject.method.mechanism.rule
+    guarantee, rule = report["guarantee"], subject.algorithm.mechanism.rule
     sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
     return [
         (
@@ -85,7 +85,7 @@ def _done(subject: Subject, report: dict[str, Any]) -> Rows:
         ("Released", guarantee["in_words"]),
         *_counted(report["counts"]),
         *(("Audit", note) for note in report["notes"]),
-        ("Accountant", guarantee["method"]),
+        ("Accountant", guarantee["algorithm"]),
     ]
 
 

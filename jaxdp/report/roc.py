@@ -13,7 +13,7 @@ from jaxdp.report.tradeoff import limit, profile
 from jaxdp.report.words import show_epsilon
 
 if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports none of it
-    from jaxdp.auditing.audit import MethodAudit
+    from jaxdp.auditing.audit import AlgorithmAudit
     from jaxdp.auditing.one_run import RunAudit
 
 WORDS = (
@@ -23,7 +23,7 @@ WORDS = (
 _FEWEST = 1e-4
 
 
-def save_roc(audit: "MethodAudit | RunAudit", path: Path, title: str) -> Path:
+def save_roc(audit: "AlgorithmAudit | RunAudit", path: Path, title: str) -> Path:
     """Writes the plot, and the same as .svg beside it; where nothing is proven, without a limit."""
     seen = audit.roc[(audit.roc > 0).all(axis=1)]
     least = max(_FEWEST, 10.0 ** np.floor(np.log10(np.min(seen, initial=0.01))))

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from jaxdp import accounting as acc
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import FixedSize, FullBatch, Poisson
 from jaxdp.schedules import NoiseSchedule
 
@@ -49,21 +49,21 @@ class Subject:
 
     Attributes:
         title: such as "DP-SGD on MNIST".
-        method: mechanism and optimizer.
+        algorithm: mechanism and optimizer.
         steps: of the run.
         delta: of the guarantee.
         relation: which data sets are neighbours.
-        training: (name, words) of method, optimizer and model.
+        training: (name, words) of algorithm, optimizer and model.
         command: that gives the run.
         measured: what it is judged by; None for nothing.
         levels: to compare that with, see :func:`jaxdp.report.levels.levels`.
-        judged_by: what judged the candidates of an annealed method, in words, or None.
+        judged_by: what judged the candidates of an annealed algorithm, in words, or None.
         names: further entries of report.json, by name.
         unit: the privacy unit in words.
     """
 
     title: str
-    method: Method
+    algorithm: Algorithm
     steps: int
     delta: float
     relation: acc.Relation
@@ -78,12 +78,12 @@ class Subject:
     @property
     def dataset_size(self) -> int:
         """The declared number of records."""
-        return self.method.mechanism.dataset_size
+        return self.algorithm.mechanism.dataset_size
 
     @property
     def batch_size(self) -> int:
         """The expected number of records of a step."""
-        return self.method.mechanism.batch_size
+        return self.algorithm.mechanism.batch_size
 
     @property
     def epochs(self) -> float:
@@ -93,21 +93,21 @@ class Subject:
     @property
     def sampling(self) -> str:
         """The name of the sampling."""
-        kind = type(self.method.mechanism.sampling)
+        kind = type(self.algorithm.mechanism.sampling)
         return _SAMPLINGS.get(kind, kind.__name__)
 
     @property
     def noise_multipliers(self) -> list[float]:
         """The noise multiplier, or the levels that a schedule goes through."""
-        noise = self.method.mechanism.noise_multiplier
+        noise = self.algorithm.mechanism.noise_multiplier
         if isinstance(noise, NoiseSchedule):
             return [value for value, _ in noise.levels]
         return [float(noise)]
 
 
-def own_training(method: Method, steps: int, about: dict[str, str]) -> Rows:
+def own_training(algorithm: Algorithm, steps: int, about: dict[str, str]) -> Rows:
     """The rows of a model and an optimizer of the caller's own, whose words come last."""
-    epochs = steps * method.mechanism.batch_size / method.mechanism.dataset_size
+    epochs = steps * algorithm.mechanism.batch_size / algorithm.mechanism.dataset_size
     rows = [
         ("Steps", steps_in_words(steps, epochs)),
         ("Model", "the caller's own"),

@@ -77,7 +77,7 @@ ENERGIES = {
 
 def title(report: dict[str, Any]) -> str:
     """As in "DP-SGD on MNIST"; reports of older versions have none of their own."""
-    return report.get("title") or f"{report['method'].upper()} on {report['dataset']}"
+    return report.get("title") or f"{report['algorithm'].upper()} on {report['dataset']}"
 
 
 def show(value: float | str) -> str:

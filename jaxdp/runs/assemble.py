@@ -52,7 +52,7 @@ def energy_of(
     trained: tuple[Callable[..., Any], PyTree],
     sampler: Callable[..., Sampler],
 ) -> PublicEnergy | PrivateEnergy | None:
-    """The energy that judges the candidates of an annealed method; None for another.
+    """The energy that judges the candidates of an annealed algorithm; None for another.
 
     Args:
         config: resolved.
@@ -60,7 +60,7 @@ def energy_of(
         trained: loss and training records, on the device.
         sampler: (mechanism, number of records, rows of a pass) -> draws on the run's ledger.
     """
-    kind = registry.METHODS[config.method].energy
+    kind = registry.ALGORITHMS[config.algorithm].energy
     if not kind:
         return None
     if kind in ("public", "test"):
@@ -68,7 +68,7 @@ def energy_of(
     loss_fn, records = trained
     if kind == "train":
         return PublicEnergy(loss_fn, records)
-    mechanism = config.private_method().energy
+    mechanism = config.private_algorithm().energy
     assert mechanism is not None
     assert config.physical_batch_size is not None
     count = len(jax.tree.leaves(records)[0])
@@ -82,7 +82,7 @@ def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
     A public energy takes the first half of the test set, at most 5,000, and accuracy the rest. As
     published all examples do both, so that the accuracy is not held out.
     """
-    kind = registry.METHODS[config.method].energy
+    kind = registry.ALGORITHMS[config.algorithm].energy
     whole = (dataset.test_x, dataset.test_y)
     if kind != "public":
         return whole, whole

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxdp.auditing.one_run import RunAudit, audit_canaries
 from jaxdp.ledger import Ledger
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import canaries
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
@@ -56,7 +56,7 @@ def audit_run(
         raise ValueError(f"run must have audit canaries, got {directory.path} without")
     return audit_rows_of(
         directory,
-        config.private_method(),
+        config.private_algorithm(),
         config.canaries,
         config.delta if delta is None else delta,
         confidence,
@@ -64,9 +64,9 @@ def audit_run(
 
 
 def audit_rows_of(
-    directory: RunDirectory, method: Method, count: int, delta: float, confidence: float
+    directory: RunDirectory, algorithm: Algorithm, count: int, delta: float, confidence: float
 ) -> RunAudit:
-    """As :func:`audit_run`, of a run whose method and number of candidates are known."""
+    """As :func:`audit_run`, of a run whose algorithm and number of candidates are known."""
     report = report_of(directory)
     seen, steps = canaries.released(directory), report["history"][-1]["step"]
     if seen.shape != (steps, count):
@@ -87,7 +87,7 @@ def audit_rows_of(
     return audit_canaries(
         seen,
         canaries.coins_of(directory, count),
-        method,
+        algorithm,
         ledger.event,
         delta,
         confidence=confidence,
@@ -106,7 +106,7 @@ def save_audit(folder: Path, row: dict[str, Any], found: Any) -> None:
     from jaxdp.report.roc import save_roc
 
     (folder / "audit.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    save_roc(found, folder / "roc.png", f"Audit of {row['method']}, {found.steps:,} steps")
+    save_roc(found, folder / "roc.png", f"Audit of {row['algorithm']}, {found.steps:,} steps")
 
 
 def into_report(directory: RunDirectory, row: dict[str, Any]) -> None:

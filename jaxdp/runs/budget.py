@@ -29,7 +29,7 @@ def calibrated_noise(config: "RunConfig", relation: acc.Relation) -> float:
         > config.epsilon
     ):
         raise ValueError(
-            f"epsilon must be within reach of {config.method} at any noise_multiplier, got "
+            f"epsilon must be within reach of {config.algorithm} at any noise_multiplier, got "
             f"{config.epsilon}"
         )
     return acc.calibrate(
@@ -58,14 +58,14 @@ def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
 
 def _plain(config: "RunConfig") -> bool:
     """True if a run is one event repeated, which the accountant calibrates by itself."""
-    energy = registry.METHODS[config.method].energy
+    energy = registry.ALGORITHMS[config.algorithm].energy
     return config.noise_schedule is None and energy != "private" and not config.once()
 
 
 def _total(config: "RunConfig", **tried: Any) -> acc.Event:
     """Everything that is released; of an algorithm as published, what it claims to be."""
     config = dataclasses.replace(config, **tried)
-    method = config.private_method()
-    method = dataclasses.replace(method, mechanism=method.mechanism.leaking(""), raw=None)
+    algorithm = config.private_algorithm()
+    algorithm = dataclasses.replace(algorithm, mechanism=algorithm.mechanism.leaking(""), raw=None)
     assert config.steps is not None
-    return acc.Composed((*config.once(), method.total(config.steps)))
+    return acc.Composed((*config.once(), algorithm.total(config.steps)))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxdp._durable import save_array, write_atomically
 from jaxdp.batches import rows_of_a_pass
 from jaxdp.clipping import ClippedGrad, captured
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
@@ -74,7 +74,11 @@ def kept_coins(count: int, directory: RunDirectory, kept: str | None) -> np.ndar
 
 
 def check_captured(
-    loss_fn: Callable[..., Any], method: Method, params: PyTree, source: Source, rows: int | None
+    loss_fn: Callable[..., Any],
+    algorithm: Algorithm,
+    params: PyTree,
+    source: Source,
+    rows: int | None,
 ) -> None:
     """Refuses a loss that captured an array that may hold the records.
 
@@ -82,7 +86,7 @@ def check_captured(
 
     Args:
         loss_fn: of one record, without canaries.
-        method: mechanism and optimizer.
+        algorithm: mechanism and optimizer.
         params: the parameters.
         source: the records, without canaries.
         rows: of one compiled pass; None as a trainer chooses.
@@ -90,9 +94,9 @@ def check_captured(
     Raises:
         ValueError: it captured one.
     """
-    grad_fn = method.clipped_grad(loss_fn)
+    grad_fn = algorithm.clipped_grad(loss_fn)
     if isinstance(grad_fn, ClippedGrad):
-        size = rows or rows_of_a_pass(method.mechanism.batch_size, source)
+        size = rows or rows_of_a_pass(algorithm.mechanism.batch_size, source)
         batch = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), source.example
         )

@@ -13,7 +13,7 @@ from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import registry
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import budget
 from jaxdp.schedules import NoiseSchedule, parse
 from jaxdp.seeds import Secret
@@ -42,7 +42,7 @@ class RunConfig:
         dataset: name of the data set.
         model: name of the model.
         activation: of its hidden layers.
-        method: the private method, a key of ``jaxdp.optimizers.registry.METHODS``.
+        algorithm: the private algorithm, a key of ``jaxdp.optimizers.registry.ALGORITHMS``.
         optimizer: what DP-SGD's noisy gradient goes into, "sgd" or "adam".
         learning_rate: its constant rate.
         momentum: of SGD.
@@ -60,7 +60,7 @@ class RunConfig:
         physical_batch_size: rows of one compiled pass.
         sensitive: whether un-noised statistics are recorded, in a file of their own.
         noise_schedule: None, or how the multiplier moves, see :func:`jaxdp.schedules.parse`.
-        settings: further keyword arguments of the method.
+        settings: further keyword arguments of the algorithm.
         hidden: width of an MLP's hidden layer.
         pca_dimensions: None, or to how many dimensions examples are projected first, privately.
         pca_noise_multiplier: noise of that projection, see :func:`jaxdp.preprocess.dp_pca`.
@@ -74,7 +74,7 @@ class RunConfig:
     dataset: str
     model: str
     activation: str
-    method: str
+    algorithm: str
     optimizer: str
     learning_rate: float
     momentum: float
@@ -113,8 +113,8 @@ class RunConfig:
             self.own["test_size"],
         )
 
-    def private_method(self, secret: Secret | None = None) -> Method:
-        """The method; ValueError names an argument that is out of range.
+    def private_algorithm(self, secret: Secret | None = None) -> Algorithm:
+        """The algorithm; ValueError names an argument that is out of range.
 
         Args:
             secret: of the run; None only to look at events and numbers.
@@ -129,9 +129,9 @@ class RunConfig:
             self.momentum,
             (secret or Secret(0, reproducible=True)).jax_key("judge"),
         )
-        name = self.method
+        name = self.algorithm
         if name == "dp-sgd" and self.optimizer == "adam":
-            name = "dpgdo"
+            name = "dp-adam"
         return registry.build(name, numbers, self.settings)
 
     def noise(self) -> float | NoiseSchedule:
@@ -146,7 +146,7 @@ class RunConfig:
 
     def total(self, steps: int) -> acc.Event:
         """Everything that a run of ``steps`` steps releases, preprocessing included."""
-        return acc.Composed((*self.once(), self.private_method().total(steps)))
+        return acc.Composed((*self.once(), self.private_algorithm().total(steps)))
 
     def once(self) -> tuple[acc.Event, ...]:
         """The events before the first step."""
@@ -181,7 +181,7 @@ class RunConfig:
 
     def mechanism(self) -> Mechanism:
         """The mechanism of the gradient."""
-        return self.private_method().mechanism
+        return self.private_algorithm().mechanism
 
     def warnings(self) -> list[str]:
         """Warnings about values that are allowed and hardly meant."""
@@ -222,7 +222,7 @@ def resolve(config: RunConfig) -> RunConfig:
 def _rows_of_a_pass(config: RunConfig) -> int:
     """More than the default for dense layers, whose per-example gradients are never held."""
     rows = default_physical_batch_size(config.batch_size)
-    held = config.model not in _DENSE or config.private_method().raw is not None
+    held = config.model not in _DENSE or config.private_algorithm().raw is not None
     if held:
         return rows
     # One pass holds nearly every draw of up to 256; larger ones take several.
@@ -258,7 +258,7 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    _validate.one_of("method", config.method, tuple(registry.METHODS))
+    _validate.one_of("algorithm", config.algorithm, tuple(registry.ALGORITHMS))
     _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
     _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
     if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
@@ -284,11 +284,14 @@ def _check(config: RunConfig) -> None:
     # Builds the mechanism and the model once, for their own checks.
     if config.noise_schedule is not None and config.steps is None:
         raise ValueError("steps must be given with a noise_schedule, got None")
-    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_method()
-    if registry.METHODS[config.method].energy in ("public", "test") and not config.spec.test_size:
+    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_algorithm()
+    if (
+        registry.ALGORITHMS[config.algorithm].energy in ("public", "test")
+        and not config.spec.test_size
+    ):
         raise ValueError(
-            f"method {config.method} must come with test records, which judge its candidates, got "
-            f"a file without"
+            f"algorithm {config.algorithm} must come with test records, which judge its "
+            "candidates, got a file without"
         )
     _check_projection(config)
     _check_canaries(config)
@@ -315,7 +318,7 @@ def _check_canaries(config: RunConfig) -> None:
             f"got both, {config.canaries} canaries"
         )
     noise = config.noise_multiplier or 1.0
-    audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_method())
+    audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_algorithm())
     config.candidates()
 
 

@@ -14,7 +14,7 @@ _FIELDS = (
     "dataset",
     "model",
     "activation",
-    "method",
+    "algorithm",
     "noise_multiplier",
     "steps",
     "delta",
@@ -57,11 +57,11 @@ def report(
 def subject_of(config: RunConfig, test_labels: Any = None, command: str | None = None) -> Subject:
     """The public facts of a resolved configuration; arguments as for :func:`report`."""
     assert config.steps is not None
-    method, spec = config.private_method(), config.spec
-    names = ("method", "dataset", "model", "activation")
+    algorithm, spec = config.private_algorithm(), config.spec
+    names = ("algorithm", "dataset", "model", "activation")
     return Subject(
-        f"{config.method.upper()} on {spec.title}",
-        method,
+        f"{config.algorithm.upper()} on {spec.title}",
+        algorithm,
         config.steps,
         config.delta,
         acc.Relation(config.relation),
@@ -69,7 +69,7 @@ def subject_of(config: RunConfig, test_labels: Any = None, command: str | None =
         command or command_of(config),
         TEST_ACCURACY if spec.test_size else None,
         levels.levels(config.dataset, config.model, spec.num_classes, test_labels),
-        words.ENERGIES.get(registry.METHODS[config.method].energy),
+        words.ENERGIES.get(registry.ALGORITHMS[config.algorithm].energy),
         names={**{name: getattr(config, name) for name in names}, "config": config.to_dict()},
     )
 
@@ -86,7 +86,7 @@ def command_of(config: RunConfig) -> str:
         }
     if config.optimizer != "sgd":
         options["optimizer"] = config.optimizer
-    elif registry.METHODS[config.method].momentum:
+    elif registry.ALGORITHMS[config.algorithm].momentum:
         options["momentum"] = config.momentum
     if config.model == "mlp":
         options["hidden"] = config.hidden
@@ -114,7 +114,7 @@ def _training(config: RunConfig) -> Rows:
         ]
     epochs = config.steps * config.batch_size / config.dataset_size
     return [
-        ("Method", config.method),
+        ("Algorithm", config.algorithm),
         ("Optimizer", optimizer(config)),
         ("Steps", steps_in_words(config.steps, epochs)),
         ("Model", f"{config.model} ({config.activation}){width}"),
@@ -124,8 +124,12 @@ def _training(config: RunConfig) -> Rows:
 
 def optimizer(config: RunConfig) -> str:
     """The optimizer with its rate, momentum and other settings."""
-    known = config.method in ("dp-sgd", "auto-s", "normalised-sgd") or "sa-dpsgd" in config.method
-    name = "Adam" if config.optimizer == "adam" else "SGD" if known else f"that of {config.method}"
+    known = (
+        config.algorithm in ("dp-sgd", "auto-s", "normalised-sgd") or "sa-dpsgd" in config.algorithm
+    )
+    name = (
+        "Adam" if config.optimizer == "adam" else "SGD" if known else f"that of {config.algorithm}"
+    )
     parts = [name, f"learning rate {config.learning_rate:.4g}"]
     if name == "SGD" and config.momentum:
         parts.append(f"momentum {config.momentum:.4g}")

@@ -18,7 +18,7 @@ from jaxdp._durable import write_atomically
 from jaxdp.auditing import canaries as candidates
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
-from jaxdp.optimizers.method import Method, as_method
+from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.runs import bar, canaries, identity, reporting
 from jaxdp.runs.directory import RunDirectory, secret_from_dict
 from jaxdp.runs.run import (
@@ -59,8 +59,8 @@ class Run:
     Args:
         folder: of the run; made if it is not there.
         loss_fn: the loss of one example, as for ``jaxdp.Trainer``.
-        mechanism: from ``jaxdp.dp_sgd``, or a ``jaxdp.Method``.
-        optimizer: any optax optimizer; None for a ``Method``.
+        mechanism: from ``jaxdp.dp_sgd``, or a ``jaxdp.Algorithm``.
+        optimizer: any optax optimizer; None for a ``Algorithm``.
         source: the records, as for ``jaxdp.Trainer``.
         params: the parameters before the first step, computed from no record.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
@@ -90,7 +90,7 @@ class Run:
         self,
         folder: str | os.PathLike[str],
         loss_fn: Callable[..., Any],
-        mechanism: Mechanism | Method,
+        mechanism: Mechanism | Algorithm,
         optimizer: optax.GradientTransformation | None = None,
         source: Any = None,
         *,
@@ -109,17 +109,17 @@ class Run:
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
         self.directory = RunDirectory(folder)
-        self.method = as_method(mechanism, optimizer)
+        self.algorithm = as_algorithm(mechanism, optimizer)
         self.source: Source = as_source(source)
-        declared = self.method.mechanism
+        declared = self.algorithm.mechanism
         declared.sampling.check(len(self.source), declared.dataset_size)
         self._params = jax.tree.map(np.asarray, params)
         self._plain_loss = self._loss_fn = loss_fn
-        self._trained = self.method
+        self._trained = self.algorithm
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else _validate.integer("every", every, least=1)
         self._rows, self._reports = physical_batch_size, report
-        self._delta = self.method.mechanism.delta if delta is None else delta
+        self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             _validate.fraction("delta", delta)
         self._relation = acc.Relation(relation)
@@ -192,7 +192,7 @@ class Run:
             )
         return reporting.write_own(
             self.directory,
-            self.method,
+            self.algorithm,
             self.history,
             self._delta,
             self._relation,
@@ -223,8 +223,10 @@ class Run:
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
             self.directory.checked_ledger()
-        found = audit_rows_of(self.directory, self.method, self._canaries.count, delta, confidence)
-        row = {"method": self.path.name, **found.to_dict()}
+        found = audit_rows_of(
+            self.directory, self.algorithm, self._canaries.count, delta, confidence
+        )
+        row = {"algorithm": self.path.name, **found.to_dict()}
         save_audit(self.path, row, found)
         into_report(self.directory, row)
         return found
@@ -257,7 +259,7 @@ class Run:
             self.directory.unlock()
 
     def _candidates(self, count: int) -> candidates.Canaries | None:
-        """The candidates; with them, loss and method are those that know them."""
+        """The candidates; with them, loss and algorithm are those that know them."""
         if not _validate.integer("canaries", count, least=0):
             return None
         if self._relation is not ADD_OR_REMOVE_ONE:
@@ -265,15 +267,17 @@ class Run:
                 "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
                 f"got {count} under {self._relation.value}"
             )
-        candidates.check(self.method)
-        canaries.check_captured(self._loss_fn, self.method, self._params, self.source, self._rows)
+        candidates.check(self.algorithm)
+        canaries.check_captured(
+            self._loss_fn, self.algorithm, self._params, self.source, self._rows
+        )
         found = candidates.candidates(count, self._params)
         found.require_finite(self._loss_fn, self._params, self.source.example)
-        self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.method)
+        self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.algorithm)
         return found
 
     def _count(self, steps: int | None) -> int:
-        planned = self.method.mechanism.steps
+        planned = self.algorithm.mechanism.steps
         steps = planned if steps is None else _validate.integer("steps", steps, least=1)
         if steps is None:
             raise ValueError("steps must be given: the noise was not calibrated for any; got None")
@@ -327,12 +331,14 @@ class Run:
         return 0 if self._canaries is None else self._canaries.count
 
     def _mechanism(self) -> str:
-        described = repr((self.method.mechanism, self.method.energy))
+        described = repr((self.algorithm.mechanism, self.algorithm.energy))
         return described + (f" {self._count_of_canaries} canaries" if self._canaries else "")
 
     def _configuration(self) -> str:
         """A text that tells this run from others with its seed: the programs of a step, traced."""
-        traced = identity.programs(self.method, self._plain_loss, self._params, self.source.example)
+        traced = identity.programs(
+            self.algorithm, self._plain_loss, self._params, self.source.example
+        )
         return f"{self._mechanism()} {self.path.resolve()} {traced}"
 
     def _fingerprint(self, secret: Secret) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.clipping import ClippedGrad
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
 from jaxdp.types import PyTree
@@ -18,13 +18,15 @@ from jaxdp.types import PyTree
 _SAMPLED = 256  # records whose hash tells whether the data are the same
 
 
-def programs(method: Method, loss_fn: Callable[..., Any], params: PyTree, example: PyTree) -> str:
+def programs(
+    algorithm: Algorithm, loss_fn: Callable[..., Any], params: PyTree, example: PyTree
+) -> str:
     """The programs of a step as text: of the gradients and of what comes after the noise.
 
     With a hash of the numbers that they begin with, where a learning rate may stand, and of the
     arrays that they captured.
     """
-    links = method.step(loss_fn)
+    links = algorithm.step(loss_fn)
     _, after = links.init(params)
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
     key = jax.random.key(0) if getattr(links.grad_fn, "takes_rng", False) else None

@@ -1,4 +1,4 @@
-"""The run of a configuration, as the command line has it: built-in data, methods by name."""
+"""The run of a configuration, as the command line has it: built-in data, algorithms by name."""
 
 import dataclasses
 import json
@@ -90,7 +90,7 @@ class ConfiguredRun(Run):
         super().__init__(
             directory.path,
             assemble.loss_of(config),
-            config.private_method(secret),
+            config.private_algorithm(secret),
             source=(dataset.train_x, dataset.train_y),
             params=assemble.fresh_params(config, secret),
             every=config.eval_every,

@@ -78,13 +78,13 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     the recipe unless they are to follow from the other two.
 
     Raises:
-        ValueError: an unknown data set, or a value that the method does not use.
+        ValueError: an unknown data set, or a value that the algorithm does not use.
     """
     own = isinstance(dataset, DatasetSpec)
     chosen = dataset if isinstance(dataset, DatasetSpec) else spec(dataset)
     defaults = {
         "activation": "tanh",
-        "method": "dp-sgd",
+        "algorithm": "dp-sgd",
         "optimizer": "sgd",
         "momentum": 0.9,
         "dataset_size": chosen.dataset_size,
@@ -96,7 +96,7 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
         **(_recipe_of_own(chosen) if own else _RECIPES[chosen.name]),
         "own": own_constants(chosen) if own else None,
     }
-    if named := registry.METHODS.get(given.get("method") or ""):
+    if named := registry.ALGORITHMS.get(given.get("algorithm") or ""):
         defaults.update(named.recipe)
     given = {name: value for name, value in given.items() if value is not None}
     _check_used({**defaults, **given}, given)
@@ -109,16 +109,17 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
 
 def _check_used(merged: dict[str, Any], given: dict[str, Any]) -> None:
     """Refuses what is given and would be ignored."""
-    method, optimizer = merged["method"], merged["optimizer"]
-    if method not in registry.METHODS:
+    algorithm, optimizer = merged["algorithm"], merged["optimizer"]
+    if algorithm not in registry.ALGORITHMS:
         return
-    if optimizer != "sgd" and method != "dp-sgd":
+    if optimizer != "sgd" and algorithm != "dp-sgd":
         raise ValueError(
-            f"optimizer must be sgd for method {method}, which brings its own; got {optimizer!r}"
+            f"optimizer must be sgd for algorithm {algorithm}, which brings its own; got "
+            f"{optimizer!r}"
         )
-    if "momentum" in given and not (registry.METHODS[method].momentum and optimizer == "sgd"):
-        name = method if optimizer == "sgd" else f"{method} with optimizer {optimizer}"
+    if "momentum" in given and not (registry.ALGORITHMS[algorithm].momentum and optimizer == "sgd"):
+        name = algorithm if optimizer == "sgd" else f"{algorithm} with optimizer {optimizer}"
         raise ValueError(
-            f"momentum must not be given for method {name}, which has none of SGD's; "
+            f"momentum must not be given for algorithm {name}, which has none of SGD's; "
             f"got {given['momentum']!r}"
         )

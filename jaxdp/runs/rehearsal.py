@@ -44,7 +44,7 @@ def rehearse(config: RunConfig) -> Times:
 
     trainer = Trainer(
         loss_fn,
-        config.private_method(secret),
+        config.private_algorithm(secret),
         source=train,
         ledger=ledger,
         energy=assemble.energy_of(

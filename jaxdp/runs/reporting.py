@@ -13,7 +13,7 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
-from jaxdp.optimizers.method import Method
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
 
@@ -50,7 +50,7 @@ def write(report: dict[str, Any], directory: RunDirectory) -> Path:
 
 def write_own(
     directory: RunDirectory,
-    method: Method,
+    algorithm: Algorithm,
     history: list[dict[str, Any]],
     delta: float,
     relation: acc.Relation,
@@ -63,7 +63,7 @@ def write_own(
 
     Args:
         directory: of the run.
-        method: mechanism and optimizer.
+        algorithm: mechanism and optimizer.
         history: the rows that were shown.
         delta: of the guarantee.
         relation: of the guarantee.
@@ -75,10 +75,10 @@ def write_own(
     from jaxdp.report.subject import Subject, own_training
 
     steps = history[-1]["step"]
-    training = own_training(method, steps, {k: v for k, v in about.items() if k != "Title"})
+    training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),
-        method,
+        algorithm,
         steps,
         delta,
         relation,

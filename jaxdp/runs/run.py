@@ -20,8 +20,8 @@ import numpy as np
 from jaxdp._entries import SEEDED
 from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.optimizers.method import Method
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory, secret_from_dict, secret_to_dict
 from jaxdp.sampling import Sampler
@@ -69,7 +69,7 @@ class Plan:
 
     Attributes:
         loss_fn: of one example.
-        method: mechanism and optimizer.
+        algorithm: mechanism and optimizer.
         source: the records.
         params: from a secret to the parameters before the first step.
         steps: how many.
@@ -92,7 +92,7 @@ class Plan:
     """
 
     loss_fn: Callable[..., Any]
-    method: Method
+    algorithm: Algorithm
     source: Any
     params: Callable[[Secret], PyTree]
     steps: int
@@ -257,12 +257,12 @@ def _trainer(run: Started, plan: Plan, step: int) -> Trainer:
 
     return Trainer(
         plan.loss_fn,
-        plan.method,
+        plan.algorithm,
         source=plan.source,
         ledger=run.ledger,
         energy=None if plan.energy is None else plan.energy(sampler),
         physical_batch_size=plan.physical_batch_size,
-        issuer=run.issuer(plan.method.mechanism, step, plan),
+        issuer=run.issuer(plan.algorithm.mechanism, step, plan),
     )
 
 
@@ -359,7 +359,7 @@ def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[Train
 
 def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
     """The parameters and the optimizer's state before the first step."""
-    init = plan.method.step(plan.loss_fn).init
+    init = plan.algorithm.step(plan.loss_fn).init
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.

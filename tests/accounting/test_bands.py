@@ -86,7 +86,7 @@ def test_one_expected_sampling_and_a_tiny_delta(q, z, steps, delta):
     event = run(q, z, steps)
     bound = acc.epsilon(event, delta)
     assert bound.upper - bound.lower <= 1e-6 * bound.upper
-    assert acc.epsilon(event, delta, method="rdp").upper >= bound.lower
+    assert acc.epsilon(event, delta, accountant="rdp").upper >= bound.lower
     again = acc.delta(event, bound.estimate)
     assert again.estimate == pytest.approx(delta, rel=1e-4)
 

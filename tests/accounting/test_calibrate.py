@@ -6,7 +6,7 @@ from scipy import special
 
 from jaxdp import accounting as acc
 from jaxdp import schedules
-from jaxdp.accounting import methods
+from jaxdp.accounting import accountants
 
 Q, T = 512 / 60_000, 5_000
 
@@ -144,25 +144,29 @@ def test_what_no_value_meets_and_what_every_value_meets():
 def test_corners_are_answered_by_few_slow_evaluations(monkeypatch, epsilon, delta, q, steps):
     """Minutes, before: the slow accountants were asked up to 80 times. Counted, not timed."""
     slow, asked = [], []
-    pld, line = methods.METHODS["pld"], methods.ONE_LINE
+    pld, line = accountants.ACCOUNTANTS["pld"], accountants.ONE_LINE
     monkeypatch.setitem(
-        methods.METHODS,
+        accountants.ACCOUNTANTS,
         "pld",
-        methods.Method(lambda *a: slow.append(a) or pld.epsilon(*a), pld.delta, pld.refuses),
+        accountants.Accountant(
+            lambda *a: slow.append(a) or pld.epsilon(*a), pld.delta, pld.refuses
+        ),
     )
     monkeypatch.setattr(
-        methods,
+        accountants,
         "ONE_LINE",
-        methods.Method(lambda *a: asked.append(a) or line.epsilon(*a), line.delta, line.refuses),
+        accountants.Accountant(
+            lambda *a: asked.append(a) or line.epsilon(*a), line.delta, line.refuses
+        ),
     )
     z = acc.calibrate_noise_multiplier(epsilon, delta, q, steps)
     assert len(slow) <= 4
     assert len(asked) <= 60
     run_ = run(q, z, steps)
-    proven = [acc.epsilon(run_, delta, method="rdp").upper]
+    proven = [acc.epsilon(run_, delta, accountant="rdp").upper]
     if not slow and 1e-15 <= delta <= 0.1 or not proven[0] <= epsilon:
         proven.append(
-            methods.ONE_LINE.epsilon(
+            accountants.ONE_LINE.epsilon(
                 acc.queries.flatten(run_, acc.Relation.ADD_OR_REMOVE_ONE),
                 acc.Relation.ADD_OR_REMOVE_ONE,
                 delta,

@@ -18,7 +18,7 @@ def test_epsilon_prints_the_bound_as_json():
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.23), 0.0085333333), 5000)
     assert answer["upper"] == acc.epsilon(event, 1e-5).upper
     assert answer["relation"] == "add_or_remove_one"
-    assert {"lower", "estimate", "upper", "method"} <= set(answer)
+    assert {"lower", "estimate", "upper", "accountant"} <= set(answer)
 
 
 def test_no_noise_is_infinite_and_still_json():

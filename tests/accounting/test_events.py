@@ -58,7 +58,7 @@ def test_json_round_trip(event):
         (lambda: acc.epsilon(acc.Gaussian(1.0), 0.0), "delta"),
         (lambda: acc.epsilon(acc.Gaussian(1.0), 1.0), "delta"),
         (lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, "replace_one"), "relation"),
-        (lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, method="best"), "method"),
+        (lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, accountant="best"), "accountant"),
         (lambda: acc.epsilon(3.0, 1e-5), "event"),
         (lambda: acc.delta(acc.Gaussian(1.0), -1.0), "epsilon"),
         (lambda: acc.delta(acc.Gaussian(1.0), math.nan), "epsilon"),
@@ -119,14 +119,16 @@ def test_trivial_runs_say_why(event, epsilon, word):
 
 
 # log_sobolev refuses what has no hidden state, at every epsilon.
-@pytest.mark.parametrize("method", ["auto", *(m for m in acc.METHODS if m != "log_sobolev")])
-def test_delta_at_infinity_is_the_probability_of_an_infinite_loss(method):
+@pytest.mark.parametrize(
+    "accountant", ["auto", *(m for m in acc.ACCOUNTANTS if m != "log_sobolev")]
+)
+def test_delta_at_infinity_is_the_probability_of_an_infinite_loss(accountant):
     noisy = acc.Repeated(acc.Gaussian(0.5), 3)
-    bound = acc.delta(noisy, math.inf, method=method)
+    bound = acc.delta(noisy, math.inf, accountant=accountant)
     assert (bound.lower, bound.estimate, bound.upper) == (0, 0, 0)
     assert "infinite loss" in bound.note
     for event in (acc.NonPrivate("it peeked"), acc.Gaussian(0.0)):
-        bound = acc.delta(acc.Composed([noisy, event]), np.float64("inf"), method=method)
+        bound = acc.delta(acc.Composed([noisy, event]), np.float64("inf"), accountant=accountant)
         assert (bound.lower, bound.upper) == (0, 1)
         assert "no guarantee" in bound.note
 
@@ -156,7 +158,7 @@ def test_a_refusal_names_every_step_it_is_about():
     fixed = [acc.FixedSizeSampled(acc.Gaussian(z), 100, 10) for z in (2.0, 3.0)]
     event = acc.Composed([acc.PoissonSampled(acc.Gaussian(1.5), 0.1), *fixed])
     with pytest.raises(acc.UnsupportedEventError) as refusal:
-        acc.epsilon(event, 1e-5, acc.Relation.REPLACE_ONE, method="exact")
+        acc.epsilon(event, 1e-5, acc.Relation.REPLACE_ONE, accountant="exact")
     assert "noise_multiplier=2.0" in str(refusal.value)
     assert "noise_multiplier=3.0" in str(refusal.value)
     assert "noise_multiplier=1.5" not in str(refusal.value)
@@ -165,6 +167,6 @@ def test_a_refusal_names_every_step_it_is_about():
 def test_a_composition_that_cannot_be_resolved_is_named_whole():
     steps = [acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), 1e-7), 5) for z in (1e-9, 2e-9)]
     with pytest.raises(acc.UnsupportedEventError) as refusal:
-        acc.epsilon(acc.Composed(steps), 1e-7, method="exact")
+        acc.epsilon(acc.Composed(steps), 1e-7, accountant="exact")
     assert "noise_multiplier=1e-09" in str(refusal.value)
     assert "noise_multiplier=2e-09" in str(refusal.value)

@@ -33,7 +33,7 @@ def run(q, z, steps):
 )
 def test_values_known_to_seven_digits(q, z, steps, epsilon):
     bound = acc.epsilon(run(q, z, steps), 1e-5)
-    assert bound.method == "exact"
+    assert bound.accountant == "exact"
     assert bound.estimate == pytest.approx(epsilon, abs=1e-7)
     assert bound.upper - bound.lower <= 1e-6 * bound.upper
 
@@ -194,9 +194,9 @@ def test_unlike_events_compose_in_any_order_and_with_full_batches():
     first = acc.epsilon(acc.Composed([a, b, c]), 1e-5)
     second = acc.epsilon(acc.Composed([c, acc.Composed([b, a])]), 1e-5)
     assert first == second
-    assert first.method == "exact"
+    assert first.accountant == "exact"
     assert first.lower > max(acc.epsilon(e, 1e-5).upper for e in (a, b, c))
-    pld = acc.epsilon(acc.Composed([a, b, c]), 1e-5, method="pld")
+    pld = acc.epsilon(acc.Composed([a, b, c]), 1e-5, accountant="pld")
     assert pld.lower <= first.upper
     assert first.lower <= pld.upper
 

@@ -69,7 +69,7 @@ def test_wbk_bound_matches_the_printed_sum(q, z, order):
 def test_fixed_size_batches_under_replace_one():
     event = acc.Repeated(acc.FixedSizeSampled(acc.Gaussian(5.0), 60_000, 600), 1000)
     bound = acc.epsilon(event, 1e-5, REPLACE)
-    assert bound.method == "rdp"
+    assert bound.accountant == "rdp"
     poisson = acc.epsilon(
         acc.Repeated(acc.PoissonSampled(acc.Gaussian(5.0), 0.01), 1000), 1e-5, REPLACE
     )

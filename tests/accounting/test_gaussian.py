@@ -53,12 +53,12 @@ def test_epsilon_and_delta_invert_each_other(z, delta):
 def test_the_central_limit_is_an_estimate_without_an_upper_end():
     """It runs below the exact value on the SA-DPSGD MNIST run, so it may not be a guarantee."""
     run = acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.23), 512 / 60_000), 5_000)
-    clt = acc.epsilon(run, 1e-5, method="clt")
+    clt = acc.epsilon(run, 1e-5, accountant="clt")
     assert clt.upper == float("inf")
     assert clt.estimate < acc.epsilon(run, 1e-5).lower
-    assert acc.delta(run, 2.0, method="clt").upper == 1
+    assert acc.delta(run, 2.0, accountant="clt").upper == 1
     full = acc.Repeated(acc.Gaussian(5.0), 10)
     exact = acc.epsilon(full, 1e-5).estimate
-    assert acc.epsilon(full, 1e-5, method="clt").estimate == pytest.approx(exact, rel=1e-9)
+    assert acc.epsilon(full, 1e-5, accountant="clt").estimate == pytest.approx(exact, rel=1e-9)
     with pytest.raises(acc.UnsupportedEventError, match="central limit"):
         acc.epsilon(run, 1e-5, acc.Relation.REPLACE_ONE, "clt")

@@ -83,17 +83,17 @@ def test_what_left_the_loop_costs_the_hidden_state_number_and_is_named():
     bound = acc.epsilon(watched, 1e-5, REPLACE)
     assert bound.upper == pytest.approx(gdp(math.sqrt(50) * 2 * 0.05), rel=1e-9)
     assert "lost (parameters were evaluated after every epoch)" in bound.note
-    assert acc.epsilon(watched, 1e-5, REPLACE, method="log_sobolev").upper > bound.upper
+    assert acc.epsilon(watched, 1e-5, REPLACE, accountant="log_sobolev").upper > bound.upper
 
 
-@pytest.mark.parametrize("method", ["auto", "gdp", "exact", "rdp", "log_sobolev"])
-def test_every_method_is_above_the_linear_gaussian_truth_and_claims_no_lower_bound(method):
+@pytest.mark.parametrize("accountant", ["auto", "gdp", "exact", "rdp", "log_sobolev"])
+def test_every_accountant_is_above_the_linear_gaussian_truth_and_claims_no_lower_bound(accountant):
     chain = acc.NoisyChain(4, 6, 0.1, 1.0, 0.9, 0.95)
     mean = variance = 0.0
     for k in range(24):
         mean, variance = 0.9 * mean + 0.2 * (k % 4 == 3), 0.81 * variance + 1.0
         mean, variance = 0.95 * mean, 0.95**2 * variance
-    bound = acc.epsilon(hidden(chain), 1e-5, REPLACE, method)
+    bound = acc.epsilon(hidden(chain), 1e-5, REPLACE, accountant)
     assert (
         bound.upper
         >= acc.epsilon(acc.Gaussian(2 * math.sqrt(variance) / mean), 1e-5, REPLACE).lower
@@ -103,11 +103,11 @@ def test_every_method_is_above_the_linear_gaussian_truth_and_claims_no_lower_bou
 
 def test_log_sobolev_is_refused_where_it_says_nothing():
     with pytest.raises(acc.UnsupportedEventError, match="no hidden-state event"):
-        acc.epsilon(acc.Gaussian(1.0), 1e-5, REPLACE, method="log_sobolev")
+        acc.epsilon(acc.Gaussian(1.0), 1e-5, REPLACE, accountant="log_sobolev")
     apart = hidden(acc.NoisyChain(1, 5, 0.1, 1.0, start_distance=0.3))
     assert acc.supports(apart, REPLACE)
     with pytest.raises(acc.UnsupportedEventError, match="equal starts"):
-        acc.epsilon(apart, 1e-5, REPLACE, method="log_sobolev")
+        acc.epsilon(apart, 1e-5, REPLACE, accountant="log_sobolev")
 
 
 def hockey_stick(means, variances, epsilon):
@@ -248,7 +248,7 @@ def test_bad_input_is_named(build, name):
 def test_theorem_4_6_is_a_claim_below_the_proven_value():
     decayed = acc.NoisyChain(10, 30, 0.05, 1.0, proximal=0.9)
     claim = claims.dp_sbcd_theorem_4_6([decayed] * 4, 1e-5)
-    proven = acc.epsilon(hidden(*[decayed] * 4), 1e-5, REPLACE, method="log_sobolev")
+    proven = acc.epsilon(hidden(*[decayed] * 4), 1e-5, REPLACE, accountant="log_sobolev")
     assert claim.value < proven.upper
     assert claim.holds == (False, False, False)
     plain = claims.dp_sbcd_theorem_4_6([CHAIN], 1e-5)

@@ -15,7 +15,7 @@ ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 def test_the_certified_grid_agrees(q, z, steps, delta, relation):
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
     bound = acc.epsilon(event, delta, relation)
-    certified = acc.epsilon(event, delta, relation, method="pld")
+    certified = acc.epsilon(event, delta, relation, accountant="pld")
     assert certified.lower <= bound.upper
     assert bound.lower <= certified.upper
     assert bound.upper <= certified.upper * (1 + 1e-5)

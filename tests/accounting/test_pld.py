@@ -39,7 +39,7 @@ def full_batch_delta(z, steps, relation, epsilon):
 )
 def test_a_full_batch_with_a_large_epsilon(z, steps, delta, relation):
     event = acc.Repeated(acc.Gaussian(z), steps)
-    bound = acc.epsilon(event, delta, relation, method="pld")
+    bound = acc.epsilon(event, delta, relation, accountant="pld")
     assert full_batch_delta(z, steps, relation, bound.upper) <= delta
     assert full_batch_delta(z, steps, relation, bound.lower) >= delta
     assert 0 < bound.lower <= bound.upper <= bound.lower * (1 + 1e-3)
@@ -47,7 +47,7 @@ def test_a_full_batch_with_a_large_epsilon(z, steps, delta, relation):
 
 @pytest.mark.parametrize(("z", "epsilon"), [(0.1, 4_000.0), (0.1, 5_000.0), (0.1, 5_400.0)])
 def test_delta_of_a_full_batch_at_a_large_epsilon(z, epsilon):
-    bound = acc.delta(acc.Repeated(acc.Gaussian(z), 100), epsilon, method="pld")
+    bound = acc.delta(acc.Repeated(acc.Gaussian(z), 100), epsilon, accountant="pld")
     truth = full_batch_delta(z, 100, ADD, epsilon)
     assert bound.lower <= truth <= bound.upper
     assert bound.upper - bound.lower <= 2e-3 * bound.upper
@@ -57,8 +57,8 @@ def test_delta_of_a_full_batch_at_a_large_epsilon(z, epsilon):
 def test_a_full_batch_with_a_large_epsilon_beside_sampled_steps(relation):
     sampled = acc.Repeated(acc.PoissonSampled(acc.Gaussian(0.5), 0.5), 10)
     event = acc.Composed([acc.Gaussian(0.03), sampled])
-    pld = acc.epsilon(event, 1e-5, relation, method="pld")
-    exact = acc.epsilon(event, 1e-5, relation, method="exact")
+    pld = acc.epsilon(event, 1e-5, relation, accountant="pld")
+    exact = acc.epsilon(event, 1e-5, relation, accountant="exact")
     assert pld.lower <= exact.upper
     assert exact.lower <= pld.upper
     assert pld.upper <= exact.upper * (1 + 1e-3)
@@ -70,9 +70,11 @@ def test_a_full_batch_with_a_large_epsilon_beside_sampled_steps(relation):
     [(1e-4, "need too many nodes"), (1e-20, "have noise multiplier 1e-20, below 1e-6")],
 )
 def test_what_the_grid_cannot_hold_is_refused_with_a_remedy(noise, reason):
-    said = rf"Step\(noise_multiplier={noise}.*pld under add_or_remove_one.*{reason}.*method 'auto'"
+    said = (
+        rf"Step\(noise_multiplier={noise}.*pld under add_or_remove_one.*{reason}.*accountant 'auto'"
+    )
     with pytest.raises(acc.UnsupportedEventError, match=said):
-        acc.epsilon(acc.Gaussian(noise), 1e-5, method="pld")
+        acc.epsilon(acc.Gaussian(noise), 1e-5, accountant="pld")
     assert acc.epsilon(acc.Gaussian(noise), 1e-5).lower > 0
 
 

@@ -156,10 +156,10 @@ def test_mixed_rare_runs_are_counted_before_bands_are_built(monkeypatch):
     monkeypatch.setattr(exact, "banded_delta", slow)
     kinds = [run(3.4e-7, 0.54, 21), run(1.4e-5, 1.4, 1), run(1.6e-7, 4.3, 178_709)]
     bound = acc.epsilon(acc.Composed(kinds), 1.73e-10)
-    assert bound.method == "rare"
+    assert bound.accountant == "rare"
     assert bound.upper - bound.lower <= 1e-3 * bound.upper
     again = acc.delta(acc.Composed(kinds), bound.estimate)
-    assert again.method == "rare"
+    assert again.accountant == "rare"
     assert again.lower <= 1.73e-10 * 1.01
     assert again.upper >= 1.73e-10 * 0.99
 

@@ -27,7 +27,7 @@ METHOD = registry.build(
 
 
 def many_runs(**changes):
-    return audit.audit_method(METHOD, 2, **{"delta": 1e-5, "runs": 10, **changes})
+    return audit.audit_algorithm(METHOD, 2, **{"delta": 1e-5, "runs": 10, **changes})
 
 
 def whole_event(**changes):
@@ -88,7 +88,7 @@ RIGHT = {
     auditing.audit_canaries: {
         "seen": np.where(COINS, 1.0, 0.0)[None],
         "coins": COINS,
-        "method": METHOD,
+        "algorithm": METHOD,
         "event": acc.Gaussian(1.0),
         "delta": 1e-5,
         "confidence": 0.9,

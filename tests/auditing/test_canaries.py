@@ -109,16 +109,16 @@ def test_watching_changes_nothing_and_sees_the_noisy_sum(name):
     watched = found.watched(plain)
     keys = [plain.mechanism.simulated_key(jax.random.key(2 + i), i) for i in range(2)]
     ends = []
-    for method in (plain, watched):
-        chain, params = method.chain(), PARAMS
+    for algorithm in (plain, watched):
+        chain, params = algorithm.chain(), PARAMS
         state = chain.init(params)
         for key in keys:
-            scale = method.context(state).get("scale")
+            scale = algorithm.context(state).get("scale")
             value = jax.tree.map(jnp.zeros_like, params)
             updates, state = chain.update(Summed(value, l2, scale), state, params, key=key, **extra)
             params = jax.tree.map(jnp.add, params, updates)
         ends.append((flat(params), state))
-        assert set(method.counts_of(state)) == set(plain.counts_of(ends[0][1]))
+        assert set(algorithm.counts_of(state)) == set(plain.counts_of(ends[0][1]))
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
     # The sum was zero: what is seen is the noise, in units of one clipped record, downhill.
     noise = plain.mechanism.privatize()
@@ -136,9 +136,9 @@ def simulated(coins, noise, rate, steps, rng):
 def audited(real, charged, rate, steps, seed, m=1000):
     rng = np.random.default_rng(seed)
     coins = rng.random(m) < 0.5
-    method = opt.dp_sgd(jaxdp.dp_sgd(charged, 1.0, round(1000 * rate), 1000), 0.1)
+    algorithm = opt.sgd(jaxdp.dp_sgd(charged, 1.0, round(1000 * rate), 1000), 0.1)
     seen = simulated(coins, real, rate, steps, rng)
-    return audit_canaries(seen, coins, method, method.total(steps), 1e-5)
+    return audit_canaries(seen, coins, algorithm, algorithm.total(steps), 1e-5)
 
 
 def test_a_leaking_run_is_seen_and_a_right_one_is_not_accused():
@@ -158,12 +158,12 @@ def test_a_leaking_run_is_seen_and_a_right_one_is_not_accused():
 
 def test_scores_of_coins_that_never_mattered_prove_nothing():
     rng = np.random.default_rng(3)
-    method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 20, 1000), 0.1)
+    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 20, 1000), 0.1)
     found = []
     for _ in range(40):
         seen = rng.normal(size=(50, 400))
         coins = rng.random(400) < 0.5
-        found.append(audit_one_run(scores(seen, method), coins, 1e-5).epsilon)
+        found.append(audit_one_run(scores(seen, algorithm), coins, 1e-5).epsilon)
     assert np.sum(np.array(found) > 0) <= 6  # a 95 % bound may: 7 of 40 has probability 0.3 %
 
 
@@ -172,12 +172,12 @@ def test_scores_order_the_candidates_also_where_others_are_at_work(rate):
     rng = np.random.default_rng(4)
     coins = rng.random(300) < 0.5
     sampling = "full_batch" if rate == 1 else "poisson"
-    method = opt.dp_sgd(jaxdp.dp_sgd(0.5, 1.0, round(1000 * rate), 1000, sampling), 0.1)
+    algorithm = opt.sgd(jaxdp.dp_sgd(0.5, 1.0, round(1000 * rate), 1000, sampling), 0.1)
     seen = simulated(coins, 0.5, rate, 200, rng)
     drift = 0.0 if rate == 1 else 2 * rng.normal(size=300)
-    value = scores(seen + drift, method)
+    value = scores(seen + drift, algorithm)
     assert np.mean(value[coins]) > np.mean(value[~coins]) + 0.5 * np.std(value)
-    broken = scores(np.where(rng.random(seen.shape) < 0.01, np.nan, seen), method)
+    broken = scores(np.where(rng.random(seen.shape) < 0.01, np.nan, seen), algorithm)
     assert np.isfinite(broken).all()
 
 
@@ -192,13 +192,13 @@ def test_bad_input():
     with pytest.raises(ValueError, match="gradient at a record of zeros is not finite, got 7"):
         found.require_finite(lambda p, x, y: jnp.sum(flat_of(p)) / jnp.sum(x), PARAMS, (X[0], Y[0]))
     found.require_finite(LOSS, PARAMS, (X[0], Y[0]))
-    method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6), 0.1)
+    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6), 0.1)
     with pytest.raises(ValueError, match=r"seen must be \[steps, m\]"):
-        audit_canaries(np.zeros((3, 2)), np.ones(3, bool), method, acc.Gaussian(1.0), 1e-5)
+        audit_canaries(np.zeros((3, 2)), np.ones(3, bool), algorithm, acc.Gaussian(1.0), 1e-5)
     with pytest.raises(ValueError, match="delta must be a finite number above 0"):
-        audit_canaries(np.zeros((3, 2)), np.ones(2, bool), method, acc.Gaussian(1.0), 0.0)
+        audit_canaries(np.zeros((3, 2)), np.ones(2, bool), algorithm, acc.Gaussian(1.0), 0.0)
     box = with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6)
     with pytest.raises(ValueError, match="clips every coordinate by itself"):
-        check(opt.dp_sgd(box, 0.1))
+        check(opt.sgd(box, 0.1))
     with pytest.raises(ValueError, match="fixed-size sampling"):
-        check(opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "fixed_size"), 0.1))
+        check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "fixed_size"), 0.1))

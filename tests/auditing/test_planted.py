@@ -23,7 +23,7 @@ def test_a_planted_bug_is_flagged(name):
 
 
 @pytest.mark.parametrize("name", ["dp-sgd, sampled", "adadp"])
-def test_correct_methods_are_not_accused(name):
+def test_correct_algorithms_are_not_accused(name):
     assert name in CORRECT
     accused = sum(verdict.refuted for verdict in many_verdicts(name, 10, 600))
     assert accused <= stats.binom.ppf(0.999, 10, 0.05)

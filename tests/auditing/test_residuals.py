@@ -14,7 +14,7 @@ from benchmarks.planted import APART, NOISE
 from benchmarks.planted_subtle import SUBTLE
 from jaxdp import optimizers as opt
 from jaxdp.auditing import audit_noise, audit_residuals, normality
-from jaxdp.auditing.audit import audit_method
+from jaxdp.auditing.audit import audit_algorithm
 from jaxdp.clipping.rules import Clip
 from jaxdp.schedules import NoiseSchedule
 
@@ -52,7 +52,7 @@ def test_independent_normals_are_not_accused():
 
 
 @pytest.mark.parametrize("name", ["dp-sgd, sampled", "adadp"])
-def test_correct_methods_are_not_accused(name):
+def test_correct_algorithms_are_not_accused(name):
     found = null_verdicts(name, 10, 300, seed=3)
     assert sum(v.refuted for v in found) <= stats.binom.ppf(0.999, 10, 0.05)
     assert len(found[0].p_values) == 26
@@ -201,8 +201,8 @@ class Understated(Clip):
 
 
 def test_a_rule_that_understates_its_sensitivity_is_named():
-    method = opt.dp_sgd(jaxdp.mechanism.with_rule(Understated(1.0), NOISE, 4, 4, "full_batch"), 0.1)
-    found = audit_noise(method, APART, 2, runs=50, seed=0)
+    algorithm = opt.sgd(jaxdp.mechanism.with_rule(Understated(1.0), NOISE, 4, 4, "full_batch"), 0.1)
+    found = audit_noise(algorithm, APART, 2, runs=50, seed=0)
     assert accused_of(found)[0] == "a record's norm above the sensitivity"
 
 
@@ -211,19 +211,19 @@ def test_a_subtle_bug_is_flagged(name):
     assert SUBTLE[name].noise().p_value < 1e-4
 
 
-def test_the_audit_of_a_method_says_so():
-    method = SUBTLE["float16 noise"].method()
-    found = audit_method(method, 2, 1e-5, runs=200, seed=0)
+def test_the_audit_of_an_algorithm_says_so():
+    algorithm = SUBTLE["float16 noise"].algorithm()
+    found = audit_algorithm(algorithm, 2, 1e-5, runs=200, seed=0)
     assert not found.broken
     assert found.in_words().endswith(" BROKEN: the noise is not what was charged.")
     assert found.to_dict()["noise"].startswith("noise: REFUTED: a coarse grid of values (p ")
-    assert audit_method(method, 2, 1e-5, runs=200, seed=0, residuals=False).noise is None
+    assert audit_algorithm(algorithm, 2, 1e-5, runs=200, seed=0, residuals=False).noise is None
 
 
 def test_a_schedule_is_followed():
     noise = NoiseSchedule(((2.0, 1), (0.7, 2)))
-    method = opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
-    assert not audit_noise(method, APART, 3, runs=200, seed=2, confidence=0.999).refuted
+    algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+    assert not audit_noise(algorithm, APART, 3, runs=200, seed=2, confidence=0.999).refuted
 
 
 def test_noise_too_small_for_float32_is_not_tested():
@@ -275,17 +275,17 @@ def test_bad_input_is_named(changed, message):
 
 
 @pytest.mark.parametrize(
-    ("method", "more", "message"),
+    ("algorithm", "more", "message"),
     [
-        (opt.dp_sgd(jaxdp.dp_sgd(0.0, 1.0, 4, 4), 0.1), {}, "method must add noise"),
-        (opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4).leaking("x"), 0.1), {}, "noisy sums alone"),
-        (opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), {"runs": 0}, "runs must be a whole"),
-        (opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), {"confidence": 2}, "confidence must be"),
+        (opt.sgd(jaxdp.dp_sgd(0.0, 1.0, 4, 4), 0.1), {}, "algorithm must add noise"),
+        (opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4).leaking("x"), 0.1), {}, "noisy sums alone"),
+        (opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), {"runs": 0}, "runs must be a whole"),
+        (opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), {"confidence": 2}, "confidence must be"),
     ],
 )
-def test_bad_methods_are_refused(method, more, message):
+def test_bad_algorithms_are_refused(algorithm, more, message):
     with pytest.raises(ValueError, match=message):
-        audit_noise(method, APART, 2, **more)
+        audit_noise(algorithm, APART, 2, **more)
 
 
 def test_other_parameters_than_float32_are_refused():
@@ -293,4 +293,4 @@ def test_other_parameters_than_float32_are_refused():
         APART, params=jax.tree.map(lambda p: p.astype(jnp.bfloat16), APART.params)
     )
     with pytest.raises(ValueError, match="worlds must have float32 parameters, got bfloat16"):
-        audit_noise(opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), half, 2)
+        audit_noise(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 4, 4), 0.1), half, 2)

@@ -15,15 +15,15 @@ from jaxdp.optimizers import registry
 
 
 def full_batch(noise):
-    return opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
+    return opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
 
 
 def sampled(noise):
-    return opt.dp_sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), 0.1)
+    return opt.sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), 0.1)
 
 
 def test_a_full_batch_audit_is_tight_and_below_the_truth():
-    found = audit.audit_method(full_batch(2.0), 4, 1e-5, runs=2500, seed=0)
+    found = audit.audit_algorithm(full_batch(2.0), 4, 1e-5, runs=2500, seed=0)
     assert 0.75 * found.proven < found.profile.epsilon < found.proven
     assert found.audited.epsilon < found.proven
     assert not found.broken
@@ -31,16 +31,16 @@ def test_a_full_batch_audit_is_tight_and_below_the_truth():
 
 
 def test_a_sampled_audit_with_released_iterates():
-    method, steps = sampled(0.8), 4
-    canary, worlds = audit.tiny_worlds(method)
-    score = adversaries.iterate_score(method, canary, worlds.params, 0.1)
-    run = auditing.training_run(method, worlds, steps, release="iterates", score=score)
+    algorithm, steps = sampled(0.8), 4
+    canary, worlds = audit.tiny_worlds(algorithm)
+    score = adversaries.iterate_score(algorithm, canary, worlds.params, 0.1)
+    run = auditing.training_run(algorithm, worlds, steps, release="iterates", score=score)
 
     def family(z):
         return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), 0.25), steps)
 
     found = auditing.family_bound(*auditing.two_worlds(run, 2500, seed=1), family, 0.8, 1e-5)
-    truth = method.epsilon(steps, 1e-5).upper
+    truth = algorithm.epsilon(steps, 1e-5).upper
     assert 0.5 * truth < found.epsilon < truth
 
 
@@ -56,18 +56,20 @@ def test_every_run_has_its_own_noise():
 
 
 @pytest.mark.parametrize("name", ["adadp", "sa-dpsgd-private"])
-def test_methods_by_name_are_not_accused(name):
+def test_algorithms_by_name_are_not_accused(name):
     numbers = registry.Numbers(2.0, 1.0, 2, 4, 0.1, key=jax.random.key(1))
-    method = registry.build(name, numbers)
-    kind = registry.METHODS[name].energy
-    found = audit.audit_method(method, 3, 1e-5, runs=500, confidence=0.999, energy=kind, seed=2)
+    algorithm = registry.build(name, numbers)
+    kind = registry.ALGORITHMS[name].energy
+    found = audit.audit_algorithm(
+        algorithm, 3, 1e-5, runs=500, confidence=0.999, energy=kind, seed=2
+    )
     assert not found.broken
     assert found.audited.epsilon <= found.proven
 
 
 def test_adadp_as_published_gives_the_record_away():
     numbers = registry.Numbers(4.0, 1.0, 4, 4, 0.1, "full_batch")
-    found = audit.audit_method(
+    found = audit.audit_algorithm(
         registry.build("adadp-as-published", numbers), 4, 1e-5, runs=1500, seed=0
     )
     assert found.proven == float("inf")
@@ -77,7 +79,7 @@ def test_adadp_as_published_gives_the_record_away():
 
 def test_the_worst_record_is_found():
     """Of a record that moves the loss and one that is nothing, the former."""
-    method = full_batch(0.5)
+    algorithm = full_batch(0.5)
     loss_fn, params, records = tiny_network()
     last = {"x": jnp.array([[0.0, 3, -3, 3]]), "y": jnp.array([1])}
     empty = {"x": jnp.zeros((1, 4)), "y": jnp.array([0])}
@@ -87,7 +89,7 @@ def test_the_worst_record_is_found():
         )
         for row in (empty, last)
     ]
-    best, apart = adversaries.worst_record(method, worlds, 2, count=200)
+    best, apart = adversaries.worst_record(algorithm, worlds, 2, count=200)
     assert best == 1
     assert apart[1] > apart[0]
 
@@ -102,7 +104,7 @@ def test_random_canaries_have_one_coordinate():
 
 
 def test_fixed_size_sampling_is_refused():
-    method = opt.dp_sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 4, "fixed_size"), 0.1)
-    _, worlds = audit.tiny_worlds(method)
-    with pytest.raises(ValueError, match="method must sample by Poisson or take the full batch"):
-        auditing.training_run(method, worlds, 1)
+    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 4, "fixed_size"), 0.1)
+    _, worlds = audit.tiny_worlds(algorithm)
+    with pytest.raises(ValueError, match="algorithm must sample by Poisson or take the full batch"):
+        auditing.training_run(algorithm, worlds, 1)

@@ -19,7 +19,7 @@ def run(capsys, *arguments):
 def test_an_audit_prints_three_numbers_and_writes_its_files(capsys, tmp_path):
     status, shown = run(
         capsys,
-        "--method",
+        "--algorithm",
         "dp-sgd",
         "--sampling",
         "full_batch",
@@ -46,9 +46,9 @@ def test_an_audit_prints_three_numbers_and_writes_its_files(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--method", "magic"), "method must be one of"),
+        (("--algorithm", "magic"), "algorithm must be one of"),
         (("nowhere",), "run must be the folder of a finished run"),
-        (("nowhere", "--method", "dp-sgd"), "method must not be given with a run"),
+        (("nowhere", "--algorithm", "dp-sgd"), "algorithm must not be given with a run"),
         (("--runs", "0"), "runs must be a whole number"),
         (("--confidence", "1"), "confidence must be above 0 and below 1"),
         (("--steps", "0"), "steps must be a whole number"),

@@ -31,9 +31,9 @@ class Recorder:
         return self.leaf.weighted_sum(weights, keep, finite)
 
 
-def compiled(loss_fn, rule, method, **options):
+def compiled(loss_fn, rule, engine, **options):
     """(params, batch, scale, bound) -> what every leaf multiplies, as arrays; jitted."""
-    grad_fn = jaxdp.clipped_grad(loss_fn, rule, method, **options)
+    grad_fn = jaxdp.clipped_grad(loss_fn, rule, engine, **options)
     kinds = []
 
     @functools.partial(jax.jit, compiler_options=AS_USERS)
@@ -67,9 +67,9 @@ def _parts(leaf):
     return found
 
 
-def contributed(loss_fn, params, batch, rule, method, scale=None, bound=None, **options):
+def contributed(loss_fn, params, batch, rule, engine, scale=None, bound=None, **options):
     """float64 [m]: the norms of what every record adds, for rules with weights and no scale."""
-    run, kinds = compiled(loss_fn, rule, method, **options)
+    run, kinds = compiled(loss_fn, rule, engine, **options)
     value, log = run(params, batch, scale, bound)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
     assert set(kinds) <= {Arrays, Layer, Factors}

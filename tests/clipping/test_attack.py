@@ -18,9 +18,9 @@ jit = functools.partial(jax.jit, compiler_options=AS_USERS)
 ROWS = 4
 
 
-def summed(loss_fn, rule, params, batch, mask, method="auto", scale=None):
+def summed(loss_fn, rule, params, batch, mask, engine="auto", scale=None):
     """The clipped sum's leaves, and l2, compiled."""
-    grad_fn = jaxdp.clipped_grad(loss_fn, rule, method)
+    grad_fn = jaxdp.clipped_grad(loss_fn, rule, engine)
 
     @jit
     def run(params, batch, mask, scale):
@@ -99,24 +99,24 @@ def test_siamese_records_with_a_scale_keep_the_bound():
 # A scale at the ends of float32. -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["auto", "ghost", "vmap"])
-def test_the_inverse_of_a_large_scale_is_not_flushed(method):
+@pytest.mark.parametrize("engine", ["auto", "ghost", "vmap"])
+def test_the_inverse_of_a_large_scale_is_not_flushed(engine):
     # 1 / 2^127 is below the smallest normal number: the norm is taken for zero.
     x = {"a": jnp.full((2, 1), 1e38), "b": jnp.full((2, 2), 3.0)}
     scale = {"w": jnp.full((1, 2), 2.0**127)}
     params, only = {"w": jnp.zeros((1, 2))}, [True, False]
-    value, _ = summed(dense, jaxdp.clip(1e-3), params, x, only, method, scale)
+    value, _ = summed(dense, jaxdp.clip(1e-3), params, x, only, engine, scale)
     assert np.linalg.norm(value) <= 1e-3
 
 
 @pytest.mark.parametrize("rule", [jaxdp.normalize(1.0), jaxdp.auto_s(10.0)])
-@pytest.mark.parametrize("method", ["ghost", "vmap"])
-def test_a_weight_times_a_large_factor_does_not_overflow(rule, method):
+@pytest.mark.parametrize("engine", ["ghost", "vmap"])
+def test_a_weight_times_a_large_factor_does_not_overflow(rule, engine):
     # Gradient 10 and scale 1e10, so the weight is 7e8; the factor 1e38 times it is infinite.
     x = {"a": jnp.full((2, 1), 1e38), "b": jnp.full((2, 2), 1e-37)}
     scale = {"w": jnp.full((1, 2), 1e10 if rule == jaxdp.normalize(1.0) else 1e3)}
     params, only = {"w": jnp.zeros((1, 2))}, [True, False]
-    value, _ = summed(dense, rule, params, x, only, method, scale)
+    value, _ = summed(dense, rule, params, x, only, engine, scale)
     assert np.linalg.norm(value) <= rule.l2(params)
 
 

@@ -10,13 +10,13 @@ from tests.clipping.architectures import opened
 from tests.clipping.test_ghost import gap
 
 
-def setup(multiplicity, method="auto", bound=0.5):
+def setup(multiplicity, engine="auto", bound=0.5):
     params = {"w": jax.random.normal(jax.random.key(0), (4, 3))}
     loss_fn = lambda p, x: jnp.sum(jnp.sin(x @ p["w"]))  # noqa: E731
     augment = lambda x, key: x + jax.random.normal(key, x.shape)  # noqa: E731
     mean_loss = jaxdp.augmented(loss_fn, augment, multiplicity)
     batch = jax.random.normal(jax.random.key(1), (6, 4))
-    return params, jaxdp.clipped_grad(mean_loss, jaxdp.clip(bound), method), batch
+    return params, jaxdp.clipped_grad(mean_loss, jaxdp.clip(bound), engine), batch
 
 
 @pytest.mark.parametrize("multiplicity", [1, 5])

@@ -278,14 +278,14 @@ def test_arguments_of_other_links_pass():
     link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask="all", **others)
 
 
-def engine_steps(method, steps=4):
+def engine_steps(engine, steps=4):
     """The engine's path: the step behind the trainer."""
-    step = method.step(loss_fn)
+    step = engine.step(loss_fn)
     params, state, seen = PARAMS, step.init(PARAMS), []
     for i in range(steps):
         given = step.clipped_by(state)
         total, _ = step.grad_fn(params, DATA, "all", **given)
-        key = method.mechanism.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
+        key = engine.mechanism.simulated_key(jax.random.fold_in(jax.random.key(7), i), i)
         params, state, _, _ = step.release(params, state, total, key)
         seen.append(given["scale"])
     return params, seen

@@ -19,10 +19,10 @@ def gap(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-def compiled(name, method, rule):
+def compiled(name, engine, rule):
     """The sum and the clipping information as a function of bound and scale."""
     params, loss_fn, batch = ARCHITECTURES[name]()
-    run = opened(jaxdp.clipped_grad(loss_fn, rule, method))
+    run = opened(jaxdp.clipped_grad(loss_fn, rule, engine))
     return lambda bound=None, scale=None: run(params, batch, scale=scale, bound=bound)
 
 
@@ -35,11 +35,11 @@ def test_ghost_norms_and_sums_are_the_reference_s(name):
     bound = jnp.median(by_vmap(jnp.float32(1.0))[1].norms)
     expected, reference = by_vmap(bound)
     assert 0 < reference.clipped.sum() < reference.clipped.size
-    for method in ("ghost", "auto") if name not in LARGE else ("auto",):
-        found, info = compiled(name, method, jaxdp.clip(1.0))(bound)
+    for engine in ("ghost", "auto") if name not in LARGE else ("auto",):
+        found, info = compiled(name, engine, jaxdp.clip(1.0))(bound)
         np.testing.assert_allclose(info.norms, reference.norms, rtol=1e-5)
         # Ghost norms of 169 positions, which "auto" never takes, are enlarged on purpose.
-        assert gap(found, expected) < (1e-3 if (name, method) == ("mnist_cnn", "ghost") else 1e-5)
+        assert gap(found, expected) < (1e-3 if (name, engine) == ("mnist_cnn", "ghost") else 1e-5)
         np.testing.assert_allclose(info.losses, reference.losses, rtol=1e-5)
 
 
@@ -63,8 +63,8 @@ def test_scaled_gradients_are_clipped_alike_by_every_engine(name, rule):
     keys = iter(jax.random.split(jax.random.key(5), 99))
     scale = jax.tree.map(lambda p: jax.random.uniform(next(keys), p.shape, minval=0.1), params)
     expected, reference = compiled(name, "vmap", rule)(scale=scale)
-    for method in ("ghost",) if name in ("tied", "convolutions") else ("ghost", "auto"):
-        found, info = compiled(name, method, rule)(scale=scale)
+    for engine in ("ghost",) if name in ("tied", "convolutions") else ("ghost", "auto"):
+        found, info = compiled(name, engine, rule)(scale=scale)
         np.testing.assert_allclose(info.norms, reference.norms, rtol=1e-5)
         assert gap(found, expected) < 1e-5
 
@@ -112,7 +112,7 @@ def test_large_boxed_gradients_leave_out_what_is_masked_or_not_finite():
     ids=["auto_s", "normalize", "per_layer"],
 )
 def test_every_rule_on_the_ghost_engine(rule):
-    found, expected = (compiled("normalised", method, rule)()[0] for method in ("auto", "vmap"))
+    found, expected = (compiled("normalised", engine, rule)()[0] for engine in ("auto", "vmap"))
     assert gap(found, expected) < 1e-5
 
 
@@ -126,7 +126,7 @@ def test_the_plan_names_every_parameter_its_engine_and_why():
     inside = plan["['params']['GRUCell_0']['hn']['kernel']"]
     assert inside.engine == "vmap"
     assert inside.reason == "used by scan"
-    reference = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), method="vmap").plan(params, batch)
+    reference = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine="vmap").plan(params, batch)
     assert {leaf.engine for leaf in reference} == {"vmap"}
 
 
@@ -134,9 +134,9 @@ def test_ghost_never_holds_per_example_gradients():
     params = {"w": jnp.zeros((700, 500))}
     batch = jnp.ones((64, 700))
 
-    def temporary(method):
+    def temporary(engine):
         grad_fn = jaxdp.clipped_grad(
-            lambda p, x: jnp.sum(jnp.sin(x @ p["w"])), jaxdp.clip(1.0), method
+            lambda p, x: jnp.sum(jnp.sin(x @ p["w"])), jaxdp.clip(1.0), engine
         )
         compiled = (
             jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch).compile()
@@ -156,8 +156,8 @@ def test_bfloat16_models_keep_their_bound(name):
         lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, batch
     )
     with jax.numpy_dtype_promotion("standard"):
-        for method in ("ghost", "vmap"):
-            grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e-3), method)
+        for engine in ("ghost", "vmap"):
+            grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e-3), engine)
             run = opened(grad_fn)
             for row in range(2):
                 value, info = run(low, batch, jnp.arange(5) == row)
@@ -198,14 +198,14 @@ def test_positions_that_cancel_are_still_clipped(cancelled):
         assert norm_of_one(run, {"w": jnp.zeros((6, 3))}, jnp.asarray(x)) <= 1.0
 
 
-@pytest.mark.parametrize("method", ["ghost", "auto", "vmap"])
-def test_a_broken_example_contributes_nothing_to_any_engine(method):
+@pytest.mark.parametrize("engine", ["ghost", "auto", "vmap"])
+def test_a_broken_example_contributes_nothing_to_any_engine(engine):
     for name in ("convolutions", "plain"):
         params, loss_fn, batch = ARCHITECTURES[name]()
         x = jax.tree.leaves(batch)[0]
         broken = x.at[1].set(jnp.inf)
         mask = jnp.arange(5) != 1
-        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), method)
+        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), engine)
         run = opened(grad_fn)
         finite = run(params, batch, mask)[0]
         batch = (broken, *batch[1:]) if isinstance(batch, tuple) else broken

@@ -118,11 +118,11 @@ def broken(batch, value):
     return jax.tree.unflatten(jax.tree.structure(batch), [x.at[BROKEN].set(value), *rest])
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_one_broken_example_changes_no_other(name, method):
+def test_one_broken_example_changes_no_other(name, engine):
     params, loss_fn, batch = NETWORKS[name]()
-    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), method))
+    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), engine))
     others = np.arange(ROWS) != BROKEN
     total, info = run(params, batch, jnp.asarray(others))
     for value in (jnp.inf, jnp.nan, 3e38):
@@ -134,11 +134,11 @@ def test_one_broken_example_changes_no_other(name, method):
             )
 
 
-@pytest.mark.parametrize(("name", "method"), [("mlp", "vmap"), ("convolutions", "auto")])
-def test_large_gradients_are_added_row_by_row_beside_a_broken_one(monkeypatch, name, method):
+@pytest.mark.parametrize(("name", "engine"), [("mlp", "vmap"), ("convolutions", "auto")])
+def test_large_gradients_are_added_row_by_row_beside_a_broken_one(monkeypatch, name, engine):
     monkeypatch.setattr(leaves, "_LARGE", 1)
     params, loss_fn, batch = NETWORKS[name]()
-    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), method))
+    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), engine))
     total, _ = run(params, batch, jnp.arange(ROWS) != BROKEN)
     found, info = run(params, broken(batch, jnp.inf), jnp.ones(ROWS, bool))
     assert not np.isfinite(info.norms[BROKEN])

@@ -56,15 +56,15 @@ def test_a_million_aligned_gradients_are_added_without_drift():
     np.testing.assert_allclose(np.linalg.norm(np.asarray(total, np.float64)), aimed, rtol=3e-6)
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_frozen_parameters_get_no_gradient_no_norm_and_no_noise(method):
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_frozen_parameters_get_no_gradient_no_norm_and_no_noise(engine):
     params, loss_fn, batch = ARCHITECTURES["low_rank"]()
     choices = [
         lambda path: "frozen" not in path,
         {"frozen": False, "down": True, "up": True},
     ]
     for choice in choices:
-        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.3), method, trainable=choice)
+        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.3), engine, trainable=choice)
         value, info = opened(grad_fn)(params, batch)
         assert value["frozen"] is None
         moving = {name: params[name] for name in ("down", "up")}
@@ -141,7 +141,7 @@ def test_batch_statistics_are_refused_in_words():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "fast"}, "method must be one of"),
+        ({"engine": "fast"}, "engine must be one of"),
         ({"microbatch_size": 0}, "microbatch_size must be"),
         ({"microbatch_size": 2.5}, "microbatch_size must be"),
         ({"trainable": {"down": 1}}, "trainable must be a tree of bool"),
@@ -183,8 +183,8 @@ params = {"w": jax.random.normal(jax.random.key(0), (6, 4)), "e": jnp.ones((5, 6
 loss = lambda p, ex: jnp.sum(jnp.sin((ex[0] + p["e"][ex[1]]) @ p["w"]))
 batch = (jax.random.normal(jax.random.key(1), (32, 3, 6)),
          jax.random.randint(jax.random.key(2), (32, 3), 0, 5))
-for method in ("auto", "ghost", "vmap"):
-    grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.5), method)
+for engine in ("auto", "ghost", "vmap"):
+    grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.5), engine)
     def total(p, b, m): return grad_fn(p, b, m)[0].value
     mask = jnp.arange(32) % 3 != 0
     one = jax.jit(total)(params, batch, mask)

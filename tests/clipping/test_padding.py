@@ -31,16 +31,16 @@ def loss_of(second):
     )
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
 @pytest.mark.parametrize(
     ("pads", "stride"), [((-1, 1), 1), ((-2, 1), 2), ((4, 0), 1), ((5, -1), 1)]
 )
-def test_cropped_and_widely_padded_convolutions_read_their_own_example(pads, stride, method):
+def test_cropped_and_widely_padded_convolutions_read_their_own_example(pads, stride, engine):
     # (4, 0): the gradient by the input is a convolution with padding (-2, 2).
     loss_fn = loss_of(lambda x, k: convolved(x, k, pads, stride))
     edges = [(0, 0, 0), (*pads, 0), (*pads, 0), (0, 0, 0)]
     safe = loss_of(lambda x, k: convolved(lax.pad(x, 0.0, edges), k, (0, 0), stride))
-    found, _ = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e9), method))(PARAMS, X)
+    found, _ = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e9), engine))(PARAMS, X)
     expected = jax.grad(lambda p: jnp.sum(jax.vmap(safe, (None, 0))(p, X)))(PARAMS)
     assert gap(found, expected) < 1e-5
 

@@ -63,8 +63,8 @@ FOLLOWED = {
 def test_parameters_are_followed_rightly_or_not_at_all(name):
     loss_fn, params, batch = FOLLOWED[name]
     found, expected = (
-        opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), method))(params, batch)
-        for method in ("ghost", "vmap")
+        opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine))(params, batch)
+        for engine in ("ghost", "vmap")
     )
     np.testing.assert_allclose(found[1].norms, expected[1].norms, rtol=1e-5)
     assert gap(found[0], expected[0]) < 1e-5
@@ -105,10 +105,10 @@ def test_a_scale_in_low_precision_is_the_same_for_norm_and_sum():
         assert AIM <= norm64(value) <= 1.0
 
 
-@pytest.mark.parametrize("method", ["ghost", "vmap"])
-def test_a_bound_at_run_time_that_is_no_bound_is_made_a_safe_one(method):
+@pytest.mark.parametrize("engine", ["ghost", "vmap"])
+def test_a_bound_at_run_time_that_is_no_bound_is_made_a_safe_one(engine):
     loss_fn = lambda p, x: jnp.sum(x @ p["w"])  # noqa: E731
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), method)
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine)
 
     @jit
     def run(batch, bound):

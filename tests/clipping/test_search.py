@@ -12,12 +12,12 @@ PROGRAMS = search.programs()
 RULES = {"auto_s": jaxdp.auto_s(1.0), "normalize": jaxdp.normalize(1.0)}
 
 
-@pytest.mark.parametrize("method", ["auto", "ghost", "vmap"])
+@pytest.mark.parametrize("engine", ["auto", "ghost", "vmap"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_no_constructed_record_adds_more_than_the_bound(name, method):
+def test_no_constructed_record_adds_more_than_the_bound(name, engine):
     loss_fn, params, make = PROGRAMS[name]
     batch = search.records(make, 24, seed=1)
-    found = search.contributed(loss_fn, params, batch, jaxdp.clip(1e-3), method)
+    found = search.contributed(loss_fn, params, batch, jaxdp.clip(1e-3), engine)
     assert np.max(found) <= 1e-3
     assert np.max(found) > 0.0
 

@@ -1,7 +1,7 @@
 """Membership attacks: can anything released tell two neighbouring data sets apart, beyond the event?
 
 Many vmapped runs of a tiny model on a data set with and without one record; everything that a
-method releases goes into features; half of the runs choose an event S, the other half test it:
+algorithm releases goes into features; half of the runs choose an event S, the other half test it:
 P(S | with) - e^ε P(S | without) beyond δ(ε) of the charged event breaks the claim.
 """
 
@@ -18,7 +18,7 @@ from tests.compiling import QUICK
 
 EPSILONS = (0.0, 0.3, 1.0, 2.0, 4.0)
 CUTS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
-LEVEL = 1e-5  # how often a sound method may be called broken, over all events tried
+LEVEL = 1e-5  # how often a sound algorithm may be called broken, over all events tried
 
 # One batch: the last record is the one in question; the others leave coordinate 2 alone, and the
 # first coordinate to it. The loss bends, so that gradients change from step to step.
@@ -34,7 +34,7 @@ def loss_fn(params, example):
 
 
 def runs(
-    method,
+    algorithm,
     *,
     steps,
     count,
@@ -51,7 +51,7 @@ def runs(
     ``broken_key``: the first step's noise in every step; the library refuses it, so what it
     remembers of the last key is wiped out.
     """
-    links = method.step(loss_fn)
+    links = algorithm.step(loss_fn)
     batch = scale * jnp.concatenate(data)
 
     def one(words, member):
@@ -70,12 +70,12 @@ def runs(
             mine = jax.random.fold_in(noise_key, 0 if broken_key else step)
             if broken_key:
                 state = (state[0]._replace(last=jnp.zeros_like(state[0].last)), state[1])
-            key = method.mechanism.simulated_key(mine, step)
+            key = algorithm.mechanism.simulated_key(mine, step)
             params, new, noisy, _ = links.release(params, state, summed, key, **extra)
             shown = {"w": params["w"], "scale": context.get("scale", {})}
             if energy is None or candidates:  # without one all reach the parameters
                 shown["noisy"] = noisy["w"]
-            counts = method.counts(new[1]) if method.counts else {}
+            counts = algorithm.counts(new[1]) if algorithm.counts else {}
             shown["counts"] = {k: v.astype(jnp.float32) for k, v in counts.items()}
             return (params, new), shown
 
@@ -157,9 +157,9 @@ def broken(with_record, without, event, steps):
     return found
 
 
-def claim_breaks(method, event, *, steps, count=6000, **options):
+def claim_breaks(algorithm, event, *, steps, count=6000, **options):
     """Whether the attack beats ``event``."""
-    return broken(*runs(method, steps=steps, count=count, **options), event, steps)
+    return broken(*runs(algorithm, steps=steps, count=count, **options), event, steps)
 
 
 @functools.cache

@@ -84,7 +84,7 @@ def test_a_broken_candidate_is_never_accepted():
 def rejecting(ledger, noise=1.0):
     """A trainer all of whose candidates but the first few are rejected."""
     mech = jaxdp.dp_sgd(noise, 1.0, 20, 60)
-    method = sa_dpsgd(mech, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
+    algorithm = sa_dpsgd(mech, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
 
     def loss_fn(params, example):
         return jnp.vdot(params["w"], example)
@@ -92,7 +92,7 @@ def rejecting(ledger, noise=1.0):
     worse = PublicEnergy(lambda p, e: jnp.sum(jnp.abs(p["w"])) + 0.0 * e, jnp.zeros(3))
     return jaxdp.Trainer(
         loss_fn,
-        method,
+        algorithm,
         source=np.ones((60, 300), np.float32),
         ledger=ledger,
         energy=worse,
@@ -122,7 +122,7 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
         moved.append(not np.array_equal(before, state.params["w"]))
         assert isinstance(state.opt_state[0], PrivatizeState)
         tags.add(tuple(np.asarray(state.opt_state[0].last).tolist()))
-    counts = trainer.method.counts_of(state.opt_state)
+    counts = trainer.algorithm.counts_of(state.opt_state)
     assert counts["proposals"] == 8
     assert counts["accepted"] == sum(moved) < 4
     assert ledger.steps == 8  # every candidate, not every acceptance
@@ -191,10 +191,10 @@ def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
     ledger = jaxdp.Ledger()
     energy = private(ledger=ledger)
     mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
-    method = sa_dpsgd(mech, 0.1, KEY, energy=energy.mechanism)
+    algorithm = sa_dpsgd(mech, 0.1, KEY, energy=energy.mechanism)
     trainer = jaxdp.Trainer(
         first,
-        method,
+        algorithm,
         source=np.asarray(energy.data),
         ledger=ledger,
         energy=energy,
@@ -204,12 +204,12 @@ def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
     for i, batch in enumerate(trainer.batches(4)):
         assert energy.sampler.step == i
         state, _ = trainer.step(state, batch)
-    assert energy.sampler.step == trainer.method.counts_of(state.opt_state)["proposals"] == 4
+    assert energy.sampler.step == trainer.algorithm.counts_of(state.opt_state)["proposals"] == 4
     assert ledger.steps == 8
     both = acc.Composed((acc.Repeated(mech.event, 4), acc.Repeated(energy.mechanism.event, 4)))
     assert ledger.epsilon(1e-5).upper == pytest.approx(acc.epsilon(both, 1e-5).upper)
-    assert method.epsilon(4, 1e-5).upper == pytest.approx(ledger.epsilon(1e-5).upper)
-    assert list(method.events(2, 3)) == ["", "energy"]
+    assert algorithm.epsilon(4, 1e-5).upper == pytest.approx(ledger.epsilon(1e-5).upper)
+    assert list(algorithm.events(2, 3)) == ["", "energy"]
     assert trainer.unverified() == []
 
 
@@ -291,11 +291,11 @@ def test_an_energy_opened_by_hand_is_on_the_list():
 def test_the_energy_must_be_the_one_that_is_charged():
     mech, data = jaxdp.dp_sgd(1.0, 1.0, 20, 60), np.zeros(60, np.float32)
     free = sa_dpsgd(mech, 0.1, KEY)
-    with pytest.raises(ValueError, match="energy must be the one that the method charges"):
+    with pytest.raises(ValueError, match="energy must be the one that the algorithm charges"):
         jaxdp.Trainer(first, free, source=data, energy=private())
     charged = sa_dpsgd(mech, 0.1, KEY, energy=private().mechanism)
     for missing in (PUBLIC, None):
-        with pytest.raises(ValueError, match="energy must be the one that the method charges"):
+        with pytest.raises(ValueError, match="energy must be the one that the algorithm charges"):
             jaxdp.Trainer(first, charged, source=data, energy=missing)
 
 
@@ -303,9 +303,9 @@ def test_the_energy_must_be_the_one_that_is_charged():
 @pytest.mark.parametrize("mine", [None, jaxdp.Ledger()])
 def test_the_energy_is_charged_to_the_trainers_ledger(other, mine):
     energy = private(ledger=other)
-    method = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
+    algorithm = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
     with pytest.raises(ValueError, match="energy must be drawn by a sampler with the trainer's"):
-        jaxdp.Trainer(first, method, source=np.zeros(60, np.float32), ledger=mine, energy=energy)
+        jaxdp.Trainer(first, algorithm, source=np.zeros(60, np.float32), ledger=mine, energy=energy)
 
 
 def test_an_energy_is_never_charged_as_the_gradient():

@@ -1,4 +1,4 @@
-"""Soundness by attack: repaired methods stand, methods as published and every mutant fall."""
+"""Soundness by attack: repaired algorithms stand, algorithms as published and every mutant fall."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def box(noise=2.0, sizes=HALF):
 
 
 REPAIRED = {
-    "dp_adam": lambda noise=2.0, sizes=HALF: opt.dp_adam(flat(noise, sizes), 0.1),
+    "dp_adam_bc": lambda noise=2.0, sizes=HALF: opt.dp_adam_bc(flat(noise, sizes), 0.1),
     "adadp": lambda noise=2.0, sizes=HALF: opt.adadp(box(noise, sizes), 0.1, bound=1.0),
     "piadam": lambda noise=2.0, sizes=HALF: opt.piadam(flat(noise, sizes), 0.1),
     "pirmsprop": lambda noise=2.0, sizes=HALF: opt.pirmsprop(flat(noise, sizes), 0.1),
@@ -43,9 +43,9 @@ REPAIRED = {
 
 @pytest.mark.parametrize("name", REPAIRED)
 def test_a_repaired_method_stands(name):
-    method = REPAIRED[name]()
+    algorithm = REPAIRED[name]()
     event = flat().total(STEPS)
-    assert attack.claim_breaks(method, event, steps=STEPS, prob=0.5) is None
+    assert attack.claim_breaks(algorithm, event, steps=STEPS, prob=0.5) is None
 
 
 @pytest.mark.parametrize("name", ["adadp", "piadam"])
@@ -57,21 +57,21 @@ def test_half_the_noise_and_a_missing_charge_fall(name):
 
 @pytest.mark.parametrize("name", ["piadam", "adadp"])
 def test_a_reused_key_falls(name):
-    method = REPAIRED[name]()
+    algorithm = REPAIRED[name]()
     event = flat().total(STEPS)
-    assert attack.claim_breaks(method, event, steps=STEPS, prob=0.5, broken_key=True)
+    assert attack.claim_breaks(algorithm, event, steps=STEPS, prob=0.5, broken_key=True)
 
 
-def fed_raw(method):
+def fed_raw(algorithm):
     """The mutant whose moments see the un-noised gradient."""
-    inner = optax.with_extra_args_support(method.after_noise)
+    inner = optax.with_extra_args_support(algorithm.after_noise)
 
     def update(updates, state, params=None, *, leaked, **extra):
         _, moved = inner.update(leaked, state, params, **extra)
         return inner.update(updates, state, params, **extra)[0], moved
 
     def gradient(loss_fn):
-        summed = method.clipped_grad(loss_fn)
+        summed = algorithm.clipped_grad(loss_fn)
 
         def leaky(params, batch, mask, **context):
             total, info = summed(params, batch, mask, **context)
@@ -85,13 +85,13 @@ def fed_raw(method):
         return leaky
 
     after = optax.GradientTransformationExtraArgs(inner.init, update)
-    return dataclasses.replace(method, after_noise=after, gradient=gradient)
+    return dataclasses.replace(algorithm, after_noise=after, gradient=gradient)
 
 
 @pytest.mark.parametrize("name", ["adadp", "piadam"])
 def test_raw_moments_in_a_repaired_method_fall(name):
-    method = fed_raw(REPAIRED[name](sizes=FULL))
-    assert attack.claim_breaks(method, flat(sizes=FULL).total(STEPS), steps=STEPS)
+    algorithm = fed_raw(REPAIRED[name](sizes=FULL))
+    assert attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
 
 
 def published(name):
@@ -101,27 +101,27 @@ def published(name):
 
 
 def test_pigdos_shared_raw_moments_break_its_claim():
-    method = published("adam")
-    assert attack.claim_breaks(method, flat(sizes=FULL).total(STEPS), steps=STEPS)
-    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+    algorithm = published("adam")
+    assert attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
+    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "adagrad"])
 def test_one_record_in_a_shared_raw_second_moment_moves_all_contributions(name):
     """Only the second moment is shared here: the others' contributions all but vanish."""
     event, options = flat(sizes=FULL).total(STEPS), {"steps": STEPS, "data": attack.DWARFED}
-    method = published(name)
-    assert attack.claim_breaks(method, event, **options)
-    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+    algorithm = published(name)
+    assert attack.claim_breaks(algorithm, event, **options)
+    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
     assert attack.claim_breaks(REPAIRED[f"pi{name}"](sizes=FULL), event, **options) is None
 
 
 def test_adadps_zero_variance_coordinate_gives_the_record_away_with_certainty():
-    method = published("adadp")
-    _, _, seen, unseen = attack.claim_breaks(method, flat(sizes=FULL).total(STEPS), steps=STEPS)
+    algorithm = published("adadp")
+    _, _, seen, unseen = attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
     assert seen == 1.0
     assert unseen == 0.0
-    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
 
 
 def along_the_record(params, example):
@@ -138,28 +138,28 @@ def annealed(noise=1.0, make=opt.sa_dpsgd, **changes):
 SHREWD = PublicEnergy(along_the_record, jnp.zeros(2))
 
 
-def started(method):
+def started(algorithm):
     """With one candidate accepted already, so that the first is judged like the others."""
-    init = method.after_noise.init
+    init = algorithm.after_noise.init
 
     def begun(params):
         return init(params)._replace(
             energy=jnp.ones([], jnp.float32) * 0.999, accepted=jnp.ones([], jnp.int32)
         )
 
-    after = optax.GradientTransformationExtraArgs(begun, method.after_noise.update)
-    return dataclasses.replace(method, after_noise=after)
+    after = optax.GradientTransformationExtraArgs(begun, algorithm.after_noise.update)
+    return dataclasses.replace(algorithm, after_noise=after)
 
 
 def test_simulated_annealing_stands_on_every_proposal_and_falls_on_acceptances():
-    method, proposals = started(annealed()), 12
+    algorithm, proposals = started(annealed()), 12
     with_record, without = attack.runs(
-        method, steps=proposals, count=6000, energy=lambda words, mask: SHREWD, scale=50.0
+        algorithm, steps=proposals, count=6000, energy=lambda words, mask: SHREWD, scale=50.0
     )
-    every = method.total(proposals)
+    every = algorithm.total(proposals)
     assert attack.broken(with_record, without, every, proposals) is None
     # Nearly no run accepts a second candidate without many tries: charging acceptances is wrong.
-    accepted = method.mechanism.total(1)
+    accepted = algorithm.mechanism.total(1)
     assert attack.broken(with_record, without, accepted, proposals)
 
 
@@ -214,16 +214,16 @@ def test_a_private_energy_stands_with_its_event_and_falls_without():
 
 
 def test_an_unnoised_private_energy_falls_with_certainty():
-    method = annealed(40.0, sa_dpsgd_as_published, energy_on_private=True)
-    shown = attack.runs(method, steps=STEPS, count=6000, energy=energy_of(0.0))
+    algorithm = annealed(40.0, sa_dpsgd_as_published, energy_on_private=True)
+    shown = attack.runs(algorithm, steps=STEPS, count=6000, energy=energy_of(0.0))
     assert attack.broken(*shown, flat(40.0, FULL).total(STEPS), STEPS)
-    assert method.epsilon(STEPS, 1e-5).upper == float("inf")
+    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
 
 
 def test_the_attack_knows_the_truth_of_one_gaussian():
     """The yardstick itself: nearly the event's own δ is reached, never more."""
-    method = opt.dp_sgd(flat(1.0, FULL), 0.1)
-    with_record, without = attack.runs(method, steps=1, count=6000)
+    algorithm = opt.sgd(flat(1.0, FULL), 0.1)
+    with_record, without = attack.runs(algorithm, steps=1, count=6000)
     assert attack.broken(with_record, without, acc.Gaussian(1.0), 1) is None
     assert attack.broken(with_record, without, acc.Gaussian(1.6), 1)
 

@@ -139,13 +139,13 @@ def test_a_sum_without_votes_and_bad_numbers_are_refused():
 
 def test_the_trainer_follows_the_bound_and_charges_one_event(linear):
     params, batch, loss_fn = linear
-    method = quantile.quantile_method(optax.sgd(0.1), 1.0, 20, 60, initial_bound=0.5)
-    trainer = jaxdp.Trainer(loss_fn, method, source=batch(60))
+    algorithm = quantile.quantile_algorithm(optax.sgd(0.1), 1.0, 20, 60, initial_bound=0.5)
+    trainer = jaxdp.Trainer(loss_fn, algorithm, source=batch(60))
     state = trainer.init(params)
     bounds = []
     for step in trainer.batches(4):
         state, _ = trainer.step(state, step)
         bounds.append(float(state.opt_state[0].bound))
     assert len(set(bounds)) == 4
-    assert trainer.epsilon(1e-5).upper == method.epsilon(4, 1e-5).upper
+    assert trainer.epsilon(1e-5).upper == algorithm.epsilon(4, 1e-5).upper
     assert trainer.unverified() == []

@@ -1,4 +1,4 @@
-"""Every method, by its line in the registry: under jit and scan, resumed. Also test_wrappers.py."""
+"""Every algorithm, by its line in the registry: under jit and scan, resumed. Also test_wrappers.py."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ ENERGY = PublicEnergy(lambda p, e: jnp.sum(jnp.square(p["b"] - 1.0)) + 0.0 * e, 
 KEY = jax.random.key(5)
 
 
-def method(name, noise=1.0, key=KEY):
+def algorithm(name, noise=1.0, key=KEY):
     numbers = registry.Numbers(noise, 1.0, 6, 24, 0.1, momentum=0.5, key=key)
     made = registry.build(name, numbers)
     return dataclasses.replace(made, energy=None)  # judged by ENERGY here
@@ -62,9 +62,9 @@ def trajectory(made, values, keys, start=None):
     return jax.lax.scan(body, start, (values, keys))
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
-def test_a_method_is_a_good_citizen(name):
-    made, values = method(name), sums(6)
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
+def test_an_algorithm_is_a_good_citizen(name):
+    made, values = algorithm(name), sums(6)
     both = (values, keys_of(made, 6))
     first, last = (jax.tree.map(lambda v, s=s: v[s], both) for s in (slice(3), slice(3, 6)))
     tx = made.chain()
@@ -85,13 +85,13 @@ def test_a_method_is_a_good_citizen(name):
         assert all((np.asarray(s) > 0).all() for s in jax.tree.leaves(scale))
 
 
-REPAIRED = [name for name in registry.METHODS if "as-published" not in name]
+REPAIRED = [name for name in registry.ALGORITHMS if "as-published" not in name]
 
 
 @pytest.mark.parametrize("name", REPAIRED)
 def test_the_releases_alone_give_everything_that_follows(name):
     """Whatever the records were: parameters, moments and clip bounds from the noisy sums again."""
-    made, values = method(name), sums(5)
+    made, values = algorithm(name), sums(5)
     noise, after = made.mechanism.privatize(), optax.with_extra_args_support(made.after_noise)
 
     def real(carry, given):
@@ -129,9 +129,9 @@ def test_the_releases_alone_give_everything_that_follows(name):
 
 def test_wrappers_go_around_what_follows_the_noise():
     mech = jaxdp.dp_sgd(1.0, 1.0, 6, 24)
-    inner = optax.inject_hyperparams(jaxdp.optimizers.scale_by_dp_adam, static_args=("noise_std",))(
-        noise_std=mech.noise_std, b1=0.8
-    )
+    inner = optax.inject_hyperparams(
+        jaxdp.optimizers.scale_by_dp_adam_bc, static_args=("noise_std",)
+    )(noise_std=mech.noise_std, b1=0.8)
     by_leaf = optax.multi_transform(
         {
             "fast": optax.chain(
@@ -151,10 +151,10 @@ def test_wrappers_go_around_what_follows_the_noise():
     assert not np.array_equal(params["w"], PARAMS["w"])
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "dp-adam", "piadam", "sa-dpsgd"])
-def test_a_method_follows_a_noise_schedule(name):
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-adam-bc", "piadam", "sa-dpsgd"])
+def test_an_algorithm_follows_a_noise_schedule(name):
     schedule = schedules.NoiseSchedule(((5.0, 2), (1.0, 4)))
-    made = method(name, schedule)
+    made = algorithm(name, schedule)
     (params, _), _ = trajectory(made, sums(6), keys_of(made, 6))
     assert np.isfinite(params["w"]).all()
     # The schedule has 6 steps, and noise charged for another step is not this one's.
@@ -169,7 +169,7 @@ def test_a_method_follows_a_noise_schedule(name):
 def test_correction_takes_the_noise_out_of_the_moment():
     mech = jaxdp.dp_sgd(4.0, 1.0, 10, 100)
     params = {"w": jnp.zeros(4000)}
-    made = jaxdp.optimizers.dp_adam(mech, 0.1, b2=0.99)
+    made = jaxdp.optimizers.dp_adam_bc(mech, 0.1, b2=0.99)
     tx = made.chain()
     signal = jnp.where(jnp.arange(4000) < 2000, 0.6, 0.0)
 
@@ -202,31 +202,34 @@ def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: registry.build("sgd", None), "method must be one of dp-sgd"),
-        (lambda: method_with("dp-adam", {"beta": 1}), "settings of dp-adam must be among b1, b2"),
-        (lambda: method_with("dp-sgd", {"x": 1}), "must be among none; got 'x'"),
-        (lambda: method_with("dp-adam", {"b1": 1.0}), "b1 must be at least 0 and below 1"),
-        (lambda: method_with("dp-adam", {"noise_floor": -1}), "noise_floor must be"),
-        (lambda: method_with("piadam", {"spread": 0.5}), "spread must be at least 1"),
-        (lambda: method_with("dp-adam", {"eps": 0, "noise_floor": 0}), "must not both be 0"),
-        (lambda: method_with("auto-s", {"gamma": 0.0}), "gamma must be a finite number above 0"),
-        (lambda: method_with("sa-dpsgd-private", {"energy_noise": 0}), "energy_noise must be"),
-        (lambda: method_with("sa-dpsgd-private", {"energy_bound": 0}), "energy_bound must be"),
+        (lambda: registry.build("sgd", None), "algorithm must be one of dp-sgd"),
         (
-            lambda: method_with("sa-dpsgd-private", {"energy_batch_size": 0}),
+            lambda: algorithm_with("dp-adam-bc", {"beta": 1}),
+            "settings of dp-adam-bc must be among b1, b2",
+        ),
+        (lambda: algorithm_with("dp-sgd", {"x": 1}), "must be among none; got 'x'"),
+        (lambda: algorithm_with("dp-adam-bc", {"b1": 1.0}), "b1 must be at least 0 and below 1"),
+        (lambda: algorithm_with("dp-adam-bc", {"noise_floor": -1}), "noise_floor must be"),
+        (lambda: algorithm_with("piadam", {"spread": 0.5}), "spread must be at least 1"),
+        (lambda: algorithm_with("dp-adam-bc", {"eps": 0, "noise_floor": 0}), "must not both be 0"),
+        (lambda: algorithm_with("auto-s", {"gamma": 0.0}), "gamma must be a finite number above 0"),
+        (lambda: algorithm_with("sa-dpsgd-private", {"energy_noise": 0}), "energy_noise must be"),
+        (lambda: algorithm_with("sa-dpsgd-private", {"energy_bound": 0}), "energy_bound must be"),
+        (
+            lambda: algorithm_with("sa-dpsgd-private", {"energy_batch_size": 0}),
             "energy_batch_size must be a whole number of at least 1, got 0",
         ),
         (
-            lambda: method_with("sa-dpsgd-private", {"energy_batch_size": 25}),
+            lambda: algorithm_with("sa-dpsgd-private", {"energy_batch_size": 25}),
             r"energy_batch_size must be at most dataset_size \(24\), got 25",
         ),
-        (lambda: method_with("adadp-as-published", {"threshold": -1}), "threshold must be"),
-        (lambda: method_with("sa-dpsgd", {"temperature": -1.0}), "temperature must be"),
-        (lambda: method_with("sa-dpsgd", {"max_rejections": 0}), "max_rejections must be"),
-        (lambda: method_with("adadp-as-published", {"beta": 0.0}), "beta must be"),
-        (lambda: method_with("adadp", {"floor": 1e-40}), r"floor must be in \[1e-10"),
+        (lambda: algorithm_with("adadp-as-published", {"threshold": -1}), "threshold must be"),
+        (lambda: algorithm_with("sa-dpsgd", {"temperature": -1.0}), "temperature must be"),
+        (lambda: algorithm_with("sa-dpsgd", {"max_rejections": 0}), "max_rejections must be"),
+        (lambda: algorithm_with("adadp-as-published", {"beta": 0.0}), "beta must be"),
+        (lambda: algorithm_with("adadp", {"floor": 1e-40}), r"floor must be in \[1e-10"),
         (
-            lambda: registry.build("adan", registry.Numbers(1.0, 1e-43, 6, 24, 0.1)),
+            lambda: registry.build("adadp-noise-only", registry.Numbers(1.0, 1e-43, 6, 24, 0.1)),
             r"l2_clip_norm must be in \[1e-10",
         ),
         (
@@ -235,18 +238,21 @@ def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
             ),
             r"bound must be in \[1e-10",
         ),
-        (lambda: method_with("dpgdo", {"b1": 2.0}), "b1 must be at least 0 and below 1"),
-        (lambda: method_with("dpgdo", {"b2": 1.0}), "b2 must be at least 0 and below 1"),
-        (lambda: method_with("dpgdo", {"eps": -1.0}), "eps must be a finite number of at least 0"),
+        (lambda: algorithm_with("dp-adam", {"b1": 2.0}), "b1 must be at least 0 and below 1"),
+        (lambda: algorithm_with("dp-adam", {"b2": 1.0}), "b2 must be at least 0 and below 1"),
+        (
+            lambda: algorithm_with("dp-adam", {"eps": -1.0}),
+            "eps must be a finite number of at least 0",
+        ),
         (
             lambda: registry.build("sa-dpsgd", registry.Numbers(1.0, 1.0, 6, 24, 0.1)),
-            "key must be given to an annealed method",
+            "key must be given to an annealed algorithm",
         ),
         (
             lambda: registry.build("dp-sgd", registry.Numbers(1.0, 1.0, 6, 24, -0.1)),
             "learning_rate must be a finite number above 0",
         ),
-        (lambda: jaxdp.optimizers.scale_by_dp_adam(-1.0), "noise_std must be"),
+        (lambda: jaxdp.optimizers.scale_by_dp_adam_bc(-1.0), "noise_std must be"),
     ],
 )
 def test_bad_input(make, message):
@@ -254,26 +260,26 @@ def test_bad_input(make, message):
         make()
 
 
-def method_with(name, settings):
+def algorithm_with(name, settings):
     return registry.build(name, registry.Numbers(1.0, 1.0, 6, 24, 0.1, key=KEY), settings)
 
 
 def test_the_correction_needs_the_parameters():
-    tx = jaxdp.optimizers.scale_by_dp_adam(jaxdp.dp_sgd(1.0, 1.0, 6, 24).noise_std)
+    tx = jaxdp.optimizers.scale_by_dp_adam_bc(jaxdp.dp_sgd(1.0, 1.0, 6, 24).noise_std)
     with pytest.raises(ValueError, match="params must be passed to update"):
         tx.update(PARAMS, tx.init(PARAMS))
 
 
 def test_what_leaks_is_charged_as_nothing_provable():
-    for name in registry.METHODS:
+    for name in registry.ALGORITHMS:
         leaks = name.endswith("as-published") and not name.startswith("sa") or "train" in name
-        assert bool(method(name).mechanism.leak) is leaks, name
+        assert bool(algorithm(name).mechanism.leak) is leaks, name
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
 def test_no_state_holds_what_makes_noise(name):
     """Two runs of one history but the key's tag and the annealer's public coin: states are public."""
-    made = method(name)
+    made = algorithm(name)
     state = made.chain().init(PARAMS)
     words = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.uint32]
     assert len(words) == (3 if name.startswith("sa") else 1)  # tags of the last keys, and the coin
@@ -282,6 +288,6 @@ def test_no_state_holds_what_makes_noise(name):
 
 
 def test_state_types_are_pytrees_and_sums_are_hidden():
-    state = method("sa-dpsgd").chain().init(PARAMS)
+    state = algorithm("sa-dpsgd").chain().init(PARAMS)
     assert isinstance(state[1], AnnealingState)
     assert repr(Summed(PARAMS, 1.0, leaked=PARAMS)).startswith("Summed(value=<sensitive>")

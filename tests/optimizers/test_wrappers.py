@@ -1,4 +1,4 @@
-"""Every method, by its line in the registry, inside optax's wrappers and under vmap over seeds."""
+"""Every algorithm, by its line in the registry, inside optax's wrappers and under vmap over seeds."""
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,13 @@ from tests.optimizers.test_registry import ENERGY, KEY, PARAMS, extras, keys_of,
 ALL = jax.tree.map(lambda _: "all", PARAMS)
 
 
-def method(name, key):
+def algorithm(name, key):
     rate = optax.linear_schedule(0.1, 0.05, 4)
     made = registry.build(name, registry.Numbers(1.0, 1.0, 6, 24, rate, momentum=0.0, key=key))
     return (
         made
         if made.energy is None
-        else opt.Method(made.mechanism, made.after_noise, counts=made.counts)
+        else opt.Algorithm(made.mechanism, made.after_noise, counts=made.counts)
     )  # judged by ENERGY here
 
 
@@ -51,15 +51,15 @@ def in_all_wrappers(after):
     return optax.multi_transform({"all": optax.chain(after, once)}, ALL)
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
 def test_wrappers_and_vmap_over_seeds_change_nothing(name):
     """Also with the rate on a schedule."""
     keys, values = jax.vmap(jax.random.key_data)(jax.random.split(KEY, 2)), sums(4)
     wrap = in_all_wrappers, lambda state: state.inner_states["all"].inner_state[0]
     with jax.numpy_dtype_promotion("standard"):  # optax.adam is not strict
-        plain = jax.jit(lambda k: final(method(name, k), k, values), compiler_options=QUICK)
+        plain = jax.jit(lambda k: final(algorithm(name, k), k, values), compiler_options=QUICK)
         many = jax.jit(
-            jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK
+            jax.vmap(lambda k: final(algorithm(name, k), k, values, wrap)), compiler_options=QUICK
         )
         ends, alone = many(keys), [plain(key) for key in keys]
     for i, one in enumerate(alone):
@@ -76,17 +76,17 @@ def test_one_key_for_every_seed_is_refused(name):
     keys, values = jax.random.key_data(KEY), sums(4)
     wrap = in_all_wrappers, lambda state: state.inner_states["all"].inner_state[0]
     many = jax.jit(
-        jax.vmap(lambda k: final(method(name, k), k, values, wrap)), compiler_options=QUICK
+        jax.vmap(lambda k: final(algorithm(name, k), k, values, wrap)), compiler_options=QUICK
     )
     assert np.isnan(many(jnp.stack([keys, keys]))["w"]).any()
-    shared = jax.vmap(lambda v: final(method(name, keys), keys, v, wrap))
+    shared = jax.vmap(lambda v: final(algorithm(name, keys), keys, v, wrap))
     with pytest.raises(ValueError, match="another one for every member of a vmap"):
         shared(jax.tree.map(lambda v: jnp.stack([v, v]), values))
 
 
 MECH = jaxdp.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24)
 OWN = {
-    "scale_by_dp_adam": ((MECH.noise_std,), ("noise_std",), {"b1", "b2", "eps", "noise_floor"}),
+    "scale_by_dp_adam_bc": ((MECH.noise_std,), ("noise_std",), {"b1", "b2", "eps", "noise_floor"}),
     "scale_by_dp_rmsprop": ((0.3,), (), {"noise_std", "decay", "eps", "noise_floor"}),
     "scale_by_dp_adagrad": ((MECH.noise_std,), ("noise_std",), {"eps", "noise_floor"}),
     "scale_by_adadp": ((MECH, Box(1.0, 6)), (), {"rate_decay", "moment_decay", "eps"}),

@@ -81,6 +81,6 @@ def test_bad_input(tmp_path, capsys):
     with pytest.raises(ValueError, match="runs must be a whole number"):
         audit_rows(tmp_path / "other.json", runs=0, progress=quiet)
     with pytest.raises(SystemExit) as stop:
-        main(["audit", "--results", str(tmp_path / "other.json"), "--method", "dp-sgd"])
+        main(["audit", "--results", str(tmp_path / "other.json"), "--algorithm", "dp-sgd"])
     assert stop.value.code == 2
-    assert "method must not be given with --results" in capsys.readouterr().err
+    assert "algorithm must not be given with --results" in capsys.readouterr().err

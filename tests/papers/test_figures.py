@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.optimizers import dp_sgd
+from jaxdp.optimizers import sgd
 from jaxdp.papers import figures
 
 
@@ -13,12 +13,12 @@ def test_lemma_ones_cosines_are_ours_not_the_papers():
 
 
 def test_a_trajectory_without_noise_goes_down_the_beale_function():
-    method = dp_sgd(jaxdp.dp_sgd(0.0, 1.0, 1, 1, "full_batch"), 0.05)
+    algorithm = sgd(jaxdp.dp_sgd(0.0, 1.0, 1, 1, "full_batch"), 0.05)
 
     def loss_fn(weights, example):
         return example * figures._beale(weights[0], weights[1])
 
-    paths = figures.trajectories(method, loss_fn, jnp.array([1.0, 1.5]), 150, seeds=2)
+    paths = figures.trajectories(algorithm, loss_fn, jnp.array([1.0, 1.5]), 150, seeds=2)
     assert paths.shape == (2, 151, 2)
     np.testing.assert_array_equal(paths[0], paths[1])
     assert (

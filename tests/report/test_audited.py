@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from jaxdp.auditing.audit import audit_method
+from jaxdp.auditing.audit import audit_algorithm
 from jaxdp.optimizers import registry
 from jaxdp.report import audited, svg, to_html, to_markdown
 from jaxdp.report.roc import save_roc
@@ -19,7 +19,7 @@ NUMBERS = registry.Numbers(1.0, 1.0, 1, 4, 0.1)
 
 @pytest.fixture(scope="module")
 def found():
-    return audit_method(
+    return audit_algorithm(
         registry.build("dp-sgd", NUMBERS), 2, 1e-5, runs=300, seed=1, residuals=False
     )
 

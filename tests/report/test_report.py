@@ -193,7 +193,7 @@ def test_neither_the_seed_nor_a_folder_of_this_machine_nor_a_duration_is_told(ru
         ({"noise_multiplier": 0.3}, ["epsilon"]),
         ({"noise_multiplier": 2.0, "delta": 0.5}, ["delta"]),
         ({"noise_multiplier": 0.05, "delta": 0.1}, ["epsilon", "delta"]),
-        ({"method": "adadp-as-published", "noise_multiplier": 2.0}, ["epsilon"]),
+        ({"algorithm": "adadp-as-published", "noise_multiplier": 2.0}, ["epsilon"]),
     ],
 )
 def test_warnings_appear_exactly_when_they_should(result, tmp_path, changes, about):
@@ -225,7 +225,7 @@ def _other(result, **changes):
         result.config, dataset_size=300, batch_size=30, epsilon=None, **changes
     )
     ledger = type(result.ledger)()
-    for event, first, count in config.private_method().events(0, 2)[""]:
+    for event, first, count in config.private_algorithm().events(0, 2)[""]:
         ledger.charge(event, count, stream="run", first_step=first, source="mechanism")
     bound = acc.epsilon(ledger.event, config.delta).upper
     history = [{**row, "epsilon": bound} for row in result.history]
@@ -287,9 +287,9 @@ def test_levels_without_privacy_are_those_of_the_committed_results():
     ("dataset", "given"),
     [
         ("digits", {}),
-        ("mnist", {"method": "dp-adam"}),
+        ("mnist", {"algorithm": "dp-adam-bc"}),
         ("pums", {"model": "logistic"}),
-        ("digits", {"method": "sa-dpsgd", "settings": {"temperature": 5.0}}),
+        ("digits", {"algorithm": "sa-dpsgd", "settings": {"temperature": 5.0}}),
         ("digits", {"optimizer": "adam", "learning_rate": 0.01}),
         ("digits", {"noise_schedule": "exponential:0.01:10", "steps": 20}),
     ],

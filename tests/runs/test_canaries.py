@@ -168,7 +168,7 @@ def test_parameters_are_exported(whole, tmp_path):
         ({"canaries": 641}, "canaries must be at most the 640 coordinates"),
         ({"relation": "replace_special"}, "canaries must be 0 but under add_or_remove_one"),
         ({"sampling": "fixed_size", "relation": "replace_one"}, "canaries must be 0 but under"),
-        ({"method": "adadp"}, "clips every coordinate by itself"),
+        ({"algorithm": "adadp"}, "clips every coordinate by itself"),
         ({"sensitive": True}, "sensitive must be False with canaries"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_file_without_test_records_has_no_accuracy(tmp_path):
     assert "no test records   proven epsilon" in done.output
     assert "Test accuracy" not in (tmp_path / "run/report.html").read_text()
     judged = train(
-        "--data", path, "--classes", "3", "--method", "sa-dpsgd", "--out", str(tmp_path / "j")
+        "--data", path, "--classes", "3", "--algorithm", "sa-dpsgd", "--out", str(tmp_path / "j")
     )
     assert "must come with test records, which judge its candidates" in str(judged.exception)
 

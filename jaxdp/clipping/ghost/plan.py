@@ -34,7 +34,7 @@ class LeafPlan:
 
 
 def plan(
-    paths: Sequence[str], trained: Sequence[bool], uses: Uses, batch_size: int, method: str
+    paths: Sequence[str], trained: Sequence[bool], uses: Uses, batch_size: int, engine: str
 ) -> tuple[LeafPlan, ...]:
     """The engine of every leaf.
 
@@ -43,11 +43,11 @@ def plan(
         trained: whether it is trained.
         uses: where each is used.
         batch_size: rows m of the physical batch.
-        method: "auto" weighs the costs; "ghost" takes the ghost norm wherever there is one; "vmap"
+        engine: "auto" weighs the costs; "ghost" takes the ghost norm wherever there is one; "vmap"
             never does.
     """
     return tuple(
-        LeafPlan(path, *_engine(leaf, uses, batch_size, method)) if flag else _frozen(path)
+        LeafPlan(path, *_engine(leaf, uses, batch_size, engine)) if flag else _frozen(path)
         for leaf, (path, flag) in enumerate(zip(paths, trained, strict=True))
     )
 
@@ -56,8 +56,8 @@ def _frozen(path: str) -> LeafPlan:
     return LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}")
 
 
-def _engine(leaf: int, uses: Uses, batch_size: int, method: str) -> tuple[str, str]:
-    if method == "vmap":
+def _engine(leaf: int, uses: Uses, batch_size: int, engine: str) -> tuple[str, str]:
+    if engine == "vmap":
         return "vmap", "as asked"
     if leaf in uses.refused:
         return "vmap", f"used by {uses.refused[leaf]}"
@@ -71,7 +71,7 @@ def _engine(leaf: int, uses: Uses, batch_size: int, method: str) -> tuple[str, s
     if any(key != lookups[0] for key in lookups):
         # Their norms take every lookup for one of rows of the same kind.
         return "vmap", "looked up by unlike axes"
-    if method == "ghost":
+    if engine == "ghost":
         return "ghost", "as asked"
     ghost, layer = _costs(found, batch_size)
     costs = f"{ghost:.2g} against {layer:.2g} operations an example"

@@ -11,17 +11,17 @@ from jaxdp.papers.block_coordinate.network import Network
 from jaxdp.papers.block_coordinate.proximal import Proximal
 from jaxdp.papers.block_coordinate.published import AsPublished, train_as_published
 from jaxdp.papers.block_coordinate.released import ReleasedBlocks, train
-from jaxdp.papers.block_coordinate.schedules import NoiseSchedule, constant, linear, step
+from jaxdp.papers.block_coordinate.schedules import SweepSchedule, constant, linear, step
 from jaxdp.papers.block_coordinate.spectral import Rescale
 
 __all__ = [
     "AsPublished",
     "HiddenBlocks",
     "Network",
-    "NoiseSchedule",
     "Proximal",
     "ReleasedBlocks",
     "Rescale",
+    "SweepSchedule",
     "constant",
     "linear",
     "step",

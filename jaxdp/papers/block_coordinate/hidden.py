@@ -17,7 +17,7 @@ from jaxdp.papers.block_coordinate.network import Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.released import check_data, clip_norms, noise_share
-from jaxdp.papers.block_coordinate.schedules import CONSTANT, NoiseSchedule
+from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
 from jaxdp.seeds import Secret
 
@@ -63,7 +63,7 @@ class HiddenBlocks:
     inner_epochs: int
     sweeps: int = 1
     proximal: Proximal = NO_PROXIMAL
-    schedule: NoiseSchedule = CONSTANT
+    schedule: SweepSchedule = CONSTANT
     average: bool = False
     direct: bool = False
 
@@ -121,7 +121,7 @@ class HiddenBlocks:
 
 
 def train_hidden(
-    method: HiddenBlocks,
+    algorithm: HiddenBlocks,
     data: tuple[jax.Array, jax.Array],
     *,
     secret: Secret | None = None,
@@ -132,7 +132,7 @@ def train_hidden(
     """Trains all blocks; the whole run is charged before the first record is read.
 
     Args:
-        method: what to do.
+        algorithm: what to do.
         data: (x [N, d_0], y [N, d_L]) float32, N the declared size.
         secret: the randomness, partition included; None takes it from the operating system.
         ledger: where the run is charged.
@@ -143,44 +143,46 @@ def train_hidden(
     Returns:
         The released weights.
     """
-    data = check_data(method.network, data)
-    if data[0].shape[0] != method.dataset_size:
+    data = check_data(algorithm.network, data)
+    if data[0].shape[0] != algorithm.dataset_size:
         raise ValueError(
             f"dataset_size must be the number of records ({data[0].shape[0]}) for a fixed "
-            f"partition, got {method.dataset_size}"
+            f"partition, got {algorithm.dataset_size}"
         )
-    event = method.event(WATCHED if watch is not None else "")
-    secret = released_once(event, repr(method), ledger, secret)
-    batches = secret_partition(data, method.batch_size, secret)
-    weights, key = method.network.init(secret.jax_key("init")), secret.jax_key("noise")
-    if method.direct:
+    event = algorithm.event(WATCHED if watch is not None else "")
+    secret = released_once(event, repr(algorithm), ledger, secret)
+    batches = secret_partition(data, algorithm.batch_size, secret)
+    weights, key = algorithm.network.init(secret.jax_key("init")), secret.jax_key("noise")
+    if algorithm.direct:
         weights = (jnp.zeros_like(weights[0]),)
-    for sweep in range(method.sweeps):
-        for block in reversed(range(method.network.blocks)):
+    for sweep in range(algorithm.sweeps):
+        for block in reversed(range(algorithm.network.blocks)):
             one = jax.random.fold_in(jax.random.fold_in(key, sweep), block)
-            weights = train_block(method, block, weights, batches, one, sweep, watch)
+            weights = train_block(algorithm, block, weights, batches, one, sweep, watch)
             if on_release is not None:
                 on_release(sweep, block, weights)
     return weights
 
 
 def train_block(
-    method: HiddenBlocks, block: int, weights: Weights, batches: Batches, key: jax.Array,
+    algorithm: HiddenBlocks, block: int, weights: Weights, batches: Batches, key: jax.Array,
     sweep: int, watch: Callable[[int, int, Weights], None] | None,
 ) -> Weights:  # fmt: skip
     """The weights with one block trained; all its epochs in one compiled loop, if unwatched."""
     x, y, mask = batches
-    frozen = _lift(method.network, block, method.direct, weights, x, y)
-    stds = np.asarray(method.multipliers(), np.float32) * np.float32(method.l2_clip_norms[block])
-    stds *= noise_share(method.batch_size)
-    epochs = np.arange(method.inner_epochs)
-    each = 1 if watch is not None else method.inner_epochs
-    for at in range(0, method.inner_epochs, each):
+    frozen = _lift(algorithm.network, block, algorithm.direct, weights, x, y)
+    stds = np.asarray(algorithm.multipliers(), np.float32) * np.float32(
+        algorithm.l2_clip_norms[block]
+    )
+    stds *= noise_share(algorithm.batch_size)
+    epochs = np.arange(algorithm.inner_epochs)
+    each = 1 if watch is not None else algorithm.inner_epochs
+    for at in range(0, algorithm.inner_epochs, each):
         now = slice(at, at + each)
         new = _inner_loop(
-            method.proximal, float(method.step_size), float(method.batch_size),
-            method.network.gamma, weights[block], frozen, mask,
-            np.float32(method.l2_clip_norms[block]), stds[now], epochs[now], key,
+            algorithm.proximal, float(algorithm.step_size), float(algorithm.batch_size),
+            algorithm.network.gamma, weights[block], frozen, mask,
+            np.float32(algorithm.l2_clip_norms[block]), stds[now], epochs[now], key,
         )  # fmt: skip
         weights = (*weights[:block], new, *weights[block + 1 :])
         if watch is not None:

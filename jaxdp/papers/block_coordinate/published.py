@@ -15,7 +15,7 @@ from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.released import check_data, compiled_sweep
-from jaxdp.papers.block_coordinate.schedules import CONSTANT, NoiseSchedule
+from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.spectral import Rescale
 from jaxdp.seeds import Secret
 
@@ -54,7 +54,7 @@ class AsPublished:
     epochs: int
     proximal: Proximal = NO_PROXIMAL
     rescale: Rescale | None = None
-    schedule: NoiseSchedule = CONSTANT
+    schedule: SweepSchedule = CONSTANT
 
     def __post_init__(self) -> None:
         _validate.non_negative("noise_std", self.noise_std)
@@ -91,7 +91,7 @@ class AsPublished:
 
 
 def train_as_published(
-    method: AsPublished,
+    algorithm: AsPublished,
     data: tuple[jax.Array, jax.Array],
     *,
     secret: Secret | None = None,
@@ -99,18 +99,19 @@ def train_as_published(
     on_epoch: Callable[[int, Weights], None] | None = None,
 ) -> Weights:
     """Trains over one fixed partition; the ledger is charged as non-private first."""
-    data = check_data(method.network, data)
-    secret = released_once(method.event, repr(method), ledger, secret, source="by hand")
-    x, y, mask = secret_partition(data, method.batch_size, secret)
-    weights, key = method.network.init(secret.jax_key("init")), secret.jax_key("noise")
-    unclipped = np.full(method.network.blocks, np.inf, np.float32)
-    on_sum = method.batch_size / method.step_size * method.noise_std
-    for epoch, factor in enumerate(method.schedule.over(method.epochs)):
-        stds = np.full(method.network.blocks, on_sum * factor, np.float32)
+    data = check_data(algorithm.network, data)
+    secret = released_once(algorithm.event, repr(algorithm), ledger, secret, source="by hand")
+    x, y, mask = secret_partition(data, algorithm.batch_size, secret)
+    weights, key = algorithm.network.init(secret.jax_key("init")), secret.jax_key("noise")
+    unclipped = np.full(algorithm.network.blocks, np.inf, np.float32)
+    on_sum = algorithm.batch_size / algorithm.step_size * algorithm.noise_std
+    for epoch, factor in enumerate(algorithm.schedule.over(algorithm.epochs)):
+        stds = np.full(algorithm.network.blocks, on_sum * factor, np.float32)
         for j in range(len(x)):
             weights = compiled_sweep(
-                method.network, method.proximal, method.rescale, float(method.step_size),
-                float(method.batch_size), weights, x[j], y[j], mask[j], unclipped, stds,
+                algorithm.network, algorithm.proximal, algorithm.rescale,
+                float(algorithm.step_size),
+                float(algorithm.batch_size), weights, x[j], y[j], mask[j], unclipped, stds,
                 jax.random.fold_in(key, epoch * len(x) + j),
             )  # fmt: skip
         if on_epoch is not None:

@@ -15,7 +15,7 @@ from jaxdp.clipping import rounding
 from jaxdp.mechanism import issuer_of
 from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
-from jaxdp.papers.block_coordinate.schedules import CONSTANT, NoiseSchedule
+from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.spectral import Rescale
 from jaxdp.papers.block_coordinate.sweep import sweep
 from jaxdp.sampling import Poisson, Sampler
@@ -57,7 +57,7 @@ class ReleasedBlocks:
     dataset_size: int
     proximal: Proximal = NO_PROXIMAL
     rescale: Rescale | None = None
-    schedule: NoiseSchedule = CONSTANT
+    schedule: SweepSchedule = CONSTANT
 
     def __post_init__(self) -> None:
         multipliers = per_block("noise_multipliers", self.noise_multipliers, self.network.blocks)
@@ -134,18 +134,20 @@ class ReleasedBlocks:
 class _Charged:
     """The events and the noise of stretches of sweeps, for an issuer."""
 
-    method: ReleasedBlocks
+    algorithm: ReleasedBlocks
 
     def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
         each = range(first_step, first_step + steps)
-        return [(self.method.event(step), step, 1) for step in each]
+        return [(self.algorithm.event(step), step, 1) for step in each]
 
     def multipliers(self, step: int) -> dict[str, float]:
-        return {"sweep": float(acc.joint_gaussian(self.method.multipliers(step)).noise_multiplier)}
+        return {
+            "sweep": float(acc.joint_gaussian(self.algorithm.multipliers(step)).noise_multiplier)
+        }
 
 
 def train(
-    method: ReleasedBlocks,
+    algorithm: ReleasedBlocks,
     data: tuple[jax.Array, jax.Array],
     steps: int,
     *,
@@ -156,7 +158,7 @@ def train(
     """Trains for ``steps`` sweeps; the ledger is charged before each draw.
 
     Args:
-        method: what to do.
+        algorithm: what to do.
         data: (x [N, d_0], y [N, d_L]) float32.
         steps: how many sweeps, public.
         secret: the randomness; None takes it from the operating system.
@@ -164,11 +166,11 @@ def train(
         on_step: called with the number of sweeps done and the weights: they are released anyway.
     """
     secret = secret or Secret.new()
-    data = jax.device_put(check_data(method.network, data))
-    weights = method.network.init(secret.jax_key("init"))
-    sampler = method.sampler(data[0].shape[0], ledger=ledger, secret=secret)
+    data = jax.device_put(check_data(algorithm.network, data))
+    weights = algorithm.network.init(secret.jax_key("init"))
+    sampler = algorithm.sampler(data[0].shape[0], ledger=ledger, secret=secret)
     for step in range(_validate.integer("steps", steps, least=0)):
-        weights = method.step(weights, data, sampler.draw())
+        weights = algorithm.step(weights, data, sampler.draw())
         if on_step is not None:
             on_step(step + 1, weights)
     return weights

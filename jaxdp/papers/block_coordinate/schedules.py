@@ -6,7 +6,7 @@ from jaxdp import _validate
 
 
 @dataclasses.dataclass(frozen=True)
-class NoiseSchedule:
+class SweepSchedule:
     """A factor for every stage, fixed before training. After the last stage its factor stays.
 
     Attributes:
@@ -33,25 +33,25 @@ class NoiseSchedule:
         return tuple(self.at(step) for step in range(steps))
 
 
-CONSTANT = NoiseSchedule((1.0,))
+CONSTANT = SweepSchedule((1.0,))
 
 
-def constant() -> NoiseSchedule:
+def constant() -> SweepSchedule:
     """The same noise throughout."""
     return CONSTANT
 
 
-def linear(first: float, last: float, stages: int, steps_each: int = 1) -> NoiseSchedule:
+def linear(first: float, last: float, stages: int, steps_each: int = 1) -> SweepSchedule:
     """From ``first`` to ``last`` in equal steps over ``stages`` stages."""
     stages = _validate.integer("stages", stages, least=2)
     gap = (last - first) / (stages - 1)
-    return NoiseSchedule(tuple(first + gap * i for i in range(stages)), steps_each)
+    return SweepSchedule(tuple(first + gap * i for i in range(stages)), steps_each)
 
 
 def step(
     first: float, factor: float, every: int, stages: int, steps_each: int = 1
-) -> NoiseSchedule:
+) -> SweepSchedule:
     """``first``, multiplied by ``factor`` after every ``every`` stages."""
     every = _validate.integer("every", every, least=1)
     stages = _validate.integer("stages", stages, least=1)
-    return NoiseSchedule(tuple(first * factor ** (i // every) for i in range(stages)), steps_each)
+    return SweepSchedule(tuple(first * factor ** (i // every) for i in range(stages)), steps_each)

@@ -39,7 +39,7 @@ class Rescale:
 
     Attributes:
         radius: the Lipschitz constant wanted of a layer.
-        iterations: of the power method.
+        iterations: of the power algorithm.
     """
 
     radius: float

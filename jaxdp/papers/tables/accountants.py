@@ -20,7 +20,12 @@ FILE = "accountants.json"
 Q, NOISE, DELTA = 512 / 60_000, 1.23, 1e-5
 # 4,698 steps are what the paper's formula affords at epsilon 3; 7,245 what is proven.
 TOLD = (100, 1_000, 4_698, 7_245)
-_METHODS = {"exact": "exact", "pld": "pld", "rdp": "rdp", "clt": "GDP by the central limit theorem"}
+_COLUMNS = {
+    "exact": "exact",
+    "pld": "pld",
+    "rdp": "rdp",
+    "clt": "GDP by the central limit theorem",
+}
 _PAPER = "SA-DPSGD Theorem 1"
 _CLAIM_Q, _CLAIM_NOISES = 0.01, (1.0, 2.0)
 
@@ -29,28 +34,30 @@ def work(results: Path, folder: Path, runs: int) -> None:
     """Asks every accountant; rows that ``results`` holds already are left alone."""
     asked: dict[str, tuple[Any, ...]]
     asked = {
-        _run_name(method, n): (_ask, method, n) for n in _steps() for method in (*_METHODS, _PAPER)
+        _run_name(accountant, n): (_ask, accountant, n)
+        for n in _steps()
+        for accountant in (*_COLUMNS, _PAPER)
     }
     asked |= {_claims_name(z, n): (_claim, z, n) for z in _CLAIM_NOISES for n in _claim_steps()}
     queue.work_through(asked, folder, results, lambda row, _: row[0](*row[1:]), runs, indent=None)
 
 
-def _ask(method: str, steps: int) -> dict[str, Any]:
+def _ask(accountant: str, steps: int) -> dict[str, Any]:
     run = acc.Repeated(acc.PoissonSampled(acc.Gaussian(NOISE), Q), steps)
     began = time.perf_counter()
-    if method == _PAPER:
+    if accountant == _PAPER:
         lower, estimate, upper = (
             0.0,
             claims.sa_dpsgd_theorem_1(Q, NOISE, steps, DELTA).value,
             math.inf,
         )
     else:
-        bound = acc.epsilon(run, DELTA, method=method)
+        bound = acc.epsilon(run, DELTA, accountant=accountant)
         lower, estimate, upper = bound.lower, bound.estimate, bound.upper
     seconds = time.perf_counter() - began
     return {
-        "name": _run_name(method, steps),
-        "accountant": method,
+        "name": _run_name(accountant, steps),
+        "accountant": accountant,
         "steps": steps,
         "delta": DELTA,
         "sampling_prob": Q,
@@ -89,8 +96,8 @@ def _where(seconds: float) -> dict[str, Any]:
     }
 
 
-def _run_name(method: str, steps: int) -> str:
-    return f"accountants-{method.replace(' ', '-').lower()}-{steps}"
+def _run_name(accountant: str, steps: int) -> str:
+    return f"accountants-{accountant.replace(' ', '-').lower()}-{steps}"
 
 
 def _claims_name(noise: float, steps: int) -> str:
@@ -141,16 +148,16 @@ def page(results: Results) -> Page:
 def _run_section(results: Results) -> Section:
     lines, body = _lines(results), []
     for steps in TOLD:
-        for method in (*_METHODS, _PAPER):
-            line = lines.get(_run_name(method, steps))
+        for accountant in (*_COLUMNS, _PAPER):
+            line = lines.get(_run_name(accountant, steps))
             if line is None:
-                body.append([f"{steps:,}", method, rows.MISSING, "", "", "", "", ""])
+                body.append([f"{steps:,}", accountant, rows.MISSING, "", "", "", "", ""])
                 continue
             proven = line["upper"] != "inf"
             body.append(
                 [
                     f"{steps:,}",
-                    _METHODS.get(method, method),
+                    _COLUMNS.get(accountant, accountant),
                     "–" if proven else f"{line['estimate']:.3f}",
                     rows.shown_epsilon(line["upper"]) if proven else "–",
                     f"{line['lower']:.3f}" if proven and line["lower"] else "–",
@@ -217,11 +224,11 @@ def _claims_section(results: Results, noise: float) -> Section:
 def run_figure(results: Results) -> Figure:
     """Epsilon over steps."""
     drawn, (axes,) = style.panels(1, 1, (9, 5.6))
-    by_method: dict[str, list[tuple[int, float]]] = {}
+    by_accountant: dict[str, list[tuple[int, float]]] = {}
     for line in _lines(results).values():
         if "accountant" in line:
             value = line["estimate"] if line["upper"] == "inf" else line["upper"]
-            by_method.setdefault(line["accountant"], []).append((line["steps"], value))
+            by_accountant.setdefault(line["accountant"], []).append((line["steps"], value))
     looks = {
         _PAPER: ("SA-DPSGD Theorem 1 (RDP, integer orders)", style.PINK, "-.", ""),
         "rdp": ("rdp", style.GREEN, ":", ""),
@@ -229,8 +236,8 @@ def run_figure(results: Results) -> Figure:
         "pld": ("pld (certified)", style.BLACK, "none", "o"),
         "clt": ("GDP by the central limit (no bound)", style.ORANGE, "--", ""),
     }
-    for method, (label, colour, dash, marker) in looks.items():
-        points = sorted(by_method.get(method, []))
+    for accountant, (label, colour, dash, marker) in looks.items():
+        points = sorted(by_accountant.get(accountant, []))
         if points:
             axes.plot(
                 *zip(*points[:: 3 if marker else 1], strict=True),
@@ -248,7 +255,7 @@ def run_figure(results: Results) -> Figure:
     axes.set_xlabel("steps")
     axes.set_ylabel("epsilon at delta 1e-5")
     style.title(axes, f"q = 512/60,000, noise multiplier {NOISE}")
-    axes.legend(loc="lower right", fontsize=12) if by_method else style.nothing_yet(axes)
+    axes.legend(loc="lower right", fontsize=12) if by_accountant else style.nothing_yet(axes)
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""Claimed, proven and audited epsilon, method by method."""
+"""Claimed, proven and audited epsilon, algorithm by algorithm."""
 
 from typing import Any
 
@@ -17,25 +17,25 @@ _SHOWN = {
     "pirmsprop": "PIRMSprop",
     "piadagrad": "PIAdagrad",
 }
-NAMES = tuple(f"mnist-mlp-64-{method}-claims" for method in CLAIMS)
+NAMES = tuple(f"mnist-mlp-64-{algorithm}-claims" for algorithm in CLAIMS)
 _ATTACKS = "auditing.json"
 
 
-def shown(method: str) -> str:
+def shown(algorithm: str) -> str:
     """As in "AdaDp, as published"."""
-    base = method.removesuffix("-train").removesuffix("-as-published")
-    if method == base:
+    base = algorithm.removesuffix("-train").removesuffix("-as-published")
+    if algorithm == base:
         return _SHOWN[base] + ("" if base == "dp-sgd" else ", repaired")
-    where = " (energy on training records)" if method.endswith("-train") else ""
+    where = " (energy on training records)" if algorithm.endswith("-train") else ""
     return f"{_SHOWN[base]}, as published{where}"
 
 
 def page(results: Results) -> Page:
     """The runs, and the attacks on what was published."""
     body = [
-        [shown(method), *line]
-        for method in CLAIMS
-        for line in rows.lines(results, f"mnist-mlp-64-{method}-claims")
+        [shown(algorithm), *line]
+        for algorithm in CLAIMS
+        for line in rows.lines(results, f"mnist-mlp-64-{algorithm}-claims")
     ]
     return Page(
         "Claimed, proven, audited",
@@ -62,7 +62,10 @@ def page(results: Results) -> Page:
                 "compare. Attacks at 95 % confidence.",
             ),
         ),
-        (Section("The runs", (), Table(("method", *rows.COLUMNS), body)), _attack_section(results)),
+        (
+            Section("The runs", (), Table(("algorithm", *rows.COLUMNS), body)),
+            _attack_section(results),
+        ),
         "jaxdp reproduce claims",
     )
 
@@ -74,7 +77,7 @@ def _attacks(results: Results) -> list[dict[str, Any]]:
 def _attack_section(results: Results) -> Section:
     body = [
         [
-            row["method"],
+            row["algorithm"],
             row["claim"],
             f"{row['claimed']:.3f}",
             "–",
@@ -113,7 +116,7 @@ def figure(results: Results) -> Figure:
 
 
 def _runs(axes: Any, results: Results) -> None:
-    found = {method: results.runs(f"mnist-mlp-64-{method}-claims") for method in CLAIMS}
+    found = {algorithm: results.runs(f"mnist-mlp-64-{algorithm}-claims") for algorithm in CLAIMS}
     numbers = [
         line[key]
         for lines in found.values()
@@ -128,7 +131,7 @@ def _runs(axes: Any, results: Results) -> None:
         if not lines:
             style.waiting(axes, place, rows.MISSING)
     axes.set_xlim(-0.03 * edge, 1.12 * edge)  # a bound of 0 stands clear of the names
-    style.listed(axes, [shown(method).replace(" (", ",\n(") for method in CLAIMS])
+    style.listed(axes, [shown(algorithm).replace(" (", ",\n(") for algorithm in CLAIMS])
     axes.set_xlabel("epsilon at delta 1e-5")
     style.title(axes, "300 sampled steps of training")
 
@@ -193,7 +196,7 @@ def _attacked(axes: Any, results: Results) -> None:
         axes.plot(
             row["audited"], place, ">", color=style.BLACK, markersize=9, label="audited, at least"
         )
-    style.listed(axes, [row["method"].replace(", ", ",\n", 1) for row in attacks])
+    style.listed(axes, [row["algorithm"].replace(", ", ",\n", 1) for row in attacks])
     axes.set_xlim(left=0)
     axes.set_xlabel("epsilon at delta 1e-5")
     style.title(axes, "Attacked, as published: full batch")

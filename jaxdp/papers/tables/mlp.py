@@ -7,11 +7,11 @@ from jaxdp.papers.tables import listing, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
-METHODS = {
+COLUMNS = {
     "pca-dp-sgd": "DP-SGD, DP-PCA",
     "pca-adadp": "AdaDp, repaired, DP-PCA",
     "pca-adadp-as-published": "AdaDp, as published, DP-PCA",
-    "dpgdo": "DPGDO (Adam after the noise)",
+    "dp-adam": "DP-Adam (Adam after the noise)",
     "piadam": "PIAdam, repaired",
     "piadam-as-published": "PIAdam, as published",
 }
@@ -26,12 +26,12 @@ OTHERS = {
 ADADP_AHEAD = {8.0: 5.9, 4.0: 2.7, 2.0: 1.0}
 
 
-def row_name(method: str, noise: float) -> str:
-    """The row of a method at a noise multiplier."""
-    return f"mnist-mlp-{method}-noise-{noise:g}"
+def row_name(algorithm: str, noise: float) -> str:
+    """The row of an algorithm at a noise multiplier."""
+    return f"mnist-mlp-{algorithm}-noise-{noise:g}"
 
 
-NAMES = tuple(row_name(method, noise) for noise, *_ in MLP_SETTINGS for method in METHODS)
+NAMES = tuple(row_name(algorithm, noise) for noise, *_ in MLP_SETTINGS for algorithm in COLUMNS)
 
 
 def page(results: Results) -> Page:
@@ -43,10 +43,10 @@ def page(results: Results) -> Page:
             "*DP-PCA* (AdaDp's Figure 2) the network sees 60 projections that are released once, "
             "with their own noise, which the proven epsilon contains and the paper's theorem does "
             "not; the others (PIGDO's Figure 5) see all 784 pixels. PIGDO's paper tells of all "
-            "methods on its own network, so that its figures for ADADP and DPSGD do not compare "
+            "algorithms on its own network, so that its figures for ADADP and DPSGD do not compare "
             "with our DP-PCA rows to the last point.",
             "The texts do not state how many epochs they train for: 30, 100 and 260 are our "
-            "choice. The rate is 0.002 for AdaDp, 0.001 for PIAdam and DPGDO, 0.1 for DP-SGD "
+            "choice. The rate is 0.002 for AdaDp, 0.001 for PIAdam and DP-Adam, 0.1 for DP-SGD "
             "(held, where AdaDp's paper lets it fall to 0.052).",
             rows.LEGEND,
         ),
@@ -65,8 +65,8 @@ def page(results: Results) -> Page:
 def _section(results: Results, noise: float, pca_noise: float, epochs: int) -> Section:
     body = [
         [shown, *line]
-        for method, shown in METHODS.items()
-        for line in rows.lines(results, row_name(method, noise))
+        for algorithm, shown in COLUMNS.items()
+        for line in rows.lines(results, row_name(algorithm, noise))
     ]
     printed = (
         f"Printed by PIGDO: PIAdam {PIADAM[noise]} %, {OTHERS[noise]}. Printed by AdaDp: "
@@ -75,7 +75,7 @@ def _section(results: Results, noise: float, pca_noise: float, epochs: int) -> S
     return Section(
         f"Noise multiplier {noise:g} (DP-PCA {pca_noise:g}), {epochs} epochs",
         (printed,),
-        Table(("method", *rows.COLUMNS), body),
+        Table(("algorithm", *rows.COLUMNS), body),
     )
 
 
@@ -83,9 +83,11 @@ def figure(results: Results) -> Figure:
     """A panel a noise multiplier."""
     drawn, axes = style.panels(1, 3, (13, 4.4))
     for panel, (noise, _, epochs) in zip(axes, MLP_SETTINGS, strict=True):
-        paper = [PIADAM[noise] if method == "piadam-as-published" else None for method in METHODS]
-        listing.draw(panel, results, [row_name(method, noise) for method in METHODS], paper)
+        paper = [
+            PIADAM[noise] if algorithm == "piadam-as-published" else None for algorithm in COLUMNS
+        ]
+        listing.draw(panel, results, [row_name(algorithm, noise) for algorithm in COLUMNS], paper)
         style.title(panel, f"noise {noise:g}, {epochs} epochs")
-        style.listed(panel, list(METHODS.values()), labels=panel is axes[0])
+        style.listed(panel, list(COLUMNS.values()), labels=panel is axes[0])
     style.legend(drawn, axes, 2)
     return drawn

@@ -49,16 +49,18 @@ def _section(results: Results, sweep: Sweep) -> Section:
             steps = f"{found[i]['steps']:,}" if found else ""
             body.append([f"{value:g}", *line, steps])
     headers = (sweep.parameter, *rows.COLUMNS, "steps")
-    return Section(f"{sweep.method}: {sweep.parameter} ({sweep.setting})", (), Table(headers, body))
+    return Section(
+        f"{sweep.algorithm}: {sweep.parameter} ({sweep.setting})", (), Table(headers, body)
+    )
 
 
 def figure(results: Results) -> Figure:
-    """The small sweeps, a panel each; those of one method share their scale."""
+    """The small sweeps, a panel each; those of one algorithm share their scale."""
     drawn, axes = style.panels(2, 4, (14, 7.6), sharey="row")
     place = {"SA-DPSGD": 0, "AdaDp": 4}
     for sweep in SMALL:
-        _draw(axes[place[sweep.method]], results, sweep)
-        place[sweep.method] += 1
+        _draw(axes[place[sweep.algorithm]], results, sweep)
+        place[sweep.algorithm] += 1
     axes[7].set_axis_off()
     for panel in (axes[0], axes[4]):
         panel.set_ylabel("test accuracy (%)")
@@ -93,7 +95,7 @@ def _draw(panel: Any, results: Results, sweep: Sweep) -> None:
                 fontsize=11,
                 color="0.25",
             )
-    style.title(panel, sweep.method)
+    style.title(panel, sweep.algorithm)
     panel.set_xlabel(sweep.parameter)
     if not points:
         style.nothing_yet(panel)

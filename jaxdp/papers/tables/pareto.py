@@ -1,4 +1,4 @@
-"""Accuracy against proven epsilon: repeated runs on one plot, single runs of all methods below."""
+"""Accuracy against proven epsilon: repeated runs on a plot, single runs of all algorithms below."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from jaxdp.papers.tables import rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
-METHODS = {
+COLUMNS = {
     "piadam": "PIAdam, repaired",
-    "dp-adam": "DP-Adam",
+    "dp-adam-bc": "DP-AdamBC",
     "adadp": "AdaDp, repaired",
     "dp-sgd-tanh": "DP-SGD, tanh",
     "sa-dpsgd": "SA-DPSGD, repaired",
@@ -24,16 +24,16 @@ METHODS = {
 EPSILONS = tuple(sorted((*PARETO_EPSILONS, 3.0)))
 
 
-def row_name(method: str, epsilon: float) -> str:
-    """The single row of a method at a budget; epsilon 3 is the queue's own."""
-    return f"mnist-{method}-short" + ("" if epsilon == 3 else f"-epsilon-{epsilon:g}")
+def row_name(algorithm: str, epsilon: float) -> str:
+    """The single row of an algorithm at a budget; epsilon 3 is the queue's own."""
+    return f"mnist-{algorithm}-short" + ("" if epsilon == 3 else f"-epsilon-{epsilon:g}")
 
 
 NAMES = tuple(row.name for row in repeats.ROWS)
 
 
 def page(results: Results) -> Page:
-    """The repeated runs, the rates that were tried, and a table of single runs a method."""
+    """The repeated runs, the rates that were tried, and a table of single runs an algorithm."""
     text = (
         "MNIST, one CNN of 26,010 parameters, batch 512, 300 steps (2.6 epochs), clipping at 0.1. "
         "Every point has its own noise and stands at the epsilon that is proven for it; runs of a "
@@ -61,29 +61,29 @@ def caption(results: Results) -> str:
     return (
         f"Test accuracy against proven epsilon (delta 1e-5) on MNIST, {told} a point with fresh "
         "starting weights, draws and noise. Line: mean; band: from the worst run to the best; "
-        "small dots: the runs. One learning rate a method, the same at every budget, chosen on "
+        "small dots: the runs. One learning rate an algorithm, the same at every budget, chosen on "
         "Fashion-MNIST at epsilon 2."
     )
 
 
 def drawn(results: Results) -> dict[str, list[tuple[float, list[float]]]]:
-    """From a method to (proven epsilon, accuracies in percent) of its points with runs enough."""
+    """From an algorithm to (proven epsilon, accuracies in percent) of its points of enough runs."""
     found: dict[str, list[tuple[float, list[float]]]] = {}
-    for method in repeats.METHODS:
+    for algorithm in repeats.REPEATED:
         for epsilon in repeats.EPSILONS:
-            runs = results.runs(repeats.row_name(method, epsilon))
+            runs = results.runs(repeats.row_name(algorithm, epsilon))
             if len(runs) >= repeats.LEAST_RUNS:
                 proven = max(float(run["proven_epsilon"]) for run in runs)
                 accuracies = [100 * run["test_accuracy"] for run in runs]
-                found.setdefault(method, []).append((proven, accuracies))
+                found.setdefault(algorithm, []).append((proven, accuracies))
     return found
 
 
 def figure(results: Results) -> Figure:
-    """Mean, range and runs of every method with repeated runs."""
+    """Mean, range and runs of every algorithm with repeated runs."""
     made, (axes,) = style.panels(1, 1, (9, 5.4))
     points = drawn(results)
-    for i, (method, found) in enumerate(points.items()):
+    for i, (algorithm, found) in enumerate(points.items()):
         x, runs = zip(*found, strict=True)
         look = {"color": style.COLOURS[i], "linestyle": style.DASHES[i], "linewidth": 2}
         axes.plot(
@@ -91,7 +91,7 @@ def figure(results: Results) -> Figure:
             [statistics.mean(each) for each in runs],
             marker=style.MARKERS[i],
             markersize=8,
-            label=METHODS[method],
+            label=COLUMNS[algorithm],
             **look,
         )
         axes.fill_between(
@@ -124,11 +124,11 @@ def _axes(axes: Any) -> None:
 
 def _repeated(results: Results) -> Section:
     body = []
-    for method in repeats.METHODS:
+    for algorithm in repeats.REPEATED:
         for epsilon in repeats.EPSILONS:
-            runs = rows.accuracies(results, repeats.row_name(method, epsilon))
-            body.append([METHODS[method], f"{epsilon:g}", str(len(runs)), *_summary(runs)])
-    headers = ("method", "budget", "runs", "mean", "standard deviation", "worst", "best")
+            runs = rows.accuracies(results, repeats.row_name(algorithm, epsilon))
+            body.append([COLUMNS[algorithm], f"{epsilon:g}", str(len(runs)), *_summary(runs)])
+    headers = ("algorithm", "budget", "runs", "mean", "standard deviation", "worst", "best")
     return Section("Repeated runs", table=Table(headers, body))
 
 
@@ -169,9 +169,9 @@ def _runs(results: Results) -> Section:
 
 
 def _rates_told() -> str:
-    chosen = ", ".join(f"{rate:g} for {METHODS[m]}" for m, rate in repeats.CHOSEN.items())
+    chosen = ", ".join(f"{rate:g} for {COLUMNS[m]}" for m, rate in repeats.CHOSEN.items())
     return (
-        "One learning rate a method, the same at every budget: the one of those tried that did "
+        "One learning rate an algorithm, the same at every budget: the one of those tried that did "
         f"best on Fashion-MNIST at epsilon {repeats.TRIED_AT:g}, one run each ({chosen}). "
         "Fashion-MNIST is public and holds no record of MNIST, so the choice costs no epsilon; "
         "nothing was chosen by results on MNIST. One rate is a compromise: at epsilon 0.5, where "
@@ -186,22 +186,22 @@ def _rates(results: Results) -> Section:
 
 
 def _single(results: Results) -> list[Section]:
-    """A table a method of rows that were run once, and of the 40-epoch rows."""
+    """A table an algorithm of rows that were run once, and of the 40-epoch rows."""
     told: tuple[str, ...] = (
         "600 steps, run once, at rates of the papers or ours for 40 epochs and epsilon 3; not in "
         "the plot. Of one run nothing is known of chance: where accuracy falls although the budget "
         "grows, chance is likely more than what the table tells. *Accepted*: the share of "
-        "candidates that an annealed method took. SA-DPSGD's accuracy is of the 5,000 test "
+        "candidates that an annealed algorithm took. SA-DPSGD's accuracy is of the 5,000 test "
         "examples that judged nothing.",
     )
     sections = []
-    for method, shown in METHODS.items():
+    for algorithm, shown in COLUMNS.items():
         body = [
             [f"{epsilon:g}", *line]
             for epsilon in EPSILONS
-            for line in rows.lines(results, row_name(method, epsilon))
+            for line in rows.lines(results, row_name(algorithm, epsilon))
         ]
-        body += [["3, 40 epochs", *line] for line in rows.lines(results, f"mnist-{method}")]
+        body += [["3, 40 epochs", *line] for line in rows.lines(results, f"mnist-{algorithm}")]
         table = Table(("budget", *rows.COLUMNS), body)
         sections.append(Section(f"Single runs: {shown}", told, table))
         told = ()

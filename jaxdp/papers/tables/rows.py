@@ -27,7 +27,7 @@ EPSILONS_LEGEND = (
     "at delta 1e-5, one record added or removed. Machines were shared with other work: seconds "
     "say little."
 )
-LEGEND = f"{EPSILONS_LEGEND} *Accepted*: the share of candidates that an annealed method took."
+LEGEND = f"{EPSILONS_LEGEND} *Accepted*: the share of candidates that an annealed algorithm took."
 MISSING = "not run"
 WAITING = "needs a GPU"
 

@@ -10,7 +10,7 @@ from jaxdp.papers.tables.rows import Results
 
 DATASETS = ("mnist", "fashion_mnist", "cifar10")
 # The table's columns, then what else runs in the same setting.
-METHODS = {
+COLUMNS = {
     "dp-sgd-relu": "DP-SGD, ReLU",
     "dp-sgd-tanh": "DP-SGD, tanh",
     "auto-s": "AUTO-S",
@@ -18,11 +18,11 @@ METHODS = {
     "sa-dpsgd-as-published": "SA-DPSGD, as published",
     "tempered-sigmoid": "DP-SGD, tempered sigmoid",
     "exp": "DP-SGD, decaying noise (EXP)",
-    "dp-adam": "DP-Adam",
+    "dp-adam-bc": "DP-AdamBC",
     "piadam": "PIAdam, repaired",
     "adadp": "AdaDp, repaired",
 }
-NAMES = tuple(f"{dataset}-{method}" for dataset in DATASETS for method in METHODS)
+NAMES = tuple(f"{dataset}-{algorithm}" for dataset in DATASETS for algorithm in COLUMNS)
 
 
 def page(results: Results) -> Page:
@@ -30,7 +30,7 @@ def page(results: Results) -> Page:
     return Page(
         "Table 1: accuracy at a proven epsilon of 3",
         (
-            "The columns of SA-DPSGD's Table 1, and the other methods in the same setting: the "
+            "The columns of SA-DPSGD's Table 1, and the other algorithms in the same setting: the "
             "paper's networks, batches, rates and clipping (its Table 2), its 40 epochs (CIFAR-10: "
             "30), and noise that *proves* (3, 1e-5); the paper's noise was larger, for its "
             "accountant was looser. The paper's figures are averages of five runs.",
@@ -43,8 +43,8 @@ def page(results: Results) -> Page:
             Plot(
                 "table1.png",
                 "Test accuracy in percent at a proven (3, 1e-5): ours (filled; mean and "
-                "range where there are several runs) and the paper's (hollow). A method without a "
-                "filled mark has not been run.",
+                "range where there are several runs) and the paper's (hollow). An algorithm "
+                "without a filled mark has not been run.",
             ),
         ),
         tuple(_section(results, dataset) for dataset in DATASETS),
@@ -54,21 +54,21 @@ def page(results: Results) -> Page:
 
 def _section(results: Results, dataset: str) -> Section:
     body = []
-    for method, shown in METHODS.items():
-        paper = PAPER[dataset].get(method)
-        for line in rows.lines(results, f"{dataset}-{method}"):
+    for algorithm, shown in COLUMNS.items():
+        paper = PAPER[dataset].get(algorithm)
+        for line in rows.lines(results, f"{dataset}-{algorithm}"):
             body.append([shown, f"{paper:.2f} %" if paper else "–", *line])
-    return Section(spec(dataset).title, table=Table(("method", "paper", *rows.COLUMNS), body))
+    return Section(spec(dataset).title, table=Table(("algorithm", "paper", *rows.COLUMNS), body))
 
 
 def figure(results: Results) -> Figure:
-    """Ours and the paper's accuracy, method by method."""
+    """Ours and the paper's accuracy, algorithm by algorithm."""
     drawn, axes = style.panels(1, 3, (13, 5.4))
     for panel, dataset in zip(axes, DATASETS, strict=True):
-        names = [f"{dataset}-{method}" for method in METHODS]
-        paper = [PAPER[dataset].get(method) for method in METHODS]
+        names = [f"{dataset}-{algorithm}" for algorithm in COLUMNS]
+        paper = [PAPER[dataset].get(algorithm) for algorithm in COLUMNS]
         listing.draw(panel, results, names, paper)
         style.title(panel, spec(dataset).title)
-        style.listed(panel, list(METHODS.values()), labels=panel is axes[0])
+        style.listed(panel, list(COLUMNS.values()), labels=panel is axes[0])
     style.legend(drawn, axes, 2)
     return drawn

@@ -10,7 +10,7 @@ from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
 LEVELS = {"mnist": (94, 96, 98), "fashion_mnist": (82, 84, 86), "cifar10": (52, 55, 58)}
-METHODS = {
+COLUMNS = {
     "dp-sgd-relu": "DP-SGD, ReLU",
     "dp-sgd-tanh": "DP-SGD, tanh",
     "auto-s": "AUTO-S",
@@ -40,7 +40,7 @@ PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
         "sa-dpsgd-as-published": (1.93, 2.27, 2.57),
     },
 }
-NAMES = tuple(f"{dataset}-{method}" for dataset in LEVELS for method in METHODS)
+NAMES = tuple(f"{dataset}-{algorithm}" for dataset in LEVELS for algorithm in COLUMNS)
 # In the table's place where a long row is missing: other noise, a few epochs.
 SHORT = "-short"
 
@@ -98,9 +98,9 @@ def with_curve(results: Results, name: str) -> list[dict[str, Any]]:
 def _section(results: Results, dataset: str) -> Section:
     body = []
     for place, level in enumerate(LEVELS[dataset]):
-        for method, shown in METHODS.items():
-            name = f"{dataset}-{method}"
-            paper = PAPER[dataset].get(method)
+        for algorithm, shown in COLUMNS.items():
+            name = f"{dataset}-{algorithm}"
+            paper = PAPER[dataset].get(algorithm)
             printed = (
                 "–" if paper is None else "> 6" if paper[place] is None else f"{paper[place]:.2f}"
             )
@@ -112,7 +112,14 @@ def _section(results: Results, dataset: str) -> Section:
                 body.append(
                     [f"{level} %", shown, printed, f"`{name}`", rows.status(name), *empty[1:]]
                 )
-    headers = ("accuracy", "method", "paper's ε", rows.COLUMNS[0], "reached at", *rows.COLUMNS[1:])
+    headers = (
+        "accuracy",
+        "algorithm",
+        "paper's ε",
+        rows.COLUMNS[0],
+        "reached at",
+        *rows.COLUMNS[1:],
+    )
     return Section(
         spec(dataset).title,
         ("*Proven* is of the steps up to there; *seconds* and *claimed* are of the whole run.",),
@@ -143,10 +150,10 @@ def figure(results: Results) -> Figure:
     """Epsilon over accuracy, one panel a data set."""
     drawn, axes = style.panels(1, 3, (13, 5.4))
     for panel, (dataset, levels) in zip(axes, LEVELS.items(), strict=True):
-        for i, (method, shown) in enumerate(METHODS.items()):
+        for i, (algorithm, shown) in enumerate(COLUMNS.items()):
             look = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
             shift = 0.12 * (i - 3)
-            paper = PAPER[dataset].get(method, ())
+            paper = PAPER[dataset].get(algorithm, ())
             claimed = [(x + shift, y) for x, y in zip(range(3), paper, strict=False) if y]
             if claimed:
                 panel.plot(
@@ -158,7 +165,7 @@ def figure(results: Results) -> Figure:
                     **look,
                 )
             panel.plot([], [], ls="none", markersize=9, label=shown, **look)
-            for line in with_curve(results, f"{dataset}-{method}"):
+            for line in with_curve(results, f"{dataset}-{algorithm}"):
                 short = line["name"].endswith(SHORT)
                 for place, level in enumerate(levels):
                     at = crossing(line, level)

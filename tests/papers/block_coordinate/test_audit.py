@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.auditing_hidden import METHODS, as_gaussian, first_weights, worlds
+from benchmarks.auditing_hidden import ALGORITHMS, as_gaussian, first_weights, worlds
 from jaxdp import accounting as acc
 from jaxdp.auditing import audit_event, two_worlds
 from jaxdp.papers import block_coordinate as bc
@@ -17,17 +17,19 @@ FIXED = "R3, two batches in a fixed order, weight decay"
 
 
 def scores(name, count=1500, seed=1):
-    method = METHODS[name]
-    run = hidden_run(method, *worlds(method), partition="fixed" not in name, score=first_weights)
+    algorithm = ALGORITHMS[name]
+    run = hidden_run(
+        algorithm, *worlds(algorithm), partition="fixed" not in name, score=first_weights
+    )
     return two_worlds(run, count, seed=seed)
 
 
 def test_a_right_loop_stays_below_what_is_proven_and_above_what_is_published():
     inside, outside = scores(FIXED)
-    method = METHODS[FIXED]
-    verdict = audit_event(inside, outside, method.event(), relation=acc.Relation.REPLACE_ONE)
+    algorithm = ALGORITHMS[FIXED]
+    verdict = audit_event(inside, outside, algorithm.event(), relation=acc.Relation.REPLACE_ONE)
     assert not verdict.refuted
-    row = as_gaussian(inside, outside, method.chain(0))
+    row = as_gaussian(inside, outside, algorithm.chain(0))
     assert row["published_s"] < row["audited_s"] < row["proven_s"]
 
 
@@ -39,7 +41,7 @@ def test_half_the_noise_is_caught(monkeypatch):
         inside, outside = scores(FIXED)
     finally:
         hidden._inner_loop.clear_cache()
-    event = METHODS[FIXED].event()
+    event = ALGORITHMS[FIXED].event()
     assert audit_event(inside, outside, event, relation=acc.Relation.REPLACE_ONE).refuted
 
 
@@ -58,10 +60,10 @@ def test_a_run_is_that_of_training():
 
 
 def test_bad_input():
-    method = METHODS[FIXED]
-    data, other = worlds(method)
+    algorithm = ALGORITHMS[FIXED]
+    data, other = worlds(algorithm)
     with pytest.raises(ValueError, match="data must hold the declared 4 records"):
-        hidden_run(method, (data[0][:3], data[1][:3]), other)
-    averaged = METHODS["R3, two batches in a secret order, averaged"]
+        hidden_run(algorithm, (data[0][:3], data[1][:3]), other)
+    averaged = ALGORITHMS["R3, two batches in a secret order, averaged"]
     with pytest.raises(ValueError, match="partition must be True"):
         hidden_run(averaged, data, other, partition=False)

@@ -18,7 +18,7 @@ NET = bc.Network((6, 5, 3), 1.5)
 REPLACE = acc.Relation.REPLACE_ONE
 
 
-def method(**changes):
+def algorithm(**changes):
     options = {
         "network": NET, "noise_multiplier": 2.0, "l2_clip_norms": 0.3, "step_size": 0.8,
         "batch_size": 8, "dataset_size": 32, "inner_epochs": 3, "sweeps": 2,
@@ -27,7 +27,7 @@ def method(**changes):
 
 
 def test_the_event_is_the_chain_that_runs():
-    m = method(
+    m = algorithm(
         l2_clip_norms=(0.3, 0.2), schedule=bc.linear(2.0, 1.0, 3),
         proximal=bc.Proximal(weight_decay=0.5, spectral_radius=1.0),
     )  # fmt: skip
@@ -115,13 +115,13 @@ def test_the_whole_run_is_charged_before_it_starts_and_watching_costs_the_number
     quiet, watched, seen = jaxdp.Ledger(), jaxdp.Ledger(), []
     secret = jaxdp.Secret.from_seed(3)
     one = bc.train_hidden(
-        method(), data(32), secret=secret, ledger=quiet,
+        algorithm(), data(32), secret=secret, ledger=quiet,
         on_release=lambda s, b, w: seen.append((s, b, quiet.steps)),
     )  # fmt: skip
     assert seen == [(0, 1, 1), (0, 0, 1), (1, 1, 1), (1, 0, 1)]
     epochs = []
     two = bc.train_hidden(
-        method(), data(32), secret=secret, ledger=watched,
+        algorithm(), data(32), secret=secret, ledger=watched,
         watch=lambda s, b, w: epochs.append((s, b)),
     )  # fmt: skip
     assert len(epochs) == 2 * 2 * 3
@@ -138,21 +138,21 @@ def test_the_whole_run_is_charged_before_it_starts_and_watching_costs_the_number
 
 def test_no_other_relation_is_answered():
     ledger = jaxdp.Ledger()
-    bc.train_hidden(method(sweeps=1, inner_epochs=1), data(32), ledger=ledger)
+    bc.train_hidden(algorithm(sweeps=1, inner_epochs=1), data(32), ledger=ledger)
     with pytest.raises(acc.UnsupportedEventError, match="HiddenState"):
         ledger.epsilon(1e-5)
 
 
 def test_the_average_is_asked_for_with_equal_batches():
     worst, mean = (
-        acc.epsilon(method(average=a).event(), 1e-5, REPLACE).upper for a in (False, True)
+        acc.epsilon(algorithm(average=a).event(), 1e-5, REPLACE).upper for a in (False, True)
     )
     assert mean < worst
 
 
 def test_the_convex_case_learns():
     x, y = data(512)
-    m = method(
+    m = algorithm(
         network=bc.Network((6, 3), 1.5), direct=True, dataset_size=512, batch_size=16,
         inner_epochs=30, sweeps=1, noise_multiplier=1.0,
     )  # fmt: skip
@@ -164,7 +164,7 @@ def test_the_convex_case_learns():
 
 
 def test_blocks_learn_one_after_the_other():
-    m = method(noise_multiplier=1e-3, l2_clip_norms=1.0, inner_epochs=10, sweeps=20)
+    m = algorithm(noise_multiplier=1e-3, l2_clip_norms=1.0, inner_epochs=10, sweeps=20)
     x, y = data(32)
     weights = bc.train_hidden(m, (x, y), secret=jaxdp.Secret.from_seed(0))
     assert np.mean(np.argmax(NET.apply(weights, x), 1) == np.argmax(y, 1)) > 0.8
@@ -219,7 +219,7 @@ def test_two_trainings_with_one_secret_share_neither_partition_nor_noise(seeded)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hidden, "secret_partition", kept)
         ends = [
-            bc.train_hidden(method(sweeps=1), data(32), secret=secret, ledger=ledger)[1]
+            bc.train_hidden(algorithm(sweeps=1), data(32), secret=secret, ledger=ledger)[1]
             for ledger in (one, one, one if seeded else jaxdp.Ledger())
         ]
     assert len({end.tobytes() for end in map(np.asarray, ends)}) == 3
@@ -230,15 +230,15 @@ def test_two_trainings_with_one_secret_share_neither_partition_nor_noise(seeded)
 @pytest.mark.parametrize(
     ("build", "name"),
     [
-        (lambda: method(step_size=0.9), "step_size"),
-        (lambda: method(noise_multiplier=0.0), "noise_multiplier"),
-        (lambda: method(l2_clip_norms=(1.0, 1.0, 1.0)), "l2_clip_norms"),
-        (lambda: method(l2_clip_norms=(1.0, 1e11)), "l2_clip_norms must be in"),
-        (lambda: method(batch_size=33), "batch_size"),
-        (lambda: method(batch_size=5, average=True), "batch_size"),
-        (lambda: method(inner_epochs=0), "inner_epochs"),
-        (lambda: method(direct=True), "direct"),
-        (lambda: bc.train_hidden(method(), data(31)), "dataset_size"),
+        (lambda: algorithm(step_size=0.9), "step_size"),
+        (lambda: algorithm(noise_multiplier=0.0), "noise_multiplier"),
+        (lambda: algorithm(l2_clip_norms=(1.0, 1.0, 1.0)), "l2_clip_norms"),
+        (lambda: algorithm(l2_clip_norms=(1.0, 1e11)), "l2_clip_norms must be in"),
+        (lambda: algorithm(batch_size=33), "batch_size"),
+        (lambda: algorithm(batch_size=5, average=True), "batch_size"),
+        (lambda: algorithm(inner_epochs=0), "inner_epochs"),
+        (lambda: algorithm(direct=True), "direct"),
+        (lambda: bc.train_hidden(algorithm(), data(31)), "dataset_size"),
         (lambda: published(noise_std=-1.0), "noise_std"),
         (lambda: published(epochs=0), "epochs"),
         (lambda: published().claim(0.0, 1e-5), "sensitivity"),

@@ -25,7 +25,7 @@ def data(rows, seed=0):
     return jnp.asarray(x / np.sqrt(6), jnp.float32), jnp.asarray(y, jnp.float32)
 
 
-def method(z=2.0, clip=0.3, net=NET, **options):
+def algorithm(z=2.0, clip=0.3, net=NET, **options):
     return bc.ReleasedBlocks(net, z, clip, 0.5, 16, 64, **options)
 
 
@@ -50,7 +50,7 @@ WEIRD = {
 @pytest.mark.parametrize("record", WEIRD.values(), ids=WEIRD.keys())
 def test_one_record_moves_each_block_by_at_most_its_clip_norm(record):
     """Given what was released before it: the last block, then every block on frozen later ones."""
-    m = method(clip=(0.3, 0.1))
+    m = algorithm(clip=(0.3, 0.1))
     weights = NET.init(jax.random.key(1))
     x, y = data(16)
     x, y = x.at[0].multiply(record[0]), y.at[0].multiply(record[1])
@@ -84,7 +84,7 @@ def test_the_splitting_variables_of_a_record_are_functions_of_it_alone():
 
 def test_a_sweep_is_the_forms_in_order():
     """Against a loop over records and blocks, written from the formulas in NumPy."""
-    m = method(clip=0.2, net=DEEP)
+    m = algorithm(clip=0.2, net=DEEP)
     weights = DEEP.init(jax.random.key(3))
     x, y = data(5)
     new = [np.float64(w) for w in weights]
@@ -150,7 +150,7 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
 
 
 def test_one_sweep_is_one_event():
-    m = method(z=(2.0, 4.0))
+    m = algorithm(z=(2.0, 4.0))
     assert m.event() == acc.PoissonSampled(acc.joint_gaussian([2.0, 4.0]), 16 / 64)
     apart = acc.Composed([acc.PoissonSampled(acc.Gaussian(z), 0.25) for z in (2.0, 4.0)])
     together = acc.epsilon(acc.Repeated(m.event(), 50), 1e-5).upper
@@ -159,7 +159,7 @@ def test_one_sweep_is_one_event():
 
 def test_the_ledger_is_charged_for_each_sweep_before_its_draw_with_its_own_noise():
     ledger, seen = jaxdp.Ledger(), []
-    m = method(schedule=bc.linear(2.0, 1.0, 2, steps_each=2))
+    m = algorithm(schedule=bc.linear(2.0, 1.0, 2, steps_each=2))
 
     def look(step, weights):
         seen.append((step, ledger.steps))
@@ -174,7 +174,7 @@ def test_the_ledger_is_charged_for_each_sweep_before_its_draw_with_its_own_noise
 
 def test_a_run_is_a_function_of_its_secret_and_compiles_once():
     before = released._step._cache_size()
-    m = method(schedule=bc.linear(2.0, 1.0, 4))
+    m = algorithm(schedule=bc.linear(2.0, 1.0, 4))
     runs = [bc.train(m, data(64), 4, secret=jaxdp.Secret.from_seed(s)) for s in (1, 1, 2)]
     jax.tree.map(np.testing.assert_array_equal, runs[0], runs[1])
     assert not np.array_equal(runs[0][0], runs[2][0])
@@ -186,7 +186,7 @@ def test_a_run_is_a_function_of_its_secret_and_compiles_once():
 
 
 def test_larger_draws_are_not_cut():
-    m = method(z=0.0)
+    m = algorithm(z=0.0)
     weights, data_ = NET.init(jax.random.key(1)), data(16)
     indices, mask = np.arange(16, dtype=np.int32).reshape(2, 8), np.ones((2, 8), bool)
     both = m.step(
@@ -198,7 +198,7 @@ def test_larger_draws_are_not_cut():
 
 def test_it_learns_without_noise_and_projection_keeps_it_lipschitz():
     x, y = data(64)
-    m = method(z=0.0, clip=1.0, proximal=bc.Proximal(spectral_radius=1.0))
+    m = algorithm(z=0.0, clip=1.0, proximal=bc.Proximal(spectral_radius=1.0))
     weights = bc.train(m, (x, y), 150, secret=jaxdp.Secret.from_seed(0))
     assert np.mean(np.argmax(NET.apply(weights, x), 1) == np.argmax(y, 1)) > 0.7
     assert max(np.linalg.norm(w, 2) for w in weights) < 1.001
@@ -207,15 +207,15 @@ def test_it_learns_without_noise_and_projection_keeps_it_lipschitz():
 @pytest.mark.parametrize(
     ("build", "name"),
     [
-        (lambda: method(z=-1.0), "noise_multipliers"),
-        (lambda: method(z=(1.0, 2.0, 3.0)), "noise_multipliers"),
-        (lambda: method(clip=0.0), "l2_clip_norms"),
-        (lambda: method(clip=1e-25), "l2_clip_norms must be in"),
+        (lambda: algorithm(z=-1.0), "noise_multipliers"),
+        (lambda: algorithm(z=(1.0, 2.0, 3.0)), "noise_multipliers"),
+        (lambda: algorithm(clip=0.0), "l2_clip_norms"),
+        (lambda: algorithm(clip=1e-25), "l2_clip_norms must be in"),
         (lambda: bc.ReleasedBlocks(NET, 1.0, 1.0, 0.0, 1, 1), "step_size"),
         (lambda: bc.ReleasedBlocks(NET, 1.0, 1.0, 1.0, 2, 1), "batch_size"),
-        (lambda: bc.train(method(), (np.zeros((4, 5)), np.zeros((4, 3))), 1), "data"),
-        (lambda: bc.train(method(), (np.zeros((4, 6)), np.zeros((3, 3))), 1), "data"),
-        (lambda: bc.train(method(), data(8), -1), "steps"),
+        (lambda: bc.train(algorithm(), (np.zeros((4, 5)), np.zeros((4, 3))), 1), "data"),
+        (lambda: bc.train(algorithm(), (np.zeros((4, 6)), np.zeros((3, 3))), 1), "data"),
+        (lambda: bc.train(algorithm(), data(8), -1), "steps"),
     ],
 )
 def test_bad_input_is_named(build, name):

@@ -122,7 +122,7 @@ def test_schedules():
         (lambda: bc.Rescale(1.0, 0), "iterations"),
         (lambda: bc.linear(1.0, 0.0, 3), "factors"),
         (lambda: bc.linear(1.0, 2.0, 1), "stages"),
-        (lambda: bc.NoiseSchedule(()), "factors"),
+        (lambda: bc.SweepSchedule(()), "factors"),
         (lambda: bc.Network((3,), 1.0), "widths"),
         (lambda: bc.Network((3, 0), 1.0), "widths"),
         (lambda: bc.Network((3, 2), 0.0), "activation_bound"),

@@ -141,14 +141,17 @@ def test_a_short_row_stands_in_for_a_long_one_without_a_curve(tmp_path):
 
 
 def test_the_rows_are_named_for_what_they_do():
-    for method in pareto.METHODS:
+    for algorithm in pareto.COLUMNS:
         for epsilon in pareto.EPSILONS:
-            row = ROWS[pareto.row_name(method, epsilon)]
+            row = ROWS[pareto.row_name(algorithm, epsilon)]
             assert (row.given["epsilon"], row.given["steps"]) == (epsilon, 600)
-    for method in repeats.METHODS:
+    for algorithm in repeats.REPEATED:
         for epsilon in repeats.EPSILONS:
-            given = ROWS[repeats.row_name(method, epsilon)].given
-            assert (given["epsilon"], given["learning_rate"]) == (epsilon, repeats.CHOSEN[method])
+            given = ROWS[repeats.row_name(algorithm, epsilon)].given
+            assert (given["epsilon"], given["learning_rate"]) == (
+                epsilon,
+                repeats.CHOSEN[algorithm],
+            )
     for sweep in SWEEPS:
         assert list(sweep.rows) == sorted(sweep.rows)
         for value, name in sweep.rows.items():

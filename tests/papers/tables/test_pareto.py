@@ -49,14 +49,16 @@ def test_the_number_of_runs_is_told_where_points_differ(tmp_path):
     assert "3 to 5 runs a point" in pareto.caption(found)
 
 
-@pytest.mark.parametrize("method", repeats.TRIED)
-def test_the_rate_is_the_best_on_public_data_and_no_edge_of_those_tried(method):
-    found = {rate: RESULTS.runs(repeats.rate_name(method, rate)) for rate in repeats.TRIED[method]}
+@pytest.mark.parametrize("algorithm", repeats.TRIED)
+def test_the_rate_is_the_best_on_public_data_and_no_edge_of_those_tried(algorithm):
+    found = {
+        rate: RESULTS.runs(repeats.rate_name(algorithm, rate)) for rate in repeats.TRIED[algorithm]
+    }
     accuracy = {rate: lines[0]["test_accuracy"] for rate, lines in found.items()}
-    assert max(accuracy, key=accuracy.get) == repeats.CHOSEN[method]
-    assert min(accuracy) < repeats.CHOSEN[method] < max(accuracy)
+    assert max(accuracy, key=accuracy.get) == repeats.CHOSEN[algorithm]
+    assert min(accuracy) < repeats.CHOSEN[algorithm] < max(accuracy)
     assert all(
-        ROWS[repeats.rate_name(method, rate)].dataset == "fashion_mnist" for rate in accuracy
+        ROWS[repeats.rate_name(algorithm, rate)].dataset == "fashion_mnist" for rate in accuracy
     )
 
 

@@ -1,8 +1,8 @@
-"""Seconds per step of each method over DP-SGD's: `python -m benchmarks.method_cost`.
+"""Seconds per step of each algorithm over DP-SGD's: `python -m benchmarks.algorithm_cost`.
 
-All methods take turns in one process on arrays of MNIST's shape (the CNN, batch 512): in each round
-every method takes some steps on draws of the same law, and its time is divided by DP-SGD's of that
-round.
+All algorithms take turns in one process on arrays of MNIST's shape (the CNN, batch 512): in each
+round every algorithm takes some steps on draws of the same law, and its time is divided by DP-SGD's
+of that round.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from jaxdp.runs import assemble
 from jaxdp.seeds import Secret
 from jaxdp.trainer import Batches, Trainer, TrainState
 
-RESULTS = Path(__file__).parent / "results" / "method_cost.json"
+RESULTS = Path(__file__).parent / "results" / "algorithm_cost.json"
 
 
 def prepared(
     name: str, dataset: Any, train: Any, steps: int
 ) -> tuple[Trainer, Batches, TrainState]:
-    """The method's trainer, batches and state after its first steps: everything is compiled."""
+    """The algorithm's trainer, batches and state after its first steps: everything is compiled."""
     settings = {"energy_noise": 50.0} if name == "sa-dpsgd-private" else None
     config = runs.resolve(
-        runs.recipe("mnist", method=name, noise_multiplier=1.2, steps=10_000, settings=settings)
+        runs.recipe("mnist", algorithm=name, noise_multiplier=1.2, steps=10_000, settings=settings)
     )
     secret, ledger, loss_fn = Secret.from_seed(1), jaxdp.Ledger(), assemble.loss_of(config)
 
@@ -41,7 +41,7 @@ def prepared(
 
     trainer = Trainer(
         loss_fn,
-        config.private_method(secret),
+        config.private_algorithm(secret),
         source=train,
         ledger=ledger,
         secret=secret,
@@ -71,7 +71,7 @@ def main() -> None:
     dataset = mnist_shaped()
     train = jax.device_put((dataset.train_x, dataset.train_y))
     # An energy over all 60,000 training records would take longer than all others together.
-    names = [name for name, entry in registry.METHODS.items() if entry.energy != "train"]
+    names = [name for name, entry in registry.ALGORITHMS.items() if entry.energy != "train"]
     steps = options.rounds * options.steps
     made = {name: prepared(name, dataset, train, steps) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in made}
@@ -88,7 +88,7 @@ def main() -> None:
         ratios = [t / base for t, base in zip(times, seconds["dp-sgd"], strict=True)]
         rows.append(
             {
-                "method": name,
+                "algorithm": name,
                 "ratio_to_dp_sgd": round(statistics.median(ratios), 2),
                 "ratios": [round(r, 2) for r in ratios],
                 "milliseconds": round(1e3 * statistics.median(times), 1),

@@ -13,7 +13,7 @@ from jaxdp.accounting.saddle import Unresolved
 
 
 @dataclass(frozen=True)
-class Method:
+class Accountant:
     """One accountant.
 
     Attributes:
@@ -120,12 +120,12 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
         if query == "epsilon" and single.total_variation(run, relation) <= value:
             return Bound(0.0, 0.0, 0.0, "exact", "delta(0) is already below the target")
         if not _only_full_batch(run, relation):
-            return getattr(METHODS["gdp"], query)(run, relation, value)
+            return getattr(ACCOUNTANTS["gdp"], query)(run, relation, value)
         if _only_poisson(run, relation):
-            return getattr(METHODS["rdp"], query)(run, relation, value)
+            return getattr(ACCOUNTANTS["rdp"], query)(run, relation, value)
         found: list[Bound] = []
         for name, enough in _order(run, tolerance):
-            accountant = ONE_LINE if name == "one line" else METHODS[name]
+            accountant = ONE_LINE if name == "one line" else ACCOUNTANTS[name]
             try:
                 bound = getattr(accountant, query)(run, relation, value)
             except Unresolved:
@@ -134,11 +134,11 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
                 found.append(bound)
                 break
             # An integral that cannot vouch for three digits of its own is not used at all.
-            if bound.method != "exact" or bound.upper - bound.lower <= 1e-3 * bound.upper:
+            if bound.accountant != "exact" or bound.upper - bound.lower <= 1e-3 * bound.upper:
                 found.append(bound)
         if len(found) == 1 and found[0].upper - found[0].lower <= 1e-3 * found[0].upper:
             return found[0]
-        found.append(getattr(METHODS["rdp"], query)(run, relation, value))
+        found.append(getattr(ACCOUNTANTS["rdp"], query)(run, relation, value))
         return _intersect(found)
 
     return answer
@@ -164,89 +164,93 @@ def _intersect(bounds: list[Bound]) -> Bound:
         # One of them is wrong: neither is believed where it is the smaller.
         worst = max(bounds, key=lambda b: b.upper)
         note = "accountants disagree; the loosest is given"
-        return Bound(min(b.lower for b in bounds), worst.estimate, worst.upper, worst.method, note)
+        return Bound(
+            min(b.lower for b in bounds), worst.estimate, worst.upper, worst.accountant, note
+        )
     estimate = min(max(bounds[0].estimate, lower), best.upper)
-    return Bound(lower, estimate, best.upper, best.method, best.note)
+    return Bound(lower, estimate, best.upper, best.accountant, best.note)
 
 
-METHODS: dict[str, Method] = {
-    "exact": Method(_exact_epsilon, _exact_delta, _only_poisson),
-    "pld": Method(pld.pld_epsilon, pld.pld_delta, _only_poisson),
-    "rare": Method(rare.rare_epsilon, rare.rare_delta, _only_poisson),
-    "gdp": Method(_gdp_epsilon, _gdp_delta, _only_full_batch),
-    "clt": Method(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
-    "rdp": Method(_rdp_epsilon, _rdp_delta, _anything),
-    "log_sobolev": Method(
+ACCOUNTANTS: dict[str, Accountant] = {
+    "exact": Accountant(_exact_epsilon, _exact_delta, _only_poisson),
+    "pld": Accountant(pld.pld_epsilon, pld.pld_delta, _only_poisson),
+    "rare": Accountant(rare.rare_epsilon, rare.rare_delta, _only_poisson),
+    "gdp": Accountant(_gdp_epsilon, _gdp_delta, _only_full_batch),
+    "clt": Accountant(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
+    "rdp": Accountant(_rdp_epsilon, _rdp_delta, _anything),
+    "log_sobolev": Accountant(
         last_iterate.log_sobolev_epsilon, last_iterate.log_sobolev_delta, _only_log_sobolev
     ),
 }
-ONE_LINE = Method(
+ONE_LINE = Accountant(
     functools.partial(exact.exact_epsilon, bands=False),
     functools.partial(exact.exact_delta, bands=False),
     _only_poisson,
 )
-_AUTO = Method(_auto("epsilon", 1e-5), _auto("delta", 1e-5), _anything)
+_AUTO = Accountant(_auto("epsilon", 1e-5), _auto("delta", 1e-5), _anything)
 
 
-def ask(query: str, run: Run, relation: Relation, method: str, value: float) -> Bound:
+def ask(query: str, run: Run, relation: Relation, accountant: str, value: float) -> Bound:
     """Ask the accountant named, or for "auto" the tightest that covers the run.
 
     Args:
       query: "epsilon" or "delta".
       run: the flat composition.
       relation: the neighbouring relation.
-      method: "auto" or a key of `METHODS`.
+      accountant: "auto" or a key of `ACCOUNTANTS`.
       value: the delta, or the epsilon (which may be infinite), at which to answer.
 
     Raises:
       UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
     """
-    refusal = refuses(run, relation, method)
+    refusal = refuses(run, relation, accountant)
     if refusal:
         raise UnsupportedEventError(refusal)
     trivial = _trivial(run)
     if trivial:
         most = math.inf if query == "epsilon" else 1.0
         value = min(trivial.upper, most)
-        return Bound(0.0, value, value, trivial.method, trivial.note)
+        return Bound(0.0, value, value, trivial.accountant, trivial.note)
     if query == "delta" and value == math.inf:
         # Gaussian noise on everything: no output is possible under one law alone.
         return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
-    accountant = _AUTO if method == "auto" else METHODS[method]
+    asked = _AUTO if accountant == "auto" else ACCOUNTANTS[accountant]
     try:
-        bound = getattr(accountant, query)(run, relation, value)
-        return _hidden(query, run, relation, method, value, bound) if run.hidden else bound
+        bound = getattr(asked, query)(run, relation, value)
+        return _hidden(query, run, relation, accountant, value, bound) if run.hidden else bound
     except Unresolved as error:
         raise UnsupportedEventError(
-            f"{_names([s for s, _ in run.steps])}: {method} under {relation.value} cannot resolve "
-            f"the composition ({error}); use method 'auto'"
+            f"{_names([s for s, _ in run.steps])}: {accountant} under {relation.value} cannot "
+            f"resolve the composition ({error}); use accountant 'auto'"
         ) from None
 
 
 def _hidden(
-    query: str, run: Run, relation: Relation, method: str, value: float, bound: Bound
+    query: str, run: Run, relation: Relation, accountant: str, value: float, bound: Bound
 ) -> Bound:
     """The answer for a run with hidden-state events: an upper end only, averaged where allowed."""
-    if method == "auto" and any(event.average for event, _ in run.hidden):
+    if accountant == "auto" and any(event.average for event, _ in run.hidden):
         averaged = getattr(last_iterate, f"averaged_{query}")
         bound = min(bound, averaged(run, relation, value), key=lambda b: b.upper)
-    name = "log_sobolev" if method == "log_sobolev" else f"shifted, {bound.method}"
+    name = "log_sobolev" if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
     words = "; ".join(part for part in (bound.note, last_iterate.note(run)) if part)
     return Bound(0.0, bound.upper, bound.upper, name, words)
 
 
-def refuses(run: Run, relation: Relation, method: str) -> str:
-    """The reason why the method has no bound for this run, or "".
+def refuses(run: Run, relation: Relation, accountant: str) -> str:
+    """The reason why the accountant has no bound for this run, or "".
 
     Raises:
-      ValueError: for an unknown method.
+      ValueError: for an unknown accountant.
     """
-    if method != "auto" and method not in METHODS:
-        raise ValueError(f"method={method!r}: expected 'auto' or one of {sorted(METHODS)}")
+    if accountant != "auto" and accountant not in ACCOUNTANTS:
+        raise ValueError(
+            f"accountant={accountant!r}: expected 'auto' or one of {sorted(ACCOUNTANTS)}"
+        )
     if not run.steps:
         return ""
-    reason = (_AUTO if method == "auto" else METHODS[method]).refuses(run, relation)
-    return f"{reason} by method {method} under {relation.value}" if reason else ""
+    reason = (_AUTO if accountant == "auto" else ACCOUNTANTS[accountant]).refuses(run, relation)
+    return f"{reason} by accountant {accountant} under {relation.value}" if reason else ""
 
 
 def _trivial(run: Run) -> Bound | None:

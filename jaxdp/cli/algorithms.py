@@ -1,4 +1,4 @@
-"""``jaxdp methods``."""
+"""``jaxdp algorithms``."""
 
 import click
 
@@ -11,14 +11,14 @@ _ENERGIES = {
 
 
 @click.command()
-def methods() -> None:
-    """List the methods of `jaxdp train --method`, with the settings that `--set` takes."""
+def algorithms() -> None:
+    """List the algorithms of `jaxdp train --algorithm`, with the settings that `--set` takes."""
     from jaxdp.cli.options import papers
     from jaxdp.optimizers import registry
 
     papers()
 
-    for name, entry in registry.METHODS.items():
+    for name, entry in registry.ALGORITHMS.items():
         click.echo(f"{name:29}{', '.join(registry.settings_of(name)) or '-'}")
         if entry.energy:
             click.echo(f"{'':29}({_ENERGIES[entry.energy]})")

@@ -12,9 +12,9 @@ def test_the_rows_of_the_queue_are_listed(capsys):
     assert "needs a GPU" in printed["cifar10-auto-s"]
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
 def test_every_setting_is_offered(name, capsys):
-    main(["methods"])
+    main(["algorithms"])
     line = next(x for x in capsys.readouterr().out.splitlines() if x.split()[:1] == [name])
     for setting in registry.settings_of(name):
         assert setting in line

@@ -1,4 +1,4 @@
-"""Methods in a whole run: resumed, charged and reported as what they are."""
+"""Algorithms in a whole run: resumed, charged and reported as what they are."""
 
 import datetime
 import re
@@ -17,7 +17,7 @@ from tests.runs import small
 from tests.runs.test_resume import Stop, crash_at
 
 
-def config(method, **changes):
+def config(algorithm, **changes):
     given = {
         "steps": 4,
         "eval_every": 2,
@@ -25,7 +25,7 @@ def config(method, **changes):
         "learning_rate": 0.1,
         **changes,
     }
-    return small.config(method=method, **given)
+    return small.config(algorithm=algorithm, **given)
 
 
 CRASHED = {
@@ -193,7 +193,7 @@ def test_noise_is_calibrated_to_everything_that_is_released(name):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "sgd"}, "method must be one of dp-sgd, auto-s"),
+        ({"algorithm": "sgd"}, "algorithm must be one of dp-sgd, auto-s"),
         ({"settings": {"beta": 1.0}}, "settings of dp-sgd must be among none; got 'beta'"),
         ({"noise_schedule": "exponential"}, "noise_schedule must be kind:number:every"),
         ({"noise_schedule": "exponential:0.1:1:1"}, "noise_schedule must be kind:number:every"),
@@ -207,7 +207,7 @@ def test_noise_is_calibrated_to_everything_that_is_released(name):
         ({"hidden": 0, "model": "mlp"}, "hidden must be a whole number"),
         (
             {
-                "method": "sa-dpsgd-private",
+                "algorithm": "sa-dpsgd-private",
                 "epsilon": 1.0,
                 "noise_multiplier": None,
                 "settings": {"energy_noise": 0.3},
@@ -218,21 +218,21 @@ def test_noise_is_calibrated_to_everything_that_is_released(name):
 )
 def test_bad_input(changes, message):
     with pytest.raises(ValueError, match=message):
-        config(changes.pop("method", "dp-sgd"), **changes)
+        config(changes.pop("algorithm", "dp-sgd"), **changes)
 
 
 def test_every_method_is_listed_and_has_a_configuration(capsys):
-    main(["methods"])
+    main(["algorithms"])
     printed = capsys.readouterr().out
-    for name in registry.METHODS:
+    for name in registry.ALGORITHMS:
         assert name in printed
         changes = {"settings": {"energy_noise": 50.0}} if name == "sa-dpsgd-private" else {}
-        assert config(name, **changes).private_method().mechanism.noise_multiplier == 1.0
+        assert config(name, **changes).private_algorithm().mechanism.noise_multiplier == 1.0
 
 
 def test_settings_on_the_command_line(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["train", "--method", "adadp", "--set", "beta", "--out", str(tmp_path / "r")])
+        main(["train", "--algorithm", "adadp", "--set", "beta", "--out", str(tmp_path / "r")])
     assert "--set must be NAME=VALUE with a number" in capsys.readouterr().err
 
 
@@ -244,7 +244,7 @@ def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
         "batch_size": 40,
         "dataset_size": 200,
     }
-    row = queue.Row("tiny", "digits", {**given, "method": "sa-dpsgd-as-published"})
+    row = queue.Row("tiny", "digits", {**given, "algorithm": "sa-dpsgd-as-published"})
     monkeypatch.setattr(queue, "ROWS", {"tiny": row})
     monkeypatch.setattr(queue.data, "load", lambda name, folder: small.dataset())
     results = tmp_path / "results" / "papers.json"
@@ -289,4 +289,4 @@ def test_every_row_of_the_queue_is_a_run_that_can_start():
     for name in names:
         row = queue.ROWS[name]
         cfg = runs.recipe(row.dataset, **row.given)
-        assert cfg.private_method().total(cfg.steps)
+        assert cfg.private_algorithm().total(cfg.steps)

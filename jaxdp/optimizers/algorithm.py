@@ -1,4 +1,4 @@
-"""A method: a private mechanism, and the optax chain that its noisy gradient goes into."""
+"""An algorithm: a private mechanism, and the optax chain that its noisy gradient goes into."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Method:
+class Algorithm:
     """A private optimizer: what a step releases, and what becomes of the release.
 
     Formal guarantee: the parameters are post-processing of what :meth:`events` charges, since
-    ``after_noise`` and ``scale`` see noisy releases and public constants only. A method that sees
-    more says so in ``mechanism.leak`` and is charged as ``NonPrivate``.
+    ``after_noise`` and ``scale`` see noisy releases and public constants only. An algorithm that
+    sees more says so in ``mechanism.leak`` and is charged as ``NonPrivate``.
 
     Attributes:
         mechanism: sampling, clipping and noise.
@@ -59,8 +59,8 @@ class Method:
     def __post_init__(self) -> None:
         if self.raw is not None and not self.mechanism.leak:
             raise ValueError(
-                "mechanism must name its leak for a method that clips by un-noised statistics, got "
-                "an empty one"
+                "mechanism must name its leak for an algorithm that clips by un-noised statistics, "
+                "got an empty one"
             )
 
     def noise_link(self) -> optax.GradientTransformation:
@@ -83,12 +83,12 @@ class Method:
         """The clipped per-example gradients of ``loss_fn``; options as for ``clipped_grad``.
 
         Raises:
-            ValueError: options for a method that makes the gradient itself.
+            ValueError: options for an algorithm that makes the gradient itself.
         """
         if self.gradient is None:
             return self.mechanism.clipped_grad(loss_fn, **options)
         if given := sorted(name for name, value in options.items() if value is not None):
-            raise ValueError(f"{given[0]} must be None for a method with a gradient of its own")
+            raise ValueError(f"{given[0]} must be None for an algorithm with a gradient of its own")
         return self.gradient(loss_fn)
 
     @property
@@ -103,7 +103,7 @@ class Method:
         return context if self.bound is None else {**context, "bound": self.bound(opt_state[0])}
 
     def counts_of(self, opt_state: PyTree) -> dict[str, int]:
-        """The method's counters, from the state of :meth:`chain`."""
+        """The algorithm's counters, from the state of :meth:`chain`."""
         found = {} if self.counts is None else self.counts(opt_state[1])
         return {name: int(value) for name, value in found.items()}
 
@@ -132,15 +132,15 @@ class Method:
         return acc.epsilon(self.total(steps), delta, relation=relation)
 
 
-def as_method(mechanism: Mechanism | Method, optimizer: Any) -> Method:
-    """A ``Method``: the one given, or a mechanism with its optimizer."""
-    if isinstance(mechanism, Method):
+def as_algorithm(mechanism: Mechanism | Algorithm, optimizer: Any) -> Algorithm:
+    """A ``Algorithm``: the one given, or a mechanism with its optimizer."""
+    if isinstance(mechanism, Algorithm):
         if optimizer is not None:
-            raise ValueError("optimizer must be None for a Method, which has its own; got one")
+            raise ValueError("optimizer must be None for a Algorithm, which has its own; got one")
         return mechanism
     if not isinstance(mechanism, Mechanism):
         raise ValueError(
-            "mechanism must be a Mechanism, such as jaxdp.dp_sgd(...), or a Method, got "
+            "mechanism must be a Mechanism, such as jaxdp.dp_sgd(...), or a Algorithm, got "
             f"{type(mechanism).__name__}"
         )
     if not callable(getattr(optimizer, "update", None)):
@@ -148,4 +148,4 @@ def as_method(mechanism: Mechanism | Method, optimizer: Any) -> Method:
             "optimizer must be an optax optimizer such as optax.adam(1e-3), got "
             f"{_validate.described(optimizer)}"
         )
-    return Method(mechanism, optimizer)
+    return Algorithm(mechanism, optimizer)
