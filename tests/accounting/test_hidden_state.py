@@ -184,7 +184,7 @@ def quadratic_program(chain, position):
     ]
     found = minimize(
         lambda a: np.sum(a**2 / (2 * v)), s, bounds=[(0, None)] * s.size, constraints=constraints,
-        accountant="SLSQP", options={"maxiter": 1000, "ftol": 1e-15},
+        method="SLSQP", options={"maxiter": 1000, "ftol": 1e-15},
     )  # fmt: skip
     return found.fun
 

@@ -82,5 +82,5 @@ def mosaic(rng):
     tiles[:, :4, :4] = rng.integers(0, 256, (10_000, 4, 4, 3))
     picture = tiles.reshape(100, 100, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(3200, 3200, 3)
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", lossless=True, algorithm=0)
+    Image.fromarray(picture).save(buffer, "WEBP", lossless=True, method=0)
     return buffer.getvalue(), tiles

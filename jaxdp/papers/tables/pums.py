@@ -205,7 +205,7 @@ def interval(groups: Lines) -> tuple[float, float]:
     """Wilson's 95 % interval of the mean error, for the number of test records alone."""
     size = groups[0]["size"]
     mean = round(statistics.mean(group["errors"] for group in groups))
-    bounds = binomtest(mean, size).proportion_ci(0.95, algorithm="wilson")
+    bounds = binomtest(mean, size).proportion_ci(0.95, method="wilson")
     return bounds.low, bounds.high
 
 
