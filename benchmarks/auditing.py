@@ -27,9 +27,11 @@ from benchmarks.auditing_hidden import hidden
 from benchmarks.auditing_peer import coverage
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
-from jaxdp.auditing import audit_scores, family_bound, one_run_bound, training_run, two_worlds
+from jaxdp.auditing import audit_scores, training_run, two_worlds
 from jaxdp.auditing.adversaries import canary_score, iterate_score
 from jaxdp.auditing.audit import audit_algorithm, tiny_worlds
+from jaxdp.auditing.bounds import one_run_bound
+from jaxdp.auditing.events import family_bound
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
-from jaxdp.auditing import audit_scores, mu_bound, two_worlds
+from jaxdp.auditing import audit_scores, two_worlds
+from jaxdp.auditing.bounds import mu_bound
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers import claims
 from jaxdp.papers.block_coordinate.audit import hidden_run
@@ -99,7 +100,9 @@ def as_gaussian(inside, outside, chain):
 
 def paper_chain(decay, count):
     """The linear-Gaussian chain of docs/hidden_state.md: one step of two reads the record."""
-    chain = acc.NoisyChain(2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay)))
+    chain = acc.chains.NoisyChain(
+        2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay))
+    )
     c, p, v, s = (
         chain.table(n).ravel().astype(np.float32)
         for n in ("contractions", "proximal", "variances", "contributions")

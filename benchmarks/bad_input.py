@@ -224,7 +224,10 @@ CALLS = {
         lambda: mechanism(sampling="shuffle"),
         "sampling must be one of poisson",
     ),
-    "Poisson(1.5)": (lambda: jaxdp.Poisson(1.5), "sampling_prob must be above 0 and at most 1"),
+    "Poisson(1.5)": (
+        lambda: jaxdp.sampling.Poisson(1.5),
+        "sampling_prob must be above 0 and at most 1",
+    ),
     "FixedSize sampler, other size": (
         lambda: mechanism(sampling="fixed_size").sampler(49),
         "dataset_size must be the number of",
@@ -236,7 +239,7 @@ CALLS = {
     ),
     "acc.Gaussian(-1)": (lambda: acc.Gaussian(-1), "noise_multiplier"),
     "acc.epsilon(shuffled batches)": (
-        lambda: acc.epsilon(acc.ShuffledBatches(acc.Gaussian(1.0), 10, 5), 1e-5),
+        lambda: acc.epsilon(acc.events.ShuffledBatches(acc.Gaussian(1.0), 10, 5), 1e-5),
         "huffle",
     ),
     "models.build('resnet')": (

@@ -26,7 +26,7 @@ def mnist_shaped() -> data.Dataset:
     rng = np.random.default_rng(0)
     x = rng.random((70_000, 28, 28, 1), np.float32)
     y = rng.integers(0, 10, 70_000).astype(np.int32)
-    return data.Dataset(data.spec("mnist"), x[:60_000], y[:60_000], x[60_000:], y[60_000:])
+    return data.Dataset(data.specs.spec("mnist"), x[:60_000], y[:60_000], x[60_000:], y[60_000:])
 
 
 def train_block(dataset: data.Dataset, secret: Secret) -> float:

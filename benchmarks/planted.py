@@ -18,15 +18,8 @@ import optax
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
-from jaxdp.auditing import (
-    Worlds,
-    audit_event,
-    audit_noise,
-    discriminant,
-    expand,
-    training_run,
-    two_worlds,
-)
+from jaxdp.auditing import Worlds, audit_event, audit_noise, training_run, two_worlds
+from jaxdp.auditing.features import discriminant, expand
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers.energy import OpenEnergy
 from jaxdp.papers.adadp import adadp_as_published

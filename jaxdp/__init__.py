@@ -11,8 +11,6 @@ from jaxdp._version import __version__
 if TYPE_CHECKING:
     from jaxdp import accounting
     from jaxdp.clipping import (
-        Clip,
-        ClippedGrad,
         augmented,
         auto_s,
         clip,
@@ -23,29 +21,20 @@ if TYPE_CHECKING:
         per_layer,
     )
     from jaxdp.ledger import Ledger
-    from jaxdp.mechanism import Mechanism, dp_sgd, with_rule
+    from jaxdp.mechanism import Mechanism, dp_sgd
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Algorithm
     from jaxdp.runs.front import Run
-    from jaxdp.sampling import FixedSize, FullBatch, Poisson
-    from jaxdp.schedules import NoiseSchedule
     from jaxdp.seeds import Secret
     from jaxdp.step import compile_update
     from jaxdp.trainer import Trainer
-    from jaxdp.types import Batch, Draw, Summed
+    from jaxdp.types import Batch, Summed
 
 _HOME = {
     "Batch": "types",
-    "Clip": "clipping",
     "Algorithm": "optimizers",
-    "NoiseSchedule": "schedules",
-    "ClippedGrad": "clipping",
-    "Draw": "types",
-    "FixedSize": "sampling",
-    "FullBatch": "sampling",
     "Ledger": "ledger",
     "Mechanism": "mechanism",
-    "Poisson": "sampling",
     "Run": "runs.front",
     "Secret": "seeds",
     "Summed": "types",
@@ -61,7 +50,6 @@ _HOME = {
     "normalize": "clipping",
     "per_layer": "clipping",
     "privatize": "noise",
-    "with_rule": "mechanism",
 }
 _SUBMODULES = (
     "accounting",
@@ -90,15 +78,8 @@ _SUBMODULES = (
 __all__ = [
     "Algorithm",
     "Batch",
-    "Clip",
-    "ClippedGrad",
-    "Draw",
-    "FixedSize",
-    "FullBatch",
     "Ledger",
     "Mechanism",
-    "NoiseSchedule",
-    "Poisson",
     "Run",
     "Secret",
     "Summed",
@@ -116,7 +97,6 @@ __all__ = [
     "normalize",
     "per_layer",
     "privatize",
-    "with_rule",
 ]
 
 

@@ -40,7 +40,7 @@ def _check_kinds(mechanism: Any) -> None:
         )
     if not has(mechanism.sampling, "event", "choose", "check"):
         raise ValueError(
-            f"sampling must be such as jaxdp.Poisson(0.01), got {mechanism.sampling!r}"
+            f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {mechanism.sampling!r}"
         )
     if not isinstance(mechanism.leak, str):
         raise ValueError(f"leak must be a string, got {mechanism.leak!r}")

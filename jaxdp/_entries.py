@@ -63,7 +63,7 @@ class Entry:
             "steps": self.steps,
             "stream": self.stream,
             "source": self.source,
-            "event": acc.to_dict(self.event),
+            "event": acc.events.to_dict(self.event),
         }
         return {**row, "note": self.note} if self.note else row
 
@@ -71,7 +71,7 @@ class Entry:
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
         """The entry that :meth:`to_dict` wrote."""
         return cls(
-            acc.from_dict(row["event"]),
+            acc.events.from_dict(row["event"]),
             row["first_step"],
             row["steps"],
             row["stream"],

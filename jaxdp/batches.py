@@ -9,7 +9,9 @@ import numpy as np
 
 from jaxdp.mechanism import default_physical_batch_size
 from jaxdp.sampling import Sampler
-from jaxdp.sources import BucketedText, DeviceArrays, HostArrays, Source, prefetch
+from jaxdp.sources import Source, prefetch
+from jaxdp.sources.arrays import DeviceArrays, HostArrays
+from jaxdp.sources.buckets import BucketedText
 from jaxdp.types import Draw, PyTree, frozen
 
 # NumPy arrays up to this size are put on the device whole.

@@ -22,7 +22,8 @@ from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
-from jaxdp.sources import DeviceArrays, Source, as_source
+from jaxdp.sources import Source, as_source
+from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.step import PrivateStep, holds_reused
 from jaxdp.tickets import Issuer
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed

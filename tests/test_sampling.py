@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp import FixedSize, FullBatch, Ledger, Poisson, Secret
+from jaxdp import Ledger, Secret
 from jaxdp import accounting as acc
 from jaxdp.mechanism import issuer_of
-from jaxdp.sampling import Sampler, pad
+from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler, pad
 from tests.statistics import is_binomial
 
 SECRET = Secret.from_seed(3)

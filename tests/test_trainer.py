@@ -79,7 +79,7 @@ def test_a_step_is_the_sum_of_its_parts(linear, rows):
 def test_an_empty_draw_is_a_step_with_full_noise(linear):
     params, batch, loss_fn = linear
     train = trainer(loss_fn, batch(60))
-    train._sampler._sampling = jaxdp.Poisson(1e-12)
+    train._sampler._sampling = jaxdp.sampling.Poisson(1e-12)
     state, norms = steps(train, params, 3)
     assert state.step == 3
     assert min(norms) > 0.001

@@ -106,6 +106,6 @@ def test_a_batch_inside_jit_has_no_origin(linear):
 
 
 def test_a_draw_by_hand_has_no_key():
-    draw = jaxdp.Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 5)
+    draw = jaxdp.types.Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 5)
     with pytest.raises(ValueError, match="must come from a sampler"):
         draw.key()

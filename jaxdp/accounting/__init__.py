@@ -6,36 +6,26 @@ acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
 """
 
 from jaxdp.accounting import hidden_state
-from jaxdp.accounting.accountants import ACCOUNTANTS
 from jaxdp.accounting.bounds import Bound, Claim, Relation, UnsupportedEventError
-from jaxdp.accounting.calibrate import (
+from jaxdp.accounting.calibration import (
     calibrate,
-    calibrate_count,
     calibrate_noise_multiplier,
     calibrate_sampling_prob,
     calibrate_steps,
 )
-from jaxdp.accounting.chains import NoisyChain, clipped_gradient_chain
 from jaxdp.accounting.events import (
     Composed,
     Event,
     FixedSizeSampled,
     Gaussian,
-    HiddenState,
     NonPrivate,
     PoissonSampled,
     Repeated,
-    ShuffledBatches,
-    anisotropic_gaussian,
-    from_dict,
-    joint_gaussian,
-    to_dict,
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
-from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
+from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps
 
 __all__ = [
-    "ACCOUNTANTS",
     "Bound",
     "BudgetExceededError",
     "Claim",
@@ -43,28 +33,18 @@ __all__ = [
     "Event",
     "FixedSizeSampled",
     "Gaussian",
-    "HiddenState",
-    "NoisyChain",
     "NonPrivate",
     "PoissonSampled",
     "Relation",
     "RenyiFilter",
     "Repeated",
-    "ShuffledBatches",
     "UnsupportedEventError",
-    "anisotropic_gaussian",
     "calibrate",
-    "calibrate_count",
     "calibrate_noise_multiplier",
     "calibrate_sampling_prob",
     "calibrate_steps",
-    "clipped_gradient_chain",
     "delta",
     "epsilon",
     "epsilons_over_steps",
-    "from_dict",
     "hidden_state",
-    "joint_gaussian",
-    "supports",
-    "to_dict",
 ]

@@ -10,69 +10,59 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxdp.auditing.bounds import (
-        Counts,
-        epsilon_bound,
-        gaussian_bound,
-        mu_bound,
-        one_run_bound,
-        one_run_p_value,
-        p_value,
-    )
+    from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
+    from jaxdp.auditing.bounds import epsilon_bound, gaussian_bound
     from jaxdp.auditing.canaries import Canaries
-    from jaxdp.auditing.events import Verdict, audit_event, family_bound
-    from jaxdp.auditing.features import discriminant, expand
+    from jaxdp.auditing.events import audit_event
     from jaxdp.auditing.one_run import RunAudit, audit_canaries
     from jaxdp.auditing.reference import audit_noise
-    from jaxdp.auditing.residuals import ResidualVerdict, audit_residuals
-    from jaxdp.auditing.scores import Audited, audit_all_thresholds, audit_one_run, audit_scores
+    from jaxdp.auditing.residuals import audit_residuals
+    from jaxdp.auditing.scores import Audited, audit_scores
     from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 
 __all__ = [
+    "AlgorithmAudit",
     "Audited",
     "Canaries",
-    "Counts",
-    "ResidualVerdict",
     "RunAudit",
-    "Verdict",
     "Worlds",
-    "audit_all_thresholds",
+    "audit_algorithm",
     "audit_canaries",
     "audit_event",
     "audit_noise",
-    "audit_one_run",
     "audit_residuals",
     "audit_scores",
-    "discriminant",
     "epsilon_bound",
-    "expand",
-    "family_bound",
     "gaussian_bound",
-    "mu_bound",
-    "one_run_bound",
-    "one_run_p_value",
-    "p_value",
     "training_run",
     "two_worlds",
 ]
 
 # Imported when asked for: attacks need scipy.stats, which takes a second, and training none of it.
-_MODULES = {
-    "bounds": "Counts epsilon_bound gaussian_bound mu_bound one_run_bound one_run_p_value p_value",
-    "canaries": "Canaries",
-    "events": "Verdict audit_event family_bound",
-    "features": "discriminant expand",
-    "one_run": "RunAudit audit_canaries",
-    "reference": "audit_noise",
-    "residuals": "ResidualVerdict audit_residuals",
-    "scores": "Audited audit_all_thresholds audit_one_run audit_scores",
-    "worlds": "Worlds training_run two_worlds",
+_HOME = {
+    "AlgorithmAudit": "audit",
+    "Audited": "scores",
+    "Canaries": "canaries",
+    "RunAudit": "one_run",
+    "Worlds": "worlds",
+    "audit_algorithm": "audit",
+    "audit_canaries": "one_run",
+    "audit_event": "events",
+    "audit_noise": "reference",
+    "audit_residuals": "residuals",
+    "audit_scores": "scores",
+    "epsilon_bound": "bounds",
+    "gaussian_bound": "bounds",
+    "training_run": "worlds",
+    "two_worlds": "worlds",
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+_SUBMODULES = ("bounds", "events", "features", "residuals", "scores")
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the package, from the module that defines it."""
+    """A name of the package, from the module that defines it; or such a module."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

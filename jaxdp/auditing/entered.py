@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.sources import DeviceArrays, Source
+from jaxdp.sources import Source
+from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.types import PyTree
 
 _REAL = -1  # the place of a record that is no canary

@@ -128,8 +128,8 @@ def audit_canaries(
 ) -> RunAudit:
     """Scores the candidates of one run by what was released, and bounds epsilon from below.
 
-    Formal guarantee: that of :func:`jaxdp.auditing.audit_one_run`, of the whole run, under adding
-    or removing a record: the bound exceeds the true epsilon with probability at most
+    Formal guarantee: that of :func:`jaxdp.auditing.scores.audit_one_run`, of the whole run, under
+    adding or removing a record: the bound exceeds the true epsilon with probability at most
     1 - ``confidence`` over the coins and the run. The scores are computed without the coins.
 
     Args:
@@ -150,7 +150,7 @@ def audit_canaries(
         _validate.fraction(name, value)
     found = canaries.scores(seen, algorithm)
     audited = audit_one_run(found, coins, delta, confidence=confidence)
-    proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
+    proven = acc.epsilon(event, delta).upper if acc.queries.supports(event) else math.inf
     profile = _profile(algorithm, len(seen), found[coins], found[~coins], delta, confidence)
     return RunAudit(
         len(seen),
@@ -174,7 +174,7 @@ def _profile(
     delta: float,
     confidence: float,
 ) -> Audited | None:
-    """Every candidate as a run of its own; see :func:`jaxdp.auditing.family_bound`."""
+    """Every candidate as a run of its own; see :func:`jaxdp.auditing.events.family_bound`."""
     mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
     if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None

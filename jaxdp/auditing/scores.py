@@ -169,9 +169,9 @@ def audit_one_run(
     A look makes r guesses: "top": the r canaries with the highest scores are in; "both": half of r
     are in and as many with the lowest scores are out. Each look is paid for (Bonferroni).
 
-    Formal guarantee: that of :func:`jaxdp.auditing.one_run_p_value`: every canary was included by
-    its own fair coin, secret to whoever computed the scores, and the scores are a function of what
-    the run released and of the canaries.
+    Formal guarantee: that of :func:`jaxdp.auditing.bounds.one_run_p_value`: every canary was
+    included by its own fair coin, secret to whoever computed the scores, and the scores are a
+    function of what the run released and of the canaries.
 
     Args:
         scores: [m], higher for canaries that seem to be in.

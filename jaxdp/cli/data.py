@@ -51,7 +51,7 @@ def prepare(names: tuple[str, ...], source: Path, data_dir: Path) -> None:
     from jaxdp import data as datasets
 
     source, data_dir = source.expanduser(), data_dir.expanduser()
-    chosen = [datasets.spec(name) for name in names] or [s for s in SPECS.values() if s.files]
+    chosen = [datasets.specs.spec(name) for name in names] or [s for s in SPECS.values() if s.files]
     for spec in chosen:
         folder = datasets.prepare(spec.name, source, data_dir)
         click.echo(f"{spec.name}: {folder}")

@@ -4,11 +4,6 @@ from jaxdp.clipping.augment import augmented
 from jaxdp.clipping.engine import ClippedGrad, clipped_grad
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.rules import (
-    AutoS,
-    Clip,
-    CoordinateBox,
-    Normalize,
-    PerLayer,
     Rule,
     auto_s,
     clip,
@@ -19,13 +14,8 @@ from jaxdp.clipping.rules import (
 from jaxdp.clipping.transform import clip_and_sum
 
 __all__ = [
-    "AutoS",
-    "Clip",
     "ClippedGrad",
-    "CoordinateBox",
     "LeafPlan",
-    "Normalize",
-    "PerLayer",
     "Rule",
     "augmented",
     "auto_s",

@@ -15,10 +15,10 @@ from jaxdp.types import PyTree, Summed
 def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransformationExtraArgs:
     """Per-example gradients in, their clipped ``Summed`` out; :func:`jaxdp.privatize` comes next.
 
-    Formal guarantee: as :class:`jaxdp.ClippedGrad`, provided that row i of the gradients depends on
-    record i alone (true of ``jax.vmap(jax.grad(loss), (None, 0))``, false once a layer such as
-    batch normalisation couples the rows). jaxdp cannot see how the gradients were made, so the
-    ledger names this as an assumption.
+    Formal guarantee: as :class:`jaxdp.clipping.ClippedGrad`, provided that row i of the gradients
+    depends on record i alone (true of ``jax.vmap(jax.grad(loss), (None, 0))``, false once a layer
+    such as batch normalisation couples the rows). jaxdp cannot see how the gradients were made, so
+    the ledger names this as an assumption.
 
     Args:
         rule: the clipping rule.

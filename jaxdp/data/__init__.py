@@ -5,9 +5,8 @@ from pathlib import Path
 
 from jaxdp.data.load import Dataset, load
 from jaxdp.data.own import from_file
-from jaxdp.data.specs import SPECS, DatasetSpec, spec
 
-__all__ = ["SPECS", "Dataset", "DatasetSpec", "from_file", "load", "prepare", "spec"]
+__all__ = ["Dataset", "from_file", "load", "prepare"]
 
 
 def prepare(name: str, source: str | os.PathLike[str], data_dir: str | os.PathLike[str]) -> Path:

@@ -49,7 +49,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Data set ``name``: embedded, prepared in ``data_dir``, or fetched by tensorflow-datasets.
 
     Args:
-        name: one of ``jaxdp.data.SPECS``.
+        name: one of ``jaxdp.data.specs.SPECS``.
         data_dir: where prepared data sets lie; None means tensorflow-datasets' own default.
 
     Raises:

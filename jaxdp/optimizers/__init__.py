@@ -15,13 +15,12 @@ from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
 from jaxdp.optimizers.pigdo import piadagrad, piadam, pirmsprop
-from jaxdp.optimizers.quantile import QuantileState, quantile_algorithm, quantile_clip
+from jaxdp.optimizers.quantile import quantile_algorithm, quantile_clip
 
 __all__ = [
     "Algorithm",
     "PrivateEnergy",
     "PublicEnergy",
-    "QuantileState",
     "adadp",
     "annealing",
     "dp_adagrad",

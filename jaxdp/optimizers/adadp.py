@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _validate
-from jaxdp.clipping import CoordinateBox
+from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.algorithm import Algorithm

@@ -18,17 +18,17 @@ _SAMPLINGS: dict[str, str] = {
     "full_batch": "all {size:,} records in every step",
 }
 _RULES: dict[type, Callable[[Any], str]] = {
-    clipping.Clip: lambda rule: (
+    clipping.rules.Clip: lambda rule: (
         f"a record's gradient that is longer than {rule.l2_clip_norm:.4g} is shortened to that "
         "length (flat clipping, Euclidean norm)"
     ),
-    clipping.AutoS: lambda rule: (
+    clipping.rules.AutoS: lambda rule: (
         f"every record's gradient is rescaled to a length below {rule.radius:.4g} (AUTO-S)"
     ),
-    clipping.Normalize: lambda rule: (
+    clipping.rules.Normalize: lambda rule: (
         f"every record's gradient is rescaled to the length {rule.radius:.4g} (normalisation)"
     ),
-    clipping.CoordinateBox: lambda rule: (
+    clipping.rules.CoordinateBox: lambda rule: (
         f"every coordinate of a record's gradient is cut off at ±{rule.bound:.4g} times a side of "
         "its own, which follows from noisy gradients (box)"
     ),

@@ -48,7 +48,7 @@ def describe(event: acc.Event) -> str:
             return f"{count:,} times {describe(inner)}"
         case acc.Composed(events):
             return "; ".join(describe(part) for part in events) or "nothing"
-        case acc.HiddenState(blocks, _, exposed):
+        case acc.events.HiddenState(blocks, _, exposed):
             steps = sum(block.steps for block in blocks)
             chains = "a chain" if len(blocks) == 1 else f"each of {len(blocks)} chains"
             if exposed:

@@ -5,21 +5,13 @@ One index of a source is one **privacy unit**: the guarantee hides the presence 
 as well as the report says.
 """
 
-from jaxdp.sources.arrays import DeviceArrays, HostArrays
-from jaxdp.sources.buckets import BucketedText, bucketed_text
+from jaxdp.sources.buckets import bucketed_text
 from jaxdp.sources.files import load
-from jaxdp.sources.prefetching import Prefetched, prefetch
-from jaxdp.sources.records import Records
+from jaxdp.sources.prefetching import prefetch
 from jaxdp.sources.source import Source, as_source
-from jaxdp.sources.text import PaddedText, padded_text
+from jaxdp.sources.text import padded_text
 
 __all__ = [
-    "BucketedText",
-    "DeviceArrays",
-    "HostArrays",
-    "PaddedText",
-    "Prefetched",
-    "Records",
     "Source",
     "as_source",
     "bucketed_text",

@@ -115,9 +115,9 @@ def test_the_largest_count_of_any_event():
     def make(count):
         return acc.Composed((acc.Gaussian(5.0), run(0.05, 1.0, count)))
 
-    count = acc.calibrate_count(make, 2.0, 1e-5)
+    count = acc.calibration.calibrate_count(make, 2.0, 1e-5)
     assert acc.epsilon(make(count), 1e-5).upper <= 2 < acc.epsilon(make(count + 1), 1e-5).upper
-    assert acc.calibrate_count(make, 0.1, 1e-5) == 0
+    assert acc.calibration.calibrate_count(make, 0.1, 1e-5) == 0
 
 
 def test_what_no_value_meets_and_what_every_value_meets():
@@ -125,7 +125,7 @@ def test_what_no_value_meets_and_what_every_value_meets():
         acc.calibrate(lambda z: acc.Composed((acc.Gaussian(z), acc.Gaussian(1.0))), 1.0, 1e-5)
     assert acc.calibrate(lambda z: acc.Composed(()), 1.0, 1e-5) == pytest.approx(1e-9)
     with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
-        acc.calibrate(lambda z: acc.ShuffledBatches(acc.Gaussian(z), 5), 1.0, 1e-5)
+        acc.calibrate(lambda z: acc.events.ShuffledBatches(acc.Gaussian(z), 5), 1.0, 1e-5)
 
 
 @pytest.mark.parametrize(

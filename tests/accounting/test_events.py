@@ -25,7 +25,7 @@ _events = st.recursive(
             st.integers(0, 99),
         )
         | st.builds(acc.Repeated, inner, st.integers(0, 10**9))
-        | st.builds(acc.ShuffledBatches, inner, st.integers(1, 99))
+        | st.builds(acc.events.ShuffledBatches, inner, st.integers(1, 99))
         | st.builds(acc.Composed, st.lists(inner, max_size=3))
     ),
     max_leaves=6,
@@ -34,7 +34,7 @@ _events = st.recursive(
 
 @given(_events)
 def test_json_round_trip(event):
-    assert acc.from_dict(json.loads(json.dumps(acc.to_dict(event)))) == event
+    assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(event)))) == event
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_json_round_trip(event):
         (lambda: acc.FixedSizeSampled(acc.Gaussian(1.0), 0, 0), "dataset_size"),
         (lambda: acc.Composed([acc.Gaussian(1.0), 3]), r"events\[1\]"),
         (lambda: acc.NonPrivate(""), "reason"),
-        (lambda: acc.joint_gaussian([]), "noise_multipliers"),
-        (lambda: acc.joint_gaussian([1.0, -2.0]), r"noise_multipliers\[1\]"),
-        (lambda: acc.from_dict({"type": "Laplace"}), "description"),
-        (lambda: acc.from_dict({"type": "Gaussian", "sigma": 1.0}), "description"),
+        (lambda: acc.events.joint_gaussian([]), "noise_multipliers"),
+        (lambda: acc.events.joint_gaussian([1.0, -2.0]), r"noise_multipliers\[1\]"),
+        (lambda: acc.events.from_dict({"type": "Laplace"}), "description"),
+        (lambda: acc.events.from_dict({"type": "Gaussian", "sigma": 1.0}), "description"),
         (lambda: acc.epsilon(acc.Gaussian(1.0), 0.0), "delta"),
         (lambda: acc.epsilon(acc.Gaussian(1.0), 1.0), "delta"),
         (lambda: acc.epsilon(acc.Gaussian(1.0), 1e-5, "replace_one"), "relation"),
@@ -75,8 +75,8 @@ def test_bad_input_is_named(build, name):
 
 
 def test_shuffled_batches_are_refused_by_name():
-    event = acc.Repeated(acc.ShuffledBatches(acc.Gaussian(1.0), 10), 3)
-    assert not acc.supports(event)
+    event = acc.Repeated(acc.events.ShuffledBatches(acc.Gaussian(1.0), 10), 3)
+    assert not acc.queries.supports(event)
     with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
         acc.epsilon(event, 1e-5)
 
@@ -89,7 +89,7 @@ def test_fixed_size_batches_have_no_add_or_remove_neighbours():
 
 def test_one_draw_is_one_event():
     """Composition inside a sample is the joint Gaussian, not two sampled steps (contract 4)."""
-    joint = acc.Repeated(acc.PoissonSampled(acc.joint_gaussian([1.0, 1.0]), 0.01), 1000)
+    joint = acc.Repeated(acc.PoissonSampled(acc.events.joint_gaussian([1.0, 1.0]), 0.01), 1000)
     inside = acc.Repeated(
         acc.PoissonSampled(acc.Composed([acc.Gaussian(1.0), acc.Gaussian(1.0)]), 0.01), 1000
     )
@@ -120,7 +120,7 @@ def test_trivial_runs_say_why(event, epsilon, word):
 
 # log_sobolev refuses what has no hidden state, at every epsilon.
 @pytest.mark.parametrize(
-    "accountant", ["auto", *(m for m in acc.ACCOUNTANTS if m != "log_sobolev")]
+    "accountant", ["auto", *(m for m in acc.accountants.ACCOUNTANTS if m != "log_sobolev")]
 )
 def test_delta_at_infinity_is_the_probability_of_an_infinite_loss(accountant):
     noisy = acc.Repeated(acc.Gaussian(0.5), 3)
@@ -139,7 +139,7 @@ def test_delta_at_infinity_of_sampled_and_refused_events():
     assert acc.delta(acc.PoissonSampled(acc.Gaussian(0.5), 0.1), math.inf).upper == 0
     assert acc.delta(acc.PoissonSampled(acc.Gaussian(0.0), 0.1), math.inf).upper == 1
     with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
-        acc.delta(acc.ShuffledBatches(acc.Gaussian(1.0), 10), math.inf)
+        acc.delta(acc.events.ShuffledBatches(acc.Gaussian(1.0), 10), math.inf)
 
 
 def test_accounting_never_imports_jax():

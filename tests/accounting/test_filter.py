@@ -81,8 +81,8 @@ def test_fixed_size_batches_under_replace_one():
 
 
 def test_anisotropic_noise_is_one_gaussian():
-    event = acc.anisotropic_gaussian([0.5, 2.0, 0.0], [1.0, 8.0, 0.0])
+    event = acc.events.anisotropic_gaussian([0.5, 2.0, 0.0], [1.0, 8.0, 0.0])
     assert event.noise_multiplier == pytest.approx((0.25 + 0.0625) ** -0.5)
     with pytest.raises(ValueError, match="noise_stds"):
-        acc.anisotropic_gaussian([1.0], [1.0, 2.0])
-    assert acc.anisotropic_gaussian([1.0, 1.0], [1.0, 0.0]) == acc.Gaussian(0.0)
+        acc.events.anisotropic_gaussian([1.0], [1.0, 2.0])
+    assert acc.events.anisotropic_gaussian([1.0, 1.0], [1.0, 0.0]) == acc.Gaussian(0.0)

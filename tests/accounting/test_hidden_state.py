@@ -31,7 +31,7 @@ def random_chain(rng, most=5):
         return tuple(rng.uniform(low, high, rng.choice(kinds)))
 
     high = 1.1 if rng.random() < 0.3 else 1.0
-    return acc.NoisyChain(
+    return acc.chains.NoisyChain(
         batches,
         epochs,
         schedule(0.05, 0.5),
@@ -111,7 +111,7 @@ class Nonlinear:
         return shrunk * (1 - atom) / (shrunk.sum() * self.dx), atom
 
     def chain(self):
-        return acc.NoisyChain(
+        return acc.chains.NoisyChain(
             self.batches,
             self.epochs,
             self.eta * self.clip / 3,
@@ -144,7 +144,7 @@ def test_never_below_the_exact_value_on_200_nonlinear_chains():
 
 @pytest.mark.parametrize(("c", "steps"), [(0.9, 1), (0.9, 10), (0.9, 1000), (0.99, 100), (0.3, 9)])
 def test_noisy_gradient_descent_of_bok_et_al(c, steps):
-    chain = acc.NoisyChain(1, steps, 0.15, 2.0, c)
+    chain = acc.chains.NoisyChain(1, steps, 0.15, 2.0, c)
     closed = 0.3**2 / 2 * (1 - c**steps) * (1 + c) / ((1 + c**steps) * (1 - c))
     assert 2 * hs.shifted(chain)[0] == pytest.approx(closed, rel=1e-6)
 
@@ -154,7 +154,7 @@ def test_noisy_gradient_descent_of_bok_et_al(c, steps):
     [(0.99, 10, 50), (0.9, 10, 5), (0.999, 40, 50), (0.9999, 40, 50), (0.5, 4, 10)],
 )
 def test_noisy_cyclic_gradient_descent_of_bok_et_al(c, batches, epochs):
-    values = hs.shifted(acc.NoisyChain(batches, epochs, 0.5, 1.0, c))
+    values = hs.shifted(acc.chains.NoisyChain(batches, epochs, 0.5, 1.0, c))
     ratio = (1 - c ** (batches * (epochs - 1))) / (1 + c ** (batches * (epochs - 1)))
     closed = 1 + c ** (2 * batches - 2) * (1 - c**2) / (1 - c**batches) ** 2 * ratio
     assert np.argmax(values) == batches - 1
@@ -193,7 +193,7 @@ def test_the_minorant_solves_the_quadratic_program():
     rng = np.random.default_rng(2)
     for _ in range(40):
         chain = random_chain(rng, most=4)
-        chain = acc.NoisyChain(
+        chain = acc.chains.NoisyChain(
             chain.batches,
             chain.epochs,
             chain.contributions,
@@ -212,8 +212,10 @@ def test_published_exponent_is_below_the_exact_value():
     exact = 0.1546
     for decay, claimed in ((0.0, 0.1546), (0.5, 0.1180), (1.0, 0.0848), (3.0, 0.0124)):
         # One step reads the record (it leaves N(0, 2) and a gap of 1), one does not.
-        chain = acc.NoisyChain(2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), 1 / (1 + 0.5 * decay))
-        start = acc.NoisyChain(
+        chain = acc.chains.NoisyChain(
+            2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), 1 / (1 + 0.5 * decay)
+        )
+        start = acc.chains.NoisyChain(
             2, 1, (0.5, 0.5), (2.0, 1.0), (1.0, 0.9), (1.0, 1 / (1 + 0.5 * decay))
         )
         assert linear_gaussian(start, 0) == pytest.approx(exact, abs=5e-5)
@@ -225,40 +227,40 @@ def test_published_exponent_is_below_the_exact_value():
 
 def test_a_million_steps():
     c = 0.9999
-    one = hs.shifted(acc.NoisyChain(1, 10**6, 0.5, 1.0, c))
+    one = hs.shifted(acc.chains.NoisyChain(1, 10**6, 0.5, 1.0, c))
     assert 2 * one[0] == pytest.approx((1 + c) / (1 - c), rel=1e-6)
-    many = hs.shifted(acc.NoisyChain(1000, 1000, 0.5, 1.0, c))
+    many = hs.shifted(acc.chains.NoisyChain(1000, 1000, 0.5, 1.0, c))
     closed = 1 + c**1998 * (1 - c**2) / (1 - c**1000) ** 2
     assert 2 * many[-1] == pytest.approx(closed, rel=1e-6)
 
 
 def test_one_pass_costs_the_record_one_mechanism():
-    chain = acc.NoisyChain(7, 1, 0.5, 2.0)
+    chain = acc.chains.NoisyChain(7, 1, 0.5, 2.0)
     np.testing.assert_allclose(2 * hs.shifted(chain), 1 / (2.0 * np.arange(7, 0, -1)), rtol=1e-12)
     np.testing.assert_allclose(2 * hs.composed(chain), 0.5, rtol=1e-12)
 
 
 def test_strong_contractions_forget_and_do_not_underflow():
-    chain = acc.NoisyChain(3, 1000, 0.5, 1.0, 1e-3)
+    chain = acc.chains.NoisyChain(3, 1000, 0.5, 1.0, 1e-3)
     assert 2 * hs.shifted(chain)[2] == pytest.approx(1.0, rel=1e-3)
     assert 2 * hs.shifted(chain)[0] == pytest.approx(1e-12, rel=1e-2)
 
 
 def test_expansions_that_overflow_are_refused():
-    assert np.isfinite(hs.shifted(acc.NoisyChain(10, 10, 0.5, 1.0, 1.5))).all()
+    assert np.isfinite(hs.shifted(acc.chains.NoisyChain(10, 10, 0.5, 1.0, 1.5))).all()
     with pytest.raises(ValueError, match="contractions="):
-        acc.NoisyChain(1000, 10, 0.5, 1.0, 1.5)
+        acc.chains.NoisyChain(1000, 10, 0.5, 1.0, 1.5)
 
 
 def test_a_bounded_domain_stops_the_growth():
     """About 2 D s/(l v), whatever the number of epochs (c = 1)."""
     for batches, diameter, shift, v in ((10, 5.0, 0.1, 0.05), (20, 20.0, 0.05, 0.02)):
-        free = acc.NoisyChain(batches, 5000, shift / 2, v)
-        bounded = acc.NoisyChain(batches, 5000, shift / 2, v, diameter=diameter)
+        free = acc.chains.NoisyChain(batches, 5000, shift / 2, v)
+        bounded = acc.chains.NoisyChain(batches, 5000, shift / 2, v, diameter=diameter)
         formula = 2 * diameter * shift / (batches * v)
         assert formula <= hs.shifted(bounded).max() <= 1.06 * formula
         assert hs.shifted(free).max() > 1.5 * formula
-        more = acc.NoisyChain(batches, 20_000, shift / 2, v, diameter=diameter)
+        more = acc.chains.NoisyChain(batches, 20_000, shift / 2, v, diameter=diameter)
         assert hs.shifted(more).max() <= 1.06 * formula
 
 
@@ -287,8 +289,8 @@ def test_never_below_the_exact_value_on_a_bounded_domain(drift, v, radius):
         orders, keep = np.array([1.5, 2.0, 5.0, 10.0]), (near > 1e-200) & (far > 1e-200)
         near, far = near[keep], far[keep]
         exact = max(np.log(np.sum(near**a * far ** (1 - a))) / (a - 1) / a for a in orders)
-        bounded = acc.NoisyChain(1, steps, drift, v, diameter=2 * radius)
-        free = acc.NoisyChain(1, steps, drift, v)
+        bounded = acc.chains.NoisyChain(1, steps, drift, v, diameter=2 * radius)
+        free = acc.chains.NoisyChain(1, steps, drift, v)
         assert exact <= hs.shifted(bounded)[0] <= hs.shifted(free)[0]
         tight.append(hs.shifted(bounded)[0] / hs.shifted(free)[0])
     assert tight[0] > 0.999
@@ -296,7 +298,7 @@ def test_never_below_the_exact_value_on_a_bounded_domain(drift, v, radius):
 
 
 def test_a_start_that_differs_is_charged():
-    near, far = (acc.NoisyChain(1, 4, 0.0, 1.0, start_distance=d) for d in (0.0, 1.0))
+    near, far = (acc.chains.NoisyChain(1, 4, 0.0, 1.0, start_distance=d) for d in (0.0, 1.0))
     assert hs.shifted(near)[0] == 0
     assert 2 * hs.shifted(far)[0] == pytest.approx(1 / 4)
     assert hs.composed(far)[0] == np.inf
@@ -308,12 +310,13 @@ def test_a_start_that_differs_is_charged():
 def test_more_noise_or_less_movement_never_costs_more(batches, epochs, seed):
     rng = np.random.default_rng(seed)
     c, v, s = rng.uniform(0.2, 1, batches * epochs), rng.uniform(0.1, 2, batches * epochs), 0.3
-    base = hs.shifted(acc.NoisyChain(batches, epochs, s, tuple(v), tuple(c)))
+    base = hs.shifted(acc.chains.NoisyChain(batches, epochs, s, tuple(v), tuple(c)))
     for chain in (
-        acc.NoisyChain(batches, epochs, s, tuple(v * rng.uniform(1, 2, v.size)), tuple(c)),
-        acc.NoisyChain(batches, epochs, s * 0.9, tuple(v), tuple(c)),
+        acc.chains.NoisyChain(batches, epochs, s, tuple(v * rng.uniform(1, 2, v.size)), tuple(c)),
+        acc.chains.NoisyChain(batches, epochs, s * 0.9, tuple(v), tuple(c)),
     ):
         assert np.all(hs.shifted(chain) <= base * (1 + 1e-9))
     assert np.all(
-        base <= hs.composed(acc.NoisyChain(batches, epochs, s, tuple(v), tuple(c))) * (1 + 1e-9)
+        base
+        <= hs.composed(acc.chains.NoisyChain(batches, epochs, s, tuple(v), tuple(c))) * (1 + 1e-9)
     )

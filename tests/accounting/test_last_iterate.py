@@ -15,11 +15,11 @@ from jaxdp.accounting.canonical import batch_values
 from jaxdp.papers import claims
 
 REPLACE = acc.Relation.REPLACE_ONE
-CHAIN = acc.NoisyChain(10, 50, 0.05, 1.0)
+CHAIN = acc.chains.NoisyChain(10, 50, 0.05, 1.0)
 
 
 def hidden(*chains, **options):
-    return acc.HiddenState(chains or (CHAIN,), **options)
+    return acc.events.HiddenState(chains or (CHAIN,), **options)
 
 
 def gdp(mu, delta=1e-5):
@@ -56,15 +56,15 @@ def test_blocks_and_other_releases_compose():
 
 def test_batches_of_different_blocks_meet_the_same_record():
     """The worst batch of a shared partition, not the sum of each block's worst."""
-    early = acc.NoisyChain(2, 1, (1.0, 0.0), 1.0)
-    late = acc.NoisyChain(2, 1, (0.0, 1.0), 1.0)
+    early = acc.chains.NoisyChain(2, 1, (1.0, 0.0), 1.0)
+    late = acc.chains.NoisyChain(2, 1, (0.0, 1.0), 1.0)
     shared = batch_values(hidden(early, late)).max()
     assert shared == max(hs.shifted(early)[0], hs.shifted(late)[1])
 
 
 @pytest.mark.parametrize("relation", [acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL])
 def test_other_relations_are_refused_by_name(relation):
-    assert not acc.supports(hidden(), relation)
+    assert not acc.queries.supports(hidden(), relation)
     with pytest.raises(acc.UnsupportedEventError, match=r"HiddenState under .*replace_one"):
         acc.epsilon(hidden(), 1e-5, relation)
 
@@ -88,7 +88,7 @@ def test_what_left_the_loop_costs_the_hidden_state_number_and_is_named():
 
 @pytest.mark.parametrize("accountant", ["auto", "gdp", "exact", "rdp", "log_sobolev"])
 def test_every_accountant_is_above_the_linear_gaussian_truth_and_claims_no_lower_bound(accountant):
-    chain = acc.NoisyChain(4, 6, 0.1, 1.0, 0.9, 0.95)
+    chain = acc.chains.NoisyChain(4, 6, 0.1, 1.0, 0.9, 0.95)
     mean = variance = 0.0
     for k in range(24):
         mean, variance = 0.9 * mean + 0.2 * (k % 4 == 3), 0.81 * variance + 1.0
@@ -104,8 +104,8 @@ def test_every_accountant_is_above_the_linear_gaussian_truth_and_claims_no_lower
 def test_log_sobolev_is_refused_where_it_says_nothing():
     with pytest.raises(acc.UnsupportedEventError, match="no hidden-state event"):
         acc.epsilon(acc.Gaussian(1.0), 1e-5, REPLACE, accountant="log_sobolev")
-    apart = hidden(acc.NoisyChain(1, 5, 0.1, 1.0, start_distance=0.3))
-    assert acc.supports(apart, REPLACE)
+    apart = hidden(acc.chains.NoisyChain(1, 5, 0.1, 1.0, start_distance=0.3))
+    assert acc.queries.supports(apart, REPLACE)
     with pytest.raises(acc.UnsupportedEventError, match="equal starts"):
         acc.epsilon(apart, 1e-5, REPLACE, accountant="log_sobolev")
 
@@ -127,7 +127,7 @@ def hockey_stick(means, variances, epsilon):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_the_average_is_above_the_exact_mixture_and_below_the_worst_batch(epsilon):
-    chain = acc.NoisyChain(5, 3, 0.6, 1.0, 0.8)
+    chain = acc.chains.NoisyChain(5, 3, 0.6, 1.0, 0.8)
     means = [0.0] * 5
     variance = 0.0
     for k in range(15):
@@ -144,7 +144,7 @@ def test_the_average_is_above_the_exact_mixture_and_below_the_worst_batch(epsilo
 
 def test_the_average_is_taken_once_over_all_blocks():
     """Averaging block by block and adding is lower: it is not what a shared partition allows."""
-    values = hs.shifted(acc.NoisyChain(10, 3, 1.0, 1.0))
+    values = hs.shifted(acc.chains.NoisyChain(10, 3, 1.0, 1.0))
     orders = np.array([2.0, 8.0])
     once = hs.averaged_renyi(2 * values, orders)
     assert np.all(once > 2 * hs.averaged_renyi(values, orders))
@@ -167,23 +167,23 @@ def test_averages_of_fresh_partitions_fall_back_on_renyi():
 def test_a_filter_charges_it():
     budget = acc.RenyiFilter(1.0, 1e-5, REPLACE)
     for _ in range(2):
-        budget.charge(hidden(acc.NoisyChain(10, 5, 0.05, 1.0)))
+        budget.charge(hidden(acc.chains.NoisyChain(10, 5, 0.05, 1.0)))
     assert budget.spent() > 0
     with pytest.raises(acc.BudgetExceededError):
-        budget.charge(hidden(acc.NoisyChain(10, 5, 5.0, 1.0)))
+        budget.charge(hidden(acc.chains.NoisyChain(10, 5, 5.0, 1.0)))
 
 
 def test_json_round_trip():
-    bounded = acc.NoisyChain(2, 3, (0.1, 0.2, 0.3), 1.0, proximal=0.9, diameter=4.0)
+    bounded = acc.chains.NoisyChain(2, 3, (0.1, 0.2, 0.3), 1.0, proximal=0.9, diameter=4.0)
     for event in (
         hidden(),
         hidden(bounded, CHAIN.__class__(2, 1, 0.1, 1.0), average=True, exposed="x"),
     ):
-        assert acc.from_dict(json.loads(json.dumps(acc.to_dict(event)))) == event
+        assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(event)))) == event
 
 
 def test_nothing_moved_is_nothing_released():
-    bound = acc.epsilon(hidden(acc.NoisyChain(3, 3, 0.0, 1.0)), 1e-5, REPLACE)
+    bound = acc.epsilon(hidden(acc.chains.NoisyChain(3, 3, 0.0, 1.0)), 1e-5, REPLACE)
     assert bound.upper == 0
 
 
@@ -197,7 +197,7 @@ def chain_of(**changes):
         "l2_clip_norm": 1.0,
         "smoothness": 4.0,
     }
-    return acc.clipped_gradient_chain(**{**arguments, **changes})
+    return acc.chains.clipped_gradient_chain(**{**arguments, **changes})
 
 
 def test_the_chain_of_clipped_gradients():
@@ -217,20 +217,20 @@ def test_the_chain_of_clipped_gradients():
 @pytest.mark.parametrize(
     ("build", "name"),
     [
-        (lambda: acc.NoisyChain(0, 1, 1.0, 1.0), "batches"),
-        (lambda: acc.NoisyChain(1, 0, 1.0, 1.0), "epochs"),
-        (lambda: acc.NoisyChain(1, 1, -1.0, 1.0), "contributions"),
-        (lambda: acc.NoisyChain(1, 1, 1.0, 0.0), "variances"),
-        (lambda: acc.NoisyChain(1, 1, 1.0, math.nan), "variances"),
-        (lambda: acc.NoisyChain(2, 3, 1.0, 1.0, (1.0, 1.0)), "contractions"),
-        (lambda: acc.NoisyChain(1, 1, 1.0, 1.0, proximal="x"), "proximal"),
-        (lambda: acc.NoisyChain(1, 1, 1.0, 1.0, start_distance=-1), "start_distance"),
-        (lambda: acc.NoisyChain(1, 1, 1.0, 1.0, diameter=0), "diameter"),
-        (lambda: acc.HiddenState([]), "blocks"),
-        (lambda: acc.HiddenState([CHAIN, acc.NoisyChain(3, 1, 1.0, 1.0)]), "blocks"),
-        (lambda: acc.HiddenState([acc.Gaussian(1.0)]), "blocks"),
-        (lambda: acc.HiddenState([CHAIN], average=1), "average"),
-        (lambda: acc.HiddenState([CHAIN], exposed=None), "exposed"),
+        (lambda: acc.chains.NoisyChain(0, 1, 1.0, 1.0), "batches"),
+        (lambda: acc.chains.NoisyChain(1, 0, 1.0, 1.0), "epochs"),
+        (lambda: acc.chains.NoisyChain(1, 1, -1.0, 1.0), "contributions"),
+        (lambda: acc.chains.NoisyChain(1, 1, 1.0, 0.0), "variances"),
+        (lambda: acc.chains.NoisyChain(1, 1, 1.0, math.nan), "variances"),
+        (lambda: acc.chains.NoisyChain(2, 3, 1.0, 1.0, (1.0, 1.0)), "contractions"),
+        (lambda: acc.chains.NoisyChain(1, 1, 1.0, 1.0, proximal="x"), "proximal"),
+        (lambda: acc.chains.NoisyChain(1, 1, 1.0, 1.0, start_distance=-1), "start_distance"),
+        (lambda: acc.chains.NoisyChain(1, 1, 1.0, 1.0, diameter=0), "diameter"),
+        (lambda: acc.events.HiddenState([]), "blocks"),
+        (lambda: acc.events.HiddenState([CHAIN, acc.chains.NoisyChain(3, 1, 1.0, 1.0)]), "blocks"),
+        (lambda: acc.events.HiddenState([acc.Gaussian(1.0)]), "blocks"),
+        (lambda: acc.events.HiddenState([CHAIN], average=1), "average"),
+        (lambda: acc.events.HiddenState([CHAIN], exposed=None), "exposed"),
         (lambda: chain_of(step_sizes=0.6), "step_sizes"),
         (lambda: chain_of(step_sizes=[0.1, 0.2]), "step_sizes"),
         (lambda: chain_of(batch_size=200), "batch_size"),
@@ -246,7 +246,7 @@ def test_bad_input_is_named(build, name):
 
 
 def test_theorem_4_6_is_a_claim_below_the_proven_value():
-    decayed = acc.NoisyChain(10, 30, 0.05, 1.0, proximal=0.9)
+    decayed = acc.chains.NoisyChain(10, 30, 0.05, 1.0, proximal=0.9)
     claim = claims.dp_sbcd_theorem_4_6([decayed] * 4, 1e-5)
     proven = acc.epsilon(hidden(*[decayed] * 4), 1e-5, REPLACE, accountant="log_sobolev")
     assert claim.value < proven.upper

@@ -10,7 +10,7 @@ from jaxdp import auditing
 from jaxdp.auditing import adversaries, audit, bounds, events, scores
 from jaxdp.optimizers import registry
 
-COUNTS = auditing.Counts(3, 1_000, 400, 1_000)
+COUNTS = auditing.bounds.Counts(3, 1_000, 400, 1_000)
 COINS = np.arange(100) % 2 == 0
 APART = np.linspace(3, 4, 50), np.linspace(0, 1, 50)
 METHOD = registry.build(
@@ -38,15 +38,15 @@ def whole_event(**changes):
 RIGHT = {
     auditing.epsilon_bound: {"counts": COUNTS, "delta": 1e-5, "confidence": 0.9},
     auditing.gaussian_bound: {"counts": COUNTS, "delta": 1e-5, "confidence": 0.9},
-    auditing.mu_bound: {"counts": COUNTS, "confidence": 0.9},
-    auditing.one_run_bound: {
+    auditing.bounds.mu_bound: {"counts": COUNTS, "confidence": 0.9},
+    auditing.bounds.one_run_bound: {
         "correct": 50,
         "guesses": 50,
         "canaries": 100,
         "delta": 1e-5,
         "confidence": 0.9,
     },
-    auditing.one_run_p_value: {
+    auditing.bounds.one_run_p_value: {
         "correct": 50,
         "guesses": 50,
         "canaries": 100,
@@ -61,21 +61,21 @@ RIGHT = {
         "seed": 0,
         "held_out": 0.2,
     },
-    auditing.audit_all_thresholds: {
+    auditing.scores.audit_all_thresholds: {
         "with_record": APART[0],
         "without": APART[1],
         "delta": 1e-5,
         "thresholds": [2.0],
         "confidence": 0.9,
     },
-    auditing.audit_one_run: {
+    auditing.scores.audit_one_run: {
         "scores": COINS.astype(float),
         "included": COINS,
         "delta": 1e-5,
         "confidence": 0.9,
     },
     whole_event: {"confidence": 0.9, "seed": 0, "held_out": 0.3},
-    auditing.family_bound: {
+    auditing.events.family_bound: {
         "with_record": APART[0],
         "without": APART[1],
         "family": acc.Gaussian,
@@ -93,7 +93,7 @@ RIGHT = {
         "delta": 1e-5,
         "confidence": 0.9,
     },
-    auditing.discriminant: {
+    auditing.features.discriminant: {
         "with_record": APART[0][:, None],
         "without": APART[1][:, None],
         "seed": 0,
@@ -121,14 +121,14 @@ ALSO = [(many_runs, {"confidence": c}, "confidence") for c in CONFIDENCES] + [
     (many_runs, {"seed": -1}, "seed"),
     (many_runs, {"runs": 9}, "runs"),
     (many_runs, {"chunk": 0}, "chunk"),
-    (auditing.family_bound, {"delta": 0.0}, "delta"),
+    (auditing.events.family_bound, {"delta": 0.0}, "delta"),
     (auditing.audit_canaries, {"delta": 0.0}, "delta"),
     (auditing.gaussian_bound, {"delta": 0.0}, "delta"),
     (auditing.audit_scores, {"delta": 0.0, "kind": "gaussian"}, "delta"),
-    (auditing.audit_all_thresholds, {"delta": 0.0, "kind": "gaussian"}, "delta"),
+    (auditing.scores.audit_all_thresholds, {"delta": 0.0, "kind": "gaussian"}, "delta"),
     (auditing.audit_scores, {"threshold": math.nan}, "threshold"),
     (auditing.audit_scores, {"threshold": [1.0, 2.0]}, "threshold"),
-    (auditing.audit_one_run, {"looks": []}, "looks"),
+    (auditing.scores.audit_one_run, {"looks": []}, "looks"),
 ]
 
 
@@ -177,11 +177,11 @@ def test_worlds_and_canaries_refuse_a_wrong_seed(seed):
 def test_expand_refuses_wrong_stretches():
     for steps in (0, -1, 1.5):
         with pytest.raises(ValueError, match=r"^steps must be a whole number"):
-            auditing.expand(np.zeros((2, 4)), steps)
+            auditing.features.expand(np.zeros((2, 4)), steps)
 
 
 def test_scores_of_several_columns_are_not_taken_for_canaries():
     """Two columns would count twice the correct guesses."""
     coins = np.stack([COINS, COINS], axis=1)
     with pytest.raises(ValueError, match=r"^scores must be \[m\]"):
-        auditing.audit_one_run(coins.astype(float), coins, 1e-5)
+        auditing.scores.audit_one_run(coins.astype(float), coins, 1e-5)

@@ -39,7 +39,7 @@ def test_a_sampled_audit_with_released_iterates():
     def family(z):
         return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), 0.25), steps)
 
-    found = auditing.family_bound(*auditing.two_worlds(run, 2500, seed=1), family, 0.8, 1e-5)
+    found = auditing.events.family_bound(*auditing.two_worlds(run, 2500, seed=1), family, 0.8, 1e-5)
     truth = algorithm.epsilon(steps, 1e-5).upper
     assert 0.5 * truth < found.epsilon < truth
 

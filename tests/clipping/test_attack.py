@@ -164,7 +164,7 @@ def test_an_rbg_key_gives_every_record_its_own_part_whoever_else_is_drawn():
     key = jax.random.key(0, impl="rbg")
     found = []
     for first in (0, 2):
-        draw = jaxdp.Draw(np.int32([[first, 1]]), np.array([[False, True]]), 0, 3)
+        draw = jaxdp.types.Draw(np.int32([[first, 1]]), np.array([[False, True]]), 0, 3)
         try:
             summed, _ = grad_fn.sum({"w": jnp.ones(3)}, jnp.ones((3, 3)), draw, key)
         except ValueError:

@@ -3,7 +3,8 @@ import pytest
 import requests
 
 from jaxdp import data
-from jaxdp.data import SPECS, builders
+from jaxdp.data import builders
+from jaxdp.data.specs import SPECS
 from tests.data import originals
 
 

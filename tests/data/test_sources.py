@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from jaxdp.data import SPECS, sources
-from jaxdp.data.specs import SourceFile
+from jaxdp.data import sources
+from jaxdp.data.specs import SPECS, SourceFile
 from tests.data import originals
 
 

@@ -176,7 +176,7 @@ def words(count, seed=4):
 def test_a_private_energy_has_its_noise_also_on_an_empty_draw(batch):
     energy = private(batch=batch)
     if batch == 1:
-        energy.sampler._sampling = jaxdp.Poisson(1e-12)
+        energy.sampler._sampling = jaxdp.sampling.Poisson(1e-12)
     drawn = energy.prepare().energy
     assert drawn.mask.any() == (batch != 1)
     now = {"w": jnp.zeros(1)}

@@ -183,7 +183,7 @@ def test_correction_takes_the_noise_out_of_the_moment():
 
 
 def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
-    mech = jaxdp.with_rule(jaxdp.coordinate_box(1.0), 4.0, 10, 100)
+    mech = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 4.0, 10, 100)
     params = {"w": jnp.zeros(6000)}
     made = jaxdp.optimizers.adadp(mech, 0.1, bound=10.0, moment_decay=0.98)
     tx, even = made.chain(), 10.0 / np.sqrt(6000)
@@ -234,7 +234,7 @@ def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
         ),
         (
             lambda: jaxdp.optimizers.adadp(
-                jaxdp.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24), 0.1, bound=1e-43
+                jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24), 0.1, bound=1e-43
             ),
             r"bound must be in \[1e-10",
         ),

@@ -84,7 +84,7 @@ def test_one_key_for_every_seed_is_refused(name):
         shared(jax.tree.map(lambda v: jnp.stack([v, v]), values))
 
 
-MECH = jaxdp.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24)
+MECH = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24)
 OWN = {
     "scale_by_dp_adam_bc": ((MECH.noise_std,), ("noise_std",), {"b1", "b2", "eps", "noise_floor"}),
     "scale_by_dp_rmsprop": ((0.3,), (), {"noise_std", "decay", "eps", "noise_floor"}),

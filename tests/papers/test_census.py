@@ -64,7 +64,7 @@ def test_groups_are_read_from_their_columns():
 
 def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_path):
     x, label, _ = people(2_000)
-    spec = data.spec("pums")
+    spec = data.specs.spec("pums")
     rows = data.Dataset(
         spec,
         np.tile(x, (11, 1))[: spec.dataset_size],

@@ -17,7 +17,7 @@ def dataset(seed=0):
     rng = np.random.default_rng(seed)
     x = rng.random((300, 8, 8, 1), np.float32)
     y = rng.integers(0, 10, 300).astype(np.int32)
-    return data.Dataset(data.spec("digits"), x[:200], y[:200], x[200:], y[200:])
+    return data.Dataset(data.specs.spec("digits"), x[:200], y[:200], x[200:], y[200:])
 
 
 def config(**changes):

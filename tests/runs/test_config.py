@@ -8,7 +8,7 @@ from jaxdp.clipping import ClippedGrad
 from tests.runs import small
 
 
-@pytest.mark.parametrize("name", list(data.SPECS))
+@pytest.mark.parametrize("name", list(data.specs.SPECS))
 def test_every_recipe_resolves_to_its_budget(name):
     config = runs.resolve(runs.recipe(name))
     epsilon = config.mechanism().epsilon(config.steps, config.delta).upper

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxdp.sources import DeviceArrays, HostArrays, Source, as_source, load
+from jaxdp.sources import Source, as_source, load
+from jaxdp.sources.arrays import DeviceArrays, HostArrays
 from tests.sources.fakes import H5, Tensor
 
 ON = np.ones(4, bool)

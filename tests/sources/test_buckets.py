@@ -106,7 +106,7 @@ def test_the_step_is_the_one_at_a_single_length_to_rounding():
 def test_a_record_of_any_length_adds_one_clipped_gradient(size):
     grad_fn = jaxdp.clipped_grad(lambda p, record: 1e3 * loss_fn(p, record), jaxdp.clip(0.1))
     indices, mask, rows = passes([TEXTS[1], (TEXTS[0] * 50)[:size]], [1])
-    draw = jaxdp.Draw(indices, mask, 0, 2)
+    draw = jaxdp.types.Draw(indices, mask, 0, 2)
     summed, _ = grad_fn.sum_passes(PARAMS, rows, draw, gathered=True)
     norm = float(optax.tree.norm(summed.value))
     assert norm <= 0.1

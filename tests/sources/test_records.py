@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp.sources import Records, as_source
+from jaxdp.sources import as_source
+from jaxdp.sources.records import Records
 from tests.sources.fakes import GrainRange, HuggingFace, MapDataset
 
 

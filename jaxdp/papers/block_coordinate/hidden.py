@@ -96,9 +96,9 @@ class HiddenBlocks:
         """z of each inner epoch."""
         return tuple(self.noise_multiplier * f for f in self.schedule.over(self.inner_epochs))
 
-    def chain(self, block: int) -> acc.NoisyChain:
+    def chain(self, block: int) -> acc.chains.NoisyChain:
         """The steps of one block's training, as the accountant reads them."""
-        return acc.clipped_gradient_chain(
+        return acc.chains.clipped_gradient_chain(
             epochs=self.inner_epochs,
             dataset_size=self.dataset_size,
             batch_size=self.batch_size,
@@ -110,14 +110,14 @@ class HiddenBlocks:
             diameter=self.proximal.diameter(self.network.shape(block)),
         )
 
-    def event(self, exposed: str = "") -> acc.HiddenState:
+    def event(self, exposed: str = "") -> acc.events.HiddenState:
         """Everything that the whole run releases, as one event: all blocks share the partition.
 
         Args:
             exposed: what else left a block's loop, if anything: it costs the hidden-state number.
         """
         chains = [self.chain(i) for i in range(self.network.blocks)]
-        return acc.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
+        return acc.events.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
 
 
 def train_hidden(

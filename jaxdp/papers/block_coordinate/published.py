@@ -67,7 +67,7 @@ class AsPublished:
         """The event that the ledger is charged for."""
         return acc.NonPrivate(REASON)
 
-    def chains(self, sensitivity: float) -> tuple[acc.NoisyChain, ...]:
+    def chains(self, sensitivity: float) -> tuple[acc.chains.NoisyChain, ...]:
         """One chain for each layer, as Theorem 4.6 imagines them.
 
         Args:
@@ -76,7 +76,7 @@ class AsPublished:
         """
         _validate.positive("sensitivity", sensitivity)
         noise = tuple((self.noise_std * f) ** 2 for f in self.schedule.over(self.epochs))
-        chain = acc.NoisyChain(
+        chain = acc.chains.NoisyChain(
             batches=-(-self.dataset_size // self.batch_size),
             epochs=self.epochs,
             contributions=(self.step_size * sensitivity / (2 * self.batch_size),),

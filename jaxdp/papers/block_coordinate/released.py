@@ -83,7 +83,7 @@ class ReleasedBlocks:
 
     def event(self, step: int = 0) -> acc.Event:
         """The accounting event of one sweep."""
-        joint = acc.joint_gaussian(self.multipliers(step))
+        joint = acc.events.joint_gaussian(self.multipliers(step))
         return self.sampling.event(joint, self.dataset_size)
 
     def events(self, steps: int) -> acc.Event:
@@ -142,7 +142,9 @@ class _Charged:
 
     def multipliers(self, step: int) -> dict[str, float]:
         return {
-            "sweep": float(acc.joint_gaussian(self.algorithm.multipliers(step)).noise_multiplier)
+            "sweep": float(
+                acc.events.joint_gaussian(self.algorithm.multipliers(step)).noise_multiplier
+            )
         }
 
 

@@ -142,7 +142,7 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
     assert are_uncorrelated(first[0].ravel()[:2000], first[1].ravel()[:2000])
     with pytest.raises(ValueError, match="ticket must be spent once"):
         m.step(weights, (x, y), draws[0])
-    by_hand = jaxdp.Draw(draws[0].indices, draws[0].mask, 0, 4)
+    by_hand = jaxdp.types.Draw(draws[0].indices, draws[0].mask, 0, 4)
     with pytest.raises(ValueError, match="draw must come from sampler"):
         m.step(weights, (x, y), by_hand)
     assert ledger.steps == 3
@@ -151,7 +151,7 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
 
 def test_one_sweep_is_one_event():
     m = algorithm(z=(2.0, 4.0))
-    assert m.event() == acc.PoissonSampled(acc.joint_gaussian([2.0, 4.0]), 16 / 64)
+    assert m.event() == acc.PoissonSampled(acc.events.joint_gaussian([2.0, 4.0]), 16 / 64)
     apart = acc.Composed([acc.PoissonSampled(acc.Gaussian(z), 0.25) for z in (2.0, 4.0)])
     together = acc.epsilon(acc.Repeated(m.event(), 50), 1e-5).upper
     assert together > acc.epsilon(acc.Repeated(apart, 50), 1e-5).upper
