@@ -207,7 +207,7 @@ def _moments(algorithm, steps, worlds=planted.APART):
 
 
 def papers(count=10_000):
-    """What each paper claims, and what an attacker forces out of its algorithm as published."""
+    """What each paper claims, and what an attack on its algorithm as published proves."""
     noise, steps = 4.0, 4
 
     def pigdo(name):

@@ -81,7 +81,7 @@ class AlgorithmAudit:
                 "not refute it: audit again, with more runs."
             )
         elif math.isinf(self.proven):
-            words = f"Nothing is proven, and the attack forced out {self.audited}."
+            words = f"Nothing is proven, and the attack shows at least {self.audited}."
         else:
             best = max(self.audited.epsilon, self.profile.epsilon if self.profile else 0.0)
             words = (

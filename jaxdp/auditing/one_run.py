@@ -67,7 +67,7 @@ class RunAudit:
                 "guarantee."
             )
         elif math.isinf(self.proven):
-            words = f"Nothing is proven, and the canaries forced out {self.audited}."
+            words = f"Nothing is proven, and the canaries show at least {self.audited}."
         else:
             words = (
                 "Nothing contradicts the proven guarantee; the canaries reach "

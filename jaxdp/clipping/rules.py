@@ -168,7 +168,7 @@ class PerLayer:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinateBox:
-    """Every coordinate clipped to [-bound, bound] (AdaDp, Xu et al. 2019; see docs/methods.md).
+    """Every coordinate clipped to [-bound, bound] (AdaDp, Xu et al. 2019; see docs/algorithms.md).
 
     Formal guarantee: the contribution of one record has norm at most bound · √m for m trained
     coordinates, under every relation. Clipping a coordinate rounds nothing.
