@@ -101,7 +101,8 @@ def test_the_bound_goes_to_the_quantile(target):
         400,
         initial_bound=0.05,
         target_quantile=target,
-        learning_rate=0.3,
+        learning_rate=1.0,  # settled after 40 steps: at 0.3 it was still 11 % away
+        count_noise_multiplier=10.0,
         sampling="full_batch",
     )
     grad_fn = mechanism.clipped_grad(lambda p, x: jnp.vdot(p["w"], x))
@@ -112,7 +113,7 @@ def test_the_bound_goes_to_the_quantile(target):
         summed, _ = grad_fn.sum(params, data, sampler.draw(), bound=state[0].bound)
         params, state, _ = update(params, state, summed)
         bounds.append(float(state[0].bound))
-    assert np.mean(bounds[-20:]) == pytest.approx(2.0 * target, rel=0.12)
+    assert np.mean(bounds[-20:]) == pytest.approx(2.0 * target, rel=0.05)
     assert sampler.ledger.steps == 60
     assert sampler.ledger.unverified() == []
     with pytest.raises(ValueError, match="ticket must be spent once"):

@@ -1,0 +1,165 @@
+"""Short runs whose epsilon is known, and every end of an answer that must count its own error.
+
+The values are those that `test_exact.py` finds from the definition, in many digits.
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp.accounting import bands, exact, methods, pld, rare
+from jaxdp.accounting.bounds import Bound
+from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting.saddle import Moments, Unresolved, chernoff
+
+ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
+KNOWN = [
+    (0.2, 1.0, 50, 1e-5, ADD, 10.1279513119),
+    (0.2, 1.0, 50, 1e-5, REPLACE, 15.4109265461),
+    (0.5, 1.0, 3, 1e-3, ADD, 3.8657456811),
+    (0.5, 1.0, 3, 1e-3, REPLACE, 5.6878215672),
+]
+
+
+def run(q, z, steps):
+    return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
+
+
+@pytest.mark.parametrize(("q", "z", "steps", "delta", "relation", "epsilon"), KNOWN)
+def test_a_known_epsilon(q, z, steps, delta, relation, epsilon):
+    event = run(q, z, steps)
+    found = acc.epsilon(event, delta, relation, "exact")
+    assert found.estimate == pytest.approx(epsilon, rel=1e-10)
+    assert epsilon * (1 - 1e-8) < found.lower <= found.upper < epsilon * (1 + 1e-8)
+    grid = acc.epsilon(event, delta, relation, "pld")
+    assert epsilon * (1 - 2e-5) < grid.lower < epsilon < grid.upper < epsilon * (1 + 2e-5)
+    renyi = acc.epsilon(event, delta, relation, "rdp")
+    assert renyi.lower == 0
+    assert epsilon < renyi.upper < 1.2 * epsilon
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_full_batches_beside_sampled_steps(relation):
+    """Three accountants that share no way of composing; the full batches dominate."""
+    full = acc.Repeated(acc.Gaussian(3.0), 4)
+    event = acc.Composed((full, run(0.01, 1.0, 2)))
+    found, grid = (acc.epsilon(event, 1e-5, relation, name) for name in ("exact", "pld"))
+    alone = acc.epsilon(full, 1e-5, relation, "gdp").upper
+    assert grid.lower <= found.upper
+    assert found.lower <= grid.upper
+    assert alone < found.lower < 1.05 * alone
+
+
+def composed(**changes):
+    """Four losses of probability 1e-2, 1e-3, and so on."""
+    loss = np.arange(4, dtype=float)
+    given = {
+        "loss": loss,
+        "weight": 10.0 ** -(2 + loss),
+        "c": 0.0,
+        "log_scale": 0.0,
+        "infinite": 0.0,
+        "wrapped": 0.0,
+        "log_error": -math.inf,
+        **changes,
+    }
+    return pld.Composed(**given)
+
+
+def test_the_ends_of_a_grid_count_its_error():
+    target, law = 3e-4, composed(wrapped=1e-4)
+    upper, lower = law.epsilon(target, 1), law.epsilon(target, -1)
+    assert law.delta(upper) + 1e-4 <= target < law.delta(upper - 1e-6) + 1e-4
+    assert law.delta(lower) - 1e-4 > target >= law.delta(lower + 1e-6) - 1e-4
+
+
+def test_losses_beyond_the_grid_and_offsets_are_composed():
+    atoms = pld.Atoms(np.array([0, 1]), np.array([0.5, 0.49]), 0.25, 0.01)
+    law = pld.compose([(atoms, 3)], 0.5, 64, -8.0, 1.0)
+    assert law.infinite == pytest.approx(0.03)
+    mass = law.weight * np.exp(law.log_scale - law.c * (law.loss - law.loss[0]))
+    # A binomial law on the losses 0.75, 1.25, 1.75 and 2.25.
+    for k in range(4):
+        at = np.argmin(np.abs(law.loss - (0.75 + 0.5 * k)))
+        assert law.loss[at] == pytest.approx(0.75 + 0.5 * k)
+        assert mass[at] == pytest.approx(math.comb(3, k) * 0.5 ** (3 - k) * 0.49**k)
+
+
+def test_what_wraps_around_the_grid_is_in_its_error():
+    # The second atom lies beyond the 64 losses of the window.
+    atoms = pld.Atoms(np.array([0, 100]), np.array([0.999, 0.001]), 0.0, 0.0)
+    law = pld.compose([(atoms, 1)], 0.1, 64, -1.0, 1.0)
+    for epsilon in (0.5, 2.0, 4.0):
+        truth = 0.001 * -math.expm1(epsilon - 10.0)
+        assert abs(law.delta(epsilon) - truth) <= law.error(epsilon)
+
+
+def test_the_error_of_an_integral_holds_all_of_its_parts():
+    def contour(value):
+        return SimpleNamespace(delta=lambda _: value, rounding_error=lambda _: 1e-9)
+
+    value, error = exact._Evaluated(contour(1e-5), contour(1.1e-5), 2e-7).delta(1.0)
+    assert value == 1e-5
+    assert error >= 10 * 1e-6 + 2e-7 + 1e-9
+    whole = bands.Sum(((contour(1e-5), contour(1.1e-5)),), (), 2e-7)
+    value, error = whole.delta_and_error(1.0)
+    assert value == 1e-5
+    assert error >= 10 * 1e-6 + 2e-7 + 1e-9
+    exactly = bands.Sum(((contour(1e-5), contour(1e-5)),), (), 0.0)
+    assert exactly.delta_and_error(1.0)[1] >= 2e-8 * 1e-5 + 1e-9
+
+
+def test_the_ends_of_an_integral_count_its_error():
+    contour = SimpleNamespace(delta_and_slope=lambda e: (math.exp(-e), math.exp(-e)))
+    evaluated = SimpleNamespace(
+        contour=contour, delta=lambda e: (math.exp(-e), 0.01 * math.exp(-e))
+    )
+    lower, estimate, upper = exact._widen(evaluated, 5.0, math.exp(-5.0))
+    assert estimate == 5.0
+    assert 5.0 + math.log(1.01) <= upper < 5.1
+    assert 4.9 < lower <= 5.0 + math.log(0.99)
+
+
+def test_the_ends_of_bands_count_their_error():
+    total = SimpleNamespace(delta_and_error=lambda e: (math.exp(-e), 0.01 * math.exp(-e)))
+    ends = [bands._root(total, math.exp(-5.0), 5.0, sign) for sign in (-1, 0, 1)]
+    wanted = [5.0 + math.log(0.99), 5.0, 5.0 + math.log(1.01)]
+    assert ends == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_direction_that_matters_is_not_negligible():
+    forward, reverse = exact.compositions(flatten(run(0.2, 1.0, 50), ADD), ADD, 1e-5)
+    assert exact.negligible(reverse, 10.12, 1e-5)
+    assert not exact.negligible(forward, 10.12, 1e-5)
+    truth = exact.exact_delta(flatten(run(0.2, 1.0, 50), ADD), ADD, 10.0).estimate
+    bound = chernoff(Moments(forward, 40.0), 10.0)
+    assert math.log(truth) <= bound < math.log(truth) + 4
+
+
+def test_rare_losses_are_asked_in_both_directions(monkeypatch):
+    flat = flatten(run(1e-5, 0.5, 100), ADD)
+    assert rare.rare_epsilon(flat, ADD, 1e-5).upper > 0
+    monkeypatch.setattr(rare, "_smaller", lambda *_: False)
+    with pytest.raises(Unresolved, match="the direction without large losses matters"):
+        rare.rare_epsilon(flat, ADD, 1e-5)
+
+
+def test_of_accountants_that_contradict_each_other_the_loosest_is_believed():
+    low, high = Bound(1.0, 1.1, 1.2, "one"), Bound(1.9, 2.0, 2.1, "other")
+    found = methods._intersect([low, high])
+    assert (found.lower, found.upper, found.method) == (1.0, 2.1, "other")
+    assert "disagree" in found.note
+    agreeing = methods._intersect([low, Bound(1.05, 1.5, 2.1, "other")])
+    assert (agreeing.lower, agreeing.upper, agreeing.method) == (1.05, 1.2, "one")
+
+
+def test_a_quick_bound_decides_by_its_certificate():
+    from jaxdp.accounting.proving import Prover
+
+    prover = Prover(1.0, 1e-5, ADD, "auto")
+    assert prover._decides(Bound(0.0, 0.5, 0.9))
+    assert prover._decides(Bound(1.1, 1.5, 1.9))
+    assert not prover._decides(Bound(0.9, 0.95, 1.1))
