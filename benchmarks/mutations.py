@@ -146,7 +146,7 @@ class Trial:
         if self.mutant is None:
             return {"outcome": OUTCOMES.get(self.process.exitcode, "error")}
         self.mutant.undo(self.root)
-        # A test that hangs, or takes the process with it, has noticed as well.
+        # A test that takes the process with it has noticed as well; of a slow one nobody knows.
         outcome = "killed" if self.process.exitcode < 0 else "error"
         outcome = OUTCOMES.get(self.process.exitcode, outcome)
         text = self.output.read_text(errors="replace")
@@ -160,7 +160,7 @@ class Trial:
             "room": self.mutant.room,
             "file": self.mutant.file,
             "why": self.mutant.why,
-            "outcome": outcome if in_time else "killed, out of time",
+            "outcome": outcome if in_time else "out of time",
             "by": by.group(1) if by else None,
             "seconds": round(time.perf_counter() - self.start, 1),
         }
@@ -188,6 +188,7 @@ def try_all(chosen: list[Mutant], jobs: int, seconds: float, original: bool) -> 
             if trial.finish()["outcome"] != "survived":
                 raise SystemExit("without a mutant a test fails:\n" + trial.output.read_text())
         rows: list[dict] = []
+        listed = {mutant.name for mutant in mutants()}
         waiting, going = list(chosen), list[Trial]()
         while waiting or going:
             while waiting and free:
@@ -202,7 +203,7 @@ def try_all(chosen: list[Mutant], jobs: int, seconds: float, original: bool) -> 
                 rows.append(trial.finish(in_time))
                 free.append(trial.root)
                 print(line(rows[-1]), flush=True)
-                keep(rows[-1:])
+                keep(rows[-1:], listed)
         return rows
 
 
@@ -216,16 +217,15 @@ def summary(rows: list[dict]) -> str:
     lines = []
     for room in sorted({row["room"] for row in rows}):
         here = [row for row in rows if row["room"] == room]
-        killed = sum(row["outcome"].startswith("killed") for row in here)
+        killed = sum(row["outcome"] == "killed" for row in here)
         lines.append(f"{room}: {killed} of {len(here)} killed")
-    others = [row for row in rows if not row["outcome"].startswith("killed")]
+    others = [row for row in rows if not row["outcome"] == "killed"]
     lines += [f"{row['outcome']}: {row['name']} ({row['why']})" for row in others]
     return "\n".join(lines)
 
 
-def keep(rows: list[dict]) -> None:
-    """Writes the rows, in the place of earlier ones of the same mutants."""
-    listed = {mutant.name for mutant in mutants()}
+def keep(rows: list[dict], listed: set[str]) -> None:
+    """Writes the rows, in the place of earlier ones of the mutants that are listed."""
     earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     found = {row["name"]: row for row in (*earlier, *rows) if row["name"] in listed}
     ordered = sorted(found.values(), key=lambda row: (row["room"], row["name"]))
@@ -258,7 +258,7 @@ def main() -> None:
         importlib.import_module(name)
     rows = try_all(chosen, given.jobs, given.timeout, not given.not_the_original)
     print(summary(rows))
-    if any(not row["outcome"].startswith("killed") for row in rows):
+    if any(not row["outcome"] == "killed" for row in rows):
         raise SystemExit(1)
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import bands, exact, methods, pld, rare
+from jaxdp.accounting import bands, exact, gaussian, methods, pld, rare, rdp, search, single
 from jaxdp.accounting.bounds import Bound
-from jaxdp.accounting.canonical import flatten
-from jaxdp.accounting.saddle import Moments, Unresolved, chernoff
+from jaxdp.accounting.canonical import Step, flatten
+from jaxdp.accounting.loss import Pair
+from jaxdp.accounting.proving import Prover
+from jaxdp.accounting.saddle import Composition, Moments, Unresolved, chernoff
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 KNOWN = [
@@ -113,7 +115,7 @@ def test_the_error_of_an_integral_holds_all_of_its_parts():
 
 
 def test_the_ends_of_an_integral_count_its_error():
-    contour = SimpleNamespace(delta_and_slope=lambda e: (math.exp(-e), math.exp(-e)))
+    contour = SimpleNamespace(delta_and_slope=lambda e: (math.exp(-e), 10 * math.exp(-e)))
     evaluated = SimpleNamespace(
         contour=contour, delta=lambda e: (math.exp(-e), 0.01 * math.exp(-e))
     )
@@ -157,9 +159,123 @@ def test_of_accountants_that_contradict_each_other_the_loosest_is_believed():
 
 
 def test_a_quick_bound_decides_by_its_certificate():
-    from jaxdp.accounting.proving import Prover
-
     prover = Prover(1.0, 1e-5, ADD, "auto")
     assert prover._decides(Bound(0.0, 0.5, 0.9))
     assert prover._decides(Bound(1.1, 1.5, 1.9))
     assert not prover._decides(Bound(0.9, 0.95, 1.1))
+
+
+def test_nested_and_repeated_events_count_as_often_as_they_occur():
+    one, other = run(0.2, 1.0, 1), run(0.1, 2.0, 2)
+    both = acc.Composed((one, other, acc.Repeated(one, 3)))
+    flat = flatten(acc.Repeated(acc.Repeated(both, 2), 5), ADD)
+    assert dict(flat.steps) == {Step(1.0, 0.2): 40, Step(2.0, 0.1): 20}
+    full = flatten(acc.Repeated(acc.Composed((acc.Gaussian(2.0), acc.Gaussian(2.0))), 8), ADD)
+    assert full.steps == ((Step(0.5), 1),)
+
+
+@pytest.mark.parametrize("order", [1.5, 2.0, 20.0])
+def test_the_conversions_are_the_printed_ones(order):
+    """Canonne, Kamath and Steinke 2020, Proposition 12, and Mironov 2017, Proposition 3."""
+    spent, delta, orders = np.asarray([0.7]), 1e-5, (order,)
+    improved = 0.7 + math.log((order - 1) / order) - (math.log(delta * order)) / (order - 1)
+    plain = 0.7 + math.log(1 / delta) / (order - 1)
+    for name, epsilon in (("improved", improved), ("mironov", plain)):
+        assert rdp.rdp_to_epsilon(spent, delta, orders, name) == (pytest.approx(epsilon), order)
+        assert rdp.rdp_to_delta(spent, epsilon, orders, name) == pytest.approx(delta)
+
+
+def test_a_batch_of_nearly_all_records_costs_as_much_as_all():
+    orders = np.asarray([2.0, 8.0, 64.0])
+    full = 0.5 * orders * (2 / 3.0) ** 2  # replacing a record moves the sum by two contributions
+    found = rdp.step_rdp(Step(3.0, 0.9999, "fixed_size"), REPLACE, tuple(orders))
+    np.testing.assert_allclose(found, full, rtol=1e-2)
+    twice = rdp.run_rdp(flatten(fixed(10), REPLACE), REPLACE, tuple(orders))
+    once = rdp.run_rdp(flatten(fixed(1), REPLACE), REPLACE, tuple(orders))
+    np.testing.assert_allclose(twice, 10 * once)
+
+
+def fixed(steps):
+    return acc.Repeated(acc.FixedSizeSampled(acc.Gaussian(3.0), 1000, 10), steps)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 3.0, 7.0])
+def test_the_profile_of_much_noise_keeps_its_digits(ratio):
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(40):
+        mu = mpmath.mpf(9e-4)
+        epsilon = ratio * mu
+        truth = mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(
+            -mu / 2 - epsilon / mu
+        )
+        found = gaussian.gaussian_delta(9e-4, float(epsilon))
+        assert abs(found / truth - 1) < 2e-11
+
+
+@pytest.mark.parametrize(("relation", "reverse"), [(ADD, False), (ADD, True), (REPLACE, False)])
+def test_atoms_lie_above_and_below_the_step_also_on_a_coarse_grid(relation, reverse):
+    """The mass beyond the grid is one in a thousand, so that it counts."""
+    pair = Pair(Step(0.8, 0.3), relation, reverse)
+    whole = Composition(((pair, 1),), 0.0, math.log(1e-3))
+    above = pld.pessimistic(whole, pair, 0.4, 8.0)
+    below = pld.optimistic(whole, pair, 0.4, 8.0, 1.0)
+    assert above.infinite + (reverse and 1.0) > 1e-5
+    for epsilon in (0.0, 0.1, 0.3, 0.7, 1.0, 1.5, 2.2, 3.0):
+        upper, lower = (_delta(atoms, 0.4, epsilon) for atoms in (above, below))
+        if relation is REPLACE:
+            truth = single.single_delta(pair.step, relation, epsilon)
+        else:
+            truth = single._one_way(pair, epsilon)
+        assert lower <= truth * (1 + 1e-9) + 1e-12
+        assert truth <= upper * (1 + 1e-9) + 1e-12
+        assert upper - lower < 0.05
+
+
+def _delta(atoms, width, epsilon):
+    loss = atoms.offset + width * atoms.index
+    return float(atoms.mass @ np.maximum(-np.expm1(epsilon - loss), 0.0)) + atoms.infinite
+
+
+def test_releases_of_one_draw_and_rates_of_a_fixed_size():
+    assert acc.joint_gaussian([3.0, 4.0]).noise_multiplier == pytest.approx(2.4)
+    assert flatten(fixed(7), REPLACE).steps == ((Step(3.0, 0.01, "fixed_size"), 7),)
+    inner = acc.PoissonSampled(acc.Gaussian(1.0), 0.5)
+    for outer in (acc.PoissonSampled(inner, 0.5), acc.FixedSizeSampled(inner, 10, 2)):
+        with pytest.raises(acc.UnsupportedEventError, match="nested sampling"):
+            flatten(outer, REPLACE)
+
+
+def test_the_total_variation_is_that_of_every_step():
+    for relation, apart in ((ADD, 0.3829249225), (REPLACE, 0.6826894921)):
+        found = single.total_variation(flatten(run(0.01, 1.0, 10), relation), relation)
+        assert found == pytest.approx(10 * 0.01 * apart)
+
+
+def test_a_search_returns_what_was_found_within():
+    for edge in (0.3, -2.0, 5.1):
+        found = search.least(
+            lambda x, edge=edge: 1.0 if x < edge else -1.0, 0.0, -1.0, (-9.0, 9.0), lambda: 1e-6
+        )
+        assert edge <= found < edge + 1e-5
+
+
+def test_a_filter_adds_up_and_stops():
+    budget, step = acc.RenyiFilter(1.0, 1e-5), acc.Gaussian(20.0)
+    admitted = 0
+    with pytest.raises(acc.BudgetExceededError):
+        for _ in range(400):
+            budget.charge(step)
+            admitted += 1
+    assert 10 < admitted < 60
+    total = rdp.run_rdp(flatten(acc.Repeated(step, admitted), ADD), ADD, budget.orders)
+    spent = rdp.rdp_to_epsilon(total, 1e-5 / len(budget.orders), budget.orders)[0]
+    assert budget.spent() == pytest.approx(spent)
+    assert spent <= 1.0
+
+
+def test_the_bound_without_an_integral_is_the_printed_one():
+    """Of a Gaussian alone, whose log moments are mu² c (c + 1) / 2."""
+    moments = Moments(Composition((), 0.5, -30.0), 40.0)
+    c = np.geomspace(1e-2, 1, 12) * moments.order
+    each = 0.25 * c * (c + 1) - 3.0 * c + c * np.log(c) - (1 + c) * np.log1p(c)
+    assert chernoff(moments, 3.0) == pytest.approx(each.min(), rel=1e-9)

@@ -150,3 +150,12 @@ def test_the_trainer_follows_the_bound_and_charges_one_event(linear):
     assert len(set(bounds)) == 4
     assert trainer.epsilon(1e-5).upper == method.epsilon(4, 1e-5).upper
     assert trainer.unverified() == []
+
+
+def test_the_bound_stays_within_the_limits_of_the_rule():
+    mechanism, tx = quantile.quantile_clip(1.0, 10, 100, learning_rate=50.0)
+    key = mechanism.simulated_key(jax.random.key(0))
+    for votes, limit in ((-1e6, 1e10), (1e6, 1e-10)):
+        summed = Summed(PARAMS, 0.1, votes=jnp.float32(votes))
+        _, state = tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
+        assert float(state.bound) == np.float32(limit)
