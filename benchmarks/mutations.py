@@ -219,7 +219,7 @@ def summary(rows: list[dict]) -> str:
         here = [row for row in rows if row["room"] == room]
         killed = sum(row["outcome"] == "killed" for row in here)
         lines.append(f"{room}: {killed} of {len(here)} killed")
-    others = [row for row in rows if not row["outcome"] == "killed"]
+    others = [row for row in rows if row["outcome"] != "killed"]
     lines += [f"{row['outcome']}: {row['name']} ({row['why']})" for row in others]
     return "\n".join(lines)
 
@@ -258,7 +258,7 @@ def main() -> None:
         importlib.import_module(name)
     rows = try_all(chosen, given.jobs, given.timeout, not given.not_the_original)
     print(summary(rows))
-    if any(not row["outcome"] == "killed" for row in rows):
+    if any(row["outcome"] != "killed" for row in rows):
         raise SystemExit(1)
 
 
