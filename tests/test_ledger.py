@@ -502,3 +502,51 @@ def test_a_seed_gives_no_stream_twice_after_a_round_trip_through_json():
     two = mech.sampler(50, ledger=copy, secret=secret).draw()
     assert copy.steps == 2
     assert not np.array_equal(one.key().words, two.key().words)
+
+
+def test_a_seed_gives_no_stream_twice_after_reopening_the_file(tmp_path):
+    mech, secret = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
+    words = []
+    for _ in range(2):
+        ledger = jaxdp.Ledger(tmp_path / "l")
+        words.append(mech.sampler(50, ledger=ledger, secret=secret).draw().key().words)
+        ledger.close()
+    assert not np.array_equal(*words)
+
+
+def test_only_the_stream_that_was_charged_ahead_counts_for_less():
+    ledger = jaxdp.Ledger()
+    for stream in ("a", "b"):
+        ledger.charge(STEP, 500, stream=stream)
+    found = ledger.epsilon(1e-5, without=("a", 300))
+    assert found == acc.epsilon(acc.Repeated(STEP, 800), 1e-5)
+    assert ledger.epsilon(1e-5, without=("c", 0)) == ledger.epsilon(1e-5)
+
+
+def test_steps_that_were_never_charged_are_not_given_back():
+    ledger = jaxdp.Ledger()
+    ledger.charge(STEP, 2, stream="a")
+    ledger.charge(STEP, 3, stream="a", first_step=5)
+    for first in (1, 4):
+        with pytest.raises(ValueError, match="must be the last steps charged"):
+            ledger.give_back("a", first, 8)
+    assert ledger.steps == 5
+    ledger.give_back("a", 6, 8)
+    assert ledger.steps == 3
+
+
+def test_a_charge_beyond_the_budget_is_refused_at_once():
+    ledger = jaxdp.Ledger(budget=acc.RenyiFilter(1.0, 1e-5))
+    ledger.charge(acc.Gaussian(20.0))
+    with pytest.raises(acc.BudgetExceededError):
+        ledger.charge(acc.Gaussian(0.5))
+    assert ledger.steps == 1
+
+
+def test_that_a_seed_was_chosen_is_said_also_beside_another_note(tmp_path):
+    ledger = jaxdp.Ledger(tmp_path / "l")
+    ledger.charge(STEP, stream="a", source="mechanism", note=f"{_entries.SEEDED}; with canaries")
+    ledger.charge(STEP, stream="b", source="mechanism")
+    for found in (ledger, jaxdp.Ledger(tmp_path / "l")):
+        assert found.unverified() == [_entries.SEEDED]
+        assert found.notes() == ["with canaries"]

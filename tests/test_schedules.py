@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import schedules
+from jaxdp.tickets import simulated_key
 from tests.statistics import is_gaussian
 
 LEVELS = st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(1, 7)), min_size=1, max_size=5)
@@ -67,6 +68,18 @@ def test_every_step_gets_the_noise_it_is_charged_for():
         sampler.draw()
     beyond, _ = update(state, mech.simulated_key(jax.random.key(0), 3))
     assert np.isnan(beyond["w"]).all()  # no step without its charge
+
+
+def test_a_step_beyond_the_end_gets_no_level_whatever_its_key_says():
+    tx = jaxdp.privatize(schedules.NoiseSchedule(((1.0, 1), (5.0, 2))), 10.0)
+    params = {"w": jnp.zeros(2)}
+    update = jax.jit(lambda key: tx.update(jaxdp.Summed(params, 1.0), state, params, key=key)[0])
+    state = tx.init(params)
+    last, beyond = (
+        update(simulated_key(jax.random.key(0), {"gradient": 5.0}, step)) for step in (2, 3)
+    )
+    assert np.isfinite(last["w"]).all()
+    assert np.isnan(beyond["w"]).all()
 
 
 def test_a_step_of_another_level_is_refused():

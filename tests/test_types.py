@@ -50,7 +50,17 @@ def test_nothing_is_wrapped_around_the_noise(around):
 
 
 def test_repr_shows_no_value():
-    assert "1." not in repr(SUMMED).replace("l2=1.0", "")
+    """Each value is a number that nothing else in the words could hold."""
+    ticket = jaxdp.dp_sgd(1.0, 1.0, 30, 30, "full_batch").sampler(30).draw().ticket
+    secret = {"w": jnp.full(2, 71.0)}
+    summed = jaxdp.Summed(secret, 0.5, unscale={"w": jnp.ones(2)}, votes=jnp.float32(71.0))
+    shown = repr(summed.of_draw(ticket, [0], known=True))
+    assert shown == "Summed(value=<sensitive>, l2=0.5, unscale=True)"
+    batch = jaxdp.Batch({"x": np.full((3, 1), 71.0)}, np.ones(3, bool))
+    draw = jaxdp.types.Draw(np.full((1, 71), 71, np.int32), np.ones((1, 71), bool), 0, 71)
+    for value in (batch, draw):
+        assert "71" not in repr(value)
+        assert "True" not in repr(value)
 
 
 @pytest.mark.parametrize("through", [jax.jit, jax.vmap, jax.tree.leaves, jax.block_until_ready])
@@ -76,6 +86,16 @@ def test_parts_of_a_draw_add_up_to_its_sum_and_keep_the_sensitivity(linear):
     assert float(total.l2) == float(one.l2) == float(whole.l2)
     assert total.ticket is whole.ticket
     assert total.passes == whole.passes == {0, 1, 2}
+
+
+def test_votes_of_parts_add_up_and_are_gone_where_one_has_none():
+    ticket = jaxdp.dp_sgd(1.0, 1.0, 30, 30, "full_batch").sampler(30).draw().ticket
+    one, two, none = (
+        jaxdp.Summed(SUMMED.value, 1.0, votes=votes).of_draw(ticket, [n], known=True)
+        for n, votes in enumerate((jnp.float32(1.5), jnp.float32(-4.0), None))
+    )
+    assert float((one + two).votes) == -2.5
+    assert (one + none).votes is None
 
 
 def test_only_disjoint_parts_of_one_draw_are_added(linear):

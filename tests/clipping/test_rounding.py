@@ -120,6 +120,18 @@ def test_a_draw_larger_than_its_public_bound_is_refused_without_numbers():
     draw = jaxdp.dp_sgd(1.0, 1.0, 5, 5, sampling="full_batch").sampler(5).draw()
     with pytest.raises(ValueError, match="most_records must be at least"):
         grad_fn.sum({"w": jnp.zeros(2)}, jnp.ones((5, 2)), draw)
+    with pytest.raises(ValueError, match="most_records must be at least"):
+        grad_fn({"w": jnp.zeros(2)}, jnp.ones((4, 2)), "all")
+
+
+def test_the_stated_sensitivity_counts_blocks_and_rows():
+    """docs/clip_bound.md: a share for the blocks, and 24 roundings for every row."""
+    assert rounding.of_sum(2**20) == rounding.SHARE + 24 / 16
+    x = jnp.full((1, 4), 2.0)
+    assert float(rounding.enlarged(jnp.float32(1.0), jnp.float32(0.5))) > 1.49
+    found, safe = rounding.squares(x * jnp.ones((1, 4)))
+    assert float(found[0]) == 16.0
+    assert float(safe[0]) >= 16.0
 
 
 @pytest.mark.parametrize("batch_size", [1, 100, 500, 10_000])

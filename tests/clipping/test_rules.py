@@ -108,6 +108,8 @@ def test_votes_count_the_norms_within_the_bound():
     mask = jnp.asarray([True, True, True, True, False])
     found = clipped(jaxdp.clip(1.0), rows, mask, bound=jnp.float32(4.0))
     assert found.votes == 0.5 + 0.5 - 0.5 - 0.5
+    found = clipped(jaxdp.clip(1.0), rows[:3], jnp.ones(3, bool), bound=jnp.float32(6.0))
+    assert found.votes == 1.5  # one record moves it by ½
     total = clipped(jaxdp.clip(1.0), rows[2:3], bound=jnp.float32(4.0)).total
     assert 4.0 * AIM <= total <= 4.0
     with pytest.raises(ValueError, match="bound must be None for auto_s"):
@@ -170,3 +172,28 @@ def test_bad_bound(bound):
             make(bound)
     with pytest.raises(ValueError, match="bounds"):
         jaxdp.per_layer({"a": 1.0, "b": bound})
+
+
+def test_gradients_around_the_bound_are_shortened_to_it_and_no_further():
+    norms = jnp.asarray([0.0, 0.5, 0.99, 1.0, 1.001, 1.01, 1.5, 1.9, 2.1, 50.0])
+    wanted = np.minimum(norms, 1.0)
+    most = 1.0 - rounding.MARGIN / 2  # the other half is for the rounding of what follows
+    for rule, ones in ((jaxdp.clip(1.0), 1), (jaxdp.per_layer({"a": 1.0, "b": 1.0}), 2)):
+        squares = {name: jnp.square(norms) for name in "ab"[:ones]}
+        for factors in jax.tree.leaves(rule.factors(squares)):
+            found = np.asarray(factors * norms)
+            assert (found <= most).all()
+            np.testing.assert_allclose(found, wanted, rtol=3e-3)
+    for rule in (jaxdp.normalize(1.0), jaxdp.auto_s(1.0, 0.01)):
+        found = np.asarray(rule.factors({"a": jnp.square(norms * 1e3)})["a"] * norms * 1e3)
+        assert (found <= most).all()
+        np.testing.assert_allclose(found[1:], 1.0, rtol=3e-3)
+    tiny = jaxdp.normalize(1.0).factors({"a": jnp.asarray([0.0, 1e-30])})["a"]
+    np.testing.assert_array_equal(tiny, 0.0)
+
+
+def test_the_bound_of_layers_is_that_of_the_trained_ones_together():
+    rule = jaxdp.per_layer({"a": 1.0, "b": 2.0, "c": 2.0})
+    params = {"a": jnp.zeros(2), "b": {"w": jnp.zeros(2)}, "c": jnp.zeros(1)}
+    assert rule.l2(params) == pytest.approx(3.0)
+    assert rule.l2({**params, "c": None}) == pytest.approx(np.sqrt(5.0))

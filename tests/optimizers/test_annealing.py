@@ -10,7 +10,12 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.noise import PrivatizeState
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
-from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
+from jaxdp.optimizers.energy import (
+    OpenEnergy,
+    PrivateEnergy,
+    PublicEnergy,
+    energy_mechanism,
+)
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from tests.statistics import are_uncorrelated, is_binomial, is_gaussian
 
@@ -399,3 +404,45 @@ def test_repr_hides_the_key_and_the_records():
         assert str(int(opened.words[1])) not in shown
         assert "data" not in shown
         assert "indices" not in shown
+
+
+def test_every_candidate_has_a_coin_of_its_own():
+    """64 candidates that are worse by log 2, each accepted with probability one half."""
+    tx = annealing(optax.sgd(0.0), jax.random.key(0), temperature=1.0)
+    energy = PublicEnergy(lambda params, example: jnp.sum(params) + 1.0, jnp.zeros(1))
+    params = jnp.zeros(1)
+    start = tx.init(params)._replace(
+        energy=jnp.float32(1.0 - np.log(2.0)), accepted=jnp.asarray(1, jnp.int32)
+    )
+    accepted = jax.vmap(
+        lambda n: tx.update(params, start._replace(proposals=n), params, energy=energy)[1].accepted
+    )(jnp.arange(64, dtype=jnp.int32))
+    assert 12 < int(jnp.sum(accepted - 1)) < 52
+
+
+def test_the_sum_of_an_energy_is_of_clipped_differences_of_who_was_drawn():
+    def total(values, mask, passes=1):
+        drawn = OpenEnergy(
+            jnp.asarray(values, jnp.float32),
+            np.arange(len(values), dtype=np.int32).reshape(passes, -1),
+            np.asarray(mask, bool).reshape(passes, -1),
+            np.int32(passes),
+            None,
+            lambda p, example: p * example,
+            1.0,
+            1.0,
+            0.0,
+            4,
+        )
+        return float(drawn.clipped_sum(jnp.float32(2.0), jnp.float32(1.0)))
+
+    everybody = [True] * 4
+    assert total([0.25, 9.0, 0.5, 0.0], everybody) == 1.75  # candidate less current, at most 1
+    assert total([0.25, -9.0, 0.5, np.nan], everybody) == -0.25
+    assert total([0.25, 9.0, 0.5, -0.25], [True, False, False, True]) == 0.0
+    assert total([0.25, 0.25, 0.5, 0.5], everybody, passes=2) == 1.5
+    mechanism = energy_mechanism(1.0, 1.0, 60, 60)
+    sampler = mechanism.sampler(60, physical_batch_size=16)
+    energy = PrivateEnergy(lambda p, example: p * example, jnp.ones(60), mechanism, sampler)
+    drawn = energy.prepare().energy
+    assert float(drawn.clipped_sum(jnp.float32(1.5), jnp.float32(1.0))) == 30.0

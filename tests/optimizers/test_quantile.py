@@ -101,7 +101,8 @@ def test_the_bound_goes_to_the_quantile(target):
         400,
         initial_bound=0.05,
         target_quantile=target,
-        learning_rate=0.3,
+        learning_rate=1.0,  # settled after 40 steps: at 0.3 it was still 11 % away
+        count_noise_multiplier=10.0,
         sampling="full_batch",
     )
     grad_fn = mechanism.clipped_grad(lambda p, x: jnp.vdot(p["w"], x))
@@ -112,7 +113,7 @@ def test_the_bound_goes_to_the_quantile(target):
         summed, _ = grad_fn.sum(params, data, sampler.draw(), bound=state[0].bound)
         params, state, _ = update(params, state, summed)
         bounds.append(float(state[0].bound))
-    assert np.mean(bounds[-20:]) == pytest.approx(2.0 * target, rel=0.12)
+    assert np.mean(bounds[-20:]) == pytest.approx(2.0 * target, rel=0.05)
     assert sampler.ledger.steps == 60
     assert sampler.ledger.unverified() == []
     with pytest.raises(ValueError, match="ticket must be spent once"):
@@ -149,3 +150,12 @@ def test_the_trainer_follows_the_bound_and_charges_one_event(linear):
     assert len(set(bounds)) == 4
     assert trainer.epsilon(1e-5).upper == algorithm.epsilon(4, 1e-5).upper
     assert trainer.unverified() == []
+
+
+def test_the_bound_stays_within_the_limits_of_the_rule():
+    mechanism, tx = quantile.quantile_clip(1.0, 10, 100, learning_rate=50.0)
+    key = mechanism.simulated_key(jax.random.key(0))
+    for votes, limit in ((-1e6, 1e10), (1e6, 1e-10)):
+        summed = Summed(PARAMS, 0.1, votes=jnp.float32(votes))
+        _, state = tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
+        assert float(state.bound) == np.float32(limit)

@@ -76,12 +76,13 @@ def watched(folder, steps, every):
             print(json.dumps(row), flush=True)
 
     Trainer.step_and_look = spied
-    go(
+    result = go(
         folder,
         config(steps=steps, eval_every=every, noise_multiplier=50.0, momentum=0.0),
         shown,
         None,
     )
+    Path(folder).with_suffix(".history").write_text(json.dumps(result.history))
 
 
 if __name__ == "__main__":
