@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test lint notebooks docs clean
 
 setup: .venv/.installed-runtime
 
@@ -30,6 +30,9 @@ lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+notebooks: .venv/.installed-dev  # runs them all and stores what they show, some minutes
+	$(BIN)/python notebooks/execute.py
 
 docs: .venv/.created
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
