@@ -113,5 +113,5 @@ def test_no_two_runs_of_either_world_share_a_key():
         halves = jnp.concatenate([words >> np.uint32(16), words & np.uint32(0xFFFF)])
         return halves.astype(jnp.float32)
 
-    rows = np.concatenate(two_worlds(run, 50, seed=0, chunk=20))
+    rows = np.concatenate(auditing.two_worlds(run, 50, seed=0, chunk=20))
     assert len(np.unique(rows, axis=0)) == 100
