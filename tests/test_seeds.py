@@ -61,3 +61,14 @@ def test_a_ledger_name_of_a_chosen_seed_cannot_be_searched_for():
     assert other.stdout.strip() != Secret.from_seed(5).identifier()
     secret = Secret.new()
     assert secret.identifier() != Secret.new().identifier()
+
+
+def test_a_new_secret_has_128_bits_and_a_child_the_label_of_its_parent():
+    found = [Secret.new().entropy for _ in range(8)]
+    together = 0
+    for entropy in found:
+        together |= entropy
+    assert together >> 120  # each bit is there in one of eight but for a chance of 1 in 256
+    assert max(found) < 2**128
+    assert Secret.from_seed(1).child("energy").reproducible
+    assert not Secret.new().child("energy").reproducible
