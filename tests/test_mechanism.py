@@ -25,6 +25,8 @@ def test_noise_follows_the_mechanism_whatever_the_sum():
     summed = jaxdp.Summed(params, mech.rule.l2(params))
     update, _ = tx.update(summed, tx.init(params), params, key=key)
     np.testing.assert_allclose(np.std(update["w"]), 3.0 * 0.2 / 10, rtol=0.03)
+    assert mech.noise_std(params) == pytest.approx(3.0 * mech.l2(params) / 10)
+    assert 0.2 < mech.l2(params) < 0.205
 
 
 def test_a_step_is_charged_before_it_is_drawn():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp import Ledger, Secret
+from jaxdp import Ledger, Secret, dp_sgd
 from jaxdp import accounting as acc
 from jaxdp.mechanism import issuer_of
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler, pad
@@ -206,3 +206,13 @@ def test_what_cannot_be_charged_is_not_drawn(tmp_path):
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_draw_that_was_handed_to_somebody_counts_at_once():
+    sampler = dp_sgd(1.0, 1.0, 5, 50).sampler(50, reserve=4)
+    for taken in (1, 2):
+        draw = sampler.draw()
+        assert sampler.issuer.ahead() == (sampler.issuer.stream, taken)
+        assert draw.ticket.usable
+    draw.ticket.key()
+    assert not draw.ticket.withdraw()

@@ -38,6 +38,7 @@ def test_key_keeps_64_bits():
     words = [jax.random.key_data(Secret.from_seed(s).jax_key("noise")) for s in range(200)]
     assert len({int(w[0]) for w in words}) == 200
     assert len({int(w[1]) for w in words}) == 200
+    assert len({int(w) for pair in words for w in pair}) == 400
 
 
 def test_philox_is_a_function_of_the_position():
@@ -61,3 +62,14 @@ def test_a_ledger_name_of_a_chosen_seed_cannot_be_searched_for():
     assert other.stdout.strip() != Secret.from_seed(5).identifier()
     secret = Secret.new()
     assert secret.identifier() != Secret.new().identifier()
+
+
+def test_a_new_secret_has_128_bits_and_a_child_the_label_of_its_parent():
+    found = [Secret.new().entropy for _ in range(8)]
+    together = 0
+    for entropy in found:
+        together |= entropy
+    assert together >> 120  # all of the highest eight bits are 0 in all eight: once in 2**64
+    assert max(found) < 2**128
+    assert Secret.from_seed(1).child("energy").reproducible
+    assert not Secret.new().child("energy").reproducible

@@ -58,6 +58,8 @@ def test_everything_that_a_ticket_derives_is_its_own():
     found = list(itertools.chain(*map(randomness, tickets)))
     assert len(found) == 4 * len(tickets) + 1  # one has two parts
     assert len(set(found)) == len(found)
+    words = np.concatenate([issuer(step=n).issue().key().words for n in range(8)])
+    assert len(np.unique(words)) == 16  # 64 bits a key, not 32 of them twice
 
 
 def test_the_same_everything_is_the_same_key():

@@ -100,9 +100,21 @@ def test_randomness_of_the_loss_differs_between_steps(rows):
     def loss_fn(params, example, rng):
         return jnp.vdot(params["w"], jax.random.normal(rng, (3,))) + 0.0 * example
 
-    train = trainer(loss_fn, jnp.zeros(60), noise=0.0, physical_batch_size=rows)
+    # Everybody, no noise and no momentum: nothing else could differ.
+    mech = jaxdp.dp_sgd(0.0, 1.0, 60, 60, "full_batch")
+    train = jaxdp.Trainer(loss_fn, mech, optax.sgd(1.0), jnp.zeros(60), physical_batch_size=rows)
     _, norms = steps(train, {"w": jnp.zeros(3)}, 4)
-    assert len(set(norms)) == 4
+    assert np.diff(np.sort(norms)).min() > 1e-4
+
+
+def test_every_state_stands_for_the_charges_so_far(linear):
+    params, batch, loss_fn = linear
+    train = trainer(loss_fn, batch(60), reserve=1)
+    states = [train.init(params)]
+    for one in train.batches(2):
+        states.append(train.step(jax.tree.map(jnp.array, states[-1]), one)[0])
+    assert len({np.asarray(state.past).tobytes() for state in states}) == 3
+    assert [int(state.step) for state in states] == [0, 1, 2]
 
 
 def test_the_users_parameters_survive_donation(linear):

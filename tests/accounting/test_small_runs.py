@@ -231,6 +231,16 @@ def test_atoms_lie_above_and_below_the_step_also_on_a_coarse_grid(z, q, relation
         assert upper - min(lower) < 0.1
 
 
+def test_no_atom_below_the_step_lies_above_its_merged_cell(monkeypatch):
+    merged, found = pld._merged_loss, []
+    monkeypatch.setattr(pld, "_merged_loss", lambda *a: found.append(merged(*a)) or found[-1])
+    pair = Pair(Step(0.3, 0.01), ADD)
+    whole = Composition(((pair, 1),), 0.0, math.log(1e-3))
+    atoms = pld.optimistic(whole, pair, 0.4, 8.0, 0.1)
+    known = found[-1][found[-1] > -math.inf]
+    assert (atoms.offset + 0.4 * atoms.index <= known + 1e-12).all()
+
+
 def _delta(atoms, width, epsilon):
     loss = atoms.offset + width * atoms.index
     return float(atoms.mass @ np.maximum(-np.expm1(epsilon - loss), 0.0)) + atoms.infinite

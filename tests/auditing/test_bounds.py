@@ -190,6 +190,10 @@ def test_the_box_is_clopper_and_pearsons():
     wanted = np.log((1 - misses) / alarms)
     assert bounds.epsilon_bound(counts, 0.0, rule="box") == pytest.approx(wanted, abs=0.02)
     assert bounds.epsilon_bound(counts, 0.0, rule="box") <= wanted + 1e-9
+    # The other direction is the same with alarms and misses exchanged.
+    other = Counts(400, 1000, 3, 1000)
+    assert bounds.epsilon_bound(other, 0.0, rule="box") == pytest.approx(wanted, abs=0.02)
+    assert bounds.epsilon_bound(other, 0.0, rule="box") <= wanted + 1e-9
 
 
 def test_the_combined_p_value_has_its_level():

@@ -108,3 +108,12 @@ def test_fixed_size_sampling_is_refused():
     _, worlds = audit.tiny_worlds(algorithm)
     with pytest.raises(ValueError, match="algorithm must sample by Poisson or take the full batch"):
         auditing.training_run(algorithm, worlds, 1)
+
+
+def test_no_two_runs_of_either_world_share_a_key():
+    def run(words, member):
+        halves = jnp.concatenate([words >> np.uint32(16), words & np.uint32(0xFFFF)])
+        return halves.astype(jnp.float32)
+
+    rows = np.concatenate(auditing.two_worlds(run, 50, seed=0, chunk=20))
+    assert len(np.unique(rows, axis=0)) == 100

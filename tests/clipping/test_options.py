@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jaxdp
-from jaxdp.clipping import rounding
+from jaxdp.clipping import options, rounding
 from jaxdp.types import Draw
 from tests.clipping.architectures import ARCHITECTURES, opened
 from tests.clipping.test_ghost import gap
@@ -203,3 +203,10 @@ print(len(jax.devices()))
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "8"
+
+
+def test_bounds_and_scales_of_a_compiled_step_are_made_safe():
+    for given, safe in ((np.nan, 1e-10), (0.0, 1e-10), (-1.0, 1e-10), (np.inf, 1e10), (2.0, 2.0)):
+        value = jnp.float32(given)
+        assert float(options.checked_bound(value)) == np.float32(safe)
+        assert float(options.checked_scale({"w": value})["w"]) == np.float32(safe)

@@ -146,6 +146,9 @@ def test_the_sensitivity_of_a_mechanism_is_the_one_that_sums_carry(linear):
     summed, _ = mech.clipped_grad(loss_fn)(params, batch(9), jnp.ones(9, bool))
     assert summed.l2 == mech.l2(params) == 0.5 * (1.0 + rounding.of_sum(1032))
     assert mech.l2(params) < 0.5 * 1.0147
+    # A bound of this step takes the place of the rule's, also where it is larger.
+    summed, _ = mech.clipped_grad(loss_fn)(params, batch(9), "all", bound=jnp.float32(4.0))
+    assert float(summed.l2) == pytest.approx(8 * mech.l2(params))
 
 
 def test_long_positions_are_added_in_groups():

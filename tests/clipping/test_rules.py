@@ -197,3 +197,12 @@ def test_the_bound_of_layers_is_that_of_the_trained_ones_together():
     params = {"a": jnp.zeros(2), "b": {"w": jnp.zeros(2)}, "c": jnp.zeros(1)}
     assert rule.l2(params) == pytest.approx(3.0)
     assert rule.l2({**params, "c": None}) == pytest.approx(np.sqrt(5.0))
+
+
+def test_a_scale_divides_the_gradient_before_it_is_clipped_and_in_the_sum():
+    rows, scale = np.float32([[4.0, 6.0], [3.0, -9.0]]), [jnp.asarray([2.0, 3.0])]
+    whole = clipped(jaxdp.clip(100.0), rows, scale=scale)
+    np.testing.assert_allclose(whole.total, [3.5, -1.0], rtol=1e-5)
+    np.testing.assert_allclose(whole.norms, [np.sqrt(8.0), np.sqrt(11.25)], rtol=1e-5)
+    short = clipped(jaxdp.clip(1.0), rows[:1], scale=scale)
+    np.testing.assert_allclose(short.total, [np.sqrt(0.5)] * 2, rtol=3e-3)

@@ -48,11 +48,12 @@ def test_the_committed_page_is_what_the_committed_rows_give(name):
     assert (PAGES / f"{name}.md").read_text() == tables.to_markdown(target.page(RESULTS)), (
         f"run: jaxdp reproduce {name} --render-only"
     )
-    for file, draw in target.figures.items():
-        committed, figure = imread(PAGES / file), draw(RESULTS)
-        width, height = figure.get_size_inches() * figure.dpi
-        assert committed.shape[:2] == (round(height), round(width)), file
-        assert len(np.unique(committed.reshape(-1, committed.shape[2]), axis=0)) > 50
+    for file in target.figures:
+        picture = np.round(255 * imread(PAGES / file)).astype(np.uint8)
+        assert min(picture.shape[:2]) > 400, file
+        colours, counts = np.unique(picture.view(np.uint32), return_counts=True)
+        assert len(colours) > 100, file  # letters and marks have soft edges: it is not blank
+        assert counts.max() < 0.98 * counts.sum(), file
 
 
 def test_no_mark_of_claims_lies_beyond_its_panel():
