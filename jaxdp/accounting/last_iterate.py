@@ -1,4 +1,4 @@
-"""Answers for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
+"""Bounds for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ ASSUMED = (
 
 
 def note(run: Run) -> str:
-    """The assumption behind the number, or the reason why there is none."""
+    """The assumption behind the bound, or the reason why there is none."""
     lost = [event.exposed for event, _ in run.hidden if event.exposed]
     if lost:
         reasons = "; ".join(dict.fromkeys(lost))
@@ -27,7 +27,7 @@ def note(run: Run) -> str:
 
 
 def refuses_log_sobolev(run: Run) -> str:
-    """The reason why the log-Sobolev answer does not cover the run, or ""."""
+    """The reason why the log-Sobolev bound does not cover the run, or ""."""
     if not run.hidden:
         return "it has no hidden-state event"
     if any(block.start_distance > 0 for event, _ in run.hidden for block in event.blocks):
@@ -100,7 +100,7 @@ def _profile(mixture: tuple[Array, Array], epsilon: float) -> float:
 
 
 def _renyi(run: Run, relation: Relation, values: Callable[[HiddenState], Array]) -> Array:
-    """Renyi divergences of the run at `rdp.DEFAULT_ORDERS`."""
+    """Renyi divergences of the run at ``rdp.DEFAULT_ORDERS``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
     total = np.zeros(orders.size)
     for step, n in run.others or ():
