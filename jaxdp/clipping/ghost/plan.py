@@ -1,4 +1,4 @@
-"""Which way each parameter's gradient norms are computed, by a cost model of operations."""
+"""Chooses the engine for each parameter's gradient norms, by a cost model of operations."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _CACHE_BYTES = 8 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """The decision for one parameter: by which engine its gradients are clipped.
+    """The engine that clips one parameter's gradients, and the reason.
 
     Attributes:
         path: where it stands in the tree, as ``jax.tree_util.keystr`` writes it.
@@ -24,7 +24,7 @@ class LeafPlan:
             without per-example gradients; "frozen": not trained, nothing is computed; "constant":
             no parameter but an array that the loss captured.
         reason: why, in a few words.
-        assumed: what is assumed public here, in words for a ledger; empty where nothing is.
+        assumed: what is assumed to be public, in words for a ledger; "" if nothing is.
     """
 
     path: str
@@ -40,8 +40,8 @@ def plan(
 
     Args:
         paths: where every leaf stands in the tree.
-        trained: whether it is trained.
-        uses: where each is used.
+        trained: for every leaf, True if it is trained.
+        uses: the uses of every leaf.
         batch_size: rows m of the physical batch.
         engine: "auto" weighs the costs; "ghost" takes the ghost norm wherever there is one; "vmap"
             never does.
