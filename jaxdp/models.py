@@ -16,7 +16,7 @@ from jaxdp.types import PyTree
 kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-ACTIVATIONS: dict[str, Callable] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": nn.tanh,
     "relu": nn.relu,
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp.accounting import hidden_state
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
-from jaxdp.accounting.chains import NoisyChain
+from jaxdp.accounting.chains import Array, NoisyChain
 from jaxdp.accounting.events import (
     Composed,
     Event,
@@ -109,20 +109,18 @@ def _add_hidden(
         _add(Step(min(2 / mu, 1e30)), times, counts, reasons)
 
 
-def batch_values(event: HiddenState) -> hidden_state.Array:
+def batch_values(event: HiddenState) -> Array:
     """S of each batch that may hold the record, [batches], summed over the blocks."""
     bound = hidden_state.composed if event.exposed else hidden_state.shifted
     return _over_blocks(event, bound)
 
 
-def log_sobolev_values(event: HiddenState) -> hidden_state.Array:
+def log_sobolev_values(event: HiddenState) -> Array:
     """The same as ``batch_values``, by the corrected log-Sobolev recursion."""
     return _over_blocks(event, hidden_state.composed if event.exposed else hidden_state.log_sobolev)
 
 
-def _over_blocks(
-    event: HiddenState, bound: Callable[[NoisyChain], hidden_state.Array]
-) -> hidden_state.Array:
+def _over_blocks(event: HiddenState, bound: Callable[[NoisyChain], Array]) -> Array:
     values = np.zeros(event.blocks[0].batches)
     for chain, n in Counter(event.blocks).items():
         values = values + n * bound(chain)

@@ -8,8 +8,9 @@ import numpy as np
 from jaxdp.accounting import gaussian, rdp
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, batch_values, log_sobolev_values
+from jaxdp.accounting.chains import Array
 from jaxdp.accounting.events import HiddenState
-from jaxdp.accounting.hidden_state import Array, averaged_renyi
+from jaxdp.accounting.hidden_state import averaged_renyi
 
 ASSUMED = (
     "holds while the partition is secret and nothing but the last iterate of each block leaves it"

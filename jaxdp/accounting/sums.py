@@ -16,13 +16,13 @@ class Law:
     def __init__(
         self, atoms: list[tuple[Atoms, int]], grid: "Grid", moments: Array, tilt: int
     ) -> None:
-        """Convolve.
+        """Convolves the losses.
 
         Args:
-        atoms: (losses, count) of every kind of step.
-        grid: the window and the orders.
-        moments: [k] log moments of the sum at the grid's orders.
-        tilt: index of the order of the tilt.
+            atoms: (losses, count) of every kind of step.
+            grid: the window and the orders.
+            moments: [k] log moments of the sum at the grid's orders.
+            tilt: index of the order of the tilt.
         """
         self.c, self.grid = float(grid.orders[tilt]), grid
         self.count = sum(n for _, n in atoms)

@@ -6,7 +6,8 @@ the vector depends on, and independent from draw to draw.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import special, stats
@@ -118,7 +119,7 @@ def size(total: np.ndarray, degrees: np.ndarray | int) -> np.ndarray:
     return np.minimum(1.0, 2 * tails)
 
 
-def least(p_values: np.ndarray | list) -> float:
+def least(p_values: np.ndarray | Sequence[Any]) -> float:
     """The least of several p-values, times their number (Bonferroni); 1 of none."""
     found = np.asarray(p_values, float)
     return float(min(1.0, found.size * np.min(found))) if found.size else 1.0

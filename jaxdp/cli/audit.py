@@ -63,7 +63,7 @@ def audit(
     as_json: bool,
     **numbers: Any,
 ) -> None:
-    """Attack an algorithm, a finished RUN or its mechanism, and say what was forced out of it.
+    """Attack an algorithm, a finished RUN or its mechanism, and bound its epsilon from below.
 
     A run that was trained with --canaries is itself audited, by what it released. Otherwise a tiny
     network is trained thousands of times with and without a canary, by the same clipping, noise,

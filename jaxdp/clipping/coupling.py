@@ -101,7 +101,7 @@ def _other_keys(eqn: Any) -> bool:
     name = getattr(impl, "name", impl if isinstance(impl, str) else None)
     atoms = (*eqn.invars, *eqn.outvars)
     kinds = [a.aval.dtype for a in atoms if hasattr(getattr(a, "aval", None), "dtype")]
-    keys = [k for k in kinds if jax.dtypes.issubdtype(k, jax.dtypes.prng_key)]
+    keys = [k for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
     return (name or "threefry2x32") not in ("threefry2x32", "fry") or any(
         "fry" not in str(kind) for kind in keys
     )

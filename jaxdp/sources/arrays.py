@@ -118,7 +118,7 @@ def _example(arrays: PyTree) -> PyTree:
 
 def _row(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     name = _leaves.named(path)
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise ValueError(
             f"data must hold numbers or bools, got {leaf.dtype} in {name}: keys do not belong to "
             "records"

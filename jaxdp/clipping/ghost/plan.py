@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jaxdp.clipping.ghost.sites import Lookup, Site
 from jaxdp.clipping.ghost.uses import Uses
@@ -78,7 +79,7 @@ def _engine(leaf: int, uses: Uses, batch_size: int, engine: str) -> tuple[str, s
     return ("ghost", costs) if ghost <= layer else ("layer", costs)
 
 
-def same_arrangement(one: tuple, other: tuple) -> bool:
+def same_arrangement(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """True if gradients of two sites differ at most by exchanging p and q."""
     return other in (one, (one[0], one[2], one[1]))
 
