@@ -1,4 +1,4 @@
-"""Refuses mechanisms whose parts do not agree, when they are made."""
+"""Checks that the parts of a mechanism agree, when it is made."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxdp.schedules import NoiseSchedule
 
 
 def check_mechanism(mechanism: Any) -> None:
-    """Refuses a mechanism whose parts are of another kind, out of range, or at odds."""
+    """Raises ValueError if parts of a mechanism are of a wrong kind, out of range, or at odds."""
     _check_kinds(mechanism)
     noise, count = mechanism.noise_multiplier, mechanism.count_noise_multiplier
     if not isinstance(noise, NoiseSchedule):
@@ -47,12 +47,15 @@ def _check_kinds(mechanism: Any) -> None:
 
 
 def _check_sizes(mechanism: Any) -> None:
-    """The event follows the sampling, divisor and rounding the batch size: they must agree.
+    """Raises ValueError unless sampling, divisor and data set size agree.
 
     A divisor that is not the expected batch size would still be public, and epsilon right. But a
     sum of more records than ``most_records`` is refused at random, and the learning rate is
     another than it says, so it is taken for the mistake that it nearly always is. Poisson rates may
     differ by the rounding of the expected batch size to a whole number.
+
+    Raises:
+        ValueError: they do not.
     """
     size = _validate.integer("dataset_size", mechanism.dataset_size, least=1)
     batch = _validate.integer("batch_size", mechanism.batch_size, least=1)

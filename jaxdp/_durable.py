@@ -1,4 +1,4 @@
-"""Files that survive a crash: whole, and on disk before the next line of code runs."""
+"""Files that survive a crash: whole, and on disk when a call returns."""
 
 import contextlib
 import hashlib
@@ -79,7 +79,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def private() -> Iterator[None]:
-    """Whatever is created inside is for its owner alone: files 0600, folders 0700.
+    """Creates whatever is created inside for its owner alone: files 0600, folders 0700.
 
     The umask belongs to the whole process: what another thread creates meanwhile is private too.
     """
@@ -91,7 +91,7 @@ def private() -> Iterator[None]:
 
 
 def make_private(folder: Path) -> None:
-    """Takes from others what is in a folder, and the folder itself; links are left alone."""
+    """Removes other users' access to a folder and all in it; links are left alone."""
     folder.chmod(0o700)
     for path in folder.rglob("*"):
         if not path.is_symlink():
@@ -133,7 +133,7 @@ def seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> None:
 
 
 def broken_seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> str:
-    """Which file is missing or not as it was when sealed; "" if all are, or nothing was sealed."""
+    """The first file missing or changed since :func:`seal`; "" if none, or nothing was sealed."""
     if not (folder / name).exists():
         return ""
     try:

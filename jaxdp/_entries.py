@@ -29,7 +29,7 @@ class Entry:
         event: what each step released.
         first_step: the first step.
         steps: how many consecutive steps.
-        stream: names the randomness: a step of a stream is one release and charged once. Another
+        stream: names the randomness. A step of a stream is one release, charged once. Another
             stream is charged anew, and so is every charge without a stream (None).
         source: who vouches for the event: a whole "mechanism", its "sampler", or a hand.
         note: what a reader must know besides, such as that an auditor put records in; public.
@@ -84,7 +84,7 @@ class Entry:
         return dataclasses.replace(self, first_step=start, steps=stop - start)
 
     def continues(self, other: "Entry") -> bool:
-        """True where this entry goes on with the very same releases where ``other`` ends."""
+        """True if this entry continues the same releases at the step where ``other`` ends."""
         return other.end == self.first_step and (
             (self.event, self.stream, self.source, self.note)
             == (other.event, other.stream, other.source, other.note)
@@ -92,7 +92,7 @@ class Entry:
 
 
 class Streams:
-    """The entries of every stream, in order of their steps, neighbours of one kind merged."""
+    """The entries of every stream in order of their steps; adjacent ones of a kind are merged."""
 
     def __init__(self) -> None:
         self._entries: dict[str | None, list[Entry]] = {}
@@ -108,7 +108,7 @@ class Streams:
         return self._entries.get(stream, [])
 
     def insert(self, entry: Entry) -> None:
-        """Takes in an entry whose steps no other holds."""
+        """Inserts an entry for steps that no other entry holds."""
         known = self._entries.setdefault(entry.stream, [])
         if known and entry.continues(known[-1]):
             known[-1] = known[-1].between(known[-1].first_step, entry.end)
@@ -130,7 +130,7 @@ class Streams:
     def missing(
         self, stream: str | None, start: int, end: int, event: acc.Event | None = None
     ) -> list[tuple[int, int]]:
-        """The parts of [start, end) that the stream holds no entry for (of ``event``)."""
+        """The parts of [start, end) for which the stream holds no entry (of ``event``)."""
         gaps = []
         for entry in self.of(stream):
             if entry.end <= start or entry.first_step >= end or event not in (None, entry.event):

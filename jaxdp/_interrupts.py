@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first is raised where nothing is half written, the second ends."""
+"""Ctrl-C and SIGTERM: the first is raised where no file is half written, the second exits."""
 
 import contextlib
 import os
@@ -60,7 +60,7 @@ _guard: _Guard | None = None
 
 @contextlib.contextmanager
 def guarded(last_words: Callable[[], str]) -> Iterator[None]:
-    """Inside, a first signal raises ``KeyboardInterrupt`` (SIGTERM: :class:`Terminated`).
+    """Raises ``KeyboardInterrupt`` at a first signal inside (:class:`Terminated` at SIGTERM).
 
     A second ends the process at once, with one line on stderr and status 128 + signal: no teardown,
     during which threads that still write would crash the process. Only for a program: a library
@@ -91,7 +91,7 @@ def guarded(last_words: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """A first signal that arrives inside is raised at the end."""
+    """Defers a first signal that arrives inside to the end of the block."""
     guard = _guard
     if guard is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -120,5 +120,5 @@ def _leave(text: str, number: int) -> None:
 
 
 def _say(text: str) -> None:
-    """Past buffers that the interrupted code may hold locked."""
+    """Writes past buffers that the interrupted code may hold locked."""
     os.write(2, text.encode())

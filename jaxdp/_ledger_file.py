@@ -1,4 +1,4 @@
-"""The file of a ledger: whole lines, each chained to those before, written by one process."""
+"""The ledger's file: whole lines, each chained to those before, written by one process."""
 
 import contextlib
 import hashlib
@@ -19,8 +19,8 @@ class Chain:
     """A running hash over rows, so that an edited, dropped or inserted one is found.
 
     Args:
-        key: a secret that makes it a MAC: without it nobody can make a row that fits. b"" chains
-            without one, which finds accidents and tells ledgers apart.
+        key: a secret that makes it a MAC: without it nobody can make a row that fits. b"" finds
+            accidents only, and tells ledgers apart.
     """
 
     def __init__(self, key: bytes = b""):
@@ -29,20 +29,20 @@ class Chain:
         self.heads: set[bytes] = set()
 
     def next(self, row: Row) -> str:
-        """Takes in one row; the hash that goes with it, in hexadecimal."""
+        """Appends one row, and returns its hash in hexadecimal."""
         found = self.after(row)
         self.take(found)
         return found.hex()
 
     def after(self, row: Row) -> bytes:
-        """The hash that one more row would have."""
+        """The hash of the chain with one more row."""
         text = json.dumps(row, sort_keys=True).encode()
         return hashlib.blake2b(
             self.head + text, digest_size=16, key=self._key[:64], person=b"jaxdp ledger"
         ).digest()
 
     def take(self, found: bytes) -> None:
-        """Goes on from a hash."""
+        """Continues from a hash."""
         self.head = found
         self.heads.add(found)
 
@@ -88,7 +88,7 @@ class LedgerFile:
         return self._parsed(_durable.whole_lines(self.path))
 
     def open(self, known: Callable[[list[tuple[str, Row]]], None]) -> None:
-        """Takes the file for this process; ``known`` is handed what others wrote since.
+        """Opens the file for this process; ``known`` receives the rows that others wrote since.
 
         Raises:
             ValueError: another process writes; the file is damaged or gone; after a fork.
@@ -153,13 +153,13 @@ class LedgerFile:
             self.append(header(self._key))
 
     def close(self) -> None:
-        """Lets other processes write."""
+        """Closes the file, so that other processes can write."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _give_up(self, size: int) -> None:
-        """Lets go of a file that took half a line."""
+        """Closes a file in which half a line was written."""
         assert self._file is not None
         with contextlib.suppress(OSError):
             os.ftruncate(self._file.fileno(), size)

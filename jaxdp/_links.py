@@ -1,4 +1,4 @@
-"""Notes of what a chain's links do with a sum and its noise key, taken while it is traced."""
+"""Observations of an optax chain while it is traced: who opened the sum and its noise key."""
 
 import contextlib
 import dataclasses
@@ -18,12 +18,12 @@ OTHERS = (
 
 @dataclasses.dataclass(eq=False)
 class Seen:
-    """Notes of one update.
+    """Observations of one update.
 
     Attributes:
-        parts: how often a part of the noise key was asked for.
-        others: True where a link that is not jaxdp's own did so, or read the sum.
-        multipliers: of the noise that jaxdp's links add: by part, a function of the step.
+        parts: the number of times that a part of the noise key was asked for.
+        others: True if a link that is not jaxdp's own did so, or read the sum.
+        multipliers: part -> (step -> noise multiplier) of the noise that jaxdp's links add.
     """
 
     parts: int = 0
@@ -31,11 +31,14 @@ class Seen:
     multipliers: dict[str, Callable[[int], Any]] = dataclasses.field(default_factory=dict)
 
     def agree(self, step: Any, charged: Mapping[str, Any]) -> None:
-        """Refuses a step that was charged for other noise than the update adds.
+        """Raises ValueError if a step was charged for other noise than the update adds.
 
         Args:
-            step: of the noise schedule.
+            step: the step of the noise schedule.
             charged: the multiplier of each part, on the host.
+
+        Raises:
+            ValueError: the multipliers differ.
         """
         for part, multiplier_at in self.multipliers.items():
             wanted = np.float32(charged.get(part, np.nan))
@@ -48,7 +51,7 @@ class Seen:
 
 
 class _Now(threading.local):
-    """The notes being taken in this thread, and the number of jaxdp's own links at work."""
+    """The observations of this thread, and the number of jaxdp's own links at work."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -60,7 +63,7 @@ _now = _Now()
 
 @contextlib.contextmanager
 def watching(seen: Seen) -> Iterator[None]:
-    """Notes in ``seen`` what happens inside."""
+    """Records in ``seen`` what happens inside."""
     _now.seen.append(seen)
     try:
         yield
@@ -83,20 +86,20 @@ def own(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def took_part() -> None:
-    """A part of a noise key is asked for."""
+    """Records that a part of a noise key was asked for."""
     for seen in _now.seen:
         seen.parts += 1
     read()
 
 
 def read() -> None:
-    """A sum or a key is opened; by whom?"""
+    """Records that a sum or a key was opened, unless by a link of jaxdp's own."""
     if not _now.own:
         for seen in _now.seen:
             seen.others = True
 
 
 def adds(part: str, multiplier_at: Callable[[int], Any]) -> None:
-    """One of jaxdp's links adds the noise of a part."""
+    """Records that a link of jaxdp's own adds the noise of a part."""
     for seen in _now.seen:
         seen.multipliers[part] = multiplier_at

@@ -6,7 +6,7 @@ import jax
 
 
 def rows(name: str, tree: Any) -> int:
-    """The common first axis m of all leaves."""
+    """The common length m of the first axis of all leaves."""
     shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(tree)]
     sizes = {shape[0] if shape else -1 for shape in shapes}
     if len(sizes) != 1 or -1 in sizes:
@@ -17,7 +17,7 @@ def rows(name: str, tree: Any) -> int:
 
 
 def check_mask(mask: Any, size: int) -> None:
-    """Refuses anything but bool [size]."""
+    """Raises ValueError unless the mask is bool [size]."""
     shape, dtype = getattr(mask, "shape", None), getattr(mask, "dtype", type(mask).__name__)
     if shape != (size,) or str(dtype) != "bool":
         found = f"{dtype} {list(shape)}" if shape is not None else dtype
@@ -25,7 +25,7 @@ def check_mask(mask: Any, size: int) -> None:
 
 
 def check_records(data: Any, num_records: int) -> None:
-    """Refuses data other than the ``num_records`` that a draw was made from."""
+    """Raises ValueError unless the data hold ``num_records`` records."""
     # A gather beyond the end would count the last record again and again.
     if rows("data", data) != num_records:
         # Without the numbers: they are private.

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite number above 0."""
+    """The value as a float, if it is a finite number above 0."""
     number = _number(name, value)
     if not number > 0 or math.isinf(number):
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
@@ -13,7 +13,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def non_negative(name: str, value: Any) -> float:
-    """A finite number of at least 0."""
+    """The value as a float, if it is a finite number of at least 0."""
     number = _number(name, value)
     if not number >= 0 or math.isinf(number):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
@@ -21,7 +21,7 @@ def non_negative(name: str, value: Any) -> float:
 
 
 def probability(name: str, value: Any) -> float:
-    """A number above 0 and at most 1."""
+    """The value as a float, if it is above 0 and at most 1."""
     number = _number(name, value)
     if not 0 < number <= 1:
         raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
@@ -29,7 +29,7 @@ def probability(name: str, value: Any) -> float:
 
 
 def fraction(name: str, value: Any) -> float:
-    """A number above 0 and below 1."""
+    """The value as a float, if it is above 0 and below 1."""
     number = positive(name, value)
     if not number < 1:
         raise ValueError(f"{name} must be above 0 and below 1, got {value!r}")
@@ -37,7 +37,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, *, least: int) -> int:
-    """A whole number of at least ``least``; booleans and 3.5 are refused, NumPy integers pass."""
+    """The value as an int, if it is whole and at least ``least``; booleans and 3.5 are refused."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
     number = int(value.__index__())
@@ -47,7 +47,7 @@ def integer(name: str, value: Any, *, least: int) -> int:
 
 
 def one_of(name: str, value: Any, allowed: Any) -> Any:
-    """A member of ``allowed``."""
+    """The value, if it is one of ``allowed``."""
     if value not in allowed:
         choices = ", ".join(str(choice) for choice in allowed)
         raise ValueError(f"{name} must be one of {choices}; got {value!r}")
@@ -55,7 +55,7 @@ def one_of(name: str, value: Any, allowed: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Words for a wrong argument in an error: arrays, which may be records, by their type alone."""
+    """A wrong argument in words for an error; arrays, which may be records, by type alone."""
     shown = value is None or isinstance(value, (str, bool, int, float)) or callable(value)
     return repr(value) if shown else f"a {type(value).__name__}"
 

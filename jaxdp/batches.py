@@ -1,4 +1,4 @@
-"""Charged batches, drawn and gathered ahead of time while the device works."""
+"""Charged batches for a training loop, drawn and gathered ahead of time in a thread."""
 
 import dataclasses
 import math
@@ -24,11 +24,12 @@ _ONE_PASS = 2**19
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChargedBatch:
-    """One step's records, charged and drawn, to be handed to ``Trainer.step`` once. **Sensitive**.
+    """The batch of one step, already charged; ``Trainer.step`` takes it once. **Sensitive**.
 
     Attributes:
         draw: which records, and the ticket.
-        rows: what was gathered from the host for every pass; None where the data are on the device.
+        rows: for every physical batch what was gathered on the host; None where the data are on the
+        device.
     """
 
     draw: Draw = dataclasses.field(repr=False)
@@ -39,7 +40,7 @@ class ChargedBatch:
 
     @property
     def untouched(self) -> bool:
-        """True where it is as :meth:`Trainer.batches` handed it out."""
+        """True if no field was replaced since :meth:`Trainer.batches` made it."""
         made = getattr(self, "_made_of", None)
         found = (self.draw, *jax.tree.leaves(self.rows))
         if made is None or len(made) != len(found):
@@ -47,7 +48,7 @@ class ChargedBatch:
         return all(a is b for a, b in zip(made, found, strict=True))
 
     def check(self) -> None:
-        """Refuses a batch that was used before, or that may not be used (any more, or here)."""
+        """Raises ValueError if the batch was used before, or cannot be used in this process."""
         ticket = self.draw.ticket
         if ticket is None or ticket.usable:
             return
@@ -69,12 +70,12 @@ class ChargedBatch:
 
 
 class Batches(Iterator[ChargedBatch]):
-    """Charged batches, drawn and gathered ahead of time; :meth:`Trainer.batches` makes it.
+    """An iterator over charged batches, made ahead of time; :meth:`Trainer.batches` returns it.
 
     Args:
-        sampler: draws them.
-        source: the records.
-        count: how many.
+        sampler: draws the records.
+        source: the records to draw from.
+        count: the number of batches.
     """
 
     def __init__(self, sampler: Sampler, source: Source, count: int):
@@ -94,7 +95,7 @@ class Batches(Iterator[ChargedBatch]):
         return self._steps - self._taken
 
     def close(self) -> None:
-        """Stops drawing; what nobody saw is given back to the ledger."""
+        """Stops drawing, and gives the charges of batches never handed out back to the ledger."""
         self._made.close()
         self._give_back()
 
@@ -119,7 +120,7 @@ class Batches(Iterator[ChargedBatch]):
             self._give_back()
 
     def _gathered(self, draw: Draw) -> ChargedBatch:
-        """The draw with the rows of every pass; without where the records lie on the device."""
+        """The draw with the rows of every physical batch; without them for data on the device."""
         if isinstance(self._source, DeviceArrays):
             return ChargedBatch(draw)
         if isinstance(self._source, BucketedText):
@@ -129,7 +130,7 @@ class Batches(Iterator[ChargedBatch]):
 
 
 def _in_buckets(draw: Draw, source: BucketedText) -> ChargedBatch:
-    """The same records under the same ticket, in passes of one length each."""
+    """The same records under the same ticket, in physical batches of one length each."""
     assert draw.ticket is not None
     size = draw.indices.shape[1]
     indices, mask, rows = source.passes(draw.indices[draw.mask], size)
@@ -138,7 +139,7 @@ def _in_buckets(draw: Draw, source: BucketedText) -> ChargedBatch:
 
 
 def placed(source: Source) -> Source:
-    """The source; small arrays in memory go to the device once, where a step gathers them."""
+    """The source, with small arrays in memory moved to the device once."""
     if not isinstance(source, HostArrays):
         return source
     leaves = jax.tree.leaves(source.arrays)
@@ -149,7 +150,7 @@ def placed(source: Source) -> Source:
 
 
 def rows_of_a_pass(batch_size: int, source: Source) -> int:
-    """Rows of one pass: nearly every whole draw, where that is fast and not too much."""
+    """The physical batch size: nearly every whole draw, where that is fast and fits in memory."""
     usual = default_physical_batch_size(batch_size)
     if isinstance(source, BucketedText):
         # Each length has passes of its own, the last of which is half empty.

@@ -1,4 +1,4 @@
-"""The append-only record of what was released: events keyed by step, durable before the release."""
+"""The append-only ledger: an accounting event for every release, on disk before the release."""
 
 import json
 import os
@@ -26,10 +26,10 @@ FORMAT = 2
 
 
 class Ledger:
-    """The list of all that was released. Charge before releasing; ask for epsilon at any time.
+    """The list of all releases as accounting events, each charged before the release is made.
 
     With a ``path``, every charge is on disk (flushed and fsynced) before :meth:`charge` returns, so
-    that a crash can over-count and never under-count. A ledger holds no un-noised data, but under
+    that a crash can over-count and never under-count. A ledger holds no un-noised data. Under
     add-or-remove-one nothing in it depends on the data at all, so it may be published.
 
     Every line is chained to those before it, so that an edited or removed one is found; lines cut
@@ -45,6 +45,16 @@ class Ledger:
 
     Raises:
         ValueError: the file is damaged, or holds more than the budget.
+
+    Example:
+        >>> from jaxdp import accounting as acc
+        >>> ledger = jaxdp.Ledger()  # or jaxdp.Ledger("ledger.jsonl"): durable
+        >>> step = acc.PoissonSampled(acc.Gaussian(1.0), sampling_prob=0.01)
+        >>> ledger.charge(step, steps=1_000)
+        >>> ledger.steps
+        1000
+        >>> print(f"{ledger.epsilon(delta=1e-5).upper:.2f}")
+        1.83
     """
 
     def __init__(
@@ -73,12 +83,12 @@ class Ledger:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, stream by stream, neighbouring ones of one kind merged."""
+        """All entries, stream by stream; adjacent entries of one kind are merged."""
         return tuple(self._streams)
 
     @property
     def event(self) -> acc.Event:
-        """Everything that was charged, as one event: equal events counted together."""
+        """The composition of everything charged, as one event."""
         return self._event(None)
 
     @property
@@ -88,26 +98,29 @@ class Ledger:
 
     @property
     def head(self) -> bytes:
-        """16 bytes that stand for everything written so far."""
+        """A 16-byte hash of everything written so far."""
         if self._file is not None and not self._file.chained:
             self._open()
             self._file.begin()
         return self._chain.head
 
     def holds(self, head: bytes) -> bool:
-        """True if ``head`` was this ledger's at some time: what was released by then is in it."""
+        """True if ``head`` was once this ledger's: it then holds all releases up to that head."""
         return head in self._chain.heads
 
     @property
     def begun(self) -> int:
-        """The number of streams that began here."""
+        """The number of streams begun in this ledger."""
         return len(self._names)
 
     def new_stream(self, name: str | None = None) -> tuple[str, int]:
-        """A name for a stream of randomness that begins now, durable; and how many came before.
+        """Begins a stream of randomness; its name is on disk when this returns.
 
         Args:
-            name: of a start of a run; None takes a random one.
+            name: of the stream; None takes a random one.
+
+        Returns:
+            (name of the stream, number of streams begun before it).
         """
         name = name or secrets.token_hex(8)
         with self._lock:
@@ -130,9 +143,15 @@ class Ledger:
     ) -> None:
         """Charges ``steps`` releases of ``event``.
 
-        With a stream, the charge is for its steps from ``first_step`` on, each to be charged once.
-        ``replay`` is for a run that does steps again of which nobody saw anything: those that the
-        stream already holds then cost nothing.
+        Args:
+            event: the release of one step.
+            steps: the number of consecutive steps.
+            stream: names the randomness; each of its steps can be charged once. None charges anew.
+            first_step: the first of the steps in the stream.
+            source: as for ``Entry``.
+            replay: for a run that repeats steps whose releases nobody saw: those that the stream
+                already holds then cost nothing.
+            note: as for ``Entry``.
 
         Raises:
             ValueError: a step that was charged before, without ``replay`` or as another event; a
@@ -156,7 +175,12 @@ class Ledger:
     def give_back(self, stream: str, first_step: int, end: int) -> None:
         """Takes back the charge of steps [first_step, end) that no ticket was handed out for.
 
-        Only for whoever issues the tickets of a stream: a step that anybody saw stays charged.
+        Only for the issuer of the stream's tickets: a step that anybody saw stays charged.
+
+        Args:
+            stream: the stream.
+            first_step: the first step that is given back.
+            end: the step after the last one.
 
         Raises:
             ValueError: these are not the last steps that the stream was charged for.
@@ -174,7 +198,7 @@ class Ledger:
             self._streams.remove(stream, first_step, end)
 
     def assume(self, what: str) -> None:
-        """Writes down, once, something that the guarantee takes for public and nobody verified.
+        """Writes down, once, something that the guarantee takes to be public without verifying it.
 
         ``grad_fn.sum`` does so with the draws that this ledger was charged for. It is on disk when
         this returns, and :meth:`unverified` says it also after the ledger was opened anew.
@@ -188,22 +212,22 @@ class Ledger:
         self._say("assumed", what, self._assumed)
 
     def trust(self, what: str) -> None:
-        """Writes down, once, any other assumption of the guarantee, as a whole sentence.
+        """Writes down, once, an assumption of the guarantee other than those of :meth:`assume`.
 
         Args:
-            what: as for :meth:`assume`.
+            what: a whole sentence; public, one line.
 
         Raises:
-            ValueError: likewise.
+            ValueError: as :meth:`assume`.
         """
         self._say("trusted", what, self._trusted)
 
     def shown(self, stream: str) -> int:
-        """The step of a stream up to which its releases may have been seen; 0 at first."""
+        """The step up to which releases of a stream may have been seen; 0 at first."""
         return self._shown.get(stream, 0)
 
     def show(self, stream: str, step: int) -> None:
-        """Writes down that the steps of a stream up to this one may be seen from now on."""
+        """Writes down that releases of a stream up to this step may be seen from now on."""
         with self._lock:
             if step > self.shown(stream):
                 self._open()
@@ -211,12 +235,12 @@ class Ledger:
                 self._shown[stream] = step
 
     def verified(self, stream: str, step: int) -> None:
-        """A ticket tells that jaxdp saw the whole release of a step: sum, noise and event agree."""
+        """Counts a step whose whole release jaxdp saw, so that sum, noise and event agree."""
         del step
         self._seen.setdefault(stream, [0, 0])[0] += 1
 
     def opened(self, stream: str, step: int) -> None:
-        """A ticket tells that its noise key was handed out."""
+        """Counts a step whose noise key was handed to the caller."""
         del step
         self._seen.setdefault(stream, [0, 0])[1] += 1
 
@@ -239,8 +263,8 @@ class Ledger:
         Args:
             delta: in (0, 1).
             relation: the neighbouring relation.
-            without: (stream, step): steps from this one on that were charged ahead and that nobody
-                was handed a ticket for; told by whoever issues the tickets.
+            without: (stream, step): leaves out the steps of the stream from this one on, which were
+                charged ahead and for which no ticket was handed out; see :meth:`Issuer.ahead`.
 
         Raises:
             ValueError: nothing was charged; an event that has no bound under this relation.
@@ -254,12 +278,12 @@ class Ledger:
         return acc.epsilon(self._event(without), delta, relation=relation)
 
     def notes(self) -> list[str]:
-        """The notes of the entries, each once, but for that of a chosen seed."""
+        """The distinct notes of the entries, without the note about a chosen seed."""
         said = {part for e in self._streams for part in e.note.split("; ")}
         return sorted(said - {"", SEEDED})
 
     def unverified(self, *, without: tuple[str, int] | None = None) -> list[str]:
-        """The assumptions that the ledger took on trust, in words; [] for a run by the front doors.
+        """The assumptions that jaxdp could not verify, one sentence each; [] if there is none.
 
         Args:
             without: as for :meth:`epsilon`.
@@ -291,7 +315,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """A ledger in memory from :meth:`to_json`."""
+        """An in-memory ledger from the text that :meth:`to_json` returned."""
         content = json.loads(text)
         if content.get("format") not in (1, FORMAT):
             raise ValueError(f"ledger format must be {FORMAT}, got {content.get('format')!r}")
@@ -390,7 +414,7 @@ class Ledger:
 
 
 def _counted(entry: Entry, without: tuple[str, int] | None) -> int:
-    """The steps of an entry, less those that nobody was handed."""
+    """The number of an entry's steps, less those for which no ticket was handed out."""
     if without is None or entry.stream != without[0]:
         return entry.steps
     return max(0, min(entry.end, without[1]) - entry.first_step)

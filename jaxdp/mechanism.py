@@ -86,7 +86,7 @@ class Mechanism:
         return event
 
     def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
-        """(event, first_step, steps) for every stretch of equal steps: what a ledger is charged.
+        """The steps as (event, first_step, steps), one triple for each stretch of equal steps.
 
         Raises:
             ValueError: a noise schedule ends before these steps do.
@@ -97,7 +97,7 @@ class Mechanism:
         return [(self._event(self.noise_multiplier), first_step, steps)]
 
     def multipliers(self, step: int) -> dict[str, float]:
-        """The noise multiplier of each part that step ``step`` releases from its one draw."""
+        """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
         whole = self.noise_multiplier
         whole = whole(step) if isinstance(whole, NoiseSchedule) else whole
         if self.count_noise_multiplier is None:
@@ -119,14 +119,14 @@ class Mechanism:
         return simulated_key(key, self.multipliers(0), step)
 
     def total(self, steps: int) -> acc.Event:
-        """All of the first ``steps`` steps as one event."""
+        """The composition of the first ``steps`` steps, as one event."""
         rows = self.events(0, _validate.integer("steps", steps, least=0))
         return acc.Composed(tuple(acc.Repeated(event, count) for event, _, count in rows))
 
     def noise_std(self, params: PyTree, step: int | jax.Array = 0) -> float | jax.Array:
         """Standard deviation of the noise in each coordinate of the noisy mean, before unscaling.
 
-        Public: what remains after the noise may use it, as DP-AdamBC's correction does.
+        It is public: an optimizer may use it, as DP-AdamBC's correction does.
 
         Args:
             params: pytree of the parameters' shapes.
@@ -139,9 +139,9 @@ class Mechanism:
         return each * jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
     def l2(self, params: PyTree) -> float:
-        """The most by which one record changes the clipped sum, its rounding included.
+        """The sensitivity: the largest norm by which one record changes the clipped sum.
 
-        The rule's bound, and a share of it (docs/clip_bound.md): what noise is measured in.
+        The rule's bound and a share of it for rounding (docs/clip_bound.md); the unit of the noise.
         """
         return self.rule.l2(params) * (1.0 + rounding.of_sum(self.most_records))
 
@@ -151,7 +151,7 @@ class Mechanism:
         return rounding.most_records(self.batch_size)
 
     def leaking(self, reason: str) -> "Mechanism":
-        """The same mechanism, for an algorithm that reveals more: ``NonPrivate`` in the ledger."""
+        """A copy that reveals more than its noisy sum: every step is a ``NonPrivate`` event."""
         return dataclasses.replace(self, leak=reason)
 
     def _event(self, noise_multiplier: float) -> acc.Event:
@@ -160,7 +160,12 @@ class Mechanism:
         return self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
 
     def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
-        """``jaxdp.clipped_grad(loss_fn, self.rule, most_records=self.most_records, **options)``."""
+        """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
+
+        Args:
+            loss_fn: as for :func:`jaxdp.clipped_grad`.
+            options: further arguments of :func:`jaxdp.clipped_grad`.
+        """
         return clipped_grad(loss_fn, self.rule, **{"most_records": self.most_records, **options})
 
     def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
@@ -179,16 +184,15 @@ class Mechanism:
         first_step: int = 0,
         reserve: int = 1,
     ) -> Sampler:
-        """Draws for every step, each charged before it is made.
+        """A sampler that charges every step to a ledger before it draws the step's records.
 
         Args:
-            num_records: how many records are at hand (under Poisson sampling it need not equal
-                ``dataset_size`` but to a factor of 2, and is itself private).
+            num_records: the number of records to draw from. Under Poisson sampling it is private
+                and need equal ``dataset_size`` only to a factor of 2.
             ledger: where every draw is charged; None makes one in memory, ``sampler.ledger``.
             secret: the randomness; None takes it from the operating system.
-            physical_batch_size: rows of one compiled pass; None chooses for the device.
-            first_step: the step of the noise schedule that is drawn first. Draws and noise are new
-                whatever it is.
+            physical_batch_size: rows of one physical batch; None chooses for the device.
+            first_step: the first step of the noise schedule; draws and noise are new in any case.
             reserve: steps charged at a time; see :class:`jaxdp.tickets.Issuer`.
 
         Raises:
@@ -213,10 +217,13 @@ class Mechanism:
 def issuer_of(
     mechanism: Any, ledger: "Ledger | None" = None, secret: Secret | None = None, **options: Any
 ) -> Issuer:
-    """The issuer of a mechanism's tickets, on a stream of its own.
+    """The issuer of a mechanism's tickets, on a new stream of the ledger.
 
     A secret from the operating system gives other keys to every stream; a seed that a person chose
     gives them by the number of streams before, so that a figure can be made again.
+
+    Raises:
+        ValueError: the ledger is no ``Ledger``.
     """
     from jaxdp.ledger import Ledger
 
@@ -237,13 +244,13 @@ def released_once(
     secret: Secret | None = None,
     source: str = "mechanism",
 ) -> Secret:
-    """Charges a whole computation as one release; the secret of its randomness, and no other's.
+    """Charges a whole computation as one release, and returns the secret of its randomness.
 
     Args:
         event: what is released.
         configuration: names the computation and its public numbers; goes into the randomness, as
             the event does.
-        ledger: where; None charges nowhere.
+        ledger: the ledger that is charged; None makes one that is then dropped.
         secret: None takes one from the operating system.
         source: as for ``Entry``.
     """
@@ -267,10 +274,10 @@ def dp_sgd(
     schedule: NoiseSchedule | None = None,
     relation: acc.Relation | str = acc.Relation.ADD_OR_REMOVE_ONE,
 ) -> Mechanism:
-    """DP-SGD (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1): clipping, Gaussian noise.
+    """The mechanism of DP-SGD (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1).
 
-    The noise is given, or follows from ``epsilon``, ``delta`` and ``steps``: the least (within
-    1e-4) for which the proven epsilon is at most the one asked for.
+    Give the noise, or a budget of ``epsilon``, ``delta`` and ``steps``: the noise is then the least
+    (within 1e-4) whose proven epsilon is at most the one asked for.
 
     Args:
         noise_multiplier: noise standard deviation over ``l2_clip_norm``, on the sum; a number, or a
@@ -288,9 +295,20 @@ def dp_sgd(
         schedule: the shape of the noise over the steps, to be scaled to the budget.
         relation: the neighbouring relation of the budget.
 
+    Returns:
+        The mechanism, for :class:`jaxdp.Trainer` or a loop of your own.
+
     Raises:
         ValueError: an argument is missing or out of its range, named with its value; both a noise
             and a budget were given; the budget cannot be met.
+
+    Example:
+        >>> mechanism = jaxdp.dp_sgd(
+        ...     epsilon=3.0, delta=1e-5, steps=1_000,
+        ...     l2_clip_norm=1.0, batch_size=256, dataset_size=60_000,
+        ... )
+        >>> mechanism.epsilon(1_000, delta=1e-5).upper <= 3.0
+        True
     """
     if (rule is None) == (l2_clip_norm is None):
         raise ValueError(f"give one of l2_clip_norm and rule, got {l2_clip_norm!r} and {rule!r}")
@@ -383,5 +401,5 @@ def _calibrated(
 
 
 def default_physical_batch_size(batch_size: int) -> int:
-    """Rows of one compiled pass: 64 on a CPU (fastest as measured), 1,024 on an accelerator."""
+    """Rows of one physical batch: 64 on a CPU (fastest as measured), 1,024 on an accelerator."""
     return min(batch_size, 64 if jax.default_backend() == "cpu" else 1024)

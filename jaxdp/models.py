@@ -1,4 +1,4 @@
-"""Flax networks by name, without a layer that couples the examples of a batch."""
+"""Flax networks by name, none with a layer that couples the examples of a batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jaxdp.types import PyTree
 kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-ACTIVATIONS: dict[str, Callable] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": nn.tanh,
     "relu": nn.relu,
 }
@@ -40,7 +40,7 @@ class MLP(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A network that can be named.
+    """A registry entry: how to build a network, and the examples that it takes.
 
     Attributes:
         build: from (activation, num_classes, hidden widths) to the module.
@@ -58,7 +58,7 @@ MODELS: dict[str, Entry] = {
 
 
 def register(name: str, entry: Entry) -> None:
-    """Adds a network, so that it can be named in runs and on the command line.
+    """Adds a network to the registry, for runs and the command line.
 
     Raises:
         ValueError: the name is taken by another.
@@ -75,7 +75,7 @@ def build(
     activation: str = "tanh",
     hidden: tuple[int, ...] = (64,),
 ) -> nn.Module:
-    """The model ``name`` for examples of ``example_shape``.
+    """The network ``name`` for examples of ``example_shape``.
 
     Raises:
         ValueError: an unknown name or activation, or examples of a shape that it does not take.
@@ -90,14 +90,14 @@ def build(
 
 
 def init(model: nn.Module, key: jax.Array, example_shape: tuple[int, ...]) -> PyTree:
-    """Fresh float32 parameters, a function of the key alone."""
+    """Initial float32 parameters, a function of the key alone."""
     example = np.zeros((1, *example_shape), np.float32)
     inside = isinstance(key, jax.core.Tracer)  # of another jit, whose options count
     return jax.jit(model.init, compiler_options=None if inside else AT_ONCE)(key, example)
 
 
 def cross_entropy(model: nn.Module) -> Callable[[PyTree, tuple[jax.Array, jax.Array]], jax.Array]:
-    """The loss ``(params, (x, label)) -> scalar`` of one example."""
+    """The cross-entropy loss ``(params, (x, label)) -> scalar`` of one example."""
 
     def loss_fn(params: PyTree, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         x, label = example

@@ -67,6 +67,22 @@ def privatize(
             replicated; ``value``, ``grad`` or ``value_fn`` (what a line search or a plateau
             schedule asks for is computed from data, and releasing it is another event).
         TypeError: at update, when handed anything but a ``Summed``.
+
+    Example:
+        >>> data = {"x": jnp.ones((100, 3)), "y": jnp.ones(100)}
+        >>> mechanism = jaxdp.dp_sgd(
+        ...     noise_multiplier=1.0, l2_clip_norm=0.1, batch_size=10, dataset_size=100
+        ... )
+        >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
+        >>> grad_fn = mechanism.clipped_grad(loss_fn)
+        >>> sampler = mechanism.sampler(100)
+        >>> tx = optax.chain(jaxdp.privatize(1.0, expected_batch_size=10), optax.adam(1e-3))
+        >>> params = jnp.zeros(3)
+        >>> opt_state = tx.init(params)
+        >>> summed, _ = grad_fn.sum(params, data, sampler.draw())
+        >>> updates, opt_state = tx.update(summed, opt_state, params)
+        >>> updates.shape
+        (3,)
     """
     _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     multiplier_at, on_host = _multipliers(noise_multiplier), _on_host(noise_multiplier)

@@ -1,4 +1,4 @@
-"""Independent normals from a key, the same whatever JAX's flags say, never twice in a ``vmap``.
+"""Standard normals from a key: the same whatever JAX's flags say, never shared in a ``vmap``.
 
 Element i of leaf n is a function of (key, n, i): threefry2x32 (Salmon et al. 2011, "Parallel random
 numbers: as easy as 1, 2, 3") on the counter (n, i), one word of its two for each half of a leaf.
@@ -52,13 +52,13 @@ def noised(
 
 
 def normals(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """float32 normals of several leaves, all independent.
+    """Standard normals float32 for several leaves, all independent.
 
     Small leaves are made in one piece, with the same values: XLA takes a second to compile each.
 
     Args:
         words: uint32 [leaves, 2], or a list of uint32 [2]; the key of each leaf.
-        shapes: of the results.
+        shapes: the shape of each leaf.
 
     Raises:
         ValueError: a leaf of 2**33 elements or more.

@@ -1,4 +1,4 @@
-"""A projection learned privately: Analyze Gauss, a release to be composed with the training's."""
+"""DP-PCA by Analyze Gauss: a private projection, a release besides those of training."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Which records take part in a step: exact draws in fixed shapes, each charged before it is made.
+"""Sampling of each step's records: exact draws in fixed shapes, charged before they are made.
 
 A draw is made on the host with NumPy's 64-bit Philox generator: a binomial count, then a choice
 without replacement, O(batch) work. float32 uniforms on the device would bias small rates
@@ -32,15 +32,15 @@ class Sampling(Protocol):
         """The accounting event of releasing ``released`` on one such draw."""
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """Raises ValueError where the records at hand cannot be drawn from like this."""
+        """Raises ValueError where these records cannot be drawn from by this rule."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Poisson:
-    """Every record takes part independently with probability ``sampling_prob``.
+    """Poisson sampling: each record takes part independently with probability ``sampling_prob``.
 
-    Amplifies under add-or-remove-one. The number of records is not assumed: it is the draw's only
-    secret, and the declared ``dataset_size`` need not equal it (but to a factor of 2).
+    Amplifies under add-or-remove-one. The number of records is private: the guarantee does not
+    assume it, and the declared ``dataset_size`` need equal it only to a factor of 2.
     """
 
     sampling_prob: float
@@ -49,18 +49,21 @@ class Poisson:
         _validate.probability("sampling_prob", self.sampling_prob)
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
-        """int64 [k], k binomial; may be empty."""
+        """int64 [k]: the positions drawn, k binomial; may be empty."""
         size = rng.binomial(num_records, self.sampling_prob)
         return rng.choice(num_records, size=size, replace=False)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
-        """A Poisson-sampled Gaussian."""
+        """The event of a Poisson-sampled Gaussian."""
         return acc.PoissonSampled(released, sampling_prob=self.sampling_prob)
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """Refuses a declared size that is less than half or more than twice the number of records.
+        """Refuses a declared size that is not the number of records to a factor of 2.
 
         The guarantee holds for any number; but the divisor of the mean would be wrong, silently.
+
+        Raises:
+            ValueError: it is less than half or more than twice as large.
         """
         # Without the number, which is private; that it was refused is told to the owner alone.
         if not dataset_size <= 2 * num_records <= 4 * dataset_size:
@@ -72,7 +75,7 @@ class Poisson:
 
 @dataclasses.dataclass(frozen=True)
 class FixedSize:
-    """Exactly ``batch_size`` records, uniformly without replacement (for replace-one)."""
+    """Fixed-size sampling: ``batch_size`` records, uniformly without replacement (replace-one)."""
 
     batch_size: int
 
@@ -80,15 +83,21 @@ class FixedSize:
         _validate.integer("batch_size", self.batch_size, least=1)
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
-        """int64 [batch_size]."""
+        """int64 [batch_size]: the positions drawn."""
         return rng.choice(num_records, size=self.batch_size, replace=False)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
-        """A Gaussian on a fixed-size draw without replacement."""
+        """The event of a Gaussian on a fixed-size draw without replacement."""
         return acc.FixedSizeSampled(released, dataset_size=dataset_size, batch_size=self.batch_size)
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """The sampled fraction is part of the guarantee, so the size must be the declared one."""
+        """Refuses a declared size other than the number of records, or less than a batch.
+
+        The sampled fraction is part of the guarantee, so the size must be exact.
+
+        Raises:
+            ValueError: it is refused.
+        """
         _require_declared_size(num_records, dataset_size)
         if self.batch_size > num_records:
             raise ValueError(
@@ -98,32 +107,33 @@ class FixedSize:
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch:
-    """Every record in every step: no amplification."""
+    """Full-batch steps: every record takes part in every step, without amplification."""
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
-        """int64 [num_records]."""
+        """int64 [num_records]: all positions."""
         return rng.permutation(num_records)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
-        """The plain Gaussian."""
+        """The event itself: a Gaussian without sampling."""
         return released
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """Any number of records will do."""
+        """Accepts any number of records."""
 
 
 class Sampler:
-    """The draws of a run, one after the other, each charged before it is made.
+    """Draws the records of one step after the other, each charged before it is drawn.
 
     A sampler never draws a step twice, and two samplers never share a draw or a noise, also where
-    they were made from one secret: two releases from one draw are not two independently sampled
-    events, and would cost more than two.
+    they were made from one secret of the operating system: two releases from one draw are not two
+    independently sampled events, and would cost more than two. (A seed that a person chose repeats
+    both in another ledger; such a run is labelled.)
 
     Args:
-        sampling: the rule of drawing.
-        num_records: how many records there are. Sensitive under add-or-remove-one.
-        physical_batch_size: rows of one physical batch; a larger draw takes more passes, none is
-            ever truncated.
+        sampling: the sampling rule.
+        num_records: the number of records. Sensitive under add-or-remove-one.
+        physical_batch_size: rows of one physical batch; a larger draw takes several, none is ever
+            truncated.
         issuer: charges and issues the tickets.
     """
 
@@ -145,7 +155,7 @@ class Sampler:
 
     @property
     def sampling(self) -> Sampling:
-        """The rule of drawing."""
+        """The sampling rule."""
         return self._sampling
 
     @property
@@ -171,14 +181,14 @@ class Sampler:
 
     @property
     def step(self) -> int:
-        """The step that is drawn next."""
+        """The next step to be drawn."""
         return self._issuer.step
 
     def draw(self, until: int | None = None) -> Draw:
         """Charges the next step, draws its records, and advances.
 
         Args:
-            until: no step from here on is charged ahead.
+            until: steps from this one on are not charged ahead.
         """
         ticket = self._issuer.issue(until)
         if until is None:
@@ -188,10 +198,10 @@ class Sampler:
         return padded.drawn_by(ticket)
 
     def close(self, unused: int = 0) -> None:
-        """Gives back what was charged ahead and never drawn, and the last ``unused`` draws.
+        """Gives back to the ledger what was charged ahead, and the last ``unused`` draws.
 
         Args:
-            unused: draws, the last ones made, that nobody saw.
+            unused: the number of draws, the last ones made, that nobody saw.
         """
         self._issuer.close(unused)
 
@@ -200,7 +210,7 @@ class Sampler:
 
 
 def pad(chosen: np.ndarray, physical_batch_size: int, step: int, num_records: int) -> Draw:
-    """Cuts the chosen positions [k] into as many physical batches as they need, at least one."""
+    """The positions [k] as a draw of as many physical batches as they need, at least one."""
     passes = max(1, -(-len(chosen) // physical_batch_size))
     indices = np.zeros(passes * physical_batch_size, dtype=np.int32)
     indices[: len(chosen)] = chosen

@@ -49,7 +49,10 @@ class NoiseSchedule:
         return next(self.levels_between(step, 1))[0]
 
     def levels_between(self, first_step: int, steps: int) -> Iterator[tuple[float, int, int]]:
-        """(noise_multiplier, first_step, steps) for each level that these steps meet.
+        """(noise_multiplier, first_step, steps) for each level within these steps.
+
+        Yields:
+            A triple for each level, in order.
 
         Raises:
             ValueError: the schedule is shorter than that.
@@ -72,7 +75,7 @@ class NoiseSchedule:
         return np.repeat(np.asarray(values, np.float32), counts)
 
     def times(self, factor: float) -> "NoiseSchedule":
-        """The same shape, every multiplier times ``factor``: what calibration varies."""
+        """A copy with every multiplier times ``factor``; calibration searches over it."""
         factor = _validate.positive("factor", factor)
         return NoiseSchedule(tuple((factor * value, count) for value, count in self.levels))
 
@@ -84,10 +87,10 @@ def from_multipliers(multipliers: Iterable[float]) -> NoiseSchedule:
 
 
 def exponential_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
-    """σ_t = σ_0 e^(-k t), t the epoch of ``every`` steps: the EXP baseline.
+    """The schedule σ_t = σ_0 e^(-k t), with t counting epochs of ``every`` steps.
 
     Yu et al. 2019, "Differentially private model publishing for deep learning"
-    (arXiv:1904.02200), pre-defined schedules.
+    (arXiv:1904.02200), pre-defined schedules: the baseline EXP.
 
     Args:
         initial: σ_0.
@@ -100,19 +103,19 @@ def exponential_decay(initial: float, rate: float, every: int, steps: int) -> No
 
 
 def time_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
-    """σ_t = σ_0 / (1 + k t), otherwise as :func:`exponential_decay`."""
+    """The schedule σ_t = σ_0 / (1 + k t); otherwise as :func:`exponential_decay`."""
     rate = _validate.non_negative("rate", rate)
     return _by_epoch(initial, every, steps, lambda t: 1 / (1 + rate * t))
 
 
 def step_decay(initial: float, factor: float, every: int, steps: int) -> NoiseSchedule:
-    """σ_t = σ_0 k^t, t counting stretches of ``every`` steps and 0 < k <= 1."""
+    """The schedule σ_t = σ_0 k^t, 0 < k <= 1; otherwise as :func:`exponential_decay`."""
     factor = _validate.probability("factor", factor)
     return _by_epoch(initial, every, steps, lambda t: factor**t)
 
 
 def linear_decay(initial: float, final: float, every: int, steps: int) -> NoiseSchedule:
-    """From σ_0 in the first stretch of ``every`` steps to ``final`` in the last, evenly."""
+    """The schedule that falls evenly from ``initial`` to ``final``, every ``every`` steps."""
     initial = _validate.positive("initial", initial)
     final = _validate.positive("final", final)
     every = _validate.integer("every", every, least=1)
@@ -131,7 +134,7 @@ _SHAPES = {
 
 
 def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
-    """A schedule from "kind:number:every", such as "exponential:0.01:117".
+    """The schedule that a text such as "exponential:0.01:117" (kind:number:every) describes.
 
     Args:
         text: kind is exponential, time (both with their rate), step (its factor) or linear (the

@@ -25,7 +25,7 @@ class Secret:
 
     Attributes:
         entropy: integer in [0, 2**128). Never logged: ``repr`` hides it.
-        reproducible: whether a person chose the seed.
+        reproducible: True if a person chose the seed.
     """
 
     entropy: int
@@ -50,12 +50,12 @@ class Secret:
         return hashlib.blake2b(data, digest_size=16, person=b"jaxdp stream").digest()
 
     def child(self, name: str) -> "Secret":
-        """A secret of its own for one part of a run, such as the draws of a private energy."""
+        """A secret derived from this one for a part of a run, such as the draws of an energy."""
         entropy = int.from_bytes(self.stream(f"child {name}"), "big")
         return Secret(entropy, reproducible=self.reproducible)
 
     def identifier(self) -> str:
-        """Names this secret in a ledger without giving it away.
+        """A public name of this secret for a ledger, which does not reveal it.
 
         A seed that a person chose could be found by trying seeds, so its name holds within this
         process only.
@@ -64,7 +64,7 @@ class Secret:
         return hashlib.blake2b(self.stream("identifier"), digest_size=16, key=salt).hexdigest()
 
     def jax_key(self, name: str) -> jax.Array:
-        """A typed threefry key with all of its 64 bits from the stream.
+        """A threefry key with all of its 64 bits from the stream ``name``.
 
         ``jax.random.key(seed)`` keeps only 32 bits of the seed, few enough to search through.
         """
@@ -72,7 +72,7 @@ class Secret:
         return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
     def philox(self, name: str, counter: int) -> np.random.Generator:
-        """NumPy's 64-bit counter-based generator at position ``counter`` of the stream."""
+        """NumPy's 64-bit Philox generator at position ``counter`` of the stream ``name``."""
         key = np.frombuffer(self.stream(name), dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, counter]))
 

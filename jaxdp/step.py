@@ -1,4 +1,4 @@
-"""The private step, behind every door: clipping, noise, optax. Written once, compiled once."""
+"""The private step that all front ends share: clipping, noise, optax update."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ State = tuple[PyTree, PyTree]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateStep:
-    """The links of one step, as pure functions: what the trainer compiles and auditors repeat.
+    """One private training step as pure functions, compiled by the trainer and run by audits.
 
     Attributes:
         grad_fn: the clipped per-example gradients.
@@ -38,16 +38,16 @@ class PrivateStep:
 
     @functools.cached_property
     def links(self) -> Seen:
-        """Notes of the links, taken while they were traced."""
+        """Observations of the chain's links, made while they were traced."""
         return Seen()
 
     def init(self, params: PyTree) -> State:
-        """The optimizer state before the first step: (noise, after)."""
+        """The optimizer state before the first step: (state of the noise, state of ``after``)."""
         trained = self.grad_fn.trained(params)
         return self.noise.init(trained), self.after.init(trained)
 
     def clipped_by(self, opt_state: State) -> dict[str, PyTree]:
-        """The arguments of clipping of the next gradient, from the optimizer state."""
+        """The keyword arguments of the next clipped gradient, from the optimizer state."""
         return {} if self.context is None else self.context(opt_state)
 
     def release(
@@ -73,7 +73,7 @@ class PrivateStep:
 
     @functools.cached_property
     def update(self) -> Callable[..., Any]:
-        """(params, opt_state, summed, **extra) -> (params, opt_state, StepInfo), from the host.
+        """The compiled ``(params, opt_state, summed, **extra) -> (params, opt_state, StepInfo)``.
 
         Spends the ticket of the sum. The memory of ``params`` and ``opt_state`` is reused.
         """
@@ -100,7 +100,7 @@ class PrivateStep:
         gathered: bool,
         told: bool,
     ) -> Any:
-        """:attr:`whole`, from the host. Spends the ticket, unless the step is refused."""
+        """Runs :attr:`whole` from the host; spends the ticket, unless the step is refused."""
         whole: Any = self.whole
         if not self.links.parts:
             whole.eval_shape(
@@ -134,7 +134,7 @@ class PrivateStep:
 
     @functools.cached_property
     def whole(self) -> Callable[..., Any]:
-        """The step in one compiled function, where the draw fits one pass.
+        """The whole step as one compiled function, for a draw of one physical batch.
 
         (params, opt_state, data, indices, mask, key, rng, extra, gathered) -> (params, opt_state,
         StepInfo, ClipInfo). The memory of ``params`` and ``opt_state`` is reused.
@@ -168,12 +168,29 @@ class PrivateStep:
 def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) -> Callable[..., Any]:
     """A compiled ``(params, opt_state, summed, **extra) -> (params, opt_state, StepInfo)``.
 
-    ``Summed`` cannot pass through ``jit``; this spends its ticket, passes its parts, and puts it
-    together again inside, where the noise is added.
+    A ``Summed`` cannot pass through ``jit``. The compiled function spends its ticket on the host,
+    passes its parts, and puts them together inside, where the noise is added.
 
     Args:
         tx: an optax chain, ``privatize`` first. Extra arguments reach its ``update``.
         donate: reuse the memory of ``params`` and ``opt_state``, which are then gone.
+
+    Example:
+        >>> data = {"x": jnp.ones((100, 3)), "y": jnp.ones(100)}
+        >>> mechanism = jaxdp.dp_sgd(
+        ...     noise_multiplier=1.0, l2_clip_norm=0.1, batch_size=10, dataset_size=100
+        ... )
+        >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
+        >>> grad_fn, sampler = mechanism.clipped_grad(loss_fn), mechanism.sampler(100)
+        >>> tx = optax.chain(mechanism.privatize(), optax.adam(1e-3))
+        >>> update = jaxdp.compile_update(tx)
+        >>> params = jnp.zeros(3)
+        >>> opt_state = tx.init(params)
+        >>> for _ in range(3):
+        ...     summed, _ = grad_fn.sum(params, data, sampler.draw())
+        ...     params, opt_state, info = update(params, opt_state, summed)
+        >>> sampler.ledger.steps
+        3
     """
     chain, links = optax.with_extra_args_support(tx), Seen()
 
@@ -240,7 +257,7 @@ def _explain(error: Exception | None, chain: Any, trained: PyTree, found: Any) -
 
 
 def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callable[..., Any]:
-    """The one place where a ``Summed`` is taken apart, to pass through ``jit``."""
+    """Compiles ``inside``, which takes a ``Summed``; the one place where a sum is taken apart."""
 
     def put_together(
         params: PyTree,
@@ -306,7 +323,7 @@ def _blank(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
-    """Extra arguments of an update as they pass through ``jit``; a drawn energy is spent."""
+    """The extra arguments in a form that passes through ``jit``; a drawn energy is spent."""
     energy = extra.get("energy")
     if isinstance(energy, OpenEnergy):
         energy.once()
@@ -316,7 +333,7 @@ def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def holds_reused(tree: PyTree) -> bool:
-    """True where an array's memory was reused, as a step does with the state it is given."""
+    """True if an array was donated to an earlier step, so that its memory is gone."""
     for leaf in jax.tree.leaves(tree):
         # At every step: isinstance(leaf, jax.Array) would take longer than the question itself.
         deleted = getattr(leaf, "is_deleted", None)
@@ -326,7 +343,7 @@ def holds_reused(tree: PyTree) -> bool:
 
 
 def _like(value: PyTree, params: PyTree) -> PyTree:
-    """The parameters with None where the sum has none: frozen."""
+    """The parameters, with None where the sum has None (frozen)."""
     return _leafwise(lambda v, leaf: None if v is None else leaf, value, params)
 
 
@@ -336,7 +353,7 @@ def _filled(moved: PyTree, params: PyTree) -> PyTree:
 
 
 def _leafwise(choose: Callable[[Any, Any], Any], tree: PyTree, params: PyTree) -> PyTree:
-    """``choose`` of every leaf of a tree, which may be None, and the parameter there."""
+    """Maps ``choose`` over the leaves of ``tree``, which may be None, and of ``params``."""
     structure: Any = jax.tree.structure(params)
     found = zip(structure.flatten_up_to(tree), jax.tree.leaves(params), strict=True)
     return jax.tree.unflatten(structure, [choose(*pair) for pair in found])

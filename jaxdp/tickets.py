@@ -1,8 +1,9 @@
-"""Tickets: the right to release one charged step, once; draws and noise keys come from them alone.
+"""Tickets: the right to release one charged step, once. Draws and noise keys derive from them.
 
-Keys are derived from (secret, configuration, stream, step, part) by a keyed hash. A stream begins
-with fresh randomness of the operating system wherever a sampler is made, so that a restored state,
-a repeated step or a second process finds another draw and another noise.
+Keys are derived from (secret, configuration, incarnation, step, part) by a keyed hash. Wherever a
+sampler is made the incarnation is fresh randomness of the operating system, so that a restored
+state, a repeated step or a second process gets another draw and other noise. (With a seed that a
+person chose it is a count, so that a run can be repeated; the ledger notes it.)
 """
 
 import functools
@@ -34,7 +35,7 @@ class NoiseKey:
     Attributes:
         words: uint32 [parts, 2]; a threefry key for every part.
         multipliers: float32 [parts]; the noise multiplier that was charged for it.
-        tag: uint32 [2]; tells keys from one another and gives none away.
+        tag: uint32 [2]; a name of the key that does not reveal it.
         step: int32 scalar; the step of the noise schedule.
         parts: names of the parts, such as ("gradient",).
     """
@@ -49,7 +50,7 @@ class NoiseKey:
         return f"NoiseKey(<secret>, parts={self.parts})"
 
     def part(self, name: str) -> tuple[jax.Array, jax.Array]:
-        """The words uint32 [2] and the charged multiplier of one part.
+        """The key (uint32 [2]) and the charged noise multiplier of one part.
 
         Raises:
             ValueError: the event of this key's step has no such part.
@@ -65,12 +66,12 @@ class NoiseKey:
 
 
 def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0) -> NoiseKey:
-    """A noise key from a JAX key, for simulations and tests: **nothing is charged for it**.
+    """A noise key from a JAX key, for simulations and tests: **nothing is charged**.
 
     Args:
         key: a threefry key; every run and step needs another one.
         multipliers: the noise multiplier of each part, such as ``{"gradient": 1.0}``.
-        step: of the noise schedule.
+        step: the step of the noise schedule.
     """
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     wrapped = jax.random.wrap_key_data(data, impl="threefry2x32")
@@ -83,9 +84,9 @@ class Ticket:
     """The right to release one charged step, once. It cannot be copied, saved or sent.
 
     Attributes:
-        step: of the noise schedule, counted from 0.
+        step: the step of the noise schedule, counted from 0.
         multipliers: noise multiplier of every part of the step's event.
-        account: what it tells its ledger.
+        account: the ledger's callbacks.
     """
 
     def __init__(
@@ -107,16 +108,16 @@ class Ticket:
 
     @property
     def spent(self) -> bool:
-        """True once its noise key was taken."""
+        """True if its noise key was taken."""
         return bool(self._spent)
 
     @property
     def usable(self) -> bool:
-        """True where it can be spent, here and now."""
+        """True if it can still be spent in this process."""
         return not self._spent and not self._withdrawn and os.getpid() == self._process
 
     def key(self) -> NoiseKey:
-        """Spends the ticket: the noise key, for an update that the caller compiles.
+        """Spends the ticket and returns its noise key, for an update that the caller compiles.
 
         Raises:
             ValueError: the ticket was spent before, or belongs to another process.
@@ -124,11 +125,11 @@ class Ticket:
         return self.spend("the caller's own compiled update")
 
     def spend(self, by: str, *, verified: bool = False) -> NoiseKey:
-        """Spends the ticket.
+        """Spends the ticket and returns its noise key.
 
         Args:
-            by: who spends it, in words, for the error of whoever comes second.
-            verified: the sum was clipped record by record by jaxdp, from this ticket's draw.
+            by: who spends it, in words, for the error message of a second use.
+            verified: True if jaxdp clipped the sum record by record, from this ticket's draw.
 
         Raises:
             ValueError: as :meth:`key`.
@@ -144,11 +145,11 @@ class Ticket:
         return key
 
     def derive(self) -> None:
-        """Derives the noise key ahead of time, so that spending the ticket takes none."""
+        """Derives the noise key ahead of time, so that :meth:`spend` is quick."""
         self._key = self._derived()
 
     def check(self) -> None:
-        """Raises ValueError where the ticket cannot be spent (any more, or here)."""
+        """Raises ValueError if the ticket can no longer be spent in this process."""
         if os.getpid() != self._process:
             raise ValueError(
                 "ticket must be spent by the process that drew it, got a forked one: both would "
@@ -167,23 +168,23 @@ class Ticket:
             )
 
     def withdraw(self) -> bool:
-        """Makes the ticket void, for it is given back; False where it was spent before."""
+        """Voids the ticket, whose charge is given back; returns False if it was spent before."""
         with self._lock:
             self._withdrawn = not self._spent
         return self._withdrawn
 
     def generator(self) -> np.random.Generator:
-        """NumPy's 64-bit counter-based generator of this step's draw."""
+        """NumPy's 64-bit Philox generator for this step's draw."""
         key = np.frombuffer(self._secret.stream(f"draw|{self._label}"), dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 
     def rng(self, name: str) -> jax.Array:
-        """A JAX key for a use that releases nothing, such as dropout and augmentation."""
+        """A JAX key for randomness that is not noise, such as dropout and augmentation."""
         words = jnp.asarray(_words(self._secret, f"use {name}|{self._label}"))
         return jax.random.wrap_key_data(words, impl="threefry2x32")
 
     def blank(self) -> NoiseKey:
-        """A key of zeros, shaped as this ticket's, to trace an update with; nothing is spent."""
+        """A noise key of zeros with this ticket's shapes, to trace an update; nothing is spent."""
         count = len(self.multipliers)
         return NoiseKey(
             np.zeros((count, 2), np.uint32),
@@ -194,11 +195,11 @@ class Ticket:
         )
 
     def trust(self, what: str) -> None:
-        """Tells the ledger another assumption of this release, as a whole sentence."""
+        """Tells the ledger another assumption of this release; see ``Ledger.trust``."""
         self.account.trust(what)
 
     def assume(self, what: str) -> None:
-        """Tells the ledger what the use of this draw took on trust, in words."""
+        """Tells the ledger what this release takes to be public; see ``Ledger.assume``."""
         self.account.assume(what)
 
     def _derived(self) -> NoiseKey:
@@ -229,13 +230,13 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Account:
-    """Callbacks by which a ticket tells its ledger what was verified and what was assumed.
+    """The callbacks by which a ticket tells its ledger what was verified and what assumed.
 
     Attributes:
-        verified: called with the step whose release jaxdp saw whole.
-        opened: called with the step whose key was handed out.
-        assume: called with words: what was taken for public.
-        trust: called with a sentence: any other assumption.
+        verified: called with a step whose whole release jaxdp saw.
+        opened: called with a step whose noise key was handed to the caller.
+        assume: called with what is taken to be public, in words.
+        trust: called with any other assumption, a whole sentence.
     """
 
     verified: Callable[[int], None]
@@ -252,15 +253,16 @@ class Issuer:
             configuration that goes into every key.
         ledger: where steps are charged.
         secret: the randomness.
-        stream: names it in the ledger; see :meth:`Ledger.new_stream`.
-        incarnation: goes into every key besides the stream; of a run that was started again.
+        stream: its name in the ledger; see :meth:`Ledger.new_stream`.
+        incarnation: goes into every key besides the mechanism and the step; another one for every
+            stream and every start of a run.
         first_step: the step of the first ticket.
-        reserve: steps charged at a time, so that not every one waits for the disk; what was never
-            handed out is given back by :meth:`close`. A crash over-counts by so many at most.
+        reserve: steps charged at a time, so that not every one waits for the disk; :meth:`close`
+            gives back what was never handed out. A crash over-counts by so many at most.
         source: as for ``Entry``.
-        note: likewise.
-        replay: steps that the stream was charged for before, and of which nobody saw anything, are
-            issued within their charge; nothing is given back then.
+        note: as for ``Entry``.
+        replay: True issues steps that the stream was charged for before, and whose releases nobody
+            saw, within that charge; nothing is given back then.
     """
 
     def __init__(
@@ -297,10 +299,10 @@ class Issuer:
         self._lock = threading.Lock()
 
     def issue(self, until: int | None = None) -> Ticket:
-        """The next step's ticket, charged.
+        """Charges the next step and returns its ticket.
 
         Args:
-            until: no step from here on is charged ahead.
+            until: steps from this one on are not charged ahead.
 
         Raises:
             ValueError: as ``Ledger.charge``; after a fork. Nothing is issued then.
@@ -331,12 +333,12 @@ class Issuer:
         return isinstance(ticket, Ticket) and ticket.account is self._account
 
     def handed_out(self, step: int) -> None:
-        """Somebody saw the ticket of this step; without a word, whoever calls :meth:`issue` did."""
+        """Notes that the ticket of this step was handed out, so that its charge stays."""
         with self._lock:
             self._handed = max(self._handed, step + 1)  # threads may speak in any order
 
     def ahead(self) -> tuple[str, int] | None:
-        """(stream, step): from this step on nothing was handed out; None where all was."""
+        """(stream, step): the steps from here on were not handed out; None if all were."""
         handed = max(self._handed, self._kept)
         # A run may hold charges of steps that an earlier process took and nobody saw.
         ahead = self._replay or handed < self._reserved
@@ -346,7 +348,7 @@ class Issuer:
         """Gives back the steps that were charged ahead and never handed out.
 
         Args:
-            unused: tickets, the last ones issued, that nobody saw; they are void from now on.
+            unused: the number of tickets, the last ones issued, that nobody saw; they become void.
 
         Raises:
             ValueError: one of these was spent; nothing is given back then, and the others are void.
@@ -383,7 +385,7 @@ class Issuer:
         return self.__reduce__()
 
     def _withdrawn(self, unused: int) -> int:
-        """Makes the last tickets void, the last one first; how many before one that was spent."""
+        """Voids up to ``unused`` of the last tickets, and returns how many before a spent one."""
         for n, step in enumerate(range(self.step - 1, self.step - 1 - unused, -1)):
             ticket = self._live.get(step)
             if step < self._kept or (ticket is not None and not ticket.withdraw()):

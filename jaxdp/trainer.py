@@ -1,4 +1,4 @@
-"""A private training loop: init, batches, step. Every step is charged, drawn and noised once."""
+"""A private training loop: ``init``, ``batches``, ``step``."""
 
 import os
 import warnings
@@ -36,7 +36,7 @@ class TrainState(NamedTuple):
         params: pytree of parameters: the released model.
         opt_state: state of the optimizer.
         step: how many steps were taken.
-        past: uint32 [4]; stands for the ledger that holds these steps. A trainer whose ledger does
+        past: uint32 [4]; the head of the ledger that holds these steps. A trainer whose ledger does
             not hold them refuses the state.
     """
 
@@ -47,7 +47,9 @@ class TrainState(NamedTuple):
 
 
 class Trainer:
-    """Trains a model privately: charges, draws, clips, noises, updates; and knows its epsilon.
+    """Trains a model with differential privacy, in a loop of your own.
+
+    Each step is charged to a ledger, drawn, clipped, noised once and applied.
 
     Formal guarantee: the parameters (all iterates) satisfy ``epsilon(delta)`` under the relation
     asked for, where a record is one element of ``source``, by the argument of ``Mechanism`` for
@@ -57,22 +59,36 @@ class Trainer:
         loss_fn: the loss of **one** example, ``(params, example)`` or ``(params, x, y)``, a scalar
             or (scalar, aux); an argument called ``rng`` or ``key`` receives a key.
         mechanism: from ``jaxdp.dp_sgd``; or a ``jaxdp.Algorithm``, which has its own optimizer.
-        optimizer: any optax optimizer; None for a ``Algorithm``.
+        optimizer: any optax optimizer; None for an ``Algorithm``.
         source: the records: a pytree of arrays [N, ...], a memory map, or anything with ``len`` and
             ``[index]``; see :func:`jaxdp.sources.as_source`.
         ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
         secret: the randomness; None takes it from the operating system.
         trainable: what to train, as for ``jaxdp.clipped_grad``.
         constants: arrays that the loss captures, declared public.
-        energy: what judges the candidates of an annealed algorithm.
-        physical_batch_size: rows of one compiled pass; None chooses for the device.
+        energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
+        physical_batch_size: rows of one physical batch; None chooses for the device.
         reserve: steps that are charged at a time; see :class:`jaxdp.tickets.Issuer`.
-        issuer: of a run, which charges by itself.
-        clipping: further options of ``jaxdp.clipped_grad``: ``microbatch_size``, ``algorithm``,
+        issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
+        clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
             ``rng_name``.
 
     Raises:
         ValueError: an argument is not what it should be, named with its value.
+
+    Example:
+        >>> data = {"x": jnp.ones((1_000, 3)), "y": jnp.ones(1_000)}
+        >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
+        >>> mechanism = jaxdp.dp_sgd(
+        ...     epsilon=3.0, delta=1e-5, steps=5,
+        ...     l2_clip_norm=1.0, batch_size=100, dataset_size=1_000,
+        ... )
+        >>> trainer = jaxdp.Trainer(loss_fn, mechanism, optax.adam(1e-3), data)
+        >>> state = trainer.init(jnp.zeros(3))
+        >>> for batch in trainer.batches(5):
+        ...     state, info = trainer.step(state, batch)
+        >>> trainer.epsilon(delta=1e-5).upper <= 3.0
+        True
     """
 
     def __init__(
@@ -114,7 +130,7 @@ class Trainer:
 
     @property
     def mechanism(self) -> Mechanism:
-        """Sampling, clipping and noise."""
+        """The mechanism: sampling, clipping and noise."""
         return self.algorithm.mechanism
 
     @property
@@ -139,16 +155,16 @@ class Trainer:
     def batches(
         self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
     ) -> Batches:
-        """An iterator over charged batches, drawn and gathered ahead of time.
+        """Returns an iterator over charged batches, drawn and gathered ahead of time.
 
         A step is charged before its records are drawn. What was drawn ahead and never handed out,
         as when the loop is left early, is given back to the ledger.
 
         Args:
-            steps: how many, 0 for none, as where a checkpoint was already at the end; None takes
-                all that the noise was calibrated for and that are left.
-            epochs: in place of ``steps``: so many times the data set, at the expected batch size.
-            beyond: go on after the steps that the noise was calibrated for: epsilon grows.
+            steps: the number of batches, 0 for none; None takes all that are left of those that the
+                noise was calibrated for.
+            epochs: in place of ``steps``: passes over the data set at the expected batch size.
+            beyond: True goes on after the steps that the noise was calibrated for; epsilon grows.
 
         Raises:
             ValueError: more steps than are left, unless ``beyond``; nothing is charged.
@@ -160,14 +176,14 @@ class Trainer:
         return batches
 
     def step(self, state: TrainState, batch: ChargedBatch) -> tuple[TrainState, StepInfo]:
-        """One private step.
+        """Takes one private step.
 
         Args:
             state: the state; its memory is reused, so it must not be used afterwards.
             batch: from :meth:`batches`; it can be used once.
 
         Returns:
-            The next state, and what may be logged.
+            The next state, and a ``StepInfo`` that may be logged.
 
         Raises:
             ValueError: a batch that was used before, or is another trainer's; a state whose past
@@ -179,12 +195,12 @@ class Trainer:
     def step_and_look(
         self, state: TrainState, batch: ChargedBatch, told: bool = True
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
-        """As :meth:`step`, with the **sensitive** clipping information, which no epsilon covers.
+        """As :meth:`step`, and returns the **sensitive** ``ClipInfo``, which no epsilon covers.
 
         Args:
             state: as for :meth:`step`.
-            batch: likewise.
-            told: False hands out none of it.
+            batch: as for :meth:`step`.
+            told: False returns none of it.
         """
         return self._one(state, batch, told)
 
@@ -198,6 +214,9 @@ class Trainer:
         Args:
             delta: None takes the one that the noise was calibrated for.
             relation: the neighbouring relation.
+
+        Raises:
+            ValueError: nothing was charged; no ``delta``, and the noise was not calibrated for one.
         """
         delta = self.mechanism.delta if delta is None else delta
         if delta is None:
@@ -210,11 +229,11 @@ class Trainer:
         return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.ahead())
 
     def unverified(self) -> list[str]:
-        """The assumptions of the guarantee, in words; [] where jaxdp saw everything."""
+        """The assumptions that jaxdp could not verify, one sentence each; [] if there is none."""
         return self.ledger.unverified(without=self._sampler.issuer.ahead())
 
     def close(self) -> None:
-        """Gives back what was charged and never drawn, and lets others write to the ledger."""
+        """Gives back what was charged and never drawn, and releases the ledger's file."""
         self.end_batches()
         self._sampler.close()
         self.ledger.close()
@@ -370,7 +389,7 @@ class Trainer:
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:
-        """The plan of the gradients, which says what is assumed public; () without one."""
+        """The plan of the gradients, which names what is assumed public; () without one."""
         if not isinstance(self._grad_fn, ClippedGrad):
             return ()
         plan = self._grad_fn.plan(params, self._example_batch())

@@ -1,4 +1,4 @@
-"""The values that cross the borders between jaxdp's parts."""
+"""Data types that jaxdp's modules exchange: clipped sums, batches, draws, step information."""
 
 import dataclasses
 import functools
@@ -39,8 +39,9 @@ class Summed:
     float32 sum is included (docs/clip_bound.md).
 
     It cannot be taken apart: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
-    ``optax.clip`` before the noise) raises in words. Only :func:`jaxdp.privatize`, first in a
-    chain, opens it. Sums over disjoint parts of one draw can be added with ``+``.
+    ``optax.clip`` before the noise) raises an error that names the remedy. Only
+    :func:`jaxdp.privatize`, first in a chain, opens it. Sums over disjoint parts of one draw can be
+    added with ``+``.
 
     Attributes:
         value: pytree shaped like the parameters, float32: the **un-noised** sum. Sensitive.
@@ -50,7 +51,7 @@ class Summed:
             gradients were divided before clipping, multiplied back after the noise.
         votes: scalar, or None: a sum of ½ for every record whose gradient is within ``l2`` and -½
             for every other, **un-noised**. One record adds at most ½ in absolute value.
-        ticket: of the draw; None inside ``jit``.
+        ticket: the draw's ticket; None inside ``jit``.
         passes: which physical batches of the draw are in it; None where that is not known.
         leaked: **un-noised** means that set later clip bounds, as some papers have it; None in
             whatever has a guarantee (a mechanism that names its ``leak`` has none).
@@ -69,7 +70,7 @@ class Summed:
             _validate.positive("l2", self.l2)
 
     def __add__(self, other: Any) -> "Summed":
-        """The sum over the parts of one draw; records are in one part only, so l2 stays."""
+        """The sum over two parts of one draw; a record is in one part only, so l2 stays."""
         if not isinstance(other, Summed):
             raise TypeError(f"a Summed can be added to a Summed only, got {type(other).__name__}")
         _check_parts(self, other)
@@ -89,16 +90,16 @@ class Summed:
 
     @property
     def untouched(self) -> bool:
-        """True where jaxdp made it from its draw, and nobody made another of it since."""
+        """True if jaxdp computed it from its draw, and no field was replaced since."""
         return hasattr(self, _AS_MADE)
 
     def of_draw(self, ticket: Ticket | None, passes: Iterable[int], *, known: bool) -> "Summed":
-        """The sum with the draw that it is of.
+        """A copy that carries the ticket and the physical batches of its draw.
 
         Args:
-            ticket: of the draw.
+            ticket: the draw's ticket.
             passes: the physical batches that are in it.
-            known: jaxdp saw that their records alone are in it.
+            known: True if jaxdp saw that the records of these batches alone are in the sum.
         """
         found = dataclasses.replace(self, ticket=ticket, passes=frozenset(passes))
         return _as_made(found) if known else found
@@ -113,7 +114,7 @@ class Summed:
 
 
 def never_flattened(cls: type) -> type:
-    """Registers a class as a pytree that refuses, in words, to be taken apart."""
+    """Registers a class as a pytree whose flattening raises an error that names the remedy."""
 
     def refuse(*_: Any) -> Any:
         raise TypeError(_NOT_TAKEN_APART)
@@ -138,7 +139,7 @@ def _same(some: Any, others: Any) -> bool:
 
 
 def frozen(tree: PyTree) -> PyTree:
-    """The tree; its NumPy arrays cannot be written to any more."""
+    """Makes the NumPy arrays of a tree read-only, and returns the tree."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, np.ndarray):
             leaf.flags.writeable = False
@@ -146,7 +147,7 @@ def frozen(tree: PyTree) -> PyTree:
 
 
 def _check_parts(one: Summed, other: Summed) -> None:
-    """Two sums are parts of one draw, and no record can be in both."""
+    """Raises ValueError unless two sums are disjoint parts of one draw."""
     if one.ticket is None or one.ticket is not other.ticket or None in (one.passes, other.passes):
         raise ValueError(
             "sums can be added only where they are known to be parts of one draw: those of the "
@@ -184,9 +185,9 @@ class Batch:
             inside ``jit`` has none.
 
     Raises:
-        ValueError: made from arrays that do not fit: rows of unlike number, or a mask of another
-            shape or dtype. (Not looked at where JAX itself rebuilds a batch, as in ``vmap``, or
-            where the leaves are no arrays, as in ``in_axes``; whoever sums a batch looks again.)
+        ValueError: the leaves have unequal numbers of rows, or the mask has another shape or dtype.
+            (Not checked where JAX itself rebuilds a batch, as in ``vmap``, or where the leaves are
+            no arrays, as in ``in_axes``; it is checked again when the batch is summed.)
     """
 
     data: PyTree
@@ -199,7 +200,7 @@ class Batch:
 
     @property
     def untouched(self) -> bool:
-        """True where it holds what :meth:`Draw.batches` gathered, rows and mask."""
+        """True if it holds the rows and the mask that :meth:`Draw.batches` gathered."""
         return _same(getattr(self, _AS_MADE, ()), (self.data, self.mask))
 
     def __repr__(self) -> str:
@@ -243,7 +244,7 @@ class Draw:
         step: the step that this draw belongs to.
         num_records: how many records it was drawn from. Sensitive under add-or-remove-one.
         ticket: the right to release it once, charged to the ledger; None for a draw made by hand,
-            which jaxdp adds no noise to.
+            to whose sum jaxdp adds no noise.
     """
 
     indices: np.ndarray = dataclasses.field(repr=False)
@@ -263,13 +264,13 @@ class Draw:
         return self.ticket.key()
 
     def batches(self, data: PyTree) -> Iterator[Batch]:
-        """The physical batches one after the other, each gathered from ``data`` with its mask.
+        """Returns the physical batches of the draw, gathered from ``data``, each with its mask.
 
         Args:
             data: pytree of arrays [N, ...], NumPy's or JAX's: all records.
 
         Returns:
-            An iterator of ``Batch``, one a pass, with leaves [physical_batch_size, ...].
+            An iterator of ``Batch``, with leaves [physical_batch_size, ...].
 
         Raises:
             ValueError: ``data`` does not hold the records that were drawn from.
@@ -290,11 +291,11 @@ class Draw:
 
     @property
     def untouched(self) -> bool:
-        """True where it is as the sampler drew it."""
+        """True if no field was replaced since the sampler drew it."""
         return hasattr(self, _AS_MADE)
 
     def drawn_by(self, ticket: Ticket) -> "Draw":
-        """The draw with its ticket, as the sampler hands it out: nothing of it can be written."""
+        """A read-only copy that carries its ticket, as the sampler hands it out."""
         frozen((self.indices, self.mask))
         return _as_made(dataclasses.replace(self, ticket=ticket))
 
@@ -311,9 +312,9 @@ class ClipInfo:
     Attributes:
         norms: float32 [physical_batch_size]; per-example gradient norms before clipping.
         losses: [physical_batch_size]; per-example losses.
-        clipped: bool [physical_batch_size]; whether clipping shortened the gradient.
-        mask: bool [physical_batch_size]; which rows hold an example.
-        aux: what the loss returned besides, a pytree of [physical_batch_size, ...], or None.
+        clipped: bool [physical_batch_size]; True where clipping shortened the gradient.
+        mask: bool [physical_batch_size]; True in the rows that hold an example.
+        aux: the loss's auxiliary output, a pytree of [physical_batch_size, ...], or None.
         plan: how each parameter's gradient was handled, and which arrays the loss captured; the
             one attribute that is public.
     """
@@ -327,7 +328,7 @@ class ClipInfo:
 
 
 class StepInfo(NamedTuple):
-    """Numbers of a step for logging, computed from noisy releases only.
+    """Metrics of a step for logging, computed from noisy releases only.
 
     Attributes:
         update_norm: float32 scalar; norm of the change that the step made to the parameters.

@@ -1,8 +1,10 @@
 """Privacy accounting in NumPy and scipy.special alone: events in, bounds on (epsilon, delta) out.
 
-from jaxdp import accounting as acc
-step = acc.PoissonSampled(acc.Gaussian(noise_multiplier=1.23), sampling_prob=512 / 60_000)
-acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper
+Example:
+    >>> from jaxdp import accounting as acc
+    >>> step = acc.PoissonSampled(acc.Gaussian(noise_multiplier=1.23), sampling_prob=512 / 60_000)
+    >>> print(f"{acc.epsilon(acc.Repeated(step, 5_000), delta=1e-5).upper:.2f}")
+    2.45
 """
 
 from jaxdp.accounting import hidden_state

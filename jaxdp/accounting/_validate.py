@@ -5,14 +5,14 @@ import numbers
 
 
 def real(name: str, value: object) -> float:
-    """Return `value` as a float, or say that it is not a real number."""
+    """The value as a float; ValueError if it is not a real number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={value!r}: expected a real number")
     return float(value)
 
 
 def non_negative(name: str, value: object) -> float:
-    """A finite number >= 0."""
+    """The value as a float, if it is finite and >= 0."""
     number = real(name, value)
     if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"{name}={value!r}: expected a finite number >= 0")
@@ -20,7 +20,7 @@ def non_negative(name: str, value: object) -> float:
 
 
 def positive(name: str, value: object) -> float:
-    """A finite number > 0."""
+    """The value as a float, if it is finite and > 0."""
     number = real(name, value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name}={value!r}: expected a finite number > 0")
@@ -28,7 +28,7 @@ def positive(name: str, value: object) -> float:
 
 
 def probability(name: str, value: object) -> float:
-    """A number in [0, 1]."""
+    """The value as a float, if it is in [0, 1]."""
     number = real(name, value)
     if not 0 <= number <= 1:
         raise ValueError(f"{name}={value!r}: expected a probability in [0, 1]")
@@ -36,7 +36,7 @@ def probability(name: str, value: object) -> float:
 
 
 def open_probability(name: str, value: object) -> float:
-    """A number strictly between 0 and 1."""
+    """The value as a float, if it is strictly between 0 and 1."""
     number = real(name, value)
     if not 1e-300 <= number < 1:
         raise ValueError(f"{name}={value!r}: expected a number in [1e-300, 1)")
@@ -44,7 +44,7 @@ def open_probability(name: str, value: object) -> float:
 
 
 def count(name: str, value: object, minimum: int = 0) -> int:
-    """A whole number >= `minimum`; floats are refused, 1e4 included, so that no step is lost."""
+    """The value as an int, if it is whole and >= ``minimum``; floats are refused, 1e4 too."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name}={value!r}: expected an integer >= {minimum}")
     if not minimum <= int(value) <= 10**18:

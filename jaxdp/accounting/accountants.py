@@ -1,4 +1,4 @@
-"""The accountants behind one face: each is asked about a flat `Run` and answers with a `Bound`."""
+"""The accountants: each takes a flat ``Run`` and a relation, and returns a ``Bound``."""
 
 import functools
 import math
@@ -14,12 +14,12 @@ from jaxdp.accounting.saddle import Unresolved
 
 @dataclass(frozen=True)
 class Accountant:
-    """One accountant.
+    """An accountant: its two queries, and the runs that it refuses.
 
     Attributes:
-      epsilon: (run, relation, delta) -> Bound.
-      delta: (run, relation, epsilon) -> Bound.
-      refuses: (run, relation) -> reason, or "" when it can answer.
+        epsilon: (run, relation, delta) -> Bound.
+        delta: (run, relation, epsilon) -> Bound.
+        refuses: (run, relation) -> reason, or "" when it can answer.
     """
 
     epsilon: Callable[[Run, Relation, float], Bound]
@@ -57,7 +57,7 @@ def _only_full_batch(run: Run, relation: Relation) -> str:
 
 
 def _names(steps: list[Step]) -> str:
-    """Every step that a message is about; a long list is counted."""
+    """The steps that a message is about; a long list is counted."""
     shown = [str(s) for s in steps[:8]]
     more = [f"and {len(steps) - 8} more"] if len(steps) > 8 else []
     return ", ".join(shown + more)
@@ -112,8 +112,8 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
     """The exact answer where its own error is small; else certified bounds; else RDP.
 
     Args:
-      query: "epsilon" or "delta".
-      tolerance: relative width at which the exact answer needs no support.
+        query: "epsilon" or "delta".
+        tolerance: relative width at which the exact answer needs no support.
     """
 
     def answer(run: Run, relation: Relation, value: float) -> Bound:
@@ -191,17 +191,17 @@ _AUTO = Accountant(_auto("epsilon", 1e-5), _auto("delta", 1e-5), _anything)
 
 
 def ask(query: str, run: Run, relation: Relation, accountant: str, value: float) -> Bound:
-    """Ask the accountant named, or for "auto" the tightest that covers the run.
+    """Returns the bound of the accountant named, or for "auto" of the tightest that covers the run.
 
     Args:
-      query: "epsilon" or "delta".
-      run: the flat composition.
-      relation: the neighbouring relation.
-      accountant: "auto" or a key of `ACCOUNTANTS`.
-      value: the delta, or the epsilon (which may be infinite), at which to answer.
+        query: "epsilon" or "delta".
+        run: the flat composition.
+        relation: the neighbouring relation.
+        accountant: "auto" or a key of ``ACCOUNTANTS``.
+        value: the delta, or the epsilon (which may be infinite), at which to answer.
 
     Raises:
-      UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
+        UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
     """
     refusal = refuses(run, relation, accountant)
     if refusal:
@@ -241,7 +241,7 @@ def refuses(run: Run, relation: Relation, accountant: str) -> str:
     """The reason why the accountant has no bound for this run, or "".
 
     Raises:
-      ValueError: for an unknown accountant.
+        ValueError: for an unknown accountant.
     """
     if accountant != "auto" and accountant not in ACCOUNTANTS:
         raise ValueError(

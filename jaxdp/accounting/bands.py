@@ -1,4 +1,4 @@
-"""Exact accounting where single steps can lose far more than all others: one contour per band.
+"""Exact accounting where a single step can lose far more than all others: a contour per band.
 
 A step whose loss has a heavy tail leaves no good line for the contour integral: any tilt that
 reaches epsilon is dominated by jumps so rare that they do not matter. So the outputs are cut,
@@ -37,9 +37,9 @@ class Term:
     """A band with its log moments on a grid of orders, from which lines are chosen.
 
     Attributes:
-      band: the band.
-      orders: [k] increasing real parts.
-      moments: [k] log E[exp(c loss)] of the band's term.
+        band: the band.
+        orders: [k] increasing real parts.
+        moments: [k] log E[exp(c loss)] of the band's term.
     """
 
     band: Band
@@ -49,7 +49,7 @@ class Term:
     def exponents(self, epsilon: float) -> Array:
         """[k] log of a bound on the term's delta at epsilon from each order.
 
-        delta <= E[exp(c (loss - epsilon))] max_u e^(-cu) (1 - e^(-u)), as in `saddle.chernoff`.
+        delta <= E[exp(c (loss - epsilon))] max_u e^(-cu) (1 - e^(-u)), as in ``saddle.chernoff``.
         """
         c = self.orders
         return self.moments - c * epsilon + c * np.log(c) - (1 + c) * np.log1p(c)
@@ -82,7 +82,7 @@ def _term(band: Band) -> Term:
 
 
 def rough_epsilon(terms: list[Term], log_delta: float) -> float:
-    """The epsilon at which the sum of the terms' bounds meets delta: just above the true one."""
+    """The epsilon at which the sum of the terms' bounds is delta: just above the true one."""
 
     def excess(epsilon: float) -> float:
         return float(special.logsumexp([t.exponents(epsilon).min() for t in terms])) - log_delta
@@ -93,7 +93,7 @@ def rough_epsilon(terms: list[Term], log_delta: float) -> float:
 
 
 def lone_epsilon(composition: Composition, delta: float) -> float:
-    """Epsilon if losses of different steps never met: the sum of the steps' own deltas is delta."""
+    """The epsilon at which the deltas of the single steps sum to delta."""
 
     def excess(epsilon: float) -> float:
         alone = [n * single_delta(p.step, p.relation, epsilon) for p, n in composition.pairs]
@@ -109,10 +109,10 @@ class Line:
     """The vertical line along which one term is integrated.
 
     Attributes:
-      c: real part.
-      last: largest frequency.
-      length: period in epsilon.
-      log_bound: log of an upper bound on the term's share of delta.
+        c: real part.
+        last: largest frequency.
+        length: period in epsilon.
+        log_bound: log of an upper bound on the term's share of delta.
     """
 
     c: float
@@ -122,7 +122,7 @@ class Line:
 
 
 def choose(term: Term, epsilon: float, log_delta: float) -> Line:
-    """The line of the grid on which the term is smallest, and how finely to sample it."""
+    """The line of the grid on which the term is smallest, with its frequencies and period."""
     orders, moments = term.orders, term.moments
     bound = term.exponents(epsilon)
     best = min(max(int(np.argmin(bound)), 1), orders.size - 2)
@@ -144,7 +144,7 @@ def choose(term: Term, epsilon: float, log_delta: float) -> Line:
 
 
 def build(band: Band, line: Line) -> Contour:
-    """Tabulate the term on its line."""
+    """The term tabulated on its line."""
     spacing = 2 * math.pi / line.length
     count = int(line.last / spacing) + 2
     if not count < _MAX_FREQUENCIES:
@@ -205,9 +205,9 @@ def _log_rise(moved: Complex, jump: Complex, log_kept: Complex) -> Complex:
     """log((1 + moved + jump) / (1 + moved)), also where 1 + moved has decayed to 0.
 
     Args:
-      moved: [m].
-      jump: [m].
-      log_kept: [m] log(1 + moved).
+        moved: [m].
+        jump: [m].
+        log_kept: [m] log(1 + moved).
     """
     kept = 1 + moved
     less = np.abs(jump) < np.abs(kept)
@@ -216,12 +216,12 @@ def _log_rise(moved: Complex, jump: Complex, log_kept: Complex) -> Complex:
 
 @dataclass(frozen=True)
 class Sum:
-    """All terms, each tabulated twice.
+    """The terms of the telescoping sum, each tabulated twice.
 
     Attributes:
-      terms: (contour, check) of every term kept.
-      dropped: the terms that are too small to matter.
-      lost: probability of the outputs cut off.
+        terms: (contour, check) of every term kept.
+        dropped: the terms that are too small to matter.
+        lost: probability of the outputs cut off.
     """
 
     terms: tuple[tuple[Contour, Contour], ...]
@@ -245,10 +245,10 @@ class Sum:
 def tabulate_all(
     composition: Composition, terms: list[Term], epsilon: float, log_delta: float
 ) -> Sum:
-    """Every term that matters at epsilon, long enough to be resolved there.
+    """Tabulates the terms that matter at epsilon, on lines long enough to resolve them there.
 
     Raises:
-      Unresolved: as soon as the terms' errors are too large to be of use.
+        Unresolved: as soon as the terms' errors are too large to be of use.
     """
     kept, dropped = [], []
     delta, value, error = math.exp(log_delta), 0.0, 0.0
@@ -267,7 +267,7 @@ def tabulate_all(
 
 
 def _extend(band: Band, line: Line, epsilon: float, enough: float) -> tuple[Contour, Contour]:
-    """The term on a line that is doubled until it changes by less than `enough`, and a check."""
+    """The term on a line that is doubled until it changes by less than ``enough``, and a check."""
     contour = build(band, line)
     for doublings in range(30):
         if contour.decayed:
@@ -289,7 +289,7 @@ def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float
     """(lower, estimate, upper) epsilon in one direction.
 
     Raises:
-      Unresolved: when the terms need too many nodes.
+        Unresolved: when the terms need too many nodes.
     """
     terms, log_delta = split(composition), math.log(delta)
     epsilon = rough_epsilon(terms, log_delta)
@@ -313,7 +313,7 @@ def banded_epsilon(composition: Composition, delta: float) -> tuple[float, float
 
 
 def banded_delta(composition: Composition, epsilon: float, guess: float) -> tuple[float, float]:
-    """(delta, error) at epsilon in one direction; `guess` is an upper bound on delta."""
+    """(delta, error) at epsilon in one direction; ``guess`` is an upper bound on delta."""
     terms = split(composition)
     bound = float(special.logsumexp([t.exponents(epsilon).min() for t in terms]))
     log_delta = min(math.log(guess), bound)
@@ -321,7 +321,7 @@ def banded_delta(composition: Composition, epsilon: float, guess: float) -> tupl
 
 
 def _root(total: Sum, delta: float, start: float, sign: int) -> float:
-    """The epsilon at which delta + sign * error meets the target; brackets grow around `start`."""
+    """The epsilon at which delta + sign * error meets the target, near ``start``."""
 
     @functools.cache
     def excess(epsilon: float) -> float:

@@ -1,4 +1,4 @@
-"""Relations, which an accountant is asked about; bounds, which it answers; papers' claims."""
+"""Neighbouring relations, bounds on epsilon or delta, and papers' claims."""
 
 import enum
 import math
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 
 class Relation(enum.Enum):
-    """Which two data sets count as neighbours. A guarantee means nothing without it.
+    """The neighbouring relation: how two neighbouring data sets differ.
 
     The noise multiplier of an event is always relative to the largest contribution of ONE record;
     the relation alone decides what a change of one record does to the sum.
 
     Attributes:
-      ADD_OR_REMOVE_ONE: one record more or less. The sum moves by one contribution.
-      REPLACE_ONE: one record becomes another. The sum moves from +1 to -1 contribution, that is by
-        twice as much: for a full batch it is the same as half the noise multiplier.
-      REPLACE_SPECIAL: one record becomes a null record that contributes zero ("zero-out"). The sum
-        moves by one contribution and the number of records stays public.
+        ADD_OR_REMOVE_ONE: one record more or less. The sum moves by one contribution.
+        REPLACE_ONE: one record becomes another. The sum moves from +1 to -1 contribution, that is
+            by twice as much: for a full batch it is the same as half the noise multiplier.
+        REPLACE_SPECIAL: one record becomes a null record that contributes zero ("zero-out"). The
+            sum moves by one contribution and the number of records stays public.
     """
 
     ADD_OR_REMOVE_ONE = "add_or_remove_one"
@@ -25,7 +25,7 @@ class Relation(enum.Enum):
 
 
 class UnsupportedEventError(ValueError):
-    """An event that an accountant cannot bound; the message names the event and the reason."""
+    """Raised for an event that an accountant cannot bound, with its name and the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Bound:
     """An interval that holds the true value, and the accountant that found it.
 
     Attributes:
-      lower: not above the true value (0 where the accountant gives no lower bound).
-      estimate: the accountant's best value; never a guarantee.
-      upper: not below the true value. This is the number to report.
-      accountant: name of the accountant, e.g. "rdp".
-      note: a sentence when the value needs one (why it is 0, or infinite), else "".
+        lower: not above the true value (0 where the accountant gives no lower bound).
+        estimate: the accountant's best value; never a guarantee.
+        upper: not below the true value. This is the number to report.
+        accountant: name of the accountant, e.g. "rdp".
+        note: a sentence when the value needs one (why it is 0, or infinite), else "".
     """
 
     lower: float
@@ -60,12 +60,12 @@ class Claim:
     It is not a number, and no function that takes a guarantee takes it.
 
     Attributes:
-      name: short, for a table.
-      value: the claimed epsilon.
-      assumptions: what the formula takes for granted, one sentence each.
-      holds: whether each assumption held, same length.
-      source: paper and number of the formula.
-      order: the Renyi or moment order that gave the value (nan when there is none).
+        name: short, for a table.
+        value: the claimed epsilon.
+        assumptions: the assumptions of the formula, one sentence each.
+        holds: for each assumption, True if it held.
+        source: paper and number of the formula.
+        order: the Renyi or moment order that gave the value (nan when there is none).
     """
 
     name: str

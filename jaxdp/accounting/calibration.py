@@ -1,6 +1,6 @@
-"""The inverse questions: how much noise, how many steps, or how large batches fit in a budget.
+"""Calibration: the noise, the number of steps or the sampling probability that fits a budget.
 
-Every answer was asked and found within: its proven (upper) epsilon never exceeds the target.
+Every answer was checked: its proven (upper) epsilon never exceeds the target.
 """
 
 import math
@@ -28,14 +28,14 @@ def calibrate(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> float:
-    r"""Smallest value whose event is proven to be within (epsilon, delta).
+    r"""The smallest value whose event is proven to be within (epsilon, delta).
 
     The value is a noise multiplier, or whatever else makes an event more private as it grows: one
     multiplier of several releases, the factor of a noise schedule. Smallest means to a relative
     1e-4, between 1e-9 and 1e9.
 
     Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, accountant).upper <=
-    epsilon`` was proven for the value returned, whatever `make_event` does elsewhere.
+    epsilon`` was proven for the value returned, whatever ``make_event`` does elsewhere.
 
     | case | answer |
     |---|---|
@@ -46,17 +46,17 @@ def calibrate(
       proven all the same, but by Rényi bounds where the exact integral fails: not always least |
 
     Args:
-      make_event: from a value > 0 to everything that would be released.
-      epsilon: target > 0.
-      delta: in (0, 1).
-      relation: which data sets are neighbours.
-      accountant: accountant, as for `jaxdp.accounting.epsilon`.
+        make_event: from a value > 0 to everything that would be released.
+        epsilon: target > 0.
+        delta: in (0, 1).
+        relation: which data sets are neighbours.
+        accountant: as for ``jaxdp.accounting.epsilon``.
 
     Returns:
-      The value.
+        The value.
 
     Raises:
-      ValueError: for an argument out of its range, or a target that no value up to 1e9 meets.
+        ValueError: for an argument out of its range, or a target that no value up to 1e9 meets.
     """
     return _least_value(make_event, epsilon, delta, relation, accountant, _COARSE)
 
@@ -68,20 +68,20 @@ def calibrate_count(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> int:
-    """Largest whole number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
+    """The largest number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
 
-    The number is one of steps, or of anything else of which more is less private. Otherwise as
-    `calibrate`.
+    It is a number of steps, or of anything else of which more is less private. Otherwise as
+    ``calibrate``.
 
     Args:
-      make_event: from a count >= 1 to everything that would be released.
-      epsilon: target >= 0.
-      delta: in (0, 1).
-      relation: which data sets are neighbours.
-      accountant: accountant, as for `jaxdp.accounting.epsilon`.
+        make_event: from a count >= 1 to everything that would be released.
+        epsilon: target >= 0.
+        delta: in (0, 1).
+        relation: which data sets are neighbours.
+        accountant: as for ``jaxdp.accounting.epsilon``.
 
     Raises:
-      ValueError: for an argument out of its range, or when more than 1e12 would fit.
+        ValueError: for an argument out of its range, or when more than 1e12 would fit.
     """
     epsilon = check.non_negative("epsilon", epsilon)
     delta = check.open_probability("delta", delta)
@@ -102,21 +102,28 @@ def calibrate_noise_multiplier(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> float:
-    """Smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
+    """The smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
 
     Args:
-      epsilon: target > 0.
-      delta: in (0, 1).
-      sampling_prob: Poisson sampling probability q in [0, 1]; 1 is the full batch.
-      steps: number of steps >= 0.
-      relation: which data sets are neighbours.
-      accountant: accountant, as for `jaxdp.accounting.epsilon`.
+        epsilon: target > 0.
+        delta: in (0, 1).
+        sampling_prob: Poisson sampling probability q in [0, 1]; 1 is the full batch.
+        steps: number of steps >= 0.
+        relation: which data sets are neighbours.
+        accountant: as for ``jaxdp.accounting.epsilon``.
 
     Returns:
-      The noise multiplier; 0 when nothing is released (q or steps is 0).
+        The noise multiplier; 0 when nothing is released (q or steps is 0).
 
     Raises:
-      ValueError: for an argument out of its range.
+        ValueError: for an argument out of its range.
+
+    Example:
+        >>> from jaxdp import accounting as acc
+        >>> noise = acc.calibrate_noise_multiplier(3.0, 1e-5, sampling_prob=0.01, steps=1_000)
+        >>> step = acc.PoissonSampled(acc.Gaussian(noise), sampling_prob=0.01)
+        >>> acc.epsilon(acc.Repeated(step, 1_000), delta=1e-5).upper <= 3.0
+        True
     """
     check.positive("epsilon", epsilon)
     check.open_probability("delta", delta)
@@ -139,12 +146,12 @@ def calibrate_steps(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> int:
-    """Largest number of steps whose upper epsilon is within the target; 0 if not even one is.
+    """The largest number of steps whose upper epsilon is within the target; 0 if not even one is.
 
-    Arguments as for `calibrate_noise_multiplier`.
+    Arguments as for ``calibrate_noise_multiplier``.
 
     Raises:
-      ValueError: for an argument out of its range, or when more than 1e12 steps would fit.
+        ValueError: for an argument out of its range, or when more than 1e12 steps would fit.
     """
     q = check.probability("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)
@@ -161,12 +168,12 @@ def calibrate_sampling_prob(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> float:
-    """Largest Poisson sampling probability (to a relative 1e-6) within the target; 1 if all fit.
+    """The largest Poisson sampling probability (to a relative 1e-6) within the target, at most 1.
 
-    Arguments as for `calibrate_noise_multiplier`.
+    Arguments as for ``calibrate_noise_multiplier``.
 
     Raises:
-      ValueError: for an argument out of its range.
+        ValueError: for an argument out of its range.
     """
     epsilon = check.non_negative("epsilon", epsilon)
     delta = check.open_probability("delta", delta)

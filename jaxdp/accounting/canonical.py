@@ -1,4 +1,4 @@
-"""From nested events to a flat list of distinct steps with counts, which accountants read."""
+"""Flattens nested events to distinct steps with counts, which accountants read."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp.accounting import hidden_state
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
-from jaxdp.accounting.chains import NoisyChain
+from jaxdp.accounting.chains import Array, NoisyChain
 from jaxdp.accounting.events import (
     Composed,
     Event,
@@ -28,9 +28,9 @@ class Step:
     """One release: a Gaussian mechanism on a sampled batch.
 
     Attributes:
-      noise_multiplier: z > 0, relative to one record's largest contribution.
-      sampling_prob: q in (0, 1]; 1 is the full batch.
-      sampling: "poisson" (also the full batch) or "fixed_size" (without replacement, q = b/n).
+        noise_multiplier: z > 0, relative to one record's largest contribution.
+        sampling_prob: q in (0, 1]; 1 is the full batch.
+        sampling: "poisson" (also the full batch) or "fixed_size" (without replacement, q = b/n).
     """
 
     noise_multiplier: float
@@ -43,12 +43,12 @@ class Run:
     """A composition in flat form.
 
     Attributes:
-      steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
-        Hidden-state events are among them as Gaussians that are no better: an accountant that
-        knows nothing else stays above the truth (but has no lower bound).
-      infinite: why nothing can be guaranteed, or "" when something can.
-      hidden: (event, count) of the hidden-state events.
-      others: the steps without the hidden-state events; None when there are none of these.
+        steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
+            Hidden-state events are among them as Gaussians that are no better: an accountant that
+            knows nothing else stays above the truth (but has no lower bound).
+        infinite: why nothing can be guaranteed, or "" when something can.
+        hidden: (event, count) of the hidden-state events.
+        others: the steps without the hidden-state events; None when there are none of these.
     """
 
     steps: tuple[tuple[Step, int], ...]
@@ -58,15 +58,16 @@ class Run:
 
 
 def flatten(event: Event, relation: Relation) -> Run:
-    """Flatten `event`, merging equal steps, so that the cost does not depend on their order.
+    """The flat run of ``event``, equal steps merged: the cost does not depend on their order.
 
     Full-batch Gaussians compose exactly to one with z = (sum n_i z_i^-2)^-1/2 (Dong, Roth and Su
-    2022, "Gaussian differential privacy", Corollary 3.3). Gaussians inside one `PoissonSampled` or
-    `FixedSizeSampled` saw one draw of records, hence are one Gaussian too (`joint_gaussian`).
+    2022, "Gaussian differential privacy", Corollary 3.3). Gaussians inside one ``PoissonSampled``
+    or ``FixedSizeSampled`` saw one draw of records, hence are one Gaussian too
+    (``joint_gaussian``).
 
     Raises:
-      ValueError: when `relation` is not a `Relation`.
-      UnsupportedEventError: when the event, or the event under this relation, has no bound here.
+        ValueError: when ``relation`` is not a ``Relation``.
+        UnsupportedEventError: when the event, or the event under this relation, has no bound here.
     """
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
@@ -84,7 +85,7 @@ def flatten(event: Event, relation: Relation) -> Run:
 
 
 def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
-    """Sorted, and the full-batch Gaussians as one."""
+    """The steps sorted, with all full-batch Gaussians merged into one."""
     full = [(s, n) for s, n in counts.items() if s.sampling_prob == 1]
     sampled = {s: n for s, n in counts.items() if s.sampling_prob < 1}
     if full:
@@ -99,7 +100,7 @@ def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
 def _add_hidden(
     event: HiddenState, times: int, counts: dict[Step, int], reasons: list[str]
 ) -> None:
-    """The event as the Gaussian that its worst batch is no worse than."""
+    """Adds the event as a Gaussian that is no better than its worst batch."""
     mu = math.sqrt(2 * float(batch_values(event).max()))
     if not math.isfinite(mu):
         reasons.append("inner iterates left a loop whose start is not the same for all records")
@@ -108,20 +109,18 @@ def _add_hidden(
         _add(Step(min(2 / mu, 1e30)), times, counts, reasons)
 
 
-def batch_values(event: HiddenState) -> hidden_state.Array:
-    """S for each batch in which the record may be, summed over the blocks, [batches]."""
+def batch_values(event: HiddenState) -> Array:
+    """S of each batch that may hold the record, [batches], summed over the blocks."""
     bound = hidden_state.composed if event.exposed else hidden_state.shifted
     return _over_blocks(event, bound)
 
 
-def log_sobolev_values(event: HiddenState) -> hidden_state.Array:
-    """As `batch_values`, by the corrected log-Sobolev recursion."""
+def log_sobolev_values(event: HiddenState) -> Array:
+    """The same as ``batch_values``, by the corrected log-Sobolev recursion."""
     return _over_blocks(event, hidden_state.composed if event.exposed else hidden_state.log_sobolev)
 
 
-def _over_blocks(
-    event: HiddenState, bound: Callable[[NoisyChain], hidden_state.Array]
-) -> hidden_state.Array:
+def _over_blocks(event: HiddenState, bound: Callable[[NoisyChain], Array]) -> Array:
     values = np.zeros(event.blocks[0].batches)
     for chain, n in Counter(event.blocks).items():
         values = values + n * bound(chain)
@@ -136,7 +135,7 @@ def _collect(
     reasons: list[str],
     hidden: dict[HiddenState, int],
 ) -> None:
-    """Add `times` occurrences of `event` to `counts`, and to `reasons` whatever is infinite."""
+    """Adds ``times`` occurrences of ``event`` to ``counts``, what is infinite to ``reasons``."""
     if times == 0:
         return
     match event:

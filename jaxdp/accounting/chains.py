@@ -1,4 +1,4 @@
-"""Chains of noisy contractions on secret, fixed batches: what the hidden-state accountant reads."""
+"""Chains of noisy contractions on secret, fixed batches, for the hidden-state accountant."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,30 +14,31 @@ Schedule = float | Iterable[float]
 
 @dataclass(frozen=True)
 class NoisyChain:
-    """w <- P_k(T_k(w) + N(0, v_k I)), step after step, over `epochs` passes through fixed batches.
+    """The chain w <- P_k(T_k(w) + N(0, v_k I)), ``epochs`` times through fixed batches.
 
     Step k = e * batches + j (both from 0) reads batch j in epoch e. The records were put into the
     batches once, uniformly at random, in secret and without looking at them; a record is in one
     batch, which it keeps. The start does not depend on the records.
 
-    A schedule is one number (the same at every step), `epochs` numbers (one an epoch) or
+    A schedule is one number (the same at every step), ``epochs`` numbers (one an epoch) or
     epochs * batches numbers (one a step); it is public and fixed before the first step.
 
     Attributes:
-      batches: l >= 1, batches of the partition.
-      epochs: E >= 1, passes; there are E * l steps.
-      contributions: schedule >= 0; how far ONE record, against none in its place, can move T_k of
-        the step that reads it: step size * clip norm / batch size. Replacing it moves it twice as
-        far; the accountant sees to that.
-      variances: schedule > 0; v_k, variance of the noise ADDED TO w in every coordinate.
-      contractions: schedule > 0; an upper bound on the Lipschitz constant of T_k.
-      proximal: schedule > 0; an upper bound on the Lipschitz constant of P_k.
-      start_distance: largest distance of the two starts of two neighbours; 0 for a released start.
-      diameter: of a bounded convex set onto which every P_k projects; None when there is none.
+        batches: l >= 1, batches of the partition.
+        epochs: E >= 1, passes; there are E * l steps.
+        contributions: schedule >= 0; how far ONE record, against none in its place, can move T_k of
+            the step that reads it: step size * clip norm / batch size. Replacing it moves it twice
+            as far; the accountant sees to that.
+        variances: schedule > 0; v_k, variance of the noise ADDED TO w in every coordinate.
+        contractions: schedule > 0; an upper bound on the Lipschitz constant of T_k.
+        proximal: schedule > 0; an upper bound on the Lipschitz constant of P_k.
+        start_distance: largest distance of the two starts of two neighbours; 0 for a released
+            start.
+        diameter: of a bounded convex set onto which every P_k projects; None when there is none.
 
     Raises:
-      ValueError: a number out of its range, a schedule of another length, or contractions whose
-        product overflows.
+        ValueError: a number out of its range, a schedule of another length, or contractions whose
+            product overflows.
     """
 
     batches: int
@@ -68,11 +69,11 @@ class NoisyChain:
 
     @property
     def steps(self) -> int:
-        """epochs * batches."""
+        """The number of steps, epochs * batches."""
         return self.epochs * self.batches
 
     def table(self, name: str) -> Array:
-        """The schedule `name` at every step, float64 [epochs, batches]."""
+        """The schedule ``name`` at every step, float64 [epochs, batches]."""
         return _spread(np.asarray(getattr(self, name)), self.epochs, self.batches)
 
     def _schedule(self, name: str, given: Any, positive: bool) -> tuple[float, ...]:
@@ -110,19 +111,20 @@ def clipped_gradient_chain(
     nothing: the divisor is b for all.
 
     Args:
-      epochs: passes over the data.
-      dataset_size: n, public.
-      batch_size: b; there are ceil(n / b) batches.
-      step_sizes: eta_k, a schedule.
-      noise_multipliers: z_k > 0, a schedule; noise on the SUM, over the clip norm.
-      l2_clip_norm: C.
-      smoothness: beta, a bound on the smoothness of EVERY record's loss that holds by construction.
-      weight_decay: lambda of P(w) = w / (1 + eta lambda); 0 for none.
-        (Soft thresholding and projections on convex sets are 1-Lipschitz and need no number.)
-      diameter: as in `NoisyChain`.
+        epochs: passes over the data.
+        dataset_size: n, public.
+        batch_size: b; there are ceil(n / b) batches.
+        step_sizes: eta_k, a schedule.
+        noise_multipliers: z_k > 0, a schedule; noise on the SUM, over the clip norm.
+        l2_clip_norm: C.
+        smoothness: beta, a bound on the smoothness of EVERY record's loss that holds by
+            construction.
+        weight_decay: lambda of P(w) = w / (1 + eta lambda); 0 for none.
+            (Soft thresholding and projections on convex sets are 1-Lipschitz and need no number.)
+        diameter: as in ``NoisyChain``.
 
     Raises:
-      ValueError: a step size above 2/smoothness, or another argument out of its range.
+        ValueError: a step size above 2/smoothness, or another argument out of its range.
     """
     n = check.count("dataset_size", dataset_size, 1)
     b = check.count("batch_size", batch_size, 1)
@@ -173,7 +175,7 @@ def _spread(values: Array, epochs: int, batches: int) -> Array:
 
 
 def _compact(table: Array) -> tuple[float, ...]:
-    """A schedule's shortest form."""
+    """The shortest form of a schedule."""
     if (table == table[0, 0]).all():
         return (float(table[0, 0]),)
     if (table == table[:, :1]).all():
@@ -185,6 +187,9 @@ def log_gains(chain: NoisyChain) -> Array:
     """log G_k, float64 [steps]: how much of a distance after step k's noise is left at the end.
 
     G_K = 1 and G_k = G_{k+1} p_k c_{k+1}.
+
+    Raises:
+        ValueError: the gains overflow.
     """
     c, p = (chain.table(name).ravel() for name in ("contractions", "proximal"))
     factors = np.log(p[:-1]) + np.log(c[1:])

@@ -10,10 +10,13 @@ _NOTE = "a limit for many small steps; it may be below the truth, so there is no
 
 
 def clt_mu(run: Run, relation: Relation) -> float:
-    """mu = sqrt(sum n q^2 (e^(1/z^2) - 1)), plus mu^2 = 1/z^2 of full-batch steps.
+    """The mu of GDP, sqrt(sum n q^2 (e^(1/z^2) - 1)), plus mu^2 = 1/z^2 of full-batch steps.
 
     Bu, Dong, Long and Su 2020, "Deep learning with Gaussian differential privacy"
     (arXiv:1911.11607), the central limit for Poisson sampling under add/remove.
+
+    Raises:
+        UnsupportedEventError: the relation is replace-one.
     """
     if relation is Relation.REPLACE_ONE:
         raise UnsupportedEventError("clt under replace_one: the limit is stated for add/remove")

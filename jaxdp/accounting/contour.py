@@ -7,7 +7,8 @@ With K(z) = sum_t log E[exp(z loss_t)], for any c > 0
 the Laplace inversion of E[(1 - e^(epsilon - loss))+] (Zhu, Dong and Wang 2022, arXiv:2106.08567v2,
 Section 4, evaluate privacy profiles from characteristic functions; the line through the saddle
 point is what makes it exact for tiny delta). The trapezoid rule with spacing h adds to delta
-exactly the aliased copies delta(epsilon + 2 pi k/h) e^(2 pi k c/h), k != 0, which `period` bounds.
+exactly the aliased copies delta(epsilon + 2 pi k/h) e^(2 pi k c/h), k != 0, which ``period``
+bounds.
 """
 
 import math
@@ -32,13 +33,13 @@ class Contour:
     """Values of the integrand on a line, from which delta follows at any epsilon.
 
     Attributes:
-      c: real part of the line.
-      frequencies: [n] imaginary parts, equally spaced from 0.
-      values: [n] complex; trapezoid weight * exp(K(z) - K(c)) / (pi z (z+1)).
-      log_scale: K(c).
-      rounding: bound on the relative rounding error of the values.
-      decayed: whether the integrand fell below rounding before the last frequency; otherwise it was
-        tapered smoothly, which smooths delta on the scale of 1/frequency.
+        c: real part of the line.
+        frequencies: [n] imaginary parts, equally spaced from 0.
+        values: [n] complex; trapezoid weight * exp(K(z) - K(c)) / (pi z (z+1)).
+        log_scale: K(c).
+        rounding: bound on the relative rounding error of the values.
+        decayed: True if the integrand fell below rounding before the last frequency; otherwise it
+            was tapered smoothly, which smooths delta on the scale of 1/frequency.
     """
 
     c: float
@@ -54,7 +55,7 @@ class Contour:
         return 2 * math.pi / float(self.frequencies[1])
 
     def delta(self, epsilon: float) -> float:
-        """delta at epsilon."""
+        """The delta at epsilon."""
         return self._scale(epsilon) * float((self.values * self._wave(epsilon)).real.sum())
 
     def delta_and_slope(self, epsilon: float) -> tuple[float, float]:
@@ -66,7 +67,7 @@ class Contour:
         return self._scale(epsilon) * total, self._scale(epsilon) * turned
 
     def rounding_error(self, epsilon: float) -> float:
-        """Bound on the absolute rounding error of `delta`."""
+        """Bound on the absolute rounding error of ``delta``."""
         return self._scale(epsilon) * float(np.abs(self.values).sum()) * self.rounding
 
     def _scale(self, epsilon: float) -> float:
@@ -88,7 +89,7 @@ def period(moments: Moments, c: float, epsilon: float, log_delta: float) -> floa
     exp(K(c') - c' x) for every c' > c.
 
     Raises:
-      Unresolved: when no order bounds the copies on the right.
+        Unresolved: when no order bounds the copies on the right.
     """
     left = (_ALIAS - log_delta) / c
     right = math.inf
@@ -103,10 +104,10 @@ def period(moments: Moments, c: float, epsilon: float, log_delta: float) -> floa
 
 
 def build(composition: Composition, c: float, last: float, length: float) -> Contour:
-    """Tabulate the integrand for frequencies up to `last`, for a period of `length`.
+    """The contour tabulated for frequencies up to ``last``, with a period of ``length``.
 
     Raises:
-      Unresolved: when that needs too many nodes.
+        Unresolved: when that needs too many nodes.
     """
     spacing = 2 * math.pi / length
     count = int(last / spacing) + 2

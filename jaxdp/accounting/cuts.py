@@ -1,4 +1,4 @@
-"""Terms of the sum over bands: a step cut softly above, and the moments of what is left."""
+"""Terms of the sum over bands: a step cut softly above, and the moments of the rest."""
 
 import math
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ _SOFT = 0.5  # width of a cut in noise standard deviations
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of step in a term.
+    """The tables of one kind of step in one term.
 
     Attributes:
-      below: [m] log weights of what is below the lower cut (the only one, in the lowest term).
-      band: [m] log weights of what lies between the cuts; all -inf in the lowest term.
-      table: the uncut table.
-      cut_off: (first, second) law's probability of what `below` leaves out.
-      count: how many such steps.
+        below: [m] log weights of what is below the lower cut (the only one, in the lowest term).
+        band: [m] log weights of what lies between the cuts; all -inf in the lowest term.
+        table: the uncut table.
+        cut_off: (first, second) law's probability of what ``below`` leaves out.
+        count: how many such steps.
     """
 
     below: Array
@@ -42,12 +42,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Band:
-    """One term: what the cut at level `k` adds to the cut at level `k - 1`.
+    """One term: what the cut at level ``k`` adds to the cut at level ``k - 1``.
 
     Attributes:
-      composition: one direction of the run.
-      upper: log tail probability at the upper cut (of the whole run), or None for no cut.
-      lower: the same at the lower cut; None when this is the lowest term.
+        composition: one direction of the run.
+        upper: log tail probability at the upper cut (of the whole run), or None for no cut.
+        lower: the same at the lower cut; None when this is the lowest term.
     """
 
     composition: Composition
@@ -55,7 +55,7 @@ class Band:
     lower: float | None
 
     def parts(self, order: float, last: float) -> list[Part]:
-        """Every kind of step, tabulated for real parts up to `order` and frequencies to `last`."""
+        """The tables of each kind of step for orders up to ``order``, frequencies to ``last``."""
         out = []
         total = math.log(sum(n for _, n in self.composition.pairs))
         for pair, n in self.composition.pairs:
@@ -131,7 +131,7 @@ def _cut_off(pair: Pair, cut: float | None, width: float) -> tuple[float, float]
 
 
 def log_total(part: Part, c: float) -> tuple[float, float]:
-    """log of the cut E[exp(c loss)] and its rounding error; see `loss.log_moment`.
+    """log of the cut E[exp(c loss)] and its rounding error; see ``loss.log_moment``.
 
     With s the soft cut, E[s e^(c loss)] - 1 = E[s (e^(c loss) - 1)] - E[1 - s], from which
     c (E_second[s (e^loss - 1)] - E_second[1 - s] + E[1 - s]) = 0 is taken out. What the nodes miss

@@ -1,6 +1,6 @@
-"""Events: what was released, in enough detail that the privacy accountant needs nothing else.
+"""Events: descriptions of releases that hold all that a privacy accountant needs.
 
-Events are frozen, comparable and round-trip through JSON (`to_dict`, `from_dict`). They hold no
+Events are frozen, comparable and round-trip through JSON (``to_dict``, ``from_dict``). They hold no
 neighbouring relation: that is an argument of the query.
 """
 
@@ -21,10 +21,11 @@ class Gaussian:
     relation: under REPLACE_ONE the accountant itself doubles the distance.
 
     Attributes:
-      noise_multiplier: z, noise standard deviation divided by c; 0 means no noise (infinite loss).
+        noise_multiplier: z, noise standard deviation divided by c; 0 means no noise (infinite
+            loss).
 
     Raises:
-      ValueError: when `noise_multiplier` is negative or not finite.
+        ValueError: when ``noise_multiplier`` is negative or not finite.
     """
 
     noise_multiplier: float
@@ -38,17 +39,17 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class PoissonSampled:
-    """`event` on a batch in which every record takes part independently with `sampling_prob`.
+    """``event`` on a batch in which every record takes part independently with ``sampling_prob``.
 
-    The batch size is random and neither truncated nor padded with other records. If `event`
+    The batch size is random and neither truncated nor padded with other records. If ``event``
     is itself a composition, all its parts saw the SAME draw of records.
 
     Attributes:
-      event: what is released from the batch.
-      sampling_prob: q in [0, 1].
+        event: what is released from the batch.
+        sampling_prob: q in [0, 1].
 
     Raises:
-      ValueError: when `event` is not an event or `sampling_prob` is not a probability.
+        ValueError: when ``event`` is not an event or ``sampling_prob`` is not a probability.
     """
 
     event: "Event"
@@ -62,18 +63,18 @@ class PoissonSampled:
 
 @dataclass(frozen=True)
 class FixedSizeSampled:
-    """`event` on `batch_size` of `dataset_size` records drawn uniformly without replacement.
+    """``event`` on ``batch_size`` of ``dataset_size`` records drawn uniformly without replacement.
 
     A fresh, independent draw each time the event occurs (not an epoch-wise shuffle). Its neighbours
     have equal size, so only REPLACE_ONE makes sense for it.
 
     Attributes:
-      event: what is released from the batch.
-      dataset_size: n >= 1, public.
-      batch_size: b with 0 <= b <= n.
+        event: what is released from the batch.
+        dataset_size: n >= 1, public.
+        batch_size: b with 0 <= b <= n.
 
     Raises:
-      ValueError: when a size is not an integer in its range or `event` is not an event.
+        ValueError: when a size is not an integer in its range or ``event`` is not an event.
     """
 
     event: "Event"
@@ -92,15 +93,15 @@ class FixedSizeSampled:
 
 @dataclass(frozen=True)
 class ShuffledBatches:
-    """`event` on each of the batches of one shuffled pass; every accountant refuses it.
+    """``event`` on each of the batches of one shuffled pass; every accountant refuses it.
 
     Shuffling is not Poisson sampling: the batches of a pass exclude each other, and treating them
     as Poisson can report an epsilon that is too low (Chua et al. 2024, "How Private are DP-SGD
     Implementations?", arXiv:2403.17673).
 
     Attributes:
-      event: what is released from each batch.
-      batch_size: records in a batch.
+        event: what is released from each batch.
+        batch_size: records in a batch.
     """
 
     event: "Event"
@@ -113,11 +114,11 @@ class ShuffledBatches:
 
 @dataclass(frozen=True)
 class Repeated:
-    """`event` `count` times in a row, each with fresh noise and a fresh draw of records.
+    """``event`` ``count`` times in a row, each with fresh noise and a fresh draw of records.
 
     Attributes:
-      event: the event that is repeated (adaptively: each may depend on the earlier outputs).
-      count: how often, >= 0.
+        event: the event that is repeated (adaptively: each may depend on the earlier outputs).
+        count: number of repetitions, >= 0.
     """
 
     event: "Event"
@@ -133,7 +134,7 @@ class Composed:
     """Unlike events in a row, each with fresh noise and fresh draws; the order does not matter.
 
     Attributes:
-      events: tuple of events (any iterable is accepted and made a tuple).
+        events: tuple of events (any iterable is accepted and made a tuple).
     """
 
     events: tuple["Event", ...]
@@ -152,7 +153,7 @@ class NonPrivate:
     """A release for which no guarantee is known; its epsilon is infinite.
 
     Attributes:
-      reason: one sentence for the report, e.g. "a line search read the un-noised loss".
+        reason: one sentence for the report, e.g. "a line search read the un-noised loss".
     """
 
     reason: str
@@ -169,17 +170,17 @@ class HiddenState:
     The chains run one after the other; each starts from public constants and what was released
     before it, and nothing computed from its inner iterates is logged, evaluated, exported or used
     elsewhere. Bounded under REPLACE_ONE only: another number of records is another partition.
-    docs/hidden_state.md derives the bound; `jaxdp.accounting.hidden_state` computes it.
+    docs/hidden_state.md derives the bound; ``jaxdp.accounting.hidden_state`` computes it.
 
     Attributes:
-      blocks: chains with the same number of batches (any iterable is accepted and made a tuple).
-      average: the batch of a record is uniform: all batches have the same size. Then the loss is
-        averaged over the batches, once over all blocks; otherwise the worst batch counts.
-      exposed: "" while the inner iterates stay hidden. Otherwise one sentence that says what left
-        a loop: the hidden-state number is lost and every step is charged.
+        blocks: chains with the same number of batches (any iterable is accepted and made a tuple).
+        average: the batch of a record is uniform: all batches have the same size. Then the loss is
+            averaged over the batches, once over all blocks; otherwise the worst batch counts.
+        exposed: "" while the inner iterates stay hidden. Otherwise one sentence that names
+            what left a loop: the hidden-state bound is then lost and every step is charged.
 
     Raises:
-      ValueError: no chain, something else than chains, or chains that differ in their batches.
+        ValueError: no chain, something else than chains, or chains that differ in their batches.
     """
 
     blocks: tuple[NoisyChain, ...]
@@ -228,14 +229,14 @@ def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     and z 1, 1 over 1,000 steps it says 2.58 where the truth is 4.48.
 
     Args:
-      noise_multipliers: z_i of each release, each relative to one record's largest contribution to
-        that release. At least one.
+        noise_multipliers: z_i of each release, each relative to one record's largest contribution
+            to that release. At least one.
 
     Returns:
-      `Gaussian((sum_i z_i^-2)^-1/2)`; a zero among them gives `Gaussian(0)`.
+        ``Gaussian((sum_i z_i^-2)^-1/2)``; a zero among them gives ``Gaussian(0)``.
 
     Raises:
-      ValueError: when there is none, or one is negative or not finite.
+        ValueError: when there is none, or one is negative or not finite.
     """
     zs = [check.non_negative(f"noise_multipliers[{i}]", z) for i, z in enumerate(noise_multipliers)]
     if not zs:
@@ -255,14 +256,15 @@ def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -
     a record that moves the vector by at most sqrt(sum s_i^2/sigma_i^2).
 
     Args:
-      bounds: s_i >= 0, largest absolute value of coordinate i of ONE record's contribution.
-      noise_stds: sigma_i > 0, noise added to coordinate i of the sum; as many.
+        bounds: s_i >= 0, largest absolute value of coordinate i of ONE record's contribution.
+        noise_stds: sigma_i > 0, noise added to coordinate i of the sum; as many.
 
     Returns:
-      `Gaussian((sum_i s_i^2/sigma_i^2)^-1/2)`; a coordinate with noise 0 and bound 0 is ignored.
+        ``Gaussian((sum_i s_i^2/sigma_i^2)^-1/2)``; a coordinate with noise 0 and bound 0 is
+            ignored.
 
     Raises:
-      ValueError: when the lengths differ, a value is negative or not finite, or all bounds are 0.
+        ValueError: when the lengths differ, a value is negative or not finite, or all bounds are 0.
     """
     s = [check.non_negative(f"bounds[{i}]", v) for i, v in enumerate(bounds)]
     sigma = [check.non_negative(f"noise_stds[{i}]", v) for i, v in enumerate(noise_stds)]
@@ -275,7 +277,7 @@ def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """Describe `event` in plain JSON types; `from_dict` gives an equal event back."""
+    """The event in plain JSON types; ``from_dict`` gives an equal event back."""
     _check_event("event", event)
     out: dict[str, Any] = {"type": type(event).__name__}
     for key, value in vars(event).items():
@@ -305,10 +307,10 @@ _BY_NAME: dict[str, Callable[..., Event]] = {
 
 
 def from_dict(description: Mapping[str, Any]) -> Event:
-    """Rebuild an event from `to_dict`'s description.
+    """The event that a description by ``to_dict`` stands for.
 
     Raises:
-      ValueError: when the type is unknown, or a field is missing, unknown or wrong.
+        ValueError: when the type is unknown, or a field is missing, unknown or wrong.
     """
     if not isinstance(description, Mapping) or description.get("type") not in _BY_NAME:
         raise ValueError(f"description={description!r}: expected a 'type' among {sorted(_BY_NAME)}")

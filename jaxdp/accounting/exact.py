@@ -1,4 +1,4 @@
-"""The exact accountant: the contour integral in both directions, widened by its own error."""
+"""The exact accountant: the contour integral in both directions, widened by its error."""
 
 import math
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class _Evaluated:
 
 
 def compositions(run: Run, relation: Relation, delta: float) -> list[Composition]:
-    """The run from each direction that must be bounded, forward first, for deltas near `delta`."""
+    """The run in each direction that must be bounded, forward first, for deltas near ``delta``."""
     sampled = [(s, n) for s, n in run.steps if s.sampling_prob < 1]
     mu2 = math.fsum(
         n * (separation(relation) / s.noise_multiplier) ** 2
@@ -48,9 +48,12 @@ def compositions(run: Run, relation: Relation, delta: float) -> list[Composition
 
 
 def exact_epsilon(run: Run, relation: Relation, delta: float, bands: bool = True) -> Bound:
-    """Epsilon at delta; raises `Unresolved` when the integral cannot be evaluated well.
+    """Epsilon at delta, as a bound.
 
-    Without `bands` only one line is tried, which takes milliseconds.
+    Without ``bands`` only one line is tried, which takes milliseconds.
+
+    Raises:
+        Unresolved: the integral cannot be evaluated well.
     """
     best = (0.0, 0.0, 0.0)
     for i, composition in enumerate(compositions(run, relation, delta)):
@@ -63,7 +66,7 @@ def exact_epsilon(run: Run, relation: Relation, delta: float, bands: bool = True
 
 
 def exact_delta(run: Run, relation: Relation, epsilon: float, bands: bool = True) -> Bound:
-    """Delta at epsilon; otherwise as `exact_epsilon`."""
+    """Delta at epsilon, as a bound; otherwise as ``exact_epsilon``."""
     best = (0.0, 0.0, 0.0)
     for reverse in range(len(compositions(run, relation, 1e-9))):
         if reverse and best[0] > 0:
@@ -77,7 +80,7 @@ def exact_delta(run: Run, relation: Relation, epsilon: float, bands: bool = True
 
 
 def negligible(composition: Composition, epsilon: float, delta: float) -> bool:
-    """True if this direction's delta at epsilon is provably below `delta`."""
+    """True if this direction's delta at epsilon is provably below ``delta``."""
     if composition.ceiling() <= epsilon:
         return True
     try:
@@ -124,7 +127,7 @@ def _epsilon_one_way(
 
 
 def _evaluate(composition: Composition, delta: float) -> tuple[_Evaluated, float]:
-    """The integral on a line that suits the epsilon of `delta`, and that epsilon nearly."""
+    """The integral on a line that suits the epsilon of ``delta``, and roughly that epsilon."""
     log_delta = math.log(delta)
     c, moments = choose_order(composition, log_delta, None)
     epsilon = max(moments.saddle(c)[0], 0.0)
@@ -136,10 +139,10 @@ def _evaluate(composition: Composition, delta: float) -> tuple[_Evaluated, float
         previous, epsilon = epsilon, _solve(contour, epsilon, delta)
         # The contour's length and its aliasing were bounded for the previous epsilon.
         distance = epsilon - composition.floor()
-        settled = contour.decayed or distance > 0.8 * (previous - composition.floor())
+        resolved = contour.decayed or distance > 0.8 * (previous - composition.floor())
         better, better_moments = choose_order(composition, None, epsilon)
         near = abs(math.log(better / c)) < 0.2 or abs(epsilon - previous) < 0.1 * distance
-        if settled and near and period(moments, c, epsilon, log_delta) <= contour.length:
+        if resolved and near and period(moments, c, epsilon, log_delta) <= contour.length:
             break
         c, moments = better, better_moments
     else:
@@ -162,7 +165,7 @@ def cheapest(moments: Moments, c: float, epsilon: float, log_delta: float) -> tu
 
 
 def _solve(contour: Contour, start: float, delta: float) -> float:
-    """Epsilon >= 0 where the contour's delta is `delta` (0 when it is already below there)."""
+    """Epsilon >= 0 where the contour's delta is ``delta`` (0 when it is already below there)."""
     low, high, x = 0.0, math.inf, max(start, 0.0)
     for _ in range(100):
         value, slope = contour.delta_and_slope(x)
@@ -263,9 +266,9 @@ def _extend(
 ) -> Contour:
     """A contour that is long enough.
 
-    Where the integrand decays that is soon. Where steps that were never sampled leave a clump in
-    the law of the loss it does not decay, but oscillates with the distance of epsilon from the
-    clump, so that a smooth taper beyond about 200/distance changes nothing.
+    Where the integrand decays that is soon. Where steps that were never sampled leave a point mass
+    in the distribution of the loss it does not decay, but oscillates with the distance of epsilon
+    from the point mass, so that a smooth taper beyond about 200/distance changes nothing.
     """
     last = 8.6 / math.sqrt(moments.derivatives(c)[2])
     contour = build(composition, c, last, length)

@@ -14,7 +14,7 @@ DEFAULT_ORDERS: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 2
 
 
 class BudgetExceededError(ValueError):
-    """An event that the filter does not admit; nothing was charged."""
+    """Raised for an event that the filter does not admit; nothing was charged."""
 
 
 class RenyiFilter:
@@ -30,10 +30,10 @@ class RenyiFilter:
     sets of paths add up.
 
     Attributes:
-      epsilon: budget, > 0.
-      delta: budget, in (0, 1).
-      relation: the neighbouring relation of the guarantee.
-      orders: [k] Renyi orders > 1, fixed from the start. Fewer are cheaper if they fit the run.
+        epsilon: budget, > 0.
+        delta: budget, in (0, 1).
+        relation: the neighbouring relation of the guarantee.
+        orders: [k] Renyi orders > 1, fixed from the start. Fewer are cheaper if they fit the run.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class RenyiFilter:
         self._budget = self.epsilon - np.log1p(-1 / a) + (share + np.log(a)) / (a - 1)
 
     def admits(self, event: Event) -> bool:
-        """True if charging `event` keeps the run within the budget."""
+        """True if charging ``event`` keeps the run within the budget."""
         return bool(np.any(self._spent + self._cost(event) <= self._budget))
 
     def charge(self, event: Event) -> None:
-        """Record `event`; call it before the release becomes visible.
+        """Charges ``event``; call it before the release becomes visible.
 
         Raises:
-          BudgetExceededError: when the event is not admitted; nothing is charged then.
-          UnsupportedEventError: when the event has no Renyi bound.
+            BudgetExceededError: when the event is not admitted; nothing is charged then.
+            UnsupportedEventError: when the event has no Renyi bound.
         """
         cost = self._cost(event)
         if not np.any(self._spent + cost <= self._budget):
@@ -77,7 +77,7 @@ class RenyiFilter:
         self._spent = self._spent + cost
 
     def spent(self) -> float:
-        """Epsilon at delta of what was charged so far (an odometer to look at).
+        """Epsilon at delta of everything charged so far (a privacy odometer).
 
         A guarantee at a time fixed beforehand; at a time chosen by looking at it, the guarantee is
         the budget.

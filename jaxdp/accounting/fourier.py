@@ -21,16 +21,16 @@ def fourier_excess(weights: Array, points: Array, spacing: float, count: int) ->
 
     Points whose phase stays small enter by their moments, exactly in relative terms; only the
     others meet the rounding of a transform. So the result is precise relative to itself even when
-    nearly all weight lies in a narrow clump around p = 0.
+    nearly all weight lies close to p = 0.
 
     Args:
-      weights: [m] non-negative.
-      points: [m].
-      spacing: distance of the frequencies.
-      count: number of frequencies.
+        weights: [m] non-negative.
+        points: [m].
+        spacing: distance of the frequencies.
+        count: number of frequencies.
 
     Returns:
-      [count] complex sums; the first is 0.
+        [count] complex sums; the first is 0.
     """
     frequencies: Array = spacing * np.arange(count, dtype=np.float64)
     near = np.abs(points) * frequencies[-1] <= _NEAR

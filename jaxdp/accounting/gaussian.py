@@ -1,4 +1,4 @@
-"""The Gaussian mechanism without sampling: its privacy profile is known in closed form."""
+"""The Gaussian mechanism without sampling, whose privacy profile is known in closed form."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     that neither e^epsilon nor the difference loses digits; relative error about 1e-12.
 
     Args:
-      mu: >= 0. Under replace-one pass twice the add/remove value.
-      epsilon: >= 0.
+        mu: >= 0. Under replace-one pass twice the add/remove value.
+        epsilon: >= 0.
     """
     if mu == 0:
         return 0.0
@@ -52,8 +52,8 @@ def gaussian_epsilon(mu: float, delta: float) -> tuple[float, float]:
     close to delta(0) a relative margin on epsilon would be too thin.
 
     Args:
-      mu: >= 0, as in `gaussian_delta`.
-      delta: in (0, 1).
+        mu: >= 0, as in ``gaussian_delta``.
+        delta: in (0, 1).
     """
     # Where mu is huge, epsilon is about mu^2/2 and its rounding alone moves delta by 1e-16 mu.
     margin = min(PROFILE_ERROR + 4e-15 * mu, 0.5)
@@ -64,13 +64,13 @@ def gaussian_epsilon(mu: float, delta: float) -> tuple[float, float]:
 def bracket_epsilon(
     delta_at: Callable[[float], float], delta: float, scale: float, margin: float
 ) -> tuple[float, float]:
-    """(lower, upper) epsilon of a decreasing profile that is known to a relative `margin`.
+    """(lower, upper) epsilon of a decreasing profile that is known to a relative ``margin``.
 
     Args:
-      delta_at: delta as a function of epsilon >= 0.
-      delta: the target, in (0, 1).
-      scale: a typical epsilon, > 0, from where the search starts.
-      margin: relative error of the profile, < 1.
+        delta_at: delta as a function of epsilon >= 0.
+        delta: the target, in (0, 1).
+        scale: a typical epsilon, > 0, from where the search starts.
+        margin: relative error of the profile, < 1.
     """
 
     def end(target: float) -> tuple[float, float]:

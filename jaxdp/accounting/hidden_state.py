@@ -1,8 +1,8 @@
 """Bounds for the last iterate of a chain of noisy contractions, where nothing else is released.
 
-Every function here answers with S, one value for each batch in which the changed record may be:
-the Renyi divergence of order alpha is at most alpha S for every alpha > 1 (so S is rho of zCDP).
-For `shifted` and `composed` more holds: the release is sqrt(2 S)-GDP. The relation is replace-one.
+Every function here answers with S, one value for each batch in which the changed record may be: the
+Renyi divergence of order alpha is at most alpha S for every alpha > 1 (so S is rho of zCDP). For
+``shifted`` and ``composed`` more holds: the release is sqrt(2 S)-GDP. The relation is replace-one.
 """
 
 import numpy as np
@@ -53,20 +53,20 @@ def composed(chain: NoisyChain) -> Array:
 
 
 def log_sobolev(chain: NoisyChain, published: bool = False, start_variance: float = 0.0) -> Array:
-    """S of the last iterate, [batches], by log-Sobolev inequalities; never below `shifted`.
+    """S of the last iterate, [batches], by log-Sobolev inequalities; never below ``shifted``.
 
     V_k, the constant of the iterate's law in the units of a variance: V <- p^2 (c^2 V + v). A step
     that reads the record adds s^2/(2 v); another divides S by 1 + v/(c^2 V) (Ye and Shokri 2022,
     arXiv:2203.05363, Lemma 3.2, in the form of DP-SBCD's Theorem 4.6 and Lemma 4.7).
 
     Args:
-      chain: the steps; it must start at the same place under both neighbours.
-      published: raise the divisor to 1/p^2, as DP-SBCD's Corollary 4.5 does. WRONG for p < 1:
-        weight decay is a bijection, so it cannot change a divergence. For claims only.
-      start_variance: V of the start's law; 0 for a start that may be known.
+        chain: the steps; it must start at the same place under both neighbours.
+        published: raise the divisor to 1/p^2, as DP-SBCD's Corollary 4.5 does. WRONG for p < 1:
+            weight decay is a bijection, so it cannot change a divergence. For claims only.
+        start_variance: V of the start's law; 0 for a start that may be known.
 
     Raises:
-      ValueError: when the starts may differ.
+        ValueError: when the starts may differ.
     """
     if chain.start_distance > 0:
         raise ValueError(
@@ -102,7 +102,7 @@ def averaged_renyi(values: Array, orders: Array) -> Array:
 
 
 def _minorants(gains: Array, variances: Array, shifts: Array, start: float) -> Array:
-    """S [batches] of steps [epochs, batches], whose first one begins `start` apart, times c."""
+    """S [batches] of steps [epochs, batches], whose first one begins ``start`` apart, times c."""
     gain = np.exp(gains)
     noise = gain**2 * variances
     # The noise of faded steps is not used; what they moved is carried on, as if by the next ones.
@@ -150,11 +150,11 @@ def _around(table: Array) -> tuple[Array, Array]:
     """Sums over the steps before a record's first, and from each of its steps to its next.
 
     Args:
-      table: [epochs, batches], one value a step.
+        table: [epochs, batches], one value a step.
 
     Returns:
-      [batches], steps before (0, j); [epochs, batches], steps strictly between (e, j) and
-      (e + 1, j), or the end. Sums of equal signs only: nothing cancels.
+        [batches], steps before (0, j); [epochs, batches], steps strictly between (e, j) and
+        (e + 1, j), or the end. Sums of equal signs only: nothing cancels.
     """
     left = np.zeros_like(table)
     left[:, 1:] = np.cumsum(table[:, :-1], axis=1)

@@ -1,4 +1,4 @@
-"""Answers for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
+"""Bounds for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,9 @@ import numpy as np
 from jaxdp.accounting import gaussian, rdp
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, batch_values, log_sobolev_values
+from jaxdp.accounting.chains import Array
 from jaxdp.accounting.events import HiddenState
-from jaxdp.accounting.hidden_state import Array, averaged_renyi
+from jaxdp.accounting.hidden_state import averaged_renyi
 
 ASSUMED = (
     "holds while the partition is secret and nothing but the last iterate of each block leaves it"
@@ -17,7 +18,7 @@ ASSUMED = (
 
 
 def note(run: Run) -> str:
-    """The assumption behind the number, or the reason why there is none."""
+    """The assumption behind the bound, or the reason why there is none."""
     lost = [event.exposed for event, _ in run.hidden if event.exposed]
     if lost:
         reasons = "; ".join(dict.fromkeys(lost))
@@ -27,7 +28,7 @@ def note(run: Run) -> str:
 
 
 def refuses_log_sobolev(run: Run) -> str:
-    """The reason why the log-Sobolev answer does not cover the run, or ""."""
+    """The reason why the log-Sobolev bound does not cover the run, or ""."""
     if not run.hidden:
         return "it has no hidden-state event"
     if any(block.start_distance > 0 for event, _ in run.hidden for block in event.blocks):
@@ -100,7 +101,7 @@ def _profile(mixture: tuple[Array, Array], epsilon: float) -> float:
 
 
 def _renyi(run: Run, relation: Relation, values: Callable[[HiddenState], Array]) -> Array:
-    """Renyi divergences of the run at `rdp.DEFAULT_ORDERS`."""
+    """Renyi divergences of the run at ``rdp.DEFAULT_ORDERS``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
     total = np.zeros(orders.size)
     for step, n in run.others or ():

@@ -34,9 +34,9 @@ class Pair:
     """One step under one relation, in one direction: the loss is log(first law / second law).
 
     Attributes:
-      step: a Poisson-sampled (or full-batch) step.
-      relation: the neighbouring relation.
-      reverse: swap the two laws. Replace-one is symmetric and needs only one direction.
+        step: a Poisson-sampled (or full-batch) step.
+        relation: the neighbouring relation.
+        reverse: swap the two laws. Replace-one is symmetric and needs only one direction.
     """
 
     step: Step
@@ -54,8 +54,8 @@ class LossTable:
     """Nodes of a quadrature over the output of one step.
 
     Attributes:
-      log_weight: [m] log of the first law's density times the grid width.
-      loss: [m] log(first/second) at the node.
+        log_weight: [m] log of the first law's density times the grid width.
+        loss: [m] log(first/second) at the node.
     """
 
     log_weight: Array
@@ -68,14 +68,14 @@ def separation(relation: Relation) -> float:
 
 
 def directions(relation: Relation) -> tuple[bool, ...]:
-    """Values of `Pair.reverse` that must both be bounded."""
+    """The values of ``Pair.reverse`` that must be bounded."""
     return (False,) if relation is Relation.REPLACE_ONE else (False, True)
 
 
 def mass_window(pair: Pair, log_tail: float) -> tuple[float, float]:
-    """Outputs outside have probability at most exp(log_tail) under **both** laws.
+    """(lowest, highest) output: outside, each law has probability at most exp(log_tail).
 
-    Both, because the moments are taken relative to the second law's total of 1.
+    Both laws, because the moments are taken relative to the second law's total of 1.
     """
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
 
@@ -100,7 +100,7 @@ def grid_width(
     """Width of the x-grid at which E[exp((order + i frequency) loss)] is exact to rounding.
 
     The loss turns by at most s p/z^2 per unit of x: s the separation, p the largest posterior
-    probability of having been sampled. See `trapezoid_width`.
+    probability of having been sampled. See ``trapezoid_width``.
     """
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
     p = float(posterior(np.asarray([max(abs(window[0]), abs(window[1]))]), z, q)[0])
@@ -129,7 +129,7 @@ def trapezoid_width(z: float | Array, spread: float | Array, turning: float = 0.
 def tabulate(
     pair: Pair, window: tuple[float, float], width: float, max_nodes: int = MAX_NODES
 ) -> LossTable | None:
-    """Table of the loss on nodes `width` apart inside `window`; None beyond `max_nodes` nodes."""
+    """Table of the loss on nodes ``width`` apart inside ``window``; None if these are too many."""
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
     left, right = window
     if not (right - left) / width < max_nodes:
@@ -154,12 +154,12 @@ def log_ratio(x: Array, z: float | Array, q: float | Array) -> Array:
     """log of ((1-q) N(0) + q N(1)) / N(0) at x, to relative precision also where it is tiny.
 
     Args:
-      x: [...] outputs.
-      z: noise multiplier > 0.
-      q: sampling probability in (0, 1], or an array of them below 1.
+        x: [...] outputs.
+        z: noise multiplier > 0.
+        q: sampling probability in (0, 1], or an array of them below 1.
 
     Returns:
-      [...] log likelihood ratio, increasing in x.
+        [...] log likelihood ratio, increasing in x.
     """
     g = (x - 0.5) / (z * z)
     if isinstance(q, float) and q == 1:

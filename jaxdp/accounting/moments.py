@@ -30,12 +30,12 @@ def renyi(steps: Sequence[Step], relation: Relation, orders: Array) -> Array:
     """log E_Q[(P/Q)^alpha] / (alpha - 1), never below the true value; inf where there is no table.
 
     Args:
-      steps: n Poisson-sampled steps, q < 1.
-      relation: the neighbouring relation; the pairs are those of `loss`, forward direction.
-      orders: [k] > 1.
+        steps: n Poisson-sampled steps, q < 1.
+        relation: the neighbouring relation; the pairs are those of ``loss``, forward direction.
+        orders: [k] > 1.
 
     Returns:
-      [n, k].
+        [n, k].
     """
     grids = _grids(steps, relation, orders)
     out: Array = np.full((len(steps), orders.size), np.inf)
@@ -52,11 +52,11 @@ class _Grids:
     """Trapezoid rules that are exact to rounding, for every step and order.
 
     Attributes:
-      z: [n] noise multipliers.
-      q: [n] sampling probabilities.
-      width: [n, k] distance of the nodes.
-      first: [n, k] index of the leftmost node; node i lies at i * width.
-      count: [n, k] number of nodes; floats, because it may be huge.
+        z: [n] noise multipliers.
+        q: [n] sampling probabilities.
+        width: [n, k] distance of the nodes.
+        first: [n, k] index of the leftmost node; node i lies at i * width.
+        count: [n, k] number of nodes; floats, because it may be huge.
     """
 
     z: Array
@@ -88,7 +88,7 @@ def _grids(steps: Sequence[Step], relation: Relation, orders: Array) -> _Grids:
 def _fill(
     out: Array, grids: _Grids, columns: NDArray[np.int64], relation: Relation, orders: Array
 ) -> None:
-    """Compute `out` at `columns`, each step with the nodes of the largest order that fits."""
+    """Compute ``out`` at ``columns``, each step with the nodes of the largest order that fits."""
     columns = columns[np.argsort(orders[columns])]
     fits = grids.count[:, columns] < _MAX_NODES
     reach = np.where(fits.any(axis=1), columns.size - fits[:, ::-1].argmax(axis=1), 0)
@@ -125,15 +125,15 @@ def _tables(
 
 
 def log_moments(log_weight: Array, loss: Array, orders: Array) -> tuple[Array, Array]:
-    """`loss.log_moment` of several tables at several orders.
+    """``loss.log_moment`` of several tables at several orders.
 
     Args:
-      log_weight: [n, m] log of the first law's density times the grid width; -inf is padding.
-      loss: [n, m] loss at the node; 0 in the padding.
-      orders: [k] >= 0.
+        log_weight: [n, m] log of the first law's density times the grid width; -inf is padding.
+        loss: [n, m] loss at the node; 0 in the padding.
+        orders: [k] >= 0.
 
     Returns:
-      (log E[exp(order loss)], bound on its rounding error), [n, k] each.
+        (log E[exp(order loss)], bound on its rounding error), [n, k] each.
     """
     exponent = orders[:, None] * loss[:, None, :] + log_weight[:, None, :]
     peak = exponent.max(axis=-1)

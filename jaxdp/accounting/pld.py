@@ -22,14 +22,14 @@ from jaxdp.accounting.saddle import Composition, Moments, Unresolved, choose_ord
 
 @dataclass(frozen=True)
 class Atoms:
-    """A discrete stand-in for the loss of one step, on the grid `offset + index * width`.
+    """A discrete approximation of one step's loss, on the grid ``offset + index * width``.
 
     Attributes:
-      index: [m] integers.
-      mass: [m] probabilities under the first law (their sum may fall short of 1).
-      offset: loss of index 0.
-      infinite: probability that is put at infinite loss.
-      top: the step's losses above this are in no atom.
+        index: [m] integers.
+        mass: [m] probabilities under the first law (their sum may fall short of 1).
+        offset: loss of index 0.
+        infinite: probability that is put at infinite loss.
+        top: the step's losses above this are in no atom.
     """
 
     index: np.ndarray
@@ -41,17 +41,17 @@ class Atoms:
 
 @dataclass(frozen=True)
 class Composed:
-    """Delta as a function of epsilon for a composition of `Atoms`.
+    """Delta as a function of epsilon for a composition of ``Atoms``.
 
     Attributes:
-      loss: [m] increasing grid of losses.
-      weight: [m] exp(c (loss - loss[0])) times the probability of each loss, over exp(log_scale).
-      c: the tilt.
-      log_scale: common factor, in logs.
-      infinite: probability of infinite loss.
-      wrapped: bound on the probability that wrapped around from the left.
-      log_error: log of the error of delta at loss[0] from the right and from rounding; it falls as
-        exp(-c epsilon).
+        loss: [m] increasing grid of losses.
+        weight: [m] exp(c (loss - loss[0])) times the probability of each loss, over exp(log_scale).
+        c: the tilt.
+        log_scale: common factor, in logs.
+        infinite: probability of infinite loss.
+        wrapped: bound on the probability that wrapped around from the left.
+        log_error: log of the error of delta at loss[0] from the right and from rounding; it falls
+            as exp(-c epsilon).
     """
 
     loss: Array
@@ -70,14 +70,14 @@ class Composed:
         return value * self._scale(self.log_scale, epsilon) + self.infinite
 
     def error(self, epsilon: float) -> float:
-        """Bound on the error of `delta` from wrapping and rounding."""
+        """Bound on the error of ``delta`` from wrapping and rounding."""
         return self.wrapped + self._scale(self.log_error, epsilon)
 
     def _scale(self, log_factor: float, epsilon: float) -> float:
         return math.exp(min(log_factor - self.c * (epsilon - float(self.loss[0])), 700.0))
 
     def epsilon(self, delta: float, sign: int) -> float:
-        """The least epsilon at which delta + sign * error is at most `delta`; inf if there is none.
+        """The least epsilon at which delta + sign * error is at most ``delta``; inf if none is.
 
         Bisection ends with two sides: the far one for an upper end (sign 1), the near one for a
         lower end (sign -1).
@@ -98,11 +98,11 @@ class Composed:
 
 
 def inverse_loss(pair: Pair, loss: Array) -> Array:
-    """Output x at which the forward loss of the pair is `loss`; -inf below its infimum.
+    """Output x at which the forward loss of the pair is ``loss``; -inf below its infimum.
 
     Args:
-      pair: a sampled step; its direction is ignored.
-      loss: [m] values of log P/Q.
+        pair: a sampled step; its direction is ignored.
+        loss: [m] values of log P/Q.
     """
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
     if pair.relation is Relation.REPLACE_ONE:
@@ -122,7 +122,7 @@ def inverse_loss(pair: Pair, loss: Array) -> Array:
 
 
 def _masses(pair: Pair, edges: Array) -> tuple[Array, Array]:
-    """Probabilities of the intervals between increasing outputs `edges`, under P and under Q."""
+    """Probabilities of the intervals between increasing outputs ``edges``, under P and under Q."""
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
 
     def normal(mean: float) -> Array:
@@ -160,10 +160,11 @@ def loss_range(composition: Composition, pair: Pair) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def clump(pair: Pair) -> float:
-    """A typical loss of a step that was not sampled, or of a full batch: grids are aligned with it.
+def point_mass(pair: Pair) -> float:
+    """The loss of a step whose record was not sampled, or typical of a full batch.
 
-    A full batch has no such step: its losses lie around 1/(2 z^2), far from 0 where noise is small.
+    Grids are aligned with it, since most of the probability is there. The losses of a full batch
+    lie around 1/(2 z^2), far from 0 where noise is small.
     """
     z, q = pair.step.noise_multiplier, pair.step.sampling_prob
     if q == 1:
@@ -175,10 +176,13 @@ def clump(pair: Pair) -> float:
 
 
 def _grid(composition: Composition, pair: Pair, offset: float, width: float, span: float) -> Array:
-    """Indices of the grid points that carry atoms, increasing floats.
+    """The indices of the grid points that carry atoms, increasing floats.
 
-    Dense within two spans of the clump. Losses further down cannot matter and are cut there; losses
-    further up are rare and placed 64 times coarser, still on the grid.
+    Dense within two spans of the point mass. Losses further down cannot matter and are cut there;
+    losses further up are rare and placed 64 times coarser, still on the grid.
+
+    Raises:
+        Unresolved: the grid would need too many points.
     """
     low, high = loss_range(composition, pair)
     first = math.floor((max(low, offset - 2 * span) - offset) / width)
@@ -194,7 +198,7 @@ def _grid(composition: Composition, pair: Pair, offset: float, width: float, spa
 
 def pessimistic(composition: Composition, pair: Pair, width: float, span: float) -> Atoms:
     """Atoms that dominate the step's loss: connect the dots, tails rounded up."""
-    offset = clump(pair)
+    offset = point_mass(pair)
     index = _grid(composition, pair, offset, width, span)
     loss = offset + index * width
     gap = np.diff(loss)
@@ -216,7 +220,7 @@ def optimistic(
     composition: Composition, pair: Pair, width: float, span: float, tilt: float
 ) -> Atoms:
     """Atoms that the step's loss dominates: merged cells, rounded down to a shifted grid."""
-    offset = clump(pair)
+    offset = point_mass(pair)
     for _ in range(3):
         p, other = cells(pair, offset + np.asarray([-0.5, 0.5]) * width)
         if p[0] > 0 and other[0] > 0:
@@ -247,9 +251,9 @@ def _merged_loss(p: Array, other: Array, least: Array) -> Array:
     """A lower bound on the loss of each merged cell, [m]; -inf where nothing is known.
 
     Args:
-      p: [m] masses under the first law.
-      other: [m] masses under the second law.
-      least: [m] smallest loss in each cell.
+        p: [m] masses under the first law.
+        other: [m] masses under the second law.
+        least: [m] smallest loss in each cell.
     """
     # Beyond a loss of about 660 the second law underflows. The loss of a merged cell is at least
     # the smallest loss in it; there the edges are exact to rounding, which the slack covers.
@@ -262,7 +266,7 @@ def _merged_loss(p: Array, other: Array, least: Array) -> Array:
 def compose(
     atoms: list[tuple[Atoms, int]], width: float, size: int, start: float, c: float
 ) -> Composed:
-    """Compose under the law tilted by exp(c loss), on a window of `size` losses from `start`.
+    """Composes atoms under the law tilted by exp(c loss), on ``size`` losses from ``start``.
 
     What lies outside wraps into the window: from the left with weight at most e^(-c period), from
     the right at most exp(K(c') - (c'-c)(start + period) - c epsilon); both are added to the error.
@@ -300,10 +304,10 @@ def compose(
 
 
 def pld_epsilon(run: Run, relation: Relation, delta: float, tolerance: float = 5e-4) -> Bound:
-    """Certified (lower, upper) epsilon at delta; the grid is refined to a relative `tolerance`.
+    """Certified (lower, upper) epsilon at delta; the grid is refined to a relative ``tolerance``.
 
     Raises:
-      Unresolved: when the grid would be too long.
+        Unresolved: when the grid would be too long.
     """
     found = (0.0, 0.0)
     for size in (1 << 15, 1 << 18, 1 << 20):
@@ -320,7 +324,7 @@ def pld_epsilon(run: Run, relation: Relation, delta: float, tolerance: float = 5
 
 
 def pld_delta(run: Run, relation: Relation, epsilon: float, tolerance: float = 2e-3) -> Bound:
-    """Certified (lower, upper) delta at epsilon; otherwise as `pld_epsilon`."""
+    """Certified (lower, upper) delta at epsilon; otherwise as ``pld_epsilon``."""
     lower = upper = 0.0
     for size in (1 << 15, 1 << 18, 1 << 20):
         lower = upper = 0.0

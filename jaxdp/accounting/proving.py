@@ -1,4 +1,4 @@
-"""On which side of a target an event lies, proven by the quickest accountant that can tell."""
+"""Compares an event's epsilon with a target, by the quickest accountant that can decide."""
 
 from jaxdp.accounting import accountants, single
 from jaxdp.accounting.bounds import Bound, Relation
@@ -12,7 +12,7 @@ _PATIENCE = 4  # answers of the slow accountants, some seconds each, in one sear
 
 
 class Prover:
-    """Compares events with a target; every answer is a proven bound.
+    """Compares events with a target epsilon; every answer is a proven bound.
 
     The single contour takes milliseconds and mostly decides; where it cannot, Rényi bounds may.
     What is left takes seconds for each event: it is asked a few times in one search, and then, or
@@ -20,10 +20,10 @@ class Prover:
     not a clock: an answer does not depend on the machine.
 
     Args:
-      epsilon: the target.
-      delta: of the guarantee.
-      relation: which data sets are neighbours.
-      accountant: as for `jaxdp.accounting.epsilon`, which answers for all but "auto".
+        epsilon: the target.
+        delta: of the guarantee.
+        relation: which data sets are neighbours.
+        accountant: as for ``jaxdp.accounting.epsilon``, which answers for all but "auto".
     """
 
     def __init__(self, epsilon: float, delta: float, relation: Relation, accountant: str = "auto"):
@@ -33,11 +33,11 @@ class Prover:
 
     @property
     def patient(self) -> bool:
-        """True if a slow accountant would still be asked."""
+        """True if a slow accountant may still be asked."""
         return self._left > 0
 
     def bound(self, event: Event) -> Bound:
-        """Epsilon's bounds, as tight as it takes to compare them with the target."""
+        """A bound on epsilon, as tight as needed to compare it with the target."""
         run = flatten(event, self._relation)
         if self._accountant != "auto" or not _sampled(run):
             return epsilon_of(event, self._delta, self._relation, self._accountant)

@@ -1,4 +1,4 @@
-"""The questions: epsilon at a delta, delta at an epsilon, epsilon along a run."""
+"""Privacy queries: epsilon at a delta, delta at an epsilon, epsilon over the steps of a run."""
 
 import math
 from collections.abc import Sequence
@@ -19,21 +19,31 @@ def epsilon(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> Bound:
-    """Epsilon of `event` at `delta`, as (lower, estimate, upper); report the upper value.
+    """Bounds on the epsilon of ``event`` at ``delta``; report ``.upper``.
 
     Args:
-      event: what was released, see `jaxdp.accounting.events`.
-      delta: in (0, 1).
-      relation: which data sets are neighbours.
-      accountant: "auto" (the tightest that covers the event) or the name of an accountant.
+        event: what was released, see ``jaxdp.accounting.events``.
+        delta: in (0, 1).
+        relation: which data sets are neighbours.
+        accountant: "auto" (the tightest that covers the event) or the name of an accountant.
 
     Returns:
-      A `Bound`. Infinite where nothing is guaranteed; exactly 0 where delta(0) is at most `delta`;
-      its note says so.
+        A ``Bound``. Infinite where nothing is guaranteed; exactly 0 where delta(0) is at most
+            ``delta``;
+        its note says so.
 
     Raises:
-      ValueError: for an argument out of its range.
-      UnsupportedEventError: when the event has no bound under this relation and accountant.
+        ValueError: for an argument out of its range.
+        UnsupportedEventError: when the event has no bound under this relation and accountant.
+
+    Example:
+        >>> from jaxdp import accounting as acc
+        >>> step = acc.PoissonSampled(acc.Gaussian(noise_multiplier=1.0), sampling_prob=0.01)
+        >>> bound = acc.epsilon(acc.Repeated(step, 1_000), delta=1e-5)
+        >>> bound.lower <= bound.estimate <= bound.upper
+        True
+        >>> print(f"{bound.upper:.2f}")
+        1.83
     """
     delta = check.open_probability("delta", delta)
     return accountants.ask("epsilon", flatten(event, relation), relation, accountant, delta)
@@ -45,7 +55,9 @@ def delta(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> Bound:
-    """Delta of `event` at `epsilon` >= 0, infinity included; otherwise as `epsilon`, errors too.
+    """Bounds on the delta of ``event`` at ``epsilon`` >= 0, infinity included.
+
+    Arguments and errors as for :func:`epsilon`.
 
     At infinity delta is the probability of an infinite loss: 0 for noise on everything, and
     unknown, hence 1 at most, where nothing is guaranteed.
@@ -59,10 +71,10 @@ def delta(
 def supports(
     event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, accountant: str = "auto"
 ) -> bool:
-    """True if `epsilon(event, ..., relation, accountant)` would answer rather than refuse.
+    """True if ``epsilon(event, ..., relation, accountant)`` would answer rather than refuse.
 
     Raises:
-      ValueError: for something that is not an event, a relation or an accountant.
+        ValueError: for something that is not an event, a relation or an accountant.
     """
     try:
         return not accountants.refuses(flatten(event, relation), relation, accountant)
@@ -77,17 +89,17 @@ def epsilons_over_steps(
     relation: Relation = Relation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> Array:
-    """Upper epsilon after each of the given numbers of repetitions of `event`, for a plot.
+    """The upper epsilon after each of the given numbers of repetitions of ``event``.
 
     Args:
-      event: one step.
-      steps: [k] counts >= 0, in any order.
-      delta: in (0, 1).
-      relation: which data sets are neighbours.
-      accountant: as for `epsilon`.
+        event: one step.
+        steps: [k] counts >= 0, in any order.
+        delta: in (0, 1).
+        relation: which data sets are neighbours.
+        accountant: as for ``epsilon``.
 
     Returns:
-      [k] upper epsilons (infinite where nothing is guaranteed).
+        [k] upper epsilons (infinite where nothing is guaranteed).
     """
     counts = [check.count(f"steps[{i}]", n) for i, n in enumerate(steps)]
     uppers = [epsilon(Repeated(event, n), delta, relation, accountant).upper for n in counts]

@@ -1,10 +1,11 @@
-"""Certified bounds for rarely sampled steps: the few large losses are counted, the rest convolved.
+"""Certified bounds for rarely sampled steps: large losses are counted, the rest convolved.
 
 Where q is tiny and noise small, one step can lose far more than all others together, and a grid
-that holds its tail is too coarse for the rest. So the outputs of every step are cut at a loss `cap`
-near epsilon, and delta is the sum over the number of steps with a larger loss of what that adds:
+that holds its tail is too coarse for the rest. So the outputs of every step are cut at a loss
+``cap`` near epsilon, and delta is the sum over the number of steps with a larger loss of what that
+adds:
 
-* none: the grid of `pld`, which now ends at the cap;
+* none: the grid of ``pld``, which now ends at the cap;
 * one: the law of the others on that grid, against the large loss's privacy profile in closed form;
 * more: at most (P - e^epsilon Q) of that event where the loss exceeds epsilon for certain; where it
   may not, the rest by Chernoff's bound.
@@ -33,7 +34,7 @@ _CAPS = (1.5, 3.0, 6.0, 12.0, 24.0)
 
 
 def rare_delta(run: Run, relation: Relation, epsilon: float, tolerance: float = 2e-3) -> Bound:
-    """Certified (lower, upper) delta at epsilon; otherwise as `rare_epsilon`."""
+    """Certified (lower, upper) delta at epsilon; otherwise as ``rare_epsilon``."""
     known = {c: _Ends(0.0, math.inf) for c in compositions(run, relation, 1e-12)}
     for size in _SIZES:
         for composition, ends in known.items():
@@ -70,12 +71,12 @@ def _narrower(ends: _Ends, ask: Callable[[bool, float, float], float], tolerance
     the two ends may want different caps.
 
     Args:
-      ends: what is known.
-      ask: (whether the upper end, cap, upper end so far) -> a certified end.
-      tolerance: relative width that is enough.
+        ends: what is known.
+        ask: (whether the upper end, cap, upper end so far) -> a certified end.
+        tolerance: relative width that is enough.
 
     Raises:
-      Unresolved: where no cap has an answer, or two contradict each other.
+        Unresolved: where no cap has an answer, or two contradict each other.
     """
     lower, upper, low_caps, high_caps = ends
     try:
@@ -99,7 +100,7 @@ def _best(
     """(the smallest answer, or with sign 1 the largest; its cap and the next).
 
     Raises:
-      Unresolved: where no cap has a smallest answer; the largest is 0 then.
+        Unresolved: where no cap has a smallest answer; the largest is 0 then.
     """
     best, chosen, refusal = -sign * math.inf, caps[0], Unresolved("no cap")
     for cap in caps:
@@ -120,7 +121,7 @@ def _best(
 
 
 def _guess(composition: Composition, delta: float) -> float:
-    """Epsilon as if only one step were taken at a time: near the truth where that is rare."""
+    """The epsilon at which the deltas of the single steps sum to delta: near the truth if rare."""
 
     def excess(log_epsilon: float) -> float:
         epsilon = math.exp(log_epsilon)
@@ -133,10 +134,10 @@ def _guess(composition: Composition, delta: float) -> float:
 
 
 def rare_epsilon(run: Run, relation: Relation, delta: float, tolerance: float = 9e-4) -> Bound:
-    """Certified (lower, upper) epsilon at delta; the grid is refined to a relative `tolerance`.
+    """Certified (lower, upper) epsilon at delta; the grid is refined to a relative ``tolerance``.
 
     Raises:
-      Unresolved: where it does not apply, or gives no finite answer.
+        Unresolved: where it does not apply, or gives no finite answer.
     """
     forward, *backward = compositions(run, relation, delta)
     guess, ends = _guess(forward, delta), _Ends(0.0, math.inf)
@@ -192,7 +193,7 @@ def _epsilon_end(
 def _root(
     bound: Callable[[float], float], delta: float, near: float, inside: bool = False
 ) -> float:
-    """The point where a decreasing `bound` meets delta, from above, or with `inside` from below."""
+    """The point where a decreasing ``bound`` meets delta, from above, or if ``inside`` below."""
 
     @functools.cache
     def excess(log_epsilon: float) -> float:

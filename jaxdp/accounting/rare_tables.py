@@ -1,4 +1,4 @@
-"""Tables that bound delta where single large losses are rare: see `rare`, which asks them."""
+"""Tables that bound delta where single large losses are rare; ``rare`` uses them."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ _MOST = 0.15  # expected number of large losses beyond which the cap is refused
 
 @dataclass(frozen=True)
 class _Capped(Composition):
-    """A composition whose outputs end where one loss reaches `cap`."""
+    """A composition whose outputs end where one loss reaches ``cap``."""
 
     cap: float = 0.0
 
@@ -33,9 +33,10 @@ class _Capped(Composition):
 
 
 def large(pair: Pair, at: float | Array, epsilon: float | Array) -> tuple[Array, Array, Array]:
-    """First and second law's probability beyond the output where the loss is `at`, and P - e^eps Q.
+    """(P, Q, P - e^epsilon Q) of the outputs beyond the one where the loss is ``at``.
 
-    The last is accurate also where the two nearly cancel.
+    P and Q are the first and second law's probability. The difference is accurate also where the
+    two nearly cancel.
     """
     if pair.reverse:
         zero = np.zeros(np.broadcast_shapes(np.shape(at), np.shape(epsilon)))
@@ -53,13 +54,13 @@ def large(pair: Pair, at: float | Array, epsilon: float | Array) -> tuple[Array,
 
 @dataclass(frozen=True)
 class _Side:
-    """Everything needed for one end of delta.
+    """The tables for one end (lower or upper) of delta.
 
     Attributes:
-      atoms: (pair, its small losses, count).
-      alone: law of all small losses.
-      others: for each pair the law of all other steps' small losses, untilted.
-      high: whether this is the upper end.
+        atoms: (pair, its small losses, count).
+        alone: law of all small losses.
+        others: for each pair the law of all other steps' small losses, untilted.
+        high: True for the upper end.
     """
 
     atoms: list[tuple[Pair, Atoms, int]]
@@ -85,7 +86,7 @@ class _Side:
         return value, error
 
     def _profile(self, pair: Pair, top: float, missing: Array) -> Array:
-        """The delta that one large loss adds where others leave `missing` (decreasing) to epsilon.
+        """The delta that one large loss adds where others leave ``missing`` (decreasing).
 
         A convex function of e^missing, asked at every 32nd point: between them its chord for an
         upper end, the tangents (the slope is the second law's probability) for a lower one.
@@ -116,7 +117,7 @@ def _small(
 
 
 def _side(composition: Composition, cap: float, epsilon: float, size: int, pess: bool) -> _Side:
-    """Tables for one end of delta near `epsilon`."""
+    """Tables for one end of delta near ``epsilon``."""
     width = _SPAN * cap / size
     atoms = _small(composition, cap, width, pess)
     positive = np.geomspace(0.25, 64, 17) / cap
@@ -161,12 +162,12 @@ def _several(atoms: list[tuple[Pair, Atoms, int]], epsilon: float) -> tuple[floa
 
 @dataclass(frozen=True)
 class Rare:
-    """One end of delta in one direction, near one epsilon.
+    """One end (lower or upper) of delta in one direction, near one epsilon.
 
     Attributes:
-      side: tables of what dominates the losses (`side.high`), or of what they dominate.
-      width: of the grid.
-      cap: the loss at which outputs were cut.
+        side: tables of what dominates the losses (``side.high``), or of what they dominate.
+        width: of the grid.
+        cap: the loss at which outputs were cut.
     """
 
     side: _Side
@@ -174,7 +175,7 @@ class Rare:
     cap: float
 
     def bound(self, epsilon: float) -> float:
-        """At least delta(epsilon), or with tables of what is dominated at most that."""
+        """An upper bound on delta(epsilon), or a lower one if not ``side.high``."""
         return self._upper(epsilon) if self.side.high else self._lower(epsilon)
 
     def _lower(self, epsilon: float) -> float:
@@ -237,10 +238,10 @@ class Rare:
 
 
 def tables(composition: Composition, epsilon: float, size: int, factor: float, high: bool) -> Rare:
-    """Tables of one end and direction for epsilons near `epsilon`, cut at `factor` times it.
+    """Tables of one end and direction for epsilons near ``epsilon``, cut at ``factor`` times it.
 
     Raises:
-      Unresolved: where large losses are too frequent to be counted.
+        Unresolved: where large losses are too frequent to be counted.
     """
     cap = factor * epsilon
     expected = sum(n * float(large(pair, cap, 0.0)[0]) for pair, n in composition.pairs)

@@ -1,4 +1,4 @@
-"""Renyi accounting: fast, works for anything, and never tight.
+"""Renyi (RDP) accounting: fast and general, but never tight.
 
 The Renyi divergence of order alpha of one step is computed by the trapezoid rule from the
 definition, for integer and fractional orders alike, so there is no series to truncate. An order
@@ -36,9 +36,12 @@ def step_rdp(step: Step, relation: Relation, orders: tuple[float, ...] = DEFAULT
     """Renyi divergence of one step at each order, [len(orders)], never below the true value.
 
     Full batch: alpha s^2/(2 z^2), s the separation (Mironov 2017, arXiv:1702.07476v3, Corollary 3).
-    Poisson: log E_Q[(P/Q)^alpha]/(alpha-1) with the pairs of `loss`; for add/remove this direction
-    is the larger one (Mironov, Talwar and Zhang 2019, arXiv:1908.10530v1, Theorem 5). Fixed size
-    without replacement (replace-one only): `wbk_rdp` at half the noise multiplier.
+    Poisson: log E_Q[(P/Q)^alpha]/(alpha-1) with the pairs of ``loss``; for add/remove this
+    direction is the larger one (Mironov, Talwar and Zhang 2019, arXiv:1908.10530v1, Theorem 5).
+    Fixed size without replacement (replace-one only): ``wbk_rdp`` at half the noise multiplier.
+
+    Raises:
+        UnsupportedEventError: fixed-size sampling under another relation than replace-one.
     """
     if step.sampling == "fixed_size":
         if relation is not Relation.REPLACE_ONE:
@@ -87,12 +90,12 @@ def wbk_rdp(sampling_prob: float, noise_multiplier: float, orders: tuple[float, 
     that AdaDp's Theorem 1 prints).
 
     Args:
-      sampling_prob: q = batch size / data set size.
-      noise_multiplier: noise divided by how far replacing one record moves the sum.
-      orders: [k]; those that are not integers in 2..256 are dropped (infinite).
+        sampling_prob: q = batch size / data set size.
+        noise_multiplier: noise divided by how far replacing one record moves the sum.
+        orders: [k]; those that are not integers in 2..256 are dropped (infinite).
 
     Returns:
-      [k] bounds for one step.
+        [k] bounds for one step.
     """
     q, z = sampling_prob, noise_multiplier
     out = np.full(len(orders), np.inf)
@@ -153,18 +156,21 @@ def rdp_to_epsilon(
     orders: tuple[float, ...] = DEFAULT_ORDERS,
     conversion: str = "improved",
 ) -> tuple[float, float]:
-    """Smallest epsilon that the curve guarantees at `delta`, and the order that gives it.
+    """The smallest epsilon that the curve guarantees at ``delta``, and the order that gives it.
 
     Args:
-      rdp: [k] divergences; infinite ones are dropped.
-      delta: in (0, 1).
-      orders: [k] orders > 1.
-      conversion: "improved": epsilon = rdp + log(1-1/alpha) - log(delta alpha)/(alpha-1)
-        (Canonne, Kamath and Steinke 2020, arXiv:2004.00010v5, Proposition 12), or "mironov":
-        epsilon = rdp + log(1/delta)/(alpha-1) (Mironov 2017, Proposition 3).
+        rdp: [k] divergences; infinite ones are dropped.
+        delta: in (0, 1).
+        orders: [k] orders > 1.
+        conversion: "improved": epsilon = rdp + log(1-1/alpha) - log(delta alpha)/(alpha-1)
+            (Canonne, Kamath and Steinke 2020, arXiv:2004.00010v5, Proposition 12), or "mironov":
+            epsilon = rdp + log(1/delta)/(alpha-1) (Mironov 2017, Proposition 3).
 
     Returns:
-      (epsilon, order); (inf, nan) when every order was dropped.
+        (epsilon, order); (inf, nan) when every order was dropped.
+
+    Raises:
+        ValueError: an unknown conversion.
     """
     a = np.asarray(orders)
     eps = rdp - math.log(delta) / (a - 1)
@@ -185,7 +191,7 @@ def rdp_to_delta(
     orders: tuple[float, ...] = DEFAULT_ORDERS,
     conversion: str = "improved",
 ) -> float:
-    """Smallest delta that the curve guarantees at `epsilon`: the inverse of `rdp_to_epsilon`."""
+    """The smallest delta that the curve guarantees at ``epsilon``; inverts ``rdp_to_epsilon``."""
     a = np.asarray(orders)
     log_delta = (a - 1) * (rdp - epsilon)
     if conversion == "improved":

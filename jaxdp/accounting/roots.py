@@ -7,22 +7,22 @@ from collections.abc import Callable
 def bracket_decreasing(
     f: Callable[[float], float], lo: float, hi: float, rtol: float = 1e-13, max_iter: int = 200
 ) -> tuple[float, float]:
-    """Shrink [lo, hi] around the sign change of a decreasing `f`.
+    """The narrowed bracket [lo, hi] of the sign change of a decreasing ``f``.
 
     A secant step that falls back to bisection whenever three steps did not halve the bracket.
 
     Args:
-      f: decreasing; f(lo) > 0 >= f(hi). Infinite values are allowed.
-      lo: left end.
-      hi: right end.
-      rtol: stop when the bracket is this narrow, relative to its right end.
-      max_iter: evaluations at most.
+        f: decreasing; f(lo) > 0 >= f(hi). Infinite values are allowed.
+        lo: left end.
+        hi: right end.
+        rtol: stop when the bracket is this narrow, relative to its right end.
+        max_iter: evaluations at most.
 
     Returns:
-      (lo, hi) with f(lo) > 0 >= f(hi), both evaluated.
+        (lo, hi) with f(lo) > 0 >= f(hi), both evaluated.
 
     Raises:
-      ValueError: when the ends given have no sign change between them.
+        ValueError: when the ends given have no sign change between them.
     """
     f_lo, f_hi = f(lo), f(hi)
     if not (f_lo > 0 >= f_hi):
@@ -55,10 +55,10 @@ def bracket_decreasing(
 
 
 def expand_right(f: Callable[[float], float], start: float, factor: float = 2.0) -> float:
-    """The first of start, start*factor, ... where the decreasing `f` is <= 0.
+    """The first of start, start*factor, ... where the decreasing ``f`` is <= 0.
 
     Raises:
-      OverflowError: when none exists below 1e300.
+        OverflowError: when none exists below 1e300.
     """
     x = start
     while not f(x) <= 0:

@@ -12,7 +12,7 @@ from jaxdp.accounting.roots import bracket_decreasing
 
 
 class Unresolved(ArithmeticError):
-    """A quadrature that would need more nodes than is sensible; another accountant must answer."""
+    """Raised where a quadrature would need too many nodes; another accountant must answer."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,11 @@ class Composition:
     """A run's steps as seen from one of the two directions.
 
     Attributes:
-      pairs: (pair, count) of the sampled steps.
-      mu2: sum of squared separations of all full-batch steps, in noise variances.
-      log_tail: outputs are cut off so far out that all of them together have this (log)
-        probability: the moments are then those of the loss that matters, and delta is off by less.
+        pairs: (pair, count) of the sampled steps.
+        mu2: sum of squared separations of all full-batch steps, in noise variances.
+        log_tail: outputs are cut off so far out that all of them together have this (log)
+            probability: the moments are then those of the loss that matters, and delta is off by
+            less.
     """
 
     pairs: tuple[tuple[Pair, int], ...]
@@ -31,7 +32,7 @@ class Composition:
     log_tail: float = -60.0
 
     def floor(self) -> float:
-        """Lowest total loss (0 when unbounded below): where the never-sampled clump sits."""
+        """Lowest total loss (0 when unbounded below): that of steps that were never sampled."""
         if self.mu2 > 0 or any(not _has_floor(p) for p, _ in self.pairs):
             return 0.0
         return sum(n * math.log1p(-p.step.sampling_prob) for p, n in self.pairs)
@@ -43,7 +44,7 @@ class Composition:
         return sum(-n * math.log1p(-p.step.sampling_prob) for p, n in self.pairs)
 
     def window(self, pair: Pair) -> tuple[float, float]:
-        """Outputs of one step that are kept."""
+        """The interval of outputs of one step that is kept."""
         return mass_window(pair, self.log_tail - math.log(sum(n for _, n in self.pairs)))
 
 
@@ -120,18 +121,18 @@ def chernoff(moments: Moments, epsilon: float) -> float:
 def choose_order(
     composition: Composition, log_delta: float | None, epsilon: float | None
 ) -> tuple[float, Moments]:
-    """Real part of the contour for a target delta (log) or a target epsilon, and its moments.
+    """The real part of the contour for a target delta (log) or epsilon, and its moments.
 
     Args:
-      composition: one direction of the run.
-      log_delta: target, or None.
-      epsilon: target, or None. Exactly one is given.
+        composition: one direction of the run.
+        log_delta: target, or None.
+        epsilon: target, or None. Exactly one is given.
 
     Returns:
-      (c, moments that reach 8c + 8).
+        (c, moments that reach 8c + 8).
 
     Raises:
-      Unresolved: when the moments cannot be tabulated.
+        Unresolved: when the moments cannot be tabulated.
     """
 
     def excess(moments: Moments) -> Callable[[float], float]:

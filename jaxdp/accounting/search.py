@@ -1,4 +1,4 @@
-"""Searches that return only what was asked and found within."""
+"""One-dimensional searches whose result was itself evaluated and found within the target."""
 
 import math
 from collections.abc import Callable
@@ -11,21 +11,21 @@ def least(
     ends: tuple[float, float],
     tolerance: Callable[[], float],
 ) -> float:
-    """Nearly the smallest x between `ends` with excess(x) <= 0, for a decreasing `excess`.
+    """Nearly the smallest x between ``ends`` with excess(x) <= 0, for a decreasing ``excess``.
 
     Secant steps that aim a hair inside; a bracket of evaluated points keeps them honest, so that
     what is returned was asked and found within. Every third step halves the bracket, for where
-    `excess` jumps a secant creeps.
+    ``excess`` jumps a secant creeps.
 
     Args:
-      excess: log of (what x costs / target); infinities allowed.
-      start: first x.
-      slope: of `excess`, roughly.
-      ends: least and greatest x.
-      tolerance: of x and of `excess`, at which the search stops; asked after every `excess`.
+        excess: log of (what x costs / target); infinities allowed.
+        start: first x.
+        slope: of ``excess``, roughly.
+        ends: least and greatest x.
+        tolerance: of x and of ``excess``, at which the search stops; asked after every ``excess``.
 
     Raises:
-      OverflowError: when even the greatest x exceeds.
+        OverflowError: when even the greatest x exceeds.
     """
     low, high = ends
     inside: float | None = None
@@ -73,10 +73,10 @@ def _next(
 
 
 def largest(fits: Callable[[int], bool], most: int, guess: int = 1) -> int:
-    """Largest n >= 0 with fits(n), for a predicate that turns false once.
+    """The largest n >= 0 with fits(n), for a predicate that turns false once.
 
     Raises:
-      ValueError: when more than `most` fit.
+        ValueError: when more than ``most`` fit.
     """
     low, high, factor = 0, guess, 1.3 if guess > 1 else 4.0
     while fits(high):

@@ -1,4 +1,4 @@
-"""Sums of small losses on a grid of losses: their law, with its error, and atoms from below."""
+"""Sums of small losses on a grid: their distribution with its error, and atoms from below."""
 
 import math
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdp.accounting.loss import Array, Pair
-from jaxdp.accounting.pld import Atoms, cells, clump, loss_range
+from jaxdp.accounting.pld import Atoms, cells, loss_range, point_mass
 from jaxdp.accounting.saddle import Composition, Unresolved
 
 
 class Law:
-    """Law of a sum of small losses on a grid of `size` losses, tilted, kept as its transform."""
+    """The tilted distribution of a sum of small losses on a grid, kept as its transform."""
 
     def __init__(
         self, atoms: list[tuple[Atoms, int]], grid: "Grid", moments: Array, tilt: int
     ) -> None:
-        """Convolve.
+        """Convolves the losses.
 
         Args:
-        atoms: (losses, count) of every kind of step.
-        grid: the window and the orders.
-        moments: [k] log moments of the sum at the grid's orders.
-        tilt: index of the order of the tilt.
+            atoms: (losses, count) of every kind of step.
+            grid: the window and the orders.
+            moments: [k] log moments of the sum at the grid's orders.
+            tilt: index of the order of the tilt.
         """
         self.c, self.grid = float(grid.orders[tilt]), grid
         self.count = sum(n for _, n in atoms)
@@ -56,8 +56,8 @@ class Law:
         """(sum of probability * gain, its error).
 
         Args:
-          gain: [size] non-negative, increasing, at the losses; 0 at the first unless untilted.
-          most: the largest gain anywhere.
+            gain: [size] non-negative, increasing, at the losses; 0 at the first unless untilted.
+            most: the largest gain anywhere.
         """
         grid, scale = self.grid, math.exp(min(self.log_scale, 700.0))
         if self.first_damped and gain[self.first_damped - 1] > 0:
@@ -82,11 +82,11 @@ class Grid:
     """A window of losses, and orders at which moments are known.
 
     Attributes:
-      first: smallest loss.
-      width: distance.
-      size: number, a power of two.
-      orders: [k] increasing, both signs.
-      epsilon: about where delta will be asked for.
+        first: smallest loss.
+        width: distance.
+        size: number, a power of two.
+        orders: [k] increasing, both signs.
+        epsilon: about where delta will be asked for.
     """
 
     first: float
@@ -113,8 +113,11 @@ def contracted(composition: Composition, pair: Pair, width: float, lowest: float
     than the split gives back: that the cell's own profile lies above that of the two points is
     checked for every cell, by a tangent of the convex profile, and a cell that fails is rounded
     down whole. The cell of the steps that were not sampled is merged onto a grid point.
+
+    Raises:
+        Unresolved: the grid is too fine or too coarse for the step.
     """
-    middle = clump(pair)
+    middle = point_mass(pair)
     for _ in range(3):
         first, second = cells(pair, middle + 2 * width * np.asarray([-1.0, 1.0]))
         if not (first[0] > 0 and second[0] > 0):

@@ -1,4 +1,4 @@
-"""Adversaries: a canary gradient, the worst record of several, an outsider who sees a loss."""
+"""Adversaries: canary gradients, the worst of several records, a black-box attacker."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ _FAR = 1e3  # times the direction: far beyond any clipping norm in use here
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Canary:
-    """A record whose gradient is the same wherever training is: constant, along one direction.
+    """A record whose gradient is constant: along one direction, whatever the parameters.
 
     Attributes:
         direction: pytree shaped like the parameters, of norm 1.
-        words: what it is, for the report.
-        alone: whether no other record has a gradient along it.
+        words: a description for the report.
+        alone: True if no other record has a gradient along it.
     """
 
     direction: PyTree
@@ -35,7 +35,7 @@ class Canary:
     alone: bool = False
 
     def worlds(self, loss_fn: Callable[..., jax.Array], params: PyTree, records: PyTree) -> Worlds:
-        """The records [n, ...] and, in one of the worlds, this canary as record n + 1.
+        """Two data sets: the records [n, ...], and these with the canary as record n + 1.
 
         The auditor inserts it: no data set holds a record with such a gradient.
         """
@@ -52,12 +52,17 @@ class Canary:
 
 
 def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
-    """A canary in one chosen coordinate, best one that the other records leave alone.
+    """A canary whose gradient lies in one chosen coordinate.
+
+    A coordinate in which other records have no gradient is best.
 
     Args:
         params: the parameters' shapes.
         leaf: position of the leaf among ``jax.tree.leaves(params)``.
-        index: of the coordinate in it.
+        index: of the coordinate in the leaf.
+
+    Raises:
+        ValueError: no such coordinate.
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.zeros_like, params))
     _validate.integer("leaf", leaf, least=0)
@@ -68,7 +73,7 @@ def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
 
 
 def random_dirac(params: PyTree, seed: int) -> Canary:
-    """A canary in one coordinate drawn uniformly, the same in all runs."""
+    """A canary whose gradient lies in one coordinate, drawn uniformly from ``seed``."""
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
     at = int(rng.integers(sum(sizes)))
@@ -80,7 +85,7 @@ def random_dirac(params: PyTree, seed: int) -> Canary:
 
 
 def dense(params: PyTree) -> Canary:
-    """A canary equal in every coordinate: the worst for rules that clip each coordinate."""
+    """A canary whose gradient is equal in every coordinate: the worst for coordinate clipping."""
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     even = jax.tree.map(lambda leaf: jnp.full(leaf.shape, size**-0.5, jnp.float32), params)
     return Canary(even, "a gradient equal in every coordinate")
@@ -93,11 +98,11 @@ def dot(tree: PyTree, other: PyTree) -> jax.Array:
 
 
 def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax.Array]:
-    """Scores [k] of a run that released "gradients", along a canary's direction.
+    """A score function [k] along a canary's direction, for runs that release "gradients".
 
     The sum of the noisy gradients, the log-likelihood ratio of a sampled Gaussian (the most
-    powerful test where the others leave the direction alone), the last iterate, extremes and sizes
-    over the steps (a step without noise is told by its size), and the algorithm's counters.
+    powerful test where other records have no gradient along it), the last iterate, extremes and
+    sizes over the steps (a step without noise is told by its size), and the algorithm's counters.
     """
     unit = algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 
@@ -123,7 +128,7 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
 
 
 def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
-    """log(dP/dQ) [steps] of noisy sums along the canary, in units of its clipped norm."""
+    """Log-likelihood ratios [steps] of noisy sums along the canary, in its clipped norms."""
     sampling = algorithm.mechanism.sampling
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
     z = (
@@ -139,14 +144,14 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
 
 
 def _moves(params: PyTree) -> PyTree:
-    """Downhill moves between released iterates, the first left out, as gradients are signed."""
+    """The differences of consecutive released iterates, with the sign of gradients."""
     return jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], params)
 
 
 def iterate_score(
     algorithm: Algorithm, canary: Canary, start: PyTree, learning_rate: float
 ) -> Callable[[PyTree], jax.Array]:
-    """Scores [2] of a plain SGD run that released its "iterates" alone.
+    """A score function [2] for runs of plain SGD that release "iterates" alone.
 
     The noisy gradients are the iterates' differences over the learning rate.
     """
@@ -162,7 +167,10 @@ def iterate_score(
 
 
 def loss_score(worlds: Worlds) -> Callable[[PyTree], jax.Array]:
-    """Score [1] of a black-box attacker: the record's loss (negated) under the "last" model."""
+    """A score function [1] of a black-box attacker: minus the loss of the record at the end.
+
+    For runs that release the "last" parameters.
+    """
     record = jax.tree.map(lambda leaf: leaf[-1], worlds.records)
     return lambda params: -worlds.loss_fn(params, record)[None]
 
@@ -170,10 +178,10 @@ def loss_score(worlds: Worlds) -> Callable[[PyTree], jax.Array]:
 def worst_record(
     algorithm: Algorithm, worlds: Sequence[Worlds], steps: int, *, count: int = 500, seed: int = 0
 ) -> tuple[int, list[float]]:
-    """The position of the record that is told apart best, and every one's separation.
+    """The position of the record that is easiest to detect, and the separation of each.
 
-    A search by pilot runs with the loss score: their runs are not used again, so an audit of the
-    record that was found needs no correction.
+    It is found by pilot runs with the loss score. These are not used again, so an audit of that
+    record needs no correction.
 
     Args:
         algorithm: audited.
@@ -181,6 +189,9 @@ def worst_record(
         steps: of a run.
         count: pilot runs in each world.
         seed: of the pilot runs.
+
+    Raises:
+        ValueError: there is no candidate.
     """
     if not worlds:
         raise ValueError("worlds must hold at least one candidate, got none")
@@ -194,7 +205,7 @@ def worst_record(
 
 
 def tiny_network(seed: int = 0, records: int = 4) -> tuple[Callable[..., jax.Array], PyTree, Any]:
-    """A network of 23 parameters on made-up records whose first feature is 0: (loss, params, data).
+    """(loss, params, data): a network of 23 parameters on random records whose first feature is 0.
 
     No record has a gradient in the weights of the first feature; a Dirac there meets noise alone.
     """

@@ -31,17 +31,17 @@ class AlgorithmAudit:
     """An audited algorithm: the claimed, the proven and the audited epsilon.
 
     Attributes:
-        steps: of every run.
-        runs: in each world.
+        steps: the steps of every run.
+        runs: the number of runs in each world.
         delta: of every epsilon.
         confidence: of the audited numbers, each by itself.
         claimed: the paper's claim, where there is one.
         proven: the accountant's epsilon; infinite where nothing is proven.
         audited: the lower bound that assumes nothing.
         profile: the lower bound that assumes the mechanism's kind, where it has one.
-        verdict: whether the runs contradict what is charged; None where nothing is proven.
+        verdict: the test of the charged event against the runs; None where nothing is proven.
         event: what is charged.
-        adversary: in words.
+        adversary: the adversary, in words.
         roc: float [k, 2], rates of false alarms and hits of the chosen score, for a plot.
         noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
             that adds no noise or names a leak.
@@ -72,7 +72,7 @@ class AlgorithmAudit:
         return self.claimed is not None and self.audited.epsilon > self.claimed.value
 
     def in_words(self) -> str:
-        """The verdict."""
+        """The verdict in a sentence or two."""
         if self.broken:
             words = "BROKEN: the runs cannot come from a mechanism that keeps the proven guarantee."
         elif self.audited.epsilon > self.proven:
@@ -81,7 +81,7 @@ class AlgorithmAudit:
                 "not refute it: audit again, with more runs."
             )
         elif math.isinf(self.proven):
-            words = f"Nothing is proven, and the attack shows at least {self.audited}."
+            words = f"Nothing is proven, and the attack shows {self.audited}."
         else:
             best = max(self.audited.epsilon, self.profile.epsilon if self.profile else 0.0)
             words = (
@@ -136,7 +136,7 @@ def audit_algorithm(
     chunk: int = 2_500,
     residuals: bool = True,
 ) -> AlgorithmAudit:
-    """Trains a tiny network ``2 * runs`` times with the algorithm's own mechanism, and attacks it.
+    """Audits an algorithm by ``2 * runs`` trainings of a tiny network with its own mechanism.
 
     Formal guarantee: each audited number exceeds the true epsilon of what was run with probability
     at most 1 - ``confidence``, under adding or removing a record. It audits this code on a tiny
@@ -213,7 +213,7 @@ def _noisy(algorithm: Algorithm) -> bool:
 
 
 def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
-    """The tiny network's data, with the canary that the algorithm's clipping fears most."""
+    """The canary that is worst for the algorithm's clipping, and the tiny network with it."""
     loss_fn, params, records = tiny_network()
     boxed = isinstance(algorithm.mechanism.rule, CoordinateBox) and algorithm.raw is None
     canary = adversaries.dense(params)

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from counts of right and wrong guesses. NumPy and SciPy alone.
+"""Lower bounds on epsilon from counts of right and wrong guesses, in NumPy and SciPy alone.
 
 An audit runs a mechanism many times without a record and many times with it, and guesses from what
 was released which world it was in. Its false alarms and misses are binomial; a guarantee says which
@@ -35,7 +35,7 @@ class Counts:
         with_record: runs with the record.
 
     Raises:
-        ValueError: a count below 0, no runs, or more hits than runs.
+        ValueError: a count below 0, no runs, or more alarms or misses than runs.
     """
 
     alarms: int
@@ -68,6 +68,9 @@ def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
             Bonferroni, twice the smaller p-value, as two Clopper-Pearson intervals at half the
             level: better where an event nearly never happens; "alarms" and "misses": the same with
             nine tenths of the error spent on the false alarms or on the misses.
+
+    Raises:
+        ValueError: ``counts`` are no ``Counts``, or the rule is unknown.
     """
     _validate.one_of("rule", rule, RULES)
     if not isinstance(counts, Counts):
@@ -104,10 +107,11 @@ def _capped_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def approximate_dp(epsilon: float, delta: float) -> Tradeoff:
-    """f(a) = max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)).
+    """The trade-off function of (epsilon, delta)-DP in both directions.
 
-    Both directions (Dong, Roth and Su 2019, arXiv:1905.02383v3, equation 2, after Wasserman and
-    Zhou 2010 and Kairouz, Oh and Viswanath 2015).
+    f(a) = max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)) (Dong, Roth
+    and Su 2019, arXiv:1905.02383v3, equation 2, after Wasserman and Zhou 2010
+    and Kairouz, Oh and Viswanath 2015).
     """
 
     def tradeoff(a: np.ndarray) -> np.ndarray:
@@ -118,7 +122,10 @@ def approximate_dp(epsilon: float, delta: float) -> Tradeoff:
 
 
 def gaussian_dp(mu: float) -> Tradeoff:
-    """G_mu(a) = Phi(Phi^-1(1 - a) - mu) (Dong, Roth and Su 2019, equation 6)."""
+    """The trade-off function of mu-GDP, G_mu(a) = Phi(Phi^-1(1 - a) - mu).
+
+    Dong, Roth and Su 2019, arXiv:1905.02383v3, equation 6.
+    """
     return lambda a: special.ndtr(-special.ndtri(a) - mu)
 
 
@@ -170,7 +177,7 @@ def gaussian_bound(
 def one_run_p_value(
     correct: int, guesses: int, canaries: int, epsilon: float, delta: float
 ) -> float:
-    """P(that many correct guesses) at most, of any (epsilon, delta)-DP training run.
+    """An upper bound on the probability of so many correct guesses under (epsilon, delta)-DP.
 
     (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846v1, Theorem 5.2: beta + 2 m delta alpha.)
 
@@ -183,6 +190,9 @@ def one_run_p_value(
         canaries: m.
         epsilon: >= 0.
         delta: in [0, 1).
+
+    Raises:
+        ValueError: a number is out of its range.
     """
     _validate.integer("canaries", canaries, least=0)
     for name, value, most in (("guesses", guesses, canaries), ("correct", correct, guesses)):
@@ -234,7 +244,7 @@ def _largest_refuted(p_of: Callable[[float], float], level: float) -> float:
 
 
 def check_delta(delta: float, kind: str = "") -> None:
-    """At least 0 and below 1; above 0 for the kind "gaussian"."""
+    """Raises ValueError unless 0 <= delta < 1 (0 < delta < 1 for the kind "gaussian")."""
     if not 0 <= _validate.non_negative("delta", delta) < 1:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}")
     if kind == "gaussian" and delta == 0:

@@ -1,4 +1,4 @@
-"""Canaries of a real run: records whose gradient lies in one coordinate, and what is seen there.
+"""Canaries of a real run: records whose gradient lies in one coordinate, and their scores.
 
 Each candidate takes part or not by its own fair coin (Steinke, Nasr and Jagielski 2023,
 arXiv:2305.08846v1, Algorithm 1); its gradient is a Dirac (Nasr et al. 2023, arXiv:2302.07956v1), in
@@ -33,7 +33,7 @@ _RARE = 0.25  # up to this rate the median over steps is hardly moved by the can
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Canaries:
-    """The candidates of an audit; public. Which of them took part is the auditor's secret.
+    """The candidate canaries of an audit; public. Those that took part are the auditor's secret.
 
     Attributes:
         leaf: position of the parameters' largest leaf, which holds all their coordinates.
@@ -45,11 +45,11 @@ class Canaries:
 
     @property
     def count(self) -> int:
-        """Candidates m."""
+        """The number m of candidates."""
         return len(self.places)
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The loss of (record, place), as :meth:`entered` gives them.
+        """The loss of a pair (record, place), as :meth:`entered` makes them.
 
         Of a real record, whose place is -1, loss and gradient are what they were; of candidate k,
         whose place is k, the loss is a pull along its coordinate.
@@ -74,9 +74,9 @@ class Canaries:
         return declaring(with_canaries, places, inner=loss_fn)
 
     def require_finite(self, loss_fn: Callable[..., Any], params: PyTree, example: PyTree) -> None:
-        """Refuses a loss whose gradient at a record of zeros is not finite.
+        """Raises ValueError if the gradient of the loss at a record of zeros is not finite.
 
-        Such a record would be left out of the sum, and the audit would find nothing.
+        A canary would then be left out of the sum, and the audit would find nothing.
 
         Args:
             loss_fn: of one record.
@@ -103,7 +103,7 @@ class Canaries:
             )
 
     def entered(self, source: Source, coins: np.ndarray) -> Source:
-        """Pairs (record, place): the real records, then the candidates whose coin is True.
+        """A source of pairs (record, place): the real records, then the candidates that take part.
 
         A candidate's record is zeros. How many there are is as secret as the coins.
 
@@ -115,7 +115,7 @@ class Canaries:
         return WithCanaries.of(source, np.flatnonzero(coins).astype(np.int32))
 
     def watched(self, algorithm: Algorithm) -> Algorithm:
-        """The same algorithm, whose state also keeps the last noisy gradient where candidates are.
+        """The same algorithm, whose state also keeps the last noisy gradient at the candidates.
 
         Formal guarantee: what is kept is a part of the noisy gradient that the mechanism is charged
         for, in units of one clipped record: post-processing.
@@ -189,7 +189,7 @@ def candidates(count: int, params: PyTree) -> Canaries:
 
 
 def check(algorithm: Algorithm) -> None:
-    """Refuses algorithms whose runs such canaries cannot audit; ValueError with the reason."""
+    """Raises ValueError for algorithms that such canaries cannot audit."""
     if isinstance(algorithm.mechanism.sampling, FixedSize):
         raise ValueError(
             "canaries must be 0 for fixed-size sampling: a record more changes who else is drawn, "
@@ -203,7 +203,7 @@ def check(algorithm: Algorithm) -> None:
 
 
 def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
-    """Scores [m], higher for candidates that seem to have taken part, from releases [steps, m].
+    """Scores [m], higher for candidates that seem to have taken part.
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
     where the other records leave the coordinate alone. What they do there is estimated and taken

@@ -1,4 +1,4 @@
-"""Records with audit canaries among them."""
+"""A source of records with audit canaries among them."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ _REAL = -1  # the place of a record that is no canary
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WithCanaries:
-    """Pairs (record, place) of another source's records and of canaries, which are zeros.
+    """Pairs (record, place): the records of another source, and canaries, which are zeros.
 
     Attributes:
         real: the other source.

@@ -1,4 +1,4 @@
-"""Is what a ledger was charged true? Tests of a whole event, and bounds within a family of them."""
+"""Tests of the event that a ledger was charged, and bounds within a family of events."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ _FAR = 6.0  # how many times the claimed noise a family is searched: beyond, eps
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The result of a test of the event that was charged against the runs.
+    """The result of testing the charged event against the runs.
 
     Attributes:
         p_value: valid, of "the two worlds are as close as the event says".
-        refuted: whether it is at most 1 - ``confidence``.
+        refuted: True if the p-value is at most 1 - ``confidence``.
         confidence: of the verdict.
         counts: of the chosen event, in the runs kept for the test.
-        rule: that event.
+        rule: the chosen event.
     """
 
     p_value: float
@@ -48,7 +48,7 @@ def audit_event(
     seed: int = 0,
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
 ) -> Verdict:
-    """Tests all (epsilon, delta(epsilon)) of an event at once on scores of the two worlds.
+    """Tests the whole privacy profile of an event on scores of the two worlds.
 
     Formal guarantee: a mechanism that is what ``event`` says is refuted with probability at most
     1 - ``confidence``. As in :func:`jaxdp.auditing.audit_scores`, what is tested is chosen on a
@@ -84,7 +84,7 @@ def family_bound(
     held_out: float = 0.3,
     seed: int = 0,
 ) -> Audited:
-    """A lower bound on epsilon at ``delta`` of the family's member that made these scores.
+    """A lower bound on epsilon at ``delta``, if the mechanism is a member of a family of events.
 
     The Gaussian profile of Nasr et al. (2023) with a sampled mechanism's own profile in its place:
     the least noise that the runs refute, and epsilon there.
@@ -142,14 +142,14 @@ def _least(refuted: Callable[[float], bool], start: float) -> float | None:
 def tradeoff_of(
     event: acc.Event, relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE
 ) -> Tradeoff:
-    """A trade-off function at most the event's own: the constraints of a few epsilons together."""
+    """A trade-off function not above the event's own, from its profile at a few epsilons."""
     pieces = [bounds.approximate_dp(e, d) for e, d in profile(event, relation)]
     return lambda a: np.max([piece(a) for piece in pieces], axis=0)
 
 
 @functools.lru_cache(maxsize=4096)
 def profile(event: acc.Event, relation: acc.Relation) -> tuple[tuple[float, float], ...]:
-    """(epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 need no more of them."""
+    """Pairs (epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 end the list."""
     found = []
     for epsilon in _EPSILONS:
         found.append((epsilon, min(1.0, acc.delta(event, epsilon, relation).upper)))

@@ -1,4 +1,4 @@
-"""From everything a run released to scores that separate two worlds, whatever the defect."""
+"""Scores for audits: features of what a run released, to tell the two worlds apart."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from jaxdp.auditing.scores import split
 
 
 def expand(released: np.ndarray, steps: int = 1) -> np.ndarray:
-    """Scores [n, k'] whose thresholds are worth trying, from released numbers [n, k].
+    """Scores [n, k'] for threshold tests, from released numbers [n, k].
 
     Each number and its size, differences between neighbours and between steps (noise used twice
     subtracts away), whether anything is not a number, and the norm of everything.
 
     Args:
-        released: rows of runs.
-        steps: how many equal stretches a row is made of.
+        released: one row for each run.
+        steps: the number of steps whose numbers are in a row, equally many of each.
     """
     steps = _validate.integer("steps", steps, least=1)
     broken = ~np.isfinite(released)
@@ -37,7 +37,7 @@ def discriminant(
     seed: int = 0,
     keep: int = 12,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ``keep`` most telling columns, and their best linear combination, of both worlds.
+    """The ``keep`` columns that separate best, and their linear discriminant, of both worlds.
 
     Fitted on the very part that :func:`jaxdp.auditing.audit_scores` sets aside for the same
     ``held_out`` and ``seed``, so the runs that are tested stay untouched.

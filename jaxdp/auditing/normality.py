@@ -6,7 +6,8 @@ the vector depends on, and independent from draw to draw.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import special, stats
@@ -39,7 +40,7 @@ class Residuals:
 
 
 def law(r: Residuals) -> dict[str, float]:
-    """P-values of the law of single numbers, norms and blocks."""
+    """P-values of the distribution of single numbers, norms and blocks."""
     x, squares = r.values, np.square(r.values)
     runs, steps, coordinates = x.shape
     norms = stats.chi2.cdf(squares.sum(2), coordinates).ravel()
@@ -118,7 +119,7 @@ def size(total: np.ndarray, degrees: np.ndarray | int) -> np.ndarray:
     return np.minimum(1.0, 2 * tails)
 
 
-def least(p_values: np.ndarray | list) -> float:
+def least(p_values: np.ndarray | Sequence[Any]) -> float:
     """The least of several p-values, times their number (Bonferroni); 1 of none."""
     found = np.asarray(p_values, float)
     return float(min(1.0, found.size * np.min(found))) if found.size else 1.0
@@ -135,7 +136,7 @@ def _largest(x: np.ndarray) -> float:
 
 
 def _missing(r: Residuals, norms: np.ndarray) -> float:
-    """Of too many leaves of a step, or whole steps, whose noise is next to nothing."""
+    """P-value of leaves or steps with next to no noise."""
     blocks = [stats.chi2.cdf(np.square(leaf).sum(2), leaf.shape[2]) for leaf in r.leaves()]
     every = np.concatenate([np.ravel(block) for block in blocks])
     return least(
@@ -152,7 +153,7 @@ def _coarse(x: np.ndarray) -> float:
 
 
 def _repeated(r: Residuals) -> float:
-    """Of pairs of neighbouring numbers that come again, at whatever place and with either sign."""
+    """P-value of pairs of neighbouring numbers that occur twice, anywhere, with either sign."""
     pairs = [leaf[..., : leaf.shape[-1] // 2 * 2].reshape(-1, 2) for leaf in r.leaves()]
     uniform = special.erf(np.abs(np.concatenate(pairs)) / np.sqrt(2))
     cells = np.minimum(uniform * _CELLS_OF_A_PAIR, _CELLS_OF_A_PAIR - 1).astype(np.int64)
@@ -176,7 +177,7 @@ def collisions(cells: np.ndarray, count: int) -> float:
 
 
 def _pairs(flat: np.ndarray) -> float:
-    """Of products of two columns of [runs, k]: given one of them, their sum is normal."""
+    """P-values of products of two columns of [runs, k]: given one, their sum is normal."""
     at = np.unique(np.linspace(0, flat.shape[1] - 1, _COLUMNS).astype(int))
     columns = flat[:, at]
     lengths = np.linalg.norm(columns, axis=0)

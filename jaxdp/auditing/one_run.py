@@ -26,8 +26,8 @@ class RunAudit:
     """An audited run: the claimed, the proven and the audited epsilon.
 
     Attributes:
-        steps: of the run.
-        canaries: candidates, each put in by its own fair coin.
+        steps: the steps of the run.
+        canaries: the number of candidates, each put in by its own fair coin.
         delta: of every epsilon.
         confidence: of the audited number.
         claimed: (name, epsilon) of the paper's claim, where there is one.
@@ -60,14 +60,14 @@ class RunAudit:
         return self.claimed is not None and self.audited.epsilon > self.claimed[1]
 
     def in_words(self) -> str:
-        """The verdict."""
+        """The verdict in a sentence or two."""
         if self.broken:
             words = (
                 f"BROKEN: at {self.confidence:.0%} confidence this run did not keep the proven "
                 "guarantee."
             )
         elif math.isinf(self.proven):
-            words = f"Nothing is proven, and the canaries show at least {self.audited}."
+            words = f"Nothing is proven, and the canaries show {self.audited}."
         else:
             words = (
                 "Nothing contradicts the proven guarantee; the canaries reach "
@@ -126,7 +126,7 @@ def audit_canaries(
     confidence: float = 0.95,
     claimed: tuple[str, float] | None = None,
 ) -> RunAudit:
-    """Scores the candidates of one run by what was released, and bounds epsilon from below.
+    """A lower bound on epsilon from the canaries of one run, beside the claimed and the proven.
 
     Formal guarantee: that of :func:`jaxdp.auditing.scores.audit_one_run`, of the whole run, under
     adding or removing a record: the bound exceeds the true epsilon with probability at most
@@ -141,6 +141,12 @@ def audit_canaries(
         delta: of the epsilons.
         confidence: of the bound.
         claimed: (name, epsilon) of the paper's claim.
+
+    Returns:
+        The audit: claimed, proven and audited epsilon.
+
+    Raises:
+        ValueError: shapes that do not fit, or a number out of its range.
     """
     if np.ndim(seen) != 2 or not np.size(seen) or np.shape(seen)[1:] != np.shape(coins):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The auditor's own computation of every un-noised sum, record by record, beside the real loop."""
+"""The auditor's own computation of every un-noised sum, to be compared with the real loop's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,8 +51,7 @@ def audit_noise(
 
     Raises:
         ValueError: a number is out of range; parameters are not float32; the algorithm adds
-            no noise,
-            samples a fixed size, or names a leak: what it releases is then no sum plus noise.
+            no noise, samples a fixed size, or names a leak: it releases no sum plus noise then.
     """
     steps = _validate.integer("steps", steps, least=1)
     runs = _validate.integer("runs", runs, least=1)
@@ -73,11 +72,14 @@ def trusted_steps(
     seed: int | None = None,
     chunk: int = 1_000,
 ) -> dict[str, PyTree]:
-    """The auditor's view of every step in float64 [2 · count, steps, ...].
+    """The auditor's view of every step, by name: float64 [2 · count, steps, ...].
 
     "clipped" and "raw": every record's contribution, and its gradient before clipping, [..., n,
     *shape]; "mask": [..., n]; "l2": the sensitivity that was carried; "noisy": the noisy mean;
     "params": what entered the step; "scale": the public diagonal. Runs with the record come first.
+
+    Raises:
+        ValueError: a number is out of range, or parameters are not float32.
     """
     _multipliers(algorithm, steps)
     for leaf in jax.tree.leaves(worlds.params):

@@ -1,4 +1,4 @@
-"""Is the noise what is charged? Tests of releases minus what a trusted computation gives."""
+"""Tests of the noise: releases minus the sums of a trusted computation."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ _SLACK = 1 + 1e-6  # a sensitivity is carried in float32
 
 @dataclasses.dataclass(frozen=True)
 class ResidualVerdict:
-    """The result of a test of the noise of many releases against the one that is charged.
+    """The result of testing the noise of many releases against the charged noise.
 
     Attributes:
         p_values: of every test, by its name in words; the list depends on what was handed over, not
             on its values. Empty where float32 is too coarse to test.
         confidence: of the verdict.
-        runs: that were tested, of both worlds together.
-        steps: of every run.
+        runs: the number of runs tested, of both worlds together.
+        steps: the steps of every run.
         resolution: the greatest rounding error of a residual, in standard deviations, about.
     """
 
@@ -40,7 +40,7 @@ class ResidualVerdict:
 
     @property
     def p_value(self) -> float:
-        """Of "the noise is as charged": the least one, times the tests, with room for rounding."""
+        """The p-value of "the noise is as charged" over all tests (Bonferroni), with rounding."""
         least = min(self.p_values.values(), default=1.0)
         return min(1.0, max(1, len(self.p_values)) * least / _SHARE)
 
@@ -51,7 +51,7 @@ class ResidualVerdict:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """The tests that refute by themselves (Bonferroni), the clearest first."""
+        """The tests that refute by themselves (Bonferroni), smallest p-value first."""
         level = _SHARE * (1 - self.confidence) / max(1, len(self.p_values))
         found = [(p, i, name) for i, (name, p) in enumerate(self.p_values.items()) if p <= level]
         return tuple(name for _, _, name in sorted(found))
@@ -155,7 +155,7 @@ def _tested(
 
 
 def check_confidence(confidence: float) -> None:
-    """ValueError unless it is in (0, 1)."""
+    """Raises ValueError unless the confidence is in (0, 1)."""
     if not 0 < _validate.positive("confidence", confidence) < 1:
         raise ValueError(f"confidence must be above 0 and below 1, got {confidence!r}")
 
@@ -215,7 +215,7 @@ def _per_record(name: str, value: Any, shape: tuple[int, ...], dtype: type) -> n
 
 
 def _ratio(norms: Any, l2: Any, shape: tuple[int, ...]) -> float | None:
-    """The greatest norm over the sensitivity."""
+    """The largest ratio of a norm to the sensitivity."""
     if (norms is None) != (l2 is None):
         raise ValueError(f"norms and l2 must be given together, got {norms!r} and {l2!r}")
     if norms is None:

@@ -1,4 +1,4 @@
-"""From scores of two worlds to a bound: the event is chosen on a part that is then set aside."""
+"""Lower bounds on epsilon from scores of two worlds; the test is chosen on runs set aside."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _QUANTILES = np.unique(np.r_[_QUANTILES, 1 - _QUANTILES, 0.0, 1.0])
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """An event: column ``column`` times ``sign`` is at least ``threshold``."""
+    """A test: column ``column`` times ``sign`` is at least ``threshold``."""
 
     column: int
     sign: int
@@ -28,7 +28,7 @@ class Rule:
     combine: str = "sum"
 
     def counts(self, with_record: np.ndarray, without: np.ndarray) -> Counts:
-        """Of scores [n, k] and [n', k]."""
+        """The counts of the test on scores [n, k] and [n', k]."""
         inside = self.sign * with_record[:, self.column] >= self.threshold
         outside = self.sign * without[:, self.column] >= self.threshold
         return Counts(int(outside.sum()), len(outside), int((~inside).sum()), len(inside))
@@ -77,7 +77,7 @@ def audit_scores(
     threshold: float | None = None,
     seed: int = 0,
 ) -> Audited:
-    """A lower bound on epsilon from scores of the two worlds.
+    """A lower bound on epsilon from scores of runs with and without a record.
 
     Formal guarantee: that of :func:`jaxdp.auditing.epsilon_bound` (or ``gaussian_bound``), for
     independent runs: the column, its direction, the threshold and the combining rule are chosen on
@@ -93,6 +93,21 @@ def audit_scores(
         held_out: fraction of the runs on which the event is chosen.
         threshold: of a single column, fixed beforehand; then no run is set aside.
         seed: of the random part.
+
+    Returns:
+        The bound, with its assumptions.
+
+    Raises:
+        ValueError: a threshold with several columns or not a number; too few runs.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> without = rng.normal(0.0, 1.0, 10_000)
+        >>> with_record = rng.normal(2.0, 1.0, 10_000)
+        >>> audited = jaxdp.auditing.audit_scores(with_record, without, delta=1e-5)
+        >>> proven = jaxdp.accounting.epsilon(jaxdp.accounting.Gaussian(0.5), delta=1e-5).upper
+        >>> 1.0 < audited.epsilon < proven
+        True
     """
     _check(delta, confidence, kind)
     inside, outside = checked(with_record, without)
@@ -128,11 +143,14 @@ def audit_all_thresholds(
 
     Args:
         with_record: as for :func:`audit_scores`.
-        without: likewise.
+        without: as for :func:`audit_scores`.
         delta: of the bound.
         thresholds: [t], at least one; every column is tried with each of them.
         confidence: in (0, 1), of the bound, over all looks together.
         kind: as for :func:`audit_scores`.
+
+    Raises:
+        ValueError: there is no threshold.
     """
     # Before the error is shared out: a share of a wrong confidence can look like a right one.
     _check(delta, confidence, kind)
@@ -180,6 +198,9 @@ def audit_one_run(
         confidence: in (0, 1).
         looks: pairs (r, side), fixed beforehand; None takes the best of four: 2 and 6 % of m on
             top, 15 and 40 % on both sides.
+
+    Raises:
+        ValueError: shapes that do not fit, or a look of another kind.
     """
     _check(delta, confidence)
     (values, _), coins = checked(scores, scores), np.asarray(included)
@@ -219,7 +240,7 @@ def _look(r: int, side: str, m: int) -> tuple[int, str]:
 
 
 def checked(with_record: Any, without: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Both as float64 [n, k]; not-a-number becomes a score above all others."""
+    """Both as float64 [n, k], with not-a-number as a score above all others."""
     both = []
     for name, given in (("with_record", with_record), ("without", without)):
         scores = np.asarray(given, np.float64)
@@ -254,7 +275,7 @@ def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -
 
 
 def candidates(chosen: Pair) -> tuple[list[Rule], np.ndarray, np.ndarray]:
-    """Every rule worth trying, with its rates of false alarms [r] and misses [r]."""
+    """The tests worth trying, with their rates of false alarms [r] and misses [r]."""
     rules, alarms, misses = [], [], []
     for column in range(chosen[0].shape[1]):
         inside, outside = (np.sort(scores[:, column]) for scores in chosen)

@@ -1,4 +1,4 @@
-"""Thousands of whole training runs at once, with one record and without it."""
+"""Thousands of training runs at once, with one record and without it."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ class Worlds:
 
     Attributes:
         loss_fn: ``(params, example) -> scalar``.
-        params: pytree; where training begins.
+        params: pytree; the initial parameters.
         records: pytree [n, ...]; the **last** one is in one of the worlds alone.
     """
 
@@ -35,7 +35,7 @@ class Worlds:
 
     @property
     def count(self) -> int:
-        """Records in the larger world."""
+        """The number of records in the larger world."""
         return len(jax.tree.leaves(self.records)[0])
 
 
@@ -48,24 +48,28 @@ def training_run(
     score: Callable[[PyTree], jax.Array] | None = None,
     energy: Callable[[jax.Array, jax.Array], Any] | None = None,
 ) -> Run:
-    """One whole run of an algorithm through the same links as training: clipping, noise, optax.
+    """A function that trains once with the algorithm's own clipping, noise and optax chain.
 
-    Reads what the run releases and nothing else. Draws are the mechanism's sampling made on the
-    device, by float32 uniforms, for a few records.
+    It returns features of what the run releases. Draws follow the mechanism's sampling, made on the
+    device by float32 uniforms, for a few records.
 
     Args:
         algorithm: audited; its chain's links are used as they are.
         worlds: the data and the model.
-        steps: of the run.
+        steps: the steps of the run.
         release: "gradients": every noisy gradient, every iterate, the public scale and counters;
             "iterates": every iterate; "last": the last one; "trusted": what no run releases, for
             an auditor who computes the sums again: of every step the parameters that entered it,
             the mask of its draw, the context of its clipping, the sensitivity that the sum carried
             and the noisy gradient.
         score: from the released pytree (leaves [steps, ...], or the parameters for "last") to
-            features [k]; None hands on every number.
+            features [k]; None returns every number.
         energy: for annealed algorithms, from (key of the step, bool [n]: the records of this world)
-            to what judges that step.
+            to the energy of that step.
+
+    Returns:
+        ``(words, member) -> features [k]``: ``words`` is the key of the run, uint32 [2]; ``member``
+        is True where the record takes part.
     """
     _validate.one_of("release", release, RELEASES)
     steps = _validate.integer("steps", steps, least=1)
@@ -116,18 +120,18 @@ def training_run(
 
 
 def flat(released: PyTree) -> jax.Array:
-    """Every released number, [k]."""
+    """All released numbers, [k]."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(released)])
 
 
 def step_by_step(released: PyTree) -> jax.Array:
-    """Every released number of leaves [steps, ...], [k]: all of the first step, then the second."""
+    """All released numbers of leaves [steps, ...], [k]: those of the first step come first."""
     leaves = jax.tree.leaves(released)
     return jnp.ravel(jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1))
 
 
 def with_coin(state: PyTree, key: jax.Array) -> PyTree:
-    """An annealer's state with the chances of this run alone."""
+    """An annealer's state with the acceptance key of this run; other states as they are."""
     if "coin" not in getattr(state, "_fields", ()):
         return state
     return state._replace(coin=jax.random.key_data(key))
@@ -156,10 +160,10 @@ def two_worlds(
     """Features [count, k] of runs with the record, and as many without it; all keys differ.
 
     Args:
-        run: compiled once, with every chunk's runs side by side under ``jax.vmap``.
-        count: runs in each world.
+        run: from :func:`training_run`; compiled once, and run under ``jax.vmap``.
+        count: the number of runs in each world.
         seed: of the runs; None takes one from the operating system.
-        chunk: runs at once: memory against speed.
+        chunk: the number of runs at once: memory against speed.
         progress: called with the number of runs done, of 2 · ``count``.
     """
     count = _validate.integer("count", count, least=1)

@@ -1,4 +1,4 @@
-"""Per-example clipping: rules that bound one record's contribution, and the engine."""
+"""Per-example clipping: rules that bound one record's contribution, and the engines."""
 
 from jaxdp.clipping.augment import augmented
 from jaxdp.clipping.engine import ClippedGrad, clipped_grad

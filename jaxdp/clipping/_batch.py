@@ -18,6 +18,10 @@ def opened(batch: Any, mask: Any) -> tuple[PyTree, jax.Array]:
     Args:
         batch: a ``Batch``, or a pytree of arrays [m, ...].
         mask: of a pytree: bool [m] or "all"; None for a ``Batch``, which holds its own.
+
+    Raises:
+        ValueError: the mask is missing, given with a ``Batch``, or of another shape or dtype; the
+            batch is not arrays [m, ...], or a pytree that holds a ``Batch``.
     """
     if not isinstance(batch, Batch):
         leaves = jax.tree.leaves(batch, is_leaf=lambda leaf: isinstance(leaf, Batch))
@@ -34,7 +38,7 @@ def opened(batch: Any, mask: Any) -> tuple[PyTree, jax.Array]:
 
 
 def checked_mask(mask: Any, size: int) -> jax.Array:
-    """The mask as bool [size]; the word "all" lets every row through."""
+    """The mask as bool [size]; "all" is a mask of True."""
     if mask is None:
         raise ValueError(
             "mask must say which rows are records, got None: padding would count as records. Hand "
@@ -51,7 +55,7 @@ def checked_mask(mask: Any, size: int) -> jax.Array:
 
 
 def cut(rows: jax.Array, size: int) -> jax.Array:
-    """Rows [m, ...] as [ceil(m / size), size, ...], filled up (a mask: with False)."""
+    """Rows [m, ...] as [ceil(m / size), size, ...], padded with zeros (a mask: with False)."""
     missing = -rows.shape[0] % size
     filler = jnp.zeros_like(rows[:1]) if rows.dtype == jnp.bool_ else rows[:1]
     filled = rows if missing == 0 else jnp.concatenate([rows, *[filler] * missing])
@@ -65,9 +69,9 @@ def example(rows: PyTree) -> PyTree:
 
 
 def of_none(one: Callable[[PyTree, jax.Array], Any], rows: PyTree) -> Any:
-    """The (sum, ClipInfo) of a batch without rows: zero, and leaves [0, ...].
+    """The (sum, ClipInfo) of a batch without rows: zeros, and leaves [0, ...].
 
-    ``one`` is only traced, for the shapes of a single row: much of JAX refuses to work on none.
+    ``one`` is only traced, for the shapes of a single row: much of JAX refuses empty arrays.
     """
     single = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example(rows)

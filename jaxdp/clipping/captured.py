@@ -1,8 +1,8 @@
-"""Arrays that a loss takes from around it: refused where they may hold the batch, else named.
+"""Arrays that a loss captures: refused where they may hold the batch, else listed.
 
-What a captured array was computed from cannot be seen. A traced one may be the batch itself and is
-refused. A concrete one is taken as it comes, listed in the plan and named by the ledger as assumed
-public, unless it was declared so. One with as many rows as the batch is refused until then.
+jaxdp cannot see from what a captured array was computed. A traced one may be the batch itself and
+is refused. A concrete one is accepted, listed in the plan, and named by the ledger as assumed
+public unless it was declared so. One with as many rows as the batch is refused until declared.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class Constant(LeafPlan):
     """A captured array in a plan, after the parameters; ``engine`` is "constant".
 
     Attributes:
-        shape: of the array.
-        is_key: whether it holds keys of random numbers.
+        shape: shape of the array.
+        is_key: True if it holds keys of random numbers.
     """
 
     shape: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class Declared:
         return tuple(id(array) for array in self.arrays)
 
     def holds(self, array: Any) -> bool:
-        """True where ``array`` is one of them."""
+        """True if ``array`` is one of them."""
         return bool(self.arrays) and _key(array) in self._keys
 
     @functools.cached_property
@@ -91,13 +91,13 @@ def found(
     params: PyTree,
     args: Sequence[PyTree],
 ) -> tuple[Constant, ...]:
-    """The arrays that a loss captured, in its gradient rules too.
+    """The arrays that a loss captured, those in its custom gradient rules included.
 
     Args:
         traced: the loss as a ``ClosedJaxpr``.
-        public: what was declared.
+        public: the arrays declared public.
         loss_fn: ``(params, *args) -> (scalar, aux)``.
-        flags: whether each parameter's leaf is trained.
+        flags: for each leaf of the parameters, True if it is trained.
         params: the parameters.
         args: shapes of the other arguments.
 
@@ -114,7 +114,7 @@ def found(
 
 
 def check_rows(plan: Sequence[LeafPlan], rows: Collection[int], records: int | None = None) -> None:
-    """Refuses captured arrays, not declared, that may hold the batch or the data set.
+    """Raises ValueError for captured arrays, not declared, that may hold batch or data set.
 
     Args:
         plan: with the captured arrays.
@@ -149,7 +149,7 @@ def check_loss(
 
 
 def report(ticket: Ticket | None, plan: Sequence[Any]) -> None:
-    """Tells the ledger that a draw was charged to what its sum took on trust."""
+    """Tells the ledger of a draw what the draw's sum assumes to be public."""
     if ticket is not None:
         for entry in plan:
             if entry.assumed:

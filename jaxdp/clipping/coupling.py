@@ -1,4 +1,4 @@
-"""Operations by which a loss of one example could reach other examples: looked for and refused."""
+"""Refuses losses whose operations could read other examples of a batch."""
 
 import inspect
 import numbers
@@ -46,7 +46,7 @@ def parts(traced: Any, axes: frozenset[Any] = frozenset()) -> Iterator[Part]:
 
 
 def refuse(traced: Any) -> None:
-    """Refuses operations that may read other examples, anywhere in a traced loss.
+    """Raises ValueError for operations in a traced loss that may read other examples.
 
     Raises:
         ValueError: a collective over an axis that the loss did not bring in itself, a callback or a
@@ -76,15 +76,15 @@ def refuse(traced: Any) -> None:
 
 
 def has_rules(traced: Any) -> bool:
-    """True where it holds gradient rules of its own, which only the traced gradient shows."""
+    """True if the function has custom gradient rules, which only the traced gradient shows."""
     return any(e.primitive.name.startswith(_RULED) for p in parts(traced) for e in p.jaxpr.eqns)
 
 
 def refuse_varying(*trees: PyTree) -> None:
-    """Refuses ``shard_map`` with ``check_vma=True``, by what it notes on the arrays inside.
+    """Raises ValueError inside ``shard_map`` with ``check_vma=True``.
 
     Raises:
-        ValueError: an array is noted to vary over a mesh axis.
+        ValueError: an array's type says that it varies over a mesh axis.
     """
     found = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in varying(leaf)})
     if found:
@@ -101,7 +101,7 @@ def _other_keys(eqn: Any) -> bool:
     name = getattr(impl, "name", impl if isinstance(impl, str) else None)
     atoms = (*eqn.invars, *eqn.outvars)
     kinds = [a.aval.dtype for a in atoms if hasattr(getattr(a, "aval", None), "dtype")]
-    keys = [k for k in kinds if jax.dtypes.issubdtype(k, jax.dtypes.prng_key)]
+    keys = [k for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
     return (name or "threefry2x32") not in ("threefry2x32", "fry") or any(
         "fry" not in str(kind) for kind in keys
     )

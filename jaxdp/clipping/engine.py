@@ -1,4 +1,4 @@
-"""The clipped-gradient function: clipped, summed, and not held."""
+"""The clipped-gradient function: per-example gradients, clipped and summed."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from jaxdp import _validate
 from jaxdp.clipping import _batch, captured, coupling, forms, frameworks, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run, uses
 from jaxdp.clipping.ghost.plan import LeafPlan, plan
-from jaxdp.clipping.passes import add_pass, folded, nothing, settled
+from jaxdp.clipping.passes import accumulated, add_pass, compensated, nothing
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
 
@@ -29,7 +29,7 @@ def clipped_grad(
     most_records: int = 2**14,
     rng_name: str | tuple[str, ...] | None = forms.KEY_NAMES,
 ) -> "ClippedGrad":
-    """The function that computes the sum of ``loss_fn``'s clipped per-example gradients.
+    """A function that computes the sum of ``loss_fn``'s clipped per-example gradients.
 
     ================================  ===========================================================
     form of the loss                  what it is handed of one example
@@ -75,6 +75,16 @@ def clipped_grad(
 
     Raises:
         ValueError: an argument is not what it should be, named with its value.
+
+    Example:
+        >>> loss_fn = lambda w, x, y: (x @ w - y) ** 2
+        >>> grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))
+        >>> batch = (jnp.ones((8, 3)), jnp.ones(8))
+        >>> summed, info = grad_fn(jnp.zeros(3), batch, mask="all")
+        >>> print(f"{summed.l2:.3f}")  # the clip norm, and a share of it for rounding
+        0.104
+        >>> info.norms.shape
+        (8,)
     """
     if not callable(loss_fn):
         raise ValueError(
@@ -95,7 +105,7 @@ def clipped_grad(
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGrad:
-    """Sums clipped per-example gradients; made by :func:`clipped_grad`.
+    """Sums clipped per-example gradients; :func:`clipped_grad` makes it.
 
     Formal guarantee: the returned ``Summed.value`` changes by at most ``Summed.l2`` in the
     Euclidean norm when one record enters or leaves the batch, rounding included: what the record
@@ -117,7 +127,7 @@ class ClippedGrad:
 
     @property
     def takes_rng(self) -> bool:
-        """True where the loss takes a key."""
+        """True if the loss takes a key."""
         return self.form.rng is not None
 
     def __call__(
@@ -186,7 +196,7 @@ class ClippedGrad:
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
     ) -> tuple[Summed, list[ClipInfo]]:
-        """The clipped sum over one draw, pass by pass, each gathered on the device.
+        """The clipped sum over one draw, one physical batch at a time, gathered on the device.
 
         One compiled pass serves draws of every size. The loop runs on the host: inside ``jit`` a
         ``scan`` over the passes took twice as long on a CPU, and unrolling recompiles.
@@ -223,16 +233,16 @@ class ClippedGrad:
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
     ) -> tuple[Summed, list[ClipInfo]]:
-        """As :meth:`sum`, with the data of each pass by itself.
+        """As :meth:`sum`, with the data of each physical batch given separately.
 
         Args:
             params: as for :meth:`sum`.
-            passes: for every pass of the draw all records or, if ``gathered``, its rows alone.
+            passes: for each physical batch of the draw all records or, if ``gathered``, its rows.
             draw: as for :meth:`sum`.
-            rng: likewise.
-            gathered: whether ``passes`` holds the rows that ``draw.indices`` names.
+            rng: as for :meth:`sum`.
+            gathered: True if ``passes`` holds the rows that ``draw.indices`` names.
             scale: as for ``__call__``.
-            bound: likewise.
+            bound: as for ``__call__``.
         """
         frameworks.check_arrays(params)
         self._check_rng(rng)
@@ -249,7 +259,7 @@ class ClippedGrad:
         if infos:
             captured.check_rows(infos[0].plan, (), records=draw.num_records)
         captured.report(draw.ticket, infos[0].plan if infos else ())
-        total, votes = settled(totals)
+        total, votes = compensated(totals)
         summed = self._summed(params, total, votes, scale, bound)
         # Rows that the caller gathered are not seen to be those of the draw.
         known = draw.untouched and not gathered
@@ -267,7 +277,7 @@ class ClippedGrad:
         scale: PyTree = None,
         bound: Any = None,
     ) -> tuple[reduce.Clipped, ClipInfo]:
-        """The clipped sum of one pass of a draw, to be called inside ``jit``; as :meth:`sum`."""
+        """The clipped sum of one physical batch of a draw, to be called inside ``jit``."""
         batch = data if gathered else jax.tree.map(lambda rows: rows[indices], data)
         keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
         result = self._over_rows(params, (batch, keys), mask, scale, bound)
@@ -276,7 +286,7 @@ class ClippedGrad:
         return result
 
     def plan(self, params: PyTree, batch: PyTree) -> tuple[LeafPlan, ...]:
-        """The engine of every parameter's gradient for a physical batch of this shape, and why.
+        """The engine that each parameter's gradient uses for batches of this shape, and why.
 
         Args:
             params: pytree of floating-point arrays.
@@ -284,7 +294,7 @@ class ClippedGrad:
 
         Returns:
             An entry for every parameter; then one for every array that the loss captured, with
-            its shape and the engine "constant". What is assumed public says so in ``assumed``.
+            its shape and the engine "constant". ``assumed`` says what is assumed public.
 
         Raises:
             ValueError: as ``__call__``, where the loss is the reason.
@@ -298,7 +308,7 @@ class ClippedGrad:
         return decided
 
     def trained(self, params: PyTree) -> PyTree:
-        """The parameters with None at frozen leaves: what the optimizer works on."""
+        """The parameters with None at frozen leaves, as the optimizer sees them."""
         leaves, structure = jax.tree.flatten(params)
         flags = self._flags(params)
         kept = [leaf if flag else None for leaf, flag in zip(leaves, flags, strict=True)]
@@ -315,10 +325,10 @@ class ClippedGrad:
             return one(rows, mask)
         chunks = jax.tree.map(functools.partial(_batch.cut, size=chunk), (rows, mask))
         totals, infos = jax.lax.scan(
-            lambda totals, piece: folded(totals, one(*piece)), nothing(self, params), chunks
+            lambda totals, piece: accumulated(totals, one(*piece)), nothing(self, params), chunks
         )
         info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-        total, votes = settled(totals)
+        total, votes = compensated(totals)
         return reduce.Clipped(total, info.norms, info.clipped, votes), info
 
     def _at_once(
@@ -336,7 +346,7 @@ class ClippedGrad:
         return clipped, info
 
     def _planned(self, params: PyTree, rows: PyTree, size: int) -> tuple[Any, Any, Any]:
-        """The traced loss of one example, where it uses parameters, and the engine of each."""
+        """The traced loss of one example, its uses of parameters, and the engine of each."""
         example, key = rows
         flags = self._flags(params)
         options.check_params(params, flags)
@@ -371,7 +381,7 @@ class ClippedGrad:
     def summed(
         self, params: PyTree, clipped: reduce.Clipped, scale: PyTree = None, bound: Any = None
     ) -> Summed:
-        """The ``Summed`` of one pass's result."""
+        """The ``Summed`` of one physical batch's result."""
         return self._summed(params, clipped.total, clipped.votes, scale, bound)
 
     def _summed(

@@ -1,4 +1,4 @@
-"""The arguments of a loss: which of them an example fills, and which one takes the key."""
+"""The signature of a loss: the arguments that an example fills, and the one for the key."""
 
 import functools
 import inspect
@@ -22,7 +22,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Form:
-    """The way a loss is called with one example; made by :func:`form_of`.
+    """The way to call a loss with one example; made by :func:`form_of`.
 
     Attributes:
         names: the positional arguments after the parameters, in order, up to the last that is
@@ -30,7 +30,7 @@ class Form:
         data: those that the example fills.
         only: keyword-only arguments that the example fills.
         rng: the argument that takes the key, or None.
-        keywords: whether the arguments of ``data`` can be given by their names.
+        keywords: True if the arguments of ``data`` can be given by name.
     """
 
     names: tuple[str, ...] = ("example",)
@@ -83,7 +83,7 @@ class Form:
 def form_of(
     loss_fn: Callable[..., Any], rng_name: str | tuple[str, ...] | None = KEY_NAMES
 ) -> Form:
-    """The form of a loss, read from its signature; ``(params, example)`` where it has none.
+    """The form of a loss by its signature; ``(params, example)`` where it has none.
 
     Args:
         loss_fn: the loss.
@@ -91,13 +91,13 @@ def form_of(
 
     Raises:
         ValueError: the arguments are not those of a loss, named as they were found.
-    """
+    """  # noqa: DOC501
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):
         signature = inspect.signature(lambda params, example, **others: None)
     given = list(signature.parameters.values())
-    rng = _key_of(given, rng_name, _settled(loss_fn))
+    rng = _key_of(given, rng_name, _by_partial(loss_fn))
     positional = [p for p in given if p.kind in _POSITIONAL]
     required = [p.name for p in positional[1:] if p.default is Parameter.empty and p.name != rng]
     only = tuple(
@@ -114,7 +114,7 @@ def form_of(
 
 
 class ByIdentity:
-    """A callable that cannot be hashed, such as a module with arrays, as ``jit`` needs it."""
+    """A hashable stand-in for a callable that is not, such as a module with arrays."""
 
     def __init__(self, loss_fn: Callable[..., Any]) -> None:
         self._loss_fn = loss_fn
@@ -131,7 +131,7 @@ class ByIdentity:
 
 
 def hashable(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The loss, or one that stands for it where it cannot be hashed."""
+    """The loss, or a hashable stand-in for it."""
     try:
         hash(loss_fn)
     except TypeError:
@@ -142,7 +142,7 @@ def hashable(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 def _arranged(
     positional: list[Parameter], required: list[str], only: tuple[str, ...], rng: str | None
 ) -> Form:
-    """Positions are used up to the last argument of the example; the key goes among them."""
+    """The form with the positions up to the example's last argument, the key's among them."""
     after = [p.name for p in positional[1:]]
     last = max((after.index(name) for name in required if name in after), default=-1)
     names = [n for n in after[: last + 1] if n in required or n == rng]
@@ -160,7 +160,7 @@ def _arranged(
 
 
 def _key_of(
-    given: list[Parameter], rng_name: str | tuple[str, ...] | None, settled: frozenset[str]
+    given: list[Parameter], rng_name: str | tuple[str, ...] | None, given_already: frozenset[str]
 ) -> str | None:
     """The argument that takes the key, or None."""
     fixed = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -175,7 +175,7 @@ def _key_of(
         return rng_name
     if rng_name is not None and not all(isinstance(name, str) for name in rng_name):
         raise ValueError(f"rng_name must be the name of an argument, got {rng_name!r}")
-    found = [name for name in names if name in (rng_name or ()) and name not in settled]
+    found = [name for name in names if name in (rng_name or ()) and name not in given_already]
     if len(found) > 1:
         raise ValueError(
             f"rng_name must say which of {_listed(tuple(found))} takes the key, as in "
@@ -196,8 +196,8 @@ def _lone(
     return optional[:1]
 
 
-def _settled(loss_fn: Any) -> frozenset[str]:
-    """Arguments that a ``functools.partial`` has given already."""
+def _by_partial(loss_fn: Any) -> frozenset[str]:
+    """The arguments that a ``functools.partial`` has given already."""
     names: set[str] = set()
     while loss_fn is not None:
         if isinstance(loss_fn, functools.partial):

@@ -1,4 +1,4 @@
-"""State of neural network libraries in a loss or its parameters, refused with the remedy.
+"""Refuses state of neural network libraries in a loss or its parameters, with the remedy.
 
 Nothing is imported here: a library is asked only where the process has loaded it already.
 """
@@ -42,7 +42,7 @@ _traced_here = jax.make_user_context(False)
 
 
 def called(loss_fn: Callable[..., Any], *args: Any) -> Any:
-    """The result of the loss; batch statistics and other state inside are refused in words."""
+    """The result of the loss; batch statistics and other state inside it raise an error."""
     try:
         # In a context of its own, so that functions jitted before are traced, and seen, again.
         with _traced_here(True), _flax_watched():
@@ -55,7 +55,7 @@ def called(loss_fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def check_params(params: PyTree, flags: Sequence[bool]) -> None:
-    """Parameters must be arrays, of the kinds that are trained.
+    """Raises ValueError unless the parameters are arrays of kinds that can be trained.
 
     Raises:
         ValueError: leaves that are no arrays, such as an Equinox module's activation function;
@@ -80,7 +80,7 @@ def check_params(params: PyTree, flags: Sequence[bool]) -> None:
 
 
 def check_arrays(params: PyTree) -> None:
-    """Raises ValueError where a leaf of the parameters is no array, with the remedy."""
+    """Raises ValueError, with the remedy, if a leaf of the parameters is no array."""
     if all(_is_number(leaf) for leaf in jax.tree.leaves(params)):
         return
     leaves = jax.tree_util.tree_leaves_with_path(params)

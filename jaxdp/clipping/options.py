@@ -17,13 +17,13 @@ LEAST_BOUND, LARGEST_BOUND = 1e-10, 1e10
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """A prefix of the parameters' tree with True at what is trained; hashable."""
+    """A hashable prefix of the parameters' tree, True where parameters are trained."""
 
     flags: tuple[bool, ...]
     structure: Any
 
     def __call__(self, params: PyTree) -> list[bool]:
-        """One flag for every leaf."""
+        """For every leaf, True if it is trained."""
         try:
             groups = self.structure.flatten_up_to(params)
         except ValueError as error:
@@ -36,17 +36,17 @@ class Prefix:
 
 @dataclasses.dataclass(frozen=True)
 class ByPath:
-    """A function from a leaf's path, such as "['dense']['kernel']", to whether it is trained."""
+    """A function from a leaf's path, such as "['dense']['kernel']", to True if it is trained."""
 
     fn: Callable[[str], bool]
 
     def __call__(self, params: PyTree) -> list[bool]:
-        """One flag for every leaf."""
+        """For every leaf, True if it is trained."""
         return [bool(self.fn(path)) for path in paths(params)]
 
 
 def trainable(choice: Any) -> Prefix | ByPath | None:
-    """The caller's choice of what to train, in a form that ``jit`` can compare."""
+    """The caller's choice of trained parameters, in a form that ``jit`` can compare."""
     if choice is None:
         return None
     if callable(choice):
@@ -66,7 +66,7 @@ def paths(params: PyTree) -> list[str]:
 
 
 def shapes(example: PyTree) -> str:
-    """Dtypes and shapes of one example, for an error's note."""
+    """The dtypes and shapes of one example, for an error message."""
     return str(jax.tree.map(_Shown, example))
 
 
@@ -79,7 +79,7 @@ class _Shown:
 
 
 def check_params(params: PyTree, flags: list[bool]) -> None:
-    """Everything trained must be a floating-point parameter, and something must be."""
+    """Raises ValueError unless something is trained, and all of that is floating-point."""
     if not flags:
         raise ValueError(f"params must hold at least one array, got {params!r}")
     if not any(flags):
@@ -113,13 +113,13 @@ def checked_result(result: Any) -> tuple[jax.Array, Any]:
 
 
 def check_bound(name: str, value: float) -> None:
-    """A bound must be a number whose square float32 can hold with room to spare."""
+    """Raises ValueError unless float32 can hold the square of the bound, with room to spare."""
     if not LEAST_BOUND <= _validate.positive(name, value) <= LARGEST_BOUND:
         raise ValueError(f"{name} must be in [1e-10, 1e10], got {value!r}")
 
 
 def checked_bound(bound: Any) -> jax.Array | None:
-    """The bound of this step as a float32 scalar, NaN and what is out of range made safe."""
+    """The bound of this step as a float32 scalar; NaN and values out of range are made safe."""
     if bound is None:
         return None
     if not isinstance(bound, jax.Array):
@@ -155,7 +155,7 @@ def scales(scale: PyTree, trained: PyTree) -> list[jax.Array]:
 
 
 def check_key(rng: Any) -> None:
-    """A key must be a threefry key: under vmap others give all rows the bits of the first."""
+    """Raises ValueError unless the key is threefry: under vmap others repeat one row's bits."""
     if rng is None:
         return
     typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)

@@ -29,8 +29,8 @@ def add_pass(
     scale: PyTree,
     bound: Any,
 ) -> tuple[Totals, ClipInfo]:
-    """The totals with one pass of a draw added, compiled once for all passes."""
-    return folded(
+    """The totals with one physical batch of a draw added, compiled once for all."""
+    return accumulated(
         totals,
         grad_fn.one_pass(
             params, data, indices, mask, rng, gathered=gathered, scale=scale, bound=bound
@@ -38,22 +38,22 @@ def add_pass(
     )
 
 
-def folded(totals: Totals, result: tuple[reduce.Clipped, ClipInfo]) -> tuple[Totals, ClipInfo]:
-    """Compensated addition: rounding does not grow with the number of passes."""
+def accumulated(totals: Totals, result: tuple[reduce.Clipped, ClipInfo]) -> tuple[Totals, ClipInfo]:
+    """The totals and one more result; compensated, so rounding does not grow with their number."""
     (total, lost, votes), (clipped, info) = totals, result
     return (*rounding.added(total, lost, clipped.total), votes + clipped.votes), info
 
 
 @jax.jit
-def settled(totals: Totals) -> tuple[PyTree, jax.Array]:
-    """(sum, votes), what rounding took put back."""
+def compensated(totals: Totals) -> tuple[PyTree, jax.Array]:
+    """(sum, votes) of the totals, with the compensation applied."""
     total, lost, votes = totals
-    return rounding.settled(total, lost), votes
+    return rounding.compensated(total, lost), votes
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def nothing(grad_fn: "ClippedGrad", params: PyTree) -> Totals:
-    """The totals before the first pass."""
+    """The totals before the first physical batch."""
     trained = grad_fn.trained(params)
     start, again = (
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained) for _ in range(2)

@@ -1,4 +1,4 @@
-"""From per-example gradients to their clipped sum: the arithmetic that every engine shares."""
+"""From per-example gradients to their clipped sum: the arithmetic that engines share."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from jaxdp.types import PyTree
 
 
 class Clipped(NamedTuple):
-    """A clipped sum and what clipping saw.
+    """A clipped sum, with the norms before clipping.
 
     Attributes:
         total: the sum, float32 and shaped like the parameters; None at frozen leaves.
         norms: float32 [m]; norms before clipping, after the division by ``scale`` (for a coordinate
             box: before it).
-        clipped: bool [m]; whether clipping shortened the gradient (for a coordinate box: whether
+        clipped: bool [m]; True where clipping shortened the gradient (for a coordinate box: where
             the norm is long enough for a coordinate to be out of it).
         votes: float32 scalar; a sum of ½ for every record whose norm is within the bound and -½ for
             every other. One record adds at most ½ in absolute value.
@@ -49,8 +49,14 @@ def clipped_sum(
         grads: every parameter's per-example gradients; None where it is frozen.
         structure: the parameters' tree.
         mask: bool [m].
-        scale: for every parameter, what its gradients are divided by before they are clipped.
+        scale: for every parameter, the divisor of its gradients before they are clipped.
         bound: takes the place of the rule's own.
+
+    Returns:
+        The sum, with norms [m].
+
+    Raises:
+        ValueError: the rule takes no bound at run time.
     """
     scales = [None] * len(grads) if scale is None else scale
     if isinstance(rule, CoordinateBox):
@@ -98,7 +104,7 @@ def _boxed(
 def _measured(
     grads: Sequence[Leaf | None], scales: Sequence[jax.Array | None], mask: jax.Array
 ) -> tuple[jax.Array, list[jax.Array | None], jax.Array]:
-    """Norms [m]; squared norms on the safe side; which rows take part."""
+    """Norms [m]; squared norms, rounded up; bool [m], the rows that take part."""
     pairs = [
         None if leaf is None else leaf.squares(s) for leaf, s in zip(grads, scales, strict=True)
     ]

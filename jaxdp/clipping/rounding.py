@@ -1,4 +1,4 @@
-"""Sums of which the rounding is bounded, and what it costs; docs/clip_bound.md has the proofs.
+"""Sums with bounded rounding errors; docs/clip_bound.md has the proofs.
 
 float32 rounds a sum by an amount that grows with the number of its terms and with what they would
 add up to if nothing cancelled. So rows are added in blocks of fixed size, blocks by halves or with
@@ -46,9 +46,10 @@ def gamma(operations: int) -> float:
 
 
 def of_sum(records: int) -> float:
-    """E / C: how far one record moves the rounding of a sum over ``records``, over the bound.
+    """E / C: the share of the bound by which one record moves the rounding of a sum.
 
-    A share of its blocks, and 24 roundings of everything that blocks, microbatches and passes add.
+    The sum is over ``records``: a share of its blocks, and 24 roundings of all that blocks,
+    microbatches and physical batches add.
     """
     return SHARE + 24.0 * UNIT * records
 
@@ -62,7 +63,7 @@ def most_records(batch_size: int) -> int:
 
 
 def check_records(count: int, most: int) -> None:
-    """Refuses a draw or a batch larger than its public bound, without its number."""
+    """Raises ValueError, without the number, for more records than their public bound."""
     if count > most:
         raise ValueError(
             "most_records must be at least the records of a draw and the rows of a batch, got "
@@ -72,7 +73,7 @@ def check_records(count: int, most: int) -> None:
 
 
 def rows_of_block(positions: int) -> int:
-    """Rows of one block, a power of two, where each brings so many terms that may cancel."""
+    """The number of rows of one block, a power of two; fewer where more terms may cancel."""
     return 1 << int(math.log2(max(1.0, math.sqrt(TERMS / positions))))
 
 
@@ -95,20 +96,20 @@ def total(parts: list[jax.Array]) -> jax.Array:
 
 
 def added(total: PyTree, lost: PyTree, more: PyTree) -> tuple[PyTree, PyTree]:
-    """Compensated addition (Kahan 1965): the new total, and what rounding took from it."""
+    """Compensated addition (Kahan 1965): the new total, and what it lost by rounding."""
     wanted = jax.tree.map(jnp.subtract, more, lost)
     larger = jax.tree.map(jnp.add, total, wanted)
     lost = jax.tree.map(lambda new, old, add: (new - old) - add, larger, total, wanted)
     return larger, lost
 
 
-def settled(total: PyTree, lost: PyTree) -> PyTree:
-    """The total, with what was lost."""
+def compensated(total: PyTree, lost: PyTree) -> PyTree:
+    """The total with its compensation applied."""
     return jax.tree.map(jnp.subtract, total, lost)
 
 
 def cut(rows: PyTree, size: int) -> PyTree:
-    """Arrays [m, ...] as [ceil(m / size), size, ...], filled up with zeros."""
+    """Arrays [m, ...] as [ceil(m / size), size, ...], padded with zeros."""
 
     def one(array: jax.Array) -> jax.Array:
         count = max(1, -(-array.shape[0] // size))
@@ -120,9 +121,10 @@ def cut(rows: PyTree, size: int) -> PyTree:
 
 
 def even(rows: int, most: int) -> int:
-    """The size of as many equal blocks as rows need, of at most ``most`` rows each.
+    """The size of equal blocks of at most ``most`` rows each.
 
-    Up to twice as many where that divides the rows: padding would copy them.
+    As many blocks as the rows need, or up to twice as many where that divides the rows: padding
+    would copy them.
     """
     least = max(1, -(-rows // most))
     dividing = (count for count in range(least, 2 * least + 1) if rows % count == 0)
@@ -140,11 +142,11 @@ def over_blocks(fn: Callable[[Any], jax.Array], rows: PyTree, size: int) -> jax.
     (total, lost), _ = jax.lax.scan(
         lambda carry, block: (added(*carry, fn(block)), None), (zeros, zeros), blocks
     )
-    return settled(total, lost)
+    return compensated(total, lost)
 
 
 def squares(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sums of squares [m] of rows [m, ...]: as computed, and large enough for the true ones."""
+    """Sums of squares [m] of rows [m, ...]: as computed, and not below the true ones."""
     found, roundings = sums_of_squares(rows)
     return found, enlarged(found, gamma(roundings) * found)
 
@@ -178,7 +180,7 @@ def roundings(*sizes: int) -> int:
 
 
 def enlarged(found: jax.Array, error: jax.Array) -> jax.Array:
-    """A squared norm with its error on the safe side, but for what the margin covers."""
+    """A squared norm plus its error: not below the true one, up to what the margin covers."""
     return jnp.maximum(found, (found + error) / (1.0 + TOLERATED))
 
 

@@ -1,4 +1,4 @@
-"""Clipping rules: how far each example's gradient is shortened, and the bound that results."""
+"""Clipping rules: the factor that shortens each example's gradient, and the resulting bound."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ _SMALLEST_NORM = 1e-12
 
 
 class Rule(Protocol):
-    """A clipping rule. It sees squared norms only, so that an engine need not hold gradients."""
+    """The protocol of a clipping rule. It sees squared norms only, never gradients."""
 
     def l2(self, params: PyTree) -> float:
         """The largest Euclidean norm, over all leaves together, of one clipped contribution."""
@@ -24,7 +24,7 @@ class Rule(Protocol):
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """Per-leaf multipliers [m] from per-leaf squared gradient norms [m].
 
-        ``bound``, where the rule allows one, takes the place of its own.
+        ``bound`` takes the place of the rule's own, where the rule allows that.
         """
 
 
@@ -183,32 +183,32 @@ class CoordinateBox:
         check_bound("bound", self.bound)
 
     def l2(self, params: PyTree) -> float:
-        """bound · √m, with room for the bound's rounding to float32."""
+        """bound · √m for m coordinates, enlarged by the bound's rounding to float32."""
         coordinates = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
         return self.bound * math.sqrt(coordinates) * (1.0 + 2.0**-22)
 
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
-        """There are none: a box is not a rescaling."""
+        """Raises ValueError: a box clips coordinates and has no factors."""
         raise ValueError("coordinate_box has no factors: it clips coordinates, not norms")
 
 
 def clip(l2_clip_norm: float) -> Clip:
-    """Flat clipping to the norm ``l2_clip_norm``; see :class:`Clip`."""
+    """The rule of flat clipping to the norm ``l2_clip_norm``; see :class:`Clip`."""
     return Clip(l2_clip_norm)
 
 
 def auto_s(radius: float = 1.0, stability: float = 0.01) -> AutoS:
-    """Automatic clipping without a threshold; see :class:`AutoS`."""
+    """The rule of automatic clipping without a threshold (AUTO-S); see :class:`AutoS`."""
     return AutoS(radius, stability)
 
 
 def normalize(radius: float = 1.0) -> Normalize:
-    """Every gradient rescaled to the norm ``radius``; see :class:`Normalize`."""
+    """The rule that rescales every gradient to the norm ``radius``; see :class:`Normalize`."""
     return Normalize(radius)
 
 
 def per_layer(bounds: PyTree) -> PerLayer:
-    """A bound for every group of parameters; see :class:`PerLayer`.
+    """The rule of clipping each group of parameters to a bound of its own; see :class:`PerLayer`.
 
     Args:
         bounds: a prefix of the parameters' tree with a number at each group, such as
@@ -226,7 +226,7 @@ def per_layer(bounds: PyTree) -> PerLayer:
 
 
 def coordinate_box(bound: float = 1.0) -> CoordinateBox:
-    """Every coordinate clipped to [-bound, bound]; see :class:`CoordinateBox`."""
+    """The rule that clips every coordinate to [-bound, bound]; see :class:`CoordinateBox`."""
     return CoordinateBox(bound)
 
 

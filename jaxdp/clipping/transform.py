@@ -13,7 +13,9 @@ from jaxdp.types import PyTree, Summed
 
 
 def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransformationExtraArgs:
-    """Per-example gradients in, their clipped ``Summed`` out; :func:`jaxdp.privatize` comes next.
+    """An optax transformation from per-example gradients to their clipped ``Summed``.
+
+    Put it first in a chain and :func:`jaxdp.privatize` next.
 
     Formal guarantee: as :class:`jaxdp.clipping.ClippedGrad`, provided that row i of the gradients
     depends on record i alone (true of ``jax.vmap(jax.grad(loss), (None, 0))``, false once a layer
@@ -66,7 +68,7 @@ def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransfo
 
 
 def _check_names(extra: dict[str, Any]) -> None:
-    """Other links of a chain have arguments of their own; nearly one of ours is a slip."""
+    """Raises ValueError for an extra argument whose name is nearly one of ours."""
     for name in extra:
         for own in ("mask", "scale", "bound"):
             ratio = difflib.SequenceMatcher(None, name.lower(), own).ratio()

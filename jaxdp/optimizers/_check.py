@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters that let injected ones (jax arrays) through."""
+"""Checks of hyper-parameters, which let injected ones (jax arrays) through."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jaxdp import _validate
 
 
 def decay(name: str, value: Any) -> Any:
-    """A number of at least 0 and below 1."""
+    """The value, if it is at least 0 and below 1."""
     if isinstance(value, jax.Array):
         return value
     if not 0 <= _validate.non_negative(name, value) < 1:
@@ -17,20 +17,20 @@ def decay(name: str, value: Any) -> Any:
 
 
 def positive(name: str, value: Any) -> Any:
-    """A finite number above 0."""
+    """The value, if it is finite and above 0."""
     return value if isinstance(value, jax.Array) else _validate.positive(name, value)
 
 
 def non_negative(name: str, value: Any) -> Any:
-    """A finite number of at least 0."""
+    """The value, if it is finite and at least 0."""
     return value if isinstance(value, jax.Array) else _validate.non_negative(name, value)
 
 
 def at_least_one(name: str, value: Any) -> Any:
-    """A whole number of at least 1."""
+    """The value, if it is whole and at least 1."""
     return value if isinstance(value, jax.Array) else _validate.integer(name, value, least=1)
 
 
 def learning_rate(value: Any) -> Any:
-    """A number above 0, or a schedule."""
+    """The value, if it is a number above 0 or a schedule."""
     return value if callable(value) else positive("learning_rate", value)

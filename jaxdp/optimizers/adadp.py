@@ -24,7 +24,7 @@ class AdaDpState(NamedTuple):
     """State of :func:`scale_by_adadp`.
 
     Attributes:
-        step: int32 scalar, updates so far.
+        step: int32 scalar; updates so far.
         moment: E′, shaped like the parameters: the noise's variance is subtracted, so it may be
             negative.
         rate: E, the average of squared noisy gradients.
@@ -37,7 +37,7 @@ class AdaDpState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Public constants by which the side s_i of each coordinate's clip interval follows from E′.
+    """The constants that turn E′ into the clip interval [-s_i, s_i] of each coordinate.
 
     s_i = β √(L · max(E′_i, 0)), held between ``floor`` and ``cap`` times C/√m, once the √E′_i
     differ by more than ``threshold`` (their variance); until then all sides are C/√m, whose noise
@@ -75,7 +75,7 @@ class Box:
         return self.bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(like)))
 
     def sides(self, moment: PyTree) -> PyTree:
-        """The sides, shaped like the parameters, positive and finite."""
+        """The sides s_i, shaped like the parameters, positive and finite."""
         even = self.even(moment)
         roots = jax.tree.map(lambda e: jnp.sqrt(jnp.maximum(e, 0.0)), moment)
         adaptive = variance(roots) > self.threshold
@@ -107,7 +107,7 @@ def scale_by_adadp(
     coordinate i of the mean: without it E′ would grow without end, since the next noise follows it.
 
     Args:
-        mechanism: whose noise is subtracted.
+        mechanism: the mechanism whose noise is subtracted.
         box: the clip intervals.
         rate_decay: γ.
         moment_decay: γ′.
@@ -170,8 +170,12 @@ def adadp(
         threshold: G of :class:`Box`.
         floor: see :class:`Box`.
         cap: see :class:`Box`.
-        adaptive_rate: False is the ablation AdaN. (AdaL is :func:`adadp-step-only`.)
+        adaptive_rate: False is the ablation AdaN. (AdaL is "adadp-step-only" in the
+            registry.)
         step: further arguments of :func:`scale_by_adadp`.
+
+    Raises:
+        ValueError: the mechanism's rule is no unit box, or an argument is out of its range.
     """
     if mechanism.rule != CoordinateBox(1.0):
         raise ValueError(
@@ -187,7 +191,7 @@ def adadp(
 
 
 def variance(tree: PyTree) -> jax.Array:
-    """The variance over all coordinates, float32 scalar."""
+    """The variance over all coordinates of a tree, float32 scalar."""
     leaves = jax.tree.leaves(tree)
     size = sum(leaf.size for leaf in leaves)
     mean = sum(jnp.sum(leaf) for leaf in leaves) / size
@@ -195,7 +199,7 @@ def variance(tree: PyTree) -> jax.Array:
 
 
 def _check_whole(params: PyTree) -> None:
-    """The noise of a box follows the number of all coordinates, so a part cannot know it."""
+    """Raises ValueError if the parameters are a part: noise of a box follows their number."""
     hidden = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
     if any(hidden(leaf) for leaf in jax.tree.leaves(params, is_leaf=hidden)):
         raise ValueError(

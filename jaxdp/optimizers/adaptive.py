@@ -25,7 +25,7 @@ class AdaptiveState(NamedTuple):
     """State of the ``scale_by_dp_*`` transformations; a function of noisy gradients.
 
     Attributes:
-        step: int32 scalar, updates so far.
+        step: int32 scalar; updates so far.
         mu: average of the gradients, shaped like the parameters; None where there is none.
         nu: average (or sum) of squares minus the noise's variance; unbiased, so it may be negative.
         noise: the same average (or sum) of the noise's variance, shaped like the parameters.
@@ -44,8 +44,9 @@ def scale_by_dp_adam_bc(
     eps: float = 1e-8,
     noise_floor: float = 0.1,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam without the noise in its second moment (arXiv:2312.14334, Algorithm 1).
+    """Adam with the noise's variance subtracted from its second moment.
 
+    DP-AdamBC (Tang et al. 2023, arXiv:2312.14334, Algorithm 1):
     m̂ / (√max(v̂, noise_floor · s²) + eps), v̂ the debiased average of g² − s².
 
     Args:
@@ -66,31 +67,47 @@ def scale_by_dp_adam_bc(
 def scale_by_dp_rmsprop(
     noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
-    """RMSprop without the noise in its moment; arguments as :func:`scale_by_dp_adam_bc`."""
+    """RMSprop with the noise's variance subtracted; arguments as :func:`scale_by_dp_adam_bc`."""
     return scale_by_moments(rmsprop_moments(decay, eps, noise_floor), noise_std)
 
 
 def scale_by_dp_adagrad(
     noise_std: NoiseStd, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad without the noise in its sum; arguments as :func:`scale_by_dp_adam_bc`."""
+    """Adagrad with the noise's variance subtracted; arguments as :func:`scale_by_dp_adam_bc`."""
     return scale_by_moments(adagrad_moments(eps, noise_floor), noise_std)
 
 
 def sgd(mechanism: Mechanism, learning_rate: Any, momentum: float = 0.0) -> Algorithm:
-    """The mechanism's noisy gradient into plain SGD; with another rule, AUTO-S or normalised SGD.
+    """DP-SGD: SGD on the mechanism's noisy gradient, under whatever clipping rule it has.
 
     Args:
         mechanism: sampling, clipping and noise.
         learning_rate: a number or an optax schedule.
-        momentum: of SGD.
+        momentum: momentum of SGD.
     """
     rate, momentum = _check.learning_rate(learning_rate), _check.decay("momentum", momentum)
     return Algorithm(mechanism, optax.sgd(rate, momentum=momentum or None))
 
 
 def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
-    """DP-Adam: the noisy gradient into optax's Adam (DPGDO in PIGDO's paper; its released code)."""
+    """DP-Adam: optax's Adam on the mechanism's noisy gradient.
+
+    It is DPGDO in PIGDO's paper, as its released code has it.
+
+    Args:
+        mechanism: sampling, clipping and noise.
+        learning_rate: a number or an optax schedule.
+        adam: further arguments of ``optax.adam``.
+
+    Example:
+        >>> mechanism = jaxdp.dp_sgd(
+        ...     noise_multiplier=1.0, l2_clip_norm=1.0, batch_size=100, dataset_size=1_000
+        ... )
+        >>> algorithm = jaxdp.optimizers.dp_adam(mechanism, learning_rate=1e-3)
+        >>> print(f"{algorithm.epsilon(steps=10, delta=1e-5).upper:.2f}")
+        2.85
+    """
     for name in ("b1", "b2"):
         _check.decay(name, adam.get(name, 0.0))
     for name in ("eps", "eps_root"):
@@ -99,7 +116,7 @@ def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
 
 
 def dp_adam_bc(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
-    """DP-AdamBC with noise correction; further arguments as :func:`scale_by_dp_adam_bc`."""
+    """DP-AdamBC (Tang et al. 2023); further arguments as :func:`scale_by_dp_adam_bc`."""
     return _algorithm(mechanism, learning_rate, scale_by_dp_adam_bc(mechanism.noise_std, **adam))
 
 
@@ -120,7 +137,7 @@ def _algorithm(mechanism: Mechanism, learning_rate: Any, scaled: Any) -> Algorit
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """The averages of an adaptive optimizer, and its divisor.
+    """The averages of an adaptive optimizer, and its denominator.
 
     Attributes:
         average: (old, new, updates so far) -> the second moment with ``new`` taken in.
@@ -147,7 +164,7 @@ class Moments:
             )
 
     def init(self, params: PyTree) -> AdaptiveState:
-        """No update so far."""
+        """The state before the first update."""
         zeros = optax.tree.cast(optax.tree.zeros_like(params), jnp.float32)
         mu = None if self.b1 is None else zeros
         return AdaptiveState(jnp.zeros([], jnp.int32), mu, zeros, zeros)
@@ -181,7 +198,7 @@ class Moments:
 
 
 def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moments:
-    """Those of :func:`scale_by_dp_adam_bc`."""
+    """The moments of :func:`scale_by_dp_adam_bc`."""
     b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
     return Moments(
         _running(b2),
@@ -193,13 +210,13 @@ def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moment
 
 
 def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> Moments:
-    """Those of :func:`scale_by_dp_rmsprop`."""
+    """The moments of :func:`scale_by_dp_rmsprop`."""
     decay = _check.decay("decay", decay)
     return Moments(_running(decay), lambda nu, step: nu, eps, noise_floor)
 
 
 def adagrad_moments(eps: float, noise_floor: float) -> Moments:
-    """Those of :func:`scale_by_dp_adagrad`."""
+    """The moments of :func:`scale_by_dp_adagrad`."""
     return Moments(
         lambda old, new, step: jax.tree.map(jnp.add, old, new),
         lambda nu, step: nu,
@@ -213,10 +230,10 @@ def scale_by_moments(
     noise_std: NoiseStd,
     scale: Callable[[AdaptiveState], PyTree] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """First moment over √ corrected second moment.
+    """Scales gradients by the inverse root of the corrected second moment.
 
     Args:
-        moments: how to average.
+        moments: the averages.
         noise_std: of the noise before unscaling, see :func:`scale_by_dp_adam_bc`.
         scale: from the state **before** an update to the diagonal that its noise was multiplied by.
     """

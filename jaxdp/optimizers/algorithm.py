@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Algorithm:
-    """A private optimizer: what a step releases, and what becomes of the release.
+    """A private optimizer: a mechanism, and the optax chain that its noisy gradient goes into.
 
     Formal guarantee: the parameters are post-processing of what :meth:`events` charges, since
     ``after_noise`` and ``scale`` see noisy releases and public constants only. An algorithm that
@@ -64,7 +64,7 @@ class Algorithm:
             )
 
     def noise_link(self) -> optax.GradientTransformation:
-        """The first link of the chain: it takes the ``Summed`` and adds the noise."""
+        """The first link of the chain, which takes the ``Summed`` and adds the noise."""
         return self.mechanism.privatize() if self.noise is None else self.noise
 
     def chain(self) -> optax.GradientTransformationExtraArgs:
@@ -93,11 +93,11 @@ class Algorithm:
 
     @property
     def reads(self) -> Callable[[PyTree], dict[str, PyTree]] | None:
-        """:meth:`context`; None where the gradient is clipped by nothing in the state."""
+        """The function :meth:`context`; None if clipping reads nothing from the optimizer state."""
         return self.context if (self.scale or self.raw or self.bound) is not None else None
 
     def context(self, opt_state: PyTree) -> dict[str, PyTree]:
-        """The arguments by which the next gradient is clipped, from the state of :meth:`chain`."""
+        """The keyword arguments of the next clipped gradient, from the state of :meth:`chain`."""
         found = {"scale": self.scale, "raw": self.raw}
         context = {name: read(opt_state[1]) for name, read in found.items() if read is not None}
         return context if self.bound is None else {**context, "bound": self.bound(opt_state[0])}
@@ -108,7 +108,7 @@ class Algorithm:
         return {name: int(value) for name, value in found.items()}
 
     def events(self, first_step: int, steps: int) -> dict[str, list[tuple[acc.Event, int, int]]]:
-        """Events of these steps by stream: (event, first_step, steps) for stretches of equal ones.
+        """Events of these steps by stream, as (event, first_step, steps) for equal steps in a row.
 
         The stream "" is the gradient's, "energy" that of the energy's own draws.
         """
@@ -118,7 +118,7 @@ class Algorithm:
         return rows
 
     def total(self, steps: int) -> acc.Event:
-        """All of the first ``steps`` steps as one event."""
+        """The composition of the first ``steps`` steps, as one event."""
         parts = (self.mechanism, self.energy)
         return acc.Composed(tuple(part.total(steps) for part in parts if part is not None))
 
@@ -133,7 +133,7 @@ class Algorithm:
 
 
 def as_algorithm(mechanism: Mechanism | Algorithm, optimizer: Any) -> Algorithm:
-    """A ``Algorithm``: the one given, or a mechanism with its optimizer."""
+    """An ``Algorithm``: the one given, or a mechanism with its optimizer."""
     if isinstance(mechanism, Algorithm):
         if optimizer is not None:
             raise ValueError("optimizer must be None for a Algorithm, which has its own; got one")

@@ -1,4 +1,4 @@
-"""SA-DPSGD: candidates of any private chain, accepted or rejected by simulated annealing.
+"""SA-DPSGD: simulated annealing accepts or rejects the candidates of a private optimizer.
 
 Fu, Chen and Ling, "SA-DPSGD: Differentially Private Stochastic Gradient Descent based on Simulated
 Annealing", Algorithm 2 and equation (3).
@@ -22,7 +22,7 @@ class AnnealingState(NamedTuple):
 
     Attributes:
         inner: state of the wrapped optimizer, as of the last accepted candidate.
-        coin: uint32 [2], the key of the chances; what they decide is post-processing.
+        coin: uint32 [2]; the key of the acceptance draws, which are post-processing.
         energy: float32 scalar, energy of the current parameters; infinite at first.
         proposals: int32 scalar, candidates so far: all of them are charged.
         accepted: int32 scalar, how many were accepted, forced ones included.
@@ -63,7 +63,7 @@ def annealing(
 
     Args:
         inner: the optimizer of the noisy gradient, momentum and learning rate included.
-        key: of the chances by which worse candidates are accepted; it need not be secret.
+        key: the key of the draws by which worse candidates are accepted; it need not be secret.
             ``optax.inject_hyperparams`` must be told so, with ``static_args=("key",)``.
         temperature: Q0.
         max_rejections: μ0 >= 1.
@@ -152,16 +152,16 @@ def sa_dpsgd(
     energy: Mechanism | None = None,
     restore_inner: bool = True,
 ) -> Algorithm:
-    """SA-DPSGD over SGD. Every candidate is charged, accepted or not.
+    """SGD with simulated annealing (SA-DPSGD). Every candidate is charged, accepted or not.
 
     Args:
-        mechanism: of the gradient.
+        mechanism: the mechanism of the gradient.
         learning_rate: a number or an optax schedule.
         key: see :func:`annealing`.
-        momentum: of SGD.
+        momentum: momentum of SGD.
         temperature: Q0.
         max_rejections: μ0.
-        energy: of a private energy; None for a public one.
+        energy: the mechanism of a private energy; None for a public one.
         restore_inner: see :func:`annealing`.
     """
     sgd = optax.sgd(

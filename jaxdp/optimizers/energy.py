@@ -1,4 +1,4 @@
-"""Energies that judge candidates: a loss on public examples, or a noisy one with its own event."""
+"""Energies that judge candidates: a loss on public examples, or a noisy one that is charged."""
 
 import dataclasses
 import functools
@@ -42,13 +42,13 @@ class PublicEnergy:
     examples: PyTree
 
     def prepare(self) -> "PublicEnergy":
-        """Returns itself, which is handed to one update."""
+        """Returns itself, to be given to one update."""
         return self
 
     def rise(
         self, candidate: PyTree, current: PyTree, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The candidate's energy less ``last``, and the candidate's energy; float32 scalars."""
+        """(candidate's energy - ``last``, candidate's energy), float32 scalars."""
         del current
         rows = jax.tree.leaves(self.examples)[0].shape[0]
         losses = jax.lax.map(
@@ -108,7 +108,7 @@ class PrivateEnergy:
             )
 
     def prepare(self) -> "DrawnEnergy":
-        """A fresh draw for one update, charged."""
+        """Charges and draws the records of one update."""
         draw = self.sampler.draw()
         passes, rows = draw.indices.shape
         # Shapes in powers of two, so that little recompiles; the loop stops at the real number.
@@ -150,7 +150,7 @@ class DrawnEnergy:
         """The draw with its noise key, for one update that the caller compiles.
 
         Args:
-            verified: jaxdp itself hands it to the one update.
+            verified: True if jaxdp itself passes it to the one update.
 
         Raises:
             ValueError: it was spent before; inside ``jit``, where its draw and its noise would be
@@ -186,14 +186,14 @@ class OpenEnergy:
         data: all records.
         indices: int32 [passes, m].
         mask: bool [passes, m].
-        passes: int32 scalar, how many of the rows are used.
+        passes: int32 scalar; the number of these rows that are used.
         words: uint32 [2], the noise key.
-        loss_fn: of one record.
+        loss_fn: ``(params, example) -> scalar`` for one record.
         bound: c, to which each difference is clipped.
         l2: the most by which one record changes the sum, its rounding included.
         noise_multiplier: z.
         batch_size: the public divisor.
-        tag: uint32 [2]; tells keys from one another and gives none away.
+        tag: uint32 [2]; a name of the key that does not reveal it.
     """
 
     data: PyTree = dataclasses.field(repr=False)
@@ -225,7 +225,7 @@ class OpenEnergy:
         return rise, rise
 
     def once(self) -> None:
-        """Refuses a second use of this object: two noises of one key subtract away."""
+        """Raises ValueError at a second use of this object: two noises of one key subtract away."""
         if hasattr(self, _JUDGED):
             raise ValueError(
                 "energy must judge one candidate, got one that judged another: both would have one "
@@ -258,7 +258,7 @@ class OpenEnergy:
             return rounding.added(*totals, rounding.pairwise(counted))
 
         zero = jnp.zeros([], jnp.float32)
-        return rounding.settled(*jax.lax.fori_loop(0, self.passes, add, (zero, zero)))
+        return rounding.compensated(*jax.lax.fori_loop(0, self.passes, add, (zero, zero)))
 
 
 def energy_mechanism(
@@ -276,5 +276,5 @@ def energy_mechanism(
 
 
 def is_energy(value: Any) -> bool:
-    """True if an update may be judged by ``value``."""
+    """True if ``value`` is an energy that may judge an update."""
     return isinstance(value, PublicEnergy | DrawnEnergy | OpenEnergy)

@@ -35,8 +35,8 @@ class Preconditioner:
     the moments, clipping would bind ever harder and shrink them further.
 
     Attributes:
-        moments: how √s_i + a follows from the state.
-        spread: how far coordinates may differ from their mean.
+        moments: the moments, which give √s_i + a.
+        spread: the largest factor by which a coordinate differs from the root mean square.
     """
 
     moments: Moments
@@ -67,7 +67,7 @@ def piadam(
     noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Algorithm:
-    """PIAdam, repaired: gradients divided by D of earlier noisy outputs, clipped, noised, applied.
+    """PIAdam, repaired: gradients are divided by D, a function of noisy outputs, then clipped.
 
     Formal guarantee: D is post-processing, so each step is the mechanism's event. (The paper's
     moments are un-noised and shared, so that one record moves every example's contribution.)
@@ -92,7 +92,7 @@ def pirmsprop(
     noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Algorithm:
-    """PIRMSprop, repaired; see :func:`piadam`."""
+    """PIRMSprop, repaired; arguments as :func:`piadam` and ``decay`` of RMSprop."""
     return _pigdo(mechanism, learning_rate, rmsprop_moments(decay, eps, noise_floor), spread)
 
 
@@ -103,7 +103,7 @@ def piadagrad(
     noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Algorithm:
-    """PIAdagrad, repaired; see :func:`piadam`."""
+    """PIAdagrad, repaired; arguments as :func:`piadam`."""
     return _pigdo(mechanism, learning_rate, adagrad_moments(eps, noise_floor), spread)
 
 

@@ -54,7 +54,7 @@ def quantile_clip(
     ``grad_fn = mechanism.clipped_grad(loss_fn)``.
 
     Args:
-        noise_multiplier: of the whole step; what the accountant is told.
+        noise_multiplier: that of the whole step, which is charged.
         batch_size: expected number of records of a step.
         dataset_size: number of records, a declared public constant.
         initial_bound: the first clip norm, a public constant.
@@ -113,12 +113,12 @@ def quantile_clip(
 def quantile_algorithm(
     optimizer: optax.GradientTransformation, *args: Any, **options: Any
 ) -> Algorithm:
-    """Quantile clipping as a ``Algorithm``, for ``jaxdp.Trainer``.
+    """Quantile clipping as an ``Algorithm``, for ``jaxdp.Trainer``.
 
     Args:
         optimizer: any optax optimizer.
         args: as for :func:`quantile_clip`.
-        options: likewise.
+        options: as for :func:`quantile_clip`.
     """
     mechanism, link = quantile_clip(*args, **options)
     return Algorithm(mechanism, optimizer, noise=link, bound=lambda state: state.bound)

@@ -1,4 +1,4 @@
-"""Every algorithm by name, built from the same public numbers: ``jaxdp train --algorithm``."""
+"""The registry of algorithms by name, built from the same public numbers."""
 
 import dataclasses
 import inspect
@@ -21,17 +21,17 @@ from jaxdp.schedules import NoiseSchedule
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """The public numbers that every algorithm shares.
+    """The public numbers that every algorithm is built from.
 
     Attributes:
-        noise_multiplier: of every step, or a schedule.
+        noise_multiplier: the noise multiplier of every step, or a schedule.
         l2_clip_norm: C.
         batch_size: expected batch size.
         dataset_size: declared number of records.
         learning_rate: constant rate.
         sampling: "poisson", "fixed_size" or "full_batch".
-        momentum: of SGD, where the algorithm is built on it.
-        key: secret key of an annealer.
+        momentum: momentum of SGD, where the algorithm is built on it.
+        key: the key of an annealer's acceptance draws.
     """
 
     noise_multiplier: float | NoiseSchedule
@@ -48,13 +48,13 @@ class Numbers:
         check_bound("l2_clip_norm", self.l2_clip_norm)
 
     def coin(self) -> jax.Array:
-        """The key of an annealer's chances; ValueError where none was given."""
+        """The key of an annealer's acceptance draws; ValueError where none was given."""
         if self.key is None:
             raise ValueError("key must be given to an annealed algorithm, got None")
         return self.key
 
     def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
-        """The mechanism with a rule, flat clipping by default."""
+        """The mechanism with a clipping rule, flat clipping by default."""
         return with_rule(
             rule or rules.clip(self.l2_clip_norm),
             self.noise_multiplier,
@@ -66,13 +66,14 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An algorithm that can be named.
+    """A registry entry: how to build an algorithm, and its defaults.
 
     Attributes:
         build: from the numbers and keyword settings.
-        energy: what judges candidates: "public" (part of the test set), "private" (noisy, on the
-            training set), "test" (all of it) and "train" (un-noised), both as published; or "".
-        momentum: whether it uses momentum.
+        energy: the data that judge candidates: "public" (part of the test set), "private" (noisy,
+            on the training set), "test" (all of it) and "train" (un-noised), both as published; or
+            "" for none.
+        momentum: True if it uses momentum.
         recipe: fields of a run that differ from DP-SGD's where none is given, such as the rate.
     """
 
@@ -83,7 +84,7 @@ class Entry:
 
 
 def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -> Algorithm:
-    """The algorithm ``name``.
+    """The algorithm ``name``, built from public numbers.
 
     Args:
         name: a key of :data:`ALGORITHMS`.
@@ -104,7 +105,7 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
 
 
 def register(name: str, entry: Entry) -> None:
-    """Adds an algorithm, so that it can be named in runs and on the command line.
+    """Adds an algorithm to the registry, for runs and the command line.
 
     Raises:
         ValueError: the name is taken by another.
@@ -114,7 +115,7 @@ def register(name: str, entry: Entry) -> None:
 
 
 def settings_of(name: str) -> tuple[str, ...]:
-    """The names of an algorithm's further settings."""
+    """The names of an algorithm's own settings."""
     parameters = inspect.signature(ALGORITHMS[name].build).parameters
     return tuple(p for p in parameters if p != "n")
 

@@ -1,8 +1,9 @@
 """Papers' claims by their own formulas: to be printed and plotted, never to guarantee.
 
-No function that takes a guarantee accepts a `Claim`, and a `Claim` is not a number. Each records
-the assumptions that its paper makes and whether they held, so that a value below the proven epsilon
-can be explained. All formulas are about q-sampled Gaussian steps as the paper at hand prints them.
+No function that takes a guarantee accepts a ``Claim``, and a ``Claim`` is not a number. Each
+records the assumptions that its paper makes and whether they held, so that a value below the proven
+epsilon can be explained. All formulas are about q-sampled Gaussian steps as the paper at hand
+prints them.
 """
 
 import math
@@ -146,14 +147,14 @@ def adadp_theorem_1(
 def sa_dpsgd_theorem_1(
     sampling_prob: float, noise_multiplier: float, steps: int, delta: float, printed: bool = False
 ) -> Claim:
-    """SA-DPSGD's Theorem 1 for `steps` ACCEPTED updates; orders 2..64, plain conversion.
+    """SA-DPSGD's Theorem 1 for ``steps`` ACCEPTED updates; orders 2..64, plain conversion.
 
     Args:
-      sampling_prob: q = B/N.
-      noise_multiplier: sigma.
-      steps: accepted updates tau (rejected candidates are not charged by the paper).
-      delta: in (0, 1).
-      printed: as printed, without the logarithm of the binomial sum; otherwise corrected.
+        sampling_prob: q = B/N.
+        noise_multiplier: sigma.
+        steps: accepted updates tau (rejected candidates are not charged by the paper).
+        delta: in (0, 1).
+        printed: as printed, without the logarithm of the binomial sum; otherwise corrected.
     """
     q, z, steps, delta = _arguments(sampling_prob, noise_multiplier, steps, delta)
     orders = np.asarray(_ORDERS)
@@ -186,10 +187,10 @@ def dp_sbcd_theorem_4_6(
     block, replace-one. It can be below the truth.
 
     Args:
-      blocks: one chain for each layer, over the whole run.
-      delta: in (0, 1).
-      order: a Renyi order > 1 at which to claim a divergence instead of an epsilon, as the paper's
-        tables do.
+        blocks: one chain for each layer, over the whole run.
+        delta: in (0, 1).
+        order: a Renyi order > 1 at which to claim a divergence instead of an epsilon, as the
+            paper's tables do.
     """
     chains = tuple(blocks)
     if not chains or not all(isinstance(chain, NoisyChain) for chain in chains):
@@ -220,7 +221,7 @@ def dp_sbcd_theorem_4_6(
 def all_claims(
     sampling_prob: float, noise_multiplier: float, steps: int, delta: float
 ) -> list[Claim]:
-    """Every claim about a run of `steps` sampled Gaussian steps."""
+    """Every claim about a run of ``steps`` sampled Gaussian steps."""
     arguments = (sampling_prob, noise_multiplier, steps, delta)
     return [
         modified_moments_accountant(*arguments),

@@ -1,4 +1,4 @@
-"""The thread behind ``prefetch``, and what it shares with the consumer."""
+"""The thread behind ``prefetch``, and the state that it shares with the consumer."""
 
 import collections
 import os
@@ -11,7 +11,7 @@ _LOOK_AGAIN = 0.05
 
 
 class Lane:
-    """A bounded line of items, the thread that fills it, and how it ended."""
+    """A bounded queue of items, the thread that fills it, and its outcome."""
 
     def __init__(self, producer: Any, size: int, put: Any, unused: Any) -> None:
         self._producer, self._size, self._put, self._unused = producer, size, put, unused
@@ -31,7 +31,7 @@ class Lane:
     # What the consumer calls.
 
     def take(self) -> Any:
-        """The next item; waits for it."""
+        """The next item, waiting for it if need be."""
         if os.getpid() != self._process:
             # Before the lock: the thread may have held it when the process was forked.
             raise RuntimeError("prefetched items belong to the process that began to make them")
@@ -62,12 +62,12 @@ class Lane:
             raise late
 
     def abandon(self) -> None:
-        """Stops without waiting and without the lock: garbage is collected in any thread."""
+        """Stops the thread without waiting and without the lock, for the garbage collector."""
         if os.getpid() == self._process:
             self._abandoned = self._stop = True
 
     def _ending(self) -> BaseException:
-        """The exception where there are no more items: the failure once, then StopIteration."""
+        """The exception at the end of the items: the failure once, then StopIteration."""
         if self._orphaned:
             return RuntimeError("prefetched items were given back: the program was ending")
         failure, self._failure = self._failure, None
@@ -102,7 +102,7 @@ class Lane:
             self._line_up(given)
 
     def _has_room(self) -> bool:
-        """Waits for room before an item is made; False where no more are wanted."""
+        """Waits for room for one more item; False if no more are wanted."""
         with self._changed:
             self._rest_until(lambda: len(self._items) < self._size)
             return not self._stop
@@ -121,7 +121,7 @@ class Lane:
             self._changed.notify_all()
 
     def _rest_until(self, ready: Callable[[], bool]) -> None:
-        """Waits for ``ready()`` or the end, with the lock; the end of the program is one."""
+        """Waits, with the lock, for ``ready()``, for the end, or for the end of the program."""
         while not ready() and not self._stop:
             if not self._has_consumer():
                 self._orphaned = self._stop = True

@@ -1,4 +1,4 @@
-"""The numbers of a record: which dtypes can be trained on, and how they reach JAX's widths.
+"""The dtypes of records: those that can be trained on, and their conversion to JAX's.
 
 No message here holds a value, an index or a count of records: under add-or-remove-one all of them
 are private.
@@ -58,7 +58,7 @@ def converted(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 
 
 def as_numbers(value: Any, name: str) -> np.ndarray:
-    """A leaf of a record as an array; without a copy where it is one, or a tensor on the host."""
+    """A leaf of a record as an array, without a copy if it is one, or a tensor on the host."""
     _require_unmasked(value, name)
     if hasattr(value, "numpy") and not isinstance(value, (np.ndarray, jax.Array)):
         value = value.numpy()
@@ -97,7 +97,7 @@ def flat(record: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def require_count(size: int) -> int:
-    """``size`` where indices of 32 bits reach every record."""
+    """``size``, if indices of 32 bits reach every record; otherwise ValueError."""
     if size > MOST_RECORDS:
         raise ValueError(
             "data must hold fewer than 2**31 records, got more. A source that repeats itself "
@@ -108,7 +108,7 @@ def require_count(size: int) -> int:
 
 
 def require_unchanged(now: int, then: int) -> None:
-    """Refuses a source that is no longer what the draws are made from."""
+    """Raises ValueError if a source has changed its length since it was made."""
     if now != then:
         raise ValueError(
             "data must keep its number of records, got another number than when the source was "
@@ -120,9 +120,9 @@ def chosen(indices: Any, mask: Any, size: int) -> np.ndarray:
     """int64 [k]: the indices whose mask is True.
 
     Args:
-        indices: integer [m]; what stands where the mask is False does not matter.
+        indices: integer [m]; ignored where the mask is False.
         mask: bool [m].
-        size: how many records there are.
+        size: the number of records.
 
     Raises:
         ValueError: another shape or dtype, or an index outside the source.

@@ -1,4 +1,4 @@
-"""Sources whose records are the rows of arrays: on the device, in memory, or in a file."""
+"""Sources whose records are the rows of arrays on the device, in memory, or in a file."""
 
 import dataclasses
 import mmap
@@ -16,7 +16,7 @@ _CAN_RELEASE = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceArrays:
-    """Records that lie on the device.
+    """A source of records that lie on the device.
 
     Attributes:
         arrays: pytree of JAX arrays [N, ...], as they were given. Sensitive.
@@ -30,20 +30,20 @@ class DeviceArrays:
 
     @classmethod
     def of(cls, arrays: PyTree) -> "DeviceArrays":
-        """Makes the source; looks at shapes and dtypes only."""
+        """Makes the source from shapes and dtypes alone."""
         return cls(arrays, _example(arrays))
 
     def __len__(self) -> int:
         return int(jax.tree.leaves(self.arrays)[0].shape[0])
 
     def gather(self, indices: Any, mask: Any) -> PyTree:
-        """The records at ``indices`` on the host, see ``Source.gather``."""
+        """The records at ``indices``, copied to the host; see ``Source.gather``."""
         return _gathered(self, indices, mask)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostArrays:
-    """Records in the memory of the host, or in a file that is read where it is touched.
+    """A source of records in the host's memory, or in a file that is read on access.
 
     Attributes:
         arrays: pytree of NumPy arrays, memory maps or array-likes [N, ...]. Sensitive.
@@ -59,7 +59,7 @@ class HostArrays:
 
     @classmethod
     def of(cls, arrays: PyTree) -> "HostArrays":
-        """Makes the source; reads none of the arrays."""
+        """Makes the source without reading the arrays."""
         arrays = jax.tree_util.tree_map_with_path(_hosted, arrays)
         example = _example(arrays)
         return cls(arrays, example, int(jax.tree.leaves(arrays)[0].shape[0]))
@@ -68,7 +68,7 @@ class HostArrays:
         return self.size
 
     def gather(self, indices: Any, mask: Any) -> PyTree:
-        """The records at ``indices``, see ``Source.gather``.
+        """The records at ``indices``; see ``Source.gather``.
 
         Each array is asked once, for ascending indices without repetition: a file is read from its
         beginning to its end, and h5py allows nothing else.
@@ -79,7 +79,7 @@ class HostArrays:
 
 
 def _hosted(path: Any, leaf: Any) -> Any:
-    """The leaf with NumPy's dtype, or as it is where it has one; no array-like is read."""
+    """The leaf as a NumPy array; one with a NumPy dtype is returned as it is, unread."""
     name = _leaves.named(path)
     if isinstance(leaf, (np.ma.MaskedArray, jax.Array)):
         return _leaves.as_numbers(leaf, name)
@@ -97,7 +97,7 @@ def _hosted(path: Any, leaf: Any) -> Any:
 
 
 def _example(arrays: PyTree) -> PyTree:
-    """One record of the arrays; refuses arrays that are not columns of one table."""
+    """Shape and dtype of one record; ValueError unless the arrays have equal lengths."""
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     if not leaves:
         raise ValueError("data must hold at least one array [N, ...], got none")
@@ -118,7 +118,7 @@ def _example(arrays: PyTree) -> PyTree:
 
 def _row(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     name = _leaves.named(path)
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise ValueError(
             f"data must hold numbers or bools, got {leaf.dtype} in {name}: keys do not belong to "
             "records"
@@ -155,7 +155,7 @@ def _read(leaf: Any, ascending: np.ndarray) -> np.ndarray:
 
 
 def _release_pages(leaf: Any) -> None:
-    """Unmaps what was read of a read-only memory map; the system keeps it cached.
+    """Unmaps the pages read of a read-only memory map; the system keeps them cached.
 
     The system maps whole stretches around each row, so that a few thousand random rows would bring
     the whole file into the process's memory and, in a container, to its limit.

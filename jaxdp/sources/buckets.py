@@ -1,4 +1,4 @@
-"""Sequences of token ids in a few public lengths, so that short records cost less."""
+"""A source of token sequences in a few public lengths, so that short records cost less."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -45,14 +45,14 @@ class BucketedText:
         return self.text.gather(indices, mask)
 
     def passes(self, indices: np.ndarray, size: int) -> Passes:
-        """The records of one draw in passes of one length each, shortest first.
+        """The records of one draw in physical batches of one length each, shortest first.
 
-        A record's length alone says where it goes, never who else was drawn: if a full bucket
+        A record's length alone decides its bucket, never who else was drawn: if a full bucket
         sent records on to the next, one record would move what the others add.
 
         Args:
             indices: integer [k], in random order, which each bucket keeps.
-            size: rows of a pass.
+            size: rows of a physical batch.
 
         Returns:
             (indices [passes, size], mask [passes, size], rows): ``rows`` holds for every pass a
@@ -79,7 +79,7 @@ class BucketedText:
 def bucketed_text(
     data: Any, buckets: Mapping[int, int], pad_id: int = 0, field: str | None = None
 ) -> BucketedText:
-    """Returns records padded to the smallest of a few public lengths that holds them.
+    """Returns a source of records padded to the smallest of a few public lengths.
 
     A step runs passes of one length each, shortest first, and adds them to one sum, which is noised
     once. A record longer than all lengths is cut to the largest. Whatever its length, a record adds
@@ -101,7 +101,7 @@ def bucketed_text(
             step its passes run in any case, at least 1. Public constants. A room is rounded up to
             whole passes of the trainer's ``physical_batch_size``.
         pad_id: as for ``padded_text``.
-        field: likewise.
+        field: as for ``padded_text``.
 
     Returns:
         A source for ``Trainer`` and ``Run``, with the leaves of ``padded_text``, int32 [length] and
@@ -129,7 +129,7 @@ def _checked(buckets: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _cut(places: np.ndarray, size: int, least: int) -> np.ndarray:
-    """The places as [passes, size], at least so many passes, filled up with -1."""
+    """The places as [passes, size], at least ``least`` passes, padded with -1."""
     passes = max(least, -(-len(places) // size))
     out = np.full(passes * size, -1)
     out[: len(places)] = places

@@ -1,4 +1,4 @@
-"""NumPy's files, without reading more of them than is needed."""
+"""Loads NumPy's files, .npy ones as memory maps."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Returns the arrays in a file of NumPy's.
+    """Returns the arrays in a .npy or .npz file.
 
     ``.npy``: the array as a memory map, read where it is touched. ``.npz``: all its arrays in
     memory, since a zip file **cannot be memory mapped**; a dict of them, or a tuple where they were

@@ -1,4 +1,4 @@
-"""Making the next items in a background thread while the device works on this one."""
+"""Prefetching: a background thread makes the next items while the device works."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,7 @@ from jaxdp.sources._lane import Lane
 
 
 class Prefetched(Iterator[Any]):
-    """Items made ahead of time, in order; :func:`prefetch` makes it.
+    """An iterator over items made ahead of time, in order; :func:`prefetch` makes it.
 
     Leaving a ``with`` block, :meth:`close` and garbage collection stop the thread.
     """
@@ -25,7 +25,7 @@ class Prefetched(Iterator[Any]):
         return self._lane.take()
 
     def close(self) -> None:
-        """Stops the thread, gives back what was not consumed, and waits until both are done.
+        """Stops the thread, gives back what was not consumed, and waits for both.
 
         An item that is just being made is finished first. A second call does nothing.
 
@@ -67,7 +67,7 @@ def prefetch(
     Args:
         producer: an iterable, or a function without arguments that returns one, called in the
             thread.
-        size: at most so many items are made and not consumed, at least 1.
+        size: the largest number of items made and not yet consumed, at least 1.
         put: applied to each item in the thread; the consumer gets its result.
         unused: called with each item as the producer gave it, before ``put``, that no consumer got.
 

@@ -1,4 +1,4 @@
-"""Sources that are read a record at a time: grain, tfds, Hugging Face, torch, plain lists."""
+"""Sources that are read one record at a time: grain, tfds, Hugging Face, torch, lists."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from jaxdp.sources._leaves import PyTree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Records:
-    """Records from anything with ``len`` and ``[index]``.
+    """A source of records from anything with ``len`` and ``[index]``.
 
     Within a record, dicts and tuples are structure and a list of numbers is one array. Where the
     data have ``__getitems__`` (torch's protocol: a list of indices gives a list of records), a
@@ -24,9 +24,9 @@ class Records:
     is computed from several records, such as a mean of the data set, is a release of its own.
 
     Attributes:
-        data: what is read. Sensitive.
+        data: the data that are read. Sensitive.
         example: pytree of ``jax.ShapeDtypeStruct``: one record.
-        size: how many records there were when the source was made. Sensitive under
+        size: the number of records when the source was made. Sensitive under
             add-or-remove-one.
         on_device: False.
     """
@@ -38,7 +38,7 @@ class Records:
 
     @classmethod
     def of(cls, data: Any, example: PyTree | None = None) -> "Records":
-        """Makes the source; reads record 0 where no ``example`` is given."""
+        """Makes the source; reads record 0 unless ``example`` is given."""
         size = _leaves.require_count(len(data))
         if example is not None:
             return cls(data, _declared(example), size)
@@ -52,7 +52,7 @@ class Records:
         return self.size
 
     def gather(self, indices: Any, mask: Any) -> PyTree:
-        """The records at ``indices``, see ``Source.gather``; every index is read once."""
+        """The records at ``indices``, each read once; see ``Source.gather``."""
         _leaves.require_unchanged(len(self.data), self.size)
         kept = _leaves.chosen(indices, mask, self.size)
         likes, structure = jax.tree_util.tree_flatten_with_path(self.example)
@@ -120,7 +120,7 @@ def _guarded(read: Any, key: Any) -> Any:
 
 
 def _checked(record: PyTree, likes: list[tuple[Any, Any]], structure: Any) -> list[np.ndarray]:
-    """The leaves of ``record`` in the example's dtypes; refuses one of another form."""
+    """The leaves of ``record`` in the example's dtypes; ValueError if they differ in form."""
     leaves, found = _leaves.flat(record)
     if found != structure:
         raise ValueError(

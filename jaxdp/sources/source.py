@@ -1,4 +1,4 @@
-"""Telling apart what data come as, and refusing with words what cannot be sampled from."""
+"""Turns data of all kinds into sources of records, and refuses those without random access."""
 
 from collections.abc import Mapping, Set, ValuesView
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from jaxdp.sources.records import Records
 
 @runtime_checkable
 class Source(Protocol):
-    """Records that can be read by index, in any order.
+    """The protocol of a source: records that can be read by index, in any order.
 
     Attributes:
         example: pytree of ``jax.ShapeDtypeStruct``: shape and dtype of one record, without a
@@ -99,7 +99,7 @@ def as_source(data: Any, *, example: PyTree | None = None) -> Source:
 
 
 def _parts(data: Any) -> list[Any]:
-    """The leaves; JAX warns of what it may some day read out, so that is a leaf by word."""
+    """The leaves of a pytree; an object that JAX warns of is a leaf."""
     return jax.tree.leaves(data, is_leaf=lambda part: _has_todense(part) or _is_consumed(part))
 
 
@@ -109,7 +109,7 @@ def _is_leaf(data: Any) -> bool:
 
 
 def _is_consumed(part: Any) -> bool:
-    """True for what can be iterated over only: generators, sets, ``dict.values()``."""
+    """True for data that can only be iterated over: generators, sets, ``dict.values()``."""
     return hasattr(part, "__next__") or isinstance(part, (Set, ValuesView))
 
 
@@ -122,7 +122,7 @@ def _kind(data: Any) -> str:
 
 
 def _refuse_by_kind(data: Any) -> None:
-    """Refuses what has the looks of arrays or of records but is neither, at the top or within."""
+    """Raises ValueError for data that look like arrays or records and are neither."""
     for part in [] if isinstance(data, list) else _parts(data):
         if _is_consumed(part):
             raise _stream(part)
@@ -161,7 +161,7 @@ _STREAMS = {"IterableDataset", "IterDataset", "IterDataPipe", "DataLoader"}
 
 
 def _require_random_access(data: Any) -> None:
-    """Refuses streams, whatever else they have: torch's IterableDataset has a ``__getitem__``."""
+    """Raises ValueError for streams, such as torch's IterableDataset, whatever else they have."""
     stream = any(base.__name__ in _STREAMS for base in type(data).__mro__)
     if stream or not _has_len(data) or not hasattr(type(data), "__getitem__"):
         raise _stream(data)

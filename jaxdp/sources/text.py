@@ -1,4 +1,4 @@
-"""Sequences of token ids, brought to one public length."""
+"""A source of token sequences padded or cut to one public length."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ class PaddedText:
     Attributes:
         data: the records, with ``len`` and ``[index]``. Sensitive.
         max_length: the length of every sequence.
-        pad_id: what stands behind a shorter one.
+        pad_id: the token id that pads a shorter one.
         field: the key of the token ids, or None where a record is a sequence.
     """
 
@@ -35,7 +35,7 @@ class PaddedText:
         return self._padded(self.data[index])
 
     def __getitems__(self, indices: list[int]) -> list[PyTree]:
-        """The records at ``indices``; read at once where the data can do it."""
+        """The records at ``indices``, read in one call if the data support it."""
         together = getattr(self.data, "__getitems__", None)
         if callable(together):
             return [self._padded(record) for record in together(indices)]
@@ -64,7 +64,7 @@ class PaddedText:
 def padded_text(
     data: Any, max_length: int, pad_id: int = 0, field: str | None = None
 ) -> PaddedText:
-    """Returns records whose token ids all have ``max_length``: longer ones are cut, others padded.
+    """Returns records whose token ids are padded or cut to ``max_length``.
 
     A mask says which tokens are there. A loss must use it for more than looks: what padding holds
     would otherwise count, and a mean over tokens must divide by the record's own ``mask.sum()``

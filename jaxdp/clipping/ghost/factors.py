@@ -22,7 +22,7 @@ _TINY = 2.0**-126
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Use:
-    """A site, what entered it [m, *operand], and the loss's cotangent there [m, *result]."""
+    """One use of a parameter: its site, the input [m, *operand], the cotangent [m, *result]."""
 
     site: Any
     data: jax.Array
@@ -48,7 +48,7 @@ class Use:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class LookedUp:
-    """The gradients of all lookups of one table, each looked-up row once.
+    """The gradients of all lookups of one table, with each looked-up row once.
 
     Attributes:
         site: one of the lookups.
@@ -61,7 +61,7 @@ class LookedUp:
     grads: jax.Array
 
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Squared norms [m], as computed and on the safe side; the table's scale is [1, p, q]."""
+        """Squared norms [m], as computed and rounded up; the table's scale is [1, p, q]."""
         return rounding.squares(self._divided(scale))
 
     def total(self, weights: jax.Array) -> jax.Array:
@@ -209,7 +209,7 @@ def outer_sum(rows: tuple[jax.Array, jax.Array], size: int) -> jax.Array:
 
 
 def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
-    """Zero in the rows not to keep: not by a zero weight, since 0 * nan is nan."""
+    """The rows, with zeros in those not to keep: not by a zero weight, since 0 * nan is nan."""
     return jnp.where(_column(keep, rows.ndim), rows, jnp.zeros([], rows.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Convolutions whose examples stay apart, also where one of them is not finite.
+"""Convolutions whose examples stay separate, also where one of them is not finite.
 
 Under ``vmap`` the gradient of a kernel, and a kernel made from the example, become one convolution
 in groups of one example each. XLA may run it as a dense one in which zeros stand between the
@@ -35,7 +35,7 @@ _OPTIONS = (
 
 
 class Apart:
-    """Runs the convolutions of a traced loss so that ``vmap`` keeps its examples apart."""
+    """Runs the convolutions of a traced loss so that ``vmap`` keeps its examples separate."""
 
     def __init__(self, traced: Traced) -> None:
         self._of_examples = reached(traced.program, traced.program.ins[traced.num_params :])
@@ -53,7 +53,7 @@ class Apart:
 
 
 def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTree) -> bool:
-    """True if ``vmap`` of ``one`` over examples could let them meet in a convolution.
+    """True if ``vmap`` of ``one`` over examples could mix them in a convolution.
 
     Looked for in what is really run, gradients and custom rules included: a kernel that depends on
     the example, or any convolution inside another operation, such as ``scan``.
@@ -88,7 +88,7 @@ def _hides(node: Node) -> bool:
 
 
 def convolved(node: Node, data: Any, kernel: Any) -> Any:
-    """The convolution, with padding that is not ordinary done before it.
+    """The convolution, with all padding but ordinary padding done before it.
 
     Ordinary is from 0 to the kernel's size less 1: then neither it nor its gradient is cropped.
     """

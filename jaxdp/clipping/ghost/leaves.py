@@ -1,4 +1,4 @@
-"""One parameter's per-example gradients in three forms: as arrays, per layer, as factors only.
+"""One parameter's per-example gradients in three forms: arrays, per layer, factors only.
 
 Each form answers the same questions: squared norms [m], the weighted sum, and the sum of gradients
 clipped to a box. ``scale`` is shaped like the parameter; gradients are divided by it first. How far
@@ -28,16 +28,15 @@ _HELD_BLOCKS = 8
 
 
 class Leaf(Protocol):
-    """Per-example gradients of one parameter."""
+    """The protocol of one parameter's per-example gradients."""
 
     def squares(self, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Squared norms float32 [m]: as computed, and with its rounding on the safe side."""
+        """Squared norms float32 [m]: as computed, and with their rounding error added."""
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
         """sum_i weights_i g_i over the rows to keep [m], arranged like the parameter; no scale.
 
-        Rows not to keep have weight zero; ``finite`` [m] says which rows are finite numbers,
-        ``scaled`` whether norms were taken with a scale.
+        Rows not to keep have weight zero; ``finite`` [m] is True in rows of finite numbers.
         """
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:

@@ -1,7 +1,8 @@
-"""Which way each parameter's gradient norms are computed, by a cost model of operations."""
+"""Chooses the engine for each parameter's gradient norms, by a cost model of operations."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jaxdp.clipping.ghost.sites import Lookup, Site
 from jaxdp.clipping.ghost.uses import Uses
@@ -15,7 +16,7 @@ _CACHE_BYTES = 8 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """The decision for one parameter: by which engine its gradients are clipped.
+    """The engine that clips one parameter's gradients, and the reason.
 
     Attributes:
         path: where it stands in the tree, as ``jax.tree_util.keystr`` writes it.
@@ -24,7 +25,7 @@ class LeafPlan:
             without per-example gradients; "frozen": not trained, nothing is computed; "constant":
             no parameter but an array that the loss captured.
         reason: why, in a few words.
-        assumed: what is assumed public here, in words for a ledger; empty where nothing is.
+        assumed: what is assumed to be public, in words for a ledger; "" if nothing is.
     """
 
     path: str
@@ -40,8 +41,8 @@ def plan(
 
     Args:
         paths: where every leaf stands in the tree.
-        trained: whether it is trained.
-        uses: where each is used.
+        trained: for every leaf, True if it is trained.
+        uses: the uses of every leaf.
         batch_size: rows m of the physical batch.
         engine: "auto" weighs the costs; "ghost" takes the ghost norm wherever there is one; "vmap"
             never does.
@@ -78,7 +79,7 @@ def _engine(leaf: int, uses: Uses, batch_size: int, engine: str) -> tuple[str, s
     return ("ghost", costs) if ghost <= layer else ("layer", costs)
 
 
-def same_arrangement(one: tuple, other: tuple) -> bool:
+def same_arrangement(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """True if gradients of two sites differ at most by exchanging p and q."""
     return other in (one, (one[0], one[2], one[1]))
 

@@ -102,8 +102,8 @@ def trace(
         fn: the function.
         params: its first argument.
         args: the others.
-        differentiated: whether the gradient is already taken inside, so that functions with custom
-            rules are like any other.
+        differentiated: True if the gradient is taken inside, so that functions with custom rules
+            are like any other.
     """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(params, *args)
     inlined = {**_INLINED, **(_RULED if differentiated else {})}

@@ -1,4 +1,4 @@
-"""The targets of `jaxdp reproduce`: their rows, page and plots."""
+"""The targets of ``jaxdp reproduce``: their rows, page and plots."""
 
 import dataclasses
 from collections.abc import Callable
