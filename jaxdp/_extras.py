@@ -11,6 +11,8 @@ _DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "tensorflow-datasets",
 }
+# What jaxdp.Run needs, from its first step to its report.
+RUN = ("orbax.checkpoint", "flax", "rich", "jinja2", "matplotlib")
 
 
 class MissingExtra(ImportError):
@@ -31,14 +33,15 @@ def needed(by: str, extra: str, *modules: str) -> Iterator[None]:
     Raises:
         MissingExtra: a module is not installed; the message names the extra.
     """
-    missing = [_DISTRIBUTIONS.get(name, name) for name in modules if not _installed(name)]
+    missing = [_DISTRIBUTIONS.get(name, name) for name in modules if not installed(name)]
     if missing:
         raise MissingExtra(f"{by} needs {', '.join(missing)}: pip install 'jaxdp-privacy[{extra}]'")
     yield
 
 
-def _installed(name: str) -> bool:
+def installed(*modules: str) -> bool:
+    """True if every module can be found; none of them is imported."""
     try:
-        return importlib.util.find_spec(name) is not None
+        return all(importlib.util.find_spec(name) is not None for name in modules)
     except ModuleNotFoundError:  # not even the package that it lies in
         return False

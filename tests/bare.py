@@ -5,6 +5,7 @@ of jaxdp then imports or says which extra it needs.
 """
 
 import importlib
+import inspect
 import pkgutil
 import sys
 
@@ -99,6 +100,11 @@ def in_words():
     )
 
 
+def listed():
+    assert {"Run", "models"}.isdisjoint(dir(jaxdp))
+    assert dict(inspect.getmembers(jaxdp))["Trainer"] is jaxdp.Trainer
+
+
 def main():
     draws = np.random.default_rng(0)
     train = draws.normal(size=(512, 3)).astype(np.float32), draws.normal(size=512).astype("f4")
@@ -107,6 +113,7 @@ def main():
     by_hand(mechanism, train, params)
     accounted_and_audited()
     in_words()
+    listed()
     refused = every_module()
     assert "runs" in refused
     assert "flax" not in sys.modules

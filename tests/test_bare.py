@@ -84,6 +84,9 @@ def test_all_is_the_union():
     assert brought_by("all") <= brought_by("test") <= brought_by("dev")
 
 
+STARRED = {"TFDS": TFDS, "RUN": _extras.RUN}
+
+
 def asked_for():
     """(file, extra, module) of every call of ``needed`` in the package."""
     for path in (ROOT / "jaxdp").rglob("*.py"):
@@ -91,7 +94,8 @@ def asked_for():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "needed":
                 _, extra, *modules = node.args
                 for module in modules:
-                    names = TFDS if isinstance(module, ast.Starred) else [module.value]
+                    starred = isinstance(module, ast.Starred)
+                    names = STARRED[module.value.id] if starred else [module.value]
                     yield from [(path.name, extra.value, name) for name in names]
 
 

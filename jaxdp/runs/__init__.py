@@ -1,8 +1,8 @@
 """A training run in a directory: configuration, checkpoints, ledger, resuming."""
 
-from jaxdp._extras import needed
+from jaxdp._extras import RUN, needed
 
-with needed("jaxdp.Run", "train", "orbax.checkpoint", "flax", "rich", "jinja2", "matplotlib"):
+with needed("jaxdp.Run", "train", *RUN):
     from jaxdp.runs.config import RunConfig, resolve
     from jaxdp.runs.directory import RunDirectory
     from jaxdp.runs.loop import Progress, RunResult, resume, start
