@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint notebooks docs clean
+.PHONY: setup demo test bare lint notebooks docs clean
 
 setup: .venv/.installed-runtime
 
@@ -13,7 +13,7 @@ setup: .venv/.installed-runtime
 	@touch $@
 
 .venv/.installed-runtime: .venv/.created pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[all]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.created pyproject.toml
@@ -26,10 +26,22 @@ demo: setup
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+# The core as `pip install .` brings it, in an environment of its own.
+bare:
+	rm -rf build/bare build/lib
+	$(PYTHON) -m venv build/bare
+	build/bare/bin/python -m pip install --quiet .
+	build/bare/bin/python tests/bare.py
+	@! build/bare/bin/jaxdp 2>build/bare/said
+	@grep -q "pip install 'jaxdp-privacy\[cli\]'" build/bare/said
+	@du -sm build/bare/lib/python3*/site-packages
+
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
+	$(BIN)/mypy --platform darwin
 
 notebooks: .venv/.installed-dev  # runs them all and stores what they show, some minutes
 	$(BIN)/python notebooks/execute.py

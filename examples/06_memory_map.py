@@ -32,5 +32,5 @@ for batch in trainer.batches():
     state, _ = trainer.step(state, batch)
 print(f"{x.nbytes / 1e9:.1f} GB at epsilon {trainer.epsilon().upper:.2f}")
 if (status := Path("/proc/self/status")).exists():  # Linux
-    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]
+    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text(encoding="utf-8"))[1]
     print(f"peak memory {int(peak) / 1e3:.0f} MB")

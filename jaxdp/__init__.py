@@ -75,6 +75,8 @@ _SUBMODULES = (
     "types",
 )
 
+_OF_AN_EXTRA = {"Run", "models", "report", "runs"}
+
 __all__ = [
     "Algorithm",
     "Batch",
@@ -109,4 +111,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_SUBMODULES})
+    from jaxdp._extras import RUN, installed
+
+    # Without what an extra brings: `help` asks for every name that stands here.
+    absent = set() if installed(*RUN) else _OF_AN_EXTRA
+    return sorted({*__all__, *_SUBMODULES} - absent)

@@ -4,17 +4,21 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+if sys.platform == "win32":
     import msvcrt
+
+    fcntl: Any = None
+else:
+    import fcntl
+
+    msvcrt: Any = None
 
 _LOCK_AT = 1 << 30  # of Windows' lock, which is mandatory: a byte that is never written
 
@@ -29,7 +33,8 @@ def open_locked(path: Path, mode: str, busy: str) -> TextIO:
     Raises:
         ValueError: another process or object holds it; the message is ``busy``.
     """
-    file: TextIO = path.open(mode, encoding="utf-8")  # type: ignore[assignment]
+    # The same bytes on every system, for they are hashed and counted.
+    file: TextIO = path.open(mode, encoding="utf-8", newline="\n")  # type: ignore[assignment]
     try:
         _lock(file)
     except OSError as error:
@@ -56,7 +61,16 @@ def append_line(file: TextIO, line: str) -> None:
     """Appends one line; it is on disk when this returns."""
     file.write(line + "\n")
     file.flush()
-    os.fsync(file.fileno())
+    _sync(file.fileno())
+
+
+def _sync(handle: int) -> None:
+    """Puts on disk what was written; macOS' own fsync leaves it in the cache of the drive."""
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError):  # a file system that cannot
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(handle)
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -69,10 +83,10 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # left by a crash, perhaps readable by others
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        _sync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
 
@@ -104,7 +118,7 @@ def sync_directory(directory: Path) -> None:
         return
     handle = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        _sync(handle)
     finally:
         os.close(handle)
 
@@ -117,7 +131,7 @@ def save_array(path: Path, array: Any, mode: int = 0o666) -> None:
     with os.fdopen(handle, "wb") as file:
         np.save(file, array)
         file.flush()
-        os.fsync(file.fileno())
+        _sync(file.fileno())
     unfinished.replace(path)
     sync_directory(path.parent)
 

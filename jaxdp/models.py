@@ -3,14 +3,17 @@
 import dataclasses
 from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 import numpy as np
 import optax
 
 from jaxdp import _validate
+from jaxdp._extras import needed
 from jaxdp.seeds import AT_ONCE
 from jaxdp.types import PyTree
+
+with needed("jaxdp.models", "train", "flax"):
+    import flax.linen as nn
 
 # U(±1/√fan_in), as the papers' PyTorch networks start.
 kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")

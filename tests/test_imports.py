@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each room may import those above it.
 FLOW = [
     "_version",
+    "_extras",
     "_validate",
     "_interrupts",
     "_durable",
@@ -56,7 +57,7 @@ def room(path):
 
 
 def imported_rooms(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxdp"):
             parts = node.module.split(".")
             yield from [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
@@ -78,7 +79,7 @@ def test_a_room_imports_only_what_lies_before_it(path):
 
 def test_late_imports_are_late():
     for path in FILES:
-        body = ast.parse(path.read_text()).body
+        body = ast.parse(path.read_text(encoding="utf-8")).body
         top = [n.module for n in body if isinstance(n, ast.ImportFrom)]
         assert not [name for here, name in LATE if room(path) == here and f"jaxdp.{name}" in top]
 

@@ -5,12 +5,15 @@ import os
 import sys
 from typing import Any
 
-import click
-
 from jaxdp._durable import StorageError
+from jaxdp._extras import MissingExtra, needed
 from jaxdp._interrupts import guarded
 from jaxdp._version import __version__
-from jaxdp.cli.failures import Stopped, last_words, without_stragglers
+
+with needed("the command jaxdp", "cli", "click", "rich"):
+    import click
+
+    from jaxdp.cli.failures import Stopped, last_words, without_stragglers
 
 _COMMANDS = {
     "train": "jaxdp.cli.train:train",
@@ -51,7 +54,8 @@ def app() -> None:
 def main(args: list[str] | None = None) -> Any:
     """Runs the command line; wrong arguments get one line on stderr and exit status 2.
 
-    What could not be written or read has status 1, an interrupt 130, SIGTERM 143.
+    What could not be written or read, or is not installed, has status 1, an interrupt 130, SIGTERM
+    143.
 
     Args:
         args: None is the command line of this process, which then ends here.
@@ -79,7 +83,7 @@ def _status(args: list[str] | None) -> int:
         return _said(error.message, error.status)
     except click.ClickException as error:
         return _said(error.format_message(), 2)
-    except StorageError as error:
+    except (StorageError, MissingExtra) as error:
         return _said(str(error), 1)
     except ValueError as error:
         return _said(str(error), 2)

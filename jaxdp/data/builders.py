@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
-from PIL import Image
 
+from jaxdp._extras import needed
 from jaxdp.data import sources
+from jaxdp.data.load import TFDS
 from jaxdp.data.specs import DatasetSpec, spec
+
+with needed("jaxdp.data.prepare", "data", *TFDS):
+    import tensorflow_datasets as tfds
+    from PIL import Image
 
 
 def prepare(name: str, source: str | os.PathLike[str], data_dir: str | os.PathLike[str]) -> Path:

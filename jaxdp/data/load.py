@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxdp._extras import needed
 from jaxdp.data.specs import DatasetSpec, spec
 
 _DIGITS_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
+# The packages that read and write its form; it needs the second without declaring it.
+TFDS = ("tensorflow_datasets", "importlib_resources", "requests", "PIL")
 DEFAULT_DATA_DIR = "~/tensorflow_datasets"
 
 
@@ -53,6 +56,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         data_dir: where prepared data sets lie; None means tensorflow-datasets' own default.
 
     Raises:
+        ImportError: a package that it is read by is not installed; the message names the extra.
         ValueError: the name is unknown, or the data set is neither there nor to be fetched.
     """
     chosen = spec(name)
@@ -78,7 +82,8 @@ def _digits(chosen: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def _digits_csv() -> bytes:
     """scikit-learn's file, without importing scikit-learn, which takes a second."""
-    found = importlib.util.find_spec("sklearn")
+    with needed("jaxdp.data.load('digits')", "data", "sklearn"):
+        found = importlib.util.find_spec("sklearn")
     path = Path(
         found.submodule_search_locations[0] if found and found.submodule_search_locations else "",
         "datasets",
@@ -100,9 +105,10 @@ def _digits_csv() -> bytes:
 
 
 def _read(chosen: DatasetSpec, data_dir: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    import tensorflow_datasets as tfds
+    with needed(f"jaxdp.data.load({chosen.name!r})", "data", *TFDS):
+        import tensorflow_datasets as tfds
 
-    from jaxdp.data.builders import prepared_folder, quiet_tfds
+        from jaxdp.data.builders import prepared_folder, quiet_tfds
 
     folder = prepared_folder(chosen, data_dir)
     with quiet_tfds():

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from jaxdp._extras import needed
 from jaxdp.data.specs import DatasetSpec, SourceFile
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -103,6 +103,8 @@ def _read_cifar(files: tuple[SourceFile, ...], source: Path) -> dict[str, Arrays
 
 def _tiles(content: bytes, path: Path) -> np.ndarray:
     """uint8 [10000, 32, 32, 3] from a 3200×3200 mosaic, row-major."""
+    with needed("reading CIFAR-10's mosaics", "data", "PIL"):
+        from PIL import Image
     try:
         mosaic = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
         grid = mosaic.reshape(100, 32, 100, 32, 3)

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.metrics import roc_auc_score
 
 from jaxdp import __version__, clipping, data, models
+from jaxdp._extras import needed
 from jaxdp.data.sources import PUMS_COLUMNS
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import with_rule
@@ -27,6 +27,9 @@ from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.recipes import recipe
 from jaxdp.seeds import Secret
 from jaxdp.trainer import Trainer
+
+with needed("jaxdp.papers.census", "papers", "sklearn"):
+    from sklearn.metrics import roc_auc_score
 
 BINS = 10
 # The two logits' gradient is (p - y) times the ten inputs: no longer than sqrt(2 * 10) = 4.47.

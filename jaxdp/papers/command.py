@@ -4,10 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import click
+from jaxdp._extras import needed
 
-from jaxdp.cli.options import Filled
+with needed("jaxdp reproduce", "papers", "click", "rich"):
+    import click
+
+    from jaxdp.cli.options import Filled
 
 _RESULTS = Path("benchmarks/results/papers.json")
 _FOLDER = Path("runs/reproduce")
@@ -264,7 +268,14 @@ def _detach(arguments: list[str], data_dir: Path | None, out: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,
             env=dict(os.environ),
+            **_apart(),
         )
     click.echo(f"process {process.pid}, log {log}")
+
+
+def _apart() -> dict[str, Any]:
+    """Options of a process that goes on when the terminal that began it closes."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}

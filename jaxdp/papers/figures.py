@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from jaxdp import clipping
+from jaxdp._extras import needed
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.adaptive import sgd
@@ -19,6 +18,10 @@ from jaxdp.optimizers.annealing import sa_dpsgd
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.types import PyTree
+
+with needed("jaxdp.papers.figures", "papers", "matplotlib"):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
 # Okabe & Ito's colours; line styles differ as well.
 _STYLES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"))

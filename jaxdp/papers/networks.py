@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxdp.models import ACTIVATIONS, Entry, kernel_init, register
+from jaxdp._extras import needed
+
+with needed("jaxdp.papers.networks", "papers", "flax"):
+    import flax.linen as nn
+
+    from jaxdp.models import ACTIVATIONS, Entry, kernel_init, register
 
 
 def tempered_sigmoid(scale: float, temperature: float, offset: float) -> Callable:

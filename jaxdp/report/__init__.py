@@ -3,9 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.report.build import build
-from jaxdp.report.markdown import to_markdown
-from jaxdp.report.words import describe
+from jaxdp._extras import needed
+
+with needed("jaxdp.report", "train", "flax", "jinja2", "matplotlib"):
+    from jaxdp.report.build import build
+    from jaxdp.report.markdown import to_markdown
+    from jaxdp.report.words import describe
 
 if TYPE_CHECKING:
     from jaxdp.report.page import to_html

@@ -2,6 +2,7 @@
 
 import dataclasses
 import mmap
+import sys
 from typing import Any
 
 import jax
@@ -9,9 +10,6 @@ import numpy as np
 
 from jaxdp.sources import _leaves
 from jaxdp.sources._leaves import PyTree
-
-# Not on Windows.
-_CAN_RELEASE = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,8 +159,9 @@ def _release_pages(leaf: Any) -> None:
     the whole file into the process's memory and, in a container, to its limit.
     """
     # Only where nothing can be lost: a copy-on-write map would forget what was written to it.
+    # Windows cannot.
     pages = getattr(leaf, "_mmap", None) if getattr(leaf, "mode", None) == "r" else None
-    if isinstance(leaf, np.memmap) and isinstance(pages, mmap.mmap) and _CAN_RELEASE:
+    if isinstance(leaf, np.memmap) and isinstance(pages, mmap.mmap) and sys.platform != "win32":
         pages.madvise(mmap.MADV_DONTNEED)
 
 

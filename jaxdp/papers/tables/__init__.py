@@ -1,7 +1,10 @@
 """The tables and figures of the papers, rendered from committed result rows and nothing else."""
 
-from jaxdp.papers.tables.page import Page, Section, Table, to_markdown
-from jaxdp.papers.tables.rows import Results
-from jaxdp.papers.tables.targets import TARGETS, Target, render
+from jaxdp._extras import needed
+
+with needed("jaxdp.papers.tables", "papers", "jinja2", "matplotlib", "sklearn"):
+    from jaxdp.papers.tables.page import Page, Section, Table, to_markdown
+    from jaxdp.papers.tables.rows import Results
+    from jaxdp.papers.tables.targets import TARGETS, Target, render
 
 __all__ = ["TARGETS", "Page", "Results", "Section", "Table", "Target", "render", "to_markdown"]
