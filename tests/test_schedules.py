@@ -161,3 +161,14 @@ def test_a_schedule_from_a_list():
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_schedule_is_scaled_to_its_budget():
+    shape = schedules.NoiseSchedule(((2.0, 1), (1.0, 2)))
+    mech = jaxdp.dp_sgd(
+        None, 1.0, 100, 100, "full_batch", epsilon=1.0, delta=1e-5, steps=3, schedule=shape
+    )
+    (first, one), (second, two) = mech.noise_multiplier.levels
+    assert (one, two) == (1, 2)
+    assert first == pytest.approx(2 * second)
+    assert 0.999 < mech.epsilon(3, 1e-5).upper <= 1.0

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import jaxdp
+from jaxdp.clipping.ghost import factors
+from jaxdp.clipping.ghost.leaves import Arrays
 from tests.clipping.architectures import ARCHITECTURES, opened
 from tests.clipping.test_rules import AIM
 
@@ -213,3 +215,23 @@ def test_a_broken_example_contributes_nothing_to_any_engine(engine):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
         # Batches with and without a broken example are summed by unlike branches.
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, finite)
+
+
+def test_the_norm_of_an_outer_product_is_that_of_all_its_groups():
+    a, b = (jax.random.normal(jax.random.key(n), (3, 2, 4 + n)) for n in (0, 1))
+    true = jnp.sum(jnp.square(jnp.einsum("mgp,mgq->mgpq", a, b)), axis=(1, 2, 3))
+    for found in factors.outer_squares(a, b):
+        np.testing.assert_allclose(found, true, rtol=3e-3)
+    inverse = jnp.full((2, 4, 5), 0.5)
+    for found in factors.scaled_squares(a, b, inverse):
+        np.testing.assert_allclose(found, true / 4, rtol=3e-3)
+
+
+def test_a_broken_row_of_one_of_several_blocks_of_a_large_leaf_is_left_out():
+    grads = jax.random.normal(jax.random.key(0), (320, 1024))
+    keep = jnp.arange(320) != 7
+    weights = jnp.where(keep, 0.5, 0.0)
+    whole = Arrays(grads).weighted_sum(weights, keep, jnp.ones(320, bool))
+    broken = Arrays(grads.at[7].set(jnp.nan)).weighted_sum(weights, keep, keep)
+    np.testing.assert_allclose(whole, 0.5 * jnp.sum(grads[keep], axis=0), atol=1e-4)
+    np.testing.assert_allclose(broken, whole, atol=1e-4)
