@@ -127,9 +127,12 @@ def test_fixed_size_needs_the_declared_number_of_records():
 def test_the_divisor_is_the_expected_batch_size():
     for size in (8, 12):
         with pytest.raises(ValueError, match=r"batch_size must be sampling_prob \* dataset_size"):
-            jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.Poisson(0.1), size, 100)
+            jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.sampling.Poisson(0.1), size, 100)
     with pytest.raises(ValueError, match="batch_size must be that of the sampling"):
-        jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.FixedSize(10), 9, 100)
+        jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.sampling.FixedSize(10), 9, 100)
     with pytest.raises(ValueError, match="batch_size must be dataset_size"):
-        jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.FullBatch(), 99, 100)
-    assert jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.Poisson(0.096), 10, 100).batch_size == 10
+        jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.sampling.FullBatch(), 99, 100)
+    assert (
+        jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.sampling.Poisson(0.096), 10, 100).batch_size
+        == 10
+    )
