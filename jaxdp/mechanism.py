@@ -348,10 +348,6 @@ def with_rule(
             f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"
         )
     _validate.one_of("sampling", sampling, ("poisson", "fixed_size", "full_batch"))
-    if sampling == "full_batch" and batch_size != dataset_size:
-        raise ValueError(
-            f"batch_size must be dataset_size ({dataset_size}) for full_batch, got {batch_size}"
-        )
     draws: dict[str, Sampling] = {
         "poisson": Poisson(batch_size / dataset_size),
         "fixed_size": FixedSize(batch_size),
