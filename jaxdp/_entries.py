@@ -2,7 +2,7 @@
 
 import bisect
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jaxdp import _validate
@@ -19,6 +19,18 @@ SEEDED = (
     "the randomness comes from a seed that a person chose: no guarantee against whoever knows or "
     "guesses it, nor where another run with the same seed is released"
 )
+# What a ledger takes on trust, for ``unverified``.
+_OPENED = (
+    "{} of {} steps: the noise key went to an update that the caller compiled, where jaxdp does "
+    "not see that the sum was clipped record by record (no layer, gradient or captured array "
+    "coupling two records), from the records that were drawn, nor that the key's noise was added "
+    "to it, once"
+)
+_UNSEEN = (
+    "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
+    "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
+)
+_ASSUMED = "assumed to be public, computed from no record: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,3 +165,25 @@ def check_replay(entry: Entry, known: Entry, replay: bool) -> None:
             f"event for step {step} must be {known.event} as charged before ({known.source}), got "
             f"{entry.event} ({entry.source})"
         )
+
+
+def counted(entry: Entry, without: tuple[str, int] | None) -> int:
+    """The number of an entry's steps, less those for which no ticket was handed out."""
+    if without is None or entry.stream != without[0]:
+        return entry.steps
+    return max(0, min(entry.end, without[1]) - entry.first_step)
+
+
+def composed(entries: Iterable[Entry], without: tuple[str, int] | None) -> acc.Event:
+    """All entries as one event, equal ones counted together; ``without`` as for :func:`counted`."""
+    counts: dict[acc.Event, int] = {}
+    for entry in entries:
+        if steps := counted(entry, without):
+            counts[entry.event] = counts.get(entry.event, 0) + steps
+    return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
+
+
+def on_trust(steps: int, opened: int, unseen: int, assumed: Iterable[str]) -> list[str]:
+    """The sentences about steps whose release jaxdp did not see, and about what is public."""
+    told = [text.format(n, steps) for text, n in ((_OPENED, opened), (_UNSEEN, unseen)) if n]
+    return [*told, *(_ASSUMED + what for what in sorted(assumed))]

@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator
 
 import jax
 import numpy as np
 
-from jaxdp.mechanism import default_physical_batch_size
+from jaxdp import _validate
+from jaxdp.ledger import Ledger
+from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling import Sampler
 from jaxdp.sources import Source, prefetch
 from jaxdp.sources.arrays import DeviceArrays, HostArrays
@@ -158,3 +161,57 @@ def rows_of_a_pass(batch_size: int, source: Source) -> int:
     whole = -(-(batch_size + 6 * math.isqrt(batch_size) + 6) // 8) * 8
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(source.example))
     return whole if whole * size <= _ONE_PASS else usual
+
+
+def steps_left(
+    mechanism: Mechanism, taken: int, steps: int | None, epochs: float | None, beyond: bool
+) -> int:
+    """The number of steps of a loop: those asked for, or what is left of the budget.
+
+    Args:
+        mechanism: names how many steps its noise was calibrated for.
+        taken: how many the ledger holds already.
+        steps: asked for; None asks for ``epochs``, or for all that are left.
+        epochs: of expected batches.
+        beyond: allow more than the noise was calibrated for.
+
+    Raises:
+        ValueError: both are given, or neither and the mechanism has no budget, or they go beyond.
+    """
+    planned = mechanism.steps
+    if steps is not None and epochs is not None:
+        raise ValueError(f"give one of steps and epochs, got {steps!r} and {epochs!r}")
+    if epochs is not None:
+        each = mechanism.dataset_size / mechanism.batch_size
+        steps = max(1, round(_validate.positive("epochs", epochs) * each))
+    if steps is None:
+        if planned is None:
+            raise ValueError(
+                "steps or epochs must be given: the noise was not calibrated for a number of "
+                "steps; got None"
+            )
+        if taken >= planned:
+            warnings.warn(
+                f"no step is left: the ledger holds all {planned} that the noise was "
+                "calibrated for, and the loop is empty. To train once more, and be charged "
+                f"for that too: batches({planned}, beyond=True)",
+                stacklevel=3,
+            )
+        return max(0, planned - taken)
+    steps = _validate.integer("steps", steps, least=0)
+    if planned is not None and taken + steps > planned and not beyond:
+        raise ValueError(
+            f"steps must be at most {max(0, planned - taken)}, what is left of the {planned} "
+            f"that the noise was calibrated for, got {steps}. With beyond=True training goes "
+            "on, and epsilon grows past the budget"
+        )
+    return steps
+
+
+def charged(ledger: Ledger, mechanism: Mechanism) -> int:
+    """The number of steps of this mechanism that a ledger holds already."""
+    if isinstance(mechanism.noise_multiplier, (int, float)):
+        return sum(e.steps for e in ledger.entries if e.event == mechanism.event)
+    length = mechanism.noise_multiplier.steps
+    events = {event for event, _, _ in mechanism.events(0, length)}
+    return sum(e.steps for e in ledger.entries if e.event in events)

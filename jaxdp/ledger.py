@@ -8,20 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jaxdp import accounting as acc
-from jaxdp._entries import SEEDED, SOURCES, Entry, Streams, check_replay
+from jaxdp._entries import (
+    SEEDED,
+    SOURCES,
+    Entry,
+    Streams,
+    check_replay,
+    composed,
+    counted,
+    on_trust,
+)
 from jaxdp._ledger_file import Chain, LedgerFile, Row, header
 
-_OPENED = (
-    "{} of {} steps: the noise key went to an update that the caller compiled, where jaxdp does "
-    "not see that the sum was clipped record by record (no layer, gradient or captured array "
-    "coupling two records), from the records that were drawn, nor that the key's noise was added "
-    "to it, once"
-)
-_UNSEEN = (
-    "{} of {} steps: drawn, but that jaxdp added their noise is not written down (it added none, "
-    "or the ledger was not closed): whatever else was released of these draws, nothing covers it"
-)
-_ASSUMED = "assumed to be public, computed from no record: "
 FORMAT = 2
 
 
@@ -89,7 +87,7 @@ class Ledger:
     @property
     def event(self) -> acc.Event:
         """The composition of everything charged, as one event."""
-        return self._event(None)
+        return composed(self._streams, None)
 
     @property
     def steps(self) -> int:
@@ -275,7 +273,7 @@ class Ledger:
                 "trained was charged elsewhere or not at all. Hand this ledger to the trainer or "
                 "the sampler (ledger=...)"
             )
-        return acc.epsilon(self._event(without), delta, relation=relation)
+        return acc.epsilon(composed(self._streams, without), delta, relation=relation)
 
     def notes(self) -> list[str]:
         """The distinct notes of the entries, without the note about a chosen seed."""
@@ -288,23 +286,20 @@ class Ledger:
         Args:
             without: as for :meth:`epsilon`.
         """
-        said = {SOURCES["by hand"] for e in self._streams if e.source == "by hand"}
+        said = {SOURCES["by hand"] for e in self._streams if e.source == "by hand"} | self._trusted
         said |= {SEEDED for e in self._streams if SEEDED in e.note}
         drawn = [e for e in self._streams if e.source == "sampler"]
-        steps = sum(_counted(e, without) for e in drawn)
+        steps = sum(counted(e, without) for e in drawn)
         seen = [self._seen.get(str(name), [0, 0]) for name in {e.stream for e in drawn}]
         opened = min(steps, sum(o for _, o in seen))
         unseen = max(0, steps - opened - sum(v for v, _ in seen))
-        trusted = [text.format(n, steps) for text, n in ((_OPENED, opened), (_UNSEEN, unseen)) if n]
-        said |= self._trusted
-        return [*sorted(said), *trusted, *(_ASSUMED + what for what in sorted(self._assumed))]
+        return [*sorted(said), *on_trust(steps, opened, unseen, self._assumed)]
 
     def to_json(self) -> str:
         """The whole ledger as JSON; :meth:`from_json` is its inverse."""
-        rows = [entry.to_dict() for entry in self.entries]
         content = {
             "format": FORMAT,
-            "entries": rows,
+            "entries": [entry.to_dict() for entry in self.entries],
             "assumed": sorted(self._assumed),
             "trusted": sorted(self._trusted),
             "seen": self._seen,
@@ -322,10 +317,9 @@ class Ledger:
         ledger = cls()
         for row in content["entries"]:
             ledger._streams.insert(Entry.from_dict(row))
-        ledger._assumed = set(content.get("assumed", ()))
-        ledger._trusted = set(content.get("trusted", ()))
+        sets = (set(content.get(name, ())) for name in ("assumed", "trusted", "begun"))
+        ledger._assumed, ledger._trusted, ledger._names = sets
         ledger._shown = dict(content.get("shown", {}))
-        ledger._names = set(content.get("begun", ()))
         ledger._seen = {name: list(counts) for name, counts in content.get("seen", {}).items()}
         return ledger
 
@@ -338,13 +332,6 @@ class Ledger:
                     self._seen_on_disk = {name: list(seen) for name, seen in self._seen.items()}
                 self._file.close()
             self._closed = True
-
-    def _event(self, without: tuple[str, int] | None) -> acc.Event:
-        counts: dict[acc.Event, int] = {}
-        for entry in self._streams:
-            if steps := _counted(entry, without):
-                counts[entry.event] = counts.get(entry.event, 0) + steps
-        return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
@@ -411,10 +398,3 @@ class Ledger:
         self._spend(entry)
         self._write(entry.to_dict())
         self._streams.insert(entry)
-
-
-def _counted(entry: Entry, without: tuple[str, int] | None) -> int:
-    """The number of an entry's steps, less those for which no ticket was handed out."""
-    if without is None or entry.stream != without[0]:
-        return entry.steps
-    return max(0, min(entry.end, without[1]) - entry.first_step)

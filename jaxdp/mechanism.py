@@ -12,12 +12,13 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_mechanism
 from jaxdp._entries import SEEDED
+from jaxdp._issuer import Issuer
 from jaxdp.clipping import ClippedGrad, Rule, clip, clipped_grad, rounding
 from jaxdp.noise import privatize
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler, Sampling
-from jaxdp.schedules import NoiseSchedule
+from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.seeds import Secret
-from jaxdp.tickets import Issuer, NoiseKey, simulated_key
+from jaxdp.tickets import NoiseKey, simulated_key
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class Mechanism:
             secret: the randomness; None takes it from the operating system.
             physical_batch_size: rows of one physical batch; None chooses for the device.
             first_step: the first step of the noise schedule; draws and noise are new in any case.
-            reserve: steps charged at a time; see :class:`jaxdp.tickets.Issuer`.
+            reserve: steps charged at a time; see ``jaxdp._issuer.Issuer``.
 
         Raises:
             ValueError: the records cannot be drawn from like this.
@@ -354,26 +355,6 @@ def with_rule(
         "full_batch": FullBatch(),
     }
     return Mechanism(rule, noise_multiplier, draws[sampling], batch_size, dataset_size, leak)
-
-
-def split_noise(noise_multiplier: Any, count_noise_multiplier: float) -> float:
-    """The gradient's multiplier z_g with (z_g⁻² + z_c⁻²)^-½ = ``noise_multiplier``.
-
-    Gradient and count are computed from one draw, so they are one Gaussian mechanism (Andrew et al.
-    2021, arXiv:1905.03871v5, theorem 1).
-
-    Raises:
-        ValueError: the count alone would cost more than the whole step may.
-    """
-    whole = _validate.positive("noise_multiplier", noise_multiplier)
-    count = _validate.positive("count_noise_multiplier", count_noise_multiplier)
-    if count <= whole:
-        raise ValueError(
-            f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: the "
-            "count would use the step's whole budget"
-        )
-    # Rounded up, so that the two together are never more than the event says.
-    return (whole**-2 - count**-2) ** -0.5 * (1.0 + 1e-12)
 
 
 def _calibrated(

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.tickets import Issuer
+from jaxdp._issuer import Issuer
 from jaxdp.types import Draw
 
 if TYPE_CHECKING:

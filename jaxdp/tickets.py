@@ -7,10 +7,8 @@ person chose it is a count, so that a run can be repeated; the ledger notes it.)
 """
 
 import functools
-import hashlib
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _links, _validate
+from jaxdp import _links
 from jaxdp.seeds import Secret
 
 
@@ -243,172 +241,6 @@ class Account:
     opened: Callable[[int], None]
     assume: Callable[[str], None]
     trust: Callable[[str], None]
-
-
-class Issuer:
-    """Issues the tickets of one stream, each charged to the ledger before it is handed out.
-
-    Args:
-        mechanism: has ``events(first, steps)`` and ``multipliers(step)``; its ``repr`` is the
-            configuration that goes into every key.
-        ledger: where steps are charged.
-        secret: the randomness.
-        stream: its name in the ledger; see :meth:`Ledger.new_stream`.
-        incarnation: goes into every key besides the mechanism and the step; another one for every
-            stream and every start of a run.
-        first_step: the step of the first ticket.
-        reserve: steps charged at a time, so that not every one waits for the disk; :meth:`close`
-            gives back what was never handed out. A crash over-counts by so many at most.
-        source: as for ``Entry``.
-        note: as for ``Entry``.
-        replay: True issues steps that the stream was charged for before, and whose releases nobody
-            saw, within that charge; nothing is given back then.
-    """
-
-    def __init__(
-        self,
-        mechanism: Any,
-        ledger: Any,
-        secret: Secret,
-        stream: str,
-        *,
-        incarnation: str = "",
-        first_step: int = 0,
-        reserve: int = 1,
-        source: str = "sampler",
-        note: str = "",
-        replay: bool = False,
-    ):
-        self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
-        self.step = _validate.integer("first_step", first_step, least=0)
-        self.reserve = _validate.integer("reserve", reserve, least=1)
-        named = f"{mechanism!r}|{incarnation}".encode()
-        self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
-        self._source, self._note, self._replay = source, note, replay
-        self._reserved = self.step
-        self._handed = self.step
-        self._kept = self.step  # steps before this one are never given back
-        self._live: weakref.WeakValueDictionary[int, Ticket] = weakref.WeakValueDictionary()
-        self._account = Account(
-            functools.partial(self._spent, ledger.verified),
-            functools.partial(self._spent, ledger.opened),
-            ledger.assume,
-            ledger.trust,
-        )
-        self._process = os.getpid()
-        self._lock = threading.Lock()
-
-    def issue(self, until: int | None = None) -> Ticket:
-        """Charges the next step and returns its ticket.
-
-        Args:
-            until: steps from this one on are not charged ahead.
-
-        Raises:
-            ValueError: as ``Ledger.charge``; after a fork. Nothing is issued then.
-        """
-        if os.getpid() != self._process:
-            raise ValueError(
-                "a sampler or trainer must draw in the process that made it, got a forked one: "
-                "both would draw the same records with the same noise. Make it after the fork, "
-                "with a ledger of its own"
-            )
-        with self._lock:
-            if self.step >= self._reserved:
-                ahead = self.step + self.reserve
-                self._charge(ahead if until is None else max(self.step + 1, min(until, ahead)))
-            ticket = Ticket(
-                self.secret,
-                self.label,
-                self.step,
-                self.mechanism.multipliers(self.step),
-                self._account,
-            )
-            self._live[self.step] = ticket
-            self.step += 1
-        return ticket
-
-    def issued(self, ticket: Any) -> bool:
-        """True if the ticket is one of this issuer's."""
-        return isinstance(ticket, Ticket) and ticket.account is self._account
-
-    def handed_out(self, step: int) -> None:
-        """Notes that the ticket of this step was handed out, so that its charge stays."""
-        with self._lock:
-            self._handed = max(self._handed, step + 1)  # threads may speak in any order
-
-    def ahead(self) -> tuple[str, int] | None:
-        """(stream, step): the steps from here on were not handed out; None if all were."""
-        handed = max(self._handed, self._kept)
-        # A run may hold charges of steps that an earlier process took and nobody saw.
-        ahead = self._replay or handed < self._reserved
-        return (self.stream, handed) if ahead else None
-
-    def close(self, unused: int = 0) -> None:
-        """Gives back the steps that were charged ahead and never handed out.
-
-        Args:
-            unused: the number of tickets, the last ones issued, that nobody saw; they become void.
-
-        Raises:
-            ValueError: one of these was spent; nothing is given back then, and the others are void.
-        """
-        _validate.integer("unused", unused, least=0)
-        with self._lock:
-            left = self._withdrawn(unused)
-            if left < unused:
-                raise ValueError(
-                    f"unused must be at most {left}, the tickets since the last one that was "
-                    f"spent, got {unused}"
-                )
-            self.step -= unused
-            self._handed = min(self._handed, self.step)
-            end, self._reserved = self._reserved, self.step
-            if end > self.step and not self._replay:
-                self._give_back(end)
-
-    def _give_back(self, end: int) -> None:
-        try:
-            self.ledger.give_back(self.stream, self.step, end)
-        except ValueError:  # nothing was given back; after an interrupt, nobody knows
-            self._reserved = end
-            raise
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a trainer or sampler cannot be copied, pickled or sent to another process: both would "
-            "hand out the same draws and noise. Make another one, with a ledger of its own, or "
-            "with the same one after close()"
-        )
-
-    def __copy__(self) -> Any:
-        return self.__reduce__()
-
-    def _withdrawn(self, unused: int) -> int:
-        """Voids up to ``unused`` of the last tickets, and returns how many before a spent one."""
-        for n, step in enumerate(range(self.step - 1, self.step - 1 - unused, -1)):
-            ticket = self._live.get(step)
-            if step < self._kept or (ticket is not None and not ticket.withdraw()):
-                return n
-        return unused
-
-    def _spent(self, tell: Callable[[str, int], None], step: int) -> None:
-        with self._lock:
-            self._kept = max(self._kept, step + 1)
-            tell(self.stream, step)
-
-    def _charge(self, until: int) -> None:
-        for event, first, count in self.mechanism.events(self.step, until - self.step):
-            self.ledger.charge(
-                event,
-                count,
-                stream=self.stream,
-                first_step=first,
-                source=self._source,
-                note=self._note,
-                replay=self._replay,
-            )
-            self._reserved = first + count
 
 
 def _words(secret: Secret, label: str) -> np.ndarray:

@@ -1,7 +1,6 @@
 """A private training loop: ``init``, ``batches``, ``step``."""
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.batches import Batches, ChargedBatch, placed, rows_of_a_pass
+from jaxdp._issuer import Issuer
+from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
@@ -25,7 +24,6 @@ from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.step import PrivateStep, holds_reused
-from jaxdp.tickets import Issuer
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
 
 
@@ -68,7 +66,7 @@ class Trainer:
         constants: arrays that the loss captures, declared public.
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
         physical_batch_size: rows of one physical batch; None chooses for the device.
-        reserve: steps that are charged at a time; see :class:`jaxdp.tickets.Issuer`.
+        reserve: steps that are charged at a time; see ``jaxdp._issuer.Issuer``.
         issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
         clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
             ``rng_name``.
@@ -170,7 +168,7 @@ class Trainer:
             ValueError: more steps than are left, unless ``beyond``; nothing is charged.
         """
         self.end_batches()
-        count = self._count(steps, epochs, beyond)
+        count = steps_left(self.mechanism, self._sampler.step, steps, epochs, beyond)
         batches = Batches(self._sampler, self.source, count)
         self._batches = weakref.ref(batches)
         return batches
@@ -342,36 +340,6 @@ class Trainer:
         if batches is not None:
             batches.close()
 
-    def _count(self, steps: int | None, epochs: float | None, beyond: bool) -> int:
-        planned, taken = self.mechanism.steps, self._sampler.step
-        if steps is not None and epochs is not None:
-            raise ValueError(f"give one of steps and epochs, got {steps!r} and {epochs!r}")
-        if epochs is not None:
-            each = self.mechanism.dataset_size / self.mechanism.batch_size
-            steps = max(1, round(_validate.positive("epochs", epochs) * each))
-        if steps is None:
-            if planned is None:
-                raise ValueError(
-                    "steps or epochs must be given: the noise was not calibrated for a number of "
-                    "steps; got None"
-                )
-            if taken >= planned:
-                warnings.warn(
-                    f"no step is left: the ledger holds all {planned} that the noise was "
-                    "calibrated for, and the loop is empty. To train once more, and be charged "
-                    f"for that too: batches({planned}, beyond=True)",
-                    stacklevel=3,
-                )
-            return max(0, planned - taken)
-        steps = _validate.integer("steps", steps, least=0)
-        if planned is not None and taken + steps > planned and not beyond:
-            raise ValueError(
-                f"steps must be at most {max(0, planned - taken)}, what is left of the {planned} "
-                f"that the noise was calibrated for, got {steps}. With beyond=True training goes "
-                "on, and epsilon grows past the budget"
-            )
-        return steps
-
     def _new_issuer(self, reserve: int | None) -> Issuer:
         if reserve is None:
             reserve = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
@@ -380,7 +348,7 @@ class Trainer:
             self.ledger,
             self._secret,
             reserve=reserve,
-            first_step=_charged(self.ledger, self.mechanism),
+            first_step=charged(self.ledger, self.mechanism),
         )
 
     def _new_sampler(self, rows: int | None, issuer: Issuer) -> Sampler:
@@ -401,15 +369,6 @@ class Trainer:
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), self.source.example
         )
-
-
-def _charged(ledger: Ledger, mechanism: Mechanism) -> int:
-    """The number of steps of this mechanism that a ledger holds already."""
-    if isinstance(mechanism.noise_multiplier, (int, float)):
-        return sum(e.steps for e in ledger.entries if e.event == mechanism.event)
-    length = mechanism.noise_multiplier.steps
-    events = {event for event, _, _ in mechanism.events(0, length)}
-    return sum(e.steps for e in ledger.entries if e.event in events)
 
 
 def _check_energy(

@@ -15,8 +15,9 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp._issuer import Issuer
 from jaxdp.mechanism import issuer_of
-from jaxdp.tickets import Issuer, simulated_key
+from jaxdp.tickets import simulated_key
 
 MECH = jaxdp.dp_sgd(1.0, 0.1, 25, 50)
 VOTES = dataclasses.replace(MECH, count_noise_multiplier=10.0)

@@ -25,7 +25,7 @@ from jaxdp.accounting.events import (
     Repeated,
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
-from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps
+from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
 
 __all__ = [
     "Bound",
@@ -49,4 +49,5 @@ __all__ = [
     "epsilon",
     "epsilons_over_steps",
     "hidden_state",
+    "supports",
 ]

@@ -156,7 +156,7 @@ def audit_canaries(
         _validate.fraction(name, value)
     found = canaries.scores(seen, algorithm)
     audited = audit_one_run(found, coins, delta, confidence=confidence)
-    proven = acc.epsilon(event, delta).upper if acc.queries.supports(event) else math.inf
+    proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
     profile = _profile(algorithm, len(seen), found[coins], found[~coins], delta, confidence)
     return RunAudit(
         len(seen),

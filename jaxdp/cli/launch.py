@@ -55,7 +55,7 @@ def dry(config: Any, as_json: bool) -> None:
 
     relation = acc.Relation(config.relation)
     total = config.total(config.steps)
-    supported = acc.queries.supports(total, relation)
+    supported = acc.supports(total, relation)
     epsilon = acc.epsilon(total, config.delta, relation).upper if supported else float("inf")
     times = rehearse(config)
     answer = {

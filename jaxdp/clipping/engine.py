@@ -171,7 +171,7 @@ class ClippedGrad:
         frameworks.check_arrays(params)
         origin = batch.origin if isinstance(batch, Batch) else None
         data, keep = _batch.opened(batch, mask)
-        self._check_rng(rng)
+        options.check_rng(rng, self.form.rng)
         data = jax.tree.map(jnp.asarray, data)
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         size = keep.shape[0]
@@ -245,7 +245,7 @@ class ClippedGrad:
             bound: as for ``__call__``.
         """
         frameworks.check_arrays(params)
-        self._check_rng(rng)
+        options.check_rng(rng, self.form.rng)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         totals = nothing(self, params)
@@ -396,15 +396,3 @@ class ClippedGrad:
 
     def _row_counts(self, size: int) -> set[int]:
         return {size, self._rows_at_once(size)}
-
-    def _check_rng(self, rng: jax.Array | None) -> None:
-        if self.takes_rng and rng is None:
-            raise ValueError(
-                f"rng must be a key, since loss_fn takes one as {self.form.rng!r}; got None"
-            )
-        if rng is not None and not self.takes_rng:
-            raise ValueError(
-                "rng must be None, since loss_fn takes no key: it has no argument called rng or "
-                "key, and rng_name= names none; got a key"
-            )
-        options.check_key(rng)

@@ -154,10 +154,18 @@ def scales(scale: PyTree, trained: PyTree) -> list[jax.Array]:
     return [jnp.asarray(leaf, jnp.float32) for leaf in found]
 
 
-def check_key(rng: Any) -> None:
-    """Raises ValueError unless the key is threefry: under vmap others repeat one row's bits."""
+def check_rng(rng: Any, name: str | None) -> None:
+    """Raises ValueError unless a loss that takes a key, as ``name``, is given a threefry one."""
+    if name is not None and rng is None:
+        raise ValueError(f"rng must be a key, since loss_fn takes one as {name!r}; got None")
     if rng is None:
         return
+    if name is None:
+        raise ValueError(
+            "rng must be None, since loss_fn takes no key: it has no argument called rng or key, "
+            "and rng_name= names none; got a key"
+        )
+    # Under vmap keys of other kinds repeat the bits of one row.
     typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
     kind = str(jax.random.key_impl(rng)) if typed else "raw"
     if "threefry2x32" not in kind and (typed or jnp.shape(rng)[-1:] != (2,)):

@@ -96,7 +96,7 @@ def _guarantee(subject: Subject, ledger: Ledger) -> dict[str, Any]:
         "releases": ledger.steps,
         "in_words": words.describe(event),
     }
-    if not acc.queries.supports(event, subject.relation):
+    if not acc.supports(event, subject.relation):
         return {**row, "epsilon": math.inf, "algorithm": "none: no accountant bounds this event"}
     bound = acc.epsilon(event, subject.delta, subject.relation)
     return {

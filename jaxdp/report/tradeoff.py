@@ -52,7 +52,7 @@ def tradeoff(event: acc.Event, relation: acc.Relation, delta: float) -> dict[str
 
 def profile(event: acc.Event, relation: acc.Relation, delta: float) -> Profile | None:
     """(epsilon, upper end of delta) from 0 to beyond the epsilon at ``delta``; None without one."""
-    if not acc.queries.supports(event, relation):
+    if not acc.supports(event, relation):
         return None
     end = acc.epsilon(event, delta, relation).upper
     if not math.isfinite(end):

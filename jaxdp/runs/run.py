@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp._entries import SEEDED
+from jaxdp._issuer import Issuer
 from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
@@ -26,7 +27,6 @@ from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory, secret_from_dict, secret_to_dict
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import AT_ONCE, Secret
-from jaxdp.tickets import Issuer
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, PyTree
 

@@ -76,7 +76,7 @@ def test_bad_input_is_named(build, name):
 
 def test_shuffled_batches_are_refused_by_name():
     event = acc.Repeated(acc.events.ShuffledBatches(acc.Gaussian(1.0), 10), 3)
-    assert not acc.queries.supports(event)
+    assert not acc.supports(event)
     with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
         acc.epsilon(event, 1e-5)
 

@@ -64,7 +64,7 @@ def test_batches_of_different_blocks_meet_the_same_record():
 
 @pytest.mark.parametrize("relation", [acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL])
 def test_other_relations_are_refused_by_name(relation):
-    assert not acc.queries.supports(hidden(), relation)
+    assert not acc.supports(hidden(), relation)
     with pytest.raises(acc.UnsupportedEventError, match=r"HiddenState under .*replace_one"):
         acc.epsilon(hidden(), 1e-5, relation)
 
@@ -105,7 +105,7 @@ def test_log_sobolev_is_refused_where_it_says_nothing():
     with pytest.raises(acc.UnsupportedEventError, match="no hidden-state event"):
         acc.epsilon(acc.Gaussian(1.0), 1e-5, REPLACE, accountant="log_sobolev")
     apart = hidden(acc.chains.NoisyChain(1, 5, 0.1, 1.0, start_distance=0.3))
-    assert acc.queries.supports(apart, REPLACE)
+    assert acc.supports(apart, REPLACE)
     with pytest.raises(acc.UnsupportedEventError, match="equal starts"):
         acc.epsilon(apart, 1e-5, REPLACE, accountant="log_sobolev")
 

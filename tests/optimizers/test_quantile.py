@@ -8,8 +8,8 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.mechanism import split_noise
 from jaxdp.optimizers import quantile
+from jaxdp.schedules import split_noise
 from jaxdp.types import Summed
 from tests.statistics import are_uncorrelated, is_gaussian
 
