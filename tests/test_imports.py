@@ -15,6 +15,7 @@ FLOW = [
     "_validate",
     "_interrupts",
     "_durable",
+    "_written",
     "accounting",
     "_rows",
     "_links",

@@ -1,4 +1,4 @@
-"""The origin of a report: date, command, ledger, versions; public facts and no duration."""
+"""The origin of a report: command, hash of the ledger, versions, number of parameters."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ LEFT_OUT = ("out", "data_dir", "seed", "fork")
 
 
 def command(options: Mapping[str, Any]) -> str:
-    """``jaxdp train`` with these options, without :data:`LEFT_OUT`.
+    """The command line ``jaxdp train`` with these options, but for :data:`LEFT_OUT`.
 
     Args:
         options: from an option's name without dashes, such as "batch-size", to its value; True for
@@ -48,7 +48,7 @@ def sha256(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """The versions of the libraries that the numbers depend on, by name."""
     return {
         "jaxdp": __version__,
         "jax": jax.__version__,

@@ -1,4 +1,4 @@
-"""From a budget to the noise or the steps that meet it, for everything that a run releases."""
+"""Calibrates the noise or the steps of a whole run to a privacy budget."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ def _plain(config: "RunConfig") -> bool:
 
 
 def _total(config: "RunConfig", **tried: Any) -> acc.Event:
-    """Everything that is released; of an algorithm as published, what it claims to be."""
+    """The event of everything released; of an algorithm as published, without its leak."""
     config = dataclasses.replace(config, **tried)
     algorithm = config.private_algorithm()
     algorithm = dataclasses.replace(algorithm, mechanism=algorithm.mechanism.leaking(""), raw=None)

@@ -20,7 +20,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     Raises:
         ValueError: there is no run or no checkpoint, or the target cannot be written.
     """
-    shown = directory.load_state().get("shown", 0)
+    shown = directory.load_state().shown
     found = _found(directory, shown)
     if found is None:
         raise ValueError(
@@ -46,4 +46,4 @@ def _found(directory: RunDirectory, shown: int, again: bool = True) -> Any:
             raise
     finally:
         checkpoints.close()
-    return _found(directory, directory.load_state().get("shown", 0), again=False)
+    return _found(directory, directory.load_state().shown, again=False)

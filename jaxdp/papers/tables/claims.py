@@ -56,9 +56,9 @@ def page(results: Results) -> Page:
             Plot(
                 "claims.png",
                 "Epsilon at delta 1e-5. Left: claimed and proven for the runs of the table (an "
-                "arrow: nothing is proven), and the least that an attack on a tiny network forced "
-                "out at the same noise, rate and steps, which may be 0. Right: claimed, and the "
-                "least that an attack forced out in its own setting; the two panels do not "
+                "arrow: nothing is proven), and the lower bound of an attack on a tiny network "
+                "at the same noise, rate and steps, which may be 0. Right: claimed, and the "
+                "lower bound of an attack in its own setting; the two panels do not "
                 "compare. Attacks at 95 % confidence.",
             ),
         ),
