@@ -14,11 +14,12 @@ from jaxdp._durable import open_locked, write_atomically
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.papers.column import audited_columns
 from jaxdp.papers.row import Row
-from jaxdp.papers.rows import ROWS
+from jaxdp.papers.rows import ROWS as ROWS
 from jaxdp.report.schema import Report
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.loop import Progress, RunResult, resume, start
+from jaxdp.runs.loop import RunResult, resume, start
+from jaxdp.runs.run import Progress
 from jaxdp.seeds import Secret
 
 # Of a row and the number of its run, counted from 1.

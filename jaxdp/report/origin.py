@@ -1,6 +1,7 @@
 """The origin of a report: command, hash of the ledger, versions, number of parameters."""
 
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shlex
@@ -10,7 +11,6 @@ from typing import Any
 
 import flax
 import jax
-import jaxlib
 import numpy as np
 import optax
 
@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
     return {
         "jaxdp": __version__,
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "flax": flax.__version__,
         "optax": optax.__version__,
         "numpy": np.__version__,

@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from jaxdp._written import Written, plain
+from jaxdp.report.former import of_version_1
 
 VERSION = 2
 TINY = "the same mechanism on a tiny network"
 
 # A heading, and rows of name and value under it.
 Facts = tuple[str, tuple[tuple[str, str], ...]]
-# What version 1 called these algorithms.
-_FORMER = {
-    "dp-adam": "dp-adam-bc",
-    "dpgdo": "dp-adam",
-    "adan": "adadp-noise-only",
-    "adal": "adadp-step-only",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,7 +382,7 @@ class Report(Written):
                 f"version must be at most {VERSION}, got {version!r}: read it with the jaxdp that "
                 f"wrote it, {row.get('jaxdp')}"
             )
-        row = _of_version_1(row) if version == 1 else row
+        row = of_version_1(row, TEST_ACCURACY.to_dict()) if version == 1 else row
         return super().from_dict({**row, "version": VERSION})
 
 
@@ -398,27 +392,3 @@ def load(path: Path) -> Report:
         return Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a report that jaxdp wrote: {error}") from error
-
-
-def former_algorithm(row: Mapping[str, Any]) -> dict[str, Any]:
-    """An object whose key was "method", with "algorithm" and its name of today instead."""
-    if "method" not in row:
-        return dict(row)
-    name = row["method"]
-    kept = {key: value for key, value in row.items() if key != "method"}
-    return {**kept, "algorithm": _FORMER.get(name, name)}
-
-
-def _of_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same report with the keys of version 2."""
-    row = former_algorithm(row)
-    proven = dict(row["guarantee"])
-    proven["accountant"] = proven.pop("method", None) or proven.pop("algorithm", "")
-    for name in ("config", "audited"):
-        if row.get(name):
-            row[name] = former_algorithm(row[name])
-    if "measured" not in row and "test_accuracy" in row:
-        row["measured"] = TEST_ACCURACY.to_dict()
-    if not row.get("title"):
-        row["title"] = f"{str(row['algorithm']).upper()} on {row['dataset']}"
-    return {**row, "guarantee": proven}

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.optimizers import registry
 
@@ -54,6 +55,22 @@ def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
     return acc.calibrate_count(
         lambda steps: _total(config, steps=steps), config.epsilon, config.delta, relation
     )
+
+
+def steps_within(planned: int | None, steps: int | None) -> int:
+    """The steps to train: those asked for, or else those that the noise was calibrated for.
+
+    Raises:
+        ValueError: there are neither, or more were asked for than calibrated.
+    """
+    steps = planned if steps is None else _validate.integer("steps", steps, least=1)
+    if steps is None:
+        raise ValueError("steps must be given: the noise was not calibrated for any; got None")
+    if planned is not None and steps > planned:
+        raise ValueError(
+            f"steps must be at most {planned}, which the noise was calibrated for, got {steps}"
+        )
+    return steps
 
 
 def _plain(config: "RunConfig") -> bool:

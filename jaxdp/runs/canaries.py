@@ -155,7 +155,7 @@ def _kept(directory: RunDirectory) -> Path:
 
 def _loaded(path: Path) -> np.ndarray:
     try:
-        found = np.load(path, allow_pickle=False)
+        found: np.ndarray = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"run must hold {path}, which cannot be read: {error}") from error
     if found.ndim != 2:

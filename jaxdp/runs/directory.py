@@ -1,9 +1,10 @@
 """The folder of a run: public files, and the secret ones."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from jaxdp._durable import make_private, open_locked, write_atomically
 from jaxdp.ledger import Ledger
@@ -50,6 +51,7 @@ class RunDirectory:
         self.state_file = self.secret / "run.json"
         self.checkpoints = self.secret / "checkpoints"
         self.ledger = self.path / "ledger.jsonl"
+        self.history = self.path / "history.json"
         self.sensitive = self.path / "SENSITIVE.json"
         self.components = self.path / "components.npy"
         self.canary_gradients = self.path / "canary_gradients.npy"
@@ -130,6 +132,17 @@ class RunDirectory:
                 f"{self.state_file} must hold the state of a run, but it is damaged or of another "
                 "version: put back a copy, or start a new run in another folder"
             ) from None
+
+    def save_history(self, rows: list[dict[str, Any]]) -> None:
+        """Writes the rows that were shown to history.json."""
+        write_atomically(self.history, json.dumps(rows, indent=1))
+
+    def load_history(self) -> list[dict[str, Any]]:
+        """The rows of history.json; [] where it cannot be read: the checkpoints hold them too."""
+        rows: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, ValueError):
+            rows = json.loads(self.history.read_text(encoding="utf-8"))
+        return rows
 
     def checked_ledger(self) -> Ledger:
         """The ledger of the run, every line of which was checked with the run's secret.

@@ -1,13 +1,13 @@
 """Exporting the released parameters of a run."""
 
 from pathlib import Path
-from typing import Any
 
 import flax.serialization
 
 from jaxdp._durable import StorageError
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
+from jaxdp.types import PyTree
 
 
 def export_params(directory: RunDirectory, target: Path) -> int:
@@ -35,7 +35,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     return step
 
 
-def _found(directory: RunDirectory, shown: int, again: bool = True) -> Any:
+def _found(directory: RunDirectory, shown: int, again: bool = True) -> tuple[int, PyTree] | None:
     """Step and parameters of the last checkpoint up to ``shown``, or None."""
     checkpoints = Checkpoints(directory.checkpoints)
     try:

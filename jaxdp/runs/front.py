@@ -1,7 +1,6 @@
 """``jaxdp.Run``: an own model on own data, in a folder that survives a crash."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,12 +13,11 @@ import optax
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp._durable import write_atomically
 from jaxdp.auditing import canaries as candidates
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.runs import bar, canaries, identity, reporting
+from jaxdp.runs import bar, budget, canaries, identity, reporting
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
     Plan,
@@ -146,7 +144,7 @@ class Run:
         Raises:
             ValueError: more steps than the noise was calibrated for; see the class.
         """
-        result = self._fitted(self._count(steps))
+        result = self._fitted(budget.steps_within(self.algorithm.mechanism.steps, steps))
         self.params = result.params
         if self._reports and self._delta is not None:
             self.report()
@@ -180,7 +178,7 @@ class Run:
         """
         if self._delta is None:
             raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
-        self.history = self._shown_before() or self.history
+        self.history = self.directory.load_history() or self.history
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
         kept = self.directory.load_state()
@@ -247,11 +245,11 @@ class Run:
                 started(self.directory, kept, self._configuration) as run,
                 self._bar(steps) as progress,
             ):
-                plan, self.history = self._plan(run, steps, kept), self._shown_before()
+                plan, self.history = self._plan(run, steps, kept), self.directory.load_history()
                 state, rows, taken, seconds = trained(run, plan, self._shown(progress))
                 self._finished(rows)
                 self.history = [public(row) for row in rows]
-                self._keep_history()
+                self.directory.save_history(self.history)
                 return Result(
                     state.params, run.ledger, self.history, run.secret.reproducible, seconds, taken
                 )
@@ -275,17 +273,6 @@ class Run:
         found.require_finite(self._loss_fn, self._params, self.source.example)
         self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.algorithm)
         return found
-
-    def _count(self, steps: int | None) -> int:
-        planned = self.algorithm.mechanism.steps
-        steps = planned if steps is None else _validate.integer("steps", steps, least=1)
-        if steps is None:
-            raise ValueError("steps must be given: the noise was not calibrated for any; got None")
-        if planned is not None and steps > planned:
-            raise ValueError(
-                f"steps must be at most {planned}, which the noise was calibrated for, got {steps}"
-            )
-        return steps
 
     def _kept(self) -> RunState:
         """The secret state of the run; a new one where there is none."""
@@ -396,20 +383,11 @@ class Run:
     def _evaluated(self, params: PyTree) -> Row:
         return reporting.numbers({} if self._evaluate is None else self._evaluate(params))
 
-    def _shown_before(self) -> list[Row]:
-        path = self.path / "history.json"
-        with contextlib.suppress(OSError, ValueError):  # the checkpoints hold it too
-            return json.loads(path.read_text(encoding="utf-8"))
-        return []
-
     def _shown(self, progress: Progress) -> Progress:
         def shown(step: int, row: Row | None) -> None:
             if row is not None:
                 self.history = [r for r in self.history if r["step"] < row["step"]] + [row]
-                self._keep_history()
+                self.directory.save_history(self.history)
             progress(step, row)
 
         return shown
-
-    def _keep_history(self) -> None:
-        write_atomically(self.path / "history.json", json.dumps(self.history, indent=1))

@@ -362,7 +362,9 @@ def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
-        return jax.tree.map(jnp.array, (params, init(params)))
+        first, state = jax.tree.map(jnp.array, (params, init(params)))
+        return first, state
 
     made = jax.jit(both, compiler_options=AT_ONCE) if plan.traceable else both
-    return made(plan.params(run.secret))
+    params, opt_state = made(plan.params(run.secret))
+    return params, opt_state

@@ -71,7 +71,8 @@ def page(results: Results) -> Page:
 
 
 def _attacks(results: Results) -> list[dict[str, Any]]:
-    return (results.read(_ATTACKS) or {}).get("papers", [])
+    found: list[dict[str, Any]] = (results.read(_ATTACKS) or {}).get("papers", [])
+    return found
 
 
 def _attack_section(results: Results) -> Section:
