@@ -16,6 +16,7 @@ FLOW = [
     "_validate",
     "_interrupts",
     "_durable",
+    "_written",
     "accounting",
     "_rows",
     "_links",

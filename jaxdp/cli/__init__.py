@@ -37,7 +37,8 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, name = _COMMANDS[cmd_name].split(":")
-        return getattr(importlib.import_module(module), name)
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

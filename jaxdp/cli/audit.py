@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jaxdp.cli.options import Filled, papers
+
+if TYPE_CHECKING:
+    from jaxdp.report.schema import AuditRow
 
 _MOST_STEPS = 50
 
@@ -63,7 +66,7 @@ def audit(
     as_json: bool,
     **numbers: Any,
 ) -> None:
-    """Attack an algorithm, a finished RUN or its mechanism, and print a lower bound on epsilon.
+    """Attack an algorithm, a finished RUN or its mechanism: a lower bound on epsilon.
 
     A run that was trained with --canaries is itself audited, by what it released. Otherwise a tiny
     network is trained thousands of times with and without a canary, by the same clipping, noise,
@@ -76,7 +79,7 @@ def audit(
       jaxdp audit --results benchmarks/results/papers.json --runs 2000
     """
     from jaxdp.runs import RunDirectory
-    from jaxdp.runs.audit import into_report, save_audit
+    from jaxdp.runs.audit import into_report, row_of, save_audit
 
     papers()
     if results is not None:
@@ -96,7 +99,7 @@ def audit(
             else _of_algorithm(algorithm or "dp-sgd", numbers, settings, steps, delta)
         )
         name, found = chosen[0], _by_many_runs(*chosen, runs, confidence, seed)
-    row = {"algorithm": name, **found.to_dict()}
+    row = row_of(name, found)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         save_audit(out, row, found)
@@ -227,28 +230,28 @@ def _refuse_with_canaries() -> None:
             )
 
 
-def _show(row: dict[str, Any], as_json: bool) -> None:
+def _show(row: "AuditRow", as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(row, allow_nan=False))
+        click.echo(json.dumps(row.to_dict(), allow_nan=False))
         return
     from rich.console import Console
     from rich.table import Table
 
     from jaxdp.report.words import show_audited, show_epsilon
 
-    title = f"Epsilon of {row['algorithm']} after {row['steps']:,} steps, delta {row['delta']:g}"
+    title = f"Epsilon of {row.algorithm} after {row.steps:,} steps, delta {row.delta:g}"
     table = Table(title=title)
-    for heading in ("claimed", "proven, at most", f"audited, at least ({row['confidence']:.0%})"):
+    for heading in ("claimed", "proven, at most", f"audited, at least ({row.confidence:.0%})"):
         table.add_column(heading, justify="right")
-    claimed = "-" if row["claimed"] is None else show_epsilon(row["claimed"])
-    table.add_row(claimed, show_epsilon(row["proven"]), show_audited(row["audited"]))
+    claimed = "-" if row.claimed is None else show_epsilon(row.claimed)
+    table.add_row(claimed, show_epsilon(row.proven), show_audited(row.audited))
     console = Console()
     console.print(table)
-    if row["audited_profile"] is not None:
-        value = show_audited(row["audited_profile"])
-        console.print(f"At least {value}, provided that {row['profile_assumes']}.")
-    runs = "1 run" if row["runs"] == 1 else f"{row['runs']:,} runs"
-    console.print(f"Audited: {row['what']}; {runs}; canary: {row['adversary']}.")
-    if row.get("noise"):
-        console.print(row["noise"], highlight=False)
-    console.print(row["verdict"])
+    if row.audited_profile is not None:
+        value = show_audited(row.audited_profile)
+        console.print(f"At least {value}, provided that {row.profile_assumes}.")
+    runs = "1 run" if row.runs == 1 else f"{row.runs:,} runs"
+    console.print(f"Audited: {row.what}; {runs}; canary: {row.adversary}.")
+    if row.noise:
+        console.print(row.noise, highlight=False)
+    console.print(row.verdict)

@@ -1,4 +1,4 @@
-"""Ends a command before its time: one line that says what is safe, and an exit status."""
+"""Interrupts and full disks as one line on stderr and an exit status."""
 
 import contextlib
 import sys
@@ -43,7 +43,7 @@ def in_words(directory: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_stragglers() -> Iterator[None]:
-    """Keeps quiet what a failed checkpoint's other writes say of it later, from their threads."""
+    """Silences later messages of a failed checkpoint's other threads."""
     before = sys.unraisablehook
 
     def hook(failed: Any) -> None:
@@ -63,7 +63,7 @@ def last_words() -> str:
 
 
 def _safe(path: Path) -> str:
-    """Words for what of a run is safe, and how to go on with it."""
+    """A line on what of a run is safe, and how to resume it."""
     secret = path / "secret"
     if not (secret / "run.json").exists():
         return f"no run had begun in {path}, and nothing was charged"

@@ -1,11 +1,14 @@
-"""Carries out what `jaxdp train` was asked for: the run itself, or what it would cost."""
+"""The work of `jaxdp train`: a run, or an estimate of its cost."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jaxdp.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from jaxdp.report.schema import Report
 
 
 def launch(
@@ -16,7 +19,7 @@ def launch(
     given: dict[str, Any] | None,
     as_json: bool,
 ) -> None:
-    """Trains and reports.
+    """Trains a run, writes its report and prints a summary.
 
     Args:
         config: resolved.
@@ -48,7 +51,7 @@ def launch(
 
 
 def dry(config: Any, as_json: bool) -> None:
-    """Says what a run would cost in privacy and in time; reads no data and charges nothing."""
+    """Prints the epsilon and the time of a run; reads no data and charges nothing."""
     from jaxdp import accounting as acc
     from jaxdp.report.words import show_epsilon
     from jaxdp.runs.rehearsal import rehearse
@@ -86,7 +89,7 @@ def dry(config: Any, as_json: bool) -> None:
 
 def _report(
     result: Any, directory: Any, dataset: Any, date: str, given: dict[str, Any] | None
-) -> dict[str, Any]:
+) -> "Report":
     from jaxdp.report import origin
     from jaxdp.runs import described
     from jaxdp.runs.assemble import test_split
@@ -100,9 +103,9 @@ def _report(
     )
 
 
-def _public(report: dict[str, Any], directory: Any) -> dict[str, Any]:
+def _public(report: "Report", directory: Any) -> dict[str, Any]:
     """The result without its curves; no time, which depends on the private data."""
-    guarantee = report["guarantee"]
+    row = report.to_dict()
     names = (
         "epsilon",
         "delta",
@@ -112,16 +115,15 @@ def _public(report: dict[str, Any], directory: Any) -> dict[str, Any]:
         "noise_multiplier",
         "releases",
     )
-    claim = report["claim"]
     return {
         "out": str(directory.path),
-        "dataset": report["dataset"],
-        "algorithm": report["algorithm"],
-        "steps": report["history"][-1]["step"],
-        "test_accuracy": report.get("test_accuracy"),
-        **{name: guarantee[name] for name in names},
-        "claimed_epsilon": claim["epsilon"] if claim else None,
-        "label": report["label"],
+        "dataset": report.dataset,
+        "algorithm": report.algorithm,
+        "steps": report.history[-1].step,
+        "test_accuracy": report.value,
+        **{name: row["guarantee"][name] for name in names},
+        "claimed_epsilon": row["claim"] and row["claim"]["epsilon"],
+        "label": report.label,
     }
 
 
@@ -129,34 +131,29 @@ def _finite(value: float) -> float | str:
     return value if value < float("inf") else "inf"
 
 
-def _print_summary(report: dict[str, Any], directory: Any) -> None:
+def _print_summary(report: "Report", directory: Any) -> None:
     from jaxdp.report.words import show_delta, show_epsilon
 
-    guarantee = report["guarantee"]
-    accuracy = report.get("test_accuracy")
+    guarantee, accuracy = report.guarantee, report.value
     click.echo(
         ("no test records   " if accuracy is None else f"test accuracy {accuracy:.2%}   ")
         + "proven epsilon "
-        f"{show_epsilon(guarantee['epsilon'])} at delta {show_delta(guarantee['delta'])} "
-        f"({guarantee['relation']}, {guarantee['sampling']} sampling, "
-        f"{guarantee['releases']:,} releases)"
+        f"{show_epsilon(guarantee.epsilon)} at delta {show_delta(guarantee.delta)} "
+        f"({guarantee.relation}, {guarantee.sampling} sampling, "
+        f"{guarantee.releases:,} releases)"
     )
-    if report["claim"]:
-        claim = report["claim"]
+    if claim := report.claim:
+        click.echo(f"claimed by the paper: epsilon {show_epsilon(claim.epsilon)}, {claim.verdict}")
+    if counts := report.counts:
         click.echo(
-            f"claimed by the paper: epsilon {show_epsilon(claim['epsilon'])}, {claim['verdict']}"
+            f"{counts.proposals:,} candidates charged, {counts.accepted:,} accepted, "
+            f"{counts.forced:,} of them by force"
         )
-    if report["counts"]:
-        counts = report["counts"]
-        click.echo(
-            f"{counts['proposals']:,} candidates charged, {counts['accepted']:,} accepted, "
-            f"{counts['forced']:,} of them by force"
-        )
-    if report["judged_by"]:
-        click.echo(report["judged_by"])
-    if report["label"]:
-        click.echo(report["label"])
-    for warning in report["warnings"]:
-        click.echo(f"warning: {warning['text']}")
+    if report.judged_by:
+        click.echo(report.judged_by)
+    if report.label:
+        click.echo(report.label)
+    for warning in report.warnings:
+        click.echo(f"warning: {warning.text}")
     click.echo(f"report: {directory.path / 'report.html'}")
     click.echo(f"secret, not to be published: {directory.secret}")

@@ -8,7 +8,7 @@ from jaxdp.runs import bar
 
 
 def show_epsilon(epsilon: float | str) -> str:
-    """As reports show it; their package is imported when the first is shown, not before."""
+    """Epsilon as reports show it; imports their package at the first call."""
     from jaxdp.report.words import show_epsilon as shown
 
     return shown(epsilon)

@@ -90,7 +90,7 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
     help="Candidates of an audit: each is a record more with probability 1/2 [default: 0].",
 )
 @click.option("--eval-every", type=int, help="Steps between evaluations [default: steps / 20].")
-@click.option("--physical-batch-size", type=int, help="Rows of one compiled pass.")
+@click.option("--physical-batch-size", type=int, help="Records of one compiled microbatch.")
 @click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
 @click.option("--out", type=Filled(), help="Folder of the run [default: runs/N].")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last checkpoint.")
@@ -152,7 +152,7 @@ def train(
 
 @contextlib.contextmanager
 def _imports_kept() -> Iterator[None]:
-    """Collects no garbage among what is imported: all of it stays, and looking takes a while."""
+    """Turns garbage collection off during imports, which makes them faster."""
     gc.disable()
     try:
         yield
@@ -178,10 +178,11 @@ def _own_data(
 
     if resume:
         state = directory.load_state()
-        kept, own = state.get("data_file"), state.get("config", {}).get("own")
-        if own is None:
+        config = state.config or {}
+        if (own := config.get("own")) is None:
             return None
-        return data.from_file(path or kept, own["num_classes"], state["config"]["dataset_size"])
+        kept = path or Path(state.data_file or "")
+        return data.from_file(kept, own["num_classes"], config["dataset_size"])
     if path is None:
         given = [name for name, value in (("classes", classes), ("dataset-size", size)) if value]
         if given:
@@ -213,7 +214,7 @@ def _is_given(name: str) -> bool:
 def _data_dir(directory: Any, given: Path | None, resume: bool) -> Path | None:
     """The folder of the data; a resumed run remembers it."""
     if given is None and resume:
-        kept = directory.load_state().get("data_dir")
+        kept = directory.load_state().data_dir
         return Path(kept) if kept else None
     if given is None:
         return None
@@ -264,12 +265,12 @@ def _stored_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
     from jaxdp.runs import RunConfig
 
     state = directory.load_state()
-    if "config" not in state:
+    if state.config is None:
         raise ValueError(
             f"--out must be a run of `jaxdp train` to resume, got {directory.path}, whose model is "
             "in a program: run that again"
         )
-    stored = RunConfig(**state["config"])
+    stored = RunConfig.from_dict(state.config)
     given = {
         name: value for name, value in options.items() if value is not None and _is_given(name)
     }

@@ -1,4 +1,4 @@
-"""Data sets: one reading path over tensorflow-datasets, and the embedded digits."""
+"""Data sets: the embedded digits, those of tensorflow-datasets, and .npz files."""
 
 import os
 from pathlib import Path

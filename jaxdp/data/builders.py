@@ -1,4 +1,4 @@
-"""Writing the original files into tensorflow-datasets' array_record form, without TensorFlow."""
+"""Writes the original files into tensorflow-datasets' array_record form, without TensorFlow."""
 
 import contextlib
 import io
@@ -102,7 +102,7 @@ def _features(chosen: DatasetSpec, image: bool) -> dict[str, Any]:
 
 
 def _png(image: np.ndarray) -> io.BytesIO:
-    """An encoded image: handing tfds the pixels would make it import TensorFlow to encode them."""
+    """An image encoded as PNG; tfds would import TensorFlow to encode pixels."""
     buffer = io.BytesIO()
     Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, "PNG")
     buffer.seek(0)

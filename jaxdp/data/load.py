@@ -1,4 +1,4 @@
-"""Loading a data set into arrays that go to the device once."""
+"""Loads a data set into arrays."""
 
 import dataclasses
 import gzip
@@ -40,7 +40,7 @@ class Dataset:
     test_y: np.ndarray
 
     def fingerprint(self, key: bytes) -> str:
-        """A keyed hash of all arrays: tells changed data, and nothing to those without the key."""
+        """A keyed hash of all arrays; without the key it tells nothing about them."""
         digest = hashlib.blake2b(key=key, digest_size=16)
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(repr((array.shape, array.dtype.str)).encode())

@@ -1,4 +1,4 @@
-"""A data set from a file of your own."""
+"""Data sets in .npz files."""
 
 import os
 import zipfile

@@ -1,4 +1,4 @@
-"""Reading the original files, each checked against its checksum before anything is written."""
+"""Reads the original files of the built-in data sets; each is checked by its checksum."""
 
 import gzip
 import hashlib

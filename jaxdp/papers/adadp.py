@@ -38,7 +38,9 @@ def adadp_step_only(
     """
     gamma, eps = _check.decay("rate_decay", rate_decay), _check.positive("eps", eps)
 
-    def update(updates: PyTree, rate: PyTree, params: PyTree | None = None) -> tuple:
+    def update(
+        updates: PyTree, rate: PyTree, params: PyTree | None = None
+    ) -> tuple[PyTree, PyTree]:
         return rms_step(updates, rate, gamma, eps, True)
 
     tx = optax.GradientTransformation(optax.tree.zeros_like, update)

@@ -211,7 +211,8 @@ def calibration_error(bins: list[dict[str, Any]]) -> float:
     binning" (AAAI 29), Measures.
     """
     total = sum(row["size"] for row in bins)
-    return sum(row["size"] * abs(row["found"] - row["predicted"]) for row in bins) / total
+    errors = (row["size"] * abs(row["found"] - row["predicted"]) for row in bins)
+    return float(sum(errors) / total)
 
 
 def groups(x: np.ndarray) -> dict[str, np.ndarray]:

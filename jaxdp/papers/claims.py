@@ -1,4 +1,4 @@
-"""Papers' claims by their own formulas: to be printed and plotted, never to guarantee.
+"""The epsilons that papers claim, by their own formulas; never a guarantee.
 
 No function that takes a guarantee accepts a ``Claim``, and a ``Claim`` is not a number. Each
 records the assumptions that its paper makes and whether they held, so that a value below the proven

@@ -11,26 +11,26 @@ from jaxdp._durable import write_atomically
 from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
 from jaxdp.optimizers import registry
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
+from jaxdp.report.schema import AuditRow
 from jaxdp.runs.config import RunConfig
 
 MOST_STEPS = 600
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def audited_columns(audited: dict[str, Any] | None) -> dict[str, Any]:
-    """The columns of a result row about an audit, from ``audited`` of a report.
+def audited_columns(audited: AuditRow | None) -> dict[str, Any]:
+    """The columns of a result row about an audit.
 
     Args:
-        audited: the dictionary of a :class:`AlgorithmAudit` or a ``RunAudit``; None where nothing
-            was audited.
+        audited: of its report; None where nothing was audited.
     """
     if audited is None:
         return {"audited_epsilon": None, "audited": None}
-    runs = "1 run" if audited["runs"] == 1 else f"{audited['runs']:,} runs"
-    what = f"{audited['what']}, {audited['steps']:,} steps, {runs}"
+    runs = "1 run" if audited.runs == 1 else f"{audited.runs:,} runs"
+    what = f"{audited.what}, {audited.steps:,} steps, {runs}"
     return {
-        "audited_epsilon": audited["audited"],
-        "audited": f"{what}, at {audited['confidence']:.0%} confidence",
+        "audited_epsilon": audited.audited,
+        "audited": f"{what}, at {audited.confidence:.0%} confidence",
     }
 
 
@@ -64,8 +64,8 @@ def audit_rows(
         if row.get("audited_epsilon") is not None or _refused(row):
             continue
         with progress(row["name"], 2 * runs) as shown:
-            found = _audit(RunConfig(**row["config"]), runs, confidence, seed, shown)
-        filled = {**row, **audited_columns(found.to_dict())}
+            found = _audit(RunConfig.from_dict(row["config"]), runs, confidence, seed, shown)
+        filled = {**row, **audited_columns(AuditRow.from_dict(found.to_dict()))}
         rows = [filled if _key(r) == _key(row) else r for r in _rows(results)]
         write_atomically(results, json.dumps(rows, indent=1) + "\n")
         done.append(filled)
@@ -87,7 +87,7 @@ def _rows(results: Path) -> list[dict[str, Any]]:
 
 def _refused(row: dict[str, Any]) -> bool:
     """True if the audit of an algorithm does not cover the row: see docs/auditing.md."""
-    config = RunConfig(**row["config"])
+    config = RunConfig.from_dict(row["config"])
     return config.sampling == "fixed_size" or config.relation != "add_or_remove_one"
 
 

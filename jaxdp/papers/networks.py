@@ -13,7 +13,9 @@ with needed("jaxdp.papers.networks", "papers", "flax"):
     from jaxdp.models import ACTIVATIONS, Entry, kernel_init, register
 
 
-def tempered_sigmoid(scale: float, temperature: float, offset: float) -> Callable:
+def tempered_sigmoid(
+    scale: float, temperature: float, offset: float
+) -> Callable[[jax.Array], jax.Array]:
     """X ↦ scale · σ(temperature · x) − offset (Papernot et al. 2020, arXiv:2007.14191v1, eq. 2)."""
     return lambda x: scale * nn.sigmoid(temperature * x) - offset
 

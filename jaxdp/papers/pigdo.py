@@ -138,4 +138,5 @@ def pigdo_as_published(
 
 
 def _unzip(pairs: PyTree, like: PyTree) -> tuple[PyTree, PyTree]:
-    return jax.tree.transpose(jax.tree.structure(like), jax.tree.structure((0, 0)), pairs)
+    first, second = jax.tree.transpose(jax.tree.structure(like), jax.tree.structure((0, 0)), pairs)
+    return first, second

@@ -14,10 +14,12 @@ from jaxdp._durable import open_locked, write_atomically
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.papers.column import audited_columns
 from jaxdp.papers.row import Row
-from jaxdp.papers.rows import ROWS
+from jaxdp.papers.rows import ROWS as ROWS
+from jaxdp.report.schema import Report
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
-from jaxdp.runs.loop import Progress, RunResult, resume, start
+from jaxdp.runs.loop import RunResult, resume, start
+from jaxdp.runs.run import Progress
 from jaxdp.seeds import Secret
 
 # Of a row and the number of its run, counted from 1.
@@ -29,7 +31,7 @@ def work(
     folder: Path,
     results: Path,
     data_dir: Path | None,
-    report: Callable[[RunResult], dict[str, Any]],
+    report: Callable[[RunResult], Report],
     progress: Callable[[Row], Any],
     runs: int = 1,
 ) -> list[Key]:
@@ -42,7 +44,7 @@ def work(
         folder: where the runs lie.
         results: the JSON file of finished rows.
         data_dir: where prepared data sets lie.
-        report: the report of a finished run, as a dictionary.
+        report: from a finished run to its report.
         progress: from a row to a context manager of its progress function.
         runs: how often each is run; all rows once before any row twice.
 
@@ -109,7 +111,7 @@ def run_row(row: Row, folder: Path, dataset: data.Dataset, progress: Progress) -
     """Starts the row's run, or goes on with it."""
     directory = RunDirectory(folder)
     if directory.exists():
-        config = RunConfig(**directory.load_state()["config"])
+        config = RunConfig.from_dict(directory.load_state().config or {})
         return resume(config, directory, dataset, progress)
     return start(row.config(), directory, dataset, Secret.new(), progress)
 
@@ -139,29 +141,29 @@ def finished(results: Path) -> dict[Key, dict[str, Any]]:
     return {(line["name"], line.get("run", 1)): line for line in lines}
 
 
-def line_of(row: Row, report: dict[str, Any]) -> dict[str, Any]:
+def line_of(row: Row, report: Report) -> dict[str, Any]:
     """The result row of a finished run."""
-    counts, claim = report["counts"], report["claim"]
+    counts, told = report.counts, report.to_dict()
     return {
         "name": row.name,
         "dataset": row.dataset,
-        "algorithm": report["algorithm"],
-        "model": report["model"],
-        "activation": report["activation"],
-        "test_accuracy": report["test_accuracy"],
-        "proven_epsilon": report["guarantee"]["epsilon"],
-        "delta": report["guarantee"]["delta"],
-        "claimed_epsilon": claim["epsilon"] if claim else None,
-        **audited_columns(report.get("audited")),
-        "acceptance_rate": counts["accepted"] / counts["proposals"] if counts else None,
-        "noise_multiplier": report["guarantee"]["noise_multiplier"],
-        "steps": report["history"][-1]["step"],
-        "judged_by": report["judged_by"],
+        "algorithm": report.algorithm,
+        "model": report.model,
+        "activation": report.activation,
+        "test_accuracy": report.value,
+        "proven_epsilon": told["guarantee"]["epsilon"],
+        "delta": report.guarantee.delta,
+        "claimed_epsilon": told["claim"] and told["claim"]["epsilon"],
+        **audited_columns(report.audited),
+        "acceptance_rate": counts.accepted / counts.proposals if counts else None,
+        "noise_multiplier": report.guarantee.noise_multiplier,
+        "steps": report.history[-1].step,
+        "judged_by": report.judged_by,
         "paper": row.paper or None,
-        "machine": report["machine"],
-        "jaxdp": report["jaxdp"],
-        "config": report["config"],
-        "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in report["history"]],
+        "machine": report.machine,
+        "jaxdp": report.jaxdp,
+        "config": report.config,
+        "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in told["history"]],
     }
 
 

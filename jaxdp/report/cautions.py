@@ -1,29 +1,29 @@
-"""Warnings where the guarantee of a run is weak, whatever else the report says."""
+"""Warnings of a weak guarantee."""
 
 import math
-from typing import Any
 
+from jaxdp.report.schema import Caution, Report
 from jaxdp.report.words import show_factor
 
-LITTLE, NONE = 10.0, 50.0  # above these an epsilon is said to give little, and no, protection
+LITTLE, NONE = 10.0, 50.0  # epsilons above which protection is called little, and none
 
 
-def cautions(epsilon: float, delta: float, dataset_size: int) -> list[dict[str, str]]:
-    """[{"about": "epsilon" or "delta", "text": ...}], empty where there is nothing to warn of."""
+def cautions(epsilon: float, delta: float, dataset_size: int) -> tuple[Caution, ...]:
+    """The warnings about a guarantee; () for none."""
     found = []
     if text := _of_epsilon(epsilon):
-        found.append({"about": "epsilon", "text": text})
+        found.append(Caution("epsilon", text))
     if delta * dataset_size >= 1:
         found.append(
-            {
-                "about": "delta",
-                "text": f"Delta ({delta:.3g}) is not below 1 / {dataset_size:,} = "
+            Caution(
+                "delta",
+                f"Delta ({delta:.3g}) is not below 1 / {dataset_size:,} = "
                 f"{1 / dataset_size:.3g}, one over the number of records: such a guarantee would "
                 "also be met by publishing a record picked at random. Choose a delta well below "
                 "that.",
-            }
+            )
         )
-    return found
+    return tuple(found)
 
 
 def _of_epsilon(epsilon: float) -> str:
@@ -45,15 +45,15 @@ def _of_epsilon(epsilon: float) -> str:
     return ""
 
 
-def shown(report: dict[str, Any]) -> list[str]:
-    """All warnings of a finished report in words, a chosen seed's and an audit's among them."""
-    texts = [row["text"] for row in report.get("warnings", ())]
-    if report["label"]:
-        texts.append(report["label"])
-    audited = report.get("audited") or {}
-    if audited.get("noise_refuted"):
-        tests = audited["noise"].removeprefix("noise: REFUTED: ")
+def shown(report: Report) -> list[str]:
+    """All warnings of a report in words, those of an audit and of a chosen seed included."""
+    texts = [warning.text for warning in report.warnings]
+    if report.label:
+        texts.append(report.label)
+    audited = report.audited
+    if audited and audited.noise_refuted:
+        tests = (audited.noise or "").removeprefix("noise: REFUTED: ")
         texts.insert(0, f"The audit refutes the noise that was charged ({tests}).")
-    if audited.get("broken"):
-        texts.insert(0, f"The audit contradicts the guarantee. {audited['verdict']}")
+    if audited and audited.broken:
+        texts.insert(0, f"The audit contradicts the guarantee. {audited.verdict}")
     return texts

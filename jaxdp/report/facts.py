@@ -5,10 +5,11 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import clipping
+from jaxdp.report.schema import Counts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
 from jaxdp.report.words import RELATIONS, show_delta
 
-CODE = ("Command", "SHA-256 of ledger.jsonl")  # to be read letter by letter
+CODE = ("Command", "SHA-256 of ledger.jsonl")  # set in a monospaced font
 
 _SAMPLINGS: dict[str, str] = {
     "poisson": "{batch:,} of {size:,} records expected a step, each with probability {rate:.3g}, "
@@ -35,24 +36,25 @@ _RULES: dict[type, Callable[[Any], str]] = {
 }
 
 
-def groups(subject: Subject, report: dict[str, Any]) -> list[tuple[str, Rows]]:
-    """(heading, rows of name and value).
+def groups(subject: Subject, report: Report) -> tuple[Facts, ...]:
+    """The public facts as (heading, rows of name and value).
 
     Args:
         subject: of the report.
-        report: its dictionary, but for these facts.
+        report: without these facts.
     """
-    return [
+    found = [
         ("Who is protected", _protected(subject)),
         ("What is done to protect them", _done(subject, report)),
-        ("The training", [*subject.training, ("Parameters", f"{report['parameters']:,}")]),
+        ("The training", [*subject.training, ("Parameters", f"{report.parameters:,}")]),
         ("Where this report comes from", _origin(report)),
     ]
+    return tuple((heading, tuple(rows)) for heading, rows in found)
 
 
-def neighbours(report: dict[str, Any]) -> str:
+def neighbours(report: Report) -> str:
     """The neighbouring relation in words."""
-    return RELATIONS[acc.Relation(report["guarantee"]["relation"])]
+    return RELATIONS[acc.Relation(report.guarantee.relation)]
 
 
 def _protected(subject: Subject) -> Rows:
@@ -68,8 +70,8 @@ def _protected(subject: Subject) -> Rows:
     ]
 
 
-def _done(subject: Subject, report: dict[str, Any]) -> Rows:
-    guarantee, rule = report["guarantee"], subject.algorithm.mechanism.rule
+def _done(subject: Subject, report: Report) -> Rows:
+    guarantee, rule = report.guarantee, subject.algorithm.mechanism.rule
     sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
     return [
         (
@@ -82,10 +84,10 @@ def _done(subject: Subject, report: dict[str, Any]) -> Rows:
         ),
         ("Clipping", _RULES.get(type(rule), repr)(rule)),
         ("Noise multiplier", _noise(subject)),
-        ("Released", guarantee["in_words"]),
-        *_counted(report["counts"]),
-        *(("Audit", note) for note in report["notes"]),
-        ("Accountant", guarantee["algorithm"]),
+        ("Released", guarantee.in_words),
+        *_counted(report.counts),
+        *(("Audit", note) for note in report.notes),
+        ("Accountant", guarantee.accountant),
     ]
 
 
@@ -97,28 +99,28 @@ def _noise(subject: Subject) -> str:
     return f"from {values[0]:.4g} to {values[-1]:.4g}, in {len(values):,} levels: {what}"
 
 
-def _counted(counts: dict[str, int]) -> Rows:
-    if not counts:
+def _counted(counts: Counts | None) -> Rows:
+    if counts is None:
         return []
     return [
         (
             "Candidates",
-            f"{counts['proposals']:,} evaluated and charged, {counts['accepted']:,} accepted "
-            f"({counts['accepted'] / counts['proposals']:.1%}), "
-            f"{counts['forced']:,} of them by force",
+            f"{counts.proposals:,} evaluated and charged, {counts.accepted:,} accepted "
+            f"({counts.accepted / counts.proposals:.1%}), "
+            f"{counts.forced:,} of them by force",
         )
     ]
 
 
-def _origin(report: dict[str, Any]) -> Rows:
+def _origin(report: Report) -> Rows:
     rows = [
         (
             "Date",
-            f"{report['date']} (UTC; training began or was resumed)" if report["date"] else "",
+            f"{report.date} (UTC; training began or was resumed)" if report.date else "",
         ),
-        ("Command", report["command"]),
-        ("SHA-256 of ledger.jsonl", report["ledger_sha256"] or ""),
-        ("Versions", ", ".join(f"{name} {value}" for name, value in report["versions"].items())),
-        ("Machine", report["machine"]),
+        ("Command", report.command),
+        ("SHA-256 of ledger.jsonl", report.ledger_sha256 or ""),
+        ("Versions", ", ".join(f"{name} {value}" for name, value in report.versions.items())),
+        ("Machine", report.machine),
     ]
     return [row for row in rows if row[1]]

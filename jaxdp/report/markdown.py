@@ -1,11 +1,11 @@
-"""The report of a run as a page of Markdown, and what the page of HTML shares with it."""
+"""report.md, and the sentences that report.html shares with it."""
 
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from jaxdp.report import audited, cautions, facts, levels
-from jaxdp.report.subject import measured
-from jaxdp.report.words import show_delta, show_epsilon, show_factor, show_rate, title
+from jaxdp.report.schema import AuditRow, Guarantee, Report
+from jaxdp.report.words import show_delta, show_epsilon, show_factor, show_rate
 
 GLOSSARY = (
     (
@@ -36,28 +36,27 @@ GLOSSARY = (
 )
 
 
-def to_markdown(report: dict[str, Any]) -> str:
-    """report.md from the dictionary of report.json."""
-    lines = [f"# {title(report)}", "", _headline(report), ""]
+def to_markdown(report: Report) -> str:
+    """The text of report.md."""
+    lines = [f"# {report.title}", "", _headline(report), ""]
     for text in cautions.shown(report):
         lines += [f"> **Warning.** {text}", ""]
-    if report["judged_by"]:
-        lines += [f"> {report['judged_by']}", ""]
+    if report.judged_by:
+        lines += [f"> {report.judged_by}", ""]
     lines += [*levels.sentences(report), "", *meaning(report), ""]
-    if report["claim"]:
-        claim = report["claim"]
+    if claim := report.claim:
         lines += [
-            f"Claimed by the paper: epsilon {show_epsilon(claim['epsilon'])} after "
-            f"{claim['steps']:,} counted steps ({claim['source']}): {claim['verdict']}.",
+            f"Claimed by the paper: epsilon {show_epsilon(claim.epsilon)} after "
+            f"{claim.steps:,} counted steps ({claim.source}): {claim.verdict}.",
             "",
         ]
     if hits := attack(report):
         lines += ["## What an attack could do at most", ""]
         lines += _table(("wrongly accused", "rightly found", "by guessing"), hits)
         lines += [*(f"{text}\n" for text in gaussian(report))]
-    if report.get("audited"):
-        lines += ["## Audit", "", *_audited(report["audited"]), ""]
-    for heading, rows in report.get("facts", ()):
+    if report.audited:
+        lines += ["## Audit", "", *_audited(report.audited), ""]
+    for heading, rows in report.facts:
         lines += [f"## {heading}", ""]
         lines += _table(("", ""), [(name, _code(name, value)) for name, value in rows])
     lines += [f"![{progress_title(report)}](accuracy_and_epsilon.png)", ""]
@@ -68,32 +67,30 @@ def to_markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def progress_title(report: dict[str, Any]) -> str:
-    """The title of the plot of what was measured and of epsilon, by step."""
-    found = measured(report)
-    return "Epsilon" if found is None else f"{found.name} and epsilon"
+def progress_title(report: Report) -> str:
+    """The title of the plot of the measured number and of epsilon, by step."""
+    return f"{report.measured.name} and epsilon" if report.measured else "Epsilon"
 
 
-def _headline(report: dict[str, Any]) -> str:
-    guarantee, found = report["guarantee"], measured(report)
-    delta = show_delta(guarantee["delta"])
-    proven = f"**(epsilon {show_epsilon(guarantee['epsilon'])}, delta {delta})**."
-    if found is None:
+def _headline(report: Report) -> str:
+    guarantee, found, value = report.guarantee, report.measured, report.value
+    delta = show_delta(guarantee.delta)
+    proven = f"**(epsilon {show_epsilon(guarantee.epsilon)}, delta {delta})**."
+    if found is None or value is None:
         return f"Proven: {proven}"
-    value = float(report[found.column])
     return f"**{found.name} {found.shown(value)}** at a proven {proven}"
 
 
-def meaning(report: dict[str, Any]) -> list[str]:
-    """Paragraphs on the guarantee's promise, for a reader who is not of the field."""
-    guarantee = report["guarantee"]
-    epsilon, neighbours = float(guarantee["epsilon"]), facts.neighbours(report)
+def meaning(report: Report) -> list[str]:
+    """Paragraphs that explain the guarantee to a reader who is not of the field."""
+    guarantee, neighbours = report.guarantee, facts.neighbours(report)
+    epsilon = guarantee.epsilon
     if math.isinf(epsilon):
         return ["Nothing is promised: no bound on what this run reveals of a record is proven."]
     found = [
         f"With {neighbours}, the probability of anything that this run shows changes by a factor "
         f"of at most {show_factor(epsilon)}, but for a probability of "
-        f"{_one_in(guarantee['delta'])}. This holds against whoever sees every "
+        f"{_one_in(guarantee.delta)}. This holds against whoever sees every "
         "intermediate model and knows all other records."
     ]
     found += [
@@ -105,24 +102,24 @@ def meaning(report: dict[str, Any]) -> list[str]:
     return found
 
 
-def attack(report: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(false-positive rate, most true positives, those by guessing), in words."""
+def attack(report: Report) -> list[tuple[str, str, str]]:
+    """Rows in words: (false-positive rate, most true positives, those of guessing)."""
     return [
         (show_rate(rate), f"at most {show_rate(hits)}", show_rate(rate))
         for rate, hits in _hits(report)
     ]
 
 
-def gaussian(report: dict[str, Any]) -> list[str]:
-    """mu of the equivalent Gaussian, and what it means; empty where there is none."""
-    found = report.get("tradeoff")
-    if not found or found["mu"] is None:
+def gaussian(report: Report) -> list[str]:
+    """A sentence on mu of the equivalent Gaussian mechanism; [] where there is none."""
+    found = report.tradeoff
+    if found is None or found.mu is None:
         return []
     kind, hard, sure = "exact", "exactly as hard as", ""
-    if found["mu_is"] != "exact":
+    if found.mu_is != "exact":
         kind, hard = "approximate", "about as hard as, or harder than,"
         sure = " It was compared at some points of the curve and is not proven; epsilon is."
-    mu = f"{found['mu']:.3g}"
+    mu = f"{found.mu:.3g}"
     return [
         f"Equivalent Gaussian (GDP), {kind}: mu {mu}. Telling whether a record was used is {hard} "
         "telling from one measurement with noise of standard deviation 1 whether the truth is 0 or "
@@ -130,12 +127,12 @@ def gaussian(report: dict[str, Any]) -> list[str]:
     ]
 
 
-def sections(report: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Headings and items of what a reader must take into account."""
+def sections(report: Report) -> list[tuple[str, Sequence[str]]]:
+    """(heading, items) of the assumptions and of what no guarantee covers."""
     return [
-        ("Could not be verified", report["unverified"] or [_verified(report["guarantee"])]),
-        ("Assumed", report["assumed"]),
-        ("Outside the guarantee", report["outside_the_guarantee"]),
+        ("Could not be verified", report.unverified or [_verified(report.guarantee)]),
+        ("Assumed", report.assumed),
+        ("Outside the guarantee", report.outside_the_guarantee),
     ]
 
 
@@ -144,12 +141,12 @@ def _one_in(delta: float) -> str:
     return f"{shown} (1 in {math.floor((1 + 1e-9) / delta):,})" if delta < 0.01 else shown
 
 
-def _hits(report: dict[str, Any]) -> list[tuple[float, float]]:
-    found = report.get("tradeoff") or {"tpr_at_fpr": {}}
-    return [(float(rate), hits) for rate, hits in found["tpr_at_fpr"].items()]
+def _hits(report: Report) -> list[tuple[float, float]]:
+    found = report.tradeoff.tpr_at_fpr if report.tradeoff else {}
+    return [(float(rate), hits) for rate, hits in found.items()]
 
 
-def _audited(row: dict[str, Any]) -> list[str]:
+def _audited(row: AuditRow) -> list[str]:
     rows = [(name, value, share or "-") for name, value, share in audited.table(row)]
     return [
         f"{audited.how(row)}.",
@@ -161,7 +158,7 @@ def _audited(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(heads: tuple[str, ...], rows: list[Any]) -> list[str]:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [heads, ("---",) * len(heads), *rows]
     # A caller's own words may hold what ends a cell.
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
@@ -172,7 +169,7 @@ def _code(name: str, value: str) -> str:
     return f"`{value}`" if name in facts.CODE else value
 
 
-def _verified(guarantee: dict[str, Any]) -> str:
-    if guarantee["epsilon"] == "inf":
+def _verified(guarantee: Guarantee) -> str:
+    if math.isinf(guarantee.epsilon):
         return "Nothing is proven, so there is nothing to verify."
     return "Nothing: every release was drawn, clipped, noised and charged by one mechanism."

@@ -1,6 +1,7 @@
-"""The origin of a report: date, command, ledger, versions; public facts and no duration."""
+"""The origin of a report: command, hash of the ledger, versions, number of parameters."""
 
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shlex
@@ -10,7 +11,6 @@ from typing import Any
 
 import flax
 import jax
-import jaxlib
 import numpy as np
 import optax
 
@@ -22,7 +22,7 @@ LEFT_OUT = ("out", "data_dir", "seed", "fork")
 
 
 def command(options: Mapping[str, Any]) -> str:
-    """``jaxdp train`` with these options, without :data:`LEFT_OUT`.
+    """The command line ``jaxdp train`` with these options, but for :data:`LEFT_OUT`.
 
     Args:
         options: from an option's name without dashes, such as "batch-size", to its value; True for
@@ -48,11 +48,11 @@ def sha256(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """The versions of the libraries that the numbers depend on, by name."""
     return {
         "jaxdp": __version__,
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "flax": flax.__version__,
         "optax": optax.__version__,
         "numpy": np.__version__,

@@ -1,14 +1,16 @@
 """The report of a run as one self-contained web page."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from jaxdp.report import audited, cautions, facts, levels, markdown, plots, roc, svg
-from jaxdp.report.subject import measured
-from jaxdp.report.words import show_audited, show_delta, show_epsilon, title
+from jaxdp.report.schema import AuditRow, Report
+from jaxdp.report.words import show_audited, show_delta, show_epsilon
 
 _TRADEOFF = (
     "The most that any attack can achieve: true positives against false positives, both on "
@@ -22,8 +24,11 @@ _BOTH = (
 _NORM = "Euclidean norm of the noisy update, mean of each block of steps."
 
 
-def to_html(report: dict[str, Any], folder: Path) -> str:
-    """report.html from the dictionary of report.json, and of an audit's roc.svg in ``folder``.
+_Plot = dict[str, str]
+
+
+def to_html(report: Report, folder: Path) -> str:
+    """The text of report.html, with an audit's roc.svg from ``folder``.
 
     The page holds its plots, follows the reader's colours and asks no other place for anything.
     """
@@ -37,21 +42,21 @@ def to_html(report: dict[str, Any], folder: Path) -> str:
     return environment.get_template("report.html.jinja").render(_shown(report, folder))
 
 
-def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
-    guarantee, claim, row = report["guarantee"], report["claim"], report.get("audited")
+def _shown(report: Report, folder: Path) -> dict[str, Any]:
+    guarantee, claim, row = report.guarantee, report.claim, report.audited
     return {
-        "title": title(report),
-        "date": report.get("date"),
+        "title": report.title,
+        "date": report.date,
         "colours": Markup(svg.style()),
         "measured": _measured(report),
         "compared": levels.sentences(report),
-        "epsilon": _epsilon(guarantee["epsilon"]),
-        "weak": any(each["about"] == "epsilon" for each in report.get("warnings", ())),
-        "delta": show_delta(guarantee["delta"]),
+        "epsilon": _epsilon(guarantee.epsilon),
+        "weak": any(each.about == "epsilon" for each in report.warnings),
+        "delta": show_delta(guarantee.delta),
         "neighbours": facts.neighbours(report),
-        "claim": claim and {**claim, "shown": show_epsilon(claim["epsilon"])},
+        "claim": claim and {"shown": show_epsilon(claim.epsilon), "verdict": claim.verdict},
         "warnings": cautions.shown(report),
-        "judged_by": report["judged_by"],
+        "judged_by": report.judged_by,
         "meaning": markdown.meaning(report),
         "attack": markdown.attack(report),
         "gaussian": markdown.gaussian(report),
@@ -60,40 +65,39 @@ def _shown(report: dict[str, Any], folder: Path) -> dict[str, Any]:
             "table": audited.table(row),
             "how": audited.how(row),
             "verdict": audited.verdict(row),
-            "shown": show_audited(row["audited"]),
-            "confidence": f"{row['confidence']:.0%}",
-            "what": row.get("what", audited.TINY),
+            "shown": show_audited(row.audited),
+            "confidence": f"{row.confidence:.0%}",
+            "what": row.what,
         },
         "limits": _limits(report),
         "roc": _roc(row, folder),
         "progress": _progress(report),
-        "groups": report.get("facts", ()),
+        "groups": report.facts,
         "code": facts.CODE,
         "sections": markdown.sections(report),
         "glossary": markdown.GLOSSARY,
-        "version": report["jaxdp"],
+        "version": report.jaxdp,
     }
 
 
-def _epsilon(epsilon: float | str) -> str:
-    return "infinite" if epsilon == "inf" else show_epsilon(epsilon)
+def _epsilon(epsilon: float) -> str:
+    return "infinite" if math.isinf(epsilon) else show_epsilon(epsilon)
 
 
-def _limits(report: dict[str, Any]) -> list[dict[str, Any]]:
-    if not report.get("tradeoff"):
+def _limits(report: Report) -> list[_Plot]:
+    if report.tradeoff is None:
         return []
-    return [_plot("tradeoff", plots.tradeoff(report["tradeoff"]), _TRADEOFF)]
+    return [_plot("tradeoff", plots.tradeoff(report.tradeoff), _TRADEOFF)]
 
 
-def _measured(report: dict[str, Any]) -> dict[str, str] | None:
-    found = measured(report)
-    if found is None:
+def _measured(report: Report) -> dict[str, str] | None:
+    if report.measured is None or report.value is None:
         return None
-    return {"name": found.name, "shown": found.shown(float(report[found.column]))}
+    return {"name": report.measured.name, "shown": report.measured.shown(report.value)}
 
 
-def _progress(report: dict[str, Any]) -> list[dict[str, Any]]:
-    found, caption = measured(report), _PROGRESS
+def _progress(report: Report) -> list[_Plot]:
+    found, caption = report.measured, _PROGRESS
     if found is not None:
         caption = _BOTH.format(name=found.name, percent=" in percent" if found.share else "")
     return [
@@ -102,11 +106,11 @@ def _progress(report: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _plot(name: str, figure: Any, caption: str) -> dict[str, Any]:
+def _plot(name: str, figure: Figure, caption: str) -> _Plot:
     return {"image": Markup(svg.inline(figure, name, caption)), "caption": caption}
 
 
-def _roc(row: dict[str, Any] | None, folder: Path) -> list[dict[str, Any]]:
+def _roc(row: AuditRow | None, folder: Path) -> list[_Plot]:
     path = folder / "roc.svg"
     if not row or not path.exists():
         return []

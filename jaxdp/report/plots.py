@@ -1,7 +1,6 @@
-"""The plots of a run, from its report; every one can be a PNG or part of a page."""
+"""The plots of a report, as PNG files or for its page."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from scipy import special
 
 from jaxdp.report import levels
-from jaxdp.report.subject import Measured, measured
+from jaxdp.report.schema import Measured, Report, Tradeoff
 from jaxdp.report.svg import BLUE, INK, LINE, ORANGE, SOFT
 from jaxdp.report.words import show_delta
 
@@ -20,7 +19,7 @@ _LETTERS = 11
 _LEAST = 1e-5  # where the axes of rates begin
 
 
-def save_plots(report: dict[str, Any], folder: Path) -> list[Path]:
+def save_plots(report: Report, folder: Path) -> list[Path]:
     """Writes accuracy_and_epsilon.png and update_norm.png; returns their paths."""
     figures = {
         "accuracy_and_epsilon.png": accuracy_and_epsilon(report),
@@ -32,14 +31,14 @@ def save_plots(report: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """On white, sharp at twice its width."""
+    """Writes a figure as PNG on white, sharp at twice its width."""
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=200, facecolor="white")
 
 
-def accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
+def accuracy_and_epsilon(report: Report) -> Figure:
     """Plots the measured number, the level of guessing and, below, the epsilon spent, by step."""
-    found, steps = measured(report), _column(report, "step")
+    found, steps = report.measured, _column(report, "step")
     if found is None:
         figure, (below,) = _figure(2.9)
     else:
@@ -50,7 +49,7 @@ def accuracy_and_epsilon(report: dict[str, Any]) -> Figure:
     return figure
 
 
-def _measured(axes: Axes, report: dict[str, Any], found: Measured, steps: np.ndarray) -> None:
+def _measured(axes: Axes, report: Report, found: Measured, steps: np.ndarray) -> None:
     scale = 100 if found.share else 1
     _styled(axes, f"{found.name} (%)" if found.share else found.name)
     axes.plot(steps, scale * _column(report, found.column), "o-", color=BLUE, markersize=4)
@@ -69,8 +68,8 @@ def _measured(axes: Axes, report: dict[str, Any], found: Measured, steps: np.nda
     axes.set_ylim(bottom=0)
 
 
-def _epsilon(axes: Axes, report: dict[str, Any], steps: np.ndarray) -> None:
-    delta = show_delta(report["guarantee"]["delta"])
+def _epsilon(axes: Axes, report: Report, steps: np.ndarray) -> None:
+    delta = show_delta(report.guarantee.delta)
     _styled(axes, f"Proven epsilon so far, at delta {delta}")
     epsilon = _column(report, "epsilon")
     axes.plot(steps, epsilon, "s--", color=ORANGE, markersize=4)
@@ -88,8 +87,8 @@ def _epsilon(axes: Axes, report: dict[str, Any], steps: np.ndarray) -> None:
     )
 
 
-def update_norm(report: dict[str, Any]) -> Figure:
-    """Norm of the noisy update, by step."""
+def update_norm(report: Report) -> Figure:
+    """Plots the norm of the noisy update, by step."""
     figure, (axes,) = _figure(2.9)
     steps = _column(report, "step")
     norms = _column(report, "update_norm")
@@ -102,22 +101,22 @@ def update_norm(report: dict[str, Any]) -> Figure:
     return figure
 
 
-def tradeoff(found: dict[str, Any]) -> Figure:
-    """Most hits that an attack can have, by its false alarms; ``found`` is report["tradeoff"]."""
+def tradeoff(found: Tradeoff) -> Figure:
+    """Plots the largest true-positive rate of any attack, by false-positive rate."""
     figure, axes = rates(_LEAST)
-    curve = np.array(found["curve"])
+    curve = np.array(found.curve)
     bounded(axes, curve, "most that is possible (proven)")
-    if found["mu"] is not None and found["mu_is"] != "exact":
-        hits = special.ndtr(special.ndtri(curve[:, 0]) + found["mu"])
+    if found.mu is not None and found.mu_is != "exact":
+        hits = special.ndtr(special.ndtri(curve[:, 0]) + found.mu)
         axes.plot(
             curve[:, 0],
             hits,
             "--",
             color=BLUE,
             linewidth=1.4,
-            label=f"Gaussian with mu {found['mu']:.3g} (approximate)",
+            label=f"Gaussian with mu {found.mu:.3g} (approximate)",
         )
-    at = np.array([[float(rate), hits] for rate, hits in found["tpr_at_fpr"].items()])
+    at = np.array([[float(rate), hits] for rate, hits in found.tpr_at_fpr.items()])
     axes.plot(at[:, 0], at[:, 1], "o", color=ORANGE, markersize=6, clip_on=False)
     legend(figure)
     return figure
@@ -146,7 +145,7 @@ def bounded(axes: Axes, curve: np.ndarray, label: str) -> None:
 
 
 def legend(figure: Figure) -> None:
-    """Below the axes, where it hides nothing at any width."""
+    """Puts the legend below the axes, where it hides nothing at any width."""
     figure.legend(
         loc="outside lower left",
         frameon=False,
@@ -178,5 +177,5 @@ def _steps(axes: Axes, steps: np.ndarray) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def _column(report: dict[str, Any], name: str) -> np.ndarray:
-    return np.array([float(row[name]) for row in report["history"]])
+def _column(report: Report, name: str) -> np.ndarray:
+    return np.array([row.value(name) for row in report.history])

@@ -1,4 +1,4 @@
-"""The ROC curve of an attack, and the region that the proven guarantee leaves to any attack."""
+"""The plot of an attack's ROC curve beside the proven limit of any attack."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ _FEWEST = 1e-4
 
 
 def save_roc(audit: "AlgorithmAudit | RunAudit", path: Path, title: str) -> Path:
-    """Writes the plot, and the same as .svg beside it; where nothing is proven, without a limit."""
+    """Writes the ROC curve as PNG and SVG, with the proven limit where there is one."""
     seen = audit.roc[(audit.roc > 0).all(axis=1)]
     least = max(_FEWEST, 10.0 ** np.floor(np.log10(np.min(seen, initial=0.01))))
     figure, axes = plots.rates(float(least))

@@ -1,10 +1,11 @@
-"""The public facts of a run that its report is about."""
+"""The public facts of a run, from which its report is built."""
 
 import dataclasses
 from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.report.schema import Levels, Measured
 from jaxdp.sampling import FixedSize, FullBatch, Poisson
 from jaxdp.schedules import NoiseSchedule
 
@@ -15,37 +16,25 @@ _SAMPLINGS = {Poisson: "poisson", FixedSize: "fixed_size", FullBatch: "full_batc
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """The number that a run is judged by.
+class Names:
+    """The names that a run of ``jaxdp train`` has in the registries.
 
     Attributes:
-        column: its name in the rows of the history.
-        name: as people write it, such as "Test accuracy".
-        share: True where it is a share of 1, to be shown in percent.
+        algorithm: private algorithm.
+        dataset: data set.
+        model: model.
+        activation: of its hidden layers.
     """
 
-    column: str
-    name: str
-    share: bool
-
-    def shown(self, value: float) -> str:
-        """The number as a page shows it."""
-        return f"{value:.2%}" if self.share else f"{value:.4g}"
-
-
-TEST_ACCURACY = Measured("test_accuracy", "Test accuracy", share=True)
-
-
-def measured(report: dict[str, Any]) -> Measured | None:
-    """The number that a finished report judges its run by; None for nothing."""
-    # Reports of older versions know the test accuracy alone.
-    found = report.get("measured", dataclasses.asdict(TEST_ACCURACY))
-    return None if found is None else Measured(**found)
+    algorithm: str
+    dataset: str
+    model: str
+    activation: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A description of a run; nothing in it is computed from private data.
+    """The public facts of a run; nothing in it is computed from private data.
 
     Attributes:
         title: such as "DP-SGD on MNIST".
@@ -58,7 +47,8 @@ class Subject:
         measured: what it is judged by; None for nothing.
         levels: to compare that with, see :func:`jaxdp.report.levels.levels`.
         judged_by: what judged the candidates of an annealed algorithm, in words, or None.
-        names: further entries of report.json, by name.
+        names: in the registries; None for a model and data of the caller's own.
+        config: the public configuration; None likewise.
         unit: the privacy unit in words.
     """
 
@@ -70,9 +60,10 @@ class Subject:
     training: Rows
     command: str
     measured: Measured | None = None
-    levels: dict[str, Any] = dataclasses.field(default_factory=dict)
+    levels: Levels = dataclasses.field(default_factory=Levels)
     judged_by: str | None = None
-    names: dict[str, Any] = dataclasses.field(default_factory=dict)
+    names: Names | None = None
+    config: dict[str, Any] | None = None
     unit: str = UNIT
 
     @property
@@ -98,7 +89,7 @@ class Subject:
 
     @property
     def noise_multipliers(self) -> list[float]:
-        """The noise multiplier, or the levels that a schedule goes through."""
+        """The noise multiplier; of a schedule, that of each of its levels."""
         noise = self.algorithm.mechanism.noise_multiplier
         if isinstance(noise, NoiseSchedule):
             return [value for value, _ in noise.levels]
@@ -106,7 +97,7 @@ class Subject:
 
 
 def own_training(algorithm: Algorithm, steps: int, about: dict[str, str]) -> Rows:
-    """The rows of a model and an optimizer of the caller's own, whose words come last."""
+    """The facts about the training of a ``jaxdp.Run``; the caller's own words come last."""
     epochs = steps * algorithm.mechanism.batch_size / algorithm.mechanism.dataset_size
     rows = [
         ("Steps", steps_in_words(steps, epochs)),

@@ -1,4 +1,4 @@
-"""A figure as SVG inside a page: its text is text, its colours are those of the page."""
+"""Figures as SVG elements in a page, with the page's fonts and colours."""
 
 import io
 import re
@@ -8,8 +8,8 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-# What a figure is drawn with, and the page's name for it: light, dark. Each has a contrast of 4.5
-# on the page's ground, but for the lines of a grid.
+# By the page's name: the colour in light mode, which figures are drawn with, and in dark mode. All
+# but that of grid lines have a contrast of 4.5 on the page's ground.
 COLOURS = {
     "ink": ("#1b1f24", "#e6edf3"),
     "soft": ("#57606a", "#9da7b3"),
@@ -23,7 +23,7 @@ _NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 
 
 def style() -> str:
-    """CSS: the colours by name, light and, where the reader prefers it, dark."""
+    """CSS that defines the colours, for light and dark mode."""
     light, dark = (
         " ".join(f"--{name}: {pair[mode]};" for name, pair in COLOURS.items()) for mode in (0, 1)
     )
@@ -34,7 +34,7 @@ def style() -> str:
 
 
 def inline(figure: Figure, name: str, words: str) -> str:
-    """An <svg> element for a page, with ``words`` for who cannot see it.
+    """An <svg> element for a page, with ``words`` as its description for screen readers.
 
     Args:
         figure: drawn in this module's colours alone.
@@ -72,14 +72,14 @@ def inline(figure: Figure, name: str, words: str) -> str:
 
 
 def standalone(element: str) -> str:
-    """The same as a file of its own; :func:`embedded` is its inverse."""
+    """The text of an SVG file from an element of :func:`inline`; inverse of :func:`embedded`."""
     head = f"<svg {_NAMESPACE}"
     text = element.replace("<svg", head, 1)
     return text.replace(">", f"><style>{style()} svg {{ font-family: sans-serif }}</style>", 1)
 
 
 def embedded(file: str) -> str:
-    """The element in a file that :func:`standalone` made."""
+    """The element in an SVG file that :func:`standalone` made."""
     return re.sub(r"<style>.*?</style>", "", file, count=1).replace(f" {_NAMESPACE}", "", 1)
 
 

@@ -1,4 +1,4 @@
-"""The attacks that a guarantee leaves: hits against false alarms, and the Gaussian mu.
+"""Upper bounds on membership-inference attacks: the trade-off curve, and the Gaussian mu.
 
 An attack says "used" or "not used" of a record. Its false-positive rate (FPR) is how often it says
 "used" of one that was not, its true-positive rate (TPR) how often it does of one that was.
@@ -6,7 +6,6 @@ An attack says "used" or "not used" of a record. Its false-positive rate (FPR) i
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,9 @@ from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.roots import bracket_decreasing
 from jaxdp.auditing.bounds import approximate_dp
+from jaxdp.report.schema import Tradeoff
 
-AT = (1e-3, 1e-2)  # the false-positive rates whose hits are told in numbers
+AT = (1e-3, 1e-2)  # false-positive rates told in numbers
 _RATES = np.logspace(-6, 0, 61)
 _POINTS, _MOST = 16, 40  # epsilons up to the run's own, two for each unit of it; and at most
 _BEYOND = 5 / 3  # how many times as far
@@ -27,8 +27,8 @@ _SMALL = 1e-9
 Profile = list[tuple[float, float]]
 
 
-def tradeoff(event: acc.Event, relation: acc.Relation, delta: float) -> dict[str, Any] | None:
-    """JSON-ready; None where nothing is proven.
+def tradeoff(event: acc.Event, relation: acc.Relation, delta: float) -> Tradeoff | None:
+    """The largest true-positive rates of any attack; None where nothing is proven.
 
     Formal guarantee: under ``relation`` no test between two neighbours has more than ``tpr`` hits
     at its ``fpr``: each point is implied by upper ends of delta at some epsilons (Dong, Roth and Su
@@ -39,19 +39,19 @@ def tradeoff(event: acc.Event, relation: acc.Relation, delta: float) -> dict[str
         return None
     most = limit(points)
     mu, kind = _mu(event, relation, points, delta)
-    return {
-        "tpr_at_fpr": {f"{rate:g}": _up(float(most(np.array([rate]))[0])) for rate in AT},
-        "mu": mu,
-        "mu_is": kind,
-        "curve": [
-            [float(f"{rate:.6g}"), _up(float(hits))]
+    return Tradeoff(
+        {f"{rate:g}": _up(float(most(np.array([rate]))[0])) for rate in AT},
+        mu,
+        kind,
+        tuple(
+            (float(f"{rate:.6g}"), _up(float(hits)))
             for rate, hits in zip(_RATES, most(_RATES), strict=True)
-        ],
-    }
+        ),
+    )
 
 
 def profile(event: acc.Event, relation: acc.Relation, delta: float) -> Profile | None:
-    """(epsilon, upper end of delta) from 0 to beyond the epsilon at ``delta``; None without one."""
+    """The privacy profile: (epsilon, upper bound on delta) at some epsilons; None without any."""
     if not acc.supports(event, relation):
         return None
     end = acc.epsilon(event, delta, relation).upper
@@ -73,7 +73,7 @@ def profile(event: acc.Event, relation: acc.Relation, delta: float) -> Profile |
 
 
 def limit(points: Profile) -> Callable[[np.ndarray], np.ndarray]:
-    """The largest true-positive rate at a false-positive rate, [k] to [k]."""
+    """A function from false-positive rates [k] to the largest true-positive rates [k]."""
     pieces = [approximate_dp(min(epsilon, 700.0), d) for epsilon, d in points if epsilon <= 700]
     if not pieces:
         return np.ones_like
@@ -102,7 +102,7 @@ def _same(epsilon: float, delta: float) -> float:
 
 
 def _up(value: float) -> float:
-    """Six digits, rounded up, so that what is written is never better than what is proven."""
+    """The number with six digits, rounded up: never better than what is proven."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 5)

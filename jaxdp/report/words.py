@@ -1,8 +1,7 @@
-"""Events in words, and what stands outside every guarantee."""
+"""Events and numbers in words, and the limits of every guarantee."""
 
 import decimal
 import math
-from typing import Any
 
 from jaxdp import accounting as acc
 
@@ -30,7 +29,7 @@ RELATIONS = {
 
 
 def describe(event: acc.Event) -> str:
-    """One release of ``event`` in words."""
+    """A description of one release of ``event``."""
     match event:
         case acc.Gaussian(noise_multiplier):
             return (
@@ -75,24 +74,19 @@ ENERGIES = {
 }
 
 
-def title(report: dict[str, Any]) -> str:
-    """As in "DP-SGD on MNIST"; reports of older versions have none of their own."""
-    return report.get("title") or f"{report['algorithm'].upper()} on {report['dataset']}"
-
-
 def show(value: float | str) -> str:
     """A number with four digits; a string, such as "inf", as it is."""
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def show_epsilon(epsilon: float | str) -> str:
-    """Three decimals, rounded up: a shown guarantee is never below the proven one."""
+    """Epsilon with three decimals, rounded up: never below the proven one."""
     value = float(epsilon)
     return f"{math.ceil(value * 1000) / 1000:.3f}" if math.isfinite(value) else str(epsilon)
 
 
 def show_audited(epsilon: float) -> str:
-    """Three decimals, rounded down: a shown lower bound is never above the one that was found."""
+    """An empirical epsilon with three decimals, rounded down: never above the one found."""
     return f"{math.floor(epsilon * 1000) / 1000:.3f}"
 
 
@@ -112,6 +106,6 @@ def show_rate(rate: float) -> str:
 
 
 def show_delta(delta: float) -> str:
-    """1e-5, not 1e-05; six digits, rounded up: a smaller delta would be a stronger guarantee."""
+    """Delta with six digits, rounded up, as in 1e-5: never below the proven one."""
     digits = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
     return f"{float(digits.create_decimal(repr(float(delta)))):g}".replace("e-0", "e-")

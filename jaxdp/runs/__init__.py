@@ -5,14 +5,12 @@ from jaxdp._extras import RUN, needed
 with needed("jaxdp.Run", "train", *RUN):
     from jaxdp.runs.config import RunConfig, resolve
     from jaxdp.runs.directory import RunDirectory
-    from jaxdp.runs.loop import Progress, RunResult, resume, start
+    from jaxdp.runs.loop import resume, start
     from jaxdp.runs.recipes import recipe
 
 __all__ = [
-    "Progress",
     "RunConfig",
     "RunDirectory",
-    "RunResult",
     "recipe",
     "resolve",
     "resume",

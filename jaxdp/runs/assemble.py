@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: trainer, state, model, optimizer, evaluation."""
+"""The parts of a configured run: data, loss, model, energy, evaluation."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def loss_of(config: RunConfig) -> Callable[..., jax.Array]:
 def projected(
     config: RunConfig, dataset: data.Dataset, secret: Secret, components: np.ndarray | None
 ) -> tuple[data.Dataset, np.ndarray | None]:
-    """The data as the model sees them, and the released components that project them.
+    """The data projected by DP-PCA, and the released components.
 
     Args:
         config: resolved.
@@ -58,7 +58,7 @@ def energy_of(
         config: resolved.
         public: loss and test examples that may judge.
         trained: loss and training records, on the device.
-        sampler: (mechanism, number of records, rows of a pass) -> draws on the run's ledger.
+        sampler: (mechanism, number of records, physical batch size) -> sampler on the run's ledger.
     """
     kind = registry.ALGORITHMS[config.algorithm].energy
     if not kind:
@@ -77,7 +77,7 @@ def energy_of(
 
 
 def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
-    """(x, y) of the test examples that judge candidates, and of those that accuracy is told of.
+    """(x, y) of the test examples that judge candidates, and of those that accuracy is measured on.
 
     A public energy takes the first half of the test set, at most 5,000, and accuracy the rest. As
     published all examples do both, so that the accuracy is not held out.

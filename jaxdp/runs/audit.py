@@ -1,8 +1,9 @@
 """The audit of a finished run by the canaries that it was started with."""
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxdp.auditing.one_run import RunAudit, audit_canaries
 from jaxdp.ledger import Ledger
@@ -11,32 +12,38 @@ from jaxdp.runs import canaries
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 
+if TYPE_CHECKING:  # their package is slow to import
+    from jaxdp.auditing.audit import AlgorithmAudit
+    from jaxdp.report.schema import AuditRow, Report
 
-def report_of(directory: RunDirectory) -> dict[str, Any]:
-    """The dictionary of a finished run's report.json; ValueError without one."""
+
+def report_of(directory: RunDirectory) -> "Report":
+    """The report of a finished run; ValueError without one."""
+    from jaxdp.report.schema import load
+
     path = directory.path / "report.json"
     if not path.exists():
         raise ValueError(
             f"run must be the folder of a finished run, got {directory.path}: no report.json"
         )
-    return json.loads(path.read_text(encoding="utf-8"))
+    return load(path)
 
 
 def config_of(directory: RunDirectory) -> RunConfig:
     """The configuration of a finished run of the command line; ValueError for another run."""
-    config = report_of(directory).get("config")
+    config = report_of(directory).config
     if config is None:
         raise ValueError(
             f"run must be one of `jaxdp train`, got {directory.path}, whose model and data are in "
             "a program: call run.audit() there"
         )
-    return RunConfig(**config)
+    return RunConfig.from_dict(config)
 
 
 def audit_run(
     directory: RunDirectory, delta: float | None = None, confidence: float = 0.95
 ) -> RunAudit:
-    """Reads what the run released, and then the auditor's coins; nothing else of the run.
+    """The audit of a finished run, from its releases and the auditor's coins alone.
 
     The noisy gradients at the canaries' coordinates, ``report.json`` and ``ledger.jsonl`` are
     releases; of ``secret/`` only ``canaries.json`` is read.
@@ -66,23 +73,24 @@ def audit_run(
 def audit_rows_of(
     directory: RunDirectory, algorithm: Algorithm, count: int, delta: float, confidence: float
 ) -> RunAudit:
-    """As :func:`audit_run`, of a run whose algorithm and number of candidates are known."""
+    """The audit of a run whose algorithm and number of candidates are given."""
     report = report_of(directory)
-    seen, steps = canaries.released(directory), report["history"][-1]["step"]
+    seen, steps = canaries.released(directory), report.history[-1].step
     if seen.shape != (steps, count):
         raise ValueError(
             f"{directory.canary_gradients} must hold {steps} steps of {count} canaries, got shape "
             f"{seen.shape}"
         )
-    ledger, claim = Ledger(directory.ledger), report["claim"]
-    releases = report["guarantee"]["releases"]
+    ledger = Ledger(directory.ledger)
+    claim = None if report.claim is None else (report.claim.name, report.claim.epsilon)
+    releases = report.guarantee.releases
     if ledger.steps != releases:
         # What is missing would make the proven number too low, and an honest run look broken.
         raise ValueError(
             f"{directory.ledger} must hold the {releases} releases of report.json, got "
             f"{ledger.steps}"
         )
-    if delta != report["guarantee"]["delta"]:
+    if delta != report.guarantee.delta:
         claim = None  # the paper's epsilon is at the run's own delta
     return audit_canaries(
         seen,
@@ -91,29 +99,33 @@ def audit_rows_of(
         ledger.event,
         delta,
         confidence=confidence,
-        claimed=claim and (claim["name"], float(claim["epsilon"])),
+        claimed=claim,
     )
 
 
-def save_audit(folder: Path, row: dict[str, Any], found: Any) -> None:
+def row_of(name: str, found: "AlgorithmAudit | RunAudit") -> "AuditRow":
+    """An audit as it is written to files, under the name of what was audited."""
+    from jaxdp.report.schema import AuditRow
+
+    return AuditRow.from_dict({"algorithm": name, **found.to_dict()})
+
+
+def save_audit(folder: Path, row: "AuditRow", found: "AlgorithmAudit | RunAudit") -> None:
     """Writes audit.json and roc.png.
 
     Args:
         folder: where to.
-        row: the audit, ready for JSON.
-        found: the audit, for its plot.
+        row: the audit.
+        found: the same with its ROC curve.
     """
     from jaxdp.report.roc import save_roc
 
-    (folder / "audit.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    save_roc(found, folder / "roc.png", f"Audit of {row['algorithm']}, {found.steps:,} steps")
+    (folder / "audit.json").write_text(json.dumps(row.to_dict(), indent=1) + "\n", encoding="utf-8")
+    save_roc(found, folder / "roc.png", f"Audit of {row.algorithm}, {found.steps:,} steps")
 
 
-def into_report(directory: RunDirectory, row: dict[str, Any]) -> None:
+def into_report(directory: RunDirectory, row: "AuditRow") -> None:
     """Writes an audit into the report of the finished run that it is of."""
     from jaxdp.runs import reporting
 
-    report = {**report_of(directory), "audited": row}
-    for name in ("seconds", "steps_in_this_sitting"):
-        report.pop(name, None)  # of reports older than the rule that no time is published
-    reporting.write(report, directory)
+    reporting.write(dataclasses.replace(report_of(directory), audited=row), directory)

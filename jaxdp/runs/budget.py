@@ -1,8 +1,9 @@
-"""From a budget to the noise or the steps that meet it, for everything that a run releases."""
+"""Calibrates the noise or the steps of a whole run to a privacy budget."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.optimizers import registry
 
@@ -56,6 +57,22 @@ def calibrated_steps(config: "RunConfig", relation: acc.Relation) -> int:
     )
 
 
+def steps_within(planned: int | None, steps: int | None) -> int:
+    """The steps to train: those asked for, or else those that the noise was calibrated for.
+
+    Raises:
+        ValueError: there are neither, or more were asked for than calibrated.
+    """
+    steps = planned if steps is None else _validate.integer("steps", steps, least=1)
+    if steps is None:
+        raise ValueError("steps must be given: the noise was not calibrated for any; got None")
+    if planned is not None and steps > planned:
+        raise ValueError(
+            f"steps must be at most {planned}, which the noise was calibrated for, got {steps}"
+        )
+    return steps
+
+
 def _plain(config: "RunConfig") -> bool:
     """True if a run is one event repeated, which the accountant calibrates by itself."""
     energy = registry.ALGORITHMS[config.algorithm].energy
@@ -63,7 +80,7 @@ def _plain(config: "RunConfig") -> bool:
 
 
 def _total(config: "RunConfig", **tried: Any) -> acc.Event:
-    """Everything that is released; of an algorithm as published, what it claims to be."""
+    """The event of everything released; of an algorithm as published, without its leak."""
     config = dataclasses.replace(config, **tried)
     algorithm = config.private_algorithm()
     algorithm = dataclasses.replace(algorithm, mechanism=algorithm.mechanism.leaking(""), raw=None)

@@ -1,4 +1,4 @@
-"""The audit canaries of a run: tossed once, entered into the data, and what is seen of them."""
+"""The audit canaries of a run: their coins, and the noisy gradients released of them."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def tossed(count: int, secret: Secret) -> str:
 
 
 def digest(text: str) -> str:
-    """A hash of the coins' file, by which a resumed run knows them."""
+    """A hash of the coins' file, checked when a run is resumed."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -89,7 +89,7 @@ def check_captured(
         algorithm: mechanism and optimizer.
         params: the parameters.
         source: the records, without canaries.
-        rows: of one compiled pass; None as a trainer chooses.
+        rows: the physical batch size; None as a trainer chooses.
 
     Raises:
         ValueError: it captured one.
@@ -104,21 +104,21 @@ def check_captured(
 
 
 def note(count: int) -> str:
-    """The words of the ledger and the report for them; "" without an audit."""
+    """The note on canaries for the ledger and the report; "" without any."""
     if not count:
         return ""
     return f"{count:,} audit canaries, of which a random half took part"
 
 
 def seen(opt_state: PyTree) -> jax.Array:
-    """The last step's noisy gradient at the candidates' coordinates, copied: memory is reused."""
+    """A copy of the last step's noisy gradient at the candidates' coordinates."""
     return jnp.copy(opt_state[1].seen)
 
 
 def keep(directory: RunDirectory, first_step: int, rows: list[Any]) -> None:
-    """Appends the rows [m] of steps from ``first_step`` on, where nobody sees them yet.
+    """Appends the gradients [m] of steps from ``first_step`` on to the file in ``secret/``.
 
-    What a crash left beyond is replaced.
+    Those of later steps, which a crash left, are replaced.
 
     Raises:
         ValueError: rows of earlier steps are missing.
@@ -135,7 +135,7 @@ def keep(directory: RunDirectory, first_step: int, rows: list[Any]) -> None:
 
 
 def publish(directory: RunDirectory, step: int) -> None:
-    """Shows the rows of the first ``step`` steps, whose checkpoint is durable."""
+    """Publishes the gradients of the first ``step`` steps, whose checkpoint is durable."""
     if step:
         save_array(directory.canary_gradients, _loaded(_kept(directory))[:step])
 
@@ -155,7 +155,7 @@ def _kept(directory: RunDirectory) -> Path:
 
 def _loaded(path: Path) -> np.ndarray:
     try:
-        found = np.load(path, allow_pickle=False)
+        found: np.ndarray = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"run must hold {path}, which cannot be read: {error}") from error
     if found.ndim != 2:

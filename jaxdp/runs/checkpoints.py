@@ -1,4 +1,4 @@
-"""Checkpoints by orbax: parameters, optimizer state and curves."""
+"""Checkpoints by orbax: parameters, optimizer state and history."""
 
 import functools
 import logging
@@ -80,7 +80,7 @@ class Checkpoints:
         return "_manager" in self.__dict__
 
     def save(self, state: TrainState, history: list[dict[str, Any]]) -> None:
-        """Begins to save the state under its step, with the curves.
+        """Begins to save the state under its step, with the history.
 
         Raises:
             StorageError: this or the checkpoint before it cannot be written.
@@ -124,7 +124,7 @@ class Checkpoints:
         return max(self._steps(), default=None)
 
     def restore(self, like: TrainState) -> Restored | None:
-        """The latest whole state and its curves, or None before the first checkpoint.
+        """The latest undamaged state and its history, or None before the first checkpoint.
 
         A damaged checkpoint is moved out of the way, with a line on stderr, if one before it is
         whole: the steps between them are then to be done again.

@@ -1,7 +1,8 @@
-"""Configurations of runs: the values asked for, and the public numbers that follow."""
+"""Configurations of runs, and the noise or steps that follow from a budget."""
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ _MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
 # either end.
 _DELTAS = (1e-30, 0.1)
 
-# Models whose per-example gradients are never held, and the rows of one of their passes: on a CPU
+# Models whose per-example gradients are never held, and their physical batch size: on a CPU
 # 1.3 to 1.7 times faster than 64 for 784-1000-10 and batches of 600; more gives nothing.
 _DENSE = ("mlp", "logistic")
 _DENSE_ROWS = 256
@@ -57,7 +58,7 @@ class RunConfig:
             schedule is given.
         steps: number of releases.
         eval_every: steps of a block: at its end the model is evaluated and checkpointed.
-        physical_batch_size: rows of one compiled pass.
+        physical_batch_size: records of one compiled microbatch.
         sensitive: whether un-noised statistics are recorded, in a file of their own.
         noise_schedule: None, or how the multiplier moves, see :func:`jaxdp.schedules.parse`.
         settings: further keyword arguments of the algorithm.
@@ -184,7 +185,7 @@ class RunConfig:
         return self.private_algorithm().mechanism
 
     def warnings(self) -> list[str]:
-        """Warnings about values that are allowed and hardly meant."""
+        """Warnings about values that are allowed but probably a mistake."""
         if self.delta * self.dataset_size < 1:
             return []
         return [
@@ -193,12 +194,30 @@ class RunConfig:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
+        """A dictionary for JSON; :meth:`from_dict` is its inverse."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> "RunConfig":
+        """The configuration that :meth:`to_dict` wrote, also in an older version.
+
+        Raises:
+            ValueError: it has other fields.
+        """
+        if "method" in row:
+            from jaxdp.report.former import former_algorithm
+
+            row = former_algorithm(row)
+        try:
+            return cls(**row)
+        except TypeError as error:
+            raise ValueError(
+                f"config must have the fields of RunConfig, got another version's: {error}"
+            ) from error
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Checks every value and fills in what follows: noise or steps, block and pass sizes.
+    """Checks every value and fills in what follows: noise or steps, block and physical batch size.
 
     Raises:
         ValueError: a value is out of range, or the budget cannot be met; the message names it.
@@ -220,12 +239,12 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def _rows_of_a_pass(config: RunConfig) -> int:
-    """More than the default for dense layers, whose per-example gradients are never held."""
+    """The physical batch size; larger for dense layers, whose gradients are never held."""
     rows = default_physical_batch_size(config.batch_size)
     held = config.model not in _DENSE or config.private_algorithm().raw is not None
     if held:
         return rows
-    # One pass holds nearly every draw of up to 256; larger ones take several.
+    # One physical batch holds nearly every draw of up to 256; larger ones take several.
     whole = config.batch_size + 6 * math.isqrt(config.batch_size) + 6
     return max(rows, -(-whole // 8) * 8 if config.batch_size <= _DENSE_ROWS else _DENSE_ROWS)
 

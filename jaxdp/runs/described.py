@@ -1,11 +1,13 @@
-"""The facts of a configuration for its report, and the command that gives the same run."""
+"""The report of a configuration's run, and the command that gives the same run."""
 
+from pathlib import Path
 from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp.optimizers import registry
 from jaxdp.report import build, levels, origin, words
-from jaxdp.report.subject import TEST_ACCURACY, Rows, Subject, steps_in_words
+from jaxdp.report.schema import TEST_ACCURACY, Report
+from jaxdp.report.subject import Names, Rows, Subject, steps_in_words
 from jaxdp.report.words import show
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.loop import RunResult
@@ -30,11 +32,11 @@ def report(
     result: RunResult,
     *,
     test_labels: Any = None,
-    ledger: Any = None,
+    ledger: Path | None = None,
     date: str | None = None,
     command: str | None = None,
-) -> dict[str, Any]:
-    """The dictionary of report.json of a configuration's run.
+) -> Report:
+    """The report of a configuration's run.
 
     Args:
         result: of the run.
@@ -58,7 +60,6 @@ def subject_of(config: RunConfig, test_labels: Any = None, command: str | None =
     """The public facts of a resolved configuration; arguments as for :func:`report`."""
     assert config.steps is not None
     algorithm, spec = config.private_algorithm(), config.spec
-    names = ("algorithm", "dataset", "model", "activation")
     return Subject(
         f"{config.algorithm.upper()} on {spec.title}",
         algorithm,
@@ -70,7 +71,8 @@ def subject_of(config: RunConfig, test_labels: Any = None, command: str | None =
         TEST_ACCURACY if spec.test_size else None,
         levels.levels(config.dataset, config.model, spec.num_classes, test_labels),
         words.ENERGIES.get(registry.ALGORITHMS[config.algorithm].energy),
-        names={**{name: getattr(config, name) for name in names}, "config": config.to_dict()},
+        names=Names(config.algorithm, config.dataset, config.model, config.activation),
+        config=config.to_dict(),
     )
 
 

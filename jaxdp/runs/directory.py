@@ -1,5 +1,6 @@
-"""The files of a run: what may be shown, and what is secret."""
+"""The folder of a run: public files, and the secret ones."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, TextIO
 
 from jaxdp._durable import make_private, open_locked, write_atomically
 from jaxdp.ledger import Ledger
-from jaxdp.seeds import Secret
+from jaxdp.runs.state import RunState
 
 SECRET_NOTE = """This folder is SECRET.
 
@@ -45,11 +46,12 @@ class RunDirectory:
         if not os.fspath(path):
             raise ValueError("out must name a folder, got ''")
         self.path = Path(path)
-        self.remembered: dict[str, Any] = {}
+        self.remembered: dict[str, str] = {}
         self.secret = self.path / "secret"
         self.state_file = self.secret / "run.json"
         self.checkpoints = self.secret / "checkpoints"
         self.ledger = self.path / "ledger.jsonl"
+        self.history = self.path / "history.json"
         self.sensitive = self.path / "SENSITIVE.json"
         self.components = self.path / "components.npy"
         self.canary_gradients = self.path / "canary_gradients.npy"
@@ -113,16 +115,34 @@ class RunDirectory:
             self._lock.close()
             self._lock = None
 
-    def save_state(self, state: dict[str, Any]) -> None:
+    def save_state(self, state: RunState) -> None:
         """Writes the secret state of the run, durably and all at once."""
-        text = json.dumps({**self.remembered, **state}, indent=1)
+        text = json.dumps({**self.remembered, **state.to_dict()}, indent=1)
         write_atomically(self.state_file, text, mode=0o600)
 
-    def load_state(self) -> dict[str, Any]:
-        """The secret state of the run; ValueError if there is none."""
+    def load_state(self) -> RunState:
+        """The secret state of the run; ValueError if there is none, or it is damaged."""
         if not self.exists():
             raise ValueError(f"out must hold a run to resume, got {self.path}")
-        return json.loads(self.state_file.read_text(encoding="utf-8"))
+        try:
+            return RunState.from_dict(json.loads(self.state_file.read_text(encoding="utf-8")))
+        except ValueError:
+            # Without the reason, which may hold a secret.
+            raise ValueError(
+                f"{self.state_file} must hold the state of a run, but it is damaged or of another "
+                "version: put back a copy, or start a new run in another folder"
+            ) from None
+
+    def save_history(self, rows: list[dict[str, Any]]) -> None:
+        """Writes the rows that were shown to history.json."""
+        write_atomically(self.history, json.dumps(rows, indent=1))
+
+    def load_history(self) -> list[dict[str, Any]]:
+        """The rows of history.json; [] where it cannot be read: the checkpoints hold them too."""
+        rows: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, ValueError):
+            rows = json.loads(self.history.read_text(encoding="utf-8"))
+        return rows
 
     def checked_ledger(self) -> Ledger:
         """The ledger of the run, every line of which was checked with the run's secret.
@@ -131,22 +151,12 @@ class RunDirectory:
             ValueError: a line was edited, inserted or removed, or some that were shown are missing.
         """
         state = self.load_state()  # first: another process may train here
-        secret = secret_from_dict(state["secret"])
+        secret = state.secret.open()
         ledger, name = Ledger(self.ledger, key=secret.stream("ledger")), secret.stream("run").hex()
-        streams = [name, *(f"{name}/{number}" for number in range(1, state["lost"] + 1))]
-        if max(ledger.shown(stream) for stream in streams) < state["shown"]:
+        streams = [name, *(f"{name}/{number}" for number in range(1, state.lost + 1))]
+        if max(ledger.shown(stream) for stream in streams) < state.shown:
             raise ValueError(
-                f"{self.ledger} must hold the {state['shown']} steps that were shown, but some are "
+                f"{self.ledger} must hold the {state.shown} steps that were shown, but some are "
                 "missing: what was released can no longer be accounted for"
             )
         return ledger
-
-
-def secret_to_dict(secret: Secret) -> dict[str, Any]:
-    """For the secret folder only."""
-    return {"entropy": f"{secret.entropy:032x}", "reproducible": secret.reproducible}
-
-
-def secret_from_dict(row: dict[str, Any]) -> Secret:
-    """The inverse of :func:`secret_to_dict`."""
-    return Secret(int(row["entropy"], 16), reproducible=row["reproducible"])

@@ -1,13 +1,13 @@
 """Exporting the released parameters of a run."""
 
 from pathlib import Path
-from typing import Any
 
 import flax.serialization
 
 from jaxdp._durable import StorageError
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
+from jaxdp.types import PyTree
 
 
 def export_params(directory: RunDirectory, target: Path) -> int:
@@ -20,7 +20,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     Raises:
         ValueError: there is no run or no checkpoint, or the target cannot be written.
     """
-    shown = directory.load_state().get("shown", 0)
+    shown = directory.load_state().shown
     found = _found(directory, shown)
     if found is None:
         raise ValueError(
@@ -35,7 +35,7 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     return step
 
 
-def _found(directory: RunDirectory, shown: int, again: bool = True) -> Any:
+def _found(directory: RunDirectory, shown: int, again: bool = True) -> tuple[int, PyTree] | None:
     """Step and parameters of the last checkpoint up to ``shown``, or None."""
     checkpoints = Checkpoints(directory.checkpoints)
     try:
@@ -46,4 +46,4 @@ def _found(directory: RunDirectory, shown: int, again: bool = True) -> Any:
             raise
     finally:
         checkpoints.close()
-    return _found(directory, directory.load_state().get("shown", 0), again=False)
+    return _found(directory, directory.load_state().shown, again=False)

@@ -1,7 +1,6 @@
 """``jaxdp.Run``: an own model on own data, in a folder that survives a crash."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,24 +13,23 @@ import optax
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp._durable import write_atomically
 from jaxdp.auditing import canaries as candidates
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.runs import bar, canaries, identity, reporting
-from jaxdp.runs.directory import RunDirectory, secret_from_dict
+from jaxdp.runs import bar, budget, canaries, identity, reporting
+from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
     Plan,
     Progress,
     Result,
     Row,
     Started,
-    new_state,
     public,
     started,
     trained,
 )
+from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.trainer import Trainer, TrainState
@@ -71,7 +69,7 @@ class Run:
         progress: called with the number of steps taken, and with a row that is durable or None;
             None shows a bar in a terminal and in a notebook.
         secret: of a new run; None takes one from the operating system.
-        physical_batch_size: rows of one compiled pass; None chooses.
+        physical_batch_size: records of one compiled microbatch; None chooses.
         delta: of the guarantee; None takes the one that the noise was calibrated for. Without
             either, rows have no epsilon and there is no report.
         relation: which data sets are neighbours; like ``delta`` fixed when the run begins.
@@ -135,7 +133,7 @@ class Run:
         return self.directory.path
 
     def fit(self, steps: int | None = None) -> PyTree:
-        """Trains until ``steps`` steps were taken in all, from where the folder stands.
+        """Trains from the last checkpoint on, until ``steps`` steps were taken in all.
 
         Args:
             steps: of the whole run; None takes those that the noise was calibrated for.
@@ -146,7 +144,7 @@ class Run:
         Raises:
             ValueError: more steps than the noise was calibrated for; see the class.
         """
-        result = self._fitted(self._count(steps))
+        result = self._fitted(budget.steps_within(self.algorithm.mechanism.steps, steps))
         self.params = result.params
         if self._reports and self._delta is not None:
             self.report()
@@ -173,21 +171,21 @@ class Run:
         return self.directory.checked_ledger().unverified()
 
     def report(self) -> Path:
-        """Writes report.html, for the person who signs, with .md, .json and plots; its path.
+        """Writes report.html, .md, .json and plots; returns the path of report.html.
 
         Raises:
             ValueError: no step was shown yet, or the run has no delta.
         """
         if self._delta is None:
             raise ValueError("delta must be given for a report: Run(..., delta=1e-5); got None")
-        self.history = self._shown_before() or self.history
+        self.history = self.directory.load_history() or self.history
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
         kept = self.directory.load_state()
         self._check_guarantee(kept)
-        if self.history[-1]["step"] != kept["shown"]:
+        if self.history[-1]["step"] != kept.shown:
             raise ValueError(
-                f"history.json must tell of the {kept['shown']} steps that were shown in "
+                f"history.json must tell of the {kept.shown} steps that were shown in "
                 f"{self.path}, got {self.history[-1]['step']}: call fit(), which writes it anew"
             )
         return reporting.write_own(
@@ -202,7 +200,7 @@ class Run:
         )
 
     def audit(self, delta: float | None = None, confidence: float = 0.95) -> "RunAudit":
-        """Reads what the run released of its canaries, and says what it proves of epsilon.
+        """A lower bound on epsilon (empirical epsilon) from what the run released of its canaries.
 
         The result goes into the folder (``audit.json``, ``roc.png``) and its report.
 
@@ -215,7 +213,7 @@ class Run:
         Raises:
             ValueError: a run without canaries, or one that is not finished.
         """
-        from jaxdp.runs.audit import audit_rows_of, into_report, save_audit  # scipy.stats is slow
+        from jaxdp.runs import audit  # scipy.stats is slow
 
         delta = self._delta if delta is None else delta
         if self._canaries is None or delta is None:
@@ -223,12 +221,12 @@ class Run:
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
             self.directory.checked_ledger()
-        found = audit_rows_of(
+        found = audit.audit_rows_of(
             self.directory, self.algorithm, self._canaries.count, delta, confidence
         )
-        row = {"algorithm": self.path.name, **found.to_dict()}
-        save_audit(self.path, row, found)
-        into_report(self.directory, row)
+        row = audit.row_of(self.path.name, found)
+        audit.save_audit(self.path, row, found)
+        audit.into_report(self.directory, row)
         return found
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -247,11 +245,11 @@ class Run:
                 started(self.directory, kept, self._configuration) as run,
                 self._bar(steps) as progress,
             ):
-                plan, self.history = self._plan(run, steps, kept), self._shown_before()
+                plan, self.history = self._plan(run, steps, kept), self.directory.load_history()
                 state, rows, taken, seconds = trained(run, plan, self._shown(progress))
                 self._finished(rows)
                 self.history = [public(row) for row in rows]
-                self._keep_history()
+                self.directory.save_history(self.history)
                 return Result(
                     state.params, run.ledger, self.history, run.secret.reproducible, seconds, taken
                 )
@@ -259,7 +257,7 @@ class Run:
             self.directory.unlock()
 
     def _candidates(self, count: int) -> candidates.Canaries | None:
-        """The candidates; with them, loss and algorithm are those that know them."""
+        """The audit's candidates; wraps loss and algorithm so that they handle them."""
         if not _validate.integer("canaries", count, least=0):
             return None
         if self._relation is not ADD_OR_REMOVE_ONE:
@@ -276,40 +274,30 @@ class Run:
         self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.algorithm)
         return found
 
-    def _count(self, steps: int | None) -> int:
-        planned = self.algorithm.mechanism.steps
-        steps = planned if steps is None else _validate.integer("steps", steps, least=1)
-        if steps is None:
-            raise ValueError("steps must be given: the noise was not calibrated for any; got None")
-        if planned is not None and steps > planned:
-            raise ValueError(
-                f"steps must be at most {planned}, which the noise was calibrated for, got {steps}"
-            )
-        return steps
-
-    def _kept(self) -> Row:
+    def _kept(self) -> RunState:
         """The secret state of the run; a new one where there is none."""
         if not self.directory.exists():
             return self._new(self._secret or Secret.new())
         kept = self.directory.load_state()
-        if "mechanism" not in kept or "starts" not in kept:
+        if kept.mechanism is None or kept.starts is None:
             raise ValueError(f"folder must hold a run of jaxdp.Run, got {self.path}")
-        if kept["mechanism"] != self._mechanism():
+        if kept.mechanism != self._mechanism():
             raise ValueError(
-                f"mechanism must stay that of the run in {self.path}, {kept['mechanism']}, got "
+                f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
                 f"{self._mechanism()}"
             )
         self._check_guarantee(kept)
-        if kept["data"] != self._fingerprint(secret_from_dict(kept["secret"])):
+        if kept.data != self._fingerprint(kept.secret.open()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
                 "others: what was released of the old ones would be charged to the new"
             )
         return kept
 
-    def _new(self, secret: Secret) -> Row:
-        return new_state(
-            secret,
+    def _new(self, secret: Secret) -> RunState:
+        return RunState(
+            secret=KeptSecret.of(secret),
+            starts=(),
             data=self._fingerprint(secret),
             mechanism=self._mechanism(),
             canaries=canaries.digest(canaries.tossed(self._count_of_canaries, secret)),
@@ -317,12 +305,13 @@ class Run:
             relation=self._relation.value,
         )
 
-    def _check_guarantee(self, kept: Row) -> None:
+    def _check_guarantee(self, kept: RunState) -> None:
         """Refuses another delta or relation than the epsilons of the run's rows have."""
         for name, given in (("delta", self._delta), ("relation", self._relation.value)):
-            if kept.get(name, given) != given:
+            if kept.relation is not None and getattr(kept, name) != given:
                 raise ValueError(
-                    f"{name} must stay that of the run in {self.path}, {kept[name]}, got {given}: "
+                    f"{name} must stay that of the run in {self.path}, {getattr(kept, name)}, got "
+                    f"{given}: "
                     "its rows have epsilons of that one; run.epsilon() tells those of others"
                 )
 
@@ -335,7 +324,7 @@ class Run:
         return described + (f" {self._count_of_canaries} canaries" if self._canaries else "")
 
     def _configuration(self) -> str:
-        """A text that tells this run from others with its seed: the programs of a step, traced."""
+        """A text of all that makes this run: mechanism, folder and traced programs of a step."""
         traced = identity.programs(
             self.algorithm, self._plain_loss, self._params, self.source.example
         )
@@ -349,13 +338,13 @@ class Run:
             return contextlib.nullcontext(self._progress)
         return bar.shown(self.path.name, steps)
 
-    def _plan(self, run: Started, steps: int, kept: Row) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
         source = self._records(run)
         if self._canaries is not None:
             count = self._canaries.count
             if not run.ledger.entries:
                 canaries.placed(self.directory, canaries.tossed(count, run.secret))
-            coins = canaries.kept_coins(count, self.directory, kept.get("canaries"))
+            coins = canaries.kept_coins(count, self.directory, kept.canaries)
             source = self._canaries.entered(placed(source), coins)
         watched = self._canaries is not None
         return Plan(
@@ -394,20 +383,11 @@ class Run:
     def _evaluated(self, params: PyTree) -> Row:
         return reporting.numbers({} if self._evaluate is None else self._evaluate(params))
 
-    def _shown_before(self) -> list[Row]:
-        path = self.path / "history.json"
-        with contextlib.suppress(OSError, ValueError):  # the checkpoints hold it too
-            return json.loads(path.read_text(encoding="utf-8"))
-        return []
-
     def _shown(self, progress: Progress) -> Progress:
         def shown(step: int, row: Row | None) -> None:
             if row is not None:
                 self.history = [r for r in self.history if r["step"] < row["step"]] + [row]
-                self._keep_history()
+                self.directory.save_history(self.history)
             progress(step, row)
 
         return shown
-
-    def _keep_history(self) -> None:
-        write_atomically(self.path / "history.json", json.dumps(self.history, indent=1))

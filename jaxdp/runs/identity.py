@@ -1,4 +1,4 @@
-"""Texts and hashes that tell one run from another."""
+"""Hashes of a run's programs and data, to recognise them when it is resumed."""
 
 import hashlib
 import re

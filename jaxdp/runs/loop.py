@@ -1,4 +1,4 @@
-"""The run of a configuration, as the command line has it: built-in data, algorithms by name."""
+"""Runs of a configuration: built-in data and models, algorithms by name."""
 
 import dataclasses
 import json
@@ -12,9 +12,10 @@ from jaxdp import data
 from jaxdp._durable import save_array, write_atomically
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig
-from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory, secret_from_dict
+from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
 from jaxdp.runs.run import Plan, Progress, Result, Row, Started
+from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.trainer import Trainer, TrainState
@@ -66,7 +67,7 @@ def resume(
     Raises:
         ValueError: the data or the configuration differ.
     """
-    secret = secret_from_dict(directory.load_state()["secret"])
+    secret = directory.load_state().secret.open()
     return ConfiguredRun(config, directory, dataset, secret, progress, new=False).result()
 
 
@@ -109,20 +110,20 @@ class ConfiguredRun(Run):
         found = self._fitted(self.config.steps)
         return RunResult(**vars(found), config=self.config)
 
-    def _kept(self) -> Row:
+    def _kept(self) -> RunState:
         if self._is_new:
             assert self._secret is not None
             if self.directory.exists() or self.directory.ledger.exists():
                 raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
-            return {**self._new(self._secret), "config": self.config.to_dict()}
+            return dataclasses.replace(self._new(self._secret), config=self.config.to_dict())
         state = self.directory.load_state()
-        if "starts" not in state:
+        if state.starts is None or state.config is None:
             raise ValueError(
                 f"out must hold a run of this version to resume, got {self.path}, which an older "
                 "one began: its noise could be used again. Start a new run"
             )
-        _require_equal_config(RunConfig(**state["config"]), self.config)
-        if self._fingerprint(secret_from_dict(state["secret"])) != state["data"]:
+        _require_equal_config(RunConfig.from_dict(state.config), self.config)
+        if self._fingerprint(state.secret.open()) != state.data:
             raise ValueError(
                 "a resumed run needs the data that it was started with, but the training data "
                 "changed: what was released of the old ones would be charged to the new. Start a "
@@ -140,7 +141,7 @@ class ConfiguredRun(Run):
         self.dataset = _projected(self.config, self.dataset, run)
         return as_source(jax.device_put((self.dataset.train_x, self.dataset.train_y)))
 
-    def _plan(self, run: Started, steps: int, kept: Row) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
         plan = super()._plan(run, steps, kept)
         config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
         self._accuracy = assemble.evaluator(assemble.model_of(config), *told)

@@ -1,4 +1,4 @@
-"""The values that a run takes where none is given."""
+"""Default configurations by data set."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
 
 
 def _recipe_of_own(constants: DatasetSpec) -> dict[str, Any]:
-    """Ten epochs of a small network: a place to start from."""
+    """The defaults for a data set of the caller's own: ten epochs of a small network."""
     batch = max(1, min(256, constants.dataset_size // 8))
     return {
         "model": "mlp",
@@ -108,7 +108,7 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
 
 
 def _check_used(merged: dict[str, Any], given: dict[str, Any]) -> None:
-    """Refuses what is given and would be ignored."""
+    """Refuses options that the algorithm would ignore."""
     algorithm, optimizer = merged["algorithm"], merged["optimizer"]
     if algorithm not in registry.ALGORITHMS:
         return

@@ -1,4 +1,4 @@
-"""Times a few steps on random data of the right shape: how long a run would take."""
+"""Estimates how long a run would take, from a few steps on random data."""
 
 import dataclasses
 import statistics

@@ -1,10 +1,11 @@
-"""Writes the report of a run. What draws and renders it is imported when it is written."""
+"""Writes the report of a run; the packages that draw and render it are imported only then."""
 
+import dataclasses
 import datetime
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +19,29 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
-    from jaxdp.report.subject import Measured
+    from jaxdp.report.schema import Measured, Report
 
-# What a row has, besides the numbers that were evaluated.
+# The keys of a history row that are no evaluated number.
 OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced", "sensitive")
 
 
 def today() -> str:
-    """The date, UTC. To be asked before the first step: how long steps take is private."""
+    """Today's date in UTC; ask before the first step, for how long steps take is private."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
-def write(report: dict[str, Any], directory: RunDirectory) -> Path:
-    """Writes report.json, .md, .html and the plots; the path of the page.
+def write(report: "Report", directory: RunDirectory) -> Path:
+    """Writes report.json, .md, .html and the plots; returns the path of the page.
 
-    An audit that the report before tells of stays in it.
+    The audit in a report that is there already stays in it.
     """
     from jaxdp.report import save_plots, to_html, to_markdown
+    from jaxdp.report.schema import load
 
     path = directory.path / "report.json"
-    if "audited" not in report and path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        report |= {"audited": before["audited"]} if before.get("audited") else {}
-    write_atomically(path, json.dumps(report, indent=1))
+    if report.audited is None and path.exists():
+        report = dataclasses.replace(report, audited=load(path).audited)
+    write_atomically(path, json.dumps(report.to_dict(), indent=1))
     write_atomically(directory.path / "report.md", to_markdown(report))
     save_plots(report, directory.path)
     page = directory.path / "report.html"
@@ -51,7 +52,7 @@ def write(report: dict[str, Any], directory: RunDirectory) -> Path:
 def write_own(
     directory: RunDirectory,
     algorithm: Algorithm,
-    history: list[dict[str, Any]],
+    history: Sequence[Mapping[str, float]],
     delta: float,
     relation: acc.Relation,
     *,
@@ -59,7 +60,7 @@ def write_own(
     date: str,
     about: dict[str, str],
 ) -> Path:
-    """Writes the report of an own model on own data; the path of the page.
+    """Writes the report of a ``jaxdp.Run``; returns the path of the page.
 
     Args:
         directory: of the run.
@@ -74,7 +75,7 @@ def write_own(
     from jaxdp.report import build
     from jaxdp.report.subject import Subject, own_training
 
-    steps = history[-1]["step"]
+    steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),
@@ -85,9 +86,8 @@ def write_own(
         training + _evaluated(history[-1]),
         _program(),
         _measured(history),
-        names={"config": None},
     )
-    reproducible = directory.load_state()["secret"]["reproducible"]
+    reproducible = directory.load_state().secret.reproducible
     report = build(
         subject,
         history=history,
@@ -101,7 +101,7 @@ def write_own(
 
 
 def numbers(found: Any) -> dict[str, float]:
-    """The numbers of an evaluation by name; ValueError for anything else, or a row's own names."""
+    """The evaluated numbers by name; ValueError for anything else, and for a row's own names."""
     if not isinstance(found, Mapping) or any(np.size(value) != 1 for value in found.values()):
         raise ValueError(
             "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
@@ -112,15 +112,15 @@ def numbers(found: Any) -> dict[str, float]:
     return {name: float(np.asarray(value).item()) for name, value in found.items()}
 
 
-def _evaluated(row: dict[str, Any]) -> list[tuple[str, str]]:
+def _evaluated(row: Mapping[str, float]) -> list[tuple[str, str]]:
     """The numbers that were evaluated last, as one row of facts."""
     numbers = [f"{name} {row[name]:.4g}" for name in row if name not in OF_EVERY_ROW]
     return [("Evaluated last", ", ".join(numbers))] if numbers else []
 
 
-def _measured(history: list[dict[str, Any]]) -> "Measured | None":
+def _measured(history: Sequence[Mapping[str, float]]) -> "Measured | None":
     """The first number that was evaluated, if every row has it."""
-    from jaxdp.report.subject import Measured
+    from jaxdp.report.schema import Measured
 
     for column in history[-1]:
         if column not in OF_EVERY_ROW and all(column in row for row in history):

@@ -24,7 +24,8 @@ from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.runs.checkpoints import Checkpoints
-from jaxdp.runs.directory import RunDirectory, secret_from_dict, secret_to_dict
+from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.state import RunState
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import AT_ONCE, Secret
 from jaxdp.trainer import Trainer, TrainState
@@ -86,7 +87,7 @@ class Plan:
         energy: from a function that makes samplers on the run's ledger to what judges candidates.
         told: whether ``block`` is handed clipping information.
         note: what the ledger says of every charge.
-        physical_batch_size: rows of one compiled pass.
+        physical_batch_size: records of one compiled microbatch.
         traceable: whether the parameters lie on one device and the optimizer's ``init`` can be
             compiled, which saves many small compilations.
     """
@@ -122,28 +123,31 @@ class Started:
     """
 
     directory: RunDirectory
-    state: Row
+    state: RunState
     secret: Secret
     incarnation: str
     ledger: Ledger
 
     @property
     def name(self) -> str:
-        """Names the run's randomness in the ledger, whatever was lost of it."""
+        """The run's name in the ledger."""
         return self.secret.stream("run").hex()
 
     @property
     def stream(self) -> str:
-        """Names the run's releases in the ledger; another one once some must be made anew."""
+        """The name of the stream that the run's releases are charged to.
+
+        Another one once steps that were shown must be done again.
+        """
         name = self.name
-        return f"{name}/{self.state['lost']}" if self.state["lost"] else name
+        return f"{name}/{self.state.lost}" if self.state.lost else name
 
     def goes_on_from(self, step: int) -> None:
         """Charges the steps to come anew where some that were shown are to be done again."""
-        before = self.state["lost"]
-        while step < max(self.state["shown"], self.ledger.shown(self.stream)):
-            self.state |= {"lost": self.state["lost"] + 1, "shown": step}
-        if self.state["lost"] > before:
+        before = self.state.lost
+        while step < max(self.state.shown, self.ledger.shown(self.stream)):
+            self.state = dataclasses.replace(self.state, lost=self.state.lost + 1, shown=step)
+        if self.state.lost > before:
             self.directory.save_state(self.state)
 
     def shows(self, step: int) -> None:
@@ -152,8 +156,8 @@ class Started:
         In the ledger too: ``secret/`` alone may be put back from an older copy.
         """
         self.ledger.show(self.stream, step)
-        if step > self.state["shown"]:
-            self.state["shown"] = step
+        if step > self.state.shown:
+            self.state = dataclasses.replace(self.state, shown=step)
             self.directory.save_state(self.state)
 
     def issuer(self, mechanism: Any, step: int, plan: Plan, part: str = "") -> Issuer:
@@ -176,17 +180,17 @@ class Started:
 
 @contextlib.contextmanager
 def started(
-    directory: RunDirectory, state: Row, configuration: Callable[[], str]
+    directory: RunDirectory, state: RunState, configuration: Callable[[], str]
 ) -> Iterator[Started]:
-    """A new start of a run, written down before anything is drawn.
+    """Writes down a new start of a run, before anything is drawn.
 
     Args:
         directory: locked by the caller.
-        state: its secret state: "secret" and "starts", changed here.
+        state: its secret state before this start.
         configuration: gives all public numbers and names of the run as a text. Where a person chose
             the seed it goes into the randomness, so that another run with that seed has another.
     """
-    secret = secret_from_dict(state["secret"])
+    secret = state.secret.open()
     if not directory.exists():  # a ledger whose secret a crash has lost could not be read
         directory.save_state(state)
     ledger = Ledger(directory.ledger, key=secret.stream("ledger"))
@@ -198,38 +202,33 @@ def started(
 
 def _begun(
     directory: RunDirectory,
-    state: Row,
+    state: RunState,
     configuration: Callable[[], str],
     secret: Secret,
     ledger: Ledger,
 ) -> Started:
     # Counted in the ledger too: the folder ``secret/`` alone may be put back from an older copy.
-    before = max(len(state["starts"]), ledger.begun)
+    before = max(len(state.starts or ()), ledger.begun)
     ledger.new_stream(secret.stream(f"start {before}").hex())
     fresh = secrets.token_hex(16)
     if secret.reproducible:
         # A seed that a person chose gives the same to every such run that was never interrupted.
         named = f"{configuration()}|{before}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
-    state["starts"] = [*state["starts"], fresh]
+    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh))
     directory.save_state(state)
     return Started(directory, state, secret, fresh, ledger)
 
 
 def public(row: Row) -> Row:
-    """A row without what no guarantee covers, under "sensitive"."""
+    """A row without its un-noised statistics, which no guarantee covers."""
     return {name: value for name, value in row.items() if name != "sensitive"}
-
-
-def new_state(secret: Secret, **kept: Any) -> Row:
-    """The secret state of a run that begins."""
-    return {**kept, "secret": secret_to_dict(secret), "starts": [], "lost": 0, "shown": 0}
 
 
 def trained(
     run: Started, plan: Plan, progress: Progress
 ) -> tuple[TrainState, list[Row], int, float]:
-    """Trains what is left of a run: the last state, all rows, steps taken now and their seconds."""
+    """Trains the steps that are left; returns (last state, all rows, steps taken now, seconds)."""
     checkpoints = Checkpoints(run.directory.checkpoints)
     try:
         state, rows = _restored(checkpoints, run, plan)
@@ -363,7 +362,9 @@ def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
 
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         # Copied: parts that share a buffer could not all be donated.
-        return jax.tree.map(jnp.array, (params, init(params)))
+        first, state = jax.tree.map(jnp.array, (params, init(params)))
+        return first, state
 
     made = jax.jit(both, compiler_options=AT_ONCE) if plan.traceable else both
-    return made(plan.params(run.secret))
+    params, opt_state = made(plan.params(run.secret))
+    return params, opt_state

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from jaxdp import data
 from jaxdp.cli import app, main
 from jaxdp.ledger import Ledger
+from jaxdp.report.schema import AuditRow
 from jaxdp.runs import RunDirectory
 from jaxdp.runs import run as run_module
 from jaxdp.runs.audit import into_report
@@ -95,21 +96,18 @@ def test_an_audit_takes_the_time_out_of_an_older_report(run, tmp_path):
     path = folder / "report.json"
     report = {**json.loads(path.read_text()), "seconds": 777.7, "steps_in_this_sitting": 6}
     path.write_text(json.dumps(report))
-    audited = {
-        "what": "this very run, once",
-        "steps": 6,
-        "runs": 1,
-        "confidence": 0.95,
-        "claimed": None,
-        "proven": 2.0,
-        "audited": 0.5,
-        "audited_profile": None,
-        "profile_assumes": None,
-        "adversary": "a canary",
-        "verdict": "Nothing contradicts it.",
-    }
+    audited = AuditRow(
+        what="this very run, once",
+        steps=6,
+        runs=1,
+        confidence=0.95,
+        proven=2.0,
+        audited=0.5,
+        adversary="a canary",
+        verdict="Nothing contradicts it.",
+    )
     into_report(RunDirectory(folder), audited)
-    assert json.loads(path.read_text())["audited"] == audited
+    assert json.loads(path.read_text())["audited"] == audited.to_dict()
     for name in ("report.json", "report.md", "report.html"):
         text = (folder / name).read_text()
         assert "777.7" not in text
@@ -227,7 +225,7 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys, tmp_path):
     def interrupted(config, directory, *args, begun):
         if begun:
             directory.create()
-            directory.save_state({})
+            directory.state_file.write_text("{}")
         raise KeyboardInterrupt
 
     for begun, words in (

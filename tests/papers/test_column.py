@@ -1,6 +1,7 @@
 """The audited column of the papers' rows."""
 
 import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from jaxdp.cli import main
 from jaxdp.papers import queue
 from jaxdp.papers.column import audit_rows, audited_columns
+from jaxdp.report.schema import AuditRow
 from jaxdp.runs.described import report as build
 from tests.runs import small
 
@@ -49,14 +51,18 @@ def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path):
 
 def test_an_audit_of_the_run_itself_is_named_as_such(kept, tmp_path):
     _, row, report = kept
-    audited = {
-        "what": "this very run, once",
-        "steps": 3,
-        "runs": 1,
-        "audited": 0.25,
-        "confidence": 0.95,
-    }
-    queue.keep(tmp_path / "rows.json", queue.line_of(row, {**report, "audited": audited}))
+    audited = AuditRow(
+        what="this very run, once",
+        steps=3,
+        runs=1,
+        proven=2.0,
+        audited=0.25,
+        confidence=0.95,
+        adversary="a canary",
+        verdict="",
+    )
+    told = dataclasses.replace(report, audited=audited)
+    queue.keep(tmp_path / "rows.json", queue.line_of(row, told))
     (line,) = json.loads((tmp_path / "rows.json").read_text())
     assert line["audited_epsilon"] == 0.25
     assert line["audited"] == "this very run, once, 3 steps, 1 run, at 95% confidence"

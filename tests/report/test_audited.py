@@ -1,6 +1,8 @@
 """The audit's sentence says what its table says."""
 
+import dataclasses
 import json
+import math
 import re
 import xml.etree.ElementTree
 
@@ -11,6 +13,7 @@ from jaxdp.auditing.audit import audit_algorithm
 from jaxdp.optimizers import registry
 from jaxdp.report import audited, svg, to_html, to_markdown
 from jaxdp.report.roc import save_roc
+from jaxdp.report.schema import AuditRow, Report
 from jaxdp.runs.described import report as build
 from tests.runs import small
 
@@ -44,7 +47,7 @@ def row(**changes):
         "noise_refuted": False,
         "verdict": "Nothing contradicts the proven guarantee; the attack reaches 75% of it.",
     }
-    return {**given, **changes}
+    return AuditRow(**{**given, **changes})
 
 
 def shares(text):
@@ -62,13 +65,13 @@ def test_the_larger_of_two_bounds_is_not_told_alone():
 def test_refuted_noise_is_not_called_uncontradicted(tmp_path):
     report = build(small.go(tmp_path / "r", small.config(steps=1)))
     bad = row(noise_refuted=True, noise="noise: REFUTED: too small (p 1e-5)")
-    page = to_html({**report, "audited": bad}, tmp_path)
+    page = to_html(dataclasses.replace(report, audited=bad), tmp_path)
     assert "Nothing contradicts" not in page
     assert "The audit refutes the noise that was charged (too small (p 1e-5))." in page
 
 
 def test_a_real_audit_has_every_share_of_its_sentence_in_its_table(found):
-    told = found.to_dict()
+    told = AuditRow.from_dict(found.to_dict())
     table = {share for _, _, share in audited.table(told)}
     assert set(shares(audited.verdict(told))) <= table
 
@@ -76,8 +79,13 @@ def test_a_real_audit_has_every_share_of_its_sentence_in_its_table(found):
 def test_the_page_and_the_markdown_hold_the_table(tmp_path, found):
     report = build(small.go(tmp_path / "r", small.config(steps=1)))
     save_roc(found, tmp_path / "roc.png", "Audit")
-    for each in (found.to_dict(), row(proven="inf", verdict="Nothing is proven.")):
-        full = json.loads(json.dumps({**report, "audited": each}))
+    for each in (
+        AuditRow.from_dict(found.to_dict()),
+        row(proven=math.inf, verdict="Nothing is proven."),
+    ):
+        written = json.dumps(dataclasses.replace(report, audited=each).to_dict())
+        full = Report.from_dict(json.loads(written))
+        assert full.audited == each
         page, markdown = to_html(full, tmp_path), to_markdown(full)
         for name, value, _ in audited.table(each):
             assert f"{name}</th><td>{value}" in page
@@ -98,8 +106,6 @@ def test_the_plot_is_a_file_of_its_own_as_well(tmp_path, found):
 
 
 def test_an_attack_that_finds_nobody_has_a_plot(tmp_path, found):
-    import dataclasses
-
     empty = dataclasses.replace(found, roc=np.array([[1.0, 1.0], [0.0, 0.0]]))
     save_roc(empty, tmp_path / "roc.png", "Audit")
     save_roc(dataclasses.replace(empty, roc=np.zeros((1, 2))), tmp_path / "roc.png", "Audit")

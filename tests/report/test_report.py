@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from jaxdp import accounting as acc
 from jaxdp.cli import app
 from jaxdp.report import levels, save_plots, to_html, to_markdown
+from jaxdp.report.schema import Report
 from jaxdp.runs import described
 from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.described import report as build
@@ -198,24 +199,24 @@ def test_neither_the_seed_nor_a_folder_of_this_machine_nor_a_duration_is_told(ru
 )
 def test_warnings_appear_exactly_when_they_should(result, tmp_path, changes, about):
     report = build(_other(result, **changes))
-    found = report["warnings"]
-    assert [row["about"] for row in found] == about
-    epsilon = float(report["guarantee"]["epsilon"])
+    found = report.warnings
+    assert [row.about for row in found] == about
+    epsilon = report.guarantee.epsilon
     if "epsilon" in about:
         words = (
             "Nothing is proven"
             if math.isinf(epsilon)
             else ("no meaningful protection" if epsilon > 50 else "gives little protection")
         )
-        assert words in found[0]["text"]
+        assert words in found[0].text
     else:
         assert epsilon <= 10
     page, markdown = to_html(report, tmp_path), to_markdown(report)
     assert page.count("<strong>Warning.</strong>") == markdown.count("**Warning.**") == len(found)
     for row in found:
-        assert row["text"] in Page(page).text
-        assert row["text"] in markdown
-    json.dumps(report, allow_nan=False)
+        assert row.text in Page(page).text
+        assert row.text in markdown
+    json.dumps(report.to_dict(), allow_nan=False)
     save_plots(report, tmp_path)
 
 
@@ -244,8 +245,9 @@ def test_one_step_and_no_movement_do_not_crash(result, tmp_path):
 
 
 def test_a_report_of_an_older_version_still_makes_a_page(result, tmp_path):
-    report = build(result)
+    row = build(result).to_dict()
     for name in (
+        "version",
         "levels",
         "warnings",
         "tradeoff",
@@ -260,27 +262,27 @@ def test_a_report_of_an_older_version_still_makes_a_page(result, tmp_path):
         "title",
         "measured",
     ):
-        del report[name]
+        del row[name]
+    report = Report.from_dict(row)
     page = Page(to_html(report, tmp_path))
     assert "What is promised" in page.text
     assert to_markdown(report).startswith("# ")
 
 
 def test_a_majority_is_of_the_test_labels_alone(result):
-    found = build(result, test_labels=np.array([3, 3, 1, 0]))["levels"]
-    assert found["majority"] == 0.5
-    assert "majority" not in build(result)["levels"]
+    assert build(result, test_labels=np.array([3, 3, 1, 0])).levels.majority == 0.5
+    assert build(result).levels.majority is None
 
 
 def test_levels_without_privacy_are_those_of_the_committed_results():
     path = Path(__file__).parents[2] / "benchmarks" / "results" / "pums.json"
     rows = json.loads(path.read_text())
-    for (dataset, model), (accuracy, runs, source) in levels.NOT_PRIVATE.items():
+    for (dataset, model), told in levels.NOT_PRIVATE.items():
         name = f"{dataset}-{model}-not-private"
         found = [row["test_accuracy"] for row in rows if row["name"] == name]
-        assert len(found) == runs
-        assert np.mean(found) == pytest.approx(accuracy, abs=5e-6)
-        assert (path.parents[2] / source).exists()
+        assert len(found) == told.runs
+        assert np.mean(found) == pytest.approx(told.accuracy, abs=5e-6)
+        assert (path.parents[2] / told.source).exists()
 
 
 @pytest.mark.parametrize(

@@ -19,20 +19,20 @@ def sampled(noise, rate, steps):
 @pytest.mark.parametrize("noise", [0.3, 1.0, 4.0])
 def test_of_a_gaussian_it_is_the_known_curve(noise):
     found = tradeoff(acc.Gaussian(noise), ADD, 1e-5)
-    assert found["mu_is"] == "exact"
-    assert found["mu"] == pytest.approx(1 / noise, rel=1e-5)
-    rates, hits = np.array(found["curve"]).T
+    assert found.mu_is == "exact"
+    assert found.mu == pytest.approx(1 / noise, rel=1e-5)
+    rates, hits = np.array(found.curve).T
     true = special.ndtr(special.ndtri(rates) + 1 / noise)
     assert (hits >= true * (1 - 1e-6)).all()
     assert (hits <= 1.15 * true + 1e-8).all()
-    assert found["tpr_at_fpr"]["0.01"] == pytest.approx(
+    assert found.tpr_at_fpr["0.01"] == pytest.approx(
         special.ndtr(special.ndtri(0.01) + 1 / noise), rel=0.03
     )
 
 
 def test_under_replacement_mu_is_twice_as_large():
     found = tradeoff(acc.Repeated(acc.Gaussian(4.0), 4), acc.Relation.REPLACE_ONE, 1e-5)
-    assert found["mu"] == pytest.approx(1.0, rel=1e-5)
+    assert found.mu == pytest.approx(1.0, rel=1e-5)
 
 
 def test_one_sampled_step_stays_above_the_best_test():
@@ -49,8 +49,8 @@ def test_one_sampled_step_stays_above_the_best_test():
 def test_the_approximate_mu_is_that_of_the_epsilon_or_larger():
     event = sampled(3.2, 0.178, 150)
     found = tradeoff(event, ADD, 1e-5)
-    assert found["mu_is"] == "approximate"
-    gaussian = acc.epsilon(acc.Gaussian(1 / found["mu"]), 1e-5).lower
+    assert found.mu_is == "approximate"
+    gaussian = acc.epsilon(acc.Gaussian(1 / found.mu), 1e-5).lower
     assert gaussian >= acc.epsilon(event, 1e-5).upper * (1 - 1e-4)
 
 
@@ -66,9 +66,9 @@ def test_the_approximate_mu_is_that_of_the_epsilon_or_larger():
 )
 def test_absurd_runs_have_rates_between_guessing_and_certainty(event, delta):
     found = tradeoff(event, ADD, delta)
-    for rate, hits in [*found["curve"], *((float(k), v) for k, v in found["tpr_at_fpr"].items())]:
+    for rate, hits in [*found.curve, *((float(k), v) for k, v in found.tpr_at_fpr.items())]:
         assert rate * (1 - 1e-5) <= hits <= 1
-    assert found["mu"] is None or (found["mu"] >= 0 and math.isfinite(found["mu"]))
+    assert found.mu is None or (found.mu >= 0 and math.isfinite(found.mu))
 
 
 def test_where_nothing_is_proven_there_is_no_curve():

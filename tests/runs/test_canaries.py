@@ -179,7 +179,7 @@ def test_bad_configurations(changes, message):
 
 def finished(folder, cfg):
     result = small.go(folder, cfg)
-    (folder / "report.json").write_text(json.dumps(build(result)))
+    (folder / "report.json").write_text(json.dumps(build(result).to_dict()))
     return RunDirectory(folder)
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import os
@@ -198,9 +199,7 @@ def test_nobody_without_the_secret_can_write_a_line_that_fits(tmp_path):
 def test_a_run_of_an_older_version_is_refused(tmp_path):
     small.go(tmp_path / "r", small.config())
     directory = RunDirectory(tmp_path / "r")
-    state = directory.load_state()
-    del state["starts"]
-    directory.save_state(state)
+    directory.save_state(dataclasses.replace(directory.load_state(), starts=None))
     with pytest.raises(ValueError, match="must hold a run of this version"):
         small.go(tmp_path / "r", small.config())
 
@@ -245,9 +244,9 @@ def test_secrets_lie_in_the_secret_folder_alone(tmp_path):
     assert directory.secret.stat().st_mode & 0o077 == 0
     assert directory.state_file.stat().st_mode & 0o077 == 0
     state, ledger = directory.load_state(), directory.ledger.read_text()
-    assert state["secret"]["entropy"] not in ledger
-    assert state["data"] not in ledger
-    assert not any(start in ledger for start in state["starts"])
+    assert state.secret.entropy not in ledger
+    assert state.data not in ledger
+    assert not any(start in ledger for start in state.starts)
 
 
 def test_epsilon_is_the_accountants_for_the_steps_taken(tmp_path):

@@ -200,7 +200,8 @@ def _lift(
         lifted = network.lift(block, weights, *batch)
         return lifted._replace(u=batch[1]) if direct else lifted
 
-    return jax.lax.map(one, (x, y))
+    lifted: Lifted = jax.lax.map(one, (x, y))
+    return lifted
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -225,7 +226,7 @@ def _inner_loop(
         key: secret, one for each block and sweep.
     """
 
-    def step(w: jax.Array, batch: tuple) -> tuple[jax.Array, None]:
+    def step(w: jax.Array, batch: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         v, u, rows, std, noise_key = batch
         residuals = gamma * (v @ w.T - u)
         total = clipped_sum(residuals, v, rows, l2_clip_norm)

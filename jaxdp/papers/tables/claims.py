@@ -56,9 +56,9 @@ def page(results: Results) -> Page:
             Plot(
                 "claims.png",
                 "Epsilon at delta 1e-5. Left: claimed and proven for the runs of the table (an "
-                "arrow: nothing is proven), and the lower bound of an attack on a tiny network at "
-                "the same noise, rate and steps, which may be 0. Right: claimed, and the "
-                "lower bound that an attack proves in its own setting; the two panels do not "
+                "arrow: nothing is proven), and the lower bound of an attack on a tiny network "
+                "at the same noise, rate and steps, which may be 0. Right: claimed, and the "
+                "lower bound of an attack in its own setting; the two panels do not "
                 "compare. Attacks at 95 % confidence.",
             ),
         ),
@@ -71,7 +71,8 @@ def page(results: Results) -> Page:
 
 
 def _attacks(results: Results) -> list[dict[str, Any]]:
-    return (results.read(_ATTACKS) or {}).get("papers", [])
+    found: list[dict[str, Any]] = (results.read(_ATTACKS) or {}).get("papers", [])
+    return found
 
 
 def _attack_section(results: Results) -> Section:

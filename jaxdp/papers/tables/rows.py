@@ -23,7 +23,7 @@ COLUMNS = (
 EPSILONS_LEGEND = (
     "*Claimed*: by the paper's own formula, where it claims another number than the proven one. "
     "*Proven*: what jaxdp guarantees for everything that the run released (∞: nothing). "
-    "*Audited*: a lower bound from an attack, at 95 % confidence. –: no such number. All "
+    "*Audited*: a lower bound on epsilon by an attack, at 95 % confidence. –: no such number. All "
     "at delta 1e-5, one record added or removed. Machines were shared with other work: seconds "
     "say little."
 )

@@ -43,12 +43,12 @@ def panels(
 
 
 def title(axes: Any, text: str) -> None:
-    """A title above the left edge."""
+    """Sets the title of the axes, aligned to the left."""
     axes.set_title(text, loc="left", fontweight="bold", fontsize=14)
 
 
 def legend(figure: Figure, panels: Iterable[Any], columns: int) -> None:
-    """Below all panels, one entry for each label."""
+    """Puts one legend below all panels, with one entry for each label."""
     found: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):

@@ -1,0 +1,64 @@
+"""The secret state of a run, as ``secret/run.json`` keeps it."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from jaxdp._written import Written
+from jaxdp.seeds import Secret
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptSecret(Written):
+    """A run's secret as text. **Secret**.
+
+    Attributes:
+        entropy: 128 bits, hexadecimal.
+        reproducible: whether a person chose it.
+    """
+
+    entropy: str
+    reproducible: bool
+
+    @classmethod
+    def of(cls, secret: Secret) -> "KeptSecret":
+        """The text of a secret."""
+        return cls(f"{secret.entropy:032x}", secret.reproducible)
+
+    def open(self) -> Secret:
+        """The secret itself."""
+        return Secret(int(self.entropy, 16), reproducible=self.reproducible)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunState(Written):
+    """The state of a run beside its checkpoints. **Secret**.
+
+    Attributes:
+        secret: of draws and noise.
+        starts: randomness of each start of a process; None in runs of older versions.
+        lost: how often steps that were shown had to be done again.
+        shown: number of steps that may have been seen.
+        data: keyed hash of the records.
+        mechanism: of the run, as text; None in runs of older versions.
+        canaries: hash of the auditor's coins.
+        delta: of the guarantee; None without one.
+        relation: of the guarantee; None in runs of older versions.
+        config: of a run of ``jaxdp train``: its ``RunConfig``.
+        data_file: of a run on a file: its path.
+        data_dir: where prepared data sets lie, if it was given.
+    """
+
+    LEFT_OUT: ClassVar = ("starts", "config", "data_file", "data_dir")
+
+    secret: KeptSecret
+    starts: tuple[str, ...] | None = None
+    lost: int = 0
+    shown: int = 0
+    data: str = ""
+    mechanism: str | None = None
+    canaries: str | None = None
+    delta: float | None = None
+    relation: str | None = None
+    config: dict[str, Any] | None = None
+    data_file: str | None = None
+    data_dir: str | None = None

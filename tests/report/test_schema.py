@@ -1,0 +1,109 @@
+"""report.json has the form that its schema says, and older forms are read or refused in words."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from jaxdp.report import json_schema, to_markdown
+from jaxdp.report.schema import VERSION, Report, load
+from jaxdp.runs.config import RunConfig
+from jaxdp.runs.described import report as build
+from tests.runs import small
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+VALID = jsonschema.Draft202012Validator(json_schema.json_schema())
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    names = ("dp-sgd", "sa-dpsgd-as-published", "adadp-as-published")
+    return [
+        build(small.go(folder / name, small.config(algorithm=name, steps=2, eval_every=1)))
+        for name in names
+    ]
+
+
+def test_the_schema_and_the_page_are_current():
+    for path, text in json_schema.written(REFERENCE).items():
+        assert path.read_text(encoding="utf-8") == text, "run: python -m jaxdp.report.json_schema"
+
+
+def test_every_field_is_described():
+    for cls in json_schema.classes():
+        assert set(json_schema.described(cls)) == {field.name for field in dataclasses.fields(cls)}
+
+
+def test_real_reports_are_valid_and_read_back_as_they_were(reports):
+    for report in reports:
+        row = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+        VALID.validate(row)
+        again = Report.from_dict(row)
+        assert again == report
+        assert again.to_dict() == row
+    assert [math.isinf(report.guarantee.epsilon) for report in reports] == [False, False, True]
+    assert [report.counts is None for report in reports] == [True, False, True]
+
+
+def test_the_schema_finds_a_wrong_field(reports):
+    row = reports[0].to_dict()
+    for broken in ({"title": 3}, {"guarantee": {}}, {"history": [{"step": 1.5}]}, {"extra": "x"}):
+        assert not VALID.is_valid({**row, **broken})
+
+
+def test_a_report_of_version_1_is_read(reports, tmp_path):
+    report = reports[0]
+    row = report.to_dict()
+    del row["version"]
+    row["algorithm"] = row.pop("algorithm")
+    row["guarantee"]["algorithm"] = row["guarantee"].pop("accountant")
+    row["config"]["algorithm"] = row["config"].pop("algorithm")
+    (tmp_path / "report.json").write_text(json.dumps(row))
+    again = load(tmp_path / "report.json")
+    assert again == dataclasses.replace(report, config=again.config)
+    assert RunConfig.from_dict(again.config) == RunConfig.from_dict(report.config)
+    assert to_markdown(again) == to_markdown(report)
+    former = {**row, "algorithm": "dp-adam", "config": {**row["config"], "algorithm": "dpgdo"}}
+    assert Report.from_dict(former).algorithm == "dp-adam-bc"
+    assert RunConfig.from_dict(former["config"]).algorithm == "dp-adam"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": VERSION + 1}, f"version must be at most {VERSION}, got {VERSION + 1}"),
+        ({"guarantee": None}, "Guarantee must be an object, got None"),
+        ({"history": [{}]}, "HistoryRow must hold 'step', got none"),
+        ({"title": 3}, "Report.title must be of type str, got 3"),
+        ({"parameters": True}, "Report.parameters must be of type int, got True"),
+        ({"facts": [["a"]]}, r"Report.facts must have 2 entries, got 1"),
+        ({"notes": "a"}, "Report.notes must be an array"),
+        ({"versions": []}, "Report.versions must be an object"),
+    ],
+)
+def test_a_damaged_report_is_refused_in_words(reports, tmp_path, change, words):
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**reports[0].to_dict(), **change}))
+    with pytest.raises(
+        ValueError, match=f"report.json must be a report that jaxdp wrote: .*{words}"
+    ):
+        load(path)
+
+
+def test_an_evaluated_number_takes_no_field_of_the_report(reports):
+    report = reports[0]
+    measured = dataclasses.replace(report.measured, column="title")
+    row = dataclasses.replace(report.history[-1], numbers={"title": 0.5})
+    named = dataclasses.replace(report, measured=measured, history=(row,))
+    assert named.value == 0.5
+    assert named.to_dict()["title"] == report.title
+    assert Report.from_dict(named.to_dict()) == named
+
+
+def test_a_configuration_of_another_version_is_refused_in_words(reports):
+    with pytest.raises(ValueError, match="config must have the fields of RunConfig"):
+        RunConfig.from_dict({**reports[0].config, "unheard_of": 1})
