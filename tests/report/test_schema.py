@@ -59,15 +59,15 @@ def test_a_report_of_version_1_is_read(reports, tmp_path):
     report = reports[0]
     row = report.to_dict()
     del row["version"]
-    row["algorithm"] = row.pop("algorithm")
-    row["guarantee"]["algorithm"] = row["guarantee"].pop("accountant")
-    row["config"]["algorithm"] = row["config"].pop("algorithm")
+    row["method"] = row.pop("algorithm")
+    row["guarantee"]["method"] = row["guarantee"].pop("accountant")
+    row["config"]["method"] = row["config"].pop("algorithm")
     (tmp_path / "report.json").write_text(json.dumps(row))
     again = load(tmp_path / "report.json")
     assert again == dataclasses.replace(report, config=again.config)
     assert RunConfig.from_dict(again.config) == RunConfig.from_dict(report.config)
     assert to_markdown(again) == to_markdown(report)
-    former = {**row, "algorithm": "dp-adam", "config": {**row["config"], "algorithm": "dpgdo"}}
+    former = {**row, "method": "dp-adam", "config": {**row["config"], "method": "dpgdo"}}
     assert Report.from_dict(former).algorithm == "dp-adam-bc"
     assert RunConfig.from_dict(former["config"]).algorithm == "dp-adam"
 
