@@ -147,7 +147,7 @@ def seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> None:
 
 
 def broken_seal(folder: Path, name: str, skip: tuple[str, ...] = ()) -> str:
-    """The first file missing or changed since :func:`seal`; "" if none, or nothing was sealed."""
+    """The first file missing or changed since ``seal``; "" if none, or nothing was sealed."""
     if not (folder / name).exists():
         return ""
     try:

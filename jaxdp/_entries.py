@@ -69,7 +69,7 @@ class Entry:
         return self.first_step + self.steps
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary; :meth:`from_dict` is its inverse."""
+        """A JSON-ready dictionary; ``from_dict`` is its inverse."""
         row = {
             "first_step": self.first_step,
             "steps": self.steps,
@@ -81,7 +81,7 @@ class Entry:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "Entry":
-        """The entry that :meth:`to_dict` wrote."""
+        """The entry that ``to_dict`` wrote."""
         return cls(
             acc.events.from_dict(row["event"]),
             row["first_step"],
@@ -175,7 +175,7 @@ def counted(entry: Entry, without: tuple[str, int] | None) -> int:
 
 
 def composed(entries: Iterable[Entry], without: tuple[str, int] | None) -> acc.Event:
-    """All entries as one event, equal ones counted together; ``without`` as for :func:`counted`."""
+    """All entries as one event, equal ones counted together; ``without`` as for ``counted``."""
     counts: dict[acc.Event, int] = {}
     for entry in entries:
         if steps := counted(entry, without):

@@ -60,11 +60,11 @@ _guard: _Guard | None = None
 
 @contextlib.contextmanager
 def guarded(last_words: Callable[[], str]) -> Iterator[None]:
-    """Raises ``KeyboardInterrupt`` at a first signal inside (:class:`Terminated` at SIGTERM).
+    """Raises ``KeyboardInterrupt`` at a first signal inside (``Terminated`` at SIGTERM).
 
     A second ends the process at once, with one line on stderr and status 128 + signal: no teardown,
     during which threads that still write would crash the process. Only for a program: a library
-    does not own the handlers, and without this context :func:`deferred` does nothing.
+    does not own the handlers, and without this context ``deferred`` does nothing.
 
     Args:
         last_words: makes the line; called in a signal handler, so it takes no locks.

@@ -21,11 +21,11 @@ class Issuer:
             configuration that goes into every key.
         ledger: where steps are charged.
         secret: the randomness.
-        stream: its name in the ledger; see :meth:`Ledger.new_stream`.
+        stream: its name in the ledger; see ``Ledger.new_stream``.
         incarnation: goes into every key besides the mechanism and the step; another one for every
             stream and every start of a run.
         first_step: the step of the first ticket.
-        reserve: steps charged at a time, so that not every one waits for the disk; :meth:`close`
+        reserve: steps charged at a time, so that not every one waits for the disk; ``close``
             gives back what was never handed out. A crash over-counts by so many at most.
         source: as for ``Entry``.
         note: as for ``Entry``.

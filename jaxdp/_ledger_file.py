@@ -58,8 +58,8 @@ class LedgerFile:
     """Rows of JSON on disk; appended by one process at a time, durable when a call returns.
 
     Args:
-        path: the file; nothing is touched before the first :meth:`append`.
-        key: as for :class:`Chain`.
+        path: the file; nothing is touched before the first ``append``.
+        key: as for ``Chain``.
     """
 
     def __init__(self, path: Path, key: bytes = b""):

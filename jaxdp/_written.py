@@ -30,7 +30,7 @@ class Written:
     EMPTY: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for strict JSON; :meth:`from_dict` is its inverse."""
+        """A dictionary for strict JSON; ``from_dict`` is its inverse."""
         found = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         found |= {name: {} for name in self.EMPTY if found[name] is None}
         left_out = {name for name in self.LEFT_OUT if found[name] is None}
@@ -38,7 +38,7 @@ class Written:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """The object that :meth:`to_dict` wrote; keys that are no field are passed over.
+        """The object that ``to_dict`` wrote; keys that are no field are passed over.
 
         Raises:
             ValueError: a field is missing, or is of another type.

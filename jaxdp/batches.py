@@ -43,7 +43,7 @@ class ChargedBatch:
 
     @property
     def untouched(self) -> bool:
-        """True if no field was replaced since :meth:`Trainer.batches` made it."""
+        """True if no field was replaced since ``Trainer.batches`` made it."""
         made = getattr(self, "_made_of", None)
         found = (self.draw, *jax.tree.leaves(self.rows))
         if made is None or len(made) != len(found):
@@ -73,7 +73,7 @@ class ChargedBatch:
 
 
 class Batches(Iterator[ChargedBatch]):
-    """An iterator over charged batches, made ahead of time; :meth:`Trainer.batches` returns it.
+    """An iterator over charged batches, made ahead of time; ``Trainer.batches`` returns it.
 
     Args:
         sampler: draws the records.

@@ -26,7 +26,7 @@ FORMAT = 2
 class Ledger:
     """The list of all releases as accounting events, each charged before the release is made.
 
-    With a ``path``, every charge is on disk (flushed and fsynced) before :meth:`charge` returns, so
+    With a ``path``, every charge is on disk (flushed and fsynced) before ``charge`` returns, so
     that a crash can over-count and never under-count. A ledger holds no un-noised data. Under
     add-or-remove-one nothing in it depends on the data at all, so it may be published.
 
@@ -199,7 +199,7 @@ class Ledger:
         """Writes down, once, something that the guarantee takes to be public without verifying it.
 
         ``grad_fn.sum`` does so with the draws that this ledger was charged for. It is on disk when
-        this returns, and :meth:`unverified` says it also after the ledger was opened anew.
+        this returns, and ``unverified`` says it also after the ledger was opened anew.
 
         Args:
             what: in words, such as "the frozen parameter ['embedding']"; public, one line.
@@ -210,13 +210,13 @@ class Ledger:
         self._say("assumed", what, self._assumed)
 
     def trust(self, what: str) -> None:
-        """Writes down, once, an assumption of the guarantee other than those of :meth:`assume`.
+        """Writes down, once, an assumption of the guarantee other than those of ``assume``.
 
         Args:
             what: a whole sentence; public, one line.
 
         Raises:
-            ValueError: as :meth:`assume`.
+            ValueError: as ``assume``.
         """
         self._say("trusted", what, self._trusted)
 
@@ -262,7 +262,7 @@ class Ledger:
             delta: in (0, 1).
             relation: the neighbouring relation.
             without: (stream, step): leaves out the steps of the stream from this one on, which were
-                charged ahead and for which no ticket was handed out; see :meth:`Issuer.ahead`.
+                charged ahead and for which no ticket was handed out; see ``Issuer.ahead``.
 
         Raises:
             ValueError: nothing was charged; an event that has no bound under this relation.
@@ -284,7 +284,7 @@ class Ledger:
         """The assumptions that jaxdp could not verify, one sentence each; [] if there is none.
 
         Args:
-            without: as for :meth:`epsilon`.
+            without: as for ``epsilon``.
         """
         said = {SOURCES["by hand"] for e in self._streams if e.source == "by hand"} | self._trusted
         said |= {SEEDED for e in self._streams if SEEDED in e.note}
@@ -296,7 +296,7 @@ class Ledger:
         return [*sorted(said), *on_trust(steps, opened, unseen, self._assumed)]
 
     def to_json(self) -> str:
-        """The whole ledger as JSON; :meth:`from_json` is its inverse."""
+        """The whole ledger as JSON; ``from_json`` is its inverse."""
         content = {
             "format": FORMAT,
             "entries": [entry.to_dict() for entry in self.entries],
@@ -310,7 +310,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """An in-memory ledger from the text that :meth:`to_json` returned."""
+        """An in-memory ledger from the text that ``to_json`` returned."""
         content = json.loads(text)
         if content.get("format") not in (1, FORMAT):
             raise ValueError(f"ledger format must be {FORMAT}, got {content.get('format')!r}")

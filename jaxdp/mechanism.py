@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Mechanism:
     """A private training step: how records are drawn, clipped and noised, and what that costs.
 
-    Formal guarantee: a step that draws with :meth:`sampler`, sums with :meth:`clipped_grad` (or any
-    sum that carries its own sensitivity) and passes through :meth:`privatize` satisfies what
-    :meth:`event_at` says of that step, under the relations that the event supports.
+    Formal guarantee: a step that draws with ``sampler``, sums with ``clipped_grad`` (or any
+    sum that carries its own sensitivity) and passes through ``privatize`` satisfies what
+    ``event_at`` says of that step, under the relations that the event supports.
 
     Attributes:
         rule: the clipping rule.
@@ -72,7 +72,7 @@ class Mechanism:
         """The accounting event of one step, the same for all.
 
         Raises:
-            ValueError: the noise follows a schedule; see :meth:`event_at` and :meth:`total`.
+            ValueError: the noise follows a schedule; see ``event_at`` and ``total``.
         """
         if isinstance(self.noise_multiplier, NoiseSchedule):
             raise ValueError(
@@ -164,13 +164,13 @@ class Mechanism:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
 
         Args:
-            loss_fn: as for :func:`jaxdp.clipped_grad`.
-            options: further arguments of :func:`jaxdp.clipped_grad`.
+            loss_fn: as for ``jaxdp.clipped_grad``.
+            options: further arguments of ``jaxdp.clipped_grad``.
         """
         return clipped_grad(loss_fn, self.rule, **{"most_records": self.most_records, **options})
 
     def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
-        """The noise, to be put first in an optax chain; options as for :func:`jaxdp.privatize`."""
+        """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""
         if self.count_noise_multiplier is None:
             return privatize(self.noise_multiplier, self.batch_size, **options)
         return privatize(self.multipliers(0)["gradient"], self.batch_size, **options)
@@ -297,7 +297,7 @@ def dp_sgd(
         relation: the neighbouring relation of the budget.
 
     Returns:
-        The mechanism, for :class:`jaxdp.Trainer` or a loop of your own.
+        The mechanism, for ``jaxdp.Trainer`` or a loop of your own.
 
     Raises:
         ValueError: an argument is missing or out of its range, named with its value; both a noise
@@ -339,7 +339,7 @@ def with_rule(
     sampling: str = "poisson",
     leak: str = "",
 ) -> Mechanism:
-    """A mechanism with any clipping rule; otherwise as :func:`dp_sgd`."""
+    """A mechanism with any clipping rule; otherwise as ``dp_sgd``."""
     if not isinstance(noise_multiplier, NoiseSchedule):
         _validate.non_negative("noise_multiplier", noise_multiplier)
     batch_size = _validate.integer("batch_size", batch_size, least=1)

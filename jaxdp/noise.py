@@ -16,7 +16,7 @@ from jaxdp.types import PyTree, Summed
 
 
 class PrivatizeState(NamedTuple):
-    """State of :func:`privatize`. It holds nothing secret: keys come with the tickets.
+    """State of ``privatize``. It holds nothing secret: keys come with the tickets.
 
     Attributes:
         last: uint32 [2], the tag of the last key that was used: the same key in two updates in a

@@ -35,7 +35,7 @@ def noised(
         tree: pytree of arrays.
         std: scalar.
         words: uint32 [2], a threefry key.
-        sharded_over: see :func:`jaxdp.privatize`.
+        sharded_over: see ``jaxdp.privatize``.
         replicated_over: likewise.
 
     Raises:

@@ -15,7 +15,7 @@ class NoiseSchedule:
     """The noise multiplier of each step, as public levels with a number of steps each.
 
     Formal guarantee: the multipliers are constants of the run, so that its cost is the composition
-    of unlike Gaussian steps, charged level by level (:meth:`levels_between`). A multiplier chosen
+    of unlike Gaussian steps, charged level by level (``levels_between``). A multiplier chosen
     by looking at the data, or at earlier releases, is another matter: that takes a privacy filter.
 
     Attributes:
@@ -103,13 +103,13 @@ def exponential_decay(initial: float, rate: float, every: int, steps: int) -> No
 
 
 def time_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
-    """The schedule σ_t = σ_0 / (1 + k t); otherwise as :func:`exponential_decay`."""
+    """The schedule σ_t = σ_0 / (1 + k t); otherwise as ``exponential_decay``."""
     rate = _validate.non_negative("rate", rate)
     return _by_epoch(initial, every, steps, lambda t: 1 / (1 + rate * t))
 
 
 def step_decay(initial: float, factor: float, every: int, steps: int) -> NoiseSchedule:
-    """The schedule σ_t = σ_0 k^t, 0 < k <= 1; otherwise as :func:`exponential_decay`."""
+    """The schedule σ_t = σ_0 k^t, 0 < k <= 1; otherwise as ``exponential_decay``."""
     factor = _validate.probability("factor", factor)
     return _by_epoch(initial, every, steps, lambda t: factor**t)
 

@@ -68,7 +68,7 @@ class PrivateStep:
 
     @functools.cached_property
     def compiled_context(self) -> Callable[[State], dict[str, PyTree]]:
-        """:meth:`clipped_by`, compiled."""
+        """``clipped_by``, compiled."""
         return (lambda _: {}) if self.context is None else jax.jit(self.context)
 
     @functools.cached_property
@@ -100,7 +100,7 @@ class PrivateStep:
         gathered: bool,
         told: bool,
     ) -> Any:
-        """Runs :attr:`whole` from the host; spends the ticket, unless the step is refused."""
+        """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
         whole: Any = self.whole
         if not self.links.parts:
             whole.eval_shape(
@@ -317,7 +317,7 @@ def _kind(tree: PyTree) -> Any:
 
 
 def _blank(extra: dict[str, Any]) -> dict[str, Any]:
-    """Extra arguments shaped as :func:`taken_apart` returns them; nothing is spent."""
+    """Extra arguments shaped as ``taken_apart`` returns them; nothing is spent."""
     energy = extra.get("energy")
     return {**extra, "energy": energy.blank()} if isinstance(energy, DrawnEnergy) else extra
 

@@ -130,7 +130,7 @@ class Ticket:
             verified: True if jaxdp clipped the sum record by record, from this ticket's draw.
 
         Raises:
-            ValueError: as :meth:`key`.
+            ValueError: as ``key``.
         """
         with self._lock:
             self.check()
@@ -143,7 +143,7 @@ class Ticket:
         return key
 
     def derive(self) -> None:
-        """Derives the noise key ahead of time, so that :meth:`spend` is quick."""
+        """Derives the noise key ahead of time, so that ``spend`` is quick."""
         self._key = self._derived()
 
     def check(self) -> None:

@@ -59,7 +59,7 @@ class Trainer:
         mechanism: from ``jaxdp.dp_sgd``; or a ``jaxdp.Algorithm``, which has its own optimizer.
         optimizer: any optax optimizer; None for an ``Algorithm``.
         source: the records: a pytree of arrays [N, ...], a memory map, or anything with ``len`` and
-            ``[index]``; see :func:`jaxdp.sources.as_source`.
+            ``[index]``; see ``jaxdp.sources.as_source``.
         ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
         secret: the randomness; None takes it from the operating system.
         trainable: what to train, as for ``jaxdp.clipped_grad``.
@@ -178,7 +178,7 @@ class Trainer:
 
         Args:
             state: the state; its memory is reused, so it must not be used afterwards.
-            batch: from :meth:`batches`; it can be used once.
+            batch: from ``batches``; it can be used once.
 
         Returns:
             The next state, and a ``StepInfo`` that may be logged.
@@ -193,11 +193,11 @@ class Trainer:
     def step_and_look(
         self, state: TrainState, batch: ChargedBatch, told: bool = True
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
-        """As :meth:`step`, and returns the **sensitive** ``ClipInfo``, which no epsilon covers.
+        """As ``step``, and returns the **sensitive** ``ClipInfo``, which no epsilon covers.
 
         Args:
-            state: as for :meth:`step`.
-            batch: as for :meth:`step`.
+            state: as for ``step``.
+            batch: as for ``step``.
             told: False returns none of it.
         """
         return self._one(state, batch, told)
@@ -334,7 +334,7 @@ class Trainer:
         return np.frombuffer(self.ledger.head, np.uint32)
 
     def end_batches(self) -> None:
-        """Ends the iterator of :meth:`batches` that is still open, if there is one."""
+        """Ends the iterator of ``batches`` that is still open, if there is one."""
         # Only one draws at a time: what it gives back is what was drawn last.
         batches = self._batches()
         if batches is not None:

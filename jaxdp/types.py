@@ -40,7 +40,7 @@ class Summed:
 
     It cannot be taken apart: whatever flattens it as a pytree (``jit``, ``optax.scale`` or
     ``optax.clip`` before the noise) raises an error that names the remedy. Only
-    :func:`jaxdp.privatize`, first in a chain, opens it. Sums over disjoint parts of one draw can be
+    ``jaxdp.privatize``, first in a chain, opens it. Sums over disjoint parts of one draw can be
     added with ``+``.
 
     Attributes:
@@ -176,7 +176,7 @@ class Batch:
 
     A pytree, to be passed through ``jit`` as one argument, so that the rows and their mask cannot
     part: a padded row that is taken for a record counts record 0 over and over.
-    :meth:`Draw.batches` makes them.
+    ``Draw.batches`` makes them.
 
     Attributes:
         data: pytree of arrays [m, ...], one row an example.
@@ -200,7 +200,7 @@ class Batch:
 
     @property
     def untouched(self) -> bool:
-        """True if it holds the rows and the mask that :meth:`Draw.batches` gathered."""
+        """True if it holds the rows and the mask that ``Draw.batches`` gathered."""
         return _same(getattr(self, _AS_MADE, ()), (self.data, self.mask))
 
     def __repr__(self) -> str:
@@ -235,7 +235,7 @@ jax.tree_util.register_pytree_with_keys(
 class Draw:
     """The records of one step, cut into physical batches of one fixed shape.
 
-    ``indices`` alone do not say which rows count: take :meth:`batches`, or hand the draw to
+    ``indices`` alone do not say which rows count: take ``batches``, or hand the draw to
     ``grad_fn.sum``.
 
     Attributes:

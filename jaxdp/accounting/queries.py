@@ -57,7 +57,7 @@ def delta(
 ) -> Bound:
     """Bounds on the delta of ``event`` at ``epsilon`` >= 0, infinity included.
 
-    Arguments and errors as for :func:`epsilon`.
+    Arguments and errors as for ``epsilon``.
 
     At infinity delta is the probability of an infinite loss: 0 for noise on everything, and
     unknown, hence 1 at most, where nothing is guaranteed.

@@ -153,7 +153,7 @@ def audit_algorithm(
         seed: of the runs; None takes one from the operating system.
         progress: called with the number of runs done.
         chunk: runs at once.
-        residuals: test the noise as well, see :func:`jaxdp.auditing.audit_noise`, on further runs,
+        residuals: test the noise as well, see ``jaxdp.auditing.audit_noise``, on further runs,
             at most 3,000 in each world; an audit at ``confidence`` of its own.
     """
     steps = _validate.integer("steps", steps, least=1)

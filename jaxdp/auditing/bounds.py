@@ -62,7 +62,7 @@ def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
 
     Args:
         counts: of an event that was fixed before these runs were looked at.
-        tradeoff: see :data:`Tradeoff`.
+        tradeoff: see ``Tradeoff``.
         rule: "sum": P(min(Z1, 0) + min(Z2, 0) <= the sum of the two normal scores, capped at 0),
             which is Stouffer's rule without credit for a count that looks too good; "box":
             Bonferroni, twice the smaller p-value, as two Clopper-Pearson intervals at half the
@@ -142,7 +142,7 @@ def epsilon_bound(
         counts: of that event.
         delta: in [0, 1).
         confidence: in (0, 1).
-        rule: see :func:`p_value`.
+        rule: see ``p_value``.
     """
     check_delta(delta)
     level = _level(confidence)
@@ -152,7 +152,7 @@ def epsilon_bound(
 def mu_bound(counts: Counts, confidence: float = 0.95, rule: str = "sum") -> float:
     """A lower bound on the mu of Gaussian DP; 0 where nothing is proven.
 
-    Formal guarantee: as :func:`epsilon_bound`, of a mechanism that is mu-GDP.
+    Formal guarantee: as ``epsilon_bound``, of a mechanism that is mu-GDP.
     """
     return _largest_refuted(lambda mu: p_value(counts, gaussian_dp(mu), rule), _level(confidence))
 
@@ -164,7 +164,7 @@ def gaussian_bound(
 
     (Nasr et al. 2023, arXiv:2302.07956v1, section 5: mu from one point, epsilon from mu.)
 
-    Formal guarantee: as :func:`epsilon_bound`, but **only for mechanisms whose own trade-off
+    Formal guarantee: as ``epsilon_bound``, but **only for mechanisms whose own trade-off
     function is Gaussian**: full-batch Gaussian noise, any number of steps, all released. Of any
     other mechanism, such as one that samples, one point says nothing about the profile elsewhere,
     and the answer may exceed its epsilon.
@@ -213,7 +213,7 @@ def one_run_bound(
 ) -> float:
     """A lower bound on epsilon from the guesses about one training run; 0 where none is proven.
 
-    Formal guarantee: see :func:`one_run_p_value`; the number of guesses was fixed beforehand.
+    Formal guarantee: see ``one_run_p_value``; the number of guesses was fixed beforehand.
     """
     level = _level(confidence)
     return _largest_refuted(lambda e: one_run_p_value(correct, guesses, canaries, e, delta), level)

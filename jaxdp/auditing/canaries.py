@@ -49,7 +49,7 @@ class Canaries:
         return len(self.places)
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The loss of a pair (record, place), as :meth:`entered` makes them.
+        """The loss of a pair (record, place), as ``entered`` makes them.
 
         Of a real record, whose place is -1, loss and gradient are what they were; of candidate k,
         whose place is k, the loss is a pull along its coordinate.

@@ -51,7 +51,7 @@ def audit_event(
     """Tests the whole privacy profile of an event on scores of the two worlds.
 
     Formal guarantee: a mechanism that is what ``event`` says is refuted with probability at most
-    1 - ``confidence``. As in :func:`jaxdp.auditing.audit_scores`, what is tested is chosen on a
+    1 - ``confidence``. As in ``jaxdp.auditing.audit_scores``, what is tested is chosen on a
     random part of the runs. Stronger than comparing epsilon at one delta, for a small delta is out
     of reach of few runs.
 

@@ -39,7 +39,7 @@ def discriminant(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ``keep`` columns that separate best, and their linear discriminant, of both worlds.
 
-    Fitted on the very part that :func:`jaxdp.auditing.audit_scores` sets aside for the same
+    Fitted on the very part that ``jaxdp.auditing.audit_scores`` sets aside for the same
     ``held_out`` and ``seed``, so the runs that are tested stay untouched.
 
     Args:

@@ -33,7 +33,7 @@ class RunAudit:
         claimed: (name, epsilon) of the paper's claim, where there is one.
         proven: the accountant's epsilon of the run's ledger; infinite where nothing is proven.
         audited: the lower bound.
-        profile: the lower bound that assumes :data:`ASSUMED`; None where the algorithm is another.
+        profile: the lower bound that assumes ``ASSUMED``; None where the algorithm is another.
         event: what was charged.
         roc: float [k, 2], rates of false alarms and hits over the candidates, for a plot.
     """
@@ -128,7 +128,7 @@ def audit_canaries(
 ) -> RunAudit:
     """A lower bound on epsilon from the canaries of one run, beside the claimed and the proven.
 
-    Formal guarantee: that of :func:`jaxdp.auditing.scores.audit_one_run`, of the whole run, under
+    Formal guarantee: that of ``jaxdp.auditing.scores.audit_one_run``, of the whole run, under
     adding or removing a record: the bound exceeds the true epsilon with probability at most
     1 - ``confidence`` over the coins and the run. The scores are computed without the coins.
 
@@ -180,7 +180,7 @@ def _profile(
     delta: float,
     confidence: float,
 ) -> Audited | None:
-    """Every candidate as a run of its own; see :func:`jaxdp.auditing.events.family_bound`."""
+    """Every candidate as a run of its own; see ``jaxdp.auditing.events.family_bound``."""
     mechanism, noise = algorithm.mechanism, algorithm.mechanism.noise_multiplier
     if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None

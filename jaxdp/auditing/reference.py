@@ -36,7 +36,7 @@ def audit_noise(
     mechanism's own rule, and adds in float64; it knows the masks and the parameters that entered
     every step.
 
-    Formal guarantee: as :func:`jaxdp.auditing.audit_residuals`, for an algorithm that releases the
+    Formal guarantee: as ``jaxdp.auditing.audit_residuals``, for an algorithm that releases the
     sum plus Gaussian noise of its noise multiplier times the sensitivity that the sum carries.
 
     Args:
@@ -45,7 +45,7 @@ def audit_noise(
         steps: of every run.
         runs: in each world; fewer are made where they would give more than 2**21 numbers.
         confidence: in (0, 1).
-        energy: as in :func:`jaxdp.auditing.training_run`.
+        energy: as in ``jaxdp.auditing.training_run``.
         seed: of the runs; None takes one from the operating system.
         chunk: runs at once: memory against speed.
 
@@ -113,7 +113,7 @@ def _multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
 
 
 def _collector(algorithm: Algorithm, worlds: Worlds) -> Callable[[PyTree], jax.Array]:
-    """From what the loop shows of its steps to the parts of :func:`_layout`, flat."""
+    """From what the loop shows of its steps to the parts of ``_layout``, flat."""
     reference = clipped_grad(worlds.loss_fn, algorithm.mechanism.rule, engine="vmap")
 
     def at_step(shown: PyTree) -> PyTree:
@@ -174,7 +174,7 @@ def _parts(rows: np.ndarray, worlds: Worlds) -> dict[str, PyTree]:
 def noise_verdict(
     algorithm: Algorithm, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
 ) -> ResidualVerdict:
-    """The verdict on what :func:`trusted_steps` returned, or on some of its runs."""
+    """The verdict on what ``trusted_steps`` returned, or on some of its runs."""
     mask, size = seen["mask"], algorithm.mechanism.batch_size
     multipliers = _multipliers(algorithm, mask.shape[1])
 

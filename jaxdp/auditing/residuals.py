@@ -87,7 +87,7 @@ def audit_residuals(
 
     Formal guarantee: where they are, and no record's norm exceeds ``l2``, the verdict is refuted
     with probability at most 1 - ``confidence``. The tests are a fixed list, see
-    :mod:`jaxdp.auditing.normality`; each has an exact or conservative p-value, and the error is
+    ``jaxdp.auditing.normality``; each has an exact or conservative p-value, and the error is
     divided among them (Bonferroni). Rounding of float32 is no part of that: a twentieth of the
     error is set aside for it, and nothing is tested where its sum over all numbers could move a
     statistic by more than 0.05 standard deviations. A step's ``unnoised`` and ``known`` must not

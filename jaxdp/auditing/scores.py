@@ -79,7 +79,7 @@ def audit_scores(
 ) -> Audited:
     """A lower bound on epsilon from scores of runs with and without a record.
 
-    Formal guarantee: that of :func:`jaxdp.auditing.epsilon_bound` (or ``gaussian_bound``), for
+    Formal guarantee: that of ``jaxdp.auditing.epsilon_bound`` (or ``gaussian_bound``), for
     independent runs: the column, its direction, the threshold and the combining rule are chosen on
     a random part of the runs, the bound is computed on the others.
 
@@ -138,16 +138,16 @@ def audit_all_thresholds(
 ) -> Audited:
     """The best bound over given thresholds, in both directions, corrected for all of them.
 
-    Formal guarantee: as :func:`audit_scores`; each of the 2 k looks gets 1/(2 k) of the error
+    Formal guarantee: as ``audit_scores``; each of the 2 k looks gets 1/(2 k) of the error
     (Bonferroni). The thresholds must not depend on these scores.
 
     Args:
-        with_record: as for :func:`audit_scores`.
-        without: as for :func:`audit_scores`.
+        with_record: as for ``audit_scores``.
+        without: as for ``audit_scores``.
         delta: of the bound.
         thresholds: [t], at least one; every column is tried with each of them.
         confidence: in (0, 1), of the bound, over all looks together.
-        kind: as for :func:`audit_scores`.
+        kind: as for ``audit_scores``.
 
     Raises:
         ValueError: there is no threshold.
@@ -187,7 +187,7 @@ def audit_one_run(
     A look makes r guesses: "top": the r canaries with the highest scores are in; "both": half of r
     are in and as many with the lowest scores are out. Each look is paid for (Bonferroni).
 
-    Formal guarantee: that of :func:`jaxdp.auditing.bounds.one_run_p_value`: every canary was
+    Formal guarantee: that of ``jaxdp.auditing.bounds.one_run_p_value``: every canary was
     included by its own fair coin, secret to whoever computed the scores, and the scores are a
     function of what the run released and of the canaries.
 

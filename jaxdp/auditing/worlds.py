@@ -160,7 +160,7 @@ def two_worlds(
     """Features [count, k] of runs with the record, and as many without it; all keys differ.
 
     Args:
-        run: from :func:`training_run`; compiled once, and run under ``jax.vmap``.
+        run: from ``training_run``; compiled once, and run under ``jax.vmap``.
         count: the number of runs in each world.
         seed: of the runs; None takes one from the operating system.
         chunk: the number of runs at once: memory against speed.

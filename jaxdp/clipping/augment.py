@@ -23,12 +23,12 @@ def augmented(
     the views cost computation, not privacy.
 
     Args:
-        loss_fn: in one of the forms of :func:`jaxdp.clipped_grad`.
+        loss_fn: in one of the forms of ``jaxdp.clipped_grad``.
         augment: ``(example, key) -> example`` of the same shapes; it sees one record only.
         multiplicity: how many views K ≥ 1.
 
     Returns:
-        A loss ``(params, example, rng) -> scalar`` for :func:`jaxdp.clipped_grad`.
+        A loss ``(params, example, rng) -> scalar`` for ``jaxdp.clipped_grad``.
 
     Raises:
         ValueError: ``augment`` is not a function, or ``multiplicity`` is not a whole number of at

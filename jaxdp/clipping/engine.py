@@ -71,7 +71,7 @@ def clipped_grad(
 
     Returns:
         ``(params, batch, mask, rng=None) -> (Summed, ClipInfo)``, the mask only where the batch is
-        no ``Batch``; see :class:`ClippedGrad`.
+        no ``Batch``; see ``ClippedGrad``.
 
     Raises:
         ValueError: an argument is not what it should be, named with its value.
@@ -105,7 +105,7 @@ def clipped_grad(
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGrad:
-    """Sums clipped per-example gradients; :func:`clipped_grad` makes it.
+    """Sums clipped per-example gradients; ``clipped_grad`` makes it.
 
     Formal guarantee: the returned ``Summed.value`` changes by at most ``Summed.l2`` in the
     Euclidean norm when one record enters or leaves the batch, rounding included: what the record
@@ -113,7 +113,7 @@ class ClippedGrad:
     moves the rounding of the other rows' sum (docs/clip_bound.md has the proof). Masked rows, and
     examples with a non-finite gradient, contribute exactly zero; an empty batch gives zero.
     Assumed, since it cannot be seen: frozen parameters and captured arrays are public
-    (:meth:`plan` names them).
+    (``plan`` names them).
     """
 
     loss_fn: Callable[..., Any]
@@ -150,7 +150,7 @@ class ClippedGrad:
                 with a pytree, and must not be with a ``Batch``, which holds its own.
             rng: a key, where ``loss_fn`` takes one; row i gets the i-th of its parts. It must be
                 secret and used once: the guarantee averages over it, since a record that leaves
-                moves the others to other rows. (:meth:`sum` gives each record its own.)
+                moves the others to other rows. (``sum`` gives each record its own.)
             scale: pytree shaped like the parameters, positive: every per-example gradient is
                 divided by it before it is clipped, and the noise is multiplied by it afterwards.
                 It must be public, or computed from noisy releases only; jaxdp cannot see that.
@@ -233,13 +233,13 @@ class ClippedGrad:
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
     ) -> tuple[Summed, list[ClipInfo]]:
-        """As :meth:`sum`, with the data of each physical batch given separately.
+        """As ``sum``, with the data of each physical batch given separately.
 
         Args:
-            params: as for :meth:`sum`.
+            params: as for ``sum``.
             passes: for each physical batch of the draw all records or, if ``gathered``, its rows.
-            draw: as for :meth:`sum`.
-            rng: as for :meth:`sum`.
+            draw: as for ``sum``.
+            rng: as for ``sum``.
             gathered: True if ``passes`` holds the rows that ``draw.indices`` names.
             scale: as for ``__call__``.
             bound: as for ``__call__``.

@@ -22,7 +22,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Form:
-    """The way to call a loss with one example; made by :func:`form_of`.
+    """The way to call a loss with one example; made by ``form_of``.
 
     Attributes:
         names: the positional arguments after the parameters, in order, up to the last that is

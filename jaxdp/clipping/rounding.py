@@ -175,7 +175,7 @@ def sums(terms: jax.Array, axes: int) -> jax.Array:
 
 
 def roundings(*sizes: int) -> int:
-    """The number of roundings of a term in :func:`sums` over axes of these sizes."""
+    """The number of roundings of a term in ``sums`` over axes of these sizes."""
     return sum(n if n <= 2 * _GROUP else _GROUP + -(-n // _GROUP) for n in sizes)
 
 

@@ -118,7 +118,7 @@ class Normalize:
 
 @dataclasses.dataclass(frozen=True)
 class PerLayer:
-    """Flat clipping of every group of parameters by itself; made by :func:`per_layer`.
+    """Flat clipping of every group of parameters by itself; made by ``per_layer``.
 
     (McMahan et al. 2018, arXiv:1710.06963v3, section 3.)
 
@@ -193,22 +193,22 @@ class CoordinateBox:
 
 
 def clip(l2_clip_norm: float) -> Clip:
-    """The rule of flat clipping to the norm ``l2_clip_norm``; see :class:`Clip`."""
+    """The rule of flat clipping to the norm ``l2_clip_norm``; see ``Clip``."""
     return Clip(l2_clip_norm)
 
 
 def auto_s(radius: float = 1.0, stability: float = 0.01) -> AutoS:
-    """The rule of automatic clipping without a threshold (AUTO-S); see :class:`AutoS`."""
+    """The rule of automatic clipping without a threshold (AUTO-S); see ``AutoS``."""
     return AutoS(radius, stability)
 
 
 def normalize(radius: float = 1.0) -> Normalize:
-    """The rule that rescales every gradient to the norm ``radius``; see :class:`Normalize`."""
+    """The rule that rescales every gradient to the norm ``radius``; see ``Normalize``."""
     return Normalize(radius)
 
 
 def per_layer(bounds: PyTree) -> PerLayer:
-    """The rule of clipping each group of parameters to a bound of its own; see :class:`PerLayer`.
+    """The rule of clipping each group of parameters to a bound of its own; see ``PerLayer``.
 
     Args:
         bounds: a prefix of the parameters' tree with a number at each group, such as
@@ -226,7 +226,7 @@ def per_layer(bounds: PyTree) -> PerLayer:
 
 
 def coordinate_box(bound: float = 1.0) -> CoordinateBox:
-    """The rule that clips every coordinate to [-bound, bound]; see :class:`CoordinateBox`."""
+    """The rule that clips every coordinate to [-bound, bound]; see ``CoordinateBox``."""
     return CoordinateBox(bound)
 
 

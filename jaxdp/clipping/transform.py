@@ -15,9 +15,9 @@ from jaxdp.types import PyTree, Summed
 def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransformationExtraArgs:
     """An optax transformation from per-example gradients to their clipped ``Summed``.
 
-    Put it first in a chain and :func:`jaxdp.privatize` next.
+    Put it first in a chain and ``jaxdp.privatize`` next.
 
-    Formal guarantee: as :class:`jaxdp.clipping.ClippedGrad`, provided that row i of the gradients
+    Formal guarantee: as ``jaxdp.clipping.ClippedGrad``, provided that row i of the gradients
     depends on record i alone (true of ``jax.vmap(jax.grad(loss), (None, 0))``, false once a layer
     such as batch normalisation couples the rows). jaxdp cannot see how the gradients were made, so
     the ledger names this as an assumption.

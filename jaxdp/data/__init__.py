@@ -10,7 +10,7 @@ __all__ = ["Dataset", "from_file", "load", "prepare"]
 
 
 def prepare(name: str, source: str | os.PathLike[str], data_dir: str | os.PathLike[str]) -> Path:
-    """Writes the original files into tfds form; see :func:`jaxdp.data.builders.prepare`."""
+    """Writes the original files into tfds form; see ``jaxdp.data.builders.prepare``."""
     # Imported late: tensorflow-datasets is slow to import and training on digits needs none of it.
     from jaxdp.data import builders
 

@@ -21,7 +21,7 @@ from jaxdp.types import PyTree
 
 
 class AdaDpState(NamedTuple):
-    """State of :func:`scale_by_adadp`.
+    """State of ``scale_by_adadp``.
 
     Attributes:
         step: int32 scalar; updates so far.
@@ -166,13 +166,13 @@ def adadp(
         mechanism: made with ``jaxdp.coordinate_box(1.0)``.
         learning_rate: a number or an optax schedule.
         bound: C of the steps before the sides differ, and the unit of ``floor`` and ``cap``.
-        beta: β of :class:`Box`.
-        threshold: G of :class:`Box`.
-        floor: see :class:`Box`.
-        cap: see :class:`Box`.
+        beta: β of ``Box``.
+        threshold: G of ``Box``.
+        floor: see ``Box``.
+        cap: see ``Box``.
         adaptive_rate: False is the ablation AdaN. (AdaL is "adadp-step-only" in the
             registry.)
-        step: further arguments of :func:`scale_by_adadp`.
+        step: further arguments of ``scale_by_adadp``.
 
     Raises:
         ValueError: the mechanism's rule is no unit box, or an argument is out of its range.

@@ -67,14 +67,14 @@ def scale_by_dp_adam_bc(
 def scale_by_dp_rmsprop(
     noise_std: NoiseStd, decay: float = 0.9, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
-    """RMSprop with the noise's variance subtracted; arguments as :func:`scale_by_dp_adam_bc`."""
+    """RMSprop with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
     return scale_by_moments(rmsprop_moments(decay, eps, noise_floor), noise_std)
 
 
 def scale_by_dp_adagrad(
     noise_std: NoiseStd, eps: float = 1e-8, noise_floor: float = 0.1
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad with the noise's variance subtracted; arguments as :func:`scale_by_dp_adam_bc`."""
+    """Adagrad with the noise's variance subtracted; arguments as ``scale_by_dp_adam_bc``."""
     return scale_by_moments(adagrad_moments(eps, noise_floor), noise_std)
 
 
@@ -116,17 +116,17 @@ def dp_adam(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
 
 
 def dp_adam_bc(mechanism: Mechanism, learning_rate: Any, **adam: Any) -> Algorithm:
-    """DP-AdamBC (Tang et al. 2023); further arguments as :func:`scale_by_dp_adam_bc`."""
+    """DP-AdamBC (Tang et al. 2023); further arguments as ``scale_by_dp_adam_bc``."""
     return _algorithm(mechanism, learning_rate, scale_by_dp_adam_bc(mechanism.noise_std, **adam))
 
 
 def dp_rmsprop(mechanism: Mechanism, learning_rate: Any, **rmsprop: Any) -> Algorithm:
-    """DP-RMSprop with noise correction; further arguments as :func:`scale_by_dp_rmsprop`."""
+    """DP-RMSprop with noise correction; further arguments as ``scale_by_dp_rmsprop``."""
     return _algorithm(mechanism, learning_rate, scale_by_dp_rmsprop(mechanism.noise_std, **rmsprop))
 
 
 def dp_adagrad(mechanism: Mechanism, learning_rate: Any, **adagrad: Any) -> Algorithm:
-    """DP-Adagrad with noise correction; further arguments as :func:`scale_by_dp_adagrad`."""
+    """DP-Adagrad with noise correction; further arguments as ``scale_by_dp_adagrad``."""
     return _algorithm(mechanism, learning_rate, scale_by_dp_adagrad(mechanism.noise_std, **adagrad))
 
 
@@ -198,7 +198,7 @@ class Moments:
 
 
 def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moments:
-    """The moments of :func:`scale_by_dp_adam_bc`."""
+    """The moments of ``scale_by_dp_adam_bc``."""
     b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
     return Moments(
         _running(b2),
@@ -210,13 +210,13 @@ def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moment
 
 
 def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> Moments:
-    """The moments of :func:`scale_by_dp_rmsprop`."""
+    """The moments of ``scale_by_dp_rmsprop``."""
     decay = _check.decay("decay", decay)
     return Moments(_running(decay), lambda nu, step: nu, eps, noise_floor)
 
 
 def adagrad_moments(eps: float, noise_floor: float) -> Moments:
-    """The moments of :func:`scale_by_dp_adagrad`."""
+    """The moments of ``scale_by_dp_adagrad``."""
     return Moments(
         lambda old, new, step: jax.tree.map(jnp.add, old, new),
         lambda nu, step: nu,
@@ -234,7 +234,7 @@ def scale_by_moments(
 
     Args:
         moments: the averages.
-        noise_std: of the noise before unscaling, see :func:`scale_by_dp_adam_bc`.
+        noise_std: of the noise before unscaling, see ``scale_by_dp_adam_bc``.
         scale: from the state **before** an update to the diagonal that its noise was multiplied by.
     """
     if not callable(noise_std):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Algorithm:
     """A private optimizer: a mechanism, and the optax chain that its noisy gradient goes into.
 
-    Formal guarantee: the parameters are post-processing of what :meth:`events` charges, since
+    Formal guarantee: the parameters are post-processing of what ``events`` charges, since
     ``after_noise`` and ``scale`` see noisy releases and public constants only. An algorithm that
     sees more says so in ``mechanism.leak`` and is charged as ``NonPrivate``.
 
@@ -72,7 +72,7 @@ class Algorithm:
         return optax.chain(self.noise_link(), self.after_noise)
 
     def step(self, loss_fn: Callable[..., Any], **options: Any) -> "PrivateStep":
-        """The private step of a loss, as pure functions; options as for :meth:`clipped_grad`."""
+        """The private step of a loss, as pure functions; options as for ``clipped_grad``."""
         from jaxdp.step import PrivateStep
 
         return PrivateStep(
@@ -93,17 +93,17 @@ class Algorithm:
 
     @property
     def reads(self) -> Callable[[PyTree], dict[str, PyTree]] | None:
-        """The function :meth:`context`; None if clipping reads nothing from the optimizer state."""
+        """The function ``context``; None if clipping reads nothing from the optimizer state."""
         return self.context if (self.scale or self.raw or self.bound) is not None else None
 
     def context(self, opt_state: PyTree) -> dict[str, PyTree]:
-        """The keyword arguments of the next clipped gradient, from the state of :meth:`chain`."""
+        """The keyword arguments of the next clipped gradient, from the state of ``chain``."""
         found = {"scale": self.scale, "raw": self.raw}
         context = {name: read(opt_state[1]) for name, read in found.items() if read is not None}
         return context if self.bound is None else {**context, "bound": self.bound(opt_state[0])}
 
     def counts_of(self, opt_state: PyTree) -> dict[str, int]:
-        """The algorithm's counters, from the state of :meth:`chain`."""
+        """The algorithm's counters, from the state of ``chain``."""
         found = {} if self.counts is None else self.counts(opt_state[1])
         return {name: int(value) for name, value in found.items()}
 

@@ -18,7 +18,7 @@ from jaxdp.types import PyTree, Summed
 
 
 class AnnealingState(NamedTuple):
-    """State of :func:`annealing`.
+    """State of ``annealing``.
 
     Attributes:
         inner: state of the wrapped optimizer, as of the last accepted candidate.
@@ -157,12 +157,12 @@ def sa_dpsgd(
     Args:
         mechanism: the mechanism of the gradient.
         learning_rate: a number or an optax schedule.
-        key: see :func:`annealing`.
+        key: see ``annealing``.
         momentum: momentum of SGD.
         temperature: Q0.
         max_rejections: μ0.
         energy: the mechanism of a private energy; None for a public one.
-        restore_inner: see :func:`annealing`.
+        restore_inner: see ``annealing``.
     """
     sgd = optax.sgd(
         _check.learning_rate(learning_rate), momentum=_check.decay("momentum", momentum) or None

@@ -70,7 +70,7 @@ class PrivateEnergy:
     Attributes:
         loss_fn: ``(params, example) -> scalar`` for one record.
         data: pytree of arrays [n, ...], all private records, on the device.
-        mechanism: made by :func:`energy_mechanism`; its rule's norm is c.
+        mechanism: made by ``energy_mechanism``; its rule's norm is c.
         sampler: draws of this mechanism alone, never the gradient's.
     """
 
@@ -134,7 +134,7 @@ class PrivateEnergy:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnEnergy:
-    """One draw of a :class:`PrivateEnergy`, for one update. **Sensitive**: it holds records.
+    """One draw of a ``PrivateEnergy``, for one update. **Sensitive**: it holds records.
 
     It cannot pass through ``jit``: ``jaxdp.compile_update`` spends its ticket and takes it there.
 
@@ -180,7 +180,7 @@ never_flattened(DrawnEnergy)
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenEnergy:
-    """A spent draw of a :class:`PrivateEnergy`, as it passes through ``jit``. **Secret**.
+    """A spent draw of a ``PrivateEnergy``, as it passes through ``jit``. **Secret**.
 
     Attributes:
         data: all records.

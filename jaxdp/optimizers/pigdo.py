@@ -78,8 +78,8 @@ def piadam(
         b1: decay of the first moment, of noisy gradients.
         b2: decay of the second.
         eps: a.
-        noise_floor: see :func:`jaxdp.optimizers.scale_by_dp_adam_bc`.
-        spread: see :class:`Preconditioner`.
+        noise_floor: see ``jaxdp.optimizers.scale_by_dp_adam_bc``.
+        spread: see ``Preconditioner``.
     """
     return _pigdo(mechanism, learning_rate, adam_moments(b1, b2, eps, noise_floor), spread)
 
@@ -92,7 +92,7 @@ def pirmsprop(
     noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Algorithm:
-    """PIRMSprop, repaired; arguments as :func:`piadam` and ``decay`` of RMSprop."""
+    """PIRMSprop, repaired; arguments as ``piadam`` and ``decay`` of RMSprop."""
     return _pigdo(mechanism, learning_rate, rmsprop_moments(decay, eps, noise_floor), spread)
 
 
@@ -103,7 +103,7 @@ def piadagrad(
     noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Algorithm:
-    """PIAdagrad, repaired; arguments as :func:`piadam`."""
+    """PIAdagrad, repaired; arguments as ``piadam``."""
     return _pigdo(mechanism, learning_rate, adagrad_moments(eps, noise_floor), spread)
 
 

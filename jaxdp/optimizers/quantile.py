@@ -17,7 +17,7 @@ from jaxdp.types import PyTree, Summed
 
 
 class QuantileState(NamedTuple):
-    """State of :func:`quantile_clip`.
+    """State of ``quantile_clip``.
 
     Attributes:
         privatize: state of the gradient's noise.
@@ -62,7 +62,7 @@ def quantile_clip(
         learning_rate: η > 0 of the bound's geometric updates.
         count_noise_multiplier: z_c, standard deviation of the count's noise over ½. None takes
             batch_size / 10 (the paper's choice: σ_b = m / 20), at least 2 · noise_multiplier.
-        sampling: as for :func:`jaxdp.dp_sgd`.
+        sampling: as for ``jaxdp.dp_sgd``.
 
     Returns:
         The mechanism, whose event is that of the whole step, and the transformation that comes
@@ -117,8 +117,8 @@ def quantile_algorithm(
 
     Args:
         optimizer: any optax optimizer.
-        args: as for :func:`quantile_clip`.
-        options: as for :func:`quantile_clip`.
+        args: as for ``quantile_clip``.
+        options: as for ``quantile_clip``.
     """
     mechanism, link = quantile_clip(*args, **options)
     return Algorithm(mechanism, optimizer, noise=link, bound=lambda state: state.bound)

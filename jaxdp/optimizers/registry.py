@@ -87,7 +87,7 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
     """The algorithm ``name``, built from public numbers.
 
     Args:
-        name: a key of :data:`ALGORITHMS`.
+        name: a key of ``ALGORITHMS``.
         numbers: the public numbers.
         settings: further keyword arguments of the algorithm, such as ``{"temperature": 5.0}``.
 

@@ -66,7 +66,7 @@ def adadp_as_published(
 
     E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
     clipping is per example. Charged as ``NonPrivate``: a coordinate in which no other record has a
-    gradient gets noise only if the record is there. Arguments as :func:`adadp`.
+    gradient gets noise only if the record is there. Arguments as ``adadp``.
     """
     for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
         _validate.positive(name, value)

@@ -44,8 +44,8 @@ def audit_rows(
 ) -> list[dict[str, Any]]:
     """Audits the algorithm of every finished row that has no audit yet; returns those rows.
 
-    The row's own noise, sampling rate and steps (at most :data:`MOST_STEPS`), on a tiny network:
-    see :func:`jaxdp.auditing.audit.audit_algorithm` for what that says. Each row is written as soon
+    The row's own noise, sampling rate and steps (at most ``MOST_STEPS``), on a tiny network:
+    see ``jaxdp.auditing.audit.audit_algorithm`` for what that says. Each row is written as soon
     as it is done, so that a command that was stopped goes on where it was.
 
     Args:
@@ -56,7 +56,7 @@ def audit_rows(
         progress: from a name and a number of runs to a context manager of a progress function.
 
     Raises:
-        ValueError: the file is missing, or a row is not one of :mod:`jaxdp.papers.queue`.
+        ValueError: the file is missing, or a row is not one of ``jaxdp.papers.queue``.
     """
     _validate.integer("runs", runs, least=10)
     done = []

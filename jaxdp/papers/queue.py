@@ -40,7 +40,7 @@ def work(
     An interrupted row goes on from its last checkpoint; one worker at a time.
 
     Args:
-        names: keys of :data:`ROWS`, in the order of running.
+        names: keys of ``ROWS``, in the order of running.
         folder: where the runs lie.
         results: the JSON file of finished rows.
         data_dir: where prepared data sets lie.

@@ -25,13 +25,13 @@ def sa_dpsgd_as_published(
 ) -> Algorithm:
     """SA-DPSGD in which the optimizer's state survives a rejection, with the paper's claim.
 
-    Formal guarantee: every candidate is charged, as in :func:`jaxdp.optimizers.sa_dpsgd`, while its
+    Formal guarantee: every candidate is charged, as in ``jaxdp.optimizers.sa_dpsgd``, while its
     energy is public. With ``energy_on_private`` there is none: each step is ``NonPrivate``.
 
     Args:
         mechanism: of the gradient.
         learning_rate: a number or an optax schedule.
-        key: see :func:`jaxdp.optimizers.annealing.annealing`.
+        key: see ``jaxdp.optimizers.annealing.annealing``.
         energy_on_private: the energy of the later code, an **un-noised** loss on training records.
         **settings: ``momentum``, ``temperature`` and ``max_rejections`` of ``sa_dpsgd``.
     """

@@ -66,7 +66,7 @@ def _rows(cls: type[Written]) -> list[tuple[str, str, str]]:
         (
             field.name,
             _in_words(_kind(cls, field)) + (", may be missing" if _may_miss(cls, field) else ""),
-            re.sub(r":class:`~?([\w.]+)`", r"`\1`", words[field.name]).replace("``", "`"),
+            re.sub(r"``?([\w.]+)``", r"`\1`", words[field.name]).replace("``", "`"),
         )
         for field in fields(cls)
     ]

@@ -22,7 +22,7 @@ LEFT_OUT = ("out", "data_dir", "seed", "fork")
 
 
 def command(options: Mapping[str, Any]) -> str:
-    """The command line ``jaxdp train`` with these options, but for :data:`LEFT_OUT`.
+    """The command line ``jaxdp train`` with these options, but for ``LEFT_OUT``.
 
     Args:
         options: from an option's name without dashes, such as "batch-size", to its value; True for

@@ -178,7 +178,7 @@ class HistoryRow(Written):
     Attributes:
         step: number of steps taken.
         update_norm: Euclidean norm of the noisy update, mean over the block.
-        proposals: as in :class:`Counts`, so far.
+        proposals: as in ``Counts``, so far.
         accepted: likewise.
         forced: likewise.
         epsilon: proven for everything charged so far; not there without a delta.
@@ -196,14 +196,14 @@ class HistoryRow(Written):
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As :meth:`Written.to_dict`, with the numbers beside the fields."""
+        """As ``Written.to_dict``, with the numbers beside the fields."""
         row = super().to_dict()
         numbers: dict[str, Any] = row.pop("numbers")
         return {**row, **numbers}
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`."""
+        """The inverse of ``to_dict``."""
         names = {field.name for field in dataclasses.fields(cls)}
         numbers = {name: value for name, value in row.items() if name not in names}
         return super().from_dict({**row, "numbers": numbers})

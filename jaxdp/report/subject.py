@@ -45,7 +45,7 @@ class Subject:
         training: (name, words) of algorithm, optimizer and model.
         command: that gives the run.
         measured: what it is judged by; None for nothing.
-        levels: to compare that with, see :func:`jaxdp.report.levels.levels`.
+        levels: to compare that with, see ``jaxdp.report.levels.levels``.
         judged_by: what judged the candidates of an annealed algorithm, in words, or None.
         names: in the registries; None for a model and data of the caller's own.
         config: the public configuration; None likewise.

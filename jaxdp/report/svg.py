@@ -72,14 +72,14 @@ def inline(figure: Figure, name: str, words: str) -> str:
 
 
 def standalone(element: str) -> str:
-    """The text of an SVG file from an element of :func:`inline`; inverse of :func:`embedded`."""
+    """The text of an SVG file from an element of ``inline``; inverse of ``embedded``."""
     head = f"<svg {_NAMESPACE}"
     text = element.replace("<svg", head, 1)
     return text.replace(">", f"><style>{style()} svg {{ font-family: sans-serif }}</style>", 1)
 
 
 def embedded(file: str) -> str:
-    """The element in an SVG file that :func:`standalone` made."""
+    """The element in an SVG file that ``standalone`` made."""
     return re.sub(r"<style>.*?</style>", "", file, count=1).replace(f" {_NAMESPACE}", "", 1)
 
 

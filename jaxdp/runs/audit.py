@@ -48,7 +48,7 @@ def audit_run(
     The noisy gradients at the canaries' coordinates, ``report.json`` and ``ledger.jsonl`` are
     releases; of ``secret/`` only ``canaries.json`` is read.
 
-    Formal guarantee: see :func:`jaxdp.auditing.one_run.audit_canaries`.
+    Formal guarantee: see ``jaxdp.auditing.one_run.audit_canaries``.
 
     Args:
         directory: of a finished run of the command line with ``canaries``.

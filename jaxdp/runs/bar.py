@@ -40,7 +40,7 @@ def opened(title: str, total: int) -> Iterator[tuple[Callable[..., None], Consol
 
 @contextlib.contextmanager
 def shown(title: str, total: int) -> Iterator[Callable[[int, dict[str, Any] | None], None]]:
-    """Yields a function of (steps taken, a row or None); arguments as for :func:`opened`."""
+    """Yields a function of (steps taken, a row or None); arguments as for ``opened``."""
     with opened(title, total) as (update, _):
 
         def progress(step: int, row: dict[str, Any] | None) -> None:

@@ -37,13 +37,13 @@ _UNLIKE = ("do not match", "not compatible with the stored")
 class Checkpoints:
     """The checkpoints of one run; **secret**: they hold what nobody may see yet.
 
-    :meth:`save` returns once the state is copied, and orbax's threads write it. Whoever shows what
-    a checkpoint holds calls :meth:`wait` first. A signal waits for a checkpoint that has begun.
+    ``save`` returns once the state is copied, and orbax's threads write it. Whoever shows what
+    a checkpoint holds calls ``wait`` first. A signal waits for a checkpoint that has begun.
 
     Files are private without touching the process's umask while threads write: they lie in a folder
     of mode 0700 that was there before them, and have their own mode (0600), are on disk and have
     their digests written down before orbax gives the checkpoint its final name. Only the empty sign
-    of that name's commit is orbax's own, until :meth:`wait`.
+    of that name's commit is orbax's own, until ``wait``.
 
     Args:
         folder: where they lie; the two latest are kept.
@@ -55,7 +55,7 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
-        """Imports and starts orbax, which the first :meth:`save` or :meth:`restore` would do."""
+        """Imports and starts orbax, which the first ``save`` or ``restore`` would do."""
         with deferred(), self._in_words():
             _ = self._manager
 
@@ -138,7 +138,7 @@ class Checkpoints:
         return self._latest(lambda step: self._read(step, like))
 
     def params(self, last: int) -> tuple[int, PyTree] | None:
-        """The latest whole step up to ``last`` and its parameters as dicts; see :meth:`restore`."""
+        """The latest whole step up to ``last`` and its parameters as dicts; see ``restore``."""
         return self._latest(self._read_params, last)
 
     def _latest(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:

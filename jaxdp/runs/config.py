@@ -36,7 +36,7 @@ _DENSE_ROWS = 256
 class RunConfig:
     """The public configuration of a run; nothing in it is computed from private data.
 
-    ``epsilon``, ``noise_multiplier`` and ``steps``: before :func:`resolve`, two of them are given
+    ``epsilon``, ``noise_multiplier`` and ``steps``: before ``resolve``, two of them are given
     and the third is None; afterwards the last two are numbers.
 
     Attributes:
@@ -60,11 +60,11 @@ class RunConfig:
         eval_every: steps of a block: at its end the model is evaluated and checkpointed.
         physical_batch_size: records of one compiled microbatch.
         sensitive: whether un-noised statistics are recorded, in a file of their own.
-        noise_schedule: None, or how the multiplier moves, see :func:`jaxdp.schedules.parse`.
+        noise_schedule: None, or how the multiplier moves, see ``jaxdp.schedules.parse``.
         settings: further keyword arguments of the algorithm.
         hidden: width of an MLP's hidden layer.
         pca_dimensions: None, or to how many dimensions examples are projected first, privately.
-        pca_noise_multiplier: noise of that projection, see :func:`jaxdp.preprocess.dp_pca`.
+        pca_noise_multiplier: noise of that projection, see ``jaxdp.preprocess.dp_pca``.
         canaries: candidates of a one-run audit, each a record more with probability one half. They
             change no public number: ``dataset_size``, and with it the sampling rate and the
             divisor, stay as declared, whatever the coins say.
@@ -194,12 +194,12 @@ class RunConfig:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for JSON; :meth:`from_dict` is its inverse."""
+        """A dictionary for JSON; ``from_dict`` is its inverse."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> "RunConfig":
-        """The configuration that :meth:`to_dict` wrote, also in an older version.
+        """The configuration that ``to_dict`` wrote, also in an older version.
 
         Raises:
             ValueError: it has other fields.

@@ -57,7 +57,7 @@ def report(
 
 
 def subject_of(config: RunConfig, test_labels: Any = None, command: str | None = None) -> Subject:
-    """The public facts of a resolved configuration; arguments as for :func:`report`."""
+    """The public facts of a resolved configuration; arguments as for ``report``."""
     assert config.steps is not None
     algorithm, spec = config.private_algorithm(), config.spec
     return Subject(

@@ -32,7 +32,7 @@ class RunDirectory:
     gradients, a release, and ``secret/canaries.json`` holds the auditor's coins.
 
     Args:
-        path: the folder; created by :meth:`create`.
+        path: the folder; created by ``create``.
 
     Attributes:
         remembered: what a resumed run need not be told again; kept with the secret state, which

@@ -51,7 +51,7 @@ class Run:
     charged twice, no noise is used twice, and nothing was shown of the steps that are done again.
 
     Formal guarantee: everything in the folder outside ``secret/``, the rows handed to ``progress``
-    and the parameters that :meth:`fit` returns satisfy ``epsilon(delta)``, as for
+    and the parameters that ``fit`` returns satisfy ``epsilon(delta)``, as for
     ``jaxdp.Trainer``, provided that ``evaluate`` looks at public data only.
 
     Args:
@@ -74,13 +74,13 @@ class Run:
             either, rows have no epsilon and there is no report.
         relation: which data sets are neighbours; like ``delta`` fixed when the run begins.
         canaries: candidates of an audit: records of zeros whose gradient lies in one coordinate,
-            each put in by its own coin. :meth:`audit` reads what the run released of them.
+            each put in by its own coin. ``audit`` reads what the run released of them.
         about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
             public.
-        report: False leaves out the page, which takes about a second; :meth:`report` writes it.
+        report: False leaves out the page, which takes about a second; ``report`` writes it.
 
     Raises:
-        ValueError: an argument is not what it should be; at :meth:`fit`, the folder holds another
+        ValueError: an argument is not what it should be; at ``fit``, the folder holds another
             run, or one of other data, or another process trains there.
     """
 
@@ -204,7 +204,7 @@ class Run:
 
         The result goes into the folder (``audit.json``, ``roc.png``) and its report.
 
-        Formal guarantee: see :func:`jaxdp.auditing.one_run.audit_canaries`.
+        Formal guarantee: see ``jaxdp.auditing.one_run.audit_canaries``.
 
         Args:
             delta: None takes the run's.
@@ -230,7 +230,7 @@ class Run:
         return found
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes the parameters that :meth:`fit` returned, as Flax's msgpack."""
+        """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
         if self.params is None:
             raise ValueError("params must be trained to be exported: call fit() first")
         Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))

@@ -72,7 +72,7 @@ def resume(
 
 
 class ConfiguredRun(Run):
-    """The run of a configuration; arguments as for :func:`start`.
+    """The run of a configuration; arguments as for ``start``.
 
     Args:
         new: False for a run that began before.

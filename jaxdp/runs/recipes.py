@@ -72,7 +72,7 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
 
     Args:
         dataset: the name of a built-in one, or the constants of a file's.
-        given: fields of :class:`RunConfig`; None leaves one to the recipe.
+        given: fields of ``RunConfig``; None leaves one to the recipe.
 
     With neither ``epsilon`` nor ``noise_multiplier``, the budget is epsilon 3; ``steps`` come from
     the recipe unless they are to follow from the other two.

@@ -18,7 +18,7 @@ Passes = tuple[np.ndarray, np.ndarray, list[PyTree]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BucketedText:
-    """A source of records in a few lengths; :func:`bucketed_text` makes it.
+    """A source of records in a few lengths; ``bucketed_text`` makes it.
 
     Attributes:
         text: the records, all at the largest length. Sensitive.
@@ -59,7 +59,7 @@ class BucketedText:
             pytree of arrays [size, ...] with the token ids at the length of its bucket.
 
         Raises:
-            ValueError: as :meth:`gather`.
+            ValueError: as ``gather``.
         """
         rows = self.text.gather(indices, np.ones(len(indices), bool))
         lengths = [length for length, _ in self.buckets]
@@ -83,7 +83,7 @@ def bucketed_text(
 
     A step runs passes of one length each, shortest first, and adds them to one sum, which is noised
     once. A record longer than all lengths is cut to the largest. Whatever its length, a record adds
-    one clipped gradient; with a loss that uses the mask (:func:`jaxdp.sources.padded_text` says
+    one clipped gradient; with a loss that uses the mask (``jaxdp.sources.padded_text`` says
     how) it is the one at the largest length, to rounding.
 
     **What this reveals, and to whom.** What is released (parameters, ledger, report) depends on

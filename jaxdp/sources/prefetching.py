@@ -9,9 +9,9 @@ from jaxdp.sources._lane import Lane
 
 
 class Prefetched(Iterator[Any]):
-    """An iterator over items made ahead of time, in order; :func:`prefetch` makes it.
+    """An iterator over items made ahead of time, in order; ``prefetch`` makes it.
 
-    Leaving a ``with`` block, :meth:`close` and garbage collection stop the thread.
+    Leaving a ``with`` block, ``close`` and garbage collection stop the thread.
     """
 
     def __init__(self, lane: "Lane") -> None:

@@ -14,7 +14,7 @@ _INT32 = np.dtype(np.int32)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PaddedText:
-    """Records whose token ids are padded as they are read; :func:`padded_text` makes it.
+    """Records whose token ids are padded as they are read; ``padded_text`` makes it.
 
     Attributes:
         data: the records, with ``len`` and ``[index]``. Sensitive.
@@ -75,7 +75,7 @@ def padded_text(
     Padding to the longest *drawn* record is the same, and compiles anew. What one length costs can
     be had back where the lengths do not depend on private records (choose ``max_length`` from
     public text, or split the data **once** by a public attribute and give each part a length and a
-    training step of its own), or by :func:`jaxdp.sources.bucketed_text`, which says what it shows.
+    training step of its own), or by ``jaxdp.sources.bucketed_text``, which says what it shows.
 
     Args:
         data: anything with ``len`` and ``[index]``; a record is a sequence of token ids, or a dict

@@ -18,7 +18,7 @@ def hidden_run(
     partition: bool = True,
     score: Callable[[list[jax.Array]], jax.Array] | None = None,
 ) -> Run:
-    """One whole run through the compiled loop of training, for :func:`jaxdp.auditing.two_worlds`.
+    """One whole run through the compiled loop of training, for ``jaxdp.auditing.two_worlds``.
 
     The worlds are neighbours under replace-one: the last record, or ``other`` in its place. What is
     handed on is what such a run releases, the last iterate of every block in every sweep.

@@ -35,7 +35,7 @@ def last_u(v: jax.Array, product: jax.Array) -> jax.Array:
 
 
 def ridge_factor(w: jax.Array) -> jax.Array:
-    """Cholesky factor of I + W^T W or, where it is smaller, of I + W W^T; for :func:`hidden_v`."""
+    """Cholesky factor of I + W^T W or, where it is smaller, of I + W W^T; for ``hidden_v``."""
     gram = w @ w.T if w.shape[0] < w.shape[1] else w.T @ w
     return jnp.linalg.cholesky(gram + jnp.eye(gram.shape[0], dtype=w.dtype))
 
@@ -45,7 +45,7 @@ def hidden_v(w_next: jax.Array, factor: jax.Array, u: jax.Array, u_next: jax.Arr
 
     Args:
         w_next: W_{i+1} [d_{i+1}, d_i].
-        factor: its :func:`ridge_factor`.
+        factor: its ``ridge_factor``.
         u: U_i [d_i].
         u_next: U_{i+1} [d_{i+1}].
     """

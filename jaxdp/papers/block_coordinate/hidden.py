@@ -36,7 +36,7 @@ class HiddenBlocks:
     of proximal gradient descent, clipped record by record and noised, run in one compiled loop that
     returns nothing but its last iterate. Each step is 1-Lipschitz because a clipped block loss is
     convex and gamma B^2-smooth, B enforced by clipping, and the step size is at most
-    2/(gamma B^2). :meth:`event` charges each block as such a chain; releases compose.
+    2/(gamma B^2). ``event`` charges each block as such a chain; releases compose.
 
     Attributes:
         network: the network.

@@ -32,7 +32,7 @@ REASON = (
 class AsPublished:
     """DP-SBCD's Algorithm 2 (rebuilt from its prose; its formulas are lost in the text at hand).
 
-    No guarantee: the event is non-private. :meth:`claim` gives the figure of Theorem 4.6.
+    No guarantee: the event is non-private. ``claim`` gives the figure of Theorem 4.6.
 
     Attributes:
         network: the network.

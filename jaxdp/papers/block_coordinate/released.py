@@ -110,7 +110,7 @@ class ReleasedBlocks:
         Args:
             weights: the released weights.
             data: (x [N, d_0], y [N, d_L]) float32, all records, on the device.
-            draw: from :meth:`sampler`, which charged it; its ticket is spent.
+            draw: from ``sampler``, which charged it; its ticket is spent.
         """
         if data[0].shape[0] != draw.num_records:
             raise ValueError(

@@ -54,7 +54,7 @@ class Results:
 
 
 def lines(results: Results, name: str) -> list[list[str]]:
-    """The cells of :data:`COLUMNS` for every run of a row; without a run, one line saying so."""
+    """The cells of ``COLUMNS`` for every run of a row; without a run, one line saying so."""
     found = results.runs(name)
     if found:
         return [cells(line) for line in found]
