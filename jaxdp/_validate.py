@@ -46,11 +46,11 @@ def integer(name: str, value: Any, *, least: int) -> int:
     return number
 
 
-def one_of(name: str, value: Any, allowed: Any) -> Any:
-    """The value, if it is one of ``allowed``."""
+def one_of(name: str, value: Any, allowed: Any, hint: str = "") -> Any:
+    """The value, if it is one of ``allowed``; ``hint`` ends the words about another."""
     if value not in allowed:
         choices = ", ".join(str(choice) for choice in allowed)
-        raise ValueError(f"{name} must be one of {choices}; got {value!r}")
+        raise ValueError(f"{name} must be one of {choices}; got {value!r}{hint}")
     return value
 
 

@@ -83,7 +83,8 @@ def build(
     Raises:
         ValueError: an unknown name or activation, or examples of a shape that it does not take.
     """
-    entry = MODELS[_validate.one_of("model", name, tuple(MODELS))]
+    hint = "; `import jaxdp.papers.networks` adds those of the papers"
+    entry = MODELS[_validate.one_of("model", name, tuple(MODELS), hint)]
     _validate.one_of("activation", activation, tuple(ACTIVATIONS))
     if entry.example_shape not in (None, tuple(example_shape)):
         raise ValueError(

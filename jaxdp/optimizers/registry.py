@@ -94,7 +94,7 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
     Raises:
         ValueError: an unknown name or setting, or a value out of its range.
     """
-    entry = ALGORITHMS[_validate.one_of("algorithm", name, tuple(ALGORITHMS))]
+    entry = named(name)
     known = settings_of(name)
     for setting in settings or {}:
         if setting not in known:
@@ -102,6 +102,12 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
                 f"settings of {name} must be among {', '.join(known) or 'none'}; got {setting!r}"
             )
     return entry.build(numbers, **(settings or {}))
+
+
+def named(name: str) -> Entry:
+    """The algorithm of that name; ValueError for an unknown one."""
+    hint = "; `import jaxdp.papers.algorithms` adds those of the papers"
+    return ALGORITHMS[_validate.one_of("algorithm", name, tuple(ALGORITHMS), hint)]
 
 
 def register(name: str, entry: Entry) -> None:

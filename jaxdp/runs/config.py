@@ -277,7 +277,7 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
-    _validate.one_of("algorithm", config.algorithm, tuple(registry.ALGORITHMS))
+    registry.named(config.algorithm)
     _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
     _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
     if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
