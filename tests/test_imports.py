@@ -16,7 +16,6 @@ FLOW = [
     "_validate",
     "_interrupts",
     "_durable",
-    "_written",
     "accounting",
     "_rows",
     "_links",
