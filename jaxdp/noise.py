@@ -124,6 +124,12 @@ def privatize(
     return optax.GradientTransformationExtraArgs(init, _links.own(update))
 
 
+LEAKED = (
+    "a sum came with un-noised means, by clipping that is not jaxdp's own: that a record adds at "
+    "most l2 to it was not verified, and nothing covers what is computed from the means"
+)
+
+
 def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
     """The noise key of a sum: the one given, or that of its ticket, which is spent.
 
@@ -156,6 +162,8 @@ def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
             "draw must not be used inside jit: its noise key would be compiled in, and every call "
             "would add the same noise. Pass draw.key() in as an argument (key=)"
         )
+    if summed.leaked is not None:
+        summed.ticket.trust(LEAKED)
     return summed.ticket.spend("an update", verified=summed.untouched)
 
 

@@ -288,6 +288,11 @@ class Trainer:
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
             summed = self._vouched(summed)
+        if summed.leaked is not None and not self.mechanism.leak:
+            raise ValueError(
+                "mechanism must name its leak for a gradient that hands on un-noised means, got an "
+                "empty one"
+            )
         moved = self._step.update(state.params, state.opt_state, summed, **extra)
         return *moved, infos if told else []
 

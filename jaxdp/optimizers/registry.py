@@ -101,7 +101,13 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
             raise ValueError(
                 f"settings of {name} must be among {', '.join(known) or 'none'}; got {setting!r}"
             )
-    return entry.build(numbers, **(settings or {}))
+    made = entry.build(numbers, **(settings or {}))
+    if entry.energy == "train" and not made.mechanism.leak:
+        raise ValueError(
+            f"mechanism of {name} must name its leak, since un-noised training records judge its "
+            "candidates, got an empty one"
+        )
+    return made
 
 
 def named(name: str) -> Entry:
@@ -114,8 +120,10 @@ def register(name: str, entry: Entry) -> None:
     """Adds an algorithm to the registry, for runs and the command line.
 
     Raises:
-        ValueError: the name is taken by another.
+        ValueError: the name is taken by another, or no ``Entry`` is given.
     """
+    if not isinstance(entry, Entry):
+        raise ValueError(f"entry must be a registry.Entry, got {entry!r}")
     if ALGORITHMS.setdefault(name, entry) is not entry:
         raise ValueError(f"name must be new, got {name!r}, which is registered")
 
@@ -123,7 +131,7 @@ def register(name: str, entry: Entry) -> None:
 def settings_of(name: str) -> tuple[str, ...]:
     """The names of an algorithm's own settings."""
     parameters = inspect.signature(ALGORITHMS[name].build).parameters
-    return tuple(p for p in parameters if p != "n")
+    return tuple(parameters)[1:]  # the first takes the numbers
 
 
 def _dp_sgd(n: Numbers) -> Algorithm:

@@ -204,7 +204,7 @@ class HistoryRow(Written):
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """The inverse of ``to_dict``."""
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)} - {"numbers"}
         numbers = {name: value for name, value in row.items() if name not in names}
         return super().from_dict({**row, "numbers": numbers})
 
@@ -363,8 +363,9 @@ class Report(Written):
         """The content of report.json."""
         row: dict[str, Any] = {}
         found, column = super().to_dict(), self.measured and self.measured.column
+        own = {field.name for field in dataclasses.fields(self)}  # one that is left out here too
         for name, value in found.items():
-            if name == "measured" and column and column not in found:
+            if name == "measured" and column and column not in own:
                 row[column] = plain(self.value)
             row[name] = value
         return row
