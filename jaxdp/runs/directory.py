@@ -151,7 +151,7 @@ class RunDirectory:
             ValueError: a line was edited, inserted or removed, or some that were shown are missing.
         """
         state = self.load_state()  # first: another process may train here
-        secret = state.secret.open()
+        secret = state.secret.restored()
         ledger, name = Ledger(self.ledger, key=secret.stream("ledger")), secret.stream("run").hex()
         streams = [name, *(f"{name}/{number}" for number in range(1, state.lost + 1))]
         if max(ledger.shown(stream) for stream in streams) < state.shown:

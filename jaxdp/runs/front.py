@@ -287,7 +287,7 @@ class Run:
                 f"{self._mechanism()}"
             )
         self._check_guarantee(kept)
-        if kept.data != self._fingerprint(kept.secret.open()):
+        if kept.data != self._fingerprint(kept.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
                 "others: what was released of the old ones would be charged to the new"

@@ -67,7 +67,7 @@ def resume(
     Raises:
         ValueError: the data or the configuration differ.
     """
-    secret = directory.load_state().secret.open()
+    secret = directory.load_state().secret.restored()
     return ConfiguredRun(config, directory, dataset, secret, progress, new=False).result()
 
 
@@ -123,7 +123,7 @@ class ConfiguredRun(Run):
                 "one began: its noise could be used again. Start a new run"
             )
         _require_equal_config(RunConfig.from_dict(state.config), self.config)
-        if self._fingerprint(state.secret.open()) != state.data:
+        if self._fingerprint(state.secret.restored()) != state.data:
             raise ValueError(
                 "a resumed run needs the data that it was started with, but the training data "
                 "changed: what was released of the old ones would be charged to the new. Start a "

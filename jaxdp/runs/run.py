@@ -190,7 +190,7 @@ def started(
         configuration: gives all public numbers and names of the run as a text. Where a person chose
             the seed it goes into the randomness, so that another run with that seed has another.
     """
-    secret = state.secret.open()
+    secret = state.secret.restored()
     if not directory.exists():  # a ledger whose secret a crash has lost could not be read
         directory.save_state(state)
     ledger = Ledger(directory.ledger, key=secret.stream("ledger"))

@@ -24,7 +24,7 @@ class KeptSecret(Written):
         """The text of a secret."""
         return cls(f"{secret.entropy:032x}", secret.reproducible)
 
-    def open(self) -> Secret:
+    def restored(self) -> Secret:
         """The secret itself."""
         return Secret(int(self.entropy, 16), reproducible=self.reproducible)
 
