@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import pydoc
 import re
 from pathlib import Path
 
@@ -61,3 +62,16 @@ def test_every_page_is_in_the_menu():
     results = set((DOCS / "results").glob("*.md"))  # reached from their own table
     assert set(PAGES) - results == listed - results
     assert listed <= set(PAGES)
+
+
+NAMED = re.compile(
+    r"(?<![\w./-])(jaxdp|acc|auditing|optimizers|sources|clipping)((?:\.[A-Za-z_]\w*)+)"
+)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_a_page_names_is_there(path):
+    words = re.sub(r"\]\([^)]*\)", "]", path.read_text(encoding="utf-8"))  # without links
+    for room, names in NAMED.findall(words):
+        home = {"jaxdp": "jaxdp", "acc": "jaxdp.accounting"}.get(room, f"jaxdp.{room}")
+        assert pydoc.locate(home + names) is not None, f"{room}{names}"
