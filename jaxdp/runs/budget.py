@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.optimizers import registry
 
 if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig
@@ -75,8 +74,13 @@ def steps_within(planned: int | None, steps: int | None) -> int:
 
 def _plain(config: "RunConfig") -> bool:
     """True if a run is one event repeated, which the accountant calibrates by itself."""
-    energy = registry.ALGORITHMS[config.algorithm].energy
-    return config.noise_schedule is None and energy != "private" and not config.once()
+    if config.noise_schedule is not None or config.once():
+        return False
+    made = dataclasses.replace(config, noise_multiplier=1.0, steps=1).private_algorithm()
+    rate, released = config.batch_size / config.dataset_size, acc.Gaussian(1.0)
+    # A registered algorithm may release something else than the noise it is given.
+    plain = released if rate == 1 else acc.PoissonSampled(released, rate)
+    return made.energy is None and made.mechanism.leaking("").event == plain
 
 
 def _total(config: "RunConfig", **tried: Any) -> acc.Event:

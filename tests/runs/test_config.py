@@ -1,10 +1,13 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp import data, runs
+from jaxdp import data, optimizers, runs
 from jaxdp.clipping import ClippedGrad
+from jaxdp.optimizers import registry
 from tests.runs import small
 
 
@@ -111,3 +114,17 @@ def test_reports_depend_on_releases_alone(tmp_path, monkeypatch):
     )
     two = small.go(tmp_path / "b", small.config(), rows=same_test)
     assert one.history == two.history
+
+
+def test_a_registered_algorithm_is_calibrated_by_what_it_releases(monkeypatch):
+    """Before: by the noise that it was given, of which it may add a tenth."""
+
+    def quiet(numbers):
+        tenth = dataclasses.replace(numbers, noise_multiplier=numbers.noise_multiplier / 10)
+        return optimizers.sgd(tenth.mechanism(), numbers.learning_rate)
+
+    monkeypatch.setitem(registry.ALGORITHMS, "quiet", registry.Entry(quiet))
+    config = runs.resolve(runs.recipe("digits", algorithm="quiet", epsilon=1.0, steps=20))
+    plain = runs.resolve(runs.recipe("digits", epsilon=1.0, steps=20))
+    assert config.noise_multiplier == pytest.approx(10 * plain.noise_multiplier, rel=1e-3)
+    assert acc.epsilon(config.total(20), config.delta).upper <= 1.0
