@@ -14,6 +14,7 @@ FLOW = [
     "_version",
     "_extras",
     "_validate",
+    "_written",
     "_interrupts",
     "_durable",
     "accounting",

@@ -12,6 +12,7 @@ from jaxdp import __version__
 from jaxdp import accounting as acc
 from jaxdp._entries import SEEDED
 from jaxdp.ledger import Ledger
+from jaxdp.noise import LEAKED
 from jaxdp.report import cautions, facts, origin, tradeoff, words
 from jaxdp.report.schema import ClaimRow, Counts, Guarantee, HistoryRow, Report
 from jaxdp.report.subject import Subject
@@ -44,6 +45,8 @@ def build(
     """
     rows = tuple(HistoryRow.from_dict(row) for row in history)
     guarantee, names = _guarantee(subject, ledger), subject.names
+    # An algorithm that names its leak is charged as not private, which says more.
+    told_elsewhere = {SEEDED} if math.isfinite(guarantee.epsilon) else {SEEDED, LEAKED}
     report = Report(
         jaxdp=__version__,
         title=subject.title,
@@ -60,7 +63,7 @@ def build(
         judged_by=subject.judged_by,
         label=words.REPRODUCIBLE if reproducible else None,
         notes=tuple(ledger.notes()),
-        unverified=tuple(said for said in ledger.unverified() if said != SEEDED),
+        unverified=tuple(said for said in ledger.unverified() if said not in told_elsewhere),
         assumed=words.ASSUMED,
         outside_the_guarantee=words.OUTSIDE,
         history=rows,

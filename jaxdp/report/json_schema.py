@@ -12,9 +12,9 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from jaxdp._written import NOT_FINITE, Written, fields, hints, optional
 from jaxdp.report import schema
 from jaxdp.report.schema import HistoryRow, Report
-from jaxdp.report.written import NOT_FINITE, Written, fields, hints, optional
 
 BEGIN, END = "<!-- made by jaxdp.report.json_schema -->\n", "<!-- end -->\n"
 _NAMES: dict[Any, str] = {int: "integer", str: "string", bool: "boolean"}

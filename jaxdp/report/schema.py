@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from jaxdp._written import Written, plain
 from jaxdp.report.former import of_version_1
-from jaxdp.report.written import Written, plain
 
 VERSION = 2
 TINY = "the same mechanism on a tiny network"
