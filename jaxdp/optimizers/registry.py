@@ -231,31 +231,16 @@ def _adadp(
     )
 
 
-def _piadam(
-    n: Numbers,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    noise_floor: float = 0.1,
-    spread: float = 10.0,
-) -> Algorithm:
-    return pigdo.piadam(n.mechanism(), n.learning_rate, b1, b2, eps, noise_floor, spread)
+def built_by(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """The builder of an entry from ``make(mechanism, learning_rate, settings...)``."""
 
+    def build(n: Numbers, **settings: Any) -> Algorithm:
+        return make(n.mechanism(), n.learning_rate, **settings)
 
-def _pirmsprop(
-    n: Numbers,
-    decay: float = 0.9,
-    eps: float = 1e-8,
-    noise_floor: float = 0.1,
-    spread: float = 10.0,
-) -> Algorithm:
-    return pigdo.pirmsprop(n.mechanism(), n.learning_rate, decay, eps, noise_floor, spread)
-
-
-def _piadagrad(
-    n: Numbers, eps: float = 1e-8, noise_floor: float = 0.1, spread: float = 10.0
-) -> Algorithm:
-    return pigdo.piadagrad(n.mechanism(), n.learning_rate, eps, noise_floor, spread)
+    numbers = inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    settings = tuple(inspect.signature(make).parameters.values())[2:]
+    build.__signature__ = inspect.Signature([numbers, *settings])  # type: ignore[attr-defined]
+    return build
 
 
 _SMALL_RATE = {"learning_rate": 0.002}
@@ -273,7 +258,7 @@ ALGORITHMS: dict[str, Entry] = {
     "sa-dpsgd": Entry(_sa, energy="public", momentum=True),
     "sa-dpsgd-private": Entry(_sa_private, energy="private", momentum=True),
     "adadp": Entry(_adadp, recipe=ADADP_RECIPE),
-    "piadam": Entry(_piadam, recipe=_SMALL_RATE),
-    "pirmsprop": Entry(_pirmsprop, recipe=_SMALL_RATE),
-    "piadagrad": Entry(_piadagrad, recipe=_ADAGRAD_RATE),
+    "piadam": Entry(built_by(pigdo.piadam), recipe=_SMALL_RATE),
+    "pirmsprop": Entry(built_by(pigdo.pirmsprop), recipe=_SMALL_RATE),
+    "piadagrad": Entry(built_by(pigdo.piadagrad), recipe=_ADAGRAD_RATE),
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from jaxdp.clipping import coordinate_box
 from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.registry import ADADP_RECIPE, Entry, Numbers, register
+from jaxdp.optimizers.registry import ADADP_RECIPE, Entry, Numbers, built_by, register
 from jaxdp.papers.adadp import adadp_as_published, adadp_step_only
 from jaxdp.papers.pigdo import pigdo_as_published
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
@@ -57,10 +57,6 @@ def _adadp_noise_only(
     )
 
 
-def _adadp_step_only(n: Numbers, rate_decay: float = 0.1, eps: float = 1e-8) -> Algorithm:
-    return adadp_step_only(n.mechanism(), n.learning_rate, rate_decay, eps)
-
-
 def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> Algorithm:
     return adadp_as_published(
         n.noise_multiplier,
@@ -89,7 +85,7 @@ ALGORITHMS = {
         _adadp_noise_only, recipe={"learning_rate": 0.1, "l2_clip_norm": 4.0}
     ),
     "adadp-step-only": Entry(
-        _adadp_step_only, recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}
+        built_by(adadp_step_only), recipe={"learning_rate": 0.001, "l2_clip_norm": 4.0}
     ),
     "adadp-as-published": Entry(_adadp_published, recipe=ADADP_RECIPE),
     "piadam-as-published": Entry(_pigdo_published("adam"), recipe=_PIGDO),
