@@ -8,6 +8,7 @@ Example:
 """
 
 from jaxdp.accounting import hidden_state
+from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Bound, Claim, Relation, UnsupportedEventError
 from jaxdp.accounting.calibration import (
     calibrate,
@@ -17,7 +18,6 @@ from jaxdp.accounting.calibration import (
 )
 from jaxdp.accounting.events import (
     Composed,
-    Event,
     FixedSizeSampled,
     Gaussian,
     NonPrivate,

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 
 from jaxdp.accounting import _validate as check
+from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Relation
-from jaxdp.accounting.events import Event, Gaussian, PoissonSampled, Repeated
+from jaxdp.accounting.events import Gaussian, PoissonSampled, Repeated
 from jaxdp.accounting.proving import Prover
 from jaxdp.accounting.search import largest, least
 

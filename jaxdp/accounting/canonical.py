@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdp.accounting import hidden_state
+from jaxdp.accounting.base import Event, Part
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
 from jaxdp.accounting.chains import Array, NoisyChain
 from jaxdp.accounting.events import (
     Composed,
-    Event,
     FixedSizeSampled,
     Gaussian,
     HiddenState,
@@ -49,12 +49,19 @@ class Run:
         infinite: why nothing can be guaranteed, or "" when something can.
         hidden: (event, count) of the hidden-state events.
         others: the steps without the hidden-state events; None when there are none of these.
+        parts: (part, count) of the events that are no Gaussian steps, distinct.
     """
 
     steps: tuple[tuple[Step, int], ...]
     infinite: str = ""
     hidden: tuple[tuple[HiddenState, int], ...] = ()
     others: tuple[tuple[Step, int], ...] | None = None
+    parts: tuple[tuple[Part, int], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing that depends on the data was released."""
+        return not (self.steps or self.parts or self.infinite)
 
 
 def flatten(event: Event, relation: Relation) -> Run:
@@ -71,17 +78,16 @@ def flatten(event: Event, relation: Relation) -> Run:
     """
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
-    counts: dict[Step, int] = {}
-    reasons: list[str] = []
-    hidden: dict[HiddenState, int] = {}
-    _collect(event, 1, relation, counts, reasons, hidden)
-    others = _merged(counts)
-    for chains, n in hidden.items():
-        _add_hidden(chains, n, counts, reasons)
-    infinite = "; ".join(dict.fromkeys(reasons))
-    if not hidden:
-        return Run(others, infinite)
-    return Run(_merged(counts), infinite, tuple(hidden.items()), others)
+    found = _Found(relation)
+    found.collect(event, 1)
+    others = _merged(found.counts)
+    for chains, n in found.hidden.items():
+        _add_hidden(chains, n, found)
+    infinite = "; ".join(dict.fromkeys(found.reasons))
+    parts = tuple(found.parts.items())
+    if not found.hidden:
+        return Run(others, infinite, parts=parts)
+    return Run(_merged(found.counts), infinite, tuple(found.hidden.items()), others, parts)
 
 
 def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
@@ -97,16 +103,16 @@ def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
     return tuple(sorted(sampled.items()))
 
 
-def _add_hidden(
-    event: HiddenState, times: int, counts: dict[Step, int], reasons: list[str]
-) -> None:
+def _add_hidden(event: HiddenState, times: int, found: "_Found") -> None:
     """Adds the event as a Gaussian that is no better than its worst batch."""
     mu = math.sqrt(2 * float(batch_values(event).max()))
     if not math.isfinite(mu):
-        reasons.append("inner iterates left a loop whose start is not the same for all records")
+        found.reasons.append(
+            "inner iterates left a loop whose start is not the same for all records"
+        )
     elif mu > 0:
         # Under replace-one a Gaussian of multiplier z is 2/z-GDP.
-        _add(Step(min(2 / mu, 1e30)), times, counts, reasons)
+        found.add(Step(min(2 / mu, 1e30)), times)
 
 
 def batch_values(event: HiddenState) -> Array:
@@ -127,86 +133,99 @@ def _over_blocks(event: HiddenState, bound: Callable[[NoisyChain], Array]) -> Ar
     return values
 
 
-def _collect(
-    event: Event,
-    times: int,
-    relation: Relation,
-    counts: dict[Step, int],
-    reasons: list[str],
-    hidden: dict[HiddenState, int],
-) -> None:
-    """Adds ``times`` occurrences of ``event`` to ``counts``, what is infinite to ``reasons``."""
-    if times == 0:
-        return
-    match event:
-        case Repeated(inner, n):
-            _collect(inner, times * n, relation, counts, reasons, hidden)
-        case Composed(events):
-            for inner in events:
-                _collect(inner, times, relation, counts, reasons, hidden)
-        case NonPrivate(reason):
-            reasons.append(reason)
-        case Gaussian(z):
-            _add(Step(z) if z > 0 else None, times, counts, reasons)
-        case PoissonSampled(inner, q):
-            _sampled(event, inner, q, "poisson", times, relation, counts, reasons)
-        case FixedSizeSampled(inner, n, b):
-            if relation is not Relation.REPLACE_ONE and 0 < b < n:
+class _Found:
+    """What an event is made of, under one relation."""
+
+    def __init__(self, relation: Relation) -> None:
+        self.relation = relation
+        self.counts: dict[Step, int] = {}
+        self.reasons: list[str] = []
+        self.hidden: dict[HiddenState, int] = {}
+        self.parts: dict[Part, int] = {}
+
+    def collect(self, event: Event, times: int) -> None:
+        """Adds ``times`` occurrences of ``event``; what nothing can be guaranteed for to reasons."""
+        if times == 0:
+            return
+        match event:
+            case Repeated(inner, n):
+                self.collect(inner, times * n)
+            case Composed(events):
+                for inner in events:
+                    self.collect(inner, times)
+            case NonPrivate(reason):
+                self.reasons.append(reason)
+            case Gaussian(z):
+                self.add(Step(z) if z > 0 else None, times)
+            case PoissonSampled(inner, q):
+                self._sampled(event, inner, q, "poisson", times)
+            case FixedSizeSampled(inner, n, b):
+                if self.relation is not Relation.REPLACE_ONE and 0 < b < n:
+                    raise UnsupportedEventError(
+                        f"FixedSizeSampled under {self.relation.value}: batches of a fixed size "
+                        "only have neighbours of equal size; ask with relation replace_one"
+                    )
+                self._sampled(event, inner, b / n, "fixed_size", times)
+            case HiddenState():
+                if self.relation is not Relation.REPLACE_ONE:
+                    raise UnsupportedEventError(
+                        f"HiddenState under {self.relation.value}: records are put into batches of "
+                        "public sizes, so that neighbours have equal size; ask with relation "
+                        "replace_one"
+                    )
+                self.hidden[event] = self.hidden.get(event, 0) + times
+            case ShuffledBatches():
                 raise UnsupportedEventError(
-                    f"FixedSizeSampled under {relation.value}: batches of a fixed size only have "
-                    "neighbours of equal size; ask with relation replace_one"
+                    "ShuffledBatches: batches of one shuffled pass exclude each other; accounting "
+                    "them as Poisson can be too low (arXiv:2403.17673) and no bound is implemented"
                 )
-            _sampled(event, inner, b / n, "fixed_size", times, relation, counts, reasons)
-        case HiddenState():
-            if relation is not Relation.REPLACE_ONE:
+            case Part():
+                self._part(event, times)
+            case _:
+                raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
+
+    def _part(self, event: Part, times: int) -> None:
+        refusal = event.refuses(self.relation)
+        if refusal:
+            raise UnsupportedEventError(
+                f"{type(event).__name__} under {self.relation.value}: {refusal}"
+            )
+        if event.infinite():
+            self.reasons.append(event.infinite())
+        else:
+            self.parts[event] = self.parts.get(event, 0) + times
+
+    def _sampled(self, event: Event, inner: Event, q: float, sampling: str, times: int) -> None:
+        """Adds a sampled event: everything inside saw one draw, so it is one joint Gaussian."""
+        if q == 0 and not isinstance(inner, NonPrivate):
+            return
+        run = flatten(inner, self.relation)
+        if run.hidden:
+            raise UnsupportedEventError(
+                f"{type(event).__name__} of a HiddenState event: its partition is of all records, "
+                "not of a draw, and no bound is known"
+            )
+        for part, _ in run.parts:
+            raise UnsupportedEventError(
+                f"{type(event).__name__} of a {type(part).__name__} event: its amplification by "
+                "sampling has no bound here; put it beside the sampled event"
+            )
+        if run.infinite:
+            self.reasons.append(run.infinite)
+        for step, _ in run.steps:
+            if step.sampling_prob < 1:
                 raise UnsupportedEventError(
-                    f"HiddenState under {relation.value}: records are put into batches of public "
-                    "sizes, so that neighbours have equal size; ask with relation replace_one"
+                    f"{type(event).__name__} of a sampled event: nested sampling has no bound here"
                 )
-            hidden[event] = hidden.get(event, 0) + times
-        case ShuffledBatches():
-            raise UnsupportedEventError(
-                "ShuffledBatches: batches of one shuffled pass exclude each other; accounting them "
-                "as Poisson can be too low (arXiv:2403.17673) and no bound is implemented"
-            )
-        case _:
-            raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
+            sampled = Step(step.noise_multiplier, q, sampling if q < 1 else "poisson")
+            self.add(sampled, times)
 
-
-def _sampled(
-    event: Event,
-    inner: Event,
-    q: float,
-    sampling: str,
-    times: int,
-    relation: Relation,
-    counts: dict[Step, int],
-    reasons: list[str],
-) -> None:
-    """Add a sampled event: everything inside saw one draw, so it is one joint Gaussian."""
-    if q == 0 and not isinstance(inner, NonPrivate):
-        return
-    run = flatten(inner, relation)
-    if run.hidden:
-        raise UnsupportedEventError(
-            f"{type(event).__name__} of a HiddenState event: its partition is of all records, not "
-            "of a draw, and no bound is known"
-        )
-    if run.infinite:
-        reasons.append(run.infinite)
-    for step, _ in run.steps:
-        if step.sampling_prob < 1:
-            raise UnsupportedEventError(
-                f"{type(event).__name__} of a sampled event: nested sampling has no bound here"
-            )
-        sampled = Step(step.noise_multiplier, q, sampling if q < 1 else "poisson")
-        _add(sampled, times, counts, reasons)
-
-
-def _add(step: Step | None, times: int, counts: dict[Step, int], reasons: list[str]) -> None:
-    if step is None:
-        reasons.append("a release has no noise (noise multiplier 0)")
-    elif step.noise_multiplier < 1e-30:
-        reasons.append(f"noise multiplier {step.noise_multiplier:g} is too small to be any noise")
-    else:
-        counts[step] = counts.get(step, 0) + times
+    def add(self, step: Step | None, times: int) -> None:
+        """Adds a Gaussian step; None is one without noise."""
+        if step is None:
+            self.reasons.append("a release has no noise (noise multiplier 0)")
+        elif step.noise_multiplier < 1e-30:
+            z = step.noise_multiplier
+            self.reasons.append(f"noise multiplier {z:g} is too small to be any noise")
+        else:
+            self.counts[step] = self.counts.get(step, 0) + times

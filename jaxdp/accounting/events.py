@@ -5,16 +5,17 @@ neighbouring relation: that is an argument of the query.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxdp.accounting import _validate as check
+from jaxdp.accounting.base import Event
 from jaxdp.accounting.chains import NoisyChain
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Event):
     """A sum of contributions plus spherical Gaussian noise, N(sum, (z c)^2 I), released once.
 
     c is the largest l2 norm that ONE record can contribute to the sum (the clip norm), whatever the
@@ -38,7 +39,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class PoissonSampled:
+class PoissonSampled(Event):
     """``event`` on a batch in which every record takes part independently with ``sampling_prob``.
 
     The batch size is random and neither truncated nor padded with other records. If ``event``
@@ -52,7 +53,7 @@ class PoissonSampled:
         ValueError: when ``event`` is not an event or ``sampling_prob`` is not a probability.
     """
 
-    event: "Event"
+    event: Event
     sampling_prob: float
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class PoissonSampled:
 
 
 @dataclass(frozen=True)
-class FixedSizeSampled:
+class FixedSizeSampled(Event):
     """``event`` on ``batch_size`` of ``dataset_size`` records drawn uniformly without replacement.
 
     A fresh, independent draw each time the event occurs (not an epoch-wise shuffle). Its neighbours
@@ -77,7 +78,7 @@ class FixedSizeSampled:
         ValueError: when a size is not an integer in its range or ``event`` is not an event.
     """
 
-    event: "Event"
+    event: Event
     dataset_size: int
     batch_size: int
 
@@ -92,7 +93,7 @@ class FixedSizeSampled:
 
 
 @dataclass(frozen=True)
-class ShuffledBatches:
+class ShuffledBatches(Event):
     """``event`` on each of the batches of one shuffled pass; every accountant refuses it.
 
     Shuffling is not Poisson sampling: the batches of a pass exclude each other, and treating them
@@ -104,7 +105,7 @@ class ShuffledBatches:
         batch_size: records in a batch.
     """
 
-    event: "Event"
+    event: Event
     batch_size: int
 
     def __post_init__(self) -> None:
@@ -113,7 +114,7 @@ class ShuffledBatches:
 
 
 @dataclass(frozen=True)
-class Repeated:
+class Repeated(Event):
     """``event`` ``count`` times in a row, each with fresh noise and a fresh draw of records.
 
     Attributes:
@@ -121,7 +122,7 @@ class Repeated:
         count: number of repetitions, >= 0.
     """
 
-    event: "Event"
+    event: Event
     count: int
 
     def __post_init__(self) -> None:
@@ -130,14 +131,14 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class Composed:
+class Composed(Event):
     """Unlike events in a row, each with fresh noise and fresh draws; the order does not matter.
 
     Attributes:
         events: tuple of events (any iterable is accepted and made a tuple).
     """
 
-    events: tuple["Event", ...]
+    events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
         if not isinstance(self.events, Iterable):
@@ -149,7 +150,7 @@ class Composed:
 
 
 @dataclass(frozen=True)
-class NonPrivate:
+class NonPrivate(Event):
     """A release for which no guarantee is known; its epsilon is infinite.
 
     Attributes:
@@ -164,7 +165,7 @@ class NonPrivate:
 
 
 @dataclass(frozen=True)
-class HiddenState:
+class HiddenState(Event):
     """The last iterates of one or more chains over ONE secret partition, and nothing else of them.
 
     The chains run one after the other; each starts from public constants and what was released
@@ -201,18 +202,6 @@ class HiddenState:
         if not isinstance(self.exposed, str):
             raise ValueError(f"exposed={self.exposed!r}: expected a sentence")
         object.__setattr__(self, "blocks", blocks)
-
-
-Event = (
-    Gaussian
-    | PoissonSampled
-    | FixedSizeSampled
-    | ShuffledBatches
-    | Repeated
-    | Composed
-    | NonPrivate
-    | HiddenState
-)
 
 
 def _check_event(name: str, value: object) -> None:
@@ -291,29 +280,16 @@ def to_dict(event: Event) -> dict[str, Any]:
     return out
 
 
-_BY_NAME: dict[str, Callable[..., Event]] = {
-    cls.__name__: cls
-    for cls in (
-        Gaussian,
-        PoissonSampled,
-        FixedSizeSampled,
-        ShuffledBatches,
-        Repeated,
-        Composed,
-        NonPrivate,
-        HiddenState,
-    )
-}
-
-
 def from_dict(description: Mapping[str, Any]) -> Event:
     """The event that a description by ``to_dict`` stands for.
 
     Raises:
         ValueError: when the type is unknown, or a field is missing, unknown or wrong.
     """
-    if not isinstance(description, Mapping) or description.get("type") not in _BY_NAME:
-        raise ValueError(f"description={description!r}: expected a 'type' among {sorted(_BY_NAME)}")
+    if not isinstance(description, Mapping) or description.get("type") not in Event.types:
+        raise ValueError(
+            f"description={description!r}: expected a 'type' among {sorted(Event.types)}"
+        )
     fields = {k: v for k, v in description.items() if k != "type"}
     if "event" in fields:
         fields["event"] = from_dict(fields["event"])
@@ -322,6 +298,6 @@ def from_dict(description: Mapping[str, Any]) -> Event:
     try:
         if "blocks" in fields:
             fields["blocks"] = tuple(NoisyChain(**block) for block in fields["blocks"])
-        return _BY_NAME[description["type"]](**fields)
+        return Event.types[description["type"]](**fields)
     except TypeError as error:
         raise ValueError(f"description={description!r}: {error}") from None

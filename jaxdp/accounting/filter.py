@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from jaxdp.accounting import _validate as check
+from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.canonical import flatten
-from jaxdp.accounting.events import Event
 from jaxdp.accounting.rdp import rdp_to_epsilon, run_rdp
 
 DEFAULT_ORDERS: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)

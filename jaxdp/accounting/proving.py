@@ -1,9 +1,9 @@
 """Compares an event's epsilon with a target, by the quickest accountant that can decide."""
 
 from jaxdp.accounting import accountants, single
+from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, flatten
-from jaxdp.accounting.events import Event
 from jaxdp.accounting.queries import epsilon as epsilon_of
 from jaxdp.accounting.saddle import Unresolved
 

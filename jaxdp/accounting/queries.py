@@ -7,9 +7,10 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants
+from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import flatten
-from jaxdp.accounting.events import Event, Repeated
+from jaxdp.accounting.events import Repeated
 from jaxdp.accounting.loss import Array
 
 
