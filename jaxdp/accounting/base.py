@@ -149,7 +149,7 @@ class Discrete:
 
     def span(self, tail: float) -> tuple[float, float]:
         """As ``Pair.span``."""
-        below = np.searchsorted(np.cumsum(self.p), tail)
-        above = self.loss.size - 1 - np.searchsorted(np.cumsum(self.p[::-1]), tail)
         top = self.loss.size - 1
+        below = int(np.searchsorted(np.cumsum(self.p), tail))
+        above = top - int(np.searchsorted(np.cumsum(self.p[::-1]), tail))
         return float(self.loss[min(below, top)]), float(self.loss[max(above, 0)])

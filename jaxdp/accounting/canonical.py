@@ -144,7 +144,7 @@ class _Found:
         self.parts: dict[Part, int] = {}
 
     def collect(self, event: Event, times: int) -> None:
-        """Adds ``times`` occurrences of ``event``; what nothing can be guaranteed for to reasons."""
+        """Adds ``times`` occurrences of ``event``."""
         if times == 0:
             return
         match event:
