@@ -26,6 +26,7 @@ from jaxdp.accounting.events import (
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
+from jaxdp.accounting.sampled import PerUser, RandomAllocation, ShuffledEpoch, TruncatedPoisson
 
 __all__ = [
     "Bound",
@@ -36,10 +37,14 @@ __all__ = [
     "FixedSizeSampled",
     "Gaussian",
     "NonPrivate",
+    "PerUser",
     "PoissonSampled",
+    "RandomAllocation",
     "Relation",
     "RenyiFilter",
     "Repeated",
+    "ShuffledEpoch",
+    "TruncatedPoisson",
     "UnsupportedEventError",
     "calibrate",
     "calibrate_noise_multiplier",

@@ -135,10 +135,8 @@ class Discrete:
         index = np.searchsorted(edges, self.loss, side="left") - 1
         inside = (index >= 0) & (index < edges.size - 1)
         count = edges.size - 1
-        return (
-            np.bincount(index[inside], self.p[inside], count),
-            np.bincount(index[inside], self.q[inside], count),
-        )
+        p, q = (np.bincount(index[inside], mass[inside], count) for mass in (self.p, self.q))
+        return np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
         """As ``Pair.tails``."""

@@ -21,6 +21,7 @@ from jaxdp.accounting.events import (
     Repeated,
     ShuffledBatches,
 )
+from jaxdp.accounting.sampled import PerUser
 
 
 @dataclass(frozen=True, order=True)
@@ -179,6 +180,8 @@ class _Found:
                     "ShuffledBatches: batches of one shuffled pass exclude each other; accounting "
                     "them as Poisson can be too low (arXiv:2403.17673) and no bound is implemented"
                 )
+            case PerUser(inner, _):
+                self.collect(inner, times)
             case Part():
                 self._part(event, times)
             case _:
