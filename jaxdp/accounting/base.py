@@ -11,6 +11,10 @@ from jaxdp.accounting.bounds import Relation
 Array = NDArray[np.float64]
 
 
+class Unresolved(ArithmeticError):
+    """Raised where a computation has no answer of use; another accountant must answer."""
+
+
 class Event:
     """Base class of all events: frozen dataclasses that describe a release.
 

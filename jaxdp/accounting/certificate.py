@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting.base import Array, Pair
+from jaxdp.accounting.base import Array, Pair, Unresolved
 from jaxdp.accounting.convolve import Law, log_moments, tilt
 from jaxdp.accounting.discretise import Atoms, above, below
 from jaxdp.accounting.roots import bracket_decreasing
@@ -28,8 +28,8 @@ _COARSE = 0.05
 _ORDERS = np.geomspace(1e-9, 1e9, 91)
 
 
-class Unresolved(ArithmeticError):
-    """Raised where a composition has no certificate of use; Renyi bounds may answer."""
+class _Unreached(Unresolved):
+    """Raised where delta is 0: no loss is as large as epsilon."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,12 @@ class Direction:
             Unresolved: there is none about here.
         """
         for _ in range(12):
-            found = _root(self._terms(high, near, size), near, 0.02 * self.tolerance)
+            step = min(0.02 * near, 1 / self._best_plan(near).c)
+            found = _root(self._terms(high, near, size), near, step, 0.02 * self.tolerance)
             at = found[1] if high else found[0]
             if 0.7 * near <= at <= 1.3 * near or near < 1e-12:
                 return at
-            near = max(at, 0.6 * near)
+            near = at if at > near else 0.25 * near
         if not high:
             return 0.0
         raise Unresolved("the window did not settle")
@@ -141,7 +142,7 @@ class Direction:
         moments = functools.partial(log_moments, atoms, width)
         split = any(cap < high for cap, (_, high) in zip(caps, spans, strict=True))
         c, bound = _tilt(moments, epsilon)
-        spread = *_spread(atoms, width, c), (c + 1) / epsilon
+        spread = *_spread(atoms, width, c), (c + 1) / max(epsilon, 1e-2 / c)
         c, reach = self._line(moments, c, epsilon)
         if split:
             bulk = _window(moments, 0.0, _OUTSIDE)
@@ -177,7 +178,7 @@ class Direction:
         """The plan with the shortest window; one with a cap must halve it."""
         best = self._plan(epsilon, math.inf)
         if best is None:
-            raise Unresolved("no loss reaches epsilon")
+            raise _Unreached("no loss reaches epsilon")
         if best.last - best.first < 30 * epsilon:
             return best
         for factor in _CAPS[1:]:
@@ -327,7 +328,8 @@ def _around(c: float) -> Array:
 
 def _coarse(epsilon: float, spans: list[tuple[float, float]]) -> float:
     """The grid width on which windows and tilts are chosen."""
-    return 1e-5 * min(epsilon, *(max(high - low, 1e-300) for low, high in spans))
+    reach = min(max(high - low, 1e-300) for low, high in spans)
+    return 1e-5 * min(max(epsilon, 1e-4 * reach), reach)
 
 
 def _tilt(moments: Callable[[Array], Array], epsilon: float) -> tuple[float, float]:
@@ -399,10 +401,15 @@ def _odds_beyond(p: float) -> float:
     return p / (1 - p) + math.log1p(-p)
 
 
-def _root(delta: Callable[[float], float], near: float, rtol: float) -> tuple[float, float]:
-    """(low, high) epsilon on both sides of where a decreasing end of delta meets 1; (0, 0) if below.
+def _root(
+    delta: Callable[[float], float], near: float, step: float, rtol: float
+) -> tuple[float, float]:
+    """(low, high) epsilon on both sides of where a decreasing end of delta meets 1; or (0, 0).
 
-    Only about ``near``: a bracket that leaves its neighbourhood ends there.
+    Looked for about ``near``; a search that goes far below it tries 0.
+
+    Raises:
+        Unresolved: the end is not a number, or stays above 1.
     """
 
     def excess(epsilon: float) -> float:
@@ -412,7 +419,6 @@ def _root(delta: Callable[[float], float], near: float, rtol: float) -> tuple[fl
         return math.log(value) if value > 0 else -math.inf
 
     low = high = near
-    step = 0.02 * near
     if excess(near) <= 0:
         while low > 0:
             low = low - step if low - step > 0.6 * near else 0.0
@@ -443,10 +449,25 @@ def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[flo
     for direction in directions:
         if lower > 0 and direction.negligible(lower):
             continue
-        start = upper or near or direction.rough()
+        if not near and direction.delta_end(True, 0.0, 1 << 16) <= 1:
+            continue
+        start = upper or near or direction.epsilon_end(True, direction.rough(), 1 << 14)
         ends = _refine(direction, direction.epsilon_end, max(start, 1e-9))
         lower, upper = max(lower, ends[0]), max(upper, ends[1])
     return lower, upper
+
+
+def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, float]:
+    """Certified (lower, upper) delta at epsilon over the directions of one composition."""
+    lower = upper = 0.0
+    for direction in directions:
+        try:
+            ends = _refine(direction, direction.delta_end, epsilon)
+        except _Unreached:
+            continue
+        unit = math.exp(direction.log_delta)
+        lower, upper = max(lower, ends[0] * unit), max(upper, ends[1] * unit)
+    return min(lower, 1.0), min(upper, 1.0)
 
 
 def _refine(

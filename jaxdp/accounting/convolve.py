@@ -121,27 +121,26 @@ class Profile:
     def __init__(self, law: Law, reference: float) -> None:
         self._law, self._reference = law, reference
         # Only about the reference, where e^(-c x) is tame.
-        least = reference - min(max(0.4 * reference, 1e-6), 300.0 / max(law.c, 1.0))
-        self._first = int(np.searchsorted(law.loss, least))
-        x = law.loss[self._first :] - reference
-        damped = law.weight[self._first :] * np.exp(-law.c * x)
-        self._mass = _tail_sums(damped)
-        self._second = _tail_sums(damped * np.exp(-x))
+        self._least = reference - min(max(0.4 * reference, 1e-6), 300.0 / law.c)
+        self._first = int(np.searchsorted(law.loss, self._least))
+        self._loss = law.loss[self._first :]
+        self._damped = law.weight[self._first :] * np.exp(-law.c * (self._loss - reference))
+        self._mass = _tail_sums(self._damped)
         self._log_scale = law.log_scale - law.c * reference
-        self._slack = 2 * _U * (x.size + 300)
+        self._slack = 2 * _U * (self._loss.size + 300)
 
     def __call__(self, epsilon: float, log_unit: float) -> tuple[float, float]:
         """(delta, bound on its error) over exp(log_unit)."""
         law, c = self._law, self._law.c
-        first = int(np.searchsorted(law.loss, epsilon, side="right")) - self._first
-        if first < 0:
+        first, far = np.searchsorted(self._loss, [epsilon, epsilon + 45.0], side="right")
+        if epsilon < self._least:
             return 0.0, math.inf
         ratio = epsilon - self._reference
         mass = float(self._mass[first]) if first < self._mass.size else 0.0
-        second = float(self._second[first]) if first < self._second.size else 0.0
-        moved = math.exp(min(ratio, 700.0)) * second
+        # Beyond 45 nats the second law has less than e^-45 of the first.
+        moved = float(self._damped[first:far] @ np.exp(epsilon - self._loss[first:far]))
         value = max(mass - moved, 0.0)
-        error = self._slack * (mass + moved) + law.relative * value
+        error = (self._slack + 3e-20) * (mass + moved) + law.relative * value
         # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
         peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
         width = float(law.loss[1] - law.loss[0])
