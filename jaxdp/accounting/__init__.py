@@ -25,21 +25,37 @@ from jaxdp.accounting.events import (
     Repeated,
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
+from jaxdp.accounting.mixtures import MixtureOfGaussians
+from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
 from jaxdp.accounting.sampled import PerUser, RandomAllocation, ShuffledEpoch, TruncatedPoisson
+from jaxdp.accounting.stated import (
+    ZCDP,
+    EpsilonDelta,
+    ExponentialMechanism,
+    RandomizedResponse,
+)
 
 __all__ = [
+    "ZCDP",
     "Bound",
     "BudgetExceededError",
     "Claim",
     "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "EpsilonDelta",
     "Event",
+    "ExponentialMechanism",
     "FixedSizeSampled",
     "Gaussian",
+    "Laplace",
+    "MixtureOfGaussians",
     "NonPrivate",
     "PerUser",
     "PoissonSampled",
     "RandomAllocation",
+    "RandomizedResponse",
     "Relation",
     "RenyiFilter",
     "Repeated",
