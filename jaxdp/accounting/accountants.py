@@ -117,8 +117,10 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
     """
 
     def answer(run: Run, relation: Relation, value: float) -> Bound:
-        if query == "epsilon" and single.total_variation(run, relation) <= value:
+        if query == "epsilon" and not run.parts and single.total_variation(run, relation) <= value:
             return Bound(0.0, 0.0, 0.0, "exact", "delta(0) is already below the target")
+        if run.parts:
+            return getattr(ACCOUNTANTS["rdp"], query)(run, relation, value)
         if not _only_full_batch(run, relation):
             return getattr(ACCOUNTANTS["gdp"], query)(run, relation, value)
         if _only_poisson(run, relation):
@@ -247,8 +249,10 @@ def refuses(run: Run, relation: Relation, accountant: str) -> str:
         raise ValueError(
             f"accountant={accountant!r}: expected 'auto' or one of {sorted(ACCOUNTANTS)}"
         )
-    if not run.steps:
+    if run.empty or run.infinite:
         return ""
+    if run.parts and accountant not in ("auto", "rdp"):
+        return f"{type(run.parts[0][0]).__name__} by accountant {accountant}: not covered"
     reason = (_AUTO if accountant == "auto" else ACCOUNTANTS[accountant]).refuses(run, relation)
     return f"{reason} by accountant {accountant} under {relation.value}" if reason else ""
 
@@ -257,6 +261,6 @@ def _trivial(run: Run) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
         return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
-    if not run.steps:
+    if run.empty:
         return Bound(0.0, 0.0, 0.0, "none", "nothing that depends on the data was released")
     return None

@@ -31,8 +31,7 @@ class MixtureOfGaussians(Part):
     Attributes:
         noise_multiplier: z >= 0, noise standard deviation in the unit of the sensitivities.
         sensitivities: s_i >= 0, public; equal ones are merged.
-        probabilities: p_i >= 0, public; as many. They sum to 1 within 1e-9, and what rounding left
-            is charged to the largest sensitivity (or taken from the smallest).
+        probabilities: p_i >= 0, public; as many. They sum to 1 within 1e-12.
 
     Raises:
         ValueError: when a number is out of its range, or the lengths differ.
@@ -53,8 +52,8 @@ class MixtureOfGaussians(Part):
         if len(values) != len(chances):
             raise ValueError(f"probabilities has length {len(chances)}: expected {len(values)}")
         total = math.fsum(chances)
-        if not abs(total - 1) <= 1e-9:
-            raise ValueError(f"probabilities={self.probabilities!r}: expected a sum of 1")
+        if not abs(total - 1) <= 1e-12:
+            raise ValueError(f"probabilities sum to {total!r}: expected 1")
         merged: dict[float, float] = {}
         for s, p in sorted(zip(values, chances, strict=True)):
             merged[s] = merged.get(s, 0.0) + p
@@ -75,9 +74,8 @@ class MixtureOfGaussians(Part):
 
     def components(self) -> tuple[Array, Array]:
         """(shifts in noise standard deviations, probabilities > 0), by shift."""
-        s, p = np.asarray(self.sensitivities), np.array(self.probabilities)
-        missing = 1 - math.fsum(self.probabilities)
-        p[-1 if missing > 0 else 0] += missing
+        s, p = np.asarray(self.sensitivities), np.asarray(self.probabilities)
+        p = p / math.fsum(self.probabilities)
         keep = p > 0
         return s[keep] / self.noise_multiplier if s.any() else s[keep], p[keep]
 
@@ -120,7 +118,7 @@ def _log_moment(c: Array, p: Array, power: float) -> float:
     reach = order * top + 9 + math.sqrt(2 * float(plain[-1]))
     if not reach / width < _NODES:
         return math.inf
-    y = width * np.arange(-math.ceil(reach / width), math.ceil(reach / width) + 1)
+    y: Array = width * np.arange(-math.ceil(reach / width), math.ceil(reach / width) + 1.0)
     terms = power * log_ratio(y, c, p)[0] - 0.5 * y * y
     inside = float(special.logsumexp(terms)) + math.log(width / math.sqrt(2 * math.pi))
     beyond = special.logsumexp(plain + special.log_ndtr(order * c - reach) + math.log(2), b=p)
@@ -146,12 +144,12 @@ class Mixture:
 
     Args:
         c: [m] increasing shifts >= 0.
-        p: [m] probabilities > 0; known to a relative 1e-13.
+        p: [m] probabilities > 0; known to a relative 2e-12.
         reverse: the absent record's direction.
     """
 
     infinite = 0.0
-    rounding = 1e-12  # of ``normal_cells`` 4e-13, of the probabilities 1e-13, of their sum
+    rounding = 3e-12  # of ``normal_cells`` 4e-13, of the probabilities 2e-12, of their sum
 
     def __init__(self, c: Array, p: Array, reverse: bool = False) -> None:
         self.c, self.p, self.reverse = c, p, reverse
@@ -184,11 +182,12 @@ class Mixture:
         y = y[np.isfinite(y)]
         terms = float(self.c[-1]) * (np.max(np.abs(y), initial=0.0) + float(self.c[-1]))
         size = terms + float(np.max(-np.log(self.p))) + float(np.max(np.abs(edges), initial=0.0))
-        return 1e-13 + 32 * _U * size
+        return 2e-12 + 32 * _U * size
 
     def _mixed(self, law: Callable[[float], Array]) -> Array:
         """The mixture of a component's masses."""
-        return sum((p * law(c) for c, p in zip(self.c.tolist(), self.p.tolist(), strict=True)), 0.0)
+        parts = [p * law(c) for c, p in zip(self.c.tolist(), self.p.tolist(), strict=True)]
+        return np.asarray(np.sum(parts, axis=0))
 
     def _loss(self, y: Array) -> Array:
         return log_ratio(y, self.c, self.p)[0]
