@@ -149,7 +149,7 @@ def mu_gdp(
     least = check.target("delta_min", delta_min)
     run = flatten(event, relation)
     whole = _without_sampling(run, relation)
-    if least == 0 or whole.lower == whole.upper:
+    if least == 0 or whole.lower > 0:
         epsilon(event, 0.0, relation)  # refuses what must be refused
         return whole
     end = epsilon(event, least, relation).upper
@@ -177,8 +177,7 @@ def _without_sampling(run: Run, relation: Relation) -> Bound:
         squares.append(n * (2 * float(special.ndtri_exp(log_miss))) ** 2)
     mu = math.sqrt(math.fsum(squares))
     exact = not run.parts and not run.hidden and all(s.sampling_prob == 1 for s, _ in run.steps)
-    upper = mu * (1 + 1e-12)
-    return Bound(upper if exact else 0.0, upper, upper, "gdp")
+    return Bound(mu * (1 - 1e-12) if exact else 0.0, mu, mu * (1 + 1e-12), "gdp")
 
 
 def _enclosed(event: Event, relation: Relation, end: float, least: float) -> tuple[float, float]:
@@ -189,23 +188,23 @@ def _enclosed(event: Event, relation: Relation, end: float, least: float) -> tup
         nonlocal lower
         found = delta(event, at, relation)
         if found.lower > least:
-            lower = max(lower, _mu_between((at, found.lower), (at, found.lower)))
+            lower = max(lower, mu_between((at, found.lower), (at, found.lower)))
         return at, found.upper
 
     nodes = [ask(end * i / 8) for i in range(8)] + [(end, least)]
-    heap = [(-_mu_between(a, b), a, b) for a, b in itertools.pairwise(nodes)]
+    heap = [(-mu_between(a, b), a, b) for a, b in itertools.pairwise(nodes)]
     heapq.heapify(heap)
     for _ in range(_ASKED - 8):
         worst, a, b = heap[0]
         if not -worst > (1 + 1e-3) * lower or math.isinf(worst):
             break
         middle = ask(0.5 * (a[0] + b[0]))
-        heapq.heapreplace(heap, (-_mu_between(a, middle), a, middle))
-        heapq.heappush(heap, (-_mu_between(middle, b), middle, b))
+        heapq.heapreplace(heap, (-mu_between(a, middle), a, middle))
+        heapq.heappush(heap, (-mu_between(middle, b), middle, b))
     return lower * (1 - _MARGIN), -heap[0][0]
 
 
-def _mu_between(left: tuple[float, float], right: tuple[float, float]) -> float:
+def mu_between(left: tuple[float, float], right: tuple[float, float]) -> float:
     """mu of a Gaussian whose delta is no smaller between two epsilons, given delta at both.
 
     As a function of e^epsilon both deltas are convex: the one that is bounded lies below its chord,
