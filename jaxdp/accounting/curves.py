@@ -188,7 +188,9 @@ def _enclosed(event: Event, relation: Relation, end: float, least: float) -> tup
         nonlocal lower
         found = delta(event, at, relation)
         if found.lower > least:
-            lower = max(lower, mu_between((at, found.lower), (at, found.lower)))
+            # So much less that the margins of ``mu_between`` leave it below the least mu.
+            point = (at, found.lower * (1 - 3 * _MARGIN))
+            lower = max(lower, mu_between(point, point))
         return at, found.upper
 
     nodes = [ask(end * i / 8) for i in range(8)] + [(end, least)]
@@ -201,7 +203,7 @@ def _enclosed(event: Event, relation: Relation, end: float, least: float) -> tup
         middle = ask(0.5 * (a[0] + b[0]))
         heapq.heapreplace(heap, (-mu_between(a, middle), a, middle))
         heapq.heappush(heap, (-mu_between(middle, b), middle, b))
-    return lower * (1 - _MARGIN), -heap[0][0]
+    return lower * (1 - 2 * _MARGIN), -heap[0][0]
 
 
 def mu_between(left: tuple[float, float], right: tuple[float, float]) -> float:

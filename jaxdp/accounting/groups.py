@@ -132,7 +132,7 @@ def group_epsilon(
             high *= 2
             if high > _FARTHEST:
                 return Bound(one.lower, math.inf, math.inf, one.accountant, "no finite epsilon")
-        found = k * bracket_decreasing(excess, 0.0, high, rtol=1e-6)[1]
+        found = math.nextafter(k * bracket_decreasing(excess, 0.0, high, rtol=1e-6)[1], math.inf)
     return Bound(min(one.lower, found), found, found, one.accountant, "k times that of one record")
 
 
@@ -152,11 +152,12 @@ def group_delta(
     if whole is not None:
         return record_delta(whole, epsilon, relation, accountant)
     lower = record_delta(event, epsilon, relation, accountant).lower
-    one = record_delta(event, epsilon / k, relation, accountant)
+    each = epsilon if epsilon == math.inf else math.nextafter(epsilon / k, 0.0)
+    one = record_delta(event, each, relation, accountant)
     upper = 0.0
     if one.upper > 0:
         # What P can do and Q cannot may be anything once there is a law between them.
-        factor = math.inf if epsilon == math.inf else _log_sum(epsilon / k, k)
+        factor = math.inf if epsilon == math.inf else _log_sum(each, k)
         upper = math.exp(min(0.0, math.log(one.upper) + factor))
     return Bound(min(lower, upper), upper, upper, one.accountant, "from that of one record")
 
