@@ -151,7 +151,7 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     if _is_single(run):
         lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
         return Bound(lower, 0.5 * (lower + upper), upper, "exact", _ZERO if upper == 0 else "")
-    if single.total_variation(run, relation) <= delta:
+    if not run.parts and single.total_variation(run, relation) <= delta:
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
     quick = quick_epsilon(run, relation, delta)
     near = None if quick is None or not quick.estimate else quick.estimate
@@ -305,6 +305,8 @@ def refuses(run: Run, relation: Relation, accountant: str) -> str:
         )
     if run.empty or run.infinite:
         return ""
+    if run.parts and accountant not in ("auto", "rdp"):
+        return f"{type(run.parts[0][0]).__name__} by accountant {accountant}: not covered"
     reason = (_AUTO if accountant == "auto" else ACCOUNTANTS[accountant]).refuses(run, relation)
     return f"{reason} by accountant {accountant} under {relation.value}" if reason else ""
 
