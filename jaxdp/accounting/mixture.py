@@ -50,7 +50,8 @@ class Mixture:
         y = self._outputs(np.maximum(-edges, 0.0), self.distances[1])
         down = [_between(y - mean) for mean in (self.ac, 0.0, self.bc)]
         at_zero = (edges[:-1] < 0) & (edges[1:] >= 0)
-        middle = max(special.ndtr(self.ab - self.bc / 2) - special.ndtr(self.bc / 2 - self.ac), 0.0)
+        x0, y0 = (float(self._outputs(np.zeros(1), d)[0]) for d in self.distances[:2])
+        middle = max(special.ndtr(self.ab - x0) - special.ndtr(y0 - self.ac), 0.0)
         base = (1 - self.k) * (up[0] + down[0] + middle * at_zero)
         return base + self.k * (up[1] + down[2]), base + self.k * (up[2] + down[1])
 
@@ -70,20 +71,20 @@ class Mixture:
         low = self._loss(min(self.ac + far, self.bc + rare), self.ac)
         return -low, self._loss(min(self.ab + far, rare), self.ab)
 
-    def rest(self, loss: float, order: float) -> float:
-        """Bound on E_Q[(P/Q)^order; L > loss], for a loss >= 0; inf where it is too large.
+    def log_rest(self, loss: float, order: float) -> float:
+        """Bound on log E_Q[(P/Q)^order; L > loss], for a loss >= 0.
 
         From there the loss grows at most as fast as the output times the larger distance.
         """
         far = max(self.ab, self.bc)
         x = float(self._outputs(np.asarray([loss]), self.distances[0])[0])
         if x == -np.inf:
-            return 0.0
+            return -np.inf
         s, means = (order - 1) * far, np.asarray([self.ab, 0.0])
         logs = (order - 1) * (loss + far * x) - s * means + 0.5 * s * s
         logs = logs + special.log_ndtr(x - means + s)
-        with np.errstate(over="ignore"):
-            return float(np.asarray([1 - self.k, self.k]) @ np.exp(logs))
+        with np.errstate(divide="ignore"):
+            return float(np.logaddexp.reduce(logs + np.log([1 - self.k, self.k])))
 
     def _loss(self, x: float, base: float) -> float:
         """Loss at output x, at least 0: B at 0, A at ``base``, C at the distance BC."""
@@ -100,18 +101,22 @@ class Mixture:
         """
         # Losses beyond 1e300 stand for an empty event; infinities would not subtract.
         losses = np.minimum(losses, 1e300)
-        with np.errstate(divide="ignore"):
+        with np.errstate(all="ignore"):
             rest = losses + np.log(-np.expm1(-losses)) + np.log1p(-self.k) - np.log(self.k)
-        # log of the coefficients of exp(unit x) to the powers 0, 1 and 2.
-        power = [np.full(losses.shape, -np.inf) for _ in range(3)]
-        for log_weight, d in ((rest, base), (losses, self.distances[2])):
-            power[d] = np.logaddexp(power[d], log_weight - 0.5 * (d * self.unit) ** 2)
-        with np.errstate(divide="ignore"):
+            # log of the coefficients of exp(unit x) to the powers 0, 1 and 2.
+            power = [np.full(losses.shape, -np.inf) for _ in range(3)]
+            for log_weight, d in ((rest, base), (losses, self.distances[2])):
+                power[d] = np.logaddexp(power[d], log_weight - 0.5 * (d * self.unit) ** 2)
             left = np.log(np.maximum(-np.expm1(np.minimum(power[0], 1.0)), 0.0))
-        root = np.logaddexp(2 * power[1], np.log(4) + power[2] + left)
-        with np.errstate(invalid="ignore"):
+            root = np.logaddexp(2 * power[1], np.log(4) + power[2] + left)
             x = (np.log(2) + left - np.logaddexp(power[1], 0.5 * root)) / self.unit
-        return np.where(np.isnan(x), -np.inf, x)
+            x = np.where(np.isnan(x), -np.inf, x)
+            # One Newton step where a small unit has cost digits: there the exponents are near 0.
+            exponent = losses + self.bc * x - 0.5 * self.bc**2
+            other = np.exp(rest + self.unit * base * x - 0.5 * (self.unit * base) ** 2)
+            slope = self.unit * base * other + self.bc * np.exp(exponent)
+            step = (other + np.expm1(exponent)) / slope
+            return np.where(np.abs(exponent) < 0.5, x - step, x)
 
 
 def _between(x: Array) -> Array:
@@ -164,23 +169,28 @@ def renyi(pair: Mixture, orders: Array) -> Array:
     With t the likelihood ratio, E_Q[t^a] - 1 is the mean of t^a - 1 - a(t - 1), convex in t: on a
     cell of losses it is below its chord, whose mean follows from the cell's two masses.
     """
-    reach = max(abs(end) for end in pair.span(1e-290))
-    grid = [np.linspace(0.0, reach, 4000), np.geomspace(min(1e-9, 1e-3 * reach), reach, 4000)]
+    reach = max(1e-200, *(abs(end) for end in pair.span(1e-290)))
+    grid = [np.linspace(0.0, reach, 1500), np.geomspace(min(1e-9, 1e-3 * reach), reach, 1500)]
     up = np.unique(np.concatenate(grid))
     down = np.concatenate([[-np.inf], -up[::-1]])
     # Above 0 by masses under P: the likelihood ratio may be large where those of Q underflow.
     p, share = _shares(pair, up, above=True)
     q, other = _shares(pair, down, above=False)
     out = np.full(orders.shape, np.inf)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
+        log_p = np.log(p)
         for i, a in enumerate(orders.tolist()):
-            high, low = np.exp(-up) * _convex(up, a), _convex(down, a)
-            total = pair.rest(reach, a)
-            total += float(p @ (share * high[1:] + (1 - share) * high[:-1]))
-            total += float(q @ (other * low[1:] + (1 - other) * low[:-1]))
-            if total < np.inf:
-                out[i] = np.log1p(total * (1 + 1e-9)) / (a - 1)
-    return out
+            log_high = np.where(a * up < 600, np.log(_convex(up, a)) - up, (a - 1) * up)
+            log_rest = pair.log_rest(reach, a)
+            scale = max(0.0, log_rest, float(np.max(log_p + log_high[1:])))
+            left, right = (np.exp(log_p + log - scale) for log in (log_high[:-1], log_high[1:]))
+            low = _convex(down, a)
+            below = float(q @ (other * low[1:] + (1 - other) * low[:-1])) * np.exp(-scale)
+            total = float(np.sum(share * right + (1 - share) * left)) + below
+            total = (total + np.exp(log_rest - scale)) * (1 + 1e-9)
+            log_moment = scale + np.log(total + np.exp(-scale)) if scale else np.log1p(total)
+            out[i] = log_moment / (a - 1)
+    return np.where(np.isnan(out), np.inf, out)
 
 
 def _shares(pair: Mixture, loss: Array, above: bool) -> tuple[Array, Array]:
@@ -192,7 +202,7 @@ def _shares(pair: Mixture, loss: Array, above: bool) -> tuple[Array, Array]:
     gap = np.diff(loss)
     # A mass is a difference of tails, which are known to 1e-13 of themselves.
     step = -1 if above else 1
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         doubt = sum(np.cumsum(m[::step])[::step] / m for m in (p, q)) * 2e-13
         rise = np.log(p) - np.log(q) - loss[:-1]
         share = np.expm1(-rise) / np.expm1(-gap) if above else np.expm1(rise) / np.expm1(gap)
