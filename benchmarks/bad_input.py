@@ -238,8 +238,8 @@ CALLS = {
         "event must be an accounting event",
     ),
     "acc.Gaussian(-1)": (lambda: acc.Gaussian(-1), "noise_multiplier"),
-    "acc.epsilon(shuffled batches)": (
-        lambda: acc.epsilon(acc.events.ShuffledBatches(acc.Gaussian(1.0), 10, 5), 1e-5),
+    "acc.epsilon(shuffled epoch)": (
+        lambda: acc.epsilon(acc.ShuffledEpoch(acc.Gaussian(1.0), 10), 1e-5),
         "huffle",
     ),
     "models.build('resnet')": (

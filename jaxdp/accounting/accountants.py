@@ -5,12 +5,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.accounting import certificate, clt, exact, gaussian, last_iterate, rdp, single
+from jaxdp.accounting import (
+    certificate,
+    clt,
+    exact,
+    fixed_size,
+    gaussian,
+    last_iterate,
+    rdp,
+    single,
+)
 from jaxdp.accounting.base import Pair, Unresolved
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.certificate import Direction
-from jaxdp.accounting.fixed_size import fixed_size_pairs
 from jaxdp.accounting.loss import separation
 from jaxdp.accounting.pairs import gaussian_pairs
 
@@ -122,7 +130,7 @@ def directions(run: Run, relation: Relation, log_delta: float) -> list[Direction
 def _step_pairs(step: Step, relation: Relation, upper: bool) -> tuple[Pair, ...]:
     if step.sampling == "poisson":
         return gaussian_pairs(step, relation)
-    return fixed_size_pairs(step, relation, upper)
+    return fixed_size.pairs(step.noise_multiplier, step.sampling_prob, relation, upper)
 
 
 def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:

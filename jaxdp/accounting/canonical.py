@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdp.accounting import hidden_state
+from jaxdp.accounting import fixed_size, hidden_state
 from jaxdp.accounting.base import Event, Part
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
 from jaxdp.accounting.chains import Array, NoisyChain
@@ -19,7 +19,6 @@ from jaxdp.accounting.events import (
     NonPrivate,
     PoissonSampled,
     Repeated,
-    ShuffledBatches,
 )
 from jaxdp.accounting.sampled import PerUser
 
@@ -161,10 +160,10 @@ class _Found:
             case PoissonSampled(inner, q):
                 self._sampled(event, inner, q, "poisson", times)
             case FixedSizeSampled(inner, n, b):
-                if self.relation is not Relation.REPLACE_ONE and 0 < b < n:
+                refusal = fixed_size.refuses(self.relation)
+                if refusal and 0 < b < n:
                     raise UnsupportedEventError(
-                        f"FixedSizeSampled under {self.relation.value}: batches of a fixed size "
-                        "only have neighbours of equal size; ask with relation replace_one"
+                        f"FixedSizeSampled under {self.relation.value}: {refusal}"
                     )
                 self._sampled(event, inner, b / n, "fixed_size", times)
             case HiddenState():
@@ -175,11 +174,6 @@ class _Found:
                         "replace_one"
                     )
                 self.hidden[event] = self.hidden.get(event, 0) + times
-            case ShuffledBatches():
-                raise UnsupportedEventError(
-                    "ShuffledBatches: batches of one shuffled pass exclude each other; accounting "
-                    "them as Poisson can be too low (arXiv:2403.17673) and no bound is implemented"
-                )
             case PerUser(inner, _):
                 self.collect(inner, times)
             case Part():

@@ -68,7 +68,7 @@ class FixedSizeSampled(Event):
     """``event`` on ``batch_size`` of ``dataset_size`` records drawn uniformly without replacement.
 
     A fresh, independent draw each time the event occurs (not an epoch-wise shuffle). Its neighbours
-    have equal size, so only REPLACE_ONE makes sense for it.
+    have equal size: there is no bound under ADD_OR_REMOVE_ONE.
 
     Attributes:
         event: what is released from the batch.
@@ -91,27 +91,6 @@ class FixedSizeSampled(Event):
             raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
         object.__setattr__(self, "dataset_size", n)
         object.__setattr__(self, "batch_size", b)
-
-
-@dataclass(frozen=True)
-class ShuffledBatches(Event):
-    """``event`` on each of the batches of one shuffled pass; every accountant refuses it.
-
-    Shuffling is not Poisson sampling: the batches of a pass exclude each other, and treating them
-    as Poisson can report an epsilon that is too low (Chua et al. 2024, "How Private are DP-SGD
-    Implementations?", arXiv:2403.17673).
-
-    Attributes:
-        event: what is released from each batch.
-        batch_size: records in a batch.
-    """
-
-    event: Event
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        _check_event("event", self.event)
-        object.__setattr__(self, "batch_size", check.count("batch_size", self.batch_size, 1))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from jaxdp.accounting.bounds import Claim, Relation
 from jaxdp.accounting.canonical import Step
 from jaxdp.accounting.chains import NoisyChain
 from jaxdp.accounting.hidden_state import averaged_renyi, log_sobolev
-from jaxdp.accounting.rdp import step_rdp, wbk_rdp
+from jaxdp.accounting.rdp import step_rdp
+from jaxdp.papers.wbk import wbk_rdp
 
 _ORDERS = tuple(float(a) for a in range(2, 65))
 

@@ -124,8 +124,8 @@ def test_what_no_value_meets_and_what_every_value_meets():
     with pytest.raises(ValueError, match=r"epsilon=1\.0: expected a target that noise up to 1e9"):
         acc.calibrate(lambda z: acc.Composed((acc.Gaussian(z), acc.Gaussian(1.0))), 1.0, 1e-5)
     assert acc.calibrate(lambda z: acc.Composed(()), 1.0, 1e-5) == pytest.approx(1e-9)
-    with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
-        acc.calibrate(lambda z: acc.events.ShuffledBatches(acc.Gaussian(z), 5), 1.0, 1e-5)
+    with pytest.raises(acc.UnsupportedEventError, match="ShuffledEpoch"):
+        acc.calibrate(lambda z: acc.ShuffledEpoch(acc.Gaussian(z), 5), 1.0, 1e-5)
 
 
 @pytest.mark.parametrize(

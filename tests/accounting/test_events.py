@@ -25,7 +25,6 @@ _events = st.recursive(
             st.integers(0, 99),
         )
         | st.builds(acc.Repeated, inner, st.integers(0, 10**9))
-        | st.builds(acc.events.ShuffledBatches, inner, st.integers(1, 99))
         | st.builds(acc.Composed, st.lists(inner, max_size=3))
     ),
     max_leaves=6,
@@ -72,13 +71,6 @@ def test_json_round_trip(event):
 def test_bad_input_is_named(build, name):
     with pytest.raises(ValueError, match=name + "="):
         build()
-
-
-def test_shuffled_batches_are_refused_by_name():
-    event = acc.Repeated(acc.events.ShuffledBatches(acc.Gaussian(1.0), 10), 3)
-    assert not acc.supports(event)
-    with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
-        acc.epsilon(event, 1e-5)
 
 
 def test_fixed_size_batches_have_no_add_or_remove_neighbours():
@@ -138,8 +130,8 @@ def test_delta_at_infinity_of_sampled_and_refused_events():
     assert acc.delta(fixed, math.inf, acc.Relation.REPLACE_ONE).upper == 0
     assert acc.delta(acc.PoissonSampled(acc.Gaussian(0.5), 0.1), math.inf).upper == 0
     assert acc.delta(acc.PoissonSampled(acc.Gaussian(0.0), 0.1), math.inf).upper == 1
-    with pytest.raises(acc.UnsupportedEventError, match="ShuffledBatches"):
-        acc.delta(acc.events.ShuffledBatches(acc.Gaussian(1.0), 10), math.inf)
+    with pytest.raises(acc.UnsupportedEventError, match="ShuffledEpoch"):
+        acc.delta(acc.ShuffledEpoch(acc.Gaussian(1.0), 10), math.inf)
 
 
 def test_accounting_never_imports_jax():
