@@ -23,6 +23,7 @@ from jaxdp.accounting.loss import separation
 from jaxdp.accounting.pairs import gaussian_pairs
 
 _ZERO = "delta(0) is already below the target"
+_BETWEEN = "no tight value is known: the truth lies between the ends"
 _UPPER_ONLY = "upper bound only: no lower end is proven"
 
 
@@ -203,8 +204,11 @@ def _joined(lower: float, upper: float, quick: Bound | None, both: bool, query: 
     note = _ZERO if upper == 0 and query == "epsilon" else ""
     if not both:
         return Bound(0.0, None, upper, "exact", note or _UPPER_ONLY)
-    middle = 0.5 * (lower + upper) if quick is None or quick.estimate is None else quick.estimate
-    return Bound(lower, min(max(middle, lower), upper), upper, "exact", note)
+    if quick is not None and quick.estimate is not None:
+        return Bound(lower, min(max(quick.estimate, lower), upper), upper, "exact", note)
+    if upper - lower > 2e-3 * upper:
+        return Bound(lower, None, upper, "exact", note or _BETWEEN)
+    return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
 
 
 def _auto(query: str) -> Callable[[Run, Relation, float], Bound]:
