@@ -12,6 +12,7 @@ from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.events import Repeated
 from jaxdp.accounting.loss import Array
+from jaxdp.accounting.saddle import Unresolved
 
 
 def epsilon(
@@ -67,6 +68,25 @@ def delta(
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
         epsilon = min(check.non_negative("epsilon", epsilon), 1e100)
     return accountants.ask("delta", flatten(event, relation), relation, accountant, epsilon)
+
+
+def quick_epsilon(
+    event: Event, delta: float, relation: Relation = Relation.ADD_OR_REMOVE_ONE
+) -> float:
+    """The best value of epsilon to be had in milliseconds: an estimate, no guarantee.
+
+    Arguments and errors as for ``epsilon``.
+    """
+    run = flatten(event, relation)
+    kinds = {step.sampling for step, _ in run.steps}
+    if run.hidden or run.infinite or run.parts or kinds != {"poisson"}:
+        return accountants.ask("epsilon", run, relation, "rdp", delta).estimate
+    closed = len(run.steps) == 1 == run.steps[0][1]
+    quickest = accountants.ACCOUNTANTS["exact"] if closed else accountants.ONE_LINE
+    try:
+        return quickest.epsilon(run, relation, delta).estimate
+    except Unresolved:
+        return accountants.ask("epsilon", run, relation, "rdp", delta).estimate
 
 
 def supports(
