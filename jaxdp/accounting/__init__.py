@@ -27,6 +27,13 @@ from jaxdp.accounting.events import (
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
 from jaxdp.accounting.sampled import PerUser, RandomAllocation, ShuffledEpoch, TruncatedPoisson
+from jaxdp.accounting.tuned import (
+    Geometric,
+    Logarithmic,
+    NegativeBinomial,
+    PoissonTries,
+    Tuned,
+)
 
 __all__ = [
     "Bound",
@@ -36,15 +43,20 @@ __all__ = [
     "Event",
     "FixedSizeSampled",
     "Gaussian",
+    "Geometric",
+    "Logarithmic",
+    "NegativeBinomial",
     "NonPrivate",
     "PerUser",
     "PoissonSampled",
+    "PoissonTries",
     "RandomAllocation",
     "Relation",
     "RenyiFilter",
     "Repeated",
     "ShuffledEpoch",
     "TruncatedPoisson",
+    "Tuned",
     "UnsupportedEventError",
     "calibrate",
     "calibrate_noise_multiplier",

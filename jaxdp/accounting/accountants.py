@@ -117,6 +117,8 @@ def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Boun
     """
 
     def answer(run: Run, relation: Relation, value: float) -> Bound:
+        if run.parts:
+            return getattr(ACCOUNTANTS["rdp"], query)(run, relation, value)
         if query == "epsilon" and single.total_variation(run, relation) <= value:
             return Bound(0.0, 0.0, 0.0, "exact", "delta(0) is already below the target")
         if not _only_full_batch(run, relation):
@@ -247,8 +249,11 @@ def refuses(run: Run, relation: Relation, accountant: str) -> str:
         raise ValueError(
             f"accountant={accountant!r}: expected 'auto' or one of {sorted(ACCOUNTANTS)}"
         )
-    if not run.steps:
+    if run.empty or run.infinite:
         return ""
+    if run.parts and accountant not in ("auto", "rdp"):
+        names = ", ".join(type(part).__name__ for part, _ in run.parts)
+        return f"{names}: not covered by accountant {accountant} under {relation.value}"
     reason = (_AUTO if accountant == "auto" else ACCOUNTANTS[accountant]).refuses(run, relation)
     return f"{reason} by accountant {accountant} under {relation.value}" if reason else ""
 
@@ -257,6 +262,6 @@ def _trivial(run: Run) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
         return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
-    if not run.steps:
+    if run.empty:
         return Bound(0.0, 0.0, 0.0, "none", "nothing that depends on the data was released")
     return None

@@ -65,7 +65,7 @@ def calibrate(
         >>> def training(epochs):
         ...     return acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 0.01), 100 * epochs)
         >>> acc.calibrate(training, 3.0, 1e-5, between=(1, 10**6), most=True, whole=True)
-        31
+        26
     """
     epsilon = check.positive("epsilon", epsilon)
     delta = check.open_probability("delta", delta)

@@ -6,7 +6,7 @@ neighbouring relation: that is an argument of the query.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from jaxdp.accounting import _validate as check
@@ -276,6 +276,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             value = [to_dict(e) for e in value]
         elif key == "blocks":
             value = [asdict(block) for block in value]
+        elif is_dataclass(value):
+            value = {"type": type(value).__name__, **vars(value)}
         out[key] = value
     return out
 

@@ -147,6 +147,8 @@ def run_rdp(run: Run, relation: Relation, orders: tuple[float, ...] = DEFAULT_OR
     for step, n in run.steps:
         if step.sampling != "poisson":
             total += n * step_rdp(step, relation, orders)
+    for part, n in run.parts:
+        total += n * part.renyi(relation, np.asarray(orders))
     return total
 
 
