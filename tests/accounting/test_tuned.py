@@ -89,6 +89,34 @@ def test_never_below_the_exact_law_of_the_best(law):
                 assert np.all(found <= law.expected() * deltas + 1e-11)
 
 
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_the_shift_bounds_how_the_chance_to_be_chosen_grows(law):
+    k = np.arange(masses(law).size)
+    for p, q in candidates():
+        deltas = np.maximum(profile(p, q, EPSILONS), profile(q, p, EPSILONS))
+        most = 0.0
+        for ranked in (slice(None), slice(None, None, -1)):
+            below = np.asarray([np.cumsum(p[ranked])[:-1], np.cumsum(q[ranked])[:-1]])
+            growth = np.polynomial.polynomial.polyval(below, k[1:] * masses(law)[1:])
+            most = max(most, float(np.max(np.abs(np.log(growth[0] / growth[1])))))
+        shift = law.shift(EPSILONS, deltas)
+        assert most <= shift + 1e-9
+        if p.size == 2 and p[0] == 0.75 and isinstance(law, acc.Geometric):
+            assert shift < 1.2 * most  # randomised response attains it, but for the grid
+
+
+def test_the_renyi_bounds_are_the_printed_ones():
+    orders = np.asarray([1.5, 2.0, 10.0, 80.0])
+    curve = 0.01 * orders
+    least = min((1 - 1 / 80) * 0.8 - math.log(0.05) / 80, 0.9 * 0.1 - math.log(0.05) / 10)
+    found = acc.Geometric(0.05).renyi(curve, orders)
+    np.testing.assert_allclose(found, curve + 2 * least + math.log(20) / (orders - 1))
+    found = acc.PoissonTries(20.0).renyi(curve, orders)
+    delta = rdp.rdp_to_delta(curve, math.log(1.5 / 0.5), tuple(orders))
+    first = math.log(math.exp(-20) + 20 * math.exp(0.5 * (0.015 + 20 * delta))) / 0.5
+    assert found[0] == pytest.approx(first)
+
+
 def test_the_number_of_tries_has_the_law_it_says():
     for law in LAWS:
         rng, count = np.random.default_rng(7), 20_000
@@ -100,27 +128,36 @@ def test_the_number_of_tries_has_the_law_it_says():
     assert acc.Geometric(0.1).expected() == pytest.approx(10)
 
 
-def gaussian_best(law, z, output):
-    """Densities of the best of K Gaussian outputs, without and with the record, [k] each."""
+def gaussian_best(law, z, q, output):
+    """Densities of the best of K noisy outputs, without and with the record, [k] each."""
     k = np.arange(masses(law).size)
     weights = k[1:] * masses(law)[1:]
     out = []
-    for mean in (0.0, 1.0):
-        t = (output - mean) / z
-        growth = np.polynomial.polynomial.polyval(special.ndtr(t), weights)
-        out.append(growth * np.exp(-0.5 * t * t) / (z * math.sqrt(2 * math.pi)))
+    for share in (0.0, q):
+        t, moved = output / z, (output - 1) / z
+        below = (1 - share) * special.ndtr(t) + share * special.ndtr(moved)
+        density = (1 - share) * np.exp(-0.5 * t * t) + share * np.exp(-0.5 * moved * moved)
+        growth = np.polynomial.polynomial.polyval(below, weights)
+        out.append(growth * density / (z * math.sqrt(2 * math.pi)))
     return out
 
 
 @pytest.mark.parametrize(
-    "law", [acc.Geometric(0.2), acc.Logarithmic(0.05), acc.PoissonTries(5.0)], ids=str
+    ("law", "z", "q"),
+    [
+        (acc.Geometric(0.2), 2.0, 1.0),
+        (acc.Logarithmic(0.05), 2.0, 1.0),
+        (acc.PoissonTries(5.0), 2.0, 1.0),
+        (acc.Geometric(0.05), 0.7, 0.01),
+    ],
+    ids=str,
 )
-def test_the_pair_of_tuned_gaussians_dominates_and_is_tighter_than_renyi(law):
-    z, output = 2.0, np.linspace(-25, 26, 20_001)
-    event = acc.Tuned(acc.Gaussian(z), law)
+def test_the_pair_of_tuned_gaussians_dominates_and_is_tighter_than_renyi(law, z, q):
+    output = np.linspace(-25, 26, 20_001)
+    event = acc.Tuned(acc.PoissonSampled(acc.Gaussian(z), q), law)
     (pair,) = event.pairs(ADD, True)
     assert event.pairs(ADD, False) == ()
-    without, with_ = (d * (output[1] - output[0]) for d in gaussian_best(law, z, output))
+    without, with_ = (d * (output[1] - output[0]) for d in gaussian_best(law, z, q, output))
     for epsilon in (0.0, 0.1, 0.7, 1.5, 2.5):
         p, q = pair.tails(np.asarray([epsilon, -epsilon]))
         bound = p - np.exp([epsilon, -epsilon]) * q
