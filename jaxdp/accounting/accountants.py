@@ -136,8 +136,12 @@ def _step_pairs(step: Step, relation: Relation, upper: bool) -> tuple[Pair, ...]
 
 def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:
     """The contour integral's epsilon with its own rounding error, or None where it has none."""
-    if not poisson(run) or not run.steps:
+    if not poisson(run) or not run.steps or run.infinite or run.hidden:
         return None
+    if not _only_full_batch(run, relation):
+        return _gdp_epsilon(run, relation, delta)
+    if _is_single(run):
+        return _exact_epsilon(run, relation, delta)
     try:
         bound = exact.exact_epsilon(run, relation, delta)
     except Unresolved:
@@ -147,7 +151,7 @@ def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:
 
 def quick_delta(run: Run, relation: Relation, epsilon: float) -> Bound | None:
     """The contour integral's delta with its own rounding error, or None where it has none."""
-    if not poisson(run) or not run.steps:
+    if not poisson(run) or not run.steps or run.hidden:
         return None
     try:
         bound = exact.exact_delta(run, relation, epsilon)

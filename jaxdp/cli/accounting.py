@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.proving import Prover
 
 _RELATIONS = [r.value for r in acc.Relation]
 _relation = click.option(
@@ -130,7 +129,7 @@ def calibrate(
         acc.PoissonSampled(acc.Gaussian(known["noise_multiplier"]), known["sampling_prob"]),
         known["steps"],
     )
-    bound = Prover(epsilon, delta, kind, accountant).bound(event)
+    bound = acc.epsilon(event, delta, kind, accountant)
     answer = {
         missing[0]: found,
         "epsilon": bound.upper,
