@@ -1,18 +1,295 @@
-"""Placeholder: to be written on its own branch."""
+"""Random allocation: laws of its likelihood ratio, above and below in convex order.
 
-from typing import Any
+Of a record that is in one of t Gaussian steps the likelihood ratio is S/t, S = sum of t independent
+e^X with X ~ N(-1/2z^2, 1/z^2) in the record's absence. In both directions delta is the mean of
+a convex function of it: a law above it in convex order bounds delta from above, one below from
+below. docs/allocation.md proves this, the step to k > 1, and every line of the arithmetic.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from scipy import special
+
+from jaxdp.accounting.base import Array, Discrete
+from jaxdp.accounting.bounds import Relation
+
+FINE = 1 / 32  # spacing of the atoms, in standard deviations
+COARSE = 1 / 16
+REACH = 9.6  # standard deviations: beyond lies less than TAIL
+TAIL = 1e-21
+LEAST_NOISE = 0.15  # below it ratios are so large that no sampling is credited
+BITS = 7  # atoms in an octave beyond the bulk, as a power of two
+EPS = 2.0**-52
+CHUNK = 1 << 13
+_ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 
-def refuses(*args: Any) -> str:
-    """Refuses."""
-    return "not written yet"
+@dataclass(frozen=True)
+class _Law:
+    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence.
+
+    Attributes:
+        at: [m] places, increasing, > 0.
+        mass: [m].
+        zero: mass at 0.
+        escaped: mean at infinity, where there is no mass.
+        error: bound on the relative error of a mass.
+        shift: bound on the relative error of a place.
+    """
+
+    at: Array
+    mass: Array
+    zero: float = 0.0
+    escaped: float = 0.0
+    error: float = 0.0
+    shift: float = 0.0
 
 
-def pairs(*args: Any) -> Any:
-    """None."""
-    return ()
+def refuses(steps: int, participations: int, relation: Relation) -> str:
+    """The reason why there is no bound, or ""."""
+    del steps, participations
+    if relation is Relation.REPLACE_ONE:
+        return (
+            "no dominating pair is known where a record becomes another in the same steps; ask "
+            "with relation add_or_remove_one or replace_special"
+        )
+    return ""
 
 
-def renyi(*args: Any) -> Any:
-    """None."""
-    raise NotImplementedError
+def pairs(
+    z: float, steps: int, participations: int, relation: Relation, upper: bool
+) -> tuple[Discrete, ...]:
+    """(forward, reverse) pairs of an epoch; () for a lower bound that is not known.
+
+    Exact for one participation and for all steps, up to a spacing of about 1e-2 standard deviations
+    between atoms (docs/allocation.md); else an upper bound alone.
+
+    Args:
+        z: noise multiplier, > 0.
+        steps: t, the batches of an epoch.
+        participations: k of them hold a record, drawn uniformly without replacement.
+        relation: add_or_remove_one or replace_special, which have the same pairs.
+        upper: whether the pairs dominate, or are dominated by, the release.
+    """
+    if refuses(steps, participations, relation):
+        return ()
+    if participations == steps or (upper and z < LEAST_NOISE):
+        z, steps, participations = z / math.sqrt(participations), 1, 1
+    if not upper and (participations > 1 or (z < LEAST_NOISE and steps > 1)):
+        return ()
+    return _pairs(z, steps, participations, upper)
+
+
+def renyi(
+    z: float, steps: int, participations: int, relation: Relation, orders: Array
+) -> Array:
+    """Renyi divergence of k steps without sampling, order k / 2z^2: never below an epoch's, [k].
+
+    An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
+    and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
+    """
+    del steps, relation
+    return orders * participations / (2 * z * z)
+
+
+@lru_cache(maxsize=64)
+def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Discrete, Discrete]:
+    # k groups of steps, k - more of ``size`` and the others one larger: docs/allocation.md.
+    size, more = divmod(steps, participations)
+    law, variance = _mean(z, size, upper), _variance(z, size)
+    law = _power(lambda n: law, participations - more, np.multiply, variance, upper)
+    if more:
+        larger = _mean(z, size + 1, upper)
+        others = _power(lambda n: larger, more, np.multiply, _variance(z, size + 1), upper)
+        total = (1 + variance) ** (participations - more) * (1 + _variance(z, size + 1)) ** more
+        law = _combine(law, others, np.multiply, 1.0, math.sqrt(math.log(total)), upper)
+    sign = 1 if upper else -1
+    shift = sign * (law.shift + 1e-14)
+    loss, error = np.log(law.at), law.error + law.shift
+    forward = Discrete(loss + shift, law.at * law.mass, law.escaped, error)
+    reverse = Discrete((shift - loss)[::-1], law.mass[::-1], law.zero, error)
+    return forward, reverse
+
+
+def _variance(z: float, steps: int) -> float:
+    return math.expm1(1 / (z * z)) / steps
+
+
+def _mean(z: float, steps: int, upper: bool) -> _Law:
+    """The law of S/t."""
+
+    def factors(n: int) -> _Law:
+        # One among n: the places of n standard deviations are sqrt(n) times further apart.
+        return _factor(z, min(FINE * math.sqrt(n), COARSE), upper)
+
+    law = _power(factors, steps, np.add, _variance(z, 1), upper)
+    return _Law(law.at / steps, law.mass, law.zero, law.escaped / steps, law.error, law.shift + EPS)
+
+
+def _power(
+    copies: Callable[[int], _Law],
+    count: int,
+    operation: np.ufunc,
+    variance: float,
+    upper: bool,
+) -> _Law:
+    """The law of the sum or the product of ``count`` independent copies, by doubling.
+
+    Args:
+        copies: the law of a copy that is one among n, of mean 1.
+        count: >= 1.
+        operation: np.add or np.multiply.
+        variance: of a copy.
+        upper: above or below in convex order.
+    """
+
+    def combined(a: _Law, b: _Law, n: int) -> _Law:
+        if operation is np.add:
+            return _combine(a, b, operation, n, math.sqrt(math.log1p(variance / n)), upper)
+        return _combine(a, b, operation, 1.0, math.sqrt(n * math.log1p(variance)), upper)
+
+    law, n = copies(1), 1
+    for digit in bin(count)[3:]:
+        n *= 2
+        law = combined(law, law, n)
+        if digit == "1":
+            n += 1
+            law = combined(copies(n), law, n)
+    return law
+
+
+def _factor(z: float, width: float, upper: bool) -> _Law:
+    """The law of e^X, on cells of at most ``width`` standard deviations of X."""
+    cells = math.ceil((2 * REACH + 1 / z) / width)
+    width = (2 * REACH + 1 / z) / cells
+    edges = width * np.arange(cells + 1) - REACH
+    inside = (_ROOTS + 1) / 2
+    weight = np.exp(-0.5 * (edges[:-1, None] + width * inside) ** 2)
+    weight *= _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi))
+    at = np.exp(edges / z - 0.5 / z**2)
+    far = max(REACH + 1 / z, 0.5 / z**2 + REACH / z)
+    shift, error = (far + 8) * EPS, (2 * (REACH + 1 / z) ** 2 + 64) * EPS
+    if not upper:
+        mass = weight.sum(axis=1)
+        mean = (weight @ np.exp(width * inside / z)) / mass
+        return _Law(at[:-1] * mean, mass, error=error, shift=shift + error)
+    mass = np.zeros(cells + 1)
+    mass[1:] = weight @ (np.expm1(width * inside / z) / math.expm1(width / z))
+    rest = np.exp(width * inside / z) * np.expm1(width * (1 - inside) / z)
+    mass[:-1] += weight @ (rest / math.expm1(width / z))
+    # More than what lies beyond: under P the far end is REACH away, under Q the near one.
+    mass[0] += TAIL
+    mass[-1] += 1.01 * special.ndtr(-REACH - 1 / z)
+    return _Law(at, mass, TAIL, TAIL, error, shift)
+
+
+class _Grid:
+    """Places center +- (f - 2^bits) / scale, f the floats with ``bits`` digits after the point.
+
+    They are evenly spaced near the center, then in proportion to the distance; the cell of a place
+    is read off its digits.
+
+    Args:
+        a, b, operation: what will be put on the grid, which fixes its ends.
+        mean: of the result.
+        spread: its standard deviation in the logarithm, about.
+    """
+
+    def __init__(self, a: _Law, b: _Law, operation: np.ufunc, mean: float, spread: float) -> None:
+        low = float(operation(a.at[0], b.at[0]))
+        high = float(operation(a.at[-1], b.at[-1]))
+        self.bits, self.center, self.scale = BITS, mean, 1 / (FINE * spread * mean)
+        if spread > 0.25 or low < mean / 32:
+            self.bits = max(3, math.ceil(-math.log2(FINE * spread)))
+            self.center, self.scale = 0.0, 2**self.bits / low
+        first, last = (self.locate(np.asarray([x])) for x in (low, high))
+        self.left = -int(first[0][0]) if self.center else 0
+        self.size = int(last[0][0]) + self.left + 2
+        raw = (np.arange(self.size) - self.left).astype(np.int64)
+        f = ((np.abs(raw) + self._base()) << (52 - self.bits)).view(np.float64) - 2.0**self.bits
+        self.at = self.center + np.copysign(f, raw) / self.scale
+
+    def _base(self) -> int:
+        return (1023 + self.bits) << self.bits
+
+    def step(self, x: Array) -> Array:
+        """At least the length of the cell of a place."""
+        return 2 * (np.abs(x - self.center) * 2.0**-self.bits + 1 / self.scale)
+
+    def locate(self, x: Array) -> tuple[Array, Array]:
+        """(index of the last place <= x, how far x is from it to the next as a fraction)."""
+        y = (x - self.center) * self.scale
+        f = np.abs(y) + 2.0**self.bits
+        raw = f.view(np.int64)
+        index = (raw >> (52 - self.bits)) - self._base()
+        fraction = (raw & ((1 << (52 - self.bits)) - 1)) * 2.0 ** (self.bits - 52)
+        if self.center:
+            below = y < 0
+            index = np.where(below, -1 - index, index)
+            fraction = np.where(below, 1 - fraction, fraction)
+        return index, fraction
+
+
+def _combine(
+    a: _Law, b: _Law, operation: np.ufunc, mean: float, spread: float, upper: bool
+) -> _Law:
+    """The law of the sum or product of independent places, merged onto a grid."""
+    grid = _Grid(a, b, operation, mean, spread)
+    first, second = np.zeros((2, grid.size))
+
+    def put(x: Array, weight: Array) -> None:
+        index, fraction = grid.locate(x)
+        index = (index + grid.left).ravel()
+        shares = (1 - fraction, fraction) if upper else (1.0, x)
+        for sums, share in zip((first, second), shares, strict=True):
+            sums += np.bincount(index, (weight * share).ravel(), grid.size)
+
+    rows = max(1, CHUNK // b.at.size)
+    for i in range(0, a.at.size, rows):
+        others = b.mass
+        if a is b:  # the pair (i, j) stands for (j, i)
+            others = b.mass[i:].copy()
+            others[rows:] *= 2
+        put(
+            operation(a.at[i : i + rows, None], b.at[b.at.size - others.size :]),
+            a.mass[i : i + rows, None] * others,
+        )
+    zero = 1.001 * (a.zero + b.zero)
+    if upper and operation is np.add:
+        low = a.at[0] + b.at[0]
+        x = np.append(a.at, b.at)
+        weight = np.append(b.zero * a.mass, a.zero * b.mass)
+        zero = a.zero * b.zero + float(weight @ (np.maximum(1 - x / low, 0) + EPS))
+        put(np.maximum(x, low), weight * np.minimum(x / low, 1))
+    roundings = max(CHUNK, b.at.size) + a.at.size + 16
+    error = math.expm1(math.log1p(a.error) + math.log1p(b.error) + roundings * EPS)
+    apart = max(a.shift, b.shift) if operation is np.add else 1.001 * (a.shift + b.shift)
+    apart += 200 * EPS
+    escaped = 1.001 * (a.escaped + b.escaped)
+    if upper:
+        first[1:] += second[:-1]
+        return _trimmed(_Law(grid.at, first, zero, escaped, error, apart), mean, True)
+    at = second[first > 0] / first[first > 0]
+    law = _trimmed(_Law(at, first[first > 0], error=error, shift=apart), mean, False)
+    width = float((grid.step(law.at) / law.at).max())
+    return replace(law, shift=law.shift + 3 * width * error)
+
+
+def _trimmed(law: _Law, mean: float, upper: bool) -> _Law:
+    """The law without the empty places and without its outermost TAILs, which are set apart."""
+    beyond = np.cumsum((law.at * law.mass)[::-1])[::-1]
+    low = int(np.searchsorted(np.cumsum(law.mass), TAIL))
+    high = int(np.count_nonzero(beyond >= TAIL * mean))
+    at, mass, zero, escaped = law.at[low:high], law.mass[low:high].copy(), law.zero, law.escaped
+    if upper:
+        # A place below at[0] is split between it and 0, one above at[-1] between it and infinity.
+        mass[0] += float(law.mass[:low] @ law.at[:low]) / float(at[0])
+        zero += float(law.mass[:low].sum())
+        mass[-1] += float(law.mass[high:].sum())
+        escaped += 1.001 * float(law.mass[high:] @ law.at[high:])
+    used = mass > 0
+    return _Law(at[used], mass[used], zero, escaped, law.error, law.shift)
