@@ -17,15 +17,26 @@ from scipy import special
 from jaxdp.accounting.base import Array, Discrete
 from jaxdp.accounting.bounds import Relation
 
-FINE = 1 / 32  # spacing of the atoms, in standard deviations
-COARSE = 1 / 16
+COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
 REACH = 9.6  # standard deviations: beyond lies less than TAIL
 TAIL = 1e-21
 LEAST_NOISE = 0.15  # below it ratios are so large that no sampling is credited
+LINEAR = 1 / 200
 BITS = 7  # atoms in an octave beyond the bulk, as a power of two
 EPS = 2.0**-52
 CHUNK = 1 << 13
 _ROOTS, _WEIGHTS = special.roots_legendre(8)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How laws are made: above in convex order (``upper``) or below, and how finely.
+
+    ``fine`` is the spacing of atoms near the mean, in standard deviations.
+    """
+
+    upper: bool
+    fine: float
 
 
 @dataclass(frozen=True)
@@ -84,9 +95,7 @@ def pairs(
     return _pairs(z, steps, participations, upper)
 
 
-def renyi(
-    z: float, steps: int, participations: int, relation: Relation, orders: Array
-) -> Array:
+def renyi(z: float, steps: int, participations: int, relation: Relation, orders: Array) -> Array:
     """Renyi divergence of k steps without sampling, order k / 2z^2: never below an epoch's, [k].
 
     An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
@@ -98,71 +107,66 @@ def renyi(
 
 @lru_cache(maxsize=64)
 def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Discrete, Discrete]:
-    # k groups of steps, k - more of ``size`` and the others one larger: docs/allocation.md.
+    # The steps in k groups, ``more`` of them larger by one: docs/allocation.md.
     size, more = divmod(steps, participations)
-    law, variance = _mean(z, size, upper), _variance(z, size)
-    law = _power(lambda n: law, participations - more, np.multiply, variance, upper)
+    # Every combination costs about fine^2 of epsilon; a law of one factor costs no time.
+    combined = sum(n.bit_length() + n.bit_count() - 2 for n in (size, participations))
+    rule = _Rule(upper, 1 / (16 * math.sqrt(max(combined, 6))) if combined else 1 / 512)
+    parts = [(size, participations - more), (size + 1, more)]
+    laws = [(_groups(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count]
+    law, spread = laws[0]
     if more:
-        larger = _mean(z, size + 1, upper)
-        others = _power(lambda n: larger, more, np.multiply, _variance(z, size + 1), upper)
-        total = (1 + variance) ** (participations - more) * (1 + _variance(z, size + 1)) ** more
-        law = _combine(law, others, np.multiply, 1.0, math.sqrt(math.log(total)), upper)
-    sign = 1 if upper else -1
-    shift = sign * (law.shift + 1e-14)
+        law = _combine(law, laws[1][0], np.multiply, 1.0, math.hypot(spread, laws[1][1]), rule)
+    shift = (law.shift + 1e-14) * (1 if upper else -1)
     loss, error = np.log(law.at), law.error + law.shift
     forward = Discrete(loss + shift, law.at * law.mass, law.escaped, error)
     reverse = Discrete((shift - loss)[::-1], law.mass[::-1], law.zero, error)
     return forward, reverse
 
 
-def _variance(z: float, steps: int) -> float:
-    return math.expm1(1 / (z * z)) / steps
+def _spread(z: float, steps: int, groups: int) -> float:
+    """About the standard deviation of the logarithm of the product of ``groups`` means S/t."""
+    return math.sqrt(groups * math.log1p(math.expm1(1 / (z * z)) / steps))
 
 
-def _mean(z: float, steps: int, upper: bool) -> _Law:
-    """The law of S/t."""
-
-    def factors(n: int) -> _Law:
-        # One among n: the places of n standard deviations are sqrt(n) times further apart.
-        return _factor(z, min(FINE * math.sqrt(n), COARSE), upper)
-
-    law = _power(factors, steps, np.add, _variance(z, 1), upper)
-    return _Law(law.at / steps, law.mass, law.zero, law.escaped / steps, law.error, law.shift + EPS)
+def _groups(z: float, steps: int, groups: int, rule: _Rule) -> _Law:
+    """The law of the product of ``groups`` independent copies of S/t, t = ``steps``."""
+    # One factor among n: a place of n standard deviations is sqrt(n) times further off.
+    law = _power(
+        lambda n: _factor(z, min(rule.fine * math.sqrt(n) / 2, COARSE), rule),
+        lambda a, b, n: _combine(a, b, np.add, n, _spread(z, n, 1), rule),
+        steps,
+    )
+    shift, escaped = law.shift + EPS, law.escaped / steps
+    mean = replace(law, at=law.at / steps, shift=shift, escaped=escaped)
+    return _power(
+        lambda n: mean,
+        lambda a, b, n: _combine(a, b, np.multiply, 1.0, _spread(z, steps, n), rule),
+        groups,
+    )
 
 
 def _power(
-    copies: Callable[[int], _Law],
-    count: int,
-    operation: np.ufunc,
-    variance: float,
-    upper: bool,
+    copy: Callable[[int], _Law], combine: Callable[[_Law, _Law, int], _Law], count: int
 ) -> _Law:
-    """The law of the sum or the product of ``count`` independent copies, by doubling.
+    """``count`` independent copies combined, by doubling.
 
     Args:
-        copies: the law of a copy that is one among n, of mean 1.
+        copy: the law of one copy, of which n are to be combined.
+        combine: the law of two together, n copies in all.
         count: >= 1.
-        operation: np.add or np.multiply.
-        variance: of a copy.
-        upper: above or below in convex order.
     """
-
-    def combined(a: _Law, b: _Law, n: int) -> _Law:
-        if operation is np.add:
-            return _combine(a, b, operation, n, math.sqrt(math.log1p(variance / n)), upper)
-        return _combine(a, b, operation, 1.0, math.sqrt(n * math.log1p(variance)), upper)
-
-    law, n = copies(1), 1
+    law, n = copy(1), 1
     for digit in bin(count)[3:]:
         n *= 2
-        law = combined(law, law, n)
+        law = combine(law, law, n)
         if digit == "1":
             n += 1
-            law = combined(copies(n), law, n)
+            law = combine(copy(n), law, n)
     return law
 
 
-def _factor(z: float, width: float, upper: bool) -> _Law:
+def _factor(z: float, width: float, rule: _Rule) -> _Law:
     """The law of e^X, on cells of at most ``width`` standard deviations of X."""
     cells = math.ceil((2 * REACH + 1 / z) / width)
     width = (2 * REACH + 1 / z) / cells
@@ -173,7 +177,7 @@ def _factor(z: float, width: float, upper: bool) -> _Law:
     at = np.exp(edges / z - 0.5 / z**2)
     far = max(REACH + 1 / z, 0.5 / z**2 + REACH / z)
     shift, error = (far + 8) * EPS, (2 * (REACH + 1 / z) ** 2 + 64) * EPS
-    if not upper:
+    if not rule.upper:
         mass = weight.sum(axis=1)
         mean = (weight @ np.exp(width * inside / z)) / mass
         return _Law(at[:-1] * mean, mass, error=error, shift=shift + error)
@@ -196,15 +200,15 @@ class _Grid:
     Args:
         a, b, operation: what will be put on the grid, which fixes its ends.
         mean: of the result.
-        spread: its standard deviation in the logarithm, about.
+        step: of the grid, near the mean and in proportion to it.
     """
 
-    def __init__(self, a: _Law, b: _Law, operation: np.ufunc, mean: float, spread: float) -> None:
+    def __init__(self, a: _Law, b: _Law, operation: np.ufunc, mean: float, step: float) -> None:
         low = float(operation(a.at[0], b.at[0]))
         high = float(operation(a.at[-1], b.at[-1]))
-        self.bits, self.center, self.scale = BITS, mean, 1 / (FINE * spread * mean)
-        if spread > 0.25 or low < mean / 32:
-            self.bits = max(3, math.ceil(-math.log2(FINE * spread)))
+        self.bits, self.center, self.scale = BITS, mean, 1 / (step * mean)
+        if step > LINEAR or low < mean / 32:
+            self.bits = max(3, round(-math.log2(step)))
             self.center, self.scale = 0.0, 2**self.bits / low
         first, last = (self.locate(np.asarray([x])) for x in (low, high))
         self.left = -int(first[0][0]) if self.center else 0
@@ -235,10 +239,11 @@ class _Grid:
 
 
 def _combine(
-    a: _Law, b: _Law, operation: np.ufunc, mean: float, spread: float, upper: bool
+    a: _Law, b: _Law, operation: np.ufunc, mean: float, spread: float, rule: _Rule
 ) -> _Law:
     """The law of the sum or product of independent places, merged onto a grid."""
-    grid = _Grid(a, b, operation, mean, spread)
+    upper = rule.upper
+    grid = _Grid(a, b, operation, mean, spread * rule.fine)
     first, second = np.zeros((2, grid.size))
 
     def put(x: Array, weight: Array) -> None:
