@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from jaxdp.accounting.base import Array, Discrete
@@ -20,8 +21,9 @@ from jaxdp.accounting.bounds import Relation
 COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
 REACH = 9.6  # standard deviations: beyond lies less than TAIL
 TAIL = 1e-21
-LEAST_NOISE = 0.15  # below it ratios are so large that no sampling is credited
-LINEAR = 1 / 200
+LEAST_NOISE = 0.15  # of the k steps together: below it no sampling is credited
+MOST_STEPS = 1 << 24
+LINEAR = 1 / 200  # the widest relative step of a grid that is even around the mean
 BITS = 7  # atoms in an octave beyond the bulk, as a power of two
 EPS = 2.0**-52
 CHUNK = 1 << 13
@@ -62,36 +64,39 @@ class _Law:
 
 def refuses(steps: int, participations: int, relation: Relation) -> str:
     """The reason why there is no bound, or ""."""
-    del steps, participations
+    del participations
     if relation is Relation.REPLACE_ONE:
         return (
             "no dominating pair is known where a record becomes another in the same steps; ask "
             "with relation add_or_remove_one or replace_special"
         )
+    if steps > MOST_STEPS:
+        return f"an epoch of {steps} steps has too many for its sum, at most {MOST_STEPS}"
     return ""
 
 
 def pairs(
     z: float, steps: int, participations: int, relation: Relation, upper: bool
 ) -> tuple[Discrete, ...]:
-    """(forward, reverse) pairs of an epoch; () for a lower bound that is not known.
+    """Pairs of an epoch, (forward, reverse) or one for both; () where no lower bound is known.
 
-    Exact for one participation and for all steps, up to a spacing of about 1e-2 standard deviations
-    between atoms (docs/allocation.md); else an upper bound alone.
+    One participation has both ends, which meet as atoms get finer; between 1 and t participations
+    there is an upper bound alone (docs/allocation.md, Theorems 1 and 4).
 
     Args:
         z: noise multiplier, > 0.
         steps: t, the batches of an epoch.
         participations: k of them hold a record, drawn uniformly without replacement.
         relation: add_or_remove_one or replace_special, which have the same pairs.
-        upper: whether the pairs dominate, or are dominated by, the release.
+        upper: True for pairs that dominate the release, else for dominated ones.
     """
+    joint = z / math.sqrt(participations)
     if refuses(steps, participations, relation):
         return ()
-    if participations == steps or (upper and z < LEAST_NOISE):
-        z, steps, participations = z / math.sqrt(participations), 1, 1
-    if not upper and (participations > 1 or (z < LEAST_NOISE and steps > 1)):
+    if not upper and (1 < participations < steps or joint < LEAST_NOISE):
         return ()
+    if participations == steps or joint < LEAST_NOISE:
+        return _plain(joint, upper)
     return _pairs(z, steps, participations, upper)
 
 
@@ -109,9 +114,9 @@ def renyi(z: float, steps: int, participations: int, relation: Relation, orders:
 def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Discrete, Discrete]:
     # The steps in k groups, ``more`` of them larger by one: docs/allocation.md.
     size, more = divmod(steps, participations)
-    # Every combination costs about fine^2 of epsilon; a law of one factor costs no time.
+    # Every combination adds about fine^2 to the relative width of epsilon.
     combined = sum(n.bit_length() + n.bit_count() - 2 for n in (size, participations))
-    rule = _Rule(upper, 1 / (16 * math.sqrt(max(combined, 6))) if combined else 1 / 512)
+    rule = _Rule(upper, 1 / (16 * math.sqrt(max(combined, 6))))
     parts = [(size, participations - more), (size + 1, more)]
     laws = [(_groups(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count]
     law, spread = laws[0]
@@ -122,6 +127,18 @@ def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Disc
     forward = Discrete(loss + shift, law.at * law.mass, law.escaped, error)
     reverse = Discrete((shift - loss)[::-1], law.mass[::-1], law.zero, error)
     return forward, reverse
+
+
+@lru_cache(maxsize=64)
+def _plain(z: float, upper: bool) -> tuple[Discrete]:
+    """The pair of one Gaussian release, which is its own reverse."""
+    cells = _Cells(z, REACH, 1 / 512, upper)
+    mass = cells.mass.copy()
+    if upper:
+        mass[-1] += TAIL
+    shift = (cells.shift + 1e-14 * (1 + abs(cells.log[0]))) * (1 if upper else -1)
+    zero = TAIL if upper else 0.0
+    return (Discrete((shift - cells.log)[::-1], mass[::-1], zero, cells.error),)
 
 
 def _spread(z: float, steps: int, groups: int) -> float:
@@ -166,29 +183,51 @@ def _power(
     return law
 
 
+class _Cells:
+    """Atoms of a law of X ~ N(-1/2z^2, 1/z^2) whose e^X is above or below in convex order.
+
+    A cell has its mass at its ends, or at its mean. The rest is left to the caller.
+
+    Args:
+        z: noise multiplier.
+        top: the last place, in standard deviations of X above its mean; the first is -REACH.
+        width: the largest width of a cell, in the same.
+        upper: above in convex order.
+    """
+
+    def __init__(self, z: float, top: float, width: float, upper: bool) -> None:
+        count = math.ceil((REACH + top) / width)
+        width = (REACH + top) / count
+        edges = width * np.arange(count + 1) - REACH
+        inside, weight = (_ROOTS + 1) / 2, _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi))
+        weight = weight * np.exp(-0.5 * (edges[:-1, None] + width * inside) ** 2)
+        self.log = edges / z - 0.5 / z**2
+        self.shift = (2 * float(np.abs(self.log).max()) + top / z + 16) * EPS
+        self.error = (2 * max(top, REACH) ** 2 + 64) * EPS
+        # Cells of an infinite width put all at their lower end: where noise is small that is near.
+        h = width / z if z >= 0.05 else math.inf
+        if upper:
+            self.mass = np.zeros(count + 1)
+            self.mass[:-1] = weight @ (np.expm1((inside - 1) * h) / math.expm1(-h))
+            if h < math.inf:
+                last = np.exp((inside - 1) * h) * np.expm1(-inside * h) / math.expm1(-h)
+                self.mass[1:] += weight @ last
+        else:
+            self.mass = weight.sum(axis=1)
+            self.log = self.log[1:] + np.log(weight @ np.exp((inside - 1) * h) / self.mass)
+            self.shift += self.error
+
+
 def _factor(z: float, width: float, rule: _Rule) -> _Law:
     """The law of e^X, on cells of at most ``width`` standard deviations of X."""
-    cells = math.ceil((2 * REACH + 1 / z) / width)
-    width = (2 * REACH + 1 / z) / cells
-    edges = width * np.arange(cells + 1) - REACH
-    inside = (_ROOTS + 1) / 2
-    weight = np.exp(-0.5 * (edges[:-1, None] + width * inside) ** 2)
-    weight *= _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi))
-    at = np.exp(edges / z - 0.5 / z**2)
-    far = max(REACH + 1 / z, 0.5 / z**2 + REACH / z)
-    shift, error = (far + 8) * EPS, (2 * (REACH + 1 / z) ** 2 + 64) * EPS
+    cells = _Cells(z, REACH + 1 / z, width, rule.upper)
+    at, mass = np.exp(cells.log), cells.mass
     if not rule.upper:
-        mass = weight.sum(axis=1)
-        mean = (weight @ np.exp(width * inside / z)) / mass
-        return _Law(at[:-1] * mean, mass, error=error, shift=shift + error)
-    mass = np.zeros(cells + 1)
-    mass[1:] = weight @ (np.expm1(width * inside / z) / math.expm1(width / z))
-    rest = np.exp(width * inside / z) * np.expm1(width * (1 - inside) / z)
-    mass[:-1] += weight @ (rest / math.expm1(width / z))
-    # More than what lies beyond: under P the far end is REACH away, under Q the near one.
+        return _Law(at, mass, error=cells.error, shift=cells.shift)
+    # More than lies beyond: under Q the near end is REACH away, under P the far one.
     mass[0] += TAIL
-    mass[-1] += 1.01 * special.ndtr(-REACH - 1 / z)
-    return _Law(at, mass, TAIL, TAIL, error, shift)
+    mass[-1] += 1.01 * float(special.ndtr(-REACH - 1 / z))
+    return _Law(at, mass, TAIL, TAIL, cells.error, cells.shift)
 
 
 class _Grid:
@@ -224,7 +263,7 @@ class _Grid:
         """At least the length of the cell of a place."""
         return 2 * (np.abs(x - self.center) * 2.0**-self.bits + 1 / self.scale)
 
-    def locate(self, x: Array) -> tuple[Array, Array]:
+    def locate(self, x: Array) -> tuple[NDArray[np.int64], Array]:
         """(index of the last place <= x, how far x is from it to the next as a fraction)."""
         y = (x - self.center) * self.scale
         f = np.abs(y) + 2.0**self.bits
@@ -249,9 +288,10 @@ def _combine(
     def put(x: Array, weight: Array) -> None:
         index, fraction = grid.locate(x)
         index = (index + grid.left).ravel()
-        shares = (1 - fraction, fraction) if upper else (1.0, x)
-        for sums, share in zip((first, second), shares, strict=True):
-            sums += np.bincount(index, (weight * share).ravel(), grid.size)
+        into = weight * (1 - fraction) if upper else weight
+        first[:] += np.bincount(index, into.ravel(), grid.size)
+        into = weight * (fraction if upper else x)
+        second[:] += np.bincount(index, into.ravel(), grid.size)
 
     rows = max(1, CHUNK // b.at.size)
     for i in range(0, a.at.size, rows):
