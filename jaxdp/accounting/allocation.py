@@ -32,7 +32,7 @@ _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 @dataclass(frozen=True)
 class _Rule:
-    """How laws are made: above in convex order (``upper``) or below, and how finely.
+    """Laws are made above in convex order (``upper``) or below.
 
     ``fine`` is the spacing of atoms near the mean, in standard deviations.
     """
@@ -202,8 +202,8 @@ class _Cells:
         inside, weight = (_ROOTS + 1) / 2, _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi))
         weight = weight * np.exp(-0.5 * (edges[:-1, None] + width * inside) ** 2)
         self.log = edges / z - 0.5 / z**2
-        self.shift = (2 * float(np.abs(self.log).max()) + top / z + 16) * EPS
-        self.error = (2 * max(top, REACH) ** 2 + 64) * EPS
+        self.shift = 2 * (float(np.abs(self.log).max()) + (REACH + top) / z + 8) * EPS
+        self.error = (4 * max(top, REACH) ** 2 + 64) * EPS
         # Cells of an infinite width put all at their lower end: where noise is small that is near.
         h = width / z if z >= 0.05 else math.inf
         if upper:
@@ -274,7 +274,7 @@ class _Grid:
             below = y < 0
             index = np.where(below, -1 - index, index)
             fraction = np.where(below, 1 - fraction, fraction)
-        return index, fraction
+        return np.asarray(index, np.int64), np.asarray(fraction, np.float64)
 
 
 def _combine(
@@ -308,9 +308,10 @@ def _combine(
         low = a.at[0] + b.at[0]
         x = np.append(a.at, b.at)
         weight = np.append(b.zero * a.mass, a.zero * b.mass)
-        zero = a.zero * b.zero + float(weight @ (np.maximum(1 - x / low, 0) + EPS))
+        zero = a.zero * b.zero + 1.001 * float(weight @ (np.maximum(1 - x / low, 0) + EPS))
         put(np.maximum(x, low), weight * np.minimum(x / low, 1))
-    roundings = max(CHUNK, b.at.size) + a.at.size + 16
+    # The longest chain of additions: within a chunk, over the chunks, of a tail.
+    roundings = max(CHUNK, a.at.size + b.at.size) + a.at.size + grid.size + 16
     error = math.expm1(math.log1p(a.error) + math.log1p(b.error) + roundings * EPS)
     apart = max(a.shift, b.shift) if operation is np.add else 1.001 * (a.shift + b.shift)
     apart += 200 * EPS
@@ -321,7 +322,7 @@ def _combine(
     at = second[first > 0] / first[first > 0]
     law = _trimmed(_Law(at, first[first > 0], error=error, shift=apart), mean, False)
     width = float((grid.step(law.at) / law.at).max())
-    return replace(law, shift=law.shift + 3 * width * error)
+    return replace(law, shift=law.shift + 3 * (width * error + roundings * EPS))
 
 
 def _trimmed(law: _Law, mean: float, upper: bool) -> _Law:
