@@ -15,11 +15,10 @@ from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants, rdp
 from jaxdp.accounting.base import Array, Discrete, Event, Pair, Part
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
-from jaxdp.accounting.canonical import Run, flatten
-from jaxdp.accounting.saddle import Unresolved
+from jaxdp.accounting.canonical import flatten
 
 _MARGIN = 1 + 1e-12  # of rounding, on everything that must not come out too small
-_POINTS = 64
+_POINTS = 32
 
 
 class Tries:
@@ -265,21 +264,11 @@ def _profile(event: Event, relation: Relation) -> tuple[Array, Array]:
     run = flatten(event, relation)
     curve = rdp.run_rdp(run, relation)
     epsilons = rdp.rdp_to_epsilon(curve, 1e-25)[0] * np.linspace(0, 1, _POINTS) ** 1.5
-    deltas = [min(rdp.rdp_to_delta(curve, e), _delta(run, relation, e)) for e in epsilons.tolist()]
+    deltas = [
+        min(rdp.rdp_to_delta(curve, e), accountants.ask("delta", run, relation, "auto", e).upper)
+        for e in epsilons.tolist()
+    ]
     return epsilons, np.minimum.accumulate(np.asarray(deltas))
-
-
-def _delta(run: Run, relation: Relation, epsilon: float) -> float:
-    """An upper end of delta to be had in milliseconds; 1 where there is none."""
-    if run.hidden or run.parts or any(step.sampling != "poisson" for step, _ in run.steps):
-        return 1.0
-    closed = len(run.steps) == 1 == run.steps[0][1]
-    quickest = accountants.ACCOUNTANTS["exact"] if closed else accountants.ONE_LINE
-    try:
-        bound = quickest.delta(run, relation, epsilon)
-    except Unresolved:
-        return 1.0
-    return bound.upper if bound.upper - bound.lower <= 1e-3 * bound.upper else 1.0
 
 
 def symmetric(epsilons: Array, deltas: Array) -> Discrete:
