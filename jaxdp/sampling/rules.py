@@ -150,11 +150,9 @@ class TruncatedPoisson:
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k]: the positions drawn, k <= cap.
 
-        A Poisson sample of a given size is a uniformly random set of that size, and so is a
-        uniformly random part of it: its size alone is truncated.
+        A Poisson sample stands in random order, so its first ``cap`` are a uniformly random part.
         """
-        size = min(rng.binomial(num_records, self.sampling_prob), self.cap)
-        return rng.choice(num_records, size=size, replace=False)
+        return Poisson(self.sampling_prob).choose(rng, num_records)[: self.cap]
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event of a Gaussian on a truncated Poisson sample."""
