@@ -16,7 +16,7 @@ from jaxdp._issuer import Issuer
 from jaxdp.clipping import ClippedGrad, Rule, clip, clipped_grad, rounding
 from jaxdp.noise import privatize
 from jaxdp.sampling import Sampler, Sampling, by_name
-from jaxdp.sampling.named import rate, whole_epochs
+from jaxdp.sampling.named import expected_size, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.seeds import Secret
 from jaxdp.tickets import NoiseKey, simulated_key
@@ -366,7 +366,7 @@ def with_rule(
         )
     if isinstance(sampling, str):
         sampling = by_name(sampling, batch_size, dataset_size)
-        batch_size = round(rate(sampling, batch_size, dataset_size) * dataset_size)
+        batch_size = expected_size(sampling, batch_size, dataset_size)
     return Mechanism(rule, noise_multiplier, sampling, batch_size, dataset_size, leak)
 
 

@@ -32,9 +32,8 @@ def by_name(
 
     Args:
         name: of the rule.
-        batch_size: the expected number of records of a step. Of an allocation whole steps make an
-            epoch: there it is the most, and ``dataset_size * participations / steps_per_epoch`` is
-            what it is.
+        batch_size: the expected number of records of a step; of an allocation, of whose steps a
+            whole number makes an epoch, the most that it may be, see ``expected_size``.
         dataset_size: the declared number of records.
         participations: of an allocation.
         cap: of truncated Poisson sampling; None takes ``default_cap``.
@@ -88,6 +87,13 @@ def rate(sampling: Sampling, batch_size: int, dataset_size: int) -> float:
     if isinstance(sampling, RandomAllocation):
         return sampling.participations / sampling.steps_per_epoch
     return batch_size / dataset_size
+
+
+def expected_size(sampling: Sampling, batch_size: int, dataset_size: int) -> int:
+    """The expected batch size, rounded up: of an allocation what its whole steps make of it."""
+    if not isinstance(sampling, RandomAllocation):
+        return batch_size
+    return -(-dataset_size * sampling.participations // sampling.steps_per_epoch)
 
 
 def whole_epochs(steps: int, block: int) -> int:
