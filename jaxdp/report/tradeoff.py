@@ -85,7 +85,8 @@ def _mu(
 ) -> tuple[float | None, str]:
     """mu of the Gaussian mechanism that is this one, or is no better wherever it was compared."""
     run = flatten(event, relation)
-    if not run.hidden and len(run.steps) == 1 and run.steps[0][0].sampling_prob == 1:
+    plain = not run.hidden and not run.parts
+    if plain and len(run.steps) == 1 and run.steps[0][0].sampling_prob == 1:
         twice = 2 if relation is acc.Relation.REPLACE_ONE else 1
         return _up(twice * math.sqrt(run.steps[0][1]) / run.steps[0][0].noise_multiplier), "exact"
     least = min(delta, points[0][1])
