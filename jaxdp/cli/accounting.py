@@ -90,6 +90,8 @@ def epsilon(
       jaxdp epsilon --sampling allocation --steps-per-epoch 118 --noise-multiplier 1.23 \\
                     --steps 5000 --delta 1e-5
     """
+    if claims and sampling != "poisson":
+        raise click.UsageError("--claims must come with --sampling poisson: papers assume it")
     given = {name: value for name, value in numbers.items() if value is not None}
     event = _sampled(sampling, acc.Gaussian(noise_multiplier), steps, given)
     bound = acc.epsilon(event, delta, acc.Relation(relation), accountant)
@@ -101,8 +103,6 @@ def epsilon(
         "sampling": sampling,
     }
     if claims:
-        if sampling != "poisson":
-            raise click.UsageError("--claims must come with --sampling poisson: papers assume it")
         from jaxdp.papers.claims import all_claims
 
         found = all_claims(given["sampling_prob"], noise_multiplier, steps, delta)

@@ -139,6 +139,7 @@ def train(
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
     own = _own_data(directory, data_file, classes, dataset_size, resume)
     with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
         config = (_stored_config if resume else _new_config)(directory, options, own)
     for warning in [
         *(str(w.message) for w in said if w.category is UserWarning),
