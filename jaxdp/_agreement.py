@@ -98,10 +98,10 @@ def _check_levels(noise: Any, block: int) -> None:
 
 def check_source(mechanism: Any, source: Any) -> None:
     """Raises ValueError if the mechanism draws otherwise from them, or protects another unit."""
-    mechanism.sampling.check(len(source), mechanism.dataset_size)
     found = getattr(source, "records_per_user", None)
     if found != mechanism.records_per_user:
         raise ValueError(
             "records_per_user must be that of the source, jaxdp.sources.users, or None for a "
             f"source of records: expected {found}, got {mechanism.records_per_user}"
         )
+    mechanism.sampling.check(len(source), mechanism.dataset_size)

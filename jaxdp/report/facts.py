@@ -84,6 +84,8 @@ def _protected(subject: Subject) -> Rows:
 def _done(subject: Subject, report: Report) -> Rows:
     guarantee, rule = report.guarantee, subject.algorithm.mechanism.rule
     sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
+    if subject.records_per_user is not None:
+        sampling = sampling.replace("record", "user")
     return [
         (
             "Sampling",

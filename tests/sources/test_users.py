@@ -140,6 +140,31 @@ def test_training_charges_users(sampling):
         trainer(users(data, ids, 3))
 
 
+def test_a_run_and_its_report_name_the_user(tmp_path):
+    ids = np.arange(100) % 40
+    data = {"x": np.ones((100, 3), np.float32), "y": np.ones(100, np.float32)}
+    mechanism = jaxdp.dp_sgd(2.0, 1.0, 10, 40, records_per_user=2)
+    options = {"params": params(), "delta": 1e-3, "every": 3}
+    run = jaxdp.Run(
+        tmp_path / "r",
+        user_loss(loss_fn),
+        mechanism,
+        optax.sgd(0.1),
+        users(data, ids, 2),
+        **options,
+    )
+    run.fit(3)
+    page = (tmp_path / "r/report.md").read_text()
+    assert "one user, of whom at most 2 records enter a step" in page
+    assert "| Number of users | 40, declared and public |" in page
+    assert "10 of 40 users expected a step" in page
+    assert "More than one record per person" not in page
+    assert run.unverified() == []
+    assert run.epsilon() == mechanism.epsilon(3, 1e-3)
+    with pytest.raises(ValueError, match="expected None, got 2"):
+        jaxdp.Run(tmp_path / "s", loss_fn, mechanism, optax.sgd(0.1), data, **options)
+
+
 @pytest.mark.parametrize(
     ("ids", "k", "message"),
     [
