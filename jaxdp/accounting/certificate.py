@@ -202,7 +202,7 @@ class Direction:
         best = self._plan(epsilon, math.inf)
         if best is None:
             raise _Unreached("no loss reaches epsilon")
-        if best.last - best.first < 30 * epsilon:
+        if epsilon < 1e-9 or best.last - best.first < 30 * epsilon:
             return best
         for factor in _CAPS[1:]:
             plan = self._plan(epsilon, factor)
@@ -220,8 +220,8 @@ class Direction:
             for (p, n), low, cap in zip(self._kinds[True] or (), plan.lows, plan.caps, strict=True)
         ]
         both, _ = _two_or_more([(n, a.over[0]) for a, n in atoms])
-        cap = min(a.top for a, _ in atoms if a.over[0] > 0)
-        shortfall = _shortfall(functools.partial(log_moments, atoms, width), 2 * cap - epsilon)
+        cap = min((a.top for a, _ in atoms if a.over[0] > 0), default=math.inf)
+        shortfall = _shortfall(atoms, width, 2 * cap - epsilon)
         return math.log(both + 1e-320) + shortfall - self.log_delta
 
     def _terms(self, high: bool, epsilon: float, size: int) -> Callable[[float], float]:
@@ -259,7 +259,7 @@ class Direction:
         ]
         both, error_p = _two_or_more([(n, a.over[0]) for a, n in atoms])
         second, error_q = _two_or_more([(n, a.over[1]) for a, n in atoms])
-        lowest = min(a.top for a, _ in atoms if a.over[0] > 0)
+        lowest = min((a.top for a, _ in atoms if a.over[0] > 0), default=math.inf)
 
         def parts(at: float) -> float:
             value, error = base(at, unit)
@@ -268,7 +268,7 @@ class Direction:
             grown = math.exp(min(at, 700.0))
             several = both - grown * second + sign * (error_p + grown * error_q)
             if high:
-                short = _shortfall(moments, 2 * lowest - at)
+                short = _shortfall(atoms, width, 2 * lowest - at)
                 several = min(max(several, 0.0) + both * math.exp(min(short, 0.0)), both + error_p)
             return value + (one + max(several, 0.0)) * math.exp(-unit)
 
@@ -390,10 +390,19 @@ def _window(moments: Callable[[Array], Array], c: float, nats: float) -> tuple[f
     return float(first), float(last)
 
 
-def _shortfall(moments: Callable[[Array], Array], needed: float) -> float:
-    """log of a bound on E[(e^(-needed - sum) - 1)+], as of Chernoff's."""
+def _shortfall(atoms: list[tuple[Atoms, int]], width: float, needed: float) -> float:
+    """log of a bound on E[(e^(-needed - sum) - 1)+] over some of the steps, given that each is small.
+
+    Chernoff's, as in ``_tilt``. How many steps are small is not known, so that only what raises a
+    moment is counted.
+    """
+    if needed == math.inf:
+        return -math.inf
     b = np.geomspace(1e-3, 1e9, 49)
-    bound = moments(-(1 + b)) - (1 + b) * needed + b * np.log(b) - (1 + b) * np.log1p(b)
+    bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * needed
+    for atom, n in atoms:
+        one = log_moments([(atom, 1)], width, -(1 + b)) - math.log1p(-min(atom.over[0], 1 - 1e-16))
+        bound = bound + n * np.maximum(one, 0.0) * (1 + 1e-9)
     return float(np.nanmin(bound))
 
 
