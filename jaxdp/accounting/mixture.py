@@ -189,7 +189,7 @@ def renyi(pair: Mixture, orders: Array) -> Array:
             total = float(np.sum(share * right + (1 - share) * left)) + below
             total = (total + np.exp(log_rest - scale)) * (1 + 1e-9)
             log_moment = scale + np.log(total + np.exp(-scale)) if scale else np.log1p(total)
-            out[i] = log_moment / (a - 1)
+            out[i] = log_moment / (a - 1) * (1 + 1e-12)
     return np.where(np.isnan(out), np.inf, out)
 
 
