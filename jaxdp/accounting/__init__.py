@@ -16,6 +16,7 @@ from jaxdp.accounting.calibration import (
     calibrate_sampling_prob,
     calibrate_steps,
 )
+from jaxdp.accounting.curves import advantage, mu_gdp, renyi_curve, trade_off
 from jaxdp.accounting.events import (
     Composed,
     FixedSizeSampled,
@@ -25,27 +26,45 @@ from jaxdp.accounting.events import (
     Repeated,
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
+from jaxdp.accounting.groups import group_delta, group_epsilon
+from jaxdp.accounting.mixtures import MixtureOfGaussians
+from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
 from jaxdp.accounting.sampled import PerUser, RandomAllocation, ShuffledEpoch, TruncatedPoisson
+from jaxdp.accounting.stated import (
+    ZCDP,
+    EpsilonDelta,
+    ExponentialMechanism,
+    RandomizedResponse,
+)
 
 __all__ = [
+    "ZCDP",
     "Bound",
     "BudgetExceededError",
     "Claim",
     "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "EpsilonDelta",
     "Event",
+    "ExponentialMechanism",
     "FixedSizeSampled",
     "Gaussian",
+    "Laplace",
+    "MixtureOfGaussians",
     "NonPrivate",
     "PerUser",
     "PoissonSampled",
     "RandomAllocation",
+    "RandomizedResponse",
     "Relation",
     "RenyiFilter",
     "Repeated",
     "ShuffledEpoch",
     "TruncatedPoisson",
     "UnsupportedEventError",
+    "advantage",
     "calibrate",
     "calibrate_noise_multiplier",
     "calibrate_sampling_prob",
@@ -53,6 +72,11 @@ __all__ = [
     "delta",
     "epsilon",
     "epsilons_over_steps",
+    "group_delta",
+    "group_epsilon",
     "hidden_state",
+    "mu_gdp",
+    "renyi_curve",
     "supports",
+    "trade_off",
 ]

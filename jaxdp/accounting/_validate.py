@@ -43,6 +43,14 @@ def open_probability(name: str, value: object) -> float:
     return number
 
 
+def target(name: str, value: object) -> float:
+    """The value as a float, if it is 0, 1, or between them and no less than 1e-300."""
+    number = real(name, value)
+    if number not in (0.0, 1.0) and not 1e-300 <= number < 1:
+        raise ValueError(f"{name}={value!r}: expected 0, 1 or a number in [1e-300, 1)")
+    return number
+
+
 def count(name: str, value: object, minimum: int = 0) -> int:
     """The value as an int, if it is whole and >= ``minimum``; floats are refused, 1e4 too."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

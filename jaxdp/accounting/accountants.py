@@ -5,11 +5,25 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.accounting import clt, exact, gaussian, last_iterate, pld, rare, rdp, single
+from jaxdp.accounting import (
+    certificate,
+    clt,
+    exact,
+    fixed_size,
+    gaussian,
+    last_iterate,
+    rdp,
+    single,
+)
+from jaxdp.accounting.base import Pair, Unresolved
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
+from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.loss import separation
-from jaxdp.accounting.saddle import Unresolved
+from jaxdp.accounting.pairs import gaussian_pairs
+
+_ZERO = "delta(0) is already below the target"
+_UPPER_ONLY = "upper bound only: no lower end is proven"
 
 
 @dataclass(frozen=True)
@@ -27,13 +41,12 @@ class Accountant:
     refuses: Callable[[Run, Relation], str]
 
 
-def _only_poisson(run: Run, relation: Relation) -> str:
-    del relation
-    bad = [s for s, _ in run.steps if s.sampling != "poisson"]
-    return f"{_names(bad)}: fixed-size sampling is not covered" if bad else ""
+def _only_pairs(run: Run, relation: Relation) -> str:
+    bad = [type(part).__name__ for part, _ in run.parts if not part.pairs(relation, True)]
+    return f"{', '.join(bad)}: no privacy loss distribution is known" if bad else ""
 
 
-def _anything(run: Run, relation: Relation) -> str:
+def _only_renyi(run: Run, relation: Relation) -> str:
     del run, relation
     return ""
 
@@ -44,150 +57,202 @@ def _only_log_sobolev(run: Run, relation: Relation) -> str:
 
 
 def _no_replace_one(run: Run, relation: Relation) -> str:
-    if relation is Relation.REPLACE_ONE:
-        steps = _names([s for s, _ in run.steps])
-        return f"{steps}: the central limit is stated for adding or removing a record"
-    return _only_poisson(run, relation)
+    bad = [s for s, _ in run.steps if s.sampling != "poisson"]
+    if bad or run.parts or relation is Relation.REPLACE_ONE:
+        return f"{_names(run)}: the central limit is stated for adding or removing a record from "
+        "Poisson samples"
+    return ""
 
 
 def _only_full_batch(run: Run, relation: Relation) -> str:
     del relation
-    bad = [s for s, _ in run.steps if s.sampling_prob < 1 or s.sampling != "poisson"]
-    return f"{_names(bad)}: with sampling there is no exact GDP curve" if bad else ""
+    plain = all(s.sampling_prob == 1 and s.sampling == "poisson" for s, _ in run.steps)
+    return "" if plain and not run.parts else f"{_names(run)}: there is no exact GDP curve"
 
 
-def _names(steps: list[Step]) -> str:
-    """The steps that a message is about; a long list is counted."""
-    shown = [str(s) for s in steps[:8]]
-    more = [f"and {len(steps) - 8} more"] if len(steps) > 8 else []
-    return ", ".join(shown + more)
-
-
-def _mu(run: Run, relation: Relation) -> float:
-    return separation(relation) / run.steps[0][0].noise_multiplier
+def _names(run: Run) -> str:
+    """The events that a message is about; a long list is counted."""
+    names = [*(str(s) for s, _ in run.steps), *(str(p) for p, _ in run.parts)]
+    more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
+    return ", ".join(names[:8] + more)
 
 
 def _gdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
-    lower, upper = gaussian.gaussian_epsilon(_mu(run, relation), delta)
-    note = "delta(0) is already below the target" if upper == 0 else ""
-    return Bound(lower, 0.5 * (lower + upper), upper, "gdp", note)
+    mu = separation(relation) / run.steps[0][0].noise_multiplier
+    lower, upper = gaussian.gaussian_epsilon(mu, delta)
+    return Bound(lower, 0.5 * (lower + upper), upper, "gdp", _ZERO if upper == 0 else "")
 
 
 def _gdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    value = gaussian.gaussian_delta(_mu(run, relation), epsilon)
+    value = gaussian.gaussian_delta(
+        separation(relation) / run.steps[0][0].noise_multiplier, epsilon
+    )
     return Bound(value * (1 - 1e-10), value, min(1.0, value * (1 + 1e-10) + 1e-300), "gdp")
 
 
 def _rdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     upper, _ = rdp.rdp_to_epsilon(rdp.run_rdp(run, relation), delta)
-    return Bound(0.0, upper, upper, "rdp")
+    return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
 
 
 def _rdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     upper = rdp.rdp_to_delta(rdp.run_rdp(run, relation), epsilon)
-    return Bound(0.0, upper, upper, "rdp")
+    return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
 
 
-def _is_single(run: Run) -> bool:
-    return len(run.steps) == 1 and run.steps[0][1] == 1
+def poisson(run: Run) -> bool:
+    """True if the run is of Gaussians on Poisson samples or full batches alone."""
+    return not run.parts and all(s.sampling == "poisson" for s, _ in run.steps)
+
+
+def directions(run: Run, relation: Relation, log_delta: float) -> list[Direction]:
+    """The run's dominating pairs, direction by direction, for a certificate at about a delta."""
+    ends: list[list[tuple[tuple[Pair, ...], int]] | None] = []
+    for upper in (True, False):
+        found = [(_step_pairs(step, relation, upper), n) for step, n in run.steps]
+        found += [(part.pairs(relation, upper), n) for part, n in run.parts]
+        ends.append(found if all(pairs for pairs, _ in found) else None)
+    high, low = ends
+    assert high is not None
+    sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
+    tolerance = 9e-5 if sampled >= 1 else 5e-4
+    count = max(len(pairs) for found in ends if found for pairs, _ in found)
+
+    def kinds(found: list[tuple[tuple[Pair, ...], int]], i: int) -> certificate.Kinds:
+        return tuple((pairs[min(i, len(pairs) - 1)], n) for pairs, n in found)
+
+    return [
+        Direction(kinds(high, i), None if low is None else kinds(low, i), log_delta, tolerance)
+        for i in range(count)
+    ]
+
+
+def _step_pairs(step: Step, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+    if step.sampling == "poisson":
+        return gaussian_pairs(step, relation)
+    return fixed_size.pairs(step.noise_multiplier, step.sampling_prob, relation, upper)
+
+
+def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:
+    """The contour integral's epsilon with its own rounding error, or None where it has none."""
+    if not poisson(run) or not run.steps:
+        return None
+    try:
+        bound = exact.exact_epsilon(run, relation, delta)
+    except Unresolved:
+        return None
+    return bound if bound.upper - bound.lower <= 1e-4 * bound.upper else None
+
+
+def quick_delta(run: Run, relation: Relation, epsilon: float) -> Bound | None:
+    """The contour integral's delta with its own rounding error, or None where it has none."""
+    if not poisson(run) or not run.steps:
+        return None
+    try:
+        bound = exact.exact_delta(run, relation, epsilon)
+    except Unresolved:
+        return None
+    return bound if bound.upper - bound.lower <= 1e-3 * bound.upper else None
 
 
 def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
-    if not _is_single(run):
-        return exact.exact_epsilon(run, relation, delta)
-    lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
-    note = "delta(0) is already below the target" if upper == 0 else ""
-    return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
+    if _is_single(run):
+        lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
+        return Bound(lower, 0.5 * (lower + upper), upper, "exact", _ZERO if upper == 0 else "")
+    if not run.parts and single.total_variation(run, relation) <= delta:
+        return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
+    quick = quick_epsilon(run, relation, delta)
+    near = None if quick is None or not quick.estimate else quick.estimate
+    found = directions(run, relation, math.log(delta))
+    lower, upper = certificate.epsilon_bounds(found, near)
+    return _joined(lower, upper, quick, found[0].two_sided, "epsilon")
 
 
 def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    if not _is_single(run):
-        return exact.exact_delta(run, relation, epsilon)
-    value = single.single_delta(run.steps[0][0], relation, epsilon)
-    margin = 1e-9
-    return Bound(value * (1 - margin), value, min(1.0, value * (1 + margin) + 1e-300), "exact")
+    if _is_single(run):
+        value = single.single_delta(run.steps[0][0], relation, epsilon)
+        return Bound(value * (1 - 1e-9), value, min(1.0, value * (1 + 1e-9) + 1e-300), "exact")
+    quick = quick_delta(run, relation, epsilon)
+    near = quick.estimate if quick is not None and quick.estimate else None
+    guess = near or rdp.rdp_to_delta(rdp.run_rdp(run, relation), epsilon)
+    for _ in range(3):
+        found = directions(run, relation, math.log(max(guess, 1e-300)))
+        lower, upper = certificate.delta_bounds(found, epsilon)
+        # Tails were cut for the delta that was expected.
+        if upper >= 1e-3 * guess or guess < 1e-290:
+            break
+        guess = max(upper, 1e-300)
+    return _joined(lower, upper, quick, found[0].two_sided, "delta")
 
 
-def _auto(query: str, tolerance: float) -> Callable[[Run, Relation, float], Bound]:
-    """The exact answer where its own error is small; else certified bounds; else RDP.
+def _is_single(run: Run) -> bool:
+    return poisson(run) and len(run.steps) == 1 and run.steps[0][1] == 1
 
-    Args:
-        query: "epsilon" or "delta".
-        tolerance: relative width at which the exact answer needs no support.
+
+def _joined(lower: float, upper: float, quick: Bound | None, both: bool, query: str) -> Bound:
+    """The certificate with the integral's estimate, which must not contradict it.
+
+    Raises:
+        ArithmeticError: they contradict each other: one of the two is wrong.
     """
+    if quick is not None and (quick.lower > upper or quick.upper < lower):
+        raise ArithmeticError(
+            f"{query}: the certificate [{lower!r}, {upper!r}] and the contour integral's "
+            f"[{quick.lower!r}, {quick.upper!r}] contradict each other; please report this run"
+        )
+    note = _ZERO if upper == 0 and query == "epsilon" else ""
+    if not both:
+        return Bound(0.0, None, upper, "exact", note or _UPPER_ONLY)
+    middle = 0.5 * (lower + upper) if quick is None or quick.estimate is None else quick.estimate
+    return Bound(lower, min(max(middle, lower), upper), upper, "exact", note)
+
+
+def _auto(query: str) -> Callable[[Run, Relation, float], Bound]:
+    """The certificate where there are pairs; Renyi bounds where there are none or they are less."""
 
     def answer(run: Run, relation: Relation, value: float) -> Bound:
-        if query == "epsilon" and single.total_variation(run, relation) <= value:
-            return Bound(0.0, 0.0, 0.0, "exact", "delta(0) is already below the target")
         if not _only_full_batch(run, relation):
             return getattr(ACCOUNTANTS["gdp"], query)(run, relation, value)
-        if _only_poisson(run, relation):
-            return getattr(ACCOUNTANTS["rdp"], query)(run, relation, value)
-        found: list[Bound] = []
-        for name, enough in _order(run, tolerance):
-            accountant = ONE_LINE if name == "one line" else ACCOUNTANTS[name]
-            try:
-                bound = getattr(accountant, query)(run, relation, value)
-            except Unresolved:
-                continue
-            if bound.upper - bound.lower <= enough * bound.upper:
-                found.append(bound)
-                break
-            # An integral that cannot vouch for three digits of its own is not used at all.
-            if bound.accountant != "exact" or bound.upper - bound.lower <= 1e-3 * bound.upper:
-                found.append(bound)
-        if len(found) == 1 and found[0].upper - found[0].lower <= 1e-3 * found[0].upper:
-            return found[0]
-        found.append(getattr(ACCOUNTANTS["rdp"], query)(run, relation, value))
-        return _intersect(found)
+        loose = functools.partial(getattr(ACCOUNTANTS["rdp"], query), run, relation, value)
+        if _only_pairs(run, relation):
+            return loose()
+        try:
+            bound = getattr(ACCOUNTANTS["exact"], query)(run, relation, value)
+        except Unresolved:
+            return loose()
+        return _tighter(bound, loose) if bound.upper - bound.lower > 1e-2 * bound.upper else bound
 
     return answer
 
 
-def _order(run: Run, tolerance: float) -> tuple[tuple[str, float], ...]:
-    """(accountant, relative width that ends the search), in the order they are asked.
+def _tighter(bound: Bound, other: Callable[[], Bound]) -> Bound:
+    """The bound, or its lower end with the other's upper end if that is the smaller.
 
-    Where several kinds of steps are rarely sampled the bands of the contour integral take up to a
-    minute, and counting the rare losses seconds.
+    Raises:
+        ArithmeticError: the other's upper end is below the bound's lower end.
     """
-    sampled = [n * s.sampling_prob for s, n in run.steps if s.sampling_prob < 1]
-    if len(sampled) > 1 and sum(sampled) < 1:
-        return (("one line", tolerance), ("rare", 1e-2), ("exact", tolerance), ("pld", 1e-3))
-    return (("exact", tolerance), ("rare", 1e-3), ("pld", 1e-3))
-
-
-def _intersect(bounds: list[Bound]) -> Bound:
-    """The tightest lower and upper ends of several valid bounds; named after the upper one."""
-    best = min(bounds, key=lambda b: b.upper)
-    lower = max(b.lower for b in bounds)
-    if lower > best.upper:
-        # One of them is wrong: neither is believed where it is the smaller.
-        worst = max(bounds, key=lambda b: b.upper)
-        note = "accountants disagree; the loosest is given"
-        return Bound(
-            min(b.lower for b in bounds), worst.estimate, worst.upper, worst.accountant, note
+    loose = other()
+    if loose.upper >= bound.upper:
+        return bound
+    if loose.upper < bound.lower:
+        raise ArithmeticError(
+            f"{bound.accountant}'s lower end {bound.lower!r} and {loose.accountant}'s upper end "
+            f"{loose.upper!r} contradict each other; please report this run"
         )
-    estimate = min(max(bounds[0].estimate, lower), best.upper)
-    return Bound(lower, estimate, best.upper, best.accountant, best.note)
+    estimate = None if bound.estimate is None else min(bound.estimate, loose.upper)
+    return Bound(bound.lower, estimate, loose.upper, loose.accountant, bound.note)
 
 
 ACCOUNTANTS: dict[str, Accountant] = {
-    "exact": Accountant(_exact_epsilon, _exact_delta, _only_poisson),
-    "pld": Accountant(pld.pld_epsilon, pld.pld_delta, _only_poisson),
-    "rare": Accountant(rare.rare_epsilon, rare.rare_delta, _only_poisson),
+    "exact": Accountant(_exact_epsilon, _exact_delta, _only_pairs),
     "gdp": Accountant(_gdp_epsilon, _gdp_delta, _only_full_batch),
     "clt": Accountant(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
-    "rdp": Accountant(_rdp_epsilon, _rdp_delta, _anything),
+    "rdp": Accountant(_rdp_epsilon, _rdp_delta, _only_renyi),
     "log_sobolev": Accountant(
         last_iterate.log_sobolev_epsilon, last_iterate.log_sobolev_delta, _only_log_sobolev
     ),
 }
-ONE_LINE = Accountant(
-    functools.partial(exact.exact_epsilon, bands=False),
-    functools.partial(exact.exact_delta, bands=False),
-    _only_poisson,
-)
-_AUTO = Accountant(_auto("epsilon", 1e-5), _auto("delta", 1e-5), _anything)
+_AUTO = Accountant(_auto("epsilon"), _auto("delta"), _only_renyi)
 
 
 def ask(query: str, run: Run, relation: Relation, accountant: str, value: float) -> Bound:
@@ -208,20 +273,19 @@ def ask(query: str, run: Run, relation: Relation, accountant: str, value: float)
         raise UnsupportedEventError(refusal)
     trivial = _trivial(run)
     if trivial:
-        most = math.inf if query == "epsilon" else 1.0
-        value = min(trivial.upper, most)
+        value = min(trivial.upper, math.inf if query == "epsilon" else 1.0)
         return Bound(0.0, value, value, trivial.accountant, trivial.note)
-    if query == "delta" and value == math.inf:
+    if query == "delta" and value == math.inf and not run.parts:
         # Gaussian noise on everything: no output is possible under one law alone.
         return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
     asked = _AUTO if accountant == "auto" else ACCOUNTANTS[accountant]
     try:
-        bound = getattr(asked, query)(run, relation, value)
+        bound: Bound = getattr(asked, query)(run, relation, value)
         return _hidden(query, run, relation, accountant, value, bound) if run.hidden else bound
     except Unresolved as error:
         raise UnsupportedEventError(
-            f"{_names([s for s, _ in run.steps])}: {accountant} under {relation.value} cannot "
-            f"resolve the composition ({error}); use accountant 'auto'"
+            f"{_names(run)}: {accountant} under {relation.value} cannot resolve the composition "
+            f"({error}); use accountant 'auto'"
         ) from None
 
 
@@ -234,7 +298,7 @@ def _hidden(
         bound = min(bound, averaged(run, relation, value), key=lambda b: b.upper)
     name = "log_sobolev" if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
     words = "; ".join(part for part in (bound.note, last_iterate.note(run)) if part)
-    return Bound(0.0, bound.upper, bound.upper, name, words)
+    return Bound(0.0, None, bound.upper, name, words)
 
 
 def refuses(run: Run, relation: Relation, accountant: str) -> str:
@@ -247,8 +311,10 @@ def refuses(run: Run, relation: Relation, accountant: str) -> str:
         raise ValueError(
             f"accountant={accountant!r}: expected 'auto' or one of {sorted(ACCOUNTANTS)}"
         )
-    if not run.steps:
+    if run.empty or run.infinite:
         return ""
+    if run.parts and accountant not in ("auto", "rdp"):
+        return f"{type(run.parts[0][0]).__name__} by accountant {accountant}: not covered"
     reason = (_AUTO if accountant == "auto" else ACCOUNTANTS[accountant]).refuses(run, relation)
     return f"{reason} by accountant {accountant} under {relation.value}" if reason else ""
 
@@ -257,6 +323,6 @@ def _trivial(run: Run) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
         return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
-    if not run.steps:
+    if run.empty:
         return Bound(0.0, 0.0, 0.0, "none", "nothing that depends on the data was released")
     return None

@@ -1,5 +1,6 @@
 """What an accountant knows of a release: events, parts of a composition, dominating pairs."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
@@ -9,6 +10,10 @@ from numpy.typing import NDArray
 from jaxdp.accounting.bounds import Relation
 
 Array = NDArray[np.float64]
+
+
+class Unresolved(ArithmeticError):
+    """Raised where a computation has no answer of use; another accountant must answer."""
 
 
 class Event:
@@ -99,6 +104,11 @@ class Part(Event):
         """
         del relation
         return np.full(orders.shape, np.inf)
+
+    def pure(self, relation: Relation) -> float:
+        """The largest loss, that is epsilon at delta 0; infinite unless a finite one is known."""
+        del relation
+        return math.inf
 
     def infinite(self) -> str:
         """Why nothing at all can be guaranteed (no noise), or ""."""

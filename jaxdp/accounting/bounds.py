@@ -34,20 +34,21 @@ class Bound:
 
     Attributes:
         lower: not above the true value (0 where the accountant gives no lower bound).
-        estimate: the accountant's best value; never a guarantee.
+        estimate: the exact value to rounding, never a guarantee; None where only an upper bound is
+            proven.
         upper: not below the true value. This is the number to report.
         accountant: name of the accountant, e.g. "rdp".
         note: a sentence when the value needs one (why it is 0, or infinite), else "".
     """
 
     lower: float
-    estimate: float
+    estimate: float | None
     upper: float
     accountant: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:
-        if any(math.isnan(v) for v in (self.lower, self.estimate, self.upper)):
+        if any(math.isnan(v) for v in (self.lower, self.estimate or 0.0, self.upper)):
             raise ArithmeticError(f"{self.accountant}: a bound came out as not-a-number")
         if self.lower > self.upper:
             raise ArithmeticError(f"{self.accountant}: lower {self.lower} above upper {self.upper}")

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from jaxdp.accounting.base import Unresolved
 from jaxdp.accounting.fourier import Complex, fourier_excess
 from jaxdp.accounting.loss import Array, LossTable, grid_width, log_moment, tabulate
-from jaxdp.accounting.saddle import Composition, Moments, Unresolved, orders_beyond
+from jaxdp.accounting.saddle import Composition, Moments, orders_beyond
 
 # Beyond these a line is worse than several, one for each band of outputs.
 _MAX_FREQUENCIES = 30_000

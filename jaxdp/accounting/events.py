@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Event
+from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.chains import NoisyChain
 
 
@@ -255,6 +256,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             value = [to_dict(e) for e in value]
         elif key == "blocks":
             value = [asdict(block) for block in value]
+        elif isinstance(value, Relation):
+            value = value.value
         out[key] = value
     return out
 

@@ -3,17 +3,14 @@
 import math
 from dataclasses import dataclass
 
-from jaxdp.accounting.bands import banded_delta, banded_epsilon
+from jaxdp.accounting.base import Unresolved
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run
 from jaxdp.accounting.contour import Contour, build, period
 from jaxdp.accounting.loss import Pair, directions, separation
-from jaxdp.accounting.rdp import rdp_to_delta, run_rdp
-from jaxdp.accounting.saddle import Composition, Moments, Unresolved, chernoff, choose_order
+from jaxdp.accounting.saddle import Composition, Moments, chernoff, choose_order
 
 _GOOD = 1e-9  # relative error of delta at which refinement stops
-_NARROW = 1e-7  # relative width of epsilon at which one line is enough
-_PRECISE = 2e-8  # relative error of delta that bands cannot better; epsilon is wide by its slope
 _CUT = 1e-11  # probability of the outputs cut off, relative to delta
 
 
@@ -47,10 +44,8 @@ def compositions(run: Run, relation: Relation, delta: float) -> list[Composition
     ]
 
 
-def exact_epsilon(run: Run, relation: Relation, delta: float, bands: bool = True) -> Bound:
+def exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     """Epsilon at delta, as a bound.
-
-    Without ``bands`` only one line is tried, which takes milliseconds.
 
     Raises:
         Unresolved: the integral cannot be evaluated well.
@@ -59,13 +54,13 @@ def exact_epsilon(run: Run, relation: Relation, delta: float, bands: bool = True
     for i, composition in enumerate(compositions(run, relation, delta)):
         if i > 0 and best[0] > 0 and negligible(composition, best[0], delta):
             continue
-        found = _epsilon_one_way(composition, delta, bands)
+        found = _epsilon_one_way(composition, delta)
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
     note = "delta(0) is already below the target" if best[2] == 0 else ""
     return Bound(*best, "exact", note)
 
 
-def exact_delta(run: Run, relation: Relation, epsilon: float, bands: bool = True) -> Bound:
+def exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     """Delta at epsilon, as a bound; otherwise as ``exact_epsilon``."""
     best = (0.0, 0.0, 0.0)
     for reverse in range(len(compositions(run, relation, 1e-9))):
@@ -73,7 +68,7 @@ def exact_delta(run: Run, relation: Relation, epsilon: float, bands: bool = True
             composition = compositions(run, relation, best[0])[reverse]
             if negligible(composition, epsilon, best[0]):
                 continue
-        value, error = _delta_one_way(run, relation, reverse, epsilon, bands)
+        value, error = _delta_one_way(run, relation, reverse, epsilon)
         found = (max(value - error, 0.0), min(max(value, 0.0), 1.0), min(value + error, 1.0))
         best = (max(best[0], found[0]), max(best[1], found[1]), max(best[2], found[2]))
     return Bound(*best, "exact")
@@ -100,30 +95,10 @@ def negligible(composition: Composition, epsilon: float, delta: float) -> bool:
     return False
 
 
-def _epsilon_one_way(
-    composition: Composition, delta: float, bands: bool
-) -> tuple[float, float, float]:
-    """(lower, estimate, upper) in one direction, by one line or, if that is poor, by bands."""
-    found = None
-    try:
-        evaluated, epsilon = _evaluate(composition, delta)
-        found = _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
-        if found[2] - found[0] <= _NARROW * found[2]:
-            return found
-        if evaluated.delta(found[1])[1] <= _PRECISE * delta:
-            return found
-    except Unresolved:
-        if composition.ceiling() < math.inf or not bands:
-            raise
-    if composition.ceiling() < math.inf or (found and not bands):
-        return found or (0.0, 0.0, math.inf)
-    try:
-        banded = banded_epsilon(composition, delta)
-    except Unresolved:
-        if found is None:
-            raise
-        return found
-    return min(found or banded, banded, key=lambda b: b[2] - b[0])
+def _epsilon_one_way(composition: Composition, delta: float) -> tuple[float, float, float]:
+    """(lower, estimate, upper) in one direction."""
+    evaluated, epsilon = _evaluate(composition, delta)
+    return _widen(evaluated, _solve(evaluated.contour, epsilon, delta), delta)
 
 
 def _evaluate(composition: Composition, delta: float) -> tuple[_Evaluated, float]:
@@ -217,32 +192,6 @@ def _widen(evaluated: _Evaluated, epsilon: float, delta: float) -> tuple[float, 
 
 
 def _delta_one_way(
-    run: Run, relation: Relation, reverse: int, epsilon: float, bands: bool
-) -> tuple[float, float]:
-    """(delta, error) in one direction, by one line or, if that is poor, by bands."""
-    try:
-        value, error = _delta_by_one_line(run, relation, reverse, epsilon)
-        if error <= 1e-6 * value:
-            return value, error
-    except Unresolved:
-        value, error = 0.0, math.inf
-    guess = rdp_to_delta(run_rdp(run, relation), epsilon)
-    for _ in range(4 if bands and not reverse and guess > 1e-290 else 0):
-        try:
-            found = banded_delta(compositions(run, relation, guess)[reverse], epsilon, guess)
-        except Unresolved:
-            break
-        if found[1] < error:
-            value, error = found
-        if not 0 < value < 1e-3 * guess:
-            break
-        guess = value * 1.01
-    if not math.isfinite(error):
-        raise Unresolved("neither one line nor bands")
-    return value, error
-
-
-def _delta_by_one_line(
     run: Run, relation: Relation, reverse: int, epsilon: float
 ) -> tuple[float, float]:
     """(delta, error); the cut-off follows delta down until it is small enough for it."""

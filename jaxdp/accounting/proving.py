@@ -5,9 +5,7 @@ from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.queries import epsilon as epsilon_of
-from jaxdp.accounting.saddle import Unresolved
 
-_TRUSTED = 1e-3  # relative width beyond which the integral's answer is not used, as by "auto"
 _PATIENCE = 4  # answers of the slow accountants, some seconds each, in one search
 
 
@@ -56,12 +54,9 @@ class Prover:
         return bound.upper <= self._epsilon or bound.lower > self._epsilon
 
     def _contour(self, run: Run) -> Bound | None:
-        accountant = accountants.ACCOUNTANTS["exact"] if _closed(run) else accountants.ONE_LINE
-        try:
-            bound = accountant.epsilon(run, self._relation, self._delta)
-        except Unresolved:
-            return None
-        return bound if bound.upper - bound.lower <= _TRUSTED * bound.upper else None
+        if _closed(run):
+            return accountants.ACCOUNTANTS["exact"].epsilon(run, self._relation, self._delta)
+        return accountants.quick_epsilon(run, self._relation, self._delta)
 
 
 def _closed(run: Run) -> bool:

@@ -9,7 +9,7 @@ from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants
 from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
-from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.events import Repeated
 from jaxdp.accounting.loss import Array
 
@@ -24,7 +24,7 @@ def epsilon(
 
     Args:
         event: what was released, see ``jaxdp.accounting.events``.
-        delta: in (0, 1).
+        delta: in [1e-300, 1), or 0 or 1.
         relation: which data sets are neighbours.
         accountant: "auto" (the tightest that covers the event) or the name of an accountant.
 
@@ -46,8 +46,23 @@ def epsilon(
         >>> print(f"{bound.upper:.2f}")
         1.83
     """
-    delta = check.open_probability("delta", delta)
-    return accountants.ask("epsilon", flatten(event, relation), relation, accountant, delta)
+    delta = check.target("delta", delta)
+    run = flatten(event, relation)
+    if delta in (0, 1) and not accountants.refuses(run, relation, accountant):
+        return _pure(run, relation) if delta == 0 else Bound(0, 0, 0, "none", "any release has it")
+    return accountants.ask("epsilon", run, relation, accountant, delta)
+
+
+def _pure(run: Run, relation: Relation) -> Bound:
+    """Epsilon at delta 0: the sum of the largest losses."""
+    if run.infinite:
+        return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
+    if run.steps:
+        lower = 0.0 if run.hidden else math.inf
+        return Bound(lower, math.inf, math.inf, "none", "Gaussian noise: no loss is the largest")
+    value = math.fsum(n * part.pure(relation) for part, n in run.parts)
+    tight = value < math.inf and all(part.pairs(relation, False) for part, _ in run.parts)
+    return Bound(value * (1 - 1e-12) if tight else 0.0, value, value * (1 + 1e-12), "none")
 
 
 def delta(
@@ -66,7 +81,23 @@ def delta(
     if check.real("epsilon", epsilon) != math.inf:
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
         epsilon = min(check.non_negative("epsilon", epsilon), 1e100)
-    return accountants.ask("delta", flatten(event, relation), relation, accountant, epsilon)
+    run = flatten(event, relation)
+    if epsilon == math.inf and run.parts and not accountants.refuses(run, relation, accountant):
+        return _impossible(run, relation)
+    return accountants.ask("delta", run, relation, accountant, epsilon)
+
+
+def _impossible(run: Run, relation: Relation) -> Bound:
+    """Delta at an infinite epsilon: the probability that some loss is infinite."""
+    log_none = 0.0
+    for part, n in run.parts:
+        pairs = part.pairs(relation, True)
+        some = max((pair.infinite for pair in pairs), default=0.0)
+        if not pairs and not np.isfinite(part.renyi(relation, np.asarray([2.0]))).any():
+            some = 1.0
+        log_none += n * (math.log1p(-some) if some < 1 else -math.inf)
+    upper = 1.0 if run.infinite else min(1.0, -math.expm1(log_none) * (1 + 1e-12))
+    return Bound(0.0, upper, upper, "none", "the probability of an infinite loss")
 
 
 def supports(

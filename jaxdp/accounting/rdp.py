@@ -76,7 +76,7 @@ def _curves(steps: list[Step], relation: Relation, orders: tuple[float, ...]) ->
 
 
 def run_rdp(run: Run, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
-    """Renyi divergence of the whole composition at each order: the sum over its steps."""
+    """Renyi divergence of the whole composition at each order: the sum over its steps and parts."""
     total = np.zeros(len(orders))
     poisson = [(step, n) for step, n in run.steps if step.sampling == "poisson"]
     curves = _poisson_rdp([step for step, _ in poisson], relation, orders)
@@ -85,6 +85,8 @@ def run_rdp(run: Run, relation: Relation, orders: tuple[float, ...] = DEFAULT_OR
     for step, n in run.steps:
         if step.sampling != "poisson":
             total += n * step_rdp(step, relation, orders)
+    for part, n in run.parts:
+        total += n * part.renyi(relation, np.asarray(orders, dtype=np.float64))
     return total
 
 

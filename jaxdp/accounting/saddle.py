@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxdp.accounting.base import Unresolved
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.loss import LossTable, Pair, grid_width, log_moment, mass_window, tabulate
 from jaxdp.accounting.roots import bracket_decreasing
-
-
-class Unresolved(ArithmeticError):
-    """Raised where a quadrature would need too many nodes; another accountant must answer."""
 
 
 @dataclass(frozen=True)

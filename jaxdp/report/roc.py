@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
+from jaxdp.accounting.curves import misses, profile
 from jaxdp.report import plots, svg
 from jaxdp.report.svg import BLUE
-from jaxdp.report.tradeoff import limit, profile
 from jaxdp.report.words import show_epsilon
 
 if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports none of it
@@ -28,10 +28,12 @@ def save_roc(audit: "AlgorithmAudit | RunAudit", path: Path, title: str) -> Path
     seen = audit.roc[(audit.roc > 0).all(axis=1)]
     least = max(_FEWEST, 10.0 ** np.floor(np.log10(np.min(seen, initial=0.01))))
     figure, axes = plots.rates(float(least))
-    points = profile(audit.event, acc.Relation.ADD_OR_REMOVE_ONE, audit.delta)
-    if points is not None:
+    relation = acc.Relation.ADD_OR_REMOVE_ONE
+    known = acc.supports(audit.event, relation)
+    points = profile(audit.event, relation, audit.delta) if known else []
+    if points:
         rates = np.logspace(np.log10(least), 0, 200)
-        curve = np.c_[rates, limit(points)(rates)]
+        curve = np.c_[rates, 1 - misses(points, rates)]
         label = f"proven limit, epsilon {show_epsilon(audit.proven)} (but for chance)"
         plots.bounded(axes, curve, label)
     axes.plot(seen[:, 0], seen[:, 1], color=BLUE, label="this attack", linestyle="--")

@@ -59,6 +59,33 @@ def describe(event: acc.Event) -> str:
                 f"the last iterate of {chains} of noisy steps over one fixed, secret partition "
                 f"({steps:,} steps, the others hidden)"
             )
+        case acc.Laplace(noise_multiplier):
+            return (
+                f"a sum of clipped contributions with Laplace noise of {noise_multiplier:.4g} "
+                "times the largest one"
+            )
+        case acc.DiscreteLaplace(scale, _) | acc.DiscreteGaussian(scale, _):
+            kind = "Laplace" if isinstance(event, acc.DiscreteLaplace) else "Gaussian"
+            return (
+                f"a sum of integers, up to {event.sensitivity} of a record, with discrete {kind} "
+                f"noise of scale {scale:.4g}"
+            )
+        case acc.RandomizedResponse(noise_prob, buckets):
+            return (
+                f"each record's own answer, replaced with probability {noise_prob:.4g} by a random "
+                f"one of {buckets}"
+            )
+        case acc.ExponentialMechanism(epsilon):
+            return f"a choice by an exponential mechanism of epsilon {epsilon:.4g}"
+        case acc.EpsilonDelta(epsilon, delta):
+            return f"a release that is stated to be ({epsilon:.4g}, {delta:.4g})-private"
+        case acc.ZCDP(rho, xi):
+            return f"a release that is stated to be ({xi:.4g}, {rho:.4g})-zero-concentrated private"
+        case acc.MixtureOfGaussians(noise_multiplier, sensitivities, _):
+            return (
+                f"a sum with Gaussian noise of {noise_multiplier:.4g}, which a record moves by one "
+                f"of {len(sensitivities)} amounts at random, up to {max(sensitivities):.4g}"
+            )
         case acc.NonPrivate(reason):
             return f"something without any guarantee: {reason}"
     return repr(event)

@@ -22,7 +22,6 @@ Q, NOISE, DELTA = 512 / 60_000, 1.23, 1e-5
 TOLD = (100, 1_000, 4_698, 7_245)
 _COLUMNS = {
     "exact": "exact",
-    "pld": "pld",
     "rdp": "rdp",
     "clt": "GDP by the central limit theorem",
 }
@@ -53,7 +52,8 @@ def _ask(accountant: str, steps: int) -> dict[str, Any]:
         )
     else:
         bound = acc.epsilon(run, DELTA, accountant=accountant)
-        lower, estimate, upper = bound.lower, bound.estimate, bound.upper
+        lower, upper = bound.lower, bound.upper
+        estimate = upper if bound.estimate is None else bound.estimate
     seconds = time.perf_counter() - began
     return {
         "name": _run_name(accountant, steps),

@@ -1,0 +1,203 @@
+"""Pairs of finitely many losses on a grid, above and below a dominating pair (docs/certificate.md).
+
+Above: the mass between two grid points goes to both of them such that its probability under both
+laws is kept (Doroshenko et al. 2022, "Connect the dots", arXiv:2207.04380v2, Section 4). Below: a
+cell is merged into one outcome, which is post-processing, and that outcome is split between its two
+neighbours on the grid where the cell's own profile is found to lie above the split one's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxdp.accounting.base import Array, Pair
+
+Index = NDArray[np.int64]
+_U = 2.0**-53
+# Grid widths of a merged cell: two are the least for which the split of an evenly filled cell lies
+# below its profile.
+CELL = 2.4
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """Losses on the grid ``offset + index * width``, of one step.
+
+    Attributes:
+        index: [m] integers.
+        mass: [m] P masses; the Q mass of each is that times e^-loss.
+        offset: loss of index 0.
+        top: the losses above it, and infinite ones, are in no atom.
+        over: (P, Q) masses of those: rounded up and down, or below a pair down and up.
+    """
+
+    index: np.ndarray
+    mass: Array
+    offset: float
+    top: float
+    over: tuple[float, float]
+
+
+def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
+    """Atoms that dominate the pair (docs/certificate.md, Theorem 2).
+
+    Args:
+        pair: one step.
+        width: of the grid.
+        low: the least loss of interest; smaller ones are rounded up to it.
+        cap: the largest; larger ones are in ``over``.
+        fine: width of a cell over its distance from the point mass, where that is far.
+    """
+    offset, r = pair.center, pair.rounding
+    right = _spaced((cap - offset) / width, fine)
+    left = _spaced((offset - low) / width, fine)
+    index = np.concatenate([-left[:0:-1], right])
+    loss = offset + index * width
+    gap = np.diff(index) * width
+    p, q, gain, error = _masses(pair, loss)
+    with np.errstate(over="ignore", invalid="ignore"):
+        at = np.expm1(loss[:-1])
+        up = (gain - q * at + error + r * q * np.abs(at)) / -np.expm1(-gap)
+    up = np.clip(np.nan_to_num(up, nan=np.inf) + 4 * _U * p, 0.0, p)
+    mass = np.zeros(index.size)
+    mass[1:] += up
+    mass[:-1] += p - up
+    mass[0] += pair.cells(np.asarray([-np.inf, loss[0]]))[0][0]
+    top = np.asarray(pair.tails(loss[-1:])).ravel()
+    over = float(top[0]) * (1 + 2 * r), float(top[1]) * (1 - 2 * r)
+    slack = _slack(pair, loss)
+    return Atoms(index.astype(np.int64), mass * (1 + 2 * r), offset + slack, float(loss[-1]), over)
+
+
+def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
+    """Atoms that the pair dominates (docs/certificate.md, Theorem 3); otherwise as ``above``."""
+    center, r = pair.center, pair.rounding
+    half = 0.5 * CELL
+    right = CELL * _spaced(max((cap - center) / width - half, 1.0) / CELL, fine)
+    left = CELL * _spaced(max((center - low) / width - half, 1.0) / CELL, fine)
+    edges = center + width * np.concatenate([-left[::-1] - half, right + half])
+    cells = _Merged(pair, edges, center, width)
+    if cells.lost() > 1e-5 * width:
+        # Cells that are filled on one side only, such as the lowest, go with their neighbours.
+        bad = np.flatnonzero(~cells.good & (cells.up > 1e-5))
+        again = np.delete(edges, bad + (edges[bad] < center))
+        cells = min(cells, _Merged(pair, again, center, width), key=_Merged.lost)
+    up = np.where(cells.good, cells.up, 0.0)
+    indices = np.concatenate([cells.index, cells.index + 1])
+    mass = np.concatenate([cells.p - up, up]) * (1 - 3 * r - 16 * _U)
+    tails = np.asarray(pair.tails(edges[-1:])).ravel()
+    over = float(tails[0]) * (1 - 2 * r), float(tails[1]) * (1 + 2 * r)
+    kept = mass > 0
+    return Atoms(
+        indices[kept].astype(np.int64),
+        mass[kept],
+        cells.offset - _slack(pair, edges),
+        float(edges[-1]),
+        over,
+    )
+
+
+class _Merged:
+    """Cells as one outcome each, and their splits between two points of the grid.
+
+    Attributes:
+        offset: loss of index 0: that of the merged cell in the middle.
+        index: [m] index of the lower of the two points.
+        p: [m] P mass.
+        up: [m] what of it goes to the upper point.
+        good: [m] True where the split is found to lie below the cell's own profile.
+    """
+
+    def __init__(self, pair: Pair, edges: Array, center: float, width: float) -> None:
+        self._pair, self._width = pair, width
+        p, q, gain, error = _masses(pair, edges)
+        loss = _merged(p, q, gain, error, edges[:-1], pair.rounding)
+        middle = float(loss[max(int(np.searchsorted(edges, center)) - 1, 0)])
+        self.offset = middle if np.isfinite(middle) else center
+        kept = np.isfinite(loss) & (p > 1e-290)
+        self.p, loss = np.where(kept, p, 0.0), np.where(kept, loss, edges[:-1])
+        self.index = np.floor((loss - self.offset) / width)
+        grid = self.offset + self.index * width
+        self.up = np.clip(self.p * np.expm1(grid - loss) / np.expm1(-width), 0.0, self.p)
+        self.good: NDArray[np.bool_] = self.up <= 4 * _U * self.p
+        share = np.nan_to_num(self.up / np.maximum(self.p, 1e-300) * np.exp(loss - grid - width))
+        first, last = edges[:-1].copy(), edges[1:].copy()
+        cut = last - (last - first) * np.clip(share, 0.0, 1.0)
+        for _ in range(8):
+            left = np.flatnonzero(~self.good & (self.up > 1e-9))
+            if not left.size:
+                break
+            low = self._try(left, edges, cut[left], grid[left])
+            first[left[low]], last[left[~low]] = cut[left[low]], cut[left[~low]]
+            cut[left] = 0.5 * (first[left] + last[left])
+
+    def lost(self) -> float:
+        """The mean loss given up by the cells that are rounded down whole."""
+        return float(self._width * (self.up * ~self.good).sum())
+
+    def _try(self, left: Index, edges: Array, cut: Array, grid: Array) -> NDArray[np.bool_]:
+        """Marks the cells of ``left`` of whose profile a tangent lies above the split's profile.
+
+        The part of a cell beyond a cut has P* - u Q* in u = e^epsilon, a tangent of the cell's
+        profile. The split's profile is a line between its points, so that its ends decide.
+
+        Returns:
+            [k] True where a cut that is too low was the reason for the failure.
+        """
+        first, last = edges[left], edges[left + 1]
+        cut = np.clip(cut, first, last)
+        masses = _masses(self._pair, np.stack([first, cut, last], axis=1).ravel())
+        q, gain, error = (v[1::3] for v in masses[1:])
+        up, r = self.up[left], self._pair.rounding
+        with np.errstate(over="ignore", invalid="ignore"):
+            near, far = np.expm1(grid), np.expm1(grid + self._width)
+            slack = error + 3 * r * (q * np.abs(far) + up * self._width)
+            slack += 4 * _U * self.p[left] * self._width
+            at_far = gain - q * far - slack
+            at_near = gain - q * near - slack + up * np.expm1(-self._width)
+        self.good[left] = (at_far >= 0) & (at_near >= 0)
+        return np.asarray(at_far < 0)
+
+
+def _merged(p: Array, q: Array, gain: Array, error: Array, least: Array, r: float) -> Array:
+    """A lower bound on the loss of each merged cell, [m]: log p/q, or its smallest loss."""
+    known = (p > 1e-290) & (q > 1e-290)
+    q = np.where(known, q, 1.0)
+    ratio = np.where(known, np.maximum((gain - error) / q, -1.0), 0.0)
+    with np.errstate(divide="ignore"):
+        small = np.log1p(ratio - r * np.abs(ratio))
+        large = np.log(np.where(known, p, 1.0)) - np.log(q) - 2 * r
+    value = np.where(np.abs(ratio) < 1, small, large)
+    value -= 4 * _U * np.abs(value)
+    # Beyond a loss of about 660 the second law underflows.
+    return np.asarray(np.where(known, value, least))
+
+
+def _masses(pair: Pair, edges: Array) -> tuple[Array, Array, Array, Array]:
+    """(P masses, Q masses, their difference, bound on its error) of the cells."""
+    precise: Any = getattr(pair, "masses", None)
+    if precise is not None:
+        found: tuple[Array, Array, Array, Array] = precise(edges)
+        return found
+    p, q = pair.cells(edges)
+    return p, q, p - q, (pair.rounding + 2 * _U) * (p + q)
+
+
+def _slack(pair: Pair, edges: Array) -> float:
+    """How far the losses of the cells' edges may be off, for pairs that invert their loss."""
+    own: Any = getattr(pair, "slack", None)
+    return 4 * _U * float(np.abs(edges).max()) + (0.0 if own is None else own(edges))
+
+
+def _spaced(last: float, fine: float) -> Array:
+    """Integers from 0 to at least ``last``: by ones up to 1/fine, then geometrically."""
+    last = max(float(np.ceil(last)), 1.0)
+    dense = min(last, np.ceil(1 / fine))
+    index: Array = np.arange(dense + 1)
+    if last > dense:
+        count = int(np.ceil(np.log(last / dense) / np.log1p(fine)))
+        far = np.round(dense * (last / dense) ** (np.arange(1, count + 1) / count))
+        index = np.append(index, far[np.diff(far, prepend=dense) > 0])
+    return index

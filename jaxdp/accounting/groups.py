@@ -1,0 +1,170 @@
+"""Group privacy: guarantees for up to k records of one person."""
+
+import math
+
+import numpy as np
+
+from jaxdp.accounting import _validate as check
+from jaxdp.accounting.base import Event
+from jaxdp.accounting.bounds import Bound, Relation
+from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting.events import Composed, Gaussian, NonPrivate, PoissonSampled, Repeated
+from jaxdp.accounting.mixtures import MixtureOfGaussians
+from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
+from jaxdp.accounting.queries import delta as record_delta
+from jaxdp.accounting.queries import epsilon as record_epsilon
+from jaxdp.accounting.roots import bracket_decreasing
+from jaxdp.accounting.sampled import PerUser
+from jaxdp.accounting.stated import ZCDP, EpsilonDelta, ExponentialMechanism, RandomizedResponse
+
+_MOST = 1000  # records of a group that a mixture is made of
+_FARTHEST = 1e6
+
+
+def grouped(event: Event, records: int, relation: Relation) -> Event | None:
+    """The event whose worst pairs for one record are those of ``event`` for k; None if unknown.
+
+    Under ``relation`` up to k records are all added, all removed, all replaced, or all zeroed out.
+    A sum moves k times as far. Of k Poisson-sampled records a binomial number takes part, which is
+    a ``MixtureOfGaussians`` (Ganesh 2024, arXiv:2401.10294v2), but not under REPLACE_ONE.
+    """
+    k = records
+    match event:
+        case Gaussian(z):
+            return Gaussian(z / k)
+        case PoissonSampled():
+            return _sampled(event, k, relation)
+        case Repeated(inner, n):
+            one = grouped(inner, k, relation)
+            return None if one is None else Repeated(one, n)
+        case Composed(events):
+            each = [grouped(inner, k, relation) for inner in events]
+            known = [one for one in each if one is not None]
+            return Composed(tuple(known)) if len(known) == len(each) else None
+        case PerUser(inner, n):
+            one = grouped(inner, k, relation)
+            return None if one is None else PerUser(one, n)
+        case NonPrivate():
+            return event
+        case Laplace(b):
+            return Laplace(b / k)
+        case DiscreteLaplace(scale, sensitivity) | DiscreteGaussian(scale, sensitivity):
+            return type(event)(scale, sensitivity * k)
+        case RandomizedResponse():
+            return Repeated(event, k)
+        case ExponentialMechanism(epsilon):
+            return ExponentialMechanism(k * epsilon, relation=event.relation)
+        case EpsilonDelta(epsilon, delta):
+            log_delta = math.log(delta) + _log_sum(epsilon, k) if delta > 0 else -math.inf
+            whole = math.exp(min(0.0, log_delta + 1e-12)) if delta > 0 else 0.0
+            return EpsilonDelta(k * epsilon, whole, relation=event.relation)
+        case ZCDP(rho, 0.0):  # Bun and Steinke 2016, arXiv:1605.02065v1, Proposition 1.9
+            return ZCDP(k * k * rho, relation=event.relation)
+    return None
+
+
+def _sampled(event: PoissonSampled, k: int, relation: Relation) -> Event | None:
+    run = flatten(event, relation)
+    if run.empty or run.infinite:
+        return event
+    step = run.steps[0][0]
+    if step.sampling_prob == 1:
+        return Gaussian(step.noise_multiplier / k)
+    if relation is Relation.REPLACE_ONE or k > _MOST:
+        return None
+    chances = _binomial(k, step.sampling_prob)
+    return MixtureOfGaussians(step.noise_multiplier, tuple(range(k + 1)), chances)
+
+
+def _binomial(k: int, q: float) -> tuple[float, ...]:
+    """P(0), ..., P(k) of a binomial law, to a relative 1e-13; the last is at least 1e-300.
+
+    That is more than all those together that underflow, so that the law is no smaller.
+    """
+    rest = math.log1p(-q)
+    logs = [math.log(math.comb(k, j)) + j * math.log(q) + (k - j) * rest for j in range(k + 1)]
+    chances = [math.exp(v) if v > -697 else 0.0 for v in logs]
+    return (*chances[:-1], max(chances[-1], 1e-300))
+
+
+def group_epsilon(
+    event: Event,
+    delta: float,
+    records: int,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    accountant: str = "auto",
+) -> Bound:
+    """Bounds on epsilon where neighbours differ in up to ``records`` records; report ``.upper``.
+
+    Of Gaussian sums, Poisson-sampled ones (not under REPLACE_ONE), Laplace and the other primitives
+    and compositions of these the group's own worst pairs are known (``grouped``). Of all others the
+    answer follows from the one for a record: k steps of (e, d) are (k e, d (e^(k e) - 1)/(e^e - 1))
+    (Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded), at
+    the best e. Then ``lower`` is that of one record.
+
+    Args:
+        event: what was released.
+        delta: in [0, 1].
+        records: k >= 1, the most records of one person; public.
+        relation: how each of the k records differs.
+        accountant: as for ``epsilon``.
+
+    Raises:
+        ValueError: for an argument out of its range.
+        UnsupportedEventError: as ``epsilon``.
+    """
+    k = check.count("records", records, 1)
+    whole = grouped(event, k, relation) if k > 1 else event
+    if whole is not None:
+        return record_epsilon(whole, delta, relation, accountant)
+    one = record_epsilon(event, delta, relation, accountant)
+    if delta in (0, 1) or not math.isfinite(one.upper):
+        return Bound(one.lower, k * one.upper, k * one.upper, one.accountant, one.note)
+
+    def excess(epsilon: float) -> float:
+        found = record_delta(event, epsilon, relation, accountant).upper
+        return math.log(found / delta) + _log_sum(epsilon, k) if found > 0 else -math.inf
+
+    found = 0.0
+    if excess(0.0) > 0:
+        high = max(one.upper, 1e-6)
+        while excess(high) > 0:
+            high *= 2
+            if high > _FARTHEST:
+                return Bound(one.lower, math.inf, math.inf, one.accountant, "no finite epsilon")
+        found = math.nextafter(k * bracket_decreasing(excess, 0.0, high, rtol=1e-6)[1], math.inf)
+    return Bound(min(one.lower, found), found, found, one.accountant, "k times that of one record")
+
+
+def group_delta(
+    event: Event,
+    epsilon: float,
+    records: int,
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    accountant: str = "auto",
+) -> Bound:
+    """Bounds on delta where neighbours differ in up to ``records`` records; report ``.upper``.
+
+    Arguments, method and errors as for ``group_epsilon``.
+    """
+    k = check.count("records", records, 1)
+    whole = grouped(event, k, relation) if k > 1 else event
+    if whole is not None:
+        return record_delta(whole, epsilon, relation, accountant)
+    lower = record_delta(event, epsilon, relation, accountant).lower
+    each = epsilon if epsilon == math.inf else math.nextafter(epsilon / k, 0.0)
+    one = record_delta(event, each, relation, accountant)
+    upper = 0.0
+    if one.upper > 0:
+        # What P can do and Q cannot may be anything once there is a law between them.
+        factor = math.inf if epsilon == math.inf else _log_sum(each, k)
+        upper = math.exp(min(0.0, math.log(one.upper) + factor))
+    return Bound(min(lower, upper), upper, upper, one.accountant, "from that of one record")
+
+
+def _log_sum(epsilon: float, k: int) -> float:
+    """log of 1 + e^epsilon + ... + e^((k - 1) epsilon), raised by its rounding."""
+    if epsilon == 0:
+        return math.log(k)
+    ratio = np.log(-np.expm1(-k * epsilon)) - np.log(-np.expm1(-epsilon))
+    return float((k - 1) * epsilon + ratio) + 1e-14 * (1 + k * epsilon)
