@@ -5,7 +5,8 @@ from typing import Any
 import jax
 
 from jaxdp import _validate
-from jaxdp.sampling import FixedSize, FullBatch, Poisson
+from jaxdp.sampling import FixedSize, FullBatch, Shuffled, steps_of_a_block
+from jaxdp.sampling.named import rate
 from jaxdp.schedules import NoiseSchedule
 
 
@@ -23,6 +24,8 @@ def check_mechanism(mechanism: Any) -> None:
         raise ValueError(
             "noise_multiplier must be one number with count_noise_multiplier, got a schedule"
         )
+    if mechanism.records_per_user is not None:
+        _validate.integer("records_per_user", mechanism.records_per_user, least=1)
     if mechanism.steps is not None:
         _validate.integer("steps", mechanism.steps, least=1)
     if mechanism.delta is not None:
@@ -38,7 +41,8 @@ def _check_kinds(mechanism: Any) -> None:
         raise ValueError(
             f"rule must be a clipping rule such as jaxdp.clip(0.1), got {mechanism.rule!r}"
         )
-    if not has(mechanism.sampling, "event", "choose", "check"):
+    rules = (["choose", "event", "check"], ["epoch", "block", "event", "check"])
+    if not any(has(mechanism.sampling, *names) for names in rules):
         raise ValueError(
             f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {mechanism.sampling!r}"
         )
@@ -62,14 +66,42 @@ def _check_sizes(mechanism: Any) -> None:
     sampling = mechanism.sampling
     if batch > size:
         raise ValueError(f"batch_size must be at most dataset_size ({size}), got {batch}")
-    if isinstance(sampling, Poisson) and abs(sampling.sampling_prob * size - batch) >= 1:
+    expected = rate(sampling, batch, size) * size
+    if abs(expected - batch) >= 1:
+        of = "sampling_prob" if hasattr(sampling, "sampling_prob") else "share of the steps"
         raise ValueError(
-            f"batch_size must be sampling_prob * dataset_size = {sampling.sampling_prob * size:g}, "
-            f"rounded, got {batch}"
+            f"batch_size must be {of} * dataset_size = {expected:g}, rounded, got {batch}"
         )
-    if isinstance(sampling, FixedSize) and sampling.batch_size != batch:
+    if isinstance(sampling, FixedSize | Shuffled) and sampling.batch_size != batch:
         raise ValueError(
             f"batch_size must be that of the sampling ({sampling.batch_size}), got {batch}"
         )
     if isinstance(sampling, FullBatch) and batch != size:
         raise ValueError(f"batch_size must be dataset_size ({size}) for full_batch, got {batch}")
+    cap = getattr(sampling, "cap", 1)
+    if cap > mechanism.most_records:
+        raise ValueError(f"cap must be at most {mechanism.most_records}, got {cap}")
+    _check_levels(mechanism.noise_multiplier, steps_of_a_block(sampling, size))
+
+
+def _check_levels(noise: Any, block: int) -> None:
+    """Raises ValueError if the noise changes within an epoch, which is one event of one noise."""
+    if not isinstance(noise, NoiseSchedule):
+        return
+    for multiplier, steps in noise.levels[:-1]:
+        if steps % block:
+            raise ValueError(
+                f"noise_multiplier must stay the same within an epoch of {block} steps, got a "
+                f"schedule that keeps {multiplier:g} for {steps}"
+            )
+
+
+def check_source(mechanism: Any, source: Any) -> None:
+    """Raises ValueError if the mechanism draws otherwise from them, or protects another unit."""
+    found = getattr(source, "records_per_user", None)
+    if found != mechanism.records_per_user:
+        raise ValueError(
+            "records_per_user must be that of the source, jaxdp.sources.users, or None for a "
+            f"source of records: expected {found}, got {mechanism.records_per_user}"
+        )
+    mechanism.sampling.check(len(source), mechanism.dataset_size)

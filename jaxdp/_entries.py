@@ -38,7 +38,8 @@ class Entry:
     """Releases of one kind on consecutive steps.
 
     Attributes:
-        event: what each step released.
+        event: what each step released; or each epoch, of ``event.block`` steps. Epochs begin at
+            the multiples of that.
         first_step: the first step.
         steps: how many consecutive steps.
         stream: names the randomness. A step of a stream is one release, charged once. Another
@@ -152,6 +153,13 @@ class Streams:
             start = max(start, entry.end)
         return [*gaps, (start, end)] if start < end else gaps
 
+    def new_events(self, entry: Entry) -> int:
+        """The number of events that an entry adds: its steps, or the epochs that it begins."""
+        size = entry.event.block
+        first, end = _blocks(entry.first_step, entry.end, size)
+        gaps = self.missing(entry.stream, first * size, end * size, entry.event)
+        return sum(max(0, stop // size - -(-start // size)) for start, stop in gaps)
+
 
 def check_replay(entry: Entry, known: Entry, replay: bool) -> None:
     step = max(entry.first_step, known.first_step)
@@ -167,6 +175,29 @@ def check_replay(entry: Entry, known: Entry, replay: bool) -> None:
         )
 
 
+def check_block(entry: Entry, known: Iterable[Entry]) -> None:
+    """Raises ValueError where an epoch would be charged as two events: it is one draw."""
+    for other in known:
+        size = max(entry.event.block, other.event.block)
+        one, two = (_blocks(e.first_step, e.end, size) for e in (entry, other))
+        if size > 1 and entry.event != other.event and one[0] < two[1] and two[0] < one[1]:
+            raise ValueError(
+                f"event must be one for all steps of an epoch of stream {entry.stream!r}, got "
+                f"{entry.event} beside {other.event}: two events need two draws"
+            )
+
+
+def _blocks(first_step: int, end: int, size: int) -> tuple[int, int]:
+    """(first, end) of the blocks of ``size`` steps that the steps [first_step, end) touch."""
+    return first_step // size, -(-end // size)
+
+
+def count_blocks(first_step: int, end: int, size: int) -> int:
+    """The number of blocks (epochs) that steps [first_step, end) touch: each is charged whole."""
+    first, last = _blocks(first_step, end, size)
+    return last - first
+
+
 def counted(entry: Entry, without: tuple[str, int] | None) -> int:
     """The number of an entry's steps, less those for which no ticket was handed out."""
     if without is None or entry.stream != without[0]:
@@ -176,11 +207,27 @@ def counted(entry: Entry, without: tuple[str, int] | None) -> int:
 
 def composed(entries: Iterable[Entry], without: tuple[str, int] | None) -> acc.Event:
     """All entries as one event, equal ones counted together; ``without`` as for ``counted``."""
+    counts = event_counts(entries, without)
+    return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
+
+
+def event_counts(
+    entries: Iterable[Entry], without: tuple[str, int] | None = None
+) -> dict[acc.Event, int]:
+    """The number of charges of each event; entries stream by stream, in the order of their steps.
+
+    An epoch that is one event counts once in its stream, whole, however few of its steps and in
+    however many entries.
+    """
     counts: dict[acc.Event, int] = {}
+    ends: dict[tuple[str | None, acc.Event], int] = {}
     for entry in entries:
         if steps := counted(entry, without):
-            counts[entry.event] = counts.get(entry.event, 0) + steps
-    return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
+            event, name = entry.event, (entry.stream, entry.event)
+            first, end = _blocks(entry.first_step, entry.first_step + steps, event.block)
+            counts[event] = counts.get(event, 0) + max(0, end - max(first, ends.get(name, 0)))
+            ends[name] = max(end, ends.get(name, 0))
+    return counts
 
 
 def on_trust(steps: int, opened: int, unseen: int, assumed: Iterable[str]) -> list[str]:

@@ -31,6 +31,9 @@ class Issuer:
         note: as for ``Entry``.
         replay: True issues steps that the stream was charged for before, and whose releases nobody
             saw, within that charge; nothing is given back then.
+        draws: goes into the randomness of a block of steps that are drawn together (an epoch), in
+            place of mechanism and incarnation: what is the same at every start of a run keeps the
+            draw of an epoch that an interruption cut in two, which is one event.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class Issuer:
         source: str = "sampler",
         note: str = "",
         replay: bool = False,
+        draws: str = "",
     ):
         self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
         self.step = _validate.integer("first_step", first_step, least=0)
         self.reserve = _validate.integer("reserve", reserve, least=1)
         named = f"{mechanism!r}|{incarnation}".encode()
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
+        self._draws = draws or self.label
         self._source, self._note, self._replay = source, note, replay
         self._reserved = self.step
         self._handed = self.step
@@ -91,6 +96,7 @@ class Issuer:
                 self.step,
                 self.mechanism.multipliers(self.step),
                 self._account,
+                self._draws,
             )
             self._live[self.step] = ticket
             self.step += 1

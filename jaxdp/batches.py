@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxdp import _validate
+from jaxdp._entries import event_counts
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling import Sampler
@@ -152,8 +153,16 @@ def placed(source: Source) -> Source:
     return DeviceArrays.of(jax.device_put(source.arrays))
 
 
-def rows_of_a_pass(batch_size: int, source: Source) -> int:
-    """The physical batch size: nearly every whole draw, where that is fast and fits in memory."""
+def rows_of_a_pass(batch_size: int, source: Source, cap: int | None = None) -> int:
+    """The physical batch size: nearly every whole draw, where that is fast and fits in memory.
+
+    Args:
+        batch_size: the expected one.
+        source: the records.
+        cap: of truncated draws, which are one pass always.
+    """
+    if cap is not None:
+        return cap
     usual = default_physical_batch_size(batch_size)
     if isinstance(source, BucketedText):
         # Each length has passes of its own, the last of which is half empty.
@@ -209,9 +218,11 @@ def steps_left(
 
 
 def charged(ledger: Ledger, mechanism: Mechanism) -> int:
-    """The number of steps of this mechanism that a ledger holds already."""
-    if isinstance(mechanism.noise_multiplier, (int, float)):
-        return sum(e.steps for e in ledger.entries if e.event == mechanism.event)
-    length = mechanism.noise_multiplier.steps
+    """The number of steps of this mechanism that a ledger holds already, epochs counted whole.
+
+    A new stream begins with an epoch of its own: what is left of the last one is lost.
+    """
+    noise = mechanism.noise_multiplier
+    length = 1 if isinstance(noise, (int, float)) else noise.steps
     events = {event for event, _, _ in mechanism.events(0, length)}
-    return sum(e.steps for e in ledger.entries if e.event in events)
+    return sum(n * e.block for e, n in event_counts(ledger.entries).items() if e in events)

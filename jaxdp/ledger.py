@@ -13,6 +13,7 @@ from jaxdp._entries import (
     SOURCES,
     Entry,
     Streams,
+    check_block,
     check_replay,
     composed,
     counted,
@@ -28,10 +29,9 @@ class Ledger:
 
     With a ``path``, every charge is on disk (flushed and fsynced) before ``charge`` returns, so
     that a crash can over-count and never under-count. A ledger holds no un-noised data. Under
-    add-or-remove-one nothing in it depends on the data at all, so it may be published.
-
-    Every line is chained to those before it, so that an edited or removed one is found; lines cut
-    off at the end are found by whoever kept the ``head`` (a ``TrainState`` does).
+    add-or-remove-one nothing in it depends on the data at all, so it may be published. Every line
+    is chained to those before it, so that an edited or removed one is found; lines cut off at the
+    end are found by whoever kept the ``head`` (a ``TrainState`` does).
 
     Args:
         path: a JSON-lines file: read now, and written to from the first charge on, by one process
@@ -142,7 +142,7 @@ class Ledger:
         """Charges ``steps`` releases of ``event``.
 
         Args:
-            event: the release of one step.
+            event: the release of one step; or of an epoch of ``event.block`` steps, charged whole.
             steps: the number of consecutive steps.
             stream: names the randomness; each of its steps can be charged once. None charges anew.
             first_step: the first of the steps in the stream.
@@ -160,7 +160,10 @@ class Ledger:
             self._open()
             known = self._streams.of(stream)
             if stream is None and known:
-                entry = entry.between(known[-1].end, known[-1].end + steps)
+                start = -(-known[-1].end // event.block) * event.block  # never within an epoch
+                entry = entry.between(start, start + steps)
+            else:
+                check_block(entry, known)
             if not known or entry.first_step >= known[-1].end:
                 self._append(entry)
                 return
@@ -198,8 +201,8 @@ class Ledger:
     def assume(self, what: str) -> None:
         """Writes down, once, something that the guarantee takes to be public without verifying it.
 
-        ``grad_fn.sum`` does so with the draws that this ledger was charged for. It is on disk when
-        this returns, and ``unverified`` says it also after the ledger was opened anew.
+        It is on disk when this returns, and ``unverified`` says it also after the ledger was opened
+        anew.
 
         Args:
             what: in words, such as "the frozen parameter ['embedding']"; public, one line.
@@ -357,10 +360,7 @@ class Ledger:
                 known.add(what)
 
     def _write(self, row: Row) -> None:
-        if self._file is not None:
-            self._file.append(row)
-        else:
-            self._chain.next(row)
+        (self._chain.next if self._file is None else self._file.append)(row)
 
     def _read(self, rows: Iterable[tuple[str, Row]]) -> None:
         for where, row in rows:
@@ -392,7 +392,7 @@ class Ledger:
 
     def _spend(self, entry: Entry) -> None:
         if self._budget is not None:
-            self._budget.charge(acc.Repeated(entry.event, entry.steps))
+            self._budget.charge(acc.Repeated(entry.event, self._streams.new_events(entry)))
 
     def _append(self, entry: Entry) -> None:
         self._spend(entry)

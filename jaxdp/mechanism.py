@@ -11,11 +11,12 @@ import optax
 from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_mechanism
-from jaxdp._entries import SEEDED
+from jaxdp._entries import SEEDED, count_blocks
 from jaxdp._issuer import Issuer
 from jaxdp.clipping import ClippedGrad, Rule, clip, clipped_grad, rounding
 from jaxdp.noise import privatize
-from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler, Sampling
+from jaxdp.sampling import Sampler, Sampling, by_name
+from jaxdp.sampling.named import expected_size, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.seeds import Secret
 from jaxdp.tickets import NoiseKey, simulated_key
@@ -47,6 +48,8 @@ class Mechanism:
             then that of gradient and count together.
         steps: how many steps the noise was calibrated for; None if it was given.
         delta: that it was calibrated for; None likewise.
+        records_per_user: where the privacy unit is a user (``jaxdp.sources.users``), the most
+            records of one user that enter a step; None where it is a record.
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -61,6 +64,7 @@ class Mechanism:
     count_noise_multiplier: float | None = None
     steps: int | None = None
     delta: float | None = None
+    records_per_user: int | None = None
 
     def __post_init__(self) -> None:
         check_mechanism(self)
@@ -69,7 +73,7 @@ class Mechanism:
 
     @property
     def event(self) -> acc.Event:
-        """The accounting event of one step, the same for all.
+        """The accounting event of one step, the same for all; or of an epoch that is one event.
 
         Raises:
             ValueError: the noise follows a schedule; see ``event_at`` and ``total``.
@@ -88,6 +92,8 @@ class Mechanism:
 
     def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
         """The steps as (event, first_step, steps), one triple for each stretch of equal steps.
+
+        Where steps are drawn together the event is that of a whole epoch, of ``event.block`` steps.
 
         Raises:
             ValueError: a noise schedule ends before these steps do.
@@ -120,9 +126,10 @@ class Mechanism:
         return simulated_key(key, self.multipliers(0), step)
 
     def total(self, steps: int) -> acc.Event:
-        """The composition of the first ``steps`` steps, as one event."""
+        """The composition of the first ``steps`` steps, as one event; epochs count whole."""
         rows = self.events(0, _validate.integer("steps", steps, least=0))
-        return acc.Composed(tuple(acc.Repeated(event, count) for event, _, count in rows))
+        counts = ((e, count_blocks(first, first + n, e.block)) for e, first, n in rows)
+        return acc.Composed(tuple(acc.Repeated(event, count) for event, count in counts))
 
     def noise_std(self, params: PyTree, step: int | jax.Array = 0) -> float | jax.Array:
         """Standard deviation of the noise in each coordinate of the noisy mean, before unscaling.
@@ -158,7 +165,8 @@ class Mechanism:
     def _event(self, noise_multiplier: float) -> acc.Event:
         if self.leak:
             return acc.NonPrivate(self.leak)
-        return self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
+        event = self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
+        return event if self.records_per_user is None else acc.PerUser(event, self.records_per_user)
 
     def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
@@ -201,7 +209,8 @@ class Mechanism:
         """
         self.sampling.check(num_records, self.dataset_size)
         if physical_batch_size is None:
-            physical_batch_size = default_physical_batch_size(self.batch_size)
+            usual = default_physical_batch_size(self.batch_size)
+            physical_batch_size = getattr(self.sampling, "cap", usual)
         issuer = issuer_of(self, ledger, secret, first_step=first_step, reserve=reserve)
         return Sampler(self.sampling, num_records, physical_batch_size, issuer)
 
@@ -266,8 +275,9 @@ def dp_sgd(
     l2_clip_norm: float | None = None,
     batch_size: int | None = None,
     dataset_size: int | None = None,
-    sampling: str = "poisson",
+    sampling: str | Sampling = "poisson",
     *,
+    records_per_user: int | None = None,
     rule: Rule | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -287,12 +297,16 @@ def dp_sgd(
         batch_size: the expected number of records of a step.
         dataset_size: the number of records, a declared public constant.
         sampling: "poisson" (each record with probability batch_size / dataset_size), "fixed_size"
-            (exactly batch_size, without replacement) or "full_batch" (needs batch_size =
-            dataset_size).
+            (exactly batch_size, without replacement), "full_batch" (needs batch_size =
+            dataset_size), "allocation" (each record in one random step of every epoch; the number
+            of steps is whole, and batch_size becomes what that makes it), "shuffle" (no
+            amplification: to compare with), "truncated_poisson" (one shape for all draws); or a
+            rule of ``jaxdp.sampling``.
+        records_per_user: for a source of users; as for ``Mechanism``.
         rule: another clipping rule, in place of ``l2_clip_norm``.
         epsilon: the budget of all steps.
         delta: of the budget.
-        steps: how many steps the budget is for.
+        steps: how many steps the budget is for; rounded up to the epochs that are charged whole.
         schedule: the shape of the noise over the steps, to be scaled to the budget.
         relation: the neighbouring relation of the budget.
 
@@ -300,8 +314,8 @@ def dp_sgd(
         The mechanism, for ``jaxdp.Trainer`` or a loop of your own.
 
     Raises:
-        ValueError: an argument is missing or out of its range, named with its value; both a noise
-            and a budget were given; the budget cannot be met.
+        ValueError: an argument is missing or out of its range; noise and budget were both given;
+            the budget cannot be met.
 
     Example:
         >>> mechanism = jaxdp.dp_sgd(
@@ -320,15 +334,17 @@ def dp_sgd(
             "give noise_multiplier, or a budget of epsilon, delta and steps, got "
             f"noise_multiplier={noise_multiplier!r} and {budget}"
         )
-    if noise_multiplier is not None:
-        if delta is not None or steps is not None or schedule is not None:
-            raise ValueError(
-                "delta, steps and schedule belong to a budget (epsilon=), which must not be given "
-                f"with noise_multiplier, got {budget}"
-            )
-        return with_rule(rule, noise_multiplier, batch_size, dataset_size, sampling)
-    start = with_rule(rule, 1.0, batch_size, dataset_size, sampling)
-    return _calibrated(start, budget, schedule, acc.Relation(relation))
+    noise = 1.0 if noise_multiplier is None else noise_multiplier
+    made = with_rule(rule, noise, batch_size, dataset_size, sampling)
+    made = dataclasses.replace(made, records_per_user=records_per_user)
+    if noise_multiplier is None:
+        return _calibrated(made, budget, schedule, acc.Relation(relation))
+    if delta is not None or steps is not None or schedule is not None:
+        raise ValueError(
+            "delta, steps and schedule belong to a budget (epsilon=), which must not be given "
+            f"with noise_multiplier, got {budget}"
+        )
+    return made
 
 
 def with_rule(
@@ -336,7 +352,7 @@ def with_rule(
     noise_multiplier: float | NoiseSchedule,
     batch_size: int | None,
     dataset_size: int | None,
-    sampling: str = "poisson",
+    sampling: str | Sampling = "poisson",
     leak: str = "",
 ) -> Mechanism:
     """A mechanism with any clipping rule; otherwise as ``dp_sgd``."""
@@ -348,13 +364,10 @@ def with_rule(
         raise ValueError(
             f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"
         )
-    _validate.one_of("sampling", sampling, ("poisson", "fixed_size", "full_batch"))
-    draws: dict[str, Sampling] = {
-        "poisson": Poisson(batch_size / dataset_size),
-        "fixed_size": FixedSize(batch_size),
-        "full_batch": FullBatch(),
-    }
-    return Mechanism(rule, noise_multiplier, draws[sampling], batch_size, dataset_size, leak)
+    if isinstance(sampling, str):
+        sampling = by_name(sampling, batch_size, dataset_size)
+        batch_size = expected_size(sampling, batch_size, dataset_size)
+    return Mechanism(rule, noise_multiplier, sampling, batch_size, dataset_size, leak)
 
 
 def _calibrated(
@@ -364,7 +377,9 @@ def _calibrated(
         if budget[name] is None:
             raise ValueError(f"{name} must be given with epsilon={budget['epsilon']!r}, got None")
     steps = _validate.integer("steps", budget["steps"], least=1)
-    if schedule is not None and schedule.steps < steps:
+    if schedule is None:
+        steps = whole_epochs(steps, start.event.block)
+    elif schedule.steps < steps:
         raise ValueError(f"schedule must cover the {steps} steps, got one of {schedule.steps}")
 
     def at(noise: float) -> Mechanism:

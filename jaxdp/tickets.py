@@ -3,7 +3,8 @@
 Keys are derived from (secret, configuration, incarnation, step, part) by a keyed hash. Wherever a
 sampler is made the incarnation is fresh randomness of the operating system, so that a restored
 state, a repeated step or a second process gets another draw and other noise. (With a seed that a
-person chose it is a count, so that a run can be repeated; the ledger notes it.)
+person chose it is a count, so that a run can be repeated; the ledger notes it.) The draw of an
+epoch that is one event comes from (secret, stream, epoch): a run that was interrupted keeps it.
 """
 
 import functools
@@ -94,8 +95,10 @@ class Ticket:
         step: int,
         multipliers: dict[str, float],
         account: "Account",
+        draws: str = "",
     ):
         self.step = step
+        self._draws = draws or label
         self.multipliers = dict(multipliers)
         self._secret, self._label, self.account = secret, f"{label}|{step}", account
         self._process = os.getpid()
@@ -171,9 +174,17 @@ class Ticket:
             self._withdrawn = not self._spent
         return self._withdrawn
 
-    def generator(self) -> np.random.Generator:
-        """NumPy's 64-bit Philox generator for this step's draw."""
-        key = np.frombuffer(self._secret.stream(f"draw|{self._label}"), dtype=np.uint64)
+    def generator(self, block: int = 0) -> np.random.Generator:
+        """NumPy's 64-bit Philox generator for this step's draw.
+
+        Args:
+            block: steps that are drawn together; the generator is then at the beginning of the
+                stream of the block that this step is in. 0 for a step by itself.
+        """
+        named = f"draw|{self._label}"
+        if block:
+            named = f"epoch|{self._draws}|{block}|{self.step // block}"
+        key = np.frombuffer(self._secret.stream(named), dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 
     def rng(self, name: str) -> jax.Array:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from jaxdp import accounting as acc
+from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
 from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
@@ -120,7 +121,7 @@ class Trainer:
         )
         _check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
-            self.mechanism.sampling.check(len(self.source), self.mechanism.dataset_size)
+            check_source(self.mechanism, self.source)
         issuer = issuer or self._new_issuer(reserve)
         self._sampler = self._new_sampler(physical_batch_size, issuer)
         self._batches: Callable[[], Batches | None] = lambda: None
@@ -358,7 +359,8 @@ class Trainer:
 
     def _new_sampler(self, rows: int | None, issuer: Issuer) -> Sampler:
         mechanism = self.mechanism
-        size = rows or rows_of_a_pass(mechanism.batch_size, self.source)
+        cap = getattr(mechanism.sampling, "cap", None)
+        size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:

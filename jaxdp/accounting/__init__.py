@@ -37,6 +37,13 @@ from jaxdp.accounting.stated import (
     ExponentialMechanism,
     RandomizedResponse,
 )
+from jaxdp.accounting.tuned import (
+    Geometric,
+    Logarithmic,
+    NegativeBinomial,
+    PoissonTries,
+    Tuned,
+)
 
 __all__ = [
     "ZCDP",
@@ -51,11 +58,15 @@ __all__ = [
     "ExponentialMechanism",
     "FixedSizeSampled",
     "Gaussian",
+    "Geometric",
     "Laplace",
+    "Logarithmic",
     "MixtureOfGaussians",
+    "NegativeBinomial",
     "NonPrivate",
     "PerUser",
     "PoissonSampled",
+    "PoissonTries",
     "RandomAllocation",
     "RandomizedResponse",
     "Relation",
@@ -63,6 +74,7 @@ __all__ = [
     "Repeated",
     "ShuffledEpoch",
     "TruncatedPoisson",
+    "Tuned",
     "UnsupportedEventError",
     "advantage",
     "calibrate",

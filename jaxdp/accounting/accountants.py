@@ -23,6 +23,7 @@ from jaxdp.accounting.loss import separation
 from jaxdp.accounting.pairs import gaussian_pairs
 
 _ZERO = "delta(0) is already below the target"
+_BETWEEN = "no tight value is known: the truth lies between the ends"
 _UPPER_ONLY = "upper bound only: no lower end is proven"
 
 
@@ -135,8 +136,12 @@ def _step_pairs(step: Step, relation: Relation, upper: bool) -> tuple[Pair, ...]
 
 def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:
     """The contour integral's epsilon with its own rounding error, or None where it has none."""
-    if not poisson(run) or not run.steps:
+    if not poisson(run) or not run.steps or run.infinite or run.hidden:
         return None
+    if not _only_full_batch(run, relation):
+        return _gdp_epsilon(run, relation, delta)
+    if _is_single(run):
+        return _exact_epsilon(run, relation, delta)
     try:
         bound = exact.exact_epsilon(run, relation, delta)
     except Unresolved:
@@ -146,7 +151,7 @@ def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:
 
 def quick_delta(run: Run, relation: Relation, epsilon: float) -> Bound | None:
     """The contour integral's delta with its own rounding error, or None where it has none."""
-    if not poisson(run) or not run.steps:
+    if not poisson(run) or not run.steps or run.hidden:
         return None
     try:
         bound = exact.exact_delta(run, relation, epsilon)
@@ -203,8 +208,11 @@ def _joined(lower: float, upper: float, quick: Bound | None, both: bool, query: 
     note = _ZERO if upper == 0 and query == "epsilon" else ""
     if not both:
         return Bound(0.0, None, upper, "exact", note or _UPPER_ONLY)
-    middle = 0.5 * (lower + upper) if quick is None or quick.estimate is None else quick.estimate
-    return Bound(lower, min(max(middle, lower), upper), upper, "exact", note)
+    if quick is not None and quick.estimate is not None:
+        return Bound(lower, min(max(quick.estimate, lower), upper), upper, "exact", note)
+    if upper - lower > 2e-3 * upper:
+        return Bound(lower, None, upper, "exact", note or _BETWEEN)
+    return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
 
 
 def _auto(query: str) -> Callable[[Run, Relation, float], Bound]:

@@ -1,18 +1,341 @@
-"""Placeholder: to be written on its own branch."""
+"""Random allocation: laws of its likelihood ratio, above and below in convex order.
 
-from typing import Any
+Of a record that is in one of t Gaussian steps the likelihood ratio is S/t, S = sum of t independent
+e^X with X ~ N(-1/2z^2, 1/z^2) in the record's absence. In both directions delta is the mean of
+a convex function of it: a law above it in convex order bounds delta from above, one below from
+below. docs/allocation.md proves this, the step to k > 1, and every line of the arithmetic.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from jaxdp.accounting.base import Array, Discrete
+from jaxdp.accounting.bounds import Relation
+
+COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
+REACH = 9.6  # standard deviations: beyond lies less than TAIL
+TAIL = 1e-21
+LEAST_NOISE = 0.15  # of the k steps together: below it no sampling is credited
+MOST_STEPS = 1 << 24
+LINEAR = 1 / 200  # the widest relative step of a grid that is even around the mean
+BITS = 7  # atoms in an octave beyond the bulk, as a power of two
+EPS = 2.0**-52
+CHUNK = 1 << 13
+_ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 
-def refuses(*args: Any) -> str:
-    """Refuses."""
-    return "not written yet"
+@dataclass(frozen=True)
+class _Rule:
+    """Laws are made above in convex order (``upper``) or below.
+
+    ``fine`` is the spacing of atoms near the mean, in standard deviations.
+    """
+
+    upper: bool
+    fine: float
 
 
-def pairs(*args: Any) -> Any:
-    """None."""
-    return ()
+@dataclass(frozen=True)
+class _Law:
+    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence.
+
+    Attributes:
+        at: [m] places, increasing, > 0.
+        mass: [m].
+        zero: mass at 0.
+        escaped: mean at infinity, where there is no mass.
+        error: bound on the relative error of a mass.
+        shift: bound on the relative error of a place.
+    """
+
+    at: Array
+    mass: Array
+    zero: float = 0.0
+    escaped: float = 0.0
+    error: float = 0.0
+    shift: float = 0.0
 
 
-def renyi(*args: Any) -> Any:
-    """None."""
-    raise NotImplementedError
+def refuses(steps: int, participations: int, relation: Relation) -> str:
+    """The reason why there is no bound, or ""."""
+    del participations
+    if relation is Relation.REPLACE_ONE:
+        return (
+            "no dominating pair is known where a record becomes another in the same steps; ask "
+            "with relation add_or_remove_one or replace_special"
+        )
+    if steps > MOST_STEPS:
+        return f"an epoch of {steps} steps has too many for its sum, at most {MOST_STEPS}"
+    return ""
+
+
+def pairs(
+    z: float, steps: int, participations: int, relation: Relation, upper: bool
+) -> tuple[Discrete, ...]:
+    """Pairs of an epoch, (forward, reverse) or one for both; () where no lower bound is known.
+
+    One participation has both ends, which meet as atoms get finer; between 1 and t participations
+    there is an upper bound alone (docs/allocation.md, Theorems 1 and 4).
+
+    Args:
+        z: noise multiplier, > 0.
+        steps: t, the batches of an epoch.
+        participations: k of them hold a record, drawn uniformly without replacement.
+        relation: add_or_remove_one or replace_special, which have the same pairs.
+        upper: True for pairs that dominate the release, else for dominated ones.
+    """
+    joint = z / math.sqrt(participations)
+    if refuses(steps, participations, relation):
+        return ()
+    if not upper and (1 < participations < steps or joint < LEAST_NOISE):
+        return ()
+    if participations == steps or joint < LEAST_NOISE:
+        return _plain(joint, upper)
+    return _pairs(z, steps, participations, upper)
+
+
+def renyi(z: float, steps: int, participations: int, relation: Relation, orders: Array) -> Array:
+    """Renyi divergence of k steps without sampling, order k / 2z^2: never below an epoch's, [k].
+
+    An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
+    and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
+    """
+    del steps, relation
+    return orders * participations / (2 * z * z)
+
+
+@lru_cache(maxsize=64)
+def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Discrete, Discrete]:
+    # The steps in k groups, ``more`` of them larger by one: docs/allocation.md.
+    size, more = divmod(steps, participations)
+    # Every combination adds about fine^2 to the relative width of epsilon.
+    combined = sum(n.bit_length() + n.bit_count() - 2 for n in (size, participations))
+    rule = _Rule(upper, 1 / (16 * math.sqrt(max(combined, 6))))
+    parts = [(size, participations - more), (size + 1, more)]
+    laws = [(_groups(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count]
+    law, spread = laws[0]
+    if more:
+        law = _combine(law, laws[1][0], np.multiply, 1.0, math.hypot(spread, laws[1][1]), rule)
+    shift = (law.shift + 1e-14) * (1 if upper else -1)
+    loss, error = np.log(law.at), law.error + law.shift
+    forward = Discrete(loss + shift, law.at * law.mass, law.escaped, error)
+    reverse = Discrete((shift - loss)[::-1], law.mass[::-1], law.zero, error)
+    return forward, reverse
+
+
+@lru_cache(maxsize=64)
+def _plain(z: float, upper: bool) -> tuple[Discrete]:
+    """The pair of one Gaussian release, which is its own reverse."""
+    cells = _Cells(z, REACH, 1 / 512, upper)
+    mass = cells.mass.copy()
+    if upper:
+        mass[-1] += TAIL
+    shift = (cells.shift + 1e-14 * (1 + abs(cells.log[0]))) * (1 if upper else -1)
+    zero = TAIL if upper else 0.0
+    return (Discrete((shift - cells.log)[::-1], mass[::-1], zero, cells.error),)
+
+
+def _spread(z: float, steps: int, groups: int) -> float:
+    """About the standard deviation of the logarithm of the product of ``groups`` means S/t."""
+    return math.sqrt(groups * math.log1p(math.expm1(1 / (z * z)) / steps))
+
+
+def _groups(z: float, steps: int, groups: int, rule: _Rule) -> _Law:
+    """The law of the product of ``groups`` independent copies of S/t, t = ``steps``."""
+    # One factor among n: a place of n standard deviations is sqrt(n) times further off.
+    law = _power(
+        lambda n: _factor(z, min(rule.fine * math.sqrt(n) / 2, COARSE), rule),
+        lambda a, b, n: _combine(a, b, np.add, n, _spread(z, n, 1), rule),
+        steps,
+    )
+    shift, escaped = law.shift + EPS, law.escaped / steps
+    mean = replace(law, at=law.at / steps, shift=shift, escaped=escaped)
+    return _power(
+        lambda n: mean,
+        lambda a, b, n: _combine(a, b, np.multiply, 1.0, _spread(z, steps, n), rule),
+        groups,
+    )
+
+
+def _power(
+    copy: Callable[[int], _Law], combine: Callable[[_Law, _Law, int], _Law], count: int
+) -> _Law:
+    """``count`` independent copies combined, by doubling.
+
+    Args:
+        copy: the law of one copy, of which n are to be combined.
+        combine: the law of two together, n copies in all.
+        count: >= 1.
+    """
+    law, n = copy(1), 1
+    for digit in bin(count)[3:]:
+        n *= 2
+        law = combine(law, law, n)
+        if digit == "1":
+            n += 1
+            law = combine(copy(n), law, n)
+    return law
+
+
+class _Cells:
+    """Atoms of a law of X ~ N(-1/2z^2, 1/z^2) whose e^X is above or below in convex order.
+
+    A cell has its mass at its ends, or at its mean. The rest is left to the caller.
+
+    Args:
+        z: noise multiplier.
+        top: the last place, in standard deviations of X above its mean; the first is -REACH.
+        width: the largest width of a cell, in the same.
+        upper: above in convex order.
+    """
+
+    def __init__(self, z: float, top: float, width: float, upper: bool) -> None:
+        count = math.ceil((REACH + top) / width)
+        width = (REACH + top) / count
+        edges = width * np.arange(count + 1) - REACH
+        inside, weight = (_ROOTS + 1) / 2, _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi))
+        weight = weight * np.exp(-0.5 * (edges[:-1, None] + width * inside) ** 2)
+        self.log = edges / z - 0.5 / z**2
+        self.shift = 2 * (float(np.abs(self.log).max()) + (REACH + top) / z + 8) * EPS
+        self.error = (4 * max(top, REACH) ** 2 + 64) * EPS
+        # Cells of an infinite width put all at their lower end: where noise is small that is near.
+        h = width / z if z >= 0.05 else math.inf
+        if upper:
+            self.mass = np.zeros(count + 1)
+            self.mass[:-1] = weight @ (np.expm1((inside - 1) * h) / math.expm1(-h))
+            if h < math.inf:
+                last = np.exp((inside - 1) * h) * np.expm1(-inside * h) / math.expm1(-h)
+                self.mass[1:] += weight @ last
+        else:
+            self.mass = weight.sum(axis=1)
+            self.log = self.log[1:] + np.log(weight @ np.exp((inside - 1) * h) / self.mass)
+            self.shift += self.error
+
+
+def _factor(z: float, width: float, rule: _Rule) -> _Law:
+    """The law of e^X, on cells of at most ``width`` standard deviations of X."""
+    cells = _Cells(z, REACH + 1 / z, width, rule.upper)
+    at, mass = np.exp(cells.log), cells.mass
+    if not rule.upper:
+        return _Law(at, mass, error=cells.error, shift=cells.shift)
+    # More than lies beyond: under Q the near end is REACH away, under P the far one.
+    mass[0] += TAIL
+    mass[-1] += 1.01 * float(special.ndtr(-REACH - 1 / z))
+    return _Law(at, mass, TAIL, TAIL, cells.error, cells.shift)
+
+
+class _Grid:
+    """Places center +- (f - 2^bits) / scale, f the floats with ``bits`` digits after the point.
+
+    They are evenly spaced near the center, then in proportion to the distance; the cell of a place
+    is read off its digits.
+
+    Args:
+        a, b, operation: what will be put on the grid, which fixes its ends.
+        mean: of the result.
+        step: of the grid, near the mean and in proportion to it.
+    """
+
+    def __init__(self, a: _Law, b: _Law, operation: np.ufunc, mean: float, step: float) -> None:
+        low = float(operation(a.at[0], b.at[0]))
+        high = float(operation(a.at[-1], b.at[-1]))
+        self.bits, self.center, self.scale = BITS, mean, 1 / (step * mean)
+        if step > LINEAR or low < mean / 32:
+            self.bits = max(3, round(-math.log2(step)))
+            self.center, self.scale = 0.0, 2**self.bits / low
+        first, last = (self.locate(np.asarray([x])) for x in (low, high))
+        self.left = -int(first[0][0]) if self.center else 0
+        self.size = int(last[0][0]) + self.left + 2
+        raw = (np.arange(self.size) - self.left).astype(np.int64)
+        f = ((np.abs(raw) + self._base()) << (52 - self.bits)).view(np.float64) - 2.0**self.bits
+        self.at = self.center + np.copysign(f, raw) / self.scale
+
+    def _base(self) -> int:
+        return (1023 + self.bits) << self.bits
+
+    def step(self, x: Array) -> Array:
+        """At least the length of the cell of a place."""
+        return 2 * (np.abs(x - self.center) * 2.0**-self.bits + 1 / self.scale)
+
+    def locate(self, x: Array) -> tuple[NDArray[np.int64], Array]:
+        """(index of the last place <= x, how far x is from it to the next as a fraction)."""
+        y = (x - self.center) * self.scale
+        f = np.abs(y) + 2.0**self.bits
+        raw = f.view(np.int64)
+        index = (raw >> (52 - self.bits)) - self._base()
+        fraction = (raw & ((1 << (52 - self.bits)) - 1)) * 2.0 ** (self.bits - 52)
+        if self.center:
+            below = y < 0
+            index = np.where(below, -1 - index, index)
+            fraction = np.where(below, 1 - fraction, fraction)
+        return np.asarray(index, np.int64), np.asarray(fraction, np.float64)
+
+
+def _combine(
+    a: _Law, b: _Law, operation: np.ufunc, mean: float, spread: float, rule: _Rule
+) -> _Law:
+    """The law of the sum or product of independent places, merged onto a grid."""
+    upper = rule.upper
+    grid = _Grid(a, b, operation, mean, spread * rule.fine)
+    first, second = np.zeros((2, grid.size))
+
+    def put(x: Array, weight: Array) -> None:
+        index, fraction = grid.locate(x)
+        index = (index + grid.left).ravel()
+        into = weight * (1 - fraction) if upper else weight
+        first[:] += np.bincount(index, into.ravel(), grid.size)
+        into = weight * (fraction if upper else x)
+        second[:] += np.bincount(index, into.ravel(), grid.size)
+
+    rows = max(1, CHUNK // b.at.size)
+    for i in range(0, a.at.size, rows):
+        others = b.mass
+        if a is b:  # the pair (i, j) stands for (j, i)
+            others = b.mass[i:].copy()
+            others[rows:] *= 2
+        put(
+            operation(a.at[i : i + rows, None], b.at[b.at.size - others.size :]),
+            a.mass[i : i + rows, None] * others,
+        )
+    zero = 1.001 * (a.zero + b.zero)
+    if upper and operation is np.add:
+        low = a.at[0] + b.at[0]
+        x = np.append(a.at, b.at)
+        weight = np.append(b.zero * a.mass, a.zero * b.mass)
+        zero = a.zero * b.zero + 1.001 * float(weight @ (np.maximum(1 - x / low, 0) + EPS))
+        put(np.maximum(x, low), weight * np.minimum(x / low, 1))
+    # The longest chain of additions: within a chunk, over the chunks, of a tail.
+    roundings = max(CHUNK, a.at.size + b.at.size) + a.at.size + grid.size + 16
+    error = math.expm1(math.log1p(a.error) + math.log1p(b.error) + roundings * EPS)
+    apart = max(a.shift, b.shift) if operation is np.add else 1.001 * (a.shift + b.shift)
+    apart += 200 * EPS
+    escaped = 1.001 * (a.escaped + b.escaped)
+    if upper:
+        first[1:] += second[:-1]
+        return _trimmed(_Law(grid.at, first, zero, escaped, error, apart), mean, True)
+    at = second[first > 0] / first[first > 0]
+    law = _trimmed(_Law(at, first[first > 0], error=error, shift=apart), mean, False)
+    width = float((grid.step(law.at) / law.at).max())
+    return replace(law, shift=law.shift + 3 * (width * error + roundings * EPS))
+
+
+def _trimmed(law: _Law, mean: float, upper: bool) -> _Law:
+    """The law without the empty places and without its outermost TAILs, which are set apart."""
+    beyond = np.cumsum((law.at * law.mass)[::-1])[::-1]
+    low = int(np.searchsorted(np.cumsum(law.mass), TAIL))
+    high = int(np.count_nonzero(beyond >= TAIL * mean))
+    at, mass, zero, escaped = law.at[low:high], law.mass[low:high].copy(), law.zero, law.escaped
+    if upper:
+        # A place below at[0] is split between it and 0, one above at[-1] between it and infinity.
+        mass[0] += float(law.mass[:low] @ law.at[:low]) / float(at[0])
+        zero += float(law.mass[:low].sum())
+        mass[-1] += float(law.mass[high:].sum())
+        escaped += 1.001 * float(law.mass[high:] @ law.at[high:])
+    used = mass > 0
+    return _Law(at[used], mass[used], zero, escaped, law.error, law.shift)

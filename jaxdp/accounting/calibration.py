@@ -1,98 +1,114 @@
-"""Calibration: the noise, the number of steps or the sampling probability that fits a budget.
+"""Calibration: the noise, the number of steps or whatever else fits a privacy budget.
 
 Every answer was checked: its proven (upper) epsilon never exceeds the target.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from jaxdp.accounting import _validate as check
+from jaxdp.accounting import queries
 from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.events import Gaussian, PoissonSampled, Repeated
-from jaxdp.accounting.proving import Prover
-from jaxdp.accounting.search import largest, least
+from jaxdp.accounting.roots import least
 
-_RANGE = math.log(1e9)
+_ADD = Relation.ADD_OR_REMOVE_ONE
 _FINE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
-_COARSE = 1e-4  # relative, of the value that makes any other event
-_MAX_STEPS = 10**12
-
-MakeEvent = Callable[[float], Event]
-MakeRun = Callable[[int], Event]
 
 
 def calibrate(
-    make_event: MakeEvent,
+    make_event: Callable[[Any], Event],
     epsilon: float,
     delta: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    relation: Relation = _ADD,
     accountant: str = "auto",
+    *,
+    between: tuple[float, float] = (1e-9, 1e9),
+    most: bool = False,
+    whole: bool = False,
+    tolerance: float = 1e-4,
+    otherwise: float | None = None,
 ) -> float:
-    r"""The smallest value whose event is proven to be within (epsilon, delta).
+    """The smallest (or largest) value whose event is proven to be within (epsilon, delta).
 
-    The value is a noise multiplier, or whatever else makes an event more private as it grows: one
-    multiplier of several releases, the factor of a noise schedule. Smallest means to a relative
-    1e-4, between 1e-9 and 1e9.
+    The value is whatever makes an event more private as it grows (a noise multiplier, the factor of
+    a schedule) or, with ``most``, less private (steps, epochs, a sampling probability).
 
     Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, accountant).upper <=
-    epsilon`` was proven for the value returned, whatever ``make_event`` does elsewhere.
-
-    | case | answer |
-    |---|---|
-    | 1e-9 is within the target already | 1e-9 |
-    | 1e9 is not | ValueError |
-    | the event is refused by the accountant | UnsupportedEventError, with its name |
-    | delta below 1e-15 or above 0.1, or losses that take the accountant seconds a value | \
-      proven all the same, but by Rényi bounds where the exact integral fails: not always least |
+    epsilon`` was evaluated for the value returned, whatever ``make_event`` does elsewhere. The
+    search is led by quick estimates; at most 60 of them, and at most 60 proofs, mostly one.
 
     Args:
-        make_event: from a value > 0 to everything that would be released.
+        make_event: from a value to everything that would be released.
         epsilon: target > 0.
         delta: in (0, 1).
         relation: which data sets are neighbours.
         accountant: as for ``jaxdp.accounting.epsilon``.
+        between: the least and the greatest value that are tried, both > 0.
+        most: find the largest value instead of the smallest.
+        whole: try whole numbers only, as int. The answer is then the last that is within, or
+            within a relative 1e-7 of it.
+        tolerance: how close, relative, the answer is to the best one, or its epsilon to the target.
+        otherwise: is returned when no value is within; None raises.
 
     Returns:
-        The value.
+        The value: a float, or an int. An end of ``between`` when all values are within.
 
     Raises:
-        ValueError: for an argument out of its range, or a target that no value up to 1e9 meets.
+        ValueError: for an argument out of its range, or a target that no value meets.
+        UnsupportedEventError: the accountant refuses an event.
+
+    Example:
+        >>> from jaxdp import accounting as acc
+        >>> def training(epochs):
+        ...     return acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 0.01), 100 * epochs)
+        >>> acc.calibrate(training, 3.0, 1e-5, between=(1, 10**6), most=True, whole=True)
+        26
     """
-    return _least_value(make_event, epsilon, delta, relation, accountant, _COARSE)
+    epsilon = check.positive("epsilon", epsilon)
+    delta = check.open_probability("delta", delta)
+    tolerance = check.positive("tolerance", tolerance)
+    low, high = _ends(between, whole)
+    wide, safe = (high, low) if most else (low, high)
+
+    def quick(value: float) -> float:
+        found = queries.quick_epsilon(make_event(value), delta, relation)
+        # A little inside, so that the first proof succeeds.
+        return _log_ratio(found, epsilon * (1 - tolerance / 2))
+
+    def proven(value: float) -> float:
+        found = queries.epsilon(make_event(value), delta, relation, accountant)
+        return _log_ratio(found.upper, epsilon)
+
+    start, slope = least(quick, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole)
+    start = safe if start is None else start
+    # Where epsilon jumps, the next value tried is the neighbour that shows it.
+    value, _ = least(proven, start, slope, (wide, safe), tolerance, whole, tolerance / 5)
+    if value is None and otherwise is None:
+        reached = epsilon * math.exp(proven(safe))
+        raise ValueError(
+            f"epsilon={epsilon!r}: expected a target that can be met; at {safe:g}, the most "
+            f"private value tried, {reached:.6g} is proven"
+        )
+    return otherwise if value is None else value  # type: ignore[return-value]
 
 
 def calibrate_count(
-    make_event: MakeRun,
+    make_event: Callable[[int], Event],
     epsilon: float,
     delta: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    relation: Relation = _ADD,
     accountant: str = "auto",
 ) -> int:
     """The largest number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
 
-    It is a number of steps, or of anything else of which more is less private. Otherwise as
-    ``calibrate``.
-
-    Args:
-        make_event: from a count >= 1 to everything that would be released.
-        epsilon: target >= 0.
-        delta: in (0, 1).
-        relation: which data sets are neighbours.
-        accountant: as for ``jaxdp.accounting.epsilon``.
-
-    Raises:
-        ValueError: for an argument out of its range, or when more than 1e12 would fit.
+    It is a number of steps, or of anything else of which more is less private; 1e12 at most.
+    Arguments and errors as for ``calibrate``.
     """
-    epsilon = check.non_negative("epsilon", epsilon)
-    delta = check.open_probability("delta", delta)
-
-    def most(by: str, guess: int = 1) -> int:
-        prover = Prover(epsilon, delta, relation, by)
-        return largest(lambda n: prover.bound(make_event(n)).upper <= epsilon, _MAX_STEPS, guess)
-
-    # RDP is quick and its answer is near: the search with a slower accountant starts there.
-    return most(accountant, max(1, most("rdp")) if accountant == "auto" else 1)
+    keywords: dict[str, Any] = {"between": (1, 10**12), "whole": True, "otherwise": 0}
+    return int(calibrate(make_event, epsilon, delta, relation, accountant, most=True, **keywords))
 
 
 def calibrate_noise_multiplier(
@@ -100,7 +116,7 @@ def calibrate_noise_multiplier(
     delta: float,
     sampling_prob: float,
     steps: int,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    relation: Relation = _ADD,
     accountant: str = "auto",
 ) -> float:
     """The smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
@@ -129,14 +145,10 @@ def calibrate_noise_multiplier(
     check.positive("epsilon", epsilon)
     check.open_probability("delta", delta)
     q = check.probability("sampling_prob", sampling_prob)
-    steps = check.count("steps", steps)
-    if q == 0 or steps == 0:
+    if q == 0 or check.count("steps", steps) == 0:
         return 0.0
-
-    def run(noise_multiplier: float) -> Event:
-        return _dp_sgd(noise_multiplier, q, steps)
-
-    return _least_value(run, epsilon, delta, relation, accountant, _FINE)
+    make = lambda z: _dp_sgd(z, q, steps)  # noqa: E731
+    return calibrate(make, epsilon, delta, relation, accountant, tolerance=_FINE)
 
 
 def calibrate_steps(
@@ -144,15 +156,15 @@ def calibrate_steps(
     delta: float,
     sampling_prob: float,
     noise_multiplier: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    relation: Relation = _ADD,
     accountant: str = "auto",
 ) -> int:
     """The largest number of steps whose upper epsilon is within the target; 0 if not even one is.
 
-    Arguments as for ``calibrate_noise_multiplier``.
+    Arguments as for ``calibrate_noise_multiplier``; 1e12 at most.
 
     Raises:
-        ValueError: for an argument out of its range, or when more than 1e12 steps would fit.
+        ValueError: for an argument out of its range.
     """
     q = check.probability("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)
@@ -166,70 +178,38 @@ def calibrate_sampling_prob(
     delta: float,
     steps: int,
     noise_multiplier: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    relation: Relation = _ADD,
     accountant: str = "auto",
 ) -> float:
     """The largest Poisson sampling probability (to a relative 1e-6) within the target, at most 1.
 
-    Arguments as for ``calibrate_noise_multiplier``.
-
-    Raises:
-        ValueError: for an argument out of its range.
+    Arguments and errors as for ``calibrate_noise_multiplier``; 0 if not even 1e-26 is within.
     """
-    epsilon = check.non_negative("epsilon", epsilon)
-    delta = check.open_probability("delta", delta)
     steps = check.count("steps", steps)
     z = check.positive("noise_multiplier", noise_multiplier)
-
-    prover = Prover(epsilon, delta, relation, accountant)
-
-    def excess(minus_log_q: float) -> float:
-        event = _dp_sgd(z, math.exp(-minus_log_q), steps)
-        return _log_ratio(prover.bound(event).upper, epsilon)
-
-    if excess(0.0) <= 0:
-        return 1.0
-    try:
-        return math.exp(-least(excess, 3.0, -1.0, (0.0, 60.0), _tolerance(prover, _FINE)))
-    except OverflowError:
-        return 0.0
-
-
-def _least_value(
-    make_event: MakeEvent,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    accountant: str,
-    fine: float,
-) -> float:
-    epsilon = check.positive("epsilon", epsilon)
-    delta = check.open_probability("delta", delta)
-
-    prover = Prover(epsilon, delta, relation, accountant)
-
-    def excess(log_value: float) -> float:
-        return _log_ratio(prover.bound(make_event(math.exp(log_value))).upper, epsilon)
-
-    try:
-        log_value = least(excess, 0.0, -1.5, (-_RANGE, _RANGE), _tolerance(prover, fine))
-    except OverflowError:
-        raise ValueError(
-            f"epsilon={epsilon!r}: expected a target that noise up to 1e9 can meet"
-        ) from None
-    return math.exp(log_value)
-
-
-def _tolerance(prover: Prover, fine: float) -> Callable[[], float]:
-    return lambda: fine if prover.patient else max(fine, _COARSE)
+    keywords: dict[str, Any] = {"between": (1e-26, 1.0), "tolerance": _FINE, "otherwise": 0.0}
+    make = lambda q: _dp_sgd(z, q, steps)  # noqa: E731
+    return calibrate(make, epsilon, delta, relation, accountant, most=True, **keywords)
 
 
 def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
     return Repeated(PoissonSampled(Gaussian(noise_multiplier), sampling_prob), steps)
 
 
+def _ends(between: tuple[float, float], whole: bool) -> tuple[float, float]:
+    try:
+        low, high = between
+    except (TypeError, ValueError):
+        raise ValueError(f"between={between!r}: expected two numbers") from None
+    for end in (low, high):
+        check.count("between", end, 1) if whole else check.positive("between", end)
+    if not low < high:
+        raise ValueError(f"between={between!r}: expected the smaller number first")
+    return low, high
+
+
 def _log_ratio(value: float, target: float) -> float:
     """log(value/target), <= 0 exactly when value <= target; defined for 0 and infinity."""
     if value <= target:
         return -math.inf if value == 0 else min(0.0, math.log(value / target))
-    return math.inf if target == 0 else max(5e-324, math.log(value / target))
+    return max(5e-324, math.log(value / target))

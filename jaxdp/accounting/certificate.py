@@ -44,6 +44,17 @@ class _Plan:
     split: bool
     chernoff: float
     spread: tuple[Array, Array, float]
+    lattice: float
+
+    def width(self, size: int) -> float:
+        """The grid width of a window of ``size`` points; point masses lie on the grid."""
+        width = (self.last - self.first) / size
+        count = math.floor(self.lattice / width)
+        # Point masses between the two lie at fractions of their distance.
+        count -= count % 120 if count >= 120 else 0
+        if count:
+            width = self.lattice / count
+        return width
 
     def size(self, tolerance: float) -> int:
         """Points of a grid on which both ends are about ``tolerance`` (of epsilon) apart."""
@@ -95,11 +106,13 @@ class Direction:
         """
         for _ in range(12):
             step = min(0.02 * near, 1 / self._best_plan(near).c)
-            found = _root(self._terms(high, near, size), near, step, 0.02 * self.tolerance)
-            at = found[1] if high else found[0]
-            if 0.7 * near <= at <= 1.3 * near or near < 1e-12:
+            low, high_, seen = _root(
+                self._terms(high, near, size), near, step, 0.02 * self.tolerance
+            )
+            at = high_ if high else low
+            if near < 1e-12 or (seen and 0.7 * near <= at <= 1.3 * near):
                 return at
-            near = at if at > near else 0.25 * near
+            near = at if at > near else (0.25 if seen else 0.85) * near
         if not high:
             return 0.0
         raise Unresolved("the window did not settle")
@@ -151,7 +164,17 @@ class Direction:
         margin = 0.02 * (last - first)
         over = math.log(sum(n * a.over[0] for a, n in atoms) + 1e-320)
         chernoff = float(np.logaddexp(bound, over))
-        return _Plan(caps, lows, c, first - margin, last + margin, split, chernoff, spread)
+        return _Plan(
+            caps,
+            lows,
+            c,
+            first - margin,
+            last + margin,
+            split,
+            chernoff,
+            spread,
+            _lattice(kinds, spans),
+        )
 
     def _line(
         self, moments: Callable[[Array], Array], c: float, epsilon: float
@@ -206,7 +229,7 @@ class Direction:
         kinds = self._kinds[high]
         assert kinds is not None
         plan = self._best_plan(epsilon)
-        width = (plan.last - plan.first) / size
+        width = plan.width(size)
         make, fine = (above if high else below), plan.fine(self.tolerance)
         atoms = [
             (make(p, width, low, cap, fine), n)
@@ -305,16 +328,13 @@ def _law(
 ) -> Law:
     """The tilted law on the plan's window, with Chernoff's bounds on what is outside."""
     orders = _around(c)
-    log_scale = float(moments(np.asarray([c]))[0])
-    gain = moments(orders) - log_scale
+    gain = moments(orders) - float(moments(np.asarray([c]))[0])
     up, down = orders > c, orders < c
-    above_ = (gain - (orders - c) * (plan.last - 2 * width))[up].min()
-    below_ = (gain + (c - orders) * (plan.first + 2 * width))[down].min()
-    outside = (
-        math.exp(min(float(below_), 0.0)) * (1 + 1e-9),
-        math.exp(min(float(above_), 0.0)) * (1 + 1e-9),
-    )
-    return Law(atoms, width, plan.first, size, c, outside)
+    last = plan.first + (size - 2) * width
+    above_ = (gain - (orders - c) * last)[up].min()
+    below_ = (gain + (c - orders) * plan.first)[down].min()
+    outside = tuple(math.exp(min(float(v), 0.0)) * (1 + 1e-9) for v in (below_, above_))
+    return Law(atoms, width, plan.first, size, c, (outside[0], outside[1]))
 
 
 def _around(c: float) -> Array:
@@ -324,6 +344,15 @@ def _around(c: float) -> Array:
         return np.concatenate([-far[::-1], far])
     ratio = np.geomspace(0.02, 30, 22)
     return np.concatenate([c - ratio[::-1] * c, c + ratio * c])
+
+
+def _lattice(kinds: Kinds, spans: list[tuple[float, float]]) -> float:
+    """The distance of the largest loss from the point mass, where it is a point mass too; or 0."""
+    for (pair, _), (_, high) in zip(kinds, spans, strict=True):
+        near = np.asarray([high - 1e-9 * abs(high) - 1e-300])
+        if float(pair.tails(near)[0][0]) - pair.infinite > 1e-6:
+            return max(high - pair.center, high)
+    return 0.0
 
 
 def _coarse(epsilon: float, spans: list[tuple[float, float]]) -> float:
@@ -403,10 +432,13 @@ def _odds_beyond(p: float) -> float:
 
 def _root(
     delta: Callable[[float], float], near: float, step: float, rtol: float
-) -> tuple[float, float]:
-    """(low, high) epsilon on both sides of where a decreasing end of delta meets 1; or (0, 0).
+) -> tuple[float, float, bool]:
+    """(low, high) epsilon on both sides of where a decreasing end of delta meets 1; or zeros.
 
     Looked for about ``near``; a search that goes far below it tries 0.
+
+    Returns:
+        The two, and False if the end could not be evaluated at the lower one.
 
     Raises:
         Unresolved: the end is not a number, or stays above 1.
@@ -422,11 +454,14 @@ def _root(
     if excess(near) <= 0:
         while low > 0:
             low = low - step if low - step > 0.6 * near else 0.0
-            if excess(low) > 0:
+            value = excess(low)
+            if value == math.inf:
+                return low, high, False
+            if value > 0:
                 break
             high, step = low, 2 * step
         else:
-            return 0.0, 0.0
+            return 0.0, 0.0, True
     else:
         for _ in range(40):
             high += step
@@ -435,7 +470,7 @@ def _root(
             low, step = high, 2 * step
         else:
             raise Unresolved("no upper end")
-    return bracket_decreasing(excess, low, high, rtol=rtol, max_iter=60)
+    return *bracket_decreasing(excess, low, high, rtol=rtol, max_iter=60), True
 
 
 def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[float, float]:
@@ -476,7 +511,7 @@ def _refine(
     near: float,
 ) -> tuple[float, float]:
     """Both ends, on finer and finer grids; each end is the best so far."""
-    lower, upper = 0.0, math.inf
+    lower, upper, before = 0.0, math.inf, math.inf
     size = direction.size(near)
     while True:
         upper = min(upper, end(True, near, size))
@@ -488,7 +523,9 @@ def _refine(
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
         width = (upper - lower) / max(upper, 1e-300)
         tolerance = direction.tolerance
-        if width <= tolerance or size >= _SIZES[1] or upper <= 1e-9:
+        # Ends that do not approach are those of different pairs, or rounding's.
+        if width <= tolerance or width > 0.7 * before or size >= _SIZES[1] or upper <= 1e-9:
             return lower, upper
+        before = width
         grow = 2 ** math.ceil(0.5 * math.log2(max(width / tolerance, 2.0) * 1.2))
         size = min(size * min(grow, 16), _SIZES[1])

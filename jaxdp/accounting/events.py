@@ -6,7 +6,7 @@ neighbouring relation: that is an argument of the query.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from jaxdp.accounting import _validate as check
@@ -258,6 +258,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             value = [asdict(block) for block in value]
         elif isinstance(value, Relation):
             value = value.value
+        elif is_dataclass(value):
+            value = {"type": type(value).__name__, **vars(value)}
         out[key] = value
     return out
 

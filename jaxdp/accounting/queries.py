@@ -100,6 +100,20 @@ def _impossible(run: Run, relation: Relation) -> Bound:
     return Bound(0.0, upper, upper, "none", "the probability of an infinite loss")
 
 
+def quick_epsilon(
+    event: Event, delta: float, relation: Relation = Relation.ADD_OR_REMOVE_ONE
+) -> float:
+    """The best value of epsilon to be had in milliseconds: an estimate, no guarantee.
+
+    Arguments and errors as for ``epsilon``.
+    """
+    run = flatten(event, relation)
+    quick = accountants.quick_epsilon(run, relation, delta)
+    if quick is not None and quick.estimate is not None:
+        return quick.estimate
+    return accountants.ask("epsilon", run, relation, "auto", delta).upper
+
+
 def supports(
     event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, accountant: str = "auto"
 ) -> bool:

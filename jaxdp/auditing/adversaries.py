@@ -13,7 +13,7 @@ from jaxdp import _validate
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.captured import declaring
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sampling import Poisson
+from jaxdp.sampling.named import rate
 from jaxdp.types import PyTree
 
 LOG_RATIO = 1  # the column of the log-likelihood ratio in the scores of a canary
@@ -129,8 +129,8 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
 
 def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
     """Log-likelihood ratios [steps] of noisy sums along the canary, in its clipped norms."""
-    sampling = algorithm.mechanism.sampling
-    prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
+    mechanism = algorithm.mechanism
+    prob = rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)
     z = (
         jnp.asarray(algorithm.mechanism.noise_multiplier, jnp.float32)
         if isinstance(algorithm.mechanism.noise_multiplier, int | float)

@@ -21,7 +21,8 @@ from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sampling import FixedSize, Poisson
+from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
+from jaxdp.sampling.named import name_of, rate
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.sources import Source
 from jaxdp.types import PyTree
@@ -190,10 +191,16 @@ def candidates(count: int, params: PyTree) -> Canaries:
 
 def check(algorithm: Algorithm) -> None:
     """Raises ValueError for algorithms that such canaries cannot audit."""
-    if isinstance(algorithm.mechanism.sampling, FixedSize):
+    mechanism = algorithm.mechanism
+    if not isinstance(mechanism.sampling, Poisson | FullBatch | RandomAllocation):
         raise ValueError(
-            "canaries must be 0 for fixed-size sampling: a record more changes who else is drawn, "
-            "got a number of them"
+            f"canaries must be 0 for {name_of(mechanism.sampling)} sampling: a record more changes "
+            "who else is drawn, got a number of them"
+        )
+    if mechanism.records_per_user is not None:
+        raise ValueError(
+            "canaries must be 0 where a user is the privacy unit: each is a record by itself, got "
+            "a number of them"
         )
     if isinstance(algorithm.mechanism.rule, CoordinateBox) or algorithm.raw is not None:
         raise ValueError(
@@ -246,5 +253,5 @@ def _noise(algorithm: Algorithm, steps: int) -> np.ndarray:
 
 
 def _rate(algorithm: Algorithm) -> float:
-    sampling = algorithm.mechanism.sampling
-    return sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
+    mechanism = algorithm.mechanism
+    return rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)

@@ -188,8 +188,8 @@ def _profile(
         return None
 
     def family(z: float) -> acc.Event:
-        step = mechanism.sampling.event(acc.Gaussian(z), mechanism.dataset_size)
-        return acc.Repeated(step, steps)
+        tried = dataclasses.replace(mechanism, noise_multiplier=z, count_noise_multiplier=None)
+        return tried.total(steps)
 
     found = family_bound(inside, outside, family, noise, delta, confidence=confidence)
     return dataclasses.replace(found, assumes=ASSUMED)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sampling import FixedSize, FullBatch, Poisson
+from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
 from jaxdp.types import PyTree
 
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
@@ -86,7 +86,7 @@ def training_run(
             params, state = carry
             there = (jnp.arange(worlds.count) < worlds.count - 1) | member
             mine, other = jax.random.split(jax.random.fold_in(draw_key, step))
-            mask = draw(mine) & there
+            mask = draw(draw_key, mine, step) & there
             context = links.clipped_by(state)
             summed, _ = links.grad_fn(params, worlds.records, mask, **context)
             extra = {} if energy is None else {"energy": energy(other, there)}
@@ -137,16 +137,28 @@ def with_coin(state: PyTree, key: jax.Array) -> PyTree:
     return state._replace(coin=jax.random.key_data(key))
 
 
-def _drawing(algorithm: Algorithm, count: int) -> Callable[[jax.Array], jax.Array]:
+def _drawing(
+    algorithm: Algorithm, count: int
+) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """A function from (key of the run, key of the step, step) to the records drawn, bool [n]."""
     sampling = algorithm.mechanism.sampling
-    if isinstance(sampling, FixedSize):
+    if isinstance(sampling, RandomAllocation):
+        size, often = sampling.steps_per_epoch, sampling.participations
+
+        def allocated(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
+            apart = jax.random.fold_in(run, jnp.uint32(2**32 - 1))  # no step's own key
+            key = jax.random.fold_in(apart, step // size)
+            ranks = jnp.argsort(jnp.argsort(jax.random.uniform(key, (count, size))))
+            return ranks[:, step % size] < often
+
+        return allocated
+    if not isinstance(sampling, Poisson | FullBatch):
         raise ValueError(
-            "algorithm must sample by Poisson or take the full batch: with a fixed size the two "
-            f"worlds differ in more than one record, got {sampling!r}"
+            "algorithm must sample by Poisson or random allocation, or take the full batch: "
+            f"otherwise the two worlds differ in more than one record, got {sampling!r}"
         )
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
-    assert isinstance(sampling, Poisson | FullBatch)
-    return lambda key: jax.random.bernoulli(key, prob, (count,))
+    return lambda run, own, step: jax.random.bernoulli(own, prob, (count,))
 
 
 def two_worlds(

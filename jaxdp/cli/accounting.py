@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.proving import Prover
+from jaxdp.cli.options import SAMPLINGS
 
 _RELATIONS = [r.value for r in acc.Relation]
 _relation = click.option(
@@ -29,13 +29,35 @@ _accountant = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+# The numbers of each sampling, beside noise and steps: options that must come with it.
+_NEEDED = {
+    "poisson": ("sampling_prob",),
+    "fixed_size": ("batch_size", "dataset_size"),
+    "full_batch": (),
+    "allocation": ("steps_per_epoch",),
+    "shuffle": ("steps_per_epoch",),
+    "truncated_poisson": ("sampling_prob", "cap", "dataset_size"),
+}
+
+
 @click.command()
+@click.option(
+    "--sampling",
+    type=click.Choice(SAMPLINGS),
+    default="poisson",
+    show_default=True,
+    help="How batches are drawn.",
+)
 @click.option(
     "--sampling-prob",
     type=float,
-    required=True,
     help="Poisson sampling probability: expected batch size / data set size (1: all).",
 )
+@click.option("--steps-per-epoch", type=int, help="Of allocation and shuffle.")
+@click.option("--participations", type=int, help="Steps of an epoch that a record is in [1].")
+@click.option("--batch-size", type=int, help="Of fixed_size.")
+@click.option("--dataset-size", type=int, help="Of fixed_size and truncated_poisson, exact.")
+@click.option("--cap", type=int, help="Largest batch of truncated_poisson.")
 @click.option(
     "--noise-multiplier", type=float, required=True, help="Noise standard deviation / clip norm."
 )
@@ -46,7 +68,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--claims", is_flag=True, help="Also print what papers' own formulas claim.")
 @_json
 def epsilon(
-    sampling_prob: float,
+    sampling: str,
     noise_multiplier: float,
     steps: int,
     delta: float,
@@ -54,27 +76,35 @@ def epsilon(
     accountant: str,
     claims: bool,
     as_json: bool,
+    **numbers: Any,
 ) -> None:
-    """Epsilon of a DP-SGD run: `steps` Gaussian releases on Poisson-sampled batches.
+    """Epsilon of a DP-SGD run: `steps` Gaussian releases on sampled batches.
 
-    Report the upper value. Example (batches of 512 from 60,000):
+    Epochs of allocation and shuffle count whole. Report the upper value. Example (batches of 512
+    from 60,000):
 
     \b
       jaxdp epsilon --sampling-prob 0.0085333333 --noise-multiplier 1.23 \\
                     --steps 5000 --delta 1e-5
+      jaxdp epsilon --sampling allocation --steps-per-epoch 118 --noise-multiplier 1.23 \\
+                    --steps 5000 --delta 1e-5
     """
-    event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise_multiplier), sampling_prob), steps)
+    if claims and sampling != "poisson":
+        raise click.UsageError("--claims must come with --sampling poisson: papers assume it")
+    given = {name: value for name, value in numbers.items() if value is not None}
+    event = _sampled(sampling, acc.Gaussian(noise_multiplier), steps, given)
     bound = acc.epsilon(event, delta, acc.Relation(relation), accountant)
     answer: dict[str, Any] = {
         "epsilon": bound.upper,
         **dataclasses.asdict(bound),
         "relation": relation,
         "delta": delta,
+        "sampling": sampling,
     }
     if claims:
         from jaxdp.papers.claims import all_claims
 
-        found = all_claims(sampling_prob, noise_multiplier, steps, delta)
+        found = all_claims(given["sampling_prob"], noise_multiplier, steps, delta)
         # The papers' formulas are about adding or removing a record, whatever was asked above.
         truth = acc.epsilon(event, delta)
         answer["claims"] = [
@@ -130,7 +160,7 @@ def calibrate(
         acc.PoissonSampled(acc.Gaussian(known["noise_multiplier"]), known["sampling_prob"]),
         known["steps"],
     )
-    bound = Prover(epsilon, delta, kind, accountant).bound(event)
+    bound = acc.epsilon(event, delta, kind, accountant)
     answer = {
         missing[0]: found,
         "epsilon": bound.upper,
@@ -140,6 +170,32 @@ def calibrate(
         **known,
     }
     _show(answer, as_json, f"Calibrated {missing[0].replace('_', ' ')}")
+
+
+def _sampled(sampling: str, released: acc.Gaussian, steps: int, given: dict[str, Any]) -> acc.Event:
+    """The event of `steps` steps with the numbers of their sampling, and no others."""
+    options = {name: f"--{name.replace('_', '-')}" for name in given}
+    optional = ("participations",) if sampling == "allocation" else ()
+    for name in _NEEDED[sampling]:
+        if name not in given:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} must come with --sampling {sampling}"
+            )
+    for name, option in options.items():
+        if name not in (*_NEEDED[sampling], *optional):
+            raise click.UsageError(f"{option} must not come with --sampling {sampling}")
+    makes: dict[str, Any] = {
+        "poisson": acc.PoissonSampled,
+        "fixed_size": acc.FixedSizeSampled,
+        "full_batch": lambda event: event,
+        "allocation": lambda event, steps_per_epoch, participations=1: acc.RandomAllocation(
+            event, steps_per_epoch, participations
+        ),
+        "shuffle": lambda event, steps_per_epoch: acc.ShuffledEpoch(event, steps_per_epoch),
+        "truncated_poisson": acc.TruncatedPoisson,
+    }
+    event = makes[sampling](released, **given)
+    return acc.Repeated(event, -(-steps // event.block))
 
 
 def _show(answer: dict[str, Any], as_json: bool, title: str) -> None:

@@ -13,6 +13,17 @@ def papers() -> None:
     del algorithms, networks
 
 
+# The names of jaxdp.sampling, which imports jax.
+SAMPLINGS = (
+    "poisson",
+    "fixed_size",
+    "full_batch",
+    "allocation",
+    "shuffle",
+    "truncated_poisson",
+)
+
+
 class Filled(click.Path):
     """A path of at least one character: "" would be the working directory."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from jaxdp.cli.failures import in_words
-from jaxdp.cli.options import Filled, papers
+from jaxdp.cli.options import SAMPLINGS, Filled, papers
 from jaxdp.data.specs import SPECS
 
 _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
@@ -76,9 +77,13 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 @click.option("--momentum", type=float, help="Momentum of SGD [default: 0.9].")
 @click.option(
     "--sampling",
-    type=click.Choice(["poisson", "fixed_size", "full_batch"]),
-    help="How batches are drawn [default: poisson].",
+    type=click.Choice(SAMPLINGS),
+    help="How batches are drawn [default: poisson]. shuffle has no amplification.",
 )
+@click.option(
+    "--participations", type=int, help="Steps of an epoch that a record is in, allocation."
+)
+@click.option("--cap", type=int, help="Largest batch, truncated_poisson [default: mean + 6 sd].")
 @click.option(
     "--relation",
     type=click.Choice(_RELATIONS),
@@ -133,8 +138,13 @@ def train(
     directory = RunDirectory(out or _free_folder(name))
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
     own = _own_data(directory, data_file, classes, dataset_size, resume)
-    config = (_stored_config if resume else _new_config)(directory, options, own)
-    for warning in config.warnings():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        config = (_stored_config if resume else _new_config)(directory, options, own)
+    for warning in [
+        *(str(w.message) for w in said if w.category is UserWarning),
+        *config.warnings(),
+    ]:
         click.echo(f"jaxdp: warning: {warning}", err=True)
     if dry_run:
         dry(config, as_json)

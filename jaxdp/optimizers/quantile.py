@@ -12,6 +12,7 @@ from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise import PrivatizeState, opened
 from jaxdp.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.sampling import Sampling
 from jaxdp.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
@@ -37,7 +38,7 @@ def quantile_clip(
     target_quantile: float = 0.5,
     learning_rate: float = 0.2,
     count_noise_multiplier: float | None = None,
-    sampling: str = "poisson",
+    sampling: str | Sampling = "poisson",
 ) -> tuple[Mechanism, optax.GradientTransformationExtraArgs]:
     """Clips to a bound that follows a quantile of the norms (Andrew et al. 2021, algorithm 1).
 

@@ -16,6 +16,7 @@ from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import sa_dpsgd
 from jaxdp.optimizers.energy import energy_mechanism
+from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule
 
 
@@ -29,7 +30,7 @@ class Numbers:
         batch_size: expected batch size.
         dataset_size: declared number of records.
         learning_rate: constant rate.
-        sampling: "poisson", "fixed_size" or "full_batch".
+        sampling: a rule, or its name, as for ``jaxdp.dp_sgd``.
         momentum: momentum of SGD, where the algorithm is built on it.
         key: the key of an annealer's acceptance draws.
     """
@@ -39,7 +40,7 @@ class Numbers:
     batch_size: int
     dataset_size: int
     learning_rate: float
-    sampling: str = "poisson"
+    sampling: str | Sampling = "poisson"
     momentum: float = 0.0
     key: jax.Array | None = None
 

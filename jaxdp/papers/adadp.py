@@ -21,6 +21,7 @@ from jaxdp.optimizers.adadp import AdaDpState, rms_step, variance
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
 from jaxdp.papers.raw_gradient import RawGradient, flat_clip
+from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
 
@@ -60,7 +61,7 @@ def adadp_as_published(
     rate_decay: float = 0.1,
     moment_decay: float = 0.9,
     eps: float = 1e-8,
-    sampling: str = "poisson",
+    sampling: str | Sampling = "poisson",
 ) -> Algorithm:
     """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
 

@@ -56,7 +56,8 @@ def build(
         levels=subject.levels,
         privacy_unit=subject.unit,
         guarantee=guarantee,
-        warnings=cautions.cautions(guarantee.epsilon, subject.delta, subject.dataset_size),
+        warnings=cautions.cautions(guarantee.epsilon, subject.delta, subject.dataset_size)
+        + cautions.of_shuffling(subject, guarantee),
         tradeoff=tradeoff.tradeoff(ledger.event, subject.relation, subject.delta),
         claim=_claim(subject, ledger, rows[-1]),
         counts=_counts(rows[-1]),
@@ -65,7 +66,8 @@ def build(
         notes=tuple(ledger.notes()),
         unverified=tuple(said for said in ledger.unverified() if said not in told_elsewhere),
         assumed=words.ASSUMED,
-        outside_the_guarantee=words.OUTSIDE,
+        outside_the_guarantee=words.OUTSIDE
+        + ((words.ONE_RECORD,) if subject.records_per_user is None else ()),
         history=rows,
         parameters=origin.parameters(params),
         epochs=subject.epochs,

@@ -1,9 +1,13 @@
 """Warnings of a weak guarantee."""
 
+import dataclasses
 import math
 
-from jaxdp.report.schema import Caution, Report
-from jaxdp.report.words import show_factor
+from jaxdp import accounting as acc
+from jaxdp.report.schema import Caution, Guarantee, Report
+from jaxdp.report.subject import Subject
+from jaxdp.report.words import show, show_audited, show_epsilon, show_factor
+from jaxdp.sampling import Poisson
 
 LITTLE, NONE = 10.0, 50.0  # epsilons above which protection is called little, and none
 
@@ -24,6 +28,26 @@ def cautions(epsilon: float, delta: float, dataset_size: int) -> tuple[Caution, 
             )
         )
     return tuple(found)
+
+
+def of_shuffling(subject: Subject, guarantee: Guarantee) -> tuple[Caution, ...]:
+    """The warning that shuffled epochs cost more than Poisson samples of the same size; or ()."""
+    mechanism = subject.algorithm.mechanism
+    if subject.sampling != "shuffle" or not math.isfinite(guarantee.epsilon):
+        return ()
+    poisson = Poisson(subject.batch_size / subject.dataset_size)
+    pretended = dataclasses.replace(mechanism, sampling=poisson).total(guarantee.releases)
+    claim = acc.epsilon(pretended, subject.delta, subject.relation).upper
+    least = guarantee.epsilon_lower or 0.0
+    text = (
+        "Shuffled epochs are charged without amplification by sampling: epsilon "
+        f"{show_epsilon(guarantee.epsilon)}. "
+        + (f"Certified: it is at least {show_audited(least)}. " if least else "")
+        + f"Taking the batches for Poisson samples would claim {show(claim)}, which is no "
+        "guarantee (arXiv:2403.17673). Random allocation uses every record as often and has a "
+        "proven amplification: take sampling allocation instead."
+    )
+    return (Caution("sampling", text),)
 
 
 def _of_epsilon(epsilon: float) -> str:

@@ -17,6 +17,14 @@ _SAMPLINGS: dict[str, str] = {
     "fixed_size": "exactly {batch:,} of {size:,} records a step, drawn at random without "
     "replacement",
     "full_batch": "all {size:,} records in every step",
+    "allocation": "{batch:,} of {size:,} records expected a step: in every epoch each is in "
+    "{rule.participations:,} of {rule.steps_per_epoch:,} steps, drawn for it alone (random "
+    "allocation)",
+    "shuffle": "{batch:,} of {size:,} records a step: an epoch is one pass over the records in "
+    "random order, the last batch what is left (shuffling, without amplification)",
+    "truncated_poisson": "{batch:,} of {size:,} records expected a step, each with probability "
+    "{rate:.3g}, independently of the others; of more than {rule.cap:,} that many are kept at "
+    "random (truncated Poisson sampling)",
 }
 _RULES: dict[type, Callable[[Any], str]] = {
     clipping.rules.Clip: lambda rule: (
@@ -59,7 +67,10 @@ def neighbours(report: Report) -> str:
 
 def _protected(subject: Subject) -> Rows:
     return [
-        ("Number of records", f"{subject.dataset_size:,}, declared and public"),
+        (
+            "Number of records" if subject.records_per_user is None else "Number of users",
+            f"{subject.dataset_size:,}, declared and public",
+        ),
         ("Privacy unit", f"{subject.unit}: this is who the guarantee protects"),
         ("Neighbours", f"data sets that are alike but for {RELATIONS[subject.relation]}"),
         (
@@ -73,6 +84,8 @@ def _protected(subject: Subject) -> Rows:
 def _done(subject: Subject, report: Report) -> Rows:
     guarantee, rule = report.guarantee, subject.algorithm.mechanism.rule
     sampling = _SAMPLINGS.get(subject.sampling, "{batch:,} of {size:,} records a step")
+    if subject.records_per_user is not None:
+        sampling = sampling.replace("record", "user")
     return [
         (
             "Sampling",
@@ -80,6 +93,7 @@ def _done(subject: Subject, report: Report) -> Rows:
                 batch=subject.batch_size,
                 size=subject.dataset_size,
                 rate=subject.batch_size / subject.dataset_size,
+                rule=subject.algorithm.mechanism.sampling,
             ),
         ),
         ("Clipping", _RULES.get(type(rule), repr)(rule)),

@@ -81,7 +81,7 @@ class Guarantee(Written):
     Attributes:
         relation: which data sets are neighbours: add_or_remove_one, replace_one or replace_special.
         delta: of (epsilon, delta).
-        sampling: how records are drawn: poisson, fixed_size, full_batch, or a class's name.
+        sampling: how records are drawn: a name of ``jaxdp.sampling.NAMES``, or a class's.
         sampling_prob: expected batch size over the declared number of records.
         noise_multiplier: noise standard deviation over what one record can add; of a schedule its
             first value.
@@ -109,10 +109,10 @@ class Guarantee(Written):
 
 @dataclasses.dataclass(frozen=True)
 class Caution(Written):
-    """A warning that the guarantee is weak.
+    """A warning that the guarantee is weak, or larger than it needs to be.
 
     Attributes:
-        about: "epsilon" or "delta".
+        about: "epsilon", "delta" or "sampling".
         text: the warning.
     """
 

@@ -6,13 +6,10 @@ from typing import Any
 from jaxdp import accounting as acc
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.report.schema import Levels, Measured
-from jaxdp.sampling import FixedSize, FullBatch, Poisson
+from jaxdp.sampling import named
 from jaxdp.schedules import NoiseSchedule
 
 Rows = list[tuple[str, str]]
-
-UNIT = "one training record"
-_SAMPLINGS = {Poisson: "poisson", FixedSize: "fixed_size", FullBatch: "full_batch"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +46,6 @@ class Subject:
         judged_by: what judged the candidates of an annealed algorithm, in words, or None.
         names: in the registries; None for a model and data of the caller's own.
         config: the public configuration; None likewise.
-        unit: the privacy unit in words.
     """
 
     title: str
@@ -64,12 +60,23 @@ class Subject:
     judged_by: str | None = None
     names: Names | None = None
     config: dict[str, Any] | None = None
-    unit: str = UNIT
 
     @property
     def dataset_size(self) -> int:
-        """The declared number of records."""
+        """The declared number of records, or of users where they are the privacy unit."""
         return self.algorithm.mechanism.dataset_size
+
+    @property
+    def records_per_user(self) -> int | None:
+        """The most records of a user that enter a step; None where the unit is a record."""
+        return self.algorithm.mechanism.records_per_user
+
+    @property
+    def unit(self) -> str:
+        """The privacy unit in words."""
+        if self.records_per_user is None:
+            return "one training record"
+        return f"one user, of whom at most {self.records_per_user:,} records enter a step"
 
     @property
     def batch_size(self) -> int:
@@ -84,8 +91,7 @@ class Subject:
     @property
     def sampling(self) -> str:
         """The name of the sampling."""
-        kind = type(self.algorithm.mechanism.sampling)
-        return _SAMPLINGS.get(kind, kind.__name__)
+        return named.name_of(self.algorithm.mechanism.sampling)
 
     @property
     def noise_multipliers(self) -> list[float]:

@@ -10,8 +10,8 @@ OUTSIDE = (
     "Timing: the time of a step grows with the number of records drawn.",
     "Accuracy on the test set is published without noise: the test set is assumed public.",
     "Hyper-parameters chosen by looking at results on the private data.",
-    "More than one record per person: the guarantee is for one record.",
 )
+ONE_RECORD = "More than one record per person: the guarantee is for one record."
 REPRODUCIBLE = (
     "Reproducible: the seed was chosen by a person. No guarantee against whoever knows the seed."
 )
@@ -43,6 +43,20 @@ def describe(event: acc.Event) -> str:
                 f"{describe(inner)}, over {batch_size} of {dataset_size} records drawn without "
                 "replacement"
             )
+        case acc.RandomAllocation(inner, steps, participations):
+            return (
+                f"an epoch of {steps:,} steps, each record in {participations:,} of them at "
+                f"random: {describe(inner)}"
+            )
+        case acc.ShuffledEpoch(inner, steps):
+            return f"an epoch of {steps:,} steps over shuffled records: {describe(inner)}"
+        case acc.TruncatedPoisson(inner, sampling_prob, cap, dataset_size):
+            return (
+                f"{describe(inner)}, each of {dataset_size:,} records drawn with probability "
+                f"{sampling_prob:.4g} and at most {cap:,} of them kept"
+            )
+        case acc.PerUser(inner, records):
+            return f"{describe(inner)}, where a user with at most {records:,} records is one record"
         case acc.Repeated(inner, count):
             return f"{count:,} times {describe(inner)}"
         case acc.Composed(events):

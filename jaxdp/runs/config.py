@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate, models
+from jaxdp import _validate, models, sampling
 from jaxdp import accounting as acc
 from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.data.specs import DatasetSpec, spec
@@ -16,6 +16,7 @@ from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import budget
+from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
 from jaxdp.seeds import Secret
 
@@ -50,7 +51,7 @@ class RunConfig:
         l2_clip_norm: per-example bound.
         batch_size: expected batch size.
         dataset_size: declared number of training records.
-        sampling: "poisson", "fixed_size" or "full_batch".
+        sampling: one of ``jaxdp.sampling.NAMES``.
         relation: neighbouring relation of the guarantee.
         epsilon: the budget, where one was given.
         delta: of the guarantee.
@@ -68,6 +69,8 @@ class RunConfig:
         canaries: candidates of a one-run audit, each a record more with probability one half. They
             change no public number: ``dataset_size``, and with it the sampling rate and the
             divisor, stay as declared, whatever the coins say.
+        participations: steps of an epoch that a record is in, under random allocation.
+        cap: the largest batch of truncated Poisson sampling; None takes the default.
         own: None for a built-in data set; else the example_shape, num_classes and test_size of a
             file's.
     """
@@ -97,6 +100,8 @@ class RunConfig:
     pca_dimensions: int | None = None
     pca_noise_multiplier: float | None = None
     canaries: int = 0
+    participations: int = 1
+    cap: int | None = None
     own: dict[str, Any] | None = None
 
     @property
@@ -126,7 +131,7 @@ class RunConfig:
             self.batch_size,
             self.dataset_size,
             self.learning_rate,
-            self.sampling,
+            self.sampling_rule(),
             self.momentum,
             (secret or Secret(0, reproducible=True)).jax_key("judge"),
         )
@@ -134,6 +139,12 @@ class RunConfig:
         if name == "dp-sgd" and self.optimizer == "adam":
             name = "dp-adam"
         return registry.build(name, numbers, self.settings)
+
+    def sampling_rule(self) -> Sampling:
+        """The sampling rule; ValueError for numbers that it does not have."""
+        return sampling.by_name(
+            self.sampling, self.batch_size, self.dataset_size, self.participations, self.cap
+        )
 
     def noise(self) -> float | NoiseSchedule:
         """The noise multiplier of every step."""
@@ -222,6 +233,7 @@ def resolve(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: a value is out of range, or the budget cannot be met; the message names it.
     """
+    config = _with_whole_steps(config)
     _check(config)
     given = (config.epsilon, config.noise_multiplier, config.steps)
     if all(value is not None for value in given):
@@ -238,8 +250,22 @@ def resolve(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
 
 
+def _with_whole_steps(config: RunConfig) -> RunConfig:
+    """The configuration with the batch size that whole steps of an allocation's epoch make."""
+    if config.sampling != "allocation":
+        return config
+    for name in ("batch_size", "dataset_size", "participations"):
+        _validate.integer(name, getattr(config, name), least=1)
+    batch_size = sampling.named.expected_size(
+        config.sampling_rule(), config.batch_size, config.dataset_size
+    )
+    return dataclasses.replace(config, batch_size=batch_size)
+
+
 def _rows_of_a_pass(config: RunConfig) -> int:
     """The physical batch size; larger for dense layers, whose gradients are never held."""
+    if isinstance(rule := config.sampling_rule(), sampling.TruncatedPoisson):
+        return rule.cap
     rows = default_physical_batch_size(config.batch_size)
     held = config.model not in _DENSE or config.private_algorithm().raw is not None
     if held:
@@ -263,6 +289,10 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
     if config.noise_multiplier is None:
         if config.steps is None:
             raise ValueError("steps or noise_multiplier must be given beside epsilon, got neither")
+        block = sampling.steps_of_a_block(config.sampling_rule(), config.dataset_size)
+        if config.noise_schedule is None:
+            steps = sampling.named.whole_epochs(config.steps, block)
+            config = dataclasses.replace(config, steps=steps)
         noise = budget.calibrated_noise(config, relation)
         return dataclasses.replace(config, noise_multiplier=noise)
     if config.noise_schedule is not None:
@@ -280,6 +310,14 @@ def _check(config: RunConfig) -> None:
     registry.named(config.algorithm)
     _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
     _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
+    covered = [
+        r.value
+        for r in sampling.relations(_validate.one_of("sampling", config.sampling, sampling.NAMES))
+    ]
+    _validate.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
+    _validate.integer("participations", config.participations, least=1)
+    if config.cap is not None:
+        _validate.integer("cap", config.cap, least=1)
     if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
         raise ValueError(
             f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"

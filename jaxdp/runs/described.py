@@ -92,7 +92,9 @@ def command_of(config: RunConfig) -> str:
         options["momentum"] = config.momentum
     if config.model == "mlp":
         options["hidden"] = config.hidden
-    for name in ("noise_schedule", "pca_dimensions", "pca_noise_multiplier"):
+    if config.participations > 1:
+        options["participations"] = config.participations
+    for name in ("cap", "noise_schedule", "pca_dimensions", "pca_noise_multiplier"):
         if getattr(config, name) is not None:
             options[name.replace("_", "-")] = getattr(config, name)
     if config.canaries:

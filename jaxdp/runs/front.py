@@ -13,6 +13,7 @@ import optax
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp._agreement import check_source
 from jaxdp.auditing import canaries as candidates
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
@@ -110,7 +111,7 @@ class Run:
         self.algorithm = as_algorithm(mechanism, optimizer)
         self.source: Source = as_source(source)
         declared = self.algorithm.mechanism
-        declared.sampling.check(len(self.source), declared.dataset_size)
+        check_source(declared, self.source)
         self._params = jax.tree.map(np.asarray, params)
         self._plain_loss = self._loss_fn = loss_fn
         self._trained = self.algorithm

@@ -164,16 +164,19 @@ class Started:
         """Tickets of a mechanism of the run from ``step`` on, within what it was charged for."""
         secret = self.secret.child(part) if part else self.secret
         said = [plan.note] + [SEEDED] * secret.reproducible
+        stream = f"{self.stream}/{part}" if part else self.stream
         return Issuer(
             mechanism,
             self.ledger,
             secret,
-            f"{self.stream}/{part}" if part else self.stream,
+            stream,
             incarnation=self.incarnation,
             first_step=step,
             reserve=plan.every,
             source="mechanism",
             replay=True,
+            # An epoch that was begun is charged: its steps are done again on the draw that it has.
+            draws=stream,
             note="; ".join(filter(None, said)),
         )
 

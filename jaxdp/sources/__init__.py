@@ -2,7 +2,7 @@
 
 One index of a source is one **privacy unit**: the guarantee hides the presence of what
 ``source[i]`` holds, and of nothing larger. A person who is in the source twice is hidden only half
-as well as the report says.
+as well as the report says; ``users`` makes a source in which one index is a person.
 """
 
 from jaxdp.sources.buckets import bucketed_text
@@ -10,12 +10,16 @@ from jaxdp.sources.files import load
 from jaxdp.sources.prefetching import prefetch
 from jaxdp.sources.source import Source, as_source
 from jaxdp.sources.text import padded_text
+from jaxdp.sources.users import User, user_loss, users
 
 __all__ = [
     "Source",
+    "User",
     "as_source",
     "bucketed_text",
     "load",
     "padded_text",
     "prefetch",
+    "user_loss",
+    "users",
 ]

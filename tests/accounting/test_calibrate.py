@@ -6,7 +6,7 @@ from scipy import special
 
 from jaxdp import accounting as acc
 from jaxdp import schedules
-from jaxdp.accounting import accountants
+from jaxdp.accounting import queries
 
 Q, T = 512 / 60_000, 5_000
 
@@ -121,57 +121,96 @@ def test_the_largest_count_of_any_event():
 
 
 def test_what_no_value_meets_and_what_every_value_meets():
-    with pytest.raises(ValueError, match=r"epsilon=1\.0: expected a target that noise up to 1e9"):
+    with pytest.raises(ValueError, match=r"epsilon=1\.0: .* at 1e\+09, .* 4\.37718 is proven"):
         acc.calibrate(lambda z: acc.Composed((acc.Gaussian(z), acc.Gaussian(1.0))), 1.0, 1e-5)
     assert acc.calibrate(lambda z: acc.Composed(()), 1.0, 1e-5) == pytest.approx(1e-9)
     with pytest.raises(acc.UnsupportedEventError, match="ShuffledEpoch"):
         acc.calibrate(lambda z: acc.ShuffledEpoch(acc.Gaussian(z), 5), 1.0, 1e-5)
 
 
+def epochs(count):
+    return acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 0.01), 100 * count)
+
+
+def test_any_argument_rising_or_falling():
+    most = acc.calibrate(epochs, 3.0, 1e-5, between=(1, 10**6), most=True, whole=True)
+    assert acc.epsilon(epochs(most), 1e-5).upper <= 3 < acc.epsilon(epochs(most + 1), 1e-5).upper
+
+    def sizes(dataset_size):
+        return acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 64 / dataset_size), 500)
+
+    size = acc.calibrate(sizes, 3.0, 1e-5, between=(64, 10**9), whole=True)
+    assert isinstance(size, int)
+    assert acc.epsilon(sizes(size), 1e-5).upper <= 3 < acc.epsilon(sizes(size - 1), 1e-5).upper
+    closer = [acc.calibrate(scheduled, 3.0, 1e-5, tolerance=t) for t in (1e-2, 1e-6)]
+    assert closer[1] < closer[0] < closer[1] * 1.02
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"between": (2.0, 1.0)}, "between=.*smaller number first"),
+        ({"between": 3.0}, "between=3.0: expected two numbers"),
+        ({"between": (0.0, 1.0)}, "between=0.0: expected a finite number > 0"),
+        ({"between": (1, 2.5), "whole": True}, "between=2.5: expected an integer"),
+        ({"tolerance": 0.0}, "tolerance=0.0"),
+        ({"epsilon": -1.0}, "epsilon=-1.0"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"accountant": "best"}, "accountant='best'"),
+    ],
+)
+def test_wrong_arguments_are_named(keywords, words):
+    given = {"epsilon": 1.0, "delta": 1e-5, **keywords}
+    with pytest.raises(ValueError, match=words):
+        acc.calibrate(scheduled, **given)
+
+
 @pytest.mark.parametrize(
     ("epsilon", "delta", "q", "steps"),
     [
         (3.0, 0.5, 0.01, 1_000),
-        (3.0, 0.999, 0.01, 1_000),
-        (3.0, 1e-300, 0.01, 1_000),
-        (1e-9, 1e-5, 0.01, 1_000),
         (1e9, 1e-5, 0.01, 10**9),
-        (0.1, 0.01, 0.01, 1),
         (3.0, 1e-5, 1e-9, 10**9),
         (1e-6, 1e-30, 0.9, 100),
     ],
 )
-def test_corners_are_answered_by_few_slow_evaluations(monkeypatch, epsilon, delta, q, steps):
-    """Minutes, before: the slow accountants were asked up to 80 times. Counted, not timed."""
-    slow, asked = [], []
-    pld, line = accountants.ACCOUNTANTS["pld"], accountants.ONE_LINE
-    monkeypatch.setitem(
-        accountants.ACCOUNTANTS,
-        "pld",
-        accountants.Accountant(
-            lambda *a: slow.append(a) or pld.epsilon(*a), pld.delta, pld.refuses
-        ),
-    )
-    monkeypatch.setattr(
-        accountants,
-        "ONE_LINE",
-        accountants.Accountant(
-            lambda *a: asked.append(a) or line.epsilon(*a), line.delta, line.refuses
-        ),
-    )
+def test_corners_are_answered_by_few_evaluations(monkeypatch, epsilon, delta, q, steps):
+    asked, proofs = counted(monkeypatch)
     z = acc.calibrate_noise_multiplier(epsilon, delta, q, steps)
-    assert len(slow) <= 4
-    assert len(asked) <= 60
-    run_ = run(q, z, steps)
-    proven = [acc.epsilon(run_, delta, accountant="rdp").upper]
-    if not slow and 1e-15 <= delta <= 0.1 or not proven[0] <= epsilon:
-        proven.append(
-            accountants.ONE_LINE.epsilon(
-                acc.queries.flatten(run_, acc.Relation.ADD_OR_REMOVE_ONE),
-                acc.Relation.ADD_OR_REMOVE_ONE,
-                delta,
-            ).upper
-            if steps > 1
-            else acc.epsilon(run_, delta).upper
-        )
-    assert min(proven) <= epsilon
+    assert len(asked) <= 30
+    assert len(proofs) <= 4
+    assert acc.epsilon(run(q, z, steps), delta).upper <= epsilon
+
+
+def counted(monkeypatch):
+    asked, proofs = [], []
+    quick, proven = queries.quick_epsilon, queries.epsilon
+    monkeypatch.setattr(queries, "quick_epsilon", lambda *a: asked.append(a) or quick(*a))
+    monkeypatch.setattr(queries, "epsilon", lambda *a: proofs.append(a) or proven(*a))
+    return asked, proofs
+
+
+@pytest.mark.parametrize("most", [False, True])
+@pytest.mark.parametrize("ratio", [1e-3, 0.5, 1 - 1e-5, 1 + 1e-5, 2.0, 1e3])
+@pytest.mark.parametrize("epsilon", [1e-9, 3.0, 1e6])
+@pytest.mark.parametrize("least_loss", [0.0, 1.5])
+def test_estimates_lead_and_proofs_decide(monkeypatch, most, ratio, epsilon, least_loss):
+    """Of estimates too large, too small and cut off to 0, the answer is what the proofs say."""
+    proofs = []
+
+    def loss(event):
+        (z,) = (event.noise_multiplier,)
+        spent = (z if most else 1 / z) ** 1.3
+        return 0.0 if spent < least_loss else spent
+
+    def proven(event, *_):
+        proofs.append(event.noise_multiplier)
+        return acc.Bound(0.0, 0.0, loss(event))
+
+    monkeypatch.setattr(queries, "epsilon", proven)
+    monkeypatch.setattr(queries, "quick_epsilon", lambda event, *_: ratio * loss(event))
+    value = acc.calibrate(acc.Gaussian, epsilon, 1e-5, most=most)
+    assert value in proofs
+    assert loss(acc.Gaussian(value)) <= epsilon
+    assert loss(acc.Gaussian(value * (1 + 2e-4 if most else 1 - 2e-4))) > epsilon
+    assert len(proofs) <= 25

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import accountants, bands, exact, gaussian, pld, rare, rdp, search, single
+from jaxdp.accounting import accountants, bands, exact, gaussian, pld, rare, rdp, single
 from jaxdp.accounting.bounds import Bound
 from jaxdp.accounting.canonical import Step, flatten
 from jaxdp.accounting.loss import Pair
-from jaxdp.accounting.proving import Prover
 from jaxdp.accounting.saddle import Composition, Moments, Unresolved, chernoff
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
@@ -158,13 +157,6 @@ def test_of_accountants_that_contradict_each_other_the_loosest_is_believed():
     assert (agreeing.lower, agreeing.upper, agreeing.accountant) == (1.05, 1.2, "one")
 
 
-def test_a_quick_bound_decides_by_its_certificate():
-    prover = Prover(1.0, 1e-5, ADD, "auto")
-    assert prover._decides(Bound(0.0, 0.5, 0.9))
-    assert prover._decides(Bound(1.1, 1.5, 1.9))
-    assert not prover._decides(Bound(0.9, 0.95, 1.1))
-
-
 def test_nested_and_repeated_events_count_as_often_as_they_occur():
     one, other = run(0.2, 1.0, 1), run(0.1, 2.0, 2)
     both = acc.Composed((one, other, acc.Repeated(one, 3)))
@@ -259,14 +251,6 @@ def test_the_total_variation_is_that_of_every_step():
     for relation, apart in ((ADD, 0.3829249225), (REPLACE, 0.6826894921)):
         found = single.total_variation(flatten(run(0.01, 1.0, 10), relation), relation)
         assert found == pytest.approx(10 * 0.01 * apart)
-
-
-def test_a_search_returns_what_was_found_within():
-    for edge in (0.3, -2.0, 5.1):
-        found = search.least(
-            lambda x, edge=edge: 1.0 if x < edge else -1.0, 0.0, -1.0, (-9.0, 9.0), lambda: 1e-6
-        )
-        assert edge <= found < edge + 1e-5
 
 
 def test_a_filter_adds_up_and_stops():

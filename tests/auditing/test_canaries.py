@@ -200,5 +200,9 @@ def test_bad_input():
     box = with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6)
     with pytest.raises(ValueError, match="clips every coordinate by itself"):
         check(opt.sgd(box, 0.1))
-    with pytest.raises(ValueError, match="fixed-size sampling"):
-        check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "fixed_size"), 0.1))
+    for name in ("fixed_size", "shuffle", "truncated_poisson"):
+        with pytest.raises(ValueError, match=f"canaries must be 0 for {name} sampling"):
+            check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, name), 0.1))
+    with pytest.raises(ValueError, match="where a user is the privacy unit"):
+        check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, records_per_user=2), 0.1))
+    check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))

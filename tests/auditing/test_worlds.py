@@ -103,11 +103,30 @@ def test_random_canaries_have_one_coordinate():
         assert np.sum(values) == 1
 
 
-def test_fixed_size_sampling_is_refused():
-    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 4, "fixed_size"), 0.1)
+@pytest.mark.parametrize("name", ["fixed_size", "shuffle", "truncated_poisson"])
+def test_sampling_that_changes_who_else_is_drawn_is_refused(name):
+    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 4, name), 0.1)
     _, worlds = audit.tiny_worlds(algorithm)
-    with pytest.raises(ValueError, match="algorithm must sample by Poisson or take the full batch"):
+    with pytest.raises(ValueError, match="algorithm must sample by Poisson or random allocation"):
         auditing.training_run(algorithm, worlds, 1)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_worlds_allocate_every_record_k_steps_of_an_epoch(k):
+    rule = jaxdp.sampling.RandomAllocation(4, k)
+    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, k, 4, rule), 0.1)
+    _, worlds = audit.tiny_worlds(algorithm)
+    run = auditing.training_run(
+        algorithm, worlds, 8, release="trusted", score=lambda shown: shown["mask"].ravel()
+    )
+    _, found = auditing.two_worlds(run, 400, seed=0)  # the last record is in none of them
+    masks = found.reshape(-1, 2, 4, worlds.count)
+    assert (masks.sum(axis=2)[..., :-1] == k).all()
+    assert not masks[..., -1].any()
+    ones = masks[..., :-1].sum(axis=(0, 1, 3))
+    assert all(abs(ones - ones.mean()) < 6 * np.sqrt(ones.mean()))
+    first, second = masks[:, 0, 0, 0], masks[:, 1, 0, 0]
+    assert 0 < np.mean(first == second) < 1  # another epoch, another draw
 
 
 def test_no_two_runs_of_either_world_share_a_key():

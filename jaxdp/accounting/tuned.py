@@ -1,0 +1,318 @@
+"""Tuning: a run is repeated a secret, random number of times and only the best one is released.
+
+docs/accounting.md ("Tuning") holds the argument of every bound here.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jaxdp.accounting import _validate as check
+from jaxdp.accounting import accountants, rdp
+from jaxdp.accounting.base import Array, Discrete, Event, Pair, Part
+from jaxdp.accounting.bounds import Relation, UnsupportedEventError
+from jaxdp.accounting.canonical import flatten
+
+_MARGIN = 1 + 1e-12  # of rounding, on everything that must not come out too small
+_POINTS = 32
+
+
+class Tries:
+    """Base class of the laws of the number of tries K.
+
+    Attributes:
+        types: every law by its name.
+    """
+
+    types: ClassVar[dict[str, type["Tries"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Tries.types[cls.__name__] = cls
+
+    def expected(self) -> float:
+        """E[K]."""
+        raise NotImplementedError
+
+    def sample(self, rng: np.random.Generator) -> int:
+        """A number of tries K; it must stay secret, so must the generator's seed."""
+        raise NotImplementedError
+
+    def renyi(self, curve: Array, orders: Array) -> Array:
+        """Renyi divergences of the best of K runs, [k], from those of one run, [k]."""
+        raise NotImplementedError
+
+    def shift(self, epsilons: Array, deltas: Array) -> float:
+        """c such that the chance of being chosen grows by e^c at most, from a run's profile."""
+        raise NotImplementedError
+
+
+class _Truncated(Tries):
+    """A negative binomial law without 0, of shape ``eta`` and success probability ``gamma``."""
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gamma", check.open_probability("gamma", self.gamma))
+        if not check.real("eta", self.eta) > -1 or not math.isfinite(self.eta):
+            raise ValueError(f"eta={self.eta!r}: expected a finite number > -1")
+        if not math.isfinite(self.expected()):
+            raise ValueError(f"gamma={self.gamma!r}: expected more, the mean is not finite")
+
+    def expected(self) -> float:
+        """As ``Tries.expected``: eta (1 - gamma) / (gamma (1 - gamma^eta)), or its limit."""
+        log = math.log(self.gamma)
+        return (
+            (1 - self.gamma)
+            / self.gamma
+            * (-self.eta / math.expm1(self.eta * log) if self.eta else -1 / log)
+        )
+
+    def sample(self, rng: np.random.Generator) -> int:
+        """As ``Tries.sample``: P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1)."""
+        left, k, mass = rng.random(), 1, self.expected() * self.gamma ** (1 + self.eta)
+        while left > mass and mass > 0:
+            left -= mass
+            mass *= (1 - self.gamma) * (k + self.eta) / (k + 1)
+            k += 1
+        return k
+
+    def renyi(self, curve: Array, orders: Array) -> Array:
+        """As ``Tries.renyi``; Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2."""
+        inner = (1 - 1 / orders) * curve - math.log(self.gamma) / orders
+        return curve + (1 + self.eta) * np.min(inner) + math.log(self.expected()) / (orders - 1)
+
+    def shift(self, epsilons: Array, deltas: Array) -> float:
+        """As ``Tries.shift``: (1 + eta) e0, with delta(e0) <= (e^e0 - 1) gamma / (1 - gamma)."""
+        # The profile lies below its chords in e^epsilon; the line from (1, 0) meets one of them.
+        alpha, line = np.exp(epsilons), self.gamma / (1 - self.gamma)
+        meets = np.flatnonzero(deltas <= line * (alpha - 1))
+        if not meets.size:
+            return math.inf
+        i = int(meets[0])
+        if i == 0:
+            return 0.0
+        fall = (deltas[i - 1] - deltas[i]) / (alpha[i] - alpha[i - 1])
+        at = (deltas[i - 1] + fall * alpha[i - 1] + line) / (line + fall)
+        return (1 + self.eta) * min(math.log(at) * _MARGIN + 1e-12, float(epsilons[i]))
+
+
+@dataclass(frozen=True)
+class NegativeBinomial(_Truncated):
+    """P(K = k) in proportion to (1 - gamma)^k prod_{l < k} (l + eta) / (l + 1), k >= 1.
+
+    Attributes:
+        eta: shape > -1; the larger, the more K is concentrated and the more privacy it costs.
+        gamma: in (0, 1); the smaller, the more tries.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    eta: float
+    gamma: float
+
+
+@dataclass(frozen=True)
+class Geometric(_Truncated):
+    """P(K = k) = gamma (1 - gamma)^(k - 1), k >= 1; ``NegativeBinomial`` of eta = 1.
+
+    Attributes:
+        gamma: in (0, 1), one over the mean.
+    """
+
+    gamma: float
+    eta: ClassVar[float] = 1.0  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Logarithmic(_Truncated):
+    """P(K = k) = (1 - gamma)^k / (k log(1/gamma)), k >= 1; ``NegativeBinomial`` of eta = 0.
+
+    Attributes:
+        gamma: in (0, 1).
+    """
+
+    gamma: float
+    eta: ClassVar[float] = 0.0  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class PoissonTries(Tries):
+    """P(K = k) = e^-m m^k / k!, k >= 0; of no try at all nothing but that is released.
+
+    Attributes:
+        mean: m > 0.
+
+    Raises:
+        ValueError: ``mean`` is out of its range.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", check.positive("mean", self.mean))
+
+    def expected(self) -> float:
+        """As ``Tries.expected``."""
+        return self.mean
+
+    def sample(self, rng: np.random.Generator) -> int:
+        """As ``Tries.sample``."""
+        return int(rng.poisson(self.mean))
+
+    def renyi(self, curve: Array, orders: Array) -> Array:
+        """As ``Tries.renyi``; arXiv:2110.03620v2, Theorem 6, and the term of no try."""
+        # Total variation by the smallest divergence: Pinsker; Bretagnolle and Huber.
+        least = max(float(np.min(curve)), 0.0)
+        apart = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
+        deltas = [
+            min(rdp.rdp_to_delta(curve, math.log1p(1 / (a - 1)), tuple(orders.tolist())), apart)
+            for a in orders.tolist()
+        ]
+        log_moment = (orders - 1) * (curve + self.mean * np.asarray(deltas)) + math.log(self.mean)
+        return np.logaddexp(-self.mean, log_moment) / (orders - 1)
+
+    def shift(self, epsilons: Array, deltas: Array) -> float:
+        """As ``Tries.shift``: m times the total variation of one run."""
+        del epsilons
+        return self.mean * float(deltas[0])
+
+
+@dataclass(frozen=True)
+class Tuned(Part):
+    """The best of K runs, each with the same ``event`` and fresh randomness; nothing else of them.
+
+    Every try draws its candidate (hyper-parameters) afresh from one law that was fixed without the
+    data, trains with it and is scored. All that depends on the data, the score too, is in
+    ``event``; the order of the scores is fixed. The candidate, output and score of the best try are
+    released. K, the other tries and how long all took are not.
+
+    Attributes:
+        event: what ONE try releases; for candidates that differ, the least private.
+        distribution: of K: ``Geometric``, ``Logarithmic``, ``NegativeBinomial``, ``PoissonTries``.
+
+    Raises:
+        ValueError: ``event`` is no event, or ``distribution`` no law of tries.
+    """
+
+    event: Event
+    distribution: Tries
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, Event):
+            raise ValueError(f"event={self.event!r}: expected an event of jaxdp.accounting")
+        law = self.distribution
+        if isinstance(law, Mapping) and law.get("type") in Tries.types:
+            fields = {k: v for k, v in law.items() if k != "type"}
+            object.__setattr__(self, "distribution", Tries.types[law["type"]](**fields))
+        elif not isinstance(law, Tries):
+            raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)[1:]}")
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``Part.refuses``."""
+        try:
+            run = flatten(self.event, relation)
+        except UnsupportedEventError as error:
+            return str(error)
+        if run.infinite or np.isfinite(rdp.run_rdp(run, relation)).any():
+            return ""
+        names = ", ".join(type(part).__name__ for part, _ in run.parts)
+        return f"its run has no Renyi curve ({names})"
+
+    def infinite(self) -> str:
+        """As ``Part.infinite``."""
+        return _infinite(self.event)
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``: delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``.
+
+        Koskela, Redberg and Wang 2024, arXiv:2402.06701, have such a bound. No lower end is known.
+        """
+        epsilons, deltas = _profile(self.event, relation)
+        c = self.distribution.shift(epsilons, deltas) * _MARGIN
+        if not upper or not epsilons[-1] + c < 600:
+            return ()
+        return (
+            symmetric(epsilons + c, np.minimum(self.distribution.expected() * deltas * _MARGIN, 1)),
+        )
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
+        curve = rdp.run_rdp(flatten(self.event, relation), relation, tuple(orders.tolist()))
+        bounds = self.distribution.renyi(curve, orders) * _MARGIN
+        # A divergence grows with its order: a larger order's bound holds for a smaller one.
+        return np.minimum.accumulate(np.where(np.isfinite(bounds), bounds, np.inf)[::-1])[::-1]
+
+
+def _infinite(event: Event) -> str:
+    for relation in Relation:
+        try:
+            return flatten(event, relation).infinite
+        except UnsupportedEventError:
+            continue
+    return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _profile(event: Event, relation: Relation) -> tuple[Array, Array]:
+    """Epsilons from 0 to where delta is about 1e-25, [k], and upper ends of delta, [k], falling."""
+    run = flatten(event, relation)
+    curve = rdp.run_rdp(run, relation)
+    epsilons = rdp.rdp_to_epsilon(curve, 1e-25)[0] * np.linspace(0, 1, _POINTS) ** 1.5
+    deltas = [
+        min(rdp.rdp_to_delta(curve, e), accountants.ask("delta", run, relation, "auto", e).upper)
+        for e in epsilons.tolist()
+    ]
+    return epsilons, np.minimum.accumulate(np.asarray(deltas))
+
+
+def symmetric(epsilons: Array, deltas: Array) -> Discrete:
+    """The pair, dominating in both directions, of profiles that are known at some epsilons only.
+
+    A profile is convex in a = e^epsilon, and the larger one of both directions is its own mirror:
+    d(1/a) = 1 - (1 - d(a)) / a. So it lies below the convex hull of the points and their mirrors,
+    and the hull is the profile of finitely many losses.
+
+    Args:
+        epsilons: [k] >= 0, increasing, below 700.
+        deltas: [k] in [0, 1], upper bounds.
+
+    Returns:
+        The pair of the hull.
+    """
+    alpha = np.exp(epsilons)
+    # The hull at epsilon 0: the lowest chord between a point and its mirror.
+    at_0 = min(1.0, float(np.min((alpha - 1 + 2 * deltas) / (alpha + 1))) * _MARGIN)
+    later = alpha > 1
+    x, y = np.append(1.0, alpha[later]), np.append(at_0, deltas[later])
+    knots = _hull(x, y)
+    x, y = x[knots], y[knots]
+    slopes = np.append(np.diff(y) / np.diff(x), 0.0)
+    loss, infinite = np.log(x[1:]), float(y[-1])
+    p = np.maximum(x[1:] * np.diff(slopes), 0.0)
+    # Rounding: scaled until the profile at every knot is what it should be.
+    reached = np.maximum(-np.expm1(np.log(x)[:, None] - loss), 0.0) @ p
+    short = np.divide(y - infinite, reached, out=np.ones_like(y), where=reached > 0)
+    p = p * max(1.0, float(short.max())) * _MARGIN
+    mirrored = p * np.exp(-loss)
+    rest = max(1 - infinite - float(np.sum(p + mirrored)), 0.0)
+    losses = np.concatenate([-loss[::-1], [0.0], loss])
+    return Discrete(losses, np.concatenate([mirrored[::-1], [rest], p]), infinite, 1e-12)
+
+
+def _hull(x: Array, y: Array) -> list[int]:
+    """Indices of the lower convex hull of points in increasing x."""
+    hull: list[int] = []
+    for i in range(x.size):
+        while len(hull) > 1:
+            a, b = hull[-2:]
+            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
+                break
+            hull.pop()
+        hull.append(i)
+    return hull

@@ -1,0 +1,39 @@
+"""Sampling of each step's records: exact draws in fixed shapes, charged before they are made.
+
+A draw is made on the host with NumPy's 64-bit Philox generator: a binomial count, then a choice
+without replacement, O(batch) work; an epoch at once where it is one event, O(n log n). float32
+uniforms on the device would bias small rates (``uniform < 1e-7`` is true 1.2 times too often), so
+they are not used.
+"""
+
+from jaxdp.sampling.epochs import RandomAllocation, Shuffled
+from jaxdp.sampling.named import NAMES, by_name, relations
+from jaxdp.sampling.rules import (
+    EpochSampling,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    Sampling,
+    StepSampling,
+    TruncatedPoisson,
+    steps_of_a_block,
+)
+from jaxdp.sampling.sampler import Sampler, pad
+
+__all__ = [
+    "NAMES",
+    "EpochSampling",
+    "FixedSize",
+    "FullBatch",
+    "Poisson",
+    "RandomAllocation",
+    "Sampler",
+    "Sampling",
+    "Shuffled",
+    "StepSampling",
+    "TruncatedPoisson",
+    "by_name",
+    "pad",
+    "relations",
+    "steps_of_a_block",
+]

@@ -1,0 +1,187 @@
+"""Rules by which the records of a step are drawn, independently of the other steps."""
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp import accounting as acc
+
+
+class Sampling(Protocol):
+    """A rule for drawing records: ``StepSampling`` or ``EpochSampling``, and the event of a draw.
+
+    One with a ``cap`` never draws more records than that, and its draws are padded to it.
+    """
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The accounting event of releasing ``released`` on one such draw."""
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Raises ValueError where these records cannot be drawn from by this rule."""
+
+
+@runtime_checkable
+class StepSampling(Sampling, Protocol):
+    """A rule that draws each step by itself."""
+
+    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """int64 [k]: the positions drawn from ``range(num_records)``, without repetition.
+
+        In random order: the rounding of a sum depends on it (docs/clip_bound.md, Theorem 4).
+        """
+
+
+@runtime_checkable
+class EpochSampling(Sampling, Protocol):
+    """A rule that draws an epoch at once, which is one event, charged whole at its first step."""
+
+    def block(self, dataset_size: int) -> int:
+        """The number of steps of an epoch."""
+
+    def epoch(self, rng: np.random.Generator, num_records: int) -> list[np.ndarray]:
+        """The positions of every step of an epoch, int64 [k] each; otherwise as ``choose``.
+
+        Args:
+            rng: Philox, at the beginning of the epoch's stream.
+            num_records: n.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson:
+    """Poisson sampling: each record takes part independently with probability ``sampling_prob``.
+
+    Amplifies under add-or-remove-one. The number of records is private: the guarantee does not
+    assume it, and the declared ``dataset_size`` need equal it only to a factor of 2.
+    """
+
+    sampling_prob: float
+
+    def __post_init__(self) -> None:
+        _validate.probability("sampling_prob", self.sampling_prob)
+
+    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """int64 [k]: the positions drawn, k binomial; may be empty."""
+        size = rng.binomial(num_records, self.sampling_prob)
+        return rng.choice(num_records, size=size, replace=False)
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of a Poisson-sampled Gaussian."""
+        return acc.PoissonSampled(released, sampling_prob=self.sampling_prob)
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Refuses a declared size that is not the number of records to a factor of 2.
+
+        The guarantee holds for any number; but the divisor of the mean would be wrong, silently.
+
+        Raises:
+            ValueError: it is less than half or more than twice as large.
+        """
+        require_near_size(num_records, dataset_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSize:
+    """Fixed-size sampling: ``batch_size`` records, uniformly without replacement (replace-one)."""
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        _validate.integer("batch_size", self.batch_size, least=1)
+
+    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """int64 [batch_size]: the positions drawn."""
+        return rng.choice(num_records, size=self.batch_size, replace=False)
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of a Gaussian on a fixed-size draw without replacement."""
+        return acc.FixedSizeSampled(released, dataset_size=dataset_size, batch_size=self.batch_size)
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Refuses a declared size other than the number of records, or less than a batch.
+
+        The sampled fraction is part of the guarantee, so the size must be exact.
+
+        Raises:
+            ValueError: it is refused.
+        """
+        require_declared_size(num_records, dataset_size, "fixed-size")
+        if self.batch_size > num_records:
+            raise ValueError(
+                f"batch_size must be at most the {num_records} records, got {self.batch_size}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FullBatch:
+    """Full-batch steps: every record takes part in every step, without amplification."""
+
+    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """int64 [num_records]: all positions."""
+        return rng.permutation(num_records)
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event itself: a Gaussian without sampling."""
+        return released
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Accepts any number of records."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoisson:
+    """Poisson sampling of which at most ``cap`` records are kept, so that every draw has one shape.
+
+    Each record takes part independently with probability ``sampling_prob``; of more than ``cap`` a
+    uniformly random subset of ``cap`` is kept. Draws are padded to ``cap``, whatever their size:
+    one compiled physical batch serves every step. Only replacing a record by a null record is
+    covered, and ``dataset_size`` must be exact.
+    """
+
+    sampling_prob: float
+    cap: int
+
+    def __post_init__(self) -> None:
+        _validate.probability("sampling_prob", self.sampling_prob)
+        _validate.integer("cap", self.cap, least=1)
+
+    def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
+        """int64 [k]: the positions drawn, k <= cap.
+
+        A Poisson sample stands in random order, so its first ``cap`` are a uniformly random part.
+        """
+        return Poisson(self.sampling_prob).choose(rng, num_records)[: self.cap]
+
+    def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
+        """The event of a Gaussian on a truncated Poisson sample."""
+        return acc.TruncatedPoisson(released, self.sampling_prob, self.cap, dataset_size)
+
+    def check(self, num_records: int, dataset_size: int) -> None:
+        """Refuses a declared size other than the number of records; ValueError."""
+        require_declared_size(num_records, dataset_size, "truncated Poisson")
+
+
+def steps_of_a_block(sampling: Sampling, dataset_size: int) -> int:
+    """The number of consecutive steps that the rule draws at once; 1 for most."""
+    return sampling.block(dataset_size) if isinstance(sampling, EpochSampling) else 1
+
+
+def require_near_size(num_records: int, dataset_size: int) -> None:
+    """Raises ValueError for a declared size that is wrong by more than a factor of 2."""
+    # Without the number, which is private; that it was refused is told to the owner alone.
+    if not dataset_size <= 2 * num_records <= 4 * dataset_size:
+        raise ValueError(
+            "dataset_size must be the number of records, to a factor of 2, got "
+            f"{dataset_size}: batches would have a size far from batch_size"
+        )
+
+
+def require_declared_size(num_records: int, dataset_size: int, sampling: str) -> None:
+    """Raises ValueError for a declared size that is not the number of records."""
+    if num_records != dataset_size:
+        raise ValueError(
+            f"dataset_size must be the number of records ({num_records}) under {sampling} "
+            f"sampling, got {dataset_size}"
+        )

@@ -1,0 +1,143 @@
+"""The sampler: draws each step's records, after the step was charged."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp._issuer import Issuer
+from jaxdp.sampling.rules import EpochSampling, Sampling, StepSampling, steps_of_a_block
+from jaxdp.tickets import Ticket
+from jaxdp.types import Draw
+
+if TYPE_CHECKING:
+    from jaxdp.ledger import Ledger
+
+
+class Sampler:
+    """Draws the records of one step after the other, each charged before it is drawn.
+
+    A sampler never draws a step twice, and two samplers never share a draw or a noise, also where
+    they were made from one secret of the operating system: two releases from one draw are not two
+    independently sampled events, and would cost more than two. (A seed that a person chose repeats
+    both in another ledger; such a run is labelled.)
+
+    Args:
+        sampling: the sampling rule.
+        num_records: the number of records. Sensitive under add-or-remove-one.
+        physical_batch_size: rows of one physical batch; a larger draw takes several, none is ever
+            truncated.
+        issuer: charges and issues the tickets.
+    """
+
+    def __init__(
+        self, sampling: Sampling, num_records: int, physical_batch_size: int, issuer: Issuer
+    ):
+        _validate.integer("num_records", num_records, least=0)
+        if num_records >= 2**31:
+            raise ValueError(f"num_records must be below 2**31, got {num_records!r}")
+        _validate.integer("physical_batch_size", physical_batch_size, least=1)
+        charged = getattr(issuer.mechanism, "sampling", sampling)
+        if charged != sampling:
+            raise ValueError(
+                f"sampling must be the one that the issuer charges, {charged}, got {sampling}: "
+                "take mechanism.sampler(...) of the mechanism"
+            )
+        declared = getattr(issuer.mechanism, "dataset_size", num_records)
+        if steps_of_a_block(sampling, num_records) != steps_of_a_block(sampling, declared):
+            raise ValueError(
+                f"num_records must be the declared dataset_size ({declared}), got {num_records}"
+            )
+        self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
+        self._physical_batch_size = physical_batch_size
+        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling rule."""
+        return self._sampling
+
+    @property
+    def num_records(self) -> int:
+        """The number of records drawn from. Sensitive under add-or-remove-one."""
+        return self._num_records
+
+    @property
+    def physical_batch_size(self) -> int:
+        """Rows of one physical batch."""
+        return self._physical_batch_size
+
+    @property
+    def issuer(self) -> Issuer:
+        """The issuer that charges and makes the tickets."""
+        return self._issuer
+
+    @property
+    def ledger(self) -> "Ledger":
+        """The ledger that every draw is charged to."""
+        ledger: Ledger = self._issuer.ledger
+        return ledger
+
+    @property
+    def step(self) -> int:
+        """The next step to be drawn."""
+        return self._issuer.step
+
+    def draw(self, until: int | None = None) -> Draw:
+        """Charges the next step, draws its records, and advances.
+
+        Args:
+            until: steps from this one on are not charged ahead.
+        """
+        ticket = self._issuer.issue(until)
+        if until is None:
+            self._issuer.handed_out(ticket.step)
+        least = getattr(self._sampling, "cap", 0)
+        chosen = self._chosen(ticket)
+        padded = pad(chosen, self._physical_batch_size, ticket.step, self._num_records, least)
+        return padded.drawn_by(ticket)
+
+    def _chosen(self, ticket: Ticket) -> np.ndarray:
+        rule = self._sampling
+        if isinstance(rule, StepSampling):
+            return rule.choose(ticket.generator(), self._num_records)
+        assert isinstance(rule, EpochSampling)
+        size = rule.block(self._num_records)
+        number, place = divmod(ticket.step, size)
+        known, batches = self._epoch  # at once: threads may draw
+        if known != number:
+            # From the epoch's own randomness: its first steps may have been drawn elsewhere.
+            batches = rule.epoch(ticket.generator(size), self._num_records)
+            self._epoch = number, batches
+        return batches[place]
+
+    def close(self, unused: int = 0) -> None:
+        """Gives back to the ledger what was charged ahead, and the last ``unused`` draws.
+
+        Args:
+            unused: the number of draws, the last ones made, that nobody saw.
+        """
+        self._issuer.close(unused)
+
+    def __repr__(self) -> str:
+        return f"Sampler({self._sampling!r}, step={self.step})"
+
+
+def pad(
+    chosen: np.ndarray, physical_batch_size: int, step: int, num_records: int, least: int = 0
+) -> Draw:
+    """The positions [k] as a draw of as many physical batches as they need, at least one.
+
+    Args:
+        chosen: the positions.
+        physical_batch_size: rows of each.
+        step: of the draw.
+        num_records: the number of records drawn from.
+        least: rows that every draw has, however few it needs.
+    """
+    passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
+    indices = np.zeros(passes * physical_batch_size, dtype=np.int32)
+    indices[: len(chosen)] = chosen
+    mask = np.arange(len(indices)) < len(chosen)
+    shape = (passes, physical_batch_size)
+    return Draw(indices.reshape(shape), mask.reshape(shape), step, num_records)

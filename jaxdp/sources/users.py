@@ -1,0 +1,143 @@
+"""Users as the privacy unit: one index of the source is a user, with at most k of her records."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.clipping.forms import form_of
+from jaxdp.sources import _leaves
+from jaxdp.sources._leaves import PyTree
+from jaxdp.sources.source import Source, as_source
+
+
+class User(NamedTuple):
+    """The records of one user, as a source of users gives them. **Sensitive**.
+
+    Attributes:
+        records: pytree [k, ...]; where she has fewer, one of her own again.
+        present: bool [k]; False marks padding.
+    """
+
+    records: PyTree
+    present: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Users:
+    """A source of users; ``users`` makes it.
+
+    Attributes:
+        source: the records. Sensitive.
+        indices: int64 [U, k]; each user's records. Sensitive.
+        present: bool [U, k]; False marks padding. Sensitive.
+        on_device: False: rows are gathered on the host.
+    """
+
+    source: Source = dataclasses.field(repr=False)
+    indices: np.ndarray = dataclasses.field(repr=False)
+    present: np.ndarray = dataclasses.field(repr=False)
+    on_device: bool = dataclasses.field(default=False, init=False, repr=False)
+
+    @property
+    def records_per_user(self) -> int:
+        """The most records of one user that enter a step."""
+        return int(self.present.shape[1])
+
+    @property
+    def example(self) -> User:
+        """Shape and dtype of one user."""
+        k = self.records_per_user
+        records = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((k, *leaf.shape), leaf.dtype), self.source.example
+        )
+        return User(records, jax.ShapeDtypeStruct((k,), np.bool_))
+
+    def __len__(self) -> int:
+        """The number of users. Sensitive under add-or-remove-one."""
+        return len(self.present)
+
+    def gather(self, indices: Any, mask: Any) -> User:
+        """The users at ``indices``; see ``Source.gather``."""
+        kept = _leaves.chosen(indices, mask, len(self))
+        mask, k = np.asarray(mask), self.records_per_user
+        flat, present = np.zeros((len(mask), k), np.int64), np.zeros((len(mask), k), bool)
+        flat[mask], present[mask] = self.indices[kept], self.present[kept]
+        rows = self.source.gather(flat.ravel(), np.repeat(mask, k))
+        return User(jax.tree.map(lambda a: a.reshape(len(mask), k, *a.shape[1:]), rows), present)
+
+
+def users(data: Any, user_ids: Any, records_per_user: int, seed: int = 0) -> Users:
+    """Returns a source whose privacy unit is a user: samplers draw users, with all they have.
+
+    Of a user with more than ``records_per_user`` records that many are kept, drawn by ``seed`` from
+    how many she has and nothing else; nobody's records change whose are kept. Of one with fewer the
+    row is padded, so that their number reaches no shape. Train with ``user_loss``, and with a
+    mechanism that has the same ``records_per_user`` and the number of users as ``dataset_size``.
+
+    Args:
+        data: the records, as for ``as_source``.
+        user_ids: integers or strings [N]; the user of each record: a record has one user.
+        records_per_user: k >= 1, public.
+        seed: of the records that are kept; public, and the same whenever a run is resumed.
+
+    Raises:
+        ValueError: ids of another kind or number; k out of its range.
+    """
+    source, k = as_source(data), _validate.integer("records_per_user", records_per_user, least=1)
+    ids = np.asarray(user_ids)
+    if ids.dtype.kind not in "iuSU" or ids.ndim != 1:
+        raise ValueError(
+            f"user_ids must be integers or strings [N], got {ids.dtype} with {ids.ndim} axes"
+        )
+    if len(ids) != len(source):
+        raise ValueError("user_ids must name one user for each record, got another number of them")
+    _, owner = np.unique(ids, return_inverse=True)
+    counts = np.bincount(owner)
+    place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # The n-th record of every user has one priority: whose are kept depends on her records alone.
+    priority = np.random.Philox(key=_validate.integer("seed", seed, least=0)).random_raw(
+        int(counts.max(initial=0))
+    )
+    order = np.argsort(owner, kind="stable")
+    order = order[np.lexsort((priority[place], owner[order]))]
+    kept = place < k
+    indices = np.zeros((len(counts), k), np.int64) + order[np.cumsum(counts) - counts, None]
+    present = np.zeros((len(counts), k), bool)
+    indices[owner[order][kept], place[kept]] = order[kept]
+    present[owner[order][kept], place[kept]] = True
+    return Users(source, indices, present)
+
+
+def user_loss(loss_fn: Callable[..., Any], reduce: str = "mean") -> Callable[..., jax.Array]:
+    """The loss of one user: the mean or sum of ``loss_fn`` over her records.
+
+    Her records make one gradient, which is clipped once. ``loss_fn`` sees one record at a time, so
+    no layer can couple two of them.
+
+    Args:
+        loss_fn: of one record, a scalar, in any form that ``jaxdp.clipped_grad`` takes.
+        reduce: "mean" or "sum".
+
+    Raises:
+        ValueError: ``reduce`` is neither.
+    """
+    _validate.one_of("reduce", reduce, ("mean", "sum"))
+    form = form_of(loss_fn)
+
+    def of(params: PyTree, user: User, key: Any) -> jax.Array:
+        keys = None if key is None else jax.random.split(key, len(user.present))
+        losses = jax.vmap(lambda record, own: form(loss_fn, params, record, own))(
+            user.records, keys
+        )
+        total = jnp.sum(jnp.where(user.present, losses, jnp.zeros_like(losses)))
+        count = jnp.sum(user.present, dtype=losses.dtype)
+        return total if reduce == "sum" else total / jnp.maximum(count, jnp.ones_like(count))
+
+    if form.rng is None:
+        return lambda params, user: of(params, user, None)
+    return lambda params, user, rng: of(params, user, rng)

@@ -1,0 +1,181 @@
+"""Users as the privacy unit: sources, losses, and what is charged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp.sources import User, user_loss, users
+from tests.statistics import LEVEL
+
+IDS = np.array(["b", "a", "b", "c", "b", "a", "b", "b"])
+DATA = {
+    "x": np.arange(24, dtype=np.float32).reshape(8, 3) / 24,
+    "y": np.arange(8, dtype=np.float32),
+}
+
+
+def of(source, *places):
+    return source.gather(np.array(places), np.ones(len(places), bool))
+
+
+def loss_fn(params, record):
+    hidden = jnp.tanh(record["x"] @ params["w"] + params["b"])
+    return jnp.square(hidden @ params["v"] - record["y"])
+
+
+def params(seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {"w": (3, 4), "b": (4,), "v": (4,)}
+    return {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+
+
+def test_a_row_is_a_user_with_her_own_records_alone():
+    source = users(DATA, IDS, 3)
+    assert (len(source), source.records_per_user) == (3, 3)
+    rows = of(source, 0, 1, 2)
+    for row, name in enumerate("abc"):
+        own = set(np.flatnonzero(name == IDS))
+        found = rows.records["y"][row][rows.present[row]].tolist()
+        assert len(set(found)) == len(found) == min(3, len(own))
+        assert set(rows.records["y"][row].tolist()) <= own  # also where it is padding
+        found = rows.records["y"][row].astype(int)
+        np.testing.assert_array_equal(rows.records["x"][row], DATA["x"][found])
+    assert {leaf.shape for leaf in jax.tree.leaves(source.example)} == {(3, 3), (3,)}
+
+
+def test_masked_users_are_empty():
+    rows = users(DATA, IDS, 2).gather(np.array([1, 0]), np.array([False, True]))
+    assert not rows.present[0].any()
+    assert not rows.records["x"][0].any()
+    assert rows.present[1].all()
+
+
+def test_whose_records_are_kept_depends_on_their_number_alone():
+    ids = np.repeat(np.arange(5), 6)
+    alone = users({"y": np.arange(6)}, ids[:6], 2)
+    many = users({"y": np.arange(30)}, ids, 2)
+    for user in range(5):
+        kept = of(many, user).records["y"][0] - 6 * user
+        np.testing.assert_array_equal(kept, of(alone, 0).records["y"][0])
+    shuffled = np.random.default_rng(0).permutation(30)
+    other = users({"y": np.arange(30)[shuffled]}, ids[shuffled], 2)
+    for user in range(5):  # ... the n-th of hers
+        own = np.arange(30)[shuffled][ids[shuffled] == user]
+        np.testing.assert_array_equal(
+            of(other, user).records["y"][0], own[of(alone, 0).records["y"][0]]
+        )
+
+
+def test_all_records_of_a_user_are_as_likely_to_be_kept():
+    ids, counts = np.zeros(5, int), np.zeros((5, 5))
+    for seed in range(2_000):
+        one, two = of(users({"y": np.arange(5)}, ids, 2, seed=seed), 0).records["y"][0]
+        counts[min(one, two), max(one, two)] += 1
+    assert stats.chisquare(counts[np.triu_indices(5, 1)]).pvalue > LEVEL
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("engine", ["vmap", "auto"])
+def test_a_user_makes_one_gradient_which_is_clipped_once(reduce, engine):
+    source, weights = users(DATA, IDS, 4), params()
+    rows = of(source, 0, 1, 2)
+    grad_fn = jaxdp.clipped_grad(user_loss(loss_fn, reduce), jaxdp.clip(0.05), engine=engine)
+    found, info = grad_fn(weights, rows, jnp.ones(3, bool))
+    expected = jax.tree.map(jnp.zeros_like, weights)
+    for row in range(3):
+        own = [r for r, there in enumerate(rows.present[row]) if there]
+
+        def whole(p, row=row, own=own):
+            hers = jax.tree.map(lambda a: a[row], rows.records)
+            losses = [loss_fn(p, {name: a[r] for name, a in hers.items()}) for r in own]
+            return sum(losses) / (len(own) if reduce == "mean" else 1)
+
+        grad = jax.grad(whole)(weights)
+        norm = optax.tree.norm(grad)
+        np.testing.assert_allclose(info.norms[row], norm, rtol=1e-2)
+        factor = jnp.minimum(1.0, 0.05 / norm)
+        expected = jax.tree.map(lambda a, g, f=factor: a + f * g, expected, grad)
+    for one, two in zip(jax.tree.leaves(found.value), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, two, rtol=6e-3, atol=1e-5)
+
+
+def test_a_loss_with_a_key_gets_one_for_each_record():
+    def noisy(w, x, rng):
+        return w * x * jax.random.normal(rng)
+
+    loss = user_loss(noisy)
+    rows = User(jnp.ones(2), jnp.array([True, True]))
+    key = jax.random.key(0)
+    each = [noisy(1.0, 1.0, k) for k in jax.random.split(key, 2)]
+    np.testing.assert_allclose(loss(1.0, rows, key), np.mean(each), rtol=1e-6)
+
+
+def trainer(source, **options):
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, 10, 40, **options)
+    return jaxdp.Trainer(user_loss(loss_fn), mechanism, optax.sgd(0.1), source)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "allocation"])
+def test_training_charges_users(sampling):
+    rng = np.random.default_rng(0)
+    ids = np.concatenate([np.arange(40), rng.integers(0, 40, 60)])
+    data = {"x": rng.normal(size=(100, 3)).astype(np.float32), "y": np.ones(100, np.float32)}
+    one = trainer(users(data, ids, 3), records_per_user=3, sampling=sampling)
+    state = one.init(params())
+    for batch in one.batches(3):
+        state, _ = one.step(state, batch)
+    (entry,) = one.ledger.entries
+    assert isinstance(entry.event, acc.PerUser)
+    assert entry.event.records == 3
+    assert entry.event.block == (4 if sampling == "allocation" else 1)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+    with pytest.raises(ValueError, match="records_per_user must be that of the source"):
+        trainer(users(data, ids, 2), records_per_user=3)
+    with pytest.raises(ValueError, match="expected 3, got None"):
+        trainer(users(data, ids, 3))
+
+
+def test_a_run_and_its_report_name_the_user(tmp_path):
+    ids = np.arange(100) % 40
+    data = {"x": np.ones((100, 3), np.float32), "y": np.ones(100, np.float32)}
+    mechanism = jaxdp.dp_sgd(2.0, 1.0, 10, 40, records_per_user=2)
+    options = {"params": params(), "delta": 1e-3, "every": 3}
+    run = jaxdp.Run(
+        tmp_path / "r",
+        user_loss(loss_fn),
+        mechanism,
+        optax.sgd(0.1),
+        users(data, ids, 2),
+        **options,
+    )
+    run.fit(3)
+    page = (tmp_path / "r/report.md").read_text()
+    assert "one user, of whom at most 2 records enter a step" in page
+    assert "| Number of users | 40, declared and public |" in page
+    assert "10 of 40 users expected a step" in page
+    assert "More than one record per person" not in page
+    assert run.unverified() == []
+    assert run.epsilon() == mechanism.epsilon(3, 1e-3)
+    with pytest.raises(ValueError, match="expected None, got 2"):
+        jaxdp.Run(tmp_path / "s", loss_fn, mechanism, optax.sgd(0.1), data, **options)
+
+
+@pytest.mark.parametrize(
+    ("ids", "k", "message"),
+    [
+        (IDS[:-1], 2, "user_ids must name one user for each record"),
+        (np.zeros(8), 2, "user_ids must be integers or strings"),
+        (np.zeros((8, 2), int), 2, "with 2 axes"),
+        (IDS, 0, "records_per_user must be a whole number of at least 1"),
+    ],
+)
+def test_bad_input(ids, k, message):
+    with pytest.raises(ValueError, match=message):
+        users(DATA, ids, k)
+    with pytest.raises(ValueError, match="reduce must be one of mean, sum"):
+        user_loss(loss_fn, "max")

@@ -1,0 +1,288 @@
+"""An epoch is one event, charged whole at its first step: in ledgers, trainers and runs."""
+
+import itertools
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxdp
+from jaxdp import Ledger
+from jaxdp import accounting as acc
+from jaxdp._entries import event_counts
+from jaxdp.runs.directory import RunDirectory
+from jaxdp.sampling import RandomAllocation, Shuffled
+from jaxdp.schedules import NoiseSchedule
+from jaxdp.tickets import Ticket
+from tests.runs import small
+from tests.runs.test_resume import Stop, crash_at
+
+EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)
+OTHER = acc.RandomAllocation(acc.Gaussian(1.0), 5)
+STEP = acc.PoissonSampled(acc.Gaussian(2.0), 0.1)
+N = 50
+DATA = {"x": jnp.ones((N, 3)), "y": jnp.ones(N)}
+
+
+def counts(ledger, without=None):
+    """Epochs (or steps) by event."""
+    return event_counts(ledger.entries, without)
+
+
+@pytest.mark.parametrize(
+    ("charges", "epochs"),
+    [
+        ([(0, 1)], 1),
+        ([(0, 5)], 1),
+        ([(0, 6)], 2),
+        ([(4, 2)], 2),
+        ([(7, 1)], 1),
+        ([(0, 2), (2, 1), (4, 1)], 1),
+        ([(0, 2), (8, 1), (9, 3)], 3),
+        ([(8, 4), (0, 1), (2, 1)], 3),
+    ],
+)
+def test_an_epoch_counts_once_and_whole(charges, epochs):
+    ledger = Ledger()
+    for first, steps in charges:
+        ledger.charge(EPOCH, steps, stream="s", first_step=first, note=str(first))
+    assert counts(ledger) == {EPOCH: epochs}
+    assert ledger.event == acc.Composed((acc.Repeated(EPOCH, epochs),))
+    assert counts(Ledger.from_json(ledger.to_json())) == {EPOCH: epochs}
+
+
+def test_every_stream_and_every_charge_by_hand_begins_an_epoch_of_its_own(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for stream in "ab":
+        ledger.charge(EPOCH, 3, stream=stream)
+    for steps in (2, 3, 7, 5):
+        ledger.charge(EPOCH, steps)
+    ledger.charge(STEP, 3)
+    ledger.charge(EPOCH)
+    ledger.close()
+    assert counts(ledger) == {EPOCH: 2 + 1 + 1 + 2 + 1 + 1, STEP: 3}
+    assert counts(Ledger(tmp_path / "ledger.jsonl")) == counts(ledger)
+
+
+def test_what_is_given_back_or_left_out_leaves_the_epoch_that_was_begun():
+    ledger = Ledger()
+    ledger.charge(EPOCH, 20, stream="s")
+    assert [counts(ledger, ("s", step)).get(EPOCH, 0) for step in (0, 1, 5, 6, 20)] == [
+        0,
+        1,
+        1,
+        2,
+        4,
+    ]
+    ledger.give_back("s", 6, 20)
+    assert counts(ledger) == {EPOCH: 2}
+    ledger.charge(EPOCH, 4, stream="s", first_step=6)
+    assert counts(ledger) == {EPOCH: 2}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 9)), max_size=12))
+def test_epochs_are_those_that_a_charged_step_is_in(moves):
+    ledger, held = Ledger(), set()
+    for back, first, steps in moves:
+        wanted = set(range(first, first + steps))
+        if not back:
+            ledger.charge(EPOCH, steps, stream="s", first_step=first, replay=True, source="sampler")
+            held |= wanted
+        elif held and max(held) >= first and set(range(first, max(held) + 1)) <= held:
+            ledger.give_back("s", first, max(held) + 1)
+            held -= set(range(first, max(held) + 1))
+    assert counts(ledger) == ({EPOCH: len({s // 5 for s in held})} if held else {})
+
+
+@pytest.mark.parametrize("other", [OTHER, STEP])
+def test_two_events_of_one_epoch_are_refused(other):
+    ledger = Ledger()
+    ledger.charge(EPOCH, 3, stream="s")
+    with pytest.raises(ValueError, match="event must be one for all steps of an epoch of stream"):
+        ledger.charge(other, stream="s", first_step=4)
+    ledger.charge(other, stream="s", first_step=5)
+    with pytest.raises(ValueError, match="two events need two draws"):
+        ledger.charge(EPOCH, stream="s", first_step=9)
+    ledger.charge(STEP)  # by hand: another draw
+    ledger.charge(EPOCH)
+
+
+class Budget(list):
+    """Stands for a filter; holds what it was charged."""
+
+    charge = list.append
+
+
+def test_a_budget_pays_for_epochs(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, budget=(budget := Budget()))
+    for first in (0, 2, 4, 7, 13, 10):
+        ledger.charge(EPOCH, 2, stream="s", first_step=first)
+    ledger.close()
+    assert budget == [acc.Repeated(EPOCH, n) for n in (1, 0, 1, 0, 1, 0)]
+    Ledger(path, budget=(again := Budget()))
+    assert again == budget
+
+
+def mechanism(sampling="allocation", **options):
+    return jaxdp.dp_sgd(2.0, 1.0, 10, N, sampling, **options)
+
+
+def trainer(sampling="allocation", **options):
+    def loss_fn(w, example):
+        return (example["x"] @ w - example["y"]) ** 2
+
+    return jaxdp.Trainer(loss_fn, mechanism(sampling), optax.sgd(0.1), DATA, **options)
+
+
+def trained(one, steps, leave_after=None):
+    state = one.init(jnp.zeros(3))
+    drawn = []
+    for batch in itertools.islice(one.batches(steps), leave_after):
+        drawn.append(batch.draw.indices[batch.draw.mask])
+        state, _ = one.step(state, batch)
+    return drawn
+
+
+def test_a_mechanism_charges_whole_epochs():
+    assert mechanism().total(5) == acc.Composed((acc.Repeated(EPOCH, 1),))
+    assert mechanism().total(11) == acc.Composed((acc.Repeated(EPOCH, 3),))
+    assert mechanism().events(3, 4) == [(EPOCH, 3, 4)]
+    assert mechanism("shuffle").event == acc.ShuffledEpoch(acc.Gaussian(2.0), 5)
+
+
+@pytest.mark.parametrize("sampling", ["allocation", "shuffle"])
+@pytest.mark.parametrize("reserve", [1, 4, 16])
+def test_a_loop_that_is_left_goes_on_with_its_epoch(sampling, reserve):
+    one = trainer(sampling, reserve=reserve)
+    first = trained(one, 12, leave_after=3)
+    one.end_batches()
+    (event,) = counts(one.ledger)
+    assert counts(one.ledger) == {event: 1}
+    drawn = first + trained(one, 2)
+    assert counts(one.ledger) == {event: 1}
+    assert sorted(np.concatenate(drawn).tolist()) == list(range(N))
+    trained(one, 1)
+    assert counts(one.ledger, one._sampler.issuer.ahead()) == {event: 2}
+
+
+def test_another_trainer_begins_another_epoch(tmp_path):
+    one = trainer(ledger=tmp_path / "ledger.jsonl")
+    trained(one, 3)
+    one.close()
+    two = trainer(ledger=tmp_path / "ledger.jsonl")
+    assert two._sampler.step == 5
+    drawn = trained(two, 5)
+    assert sorted(np.concatenate(drawn).tolist()) == list(range(N))
+    assert counts(two.ledger) == {EPOCH: 2}
+
+
+def test_two_samplers_on_one_ledger_draw_and_pay_apart():
+    ledger = Ledger()
+    one, two = (mechanism().sampler(N, ledger=ledger) for _ in range(2))
+    for _ in range(3):
+        one.draw(), two.draw()
+    assert counts(ledger) == {EPOCH: 2}
+
+
+def test_noise_must_stay_the_same_within_an_epoch():
+    def made(*levels):
+        return jaxdp.dp_sgd(NoiseSchedule(levels), 1.0, 10, N, "allocation")
+
+    rows = made((2.0, 10), (1.0, 7)).events(0, 17)
+    assert rows == [(EPOCH, 0, 10), (OTHER, 10, 7)]
+    with pytest.raises(ValueError, match="the same within an epoch of 5 steps, got a schedule tha"):
+        made((2.0, 9), (1.0, 7))
+
+
+def test_a_sampler_whose_epochs_are_not_those_charged_is_refused():
+    issuer = mechanism("shuffle").sampler(N).issuer
+    with pytest.raises(ValueError, match="num_records must be the declared dataset_size"):
+        jaxdp.sampling.Sampler(Shuffled(10), 61, 8, issuer)
+
+
+def spied(monkeypatch):
+    """(step, draw, noise key) of every ticket that is spent."""
+    seen, spend = [], Ticket.spend
+    step_and_look = jaxdp.Trainer.step_and_look
+
+    def spending(self, by, **options):
+        key = spend(self, by, **options)
+        seen[-1] = (*seen[-1], np.asarray(key.words).tobytes())
+        return key
+
+    def stepping(self, state, batch, told=True):
+        seen.append((batch.step, np.sort(batch.draw.indices[batch.draw.mask])))
+        return step_and_look(self, state, batch, told)
+
+    monkeypatch.setattr(Ticket, "spend", spending)
+    monkeypatch.setattr(jaxdp.Trainer, "step_and_look", stepping)
+    return seen
+
+
+def run(folder, sampling, progress=small.ignore, steps=13):
+    """A run without delta asks no accountant."""
+    return jaxdp.Run(
+        folder,
+        lambda w, example: (example["x"] @ w - example["y"]) ** 2,
+        mechanism(sampling),
+        optax.sgd(0.1),
+        DATA,
+        params=jnp.zeros(3),
+        every=4,
+        progress=progress,
+        relation=acc.Relation.REPLACE_SPECIAL,
+    ).fit(steps)
+
+
+@pytest.mark.parametrize("sampling", ["allocation", "shuffle", RandomAllocation(10, 2)])
+@pytest.mark.parametrize("crash", [2, 7, 9])
+def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(
+    tmp_path, monkeypatch, sampling, crash
+):
+    seen = spied(monkeypatch)
+    with pytest.raises(Stop):
+        run(tmp_path / "r", sampling, crash_at(crash))
+    before = len(seen)
+    run(tmp_path / "r", sampling)
+    again = {step for step, _, _ in seen[:before]} & {step for step, _, _ in seen[before:]}
+    assert again
+    assert len({key for _, _, key in seen}) == len(seen)  # no noise twice
+    first = {step: draw for step, draw, _ in seen[:before]}
+    last = {step: draw for step, draw, _ in seen}
+    for step in again:
+        np.testing.assert_array_equal(first[step], last[step])
+    block = mechanism(sampling).event.block
+    assert counts(Ledger.from_json(_ledger(tmp_path / "r").to_json())) == {
+        mechanism(sampling).event: -(-13 // block)
+    }
+    often = np.bincount(np.concatenate([last[step] for step in range(10)]), minlength=N)
+    assert np.all(often == 2)
+
+
+def test_steps_of_an_epoch_that_were_shown_and_lost_are_charged_with_a_new_draw(
+    tmp_path, monkeypatch
+):
+    seen = spied(monkeypatch)
+    run(tmp_path / "r", "allocation", steps=4)  # shown up to step 4, within the first epoch
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "r/secret/checkpoints", kept)
+    run(tmp_path / "r", "allocation", steps=8)
+    shutil.rmtree(tmp_path / "r/secret/checkpoints")
+    shutil.copytree(kept, tmp_path / "r/secret/checkpoints")
+    before = len(seen)
+    run(tmp_path / "r", "allocation", steps=8)
+    assert [step for step, _, _ in seen[before:]] == [4, 5, 6, 7]
+    first = {step: draw for step, draw, _ in seen[:before]}
+    assert not any(np.array_equal(first[step], draw) for step, draw, _ in seen[before:])
+    # Two epochs of the first stream, and the two that steps 4 to 7 of the second one are in.
+    assert counts(_ledger(tmp_path / "r")) == {EPOCH: 4}
+
+
+def _ledger(folder):
+    return RunDirectory(folder).checked_ledger()
