@@ -67,7 +67,7 @@ class Mixture:
         return base + p, base + q, p - q, self.rounding * (p + q)
 
     def slack(self, edges: Array) -> float:
-        """How far the rounded outputs of finite ``edges`` may lie from them, in loss.
+        """The loss by which the rounded outputs of finite ``edges`` may lie off them.
 
         The logs that make up an output are each known to a few units of rounding, and by one unit
         of the output the loss changes by at most the larger distance times the posterior weights of
