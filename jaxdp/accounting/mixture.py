@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting.base import Array, Pair
+from jaxdp.accounting.base import Array
+from jaxdp.accounting.cells import normal_cells
+
+_U = 2.0**-53
 
 
 class Mixture:
@@ -20,7 +23,7 @@ class Mixture:
     Distances (AB, AC, BC) in contributions: Poisson (1, 0, 1), its reverse (0, 1, 1), Poisson under
     replace-one (1, 1, 2), a batch of fixed size under replace-one (2, 2, 2).
 
-    Masses are those of edges moved by at most about 1e-15 (1 + |edge| + BC^2), up to ``rounding``.
+    Masses are those of edges moved by at most ``slack``, up to ``rounding``.
 
     Args:
         probability: k in (0, 1].
@@ -45,15 +48,46 @@ class Mixture:
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         """As ``Pair.cells``."""
-        x = self._outputs(np.maximum(edges, 0.0), self.distances[0])
-        up = [_between(x - mean) for mean in (self.ab, 0.0, self.bc)]
+        return self.masses(edges)[:2]
+
+    def masses(self, edges: Array) -> tuple[Array, Array, Array, Array]:
+        """(P masses, Q masses, P - Q, bound on the error of the difference) of the cells, [m] each.
+
+        A has no part in the difference, which so keeps its digits where k is small.
+        """
+        x = self._outputs(np.maximum(edges, 0.0), self.distances[0])[::-1]
+        up = [normal_cells(x, mean, 1.0)[::-1] for mean in (self.ab, 0.0, self.bc)]
         y = self._outputs(np.maximum(-edges, 0.0), self.distances[1])
-        down = [_between(y - mean) for mean in (self.ac, 0.0, self.bc)]
+        down = [normal_cells(y, mean, 1.0) for mean in (self.ac, 0.0, self.bc)]
         at_zero = (edges[:-1] < 0) & (edges[1:] >= 0)
         x0, y0 = (float(self._outputs(np.zeros(1), d)[0]) for d in self.distances[:2])
         middle = max(special.ndtr(self.ab - x0) - special.ndtr(y0 - self.ac), 0.0)
         base = (1 - self.k) * (up[0] + down[0] + middle * at_zero)
-        return base + self.k * (up[1] + down[2]), base + self.k * (up[2] + down[1])
+        p, q = self.k * (up[1] + down[2]), self.k * (up[2] + down[1])
+        return base + p, base + q, p - q, self.rounding * (p + q)
+
+    def slack(self, edges: Array) -> float:
+        """The loss by which the rounded outputs of finite ``edges`` may lie off them.
+
+        The logs that make up an output are each known to a few units of rounding, and by one unit
+        of the output the loss changes by at most the larger distance times the posterior weights of
+        B under P and of C under Q. Near the largest loss, which A = B has, the loss itself moves by
+        that rounding.
+        """
+        logit = np.log(self.k) - (np.log1p(-self.k) if self.k < 1 else -np.inf)
+        size = abs(np.log(self.k)) + (abs(np.log1p(-self.k)) if self.k < 1 else 0.0)
+        largest = 0.0
+        for sign, d, base in ((1, self.distances[0], self.ab), (-1, self.distances[1], self.ac)):
+            losses = np.maximum(sign * edges, 0.0)
+            x = self._outputs(losses, d)
+            losses, x = losses[np.isfinite(x)], x[np.isfinite(x)]
+            turns = 4 + size + 2 * losses + (base + self.bc) * np.abs(x) + base**2 + self.bc**2
+            weight = special.expit(logit - base * x + 0.5 * base**2) + special.expit(
+                logit + (self.bc - base) * x - 0.5 * (self.bc**2 - base**2)
+            )
+            steep = max(d, self.distances[2]) * weight + np.minimum(losses, 1.0)
+            largest = max(largest, float(np.max(steep * turns, initial=0.0)))
+        return 16 * _U * largest
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
         """As ``Pair.tails``."""
@@ -119,14 +153,6 @@ class Mixture:
             return np.where(np.abs(exponent) < 0.5, x - step, x)
 
 
-def _between(x: Array) -> Array:
-    """Standard normal masses between consecutive monotone points, [m - 1], by the small tail."""
-    low, high = np.minimum(x[:-1], x[1:]), np.maximum(x[:-1], x[1:])
-    mirrored = low > 0
-    low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
-    return np.asarray(special.ndtr(high) - special.ndtr(low))
-
-
 class Branches:
     """A pair whose public branch is drawn first, with the same probabilities under both laws.
 
@@ -135,32 +161,39 @@ class Branches:
         rounding: of the probabilities.
     """
 
-    def __init__(self, branches: Sequence[tuple[float, Pair]], rounding: float) -> None:
+    infinite = 0.0
+
+    def __init__(self, branches: Sequence[tuple[float, Mixture]], rounding: float) -> None:
         self.branches = [(weight, pair) for weight, pair in branches if weight > 0]
         self.center = max(self.branches, key=lambda branch: branch[0])[1].center
-        self.infinite = sum(weight * pair.infinite for weight, pair in self.branches)
-        self.rounding = 1e-15 + rounding + max(pair.rounding for _, pair in self.branches)
+        self.rounding = rounding + 2 * Mixture.rounding
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         """As ``Pair.cells``."""
-        return self._sum([pair.cells(edges) for _, pair in self.branches])
+        return self.masses(edges)[:2]
+
+    def masses(self, edges: Array) -> tuple[Array, Array, Array, Array]:
+        """As ``Mixture.masses``."""
+        found = [[weight * v for v in pair.masses(edges)] for weight, pair in self.branches]
+        p, q, gain, error = (np.sum(values, axis=0) for values in zip(*found, strict=True))
+        # The branches' probabilities are off by as much under both laws.
+        off = np.sum([np.abs(values[2]) for values in found], axis=0)
+        return p, q, gain, error + self.rounding * off
+
+    def slack(self, edges: Array) -> float:
+        """As ``Mixture.slack``."""
+        return max(pair.slack(edges) for _, pair in self.branches)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
         """As ``Pair.tails``."""
-        return self._sum([pair.tails(losses) for _, pair in self.branches])
+        found = [(weight, pair.tails(losses)) for weight, pair in self.branches]
+        p, q = (np.sum([weight * tails[i] for weight, tails in found], axis=0) for i in (0, 1))
+        return p, q
 
     def span(self, tail: float) -> tuple[float, float]:
         """As ``Pair.span``."""
         spans = [pair.span(min(tail / weight, 0.5)) for weight, pair in self.branches]
         return min(low for low, _ in spans), max(high for _, high in spans)
-
-    def _sum(self, masses: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-        weights = [weight for weight, _ in self.branches]
-        p, q = (
-            sum((w * m[i] for w, m in zip(weights, masses, strict=True)), np.zeros(()))
-            for i in (0, 1)
-        )
-        return np.asarray(p), np.asarray(q)
 
 
 def renyi(pair: Mixture, orders: Array) -> Array:
@@ -189,7 +222,7 @@ def renyi(pair: Mixture, orders: Array) -> Array:
             total = float(np.sum(share * right + (1 - share) * left)) + below
             total = (total + np.exp(log_rest - scale)) * (1 + 1e-9)
             log_moment = scale + np.log(total + np.exp(-scale)) if scale else np.log1p(total)
-            out[i] = log_moment / (a - 1)
+            out[i] = log_moment / (a - 1) * (1 + 1e-12)
     return np.where(np.isnan(out), np.inf, out)
 
 

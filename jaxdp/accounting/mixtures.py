@@ -10,7 +10,7 @@ from scipy import special
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Array, Pair, Part
 from jaxdp.accounting.bounds import Relation
-from jaxdp.accounting.pairs import normal_cells
+from jaxdp.accounting.cells import normal_cells
 from jaxdp.accounting.primitives import discrete
 
 _U = 2.0**-53

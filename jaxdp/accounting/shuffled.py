@@ -24,7 +24,7 @@ def refuses(relation: Relation) -> str:
 
 
 def pairs(z: float, steps: int, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-    """A pair for one pass: that of its one batch with the record; below, its largest output.
+    """Pairs for one pass: that of its one batch with the record; below, of its largest output.
 
     Args:
         z: noise multiplier.
@@ -66,7 +66,11 @@ def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
     rounding = 4e-12 * max(1.0, float(np.max(ends / inner, initial=0.0)))
     loss = np.log(mass[0] / mass[1])
     order = np.argsort(loss)
-    return (Discrete(loss[order], mass[0][order], 0.0, rounding, mass[1][order]),)
+    loss, (p, q) = loss[order], mass[:, order]
+    back = slice(None, None, -1)
+    return Discrete(loss, p, 0.0, rounding, q), Discrete(
+        -loss[back], q[back], 0.0, rounding, p[back]
+    )
 
 
 def renyi(z: float, relation: Relation, orders: Array) -> Array:
