@@ -220,8 +220,8 @@ CALLS = {
         lambda: mechanism(batch_size=51),
         "batch_size must be at most dataset_size (50), got 51",
     ),
-    "dp_sgd(sampling='shuffle')": (
-        lambda: mechanism(sampling="shuffle"),
+    "dp_sgd(sampling='cyclic')": (
+        lambda: mechanism(sampling="cyclic"),
         "sampling must be one of poisson",
     ),
     "Poisson(1.5)": (

@@ -360,10 +360,6 @@ def with_rule(
         _validate.non_negative("noise_multiplier", noise_multiplier)
     batch_size = _validate.integer("batch_size", batch_size, least=1)
     dataset_size = _validate.integer("dataset_size", dataset_size, least=1)
-    if batch_size > dataset_size:
-        raise ValueError(
-            f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"
-        )
     if isinstance(sampling, str):
         sampling = by_name(sampling, batch_size, dataset_size)
         batch_size = expected_size(sampling, batch_size, dataset_size)

@@ -12,6 +12,7 @@ from jaxdp.clipping.rules import (
     per_layer,
 )
 from jaxdp.clipping.transform import clip_and_sum
+from jaxdp.clipping.users import user_loss
 
 __all__ = [
     "ClippedGrad",
@@ -25,4 +26,5 @@ __all__ = [
     "coordinate_box",
     "normalize",
     "per_layer",
+    "user_loss",
 ]

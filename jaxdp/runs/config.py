@@ -254,8 +254,7 @@ def _with_whole_steps(config: RunConfig) -> RunConfig:
     """The configuration with the batch size that whole steps of an allocation's epoch make."""
     if config.sampling != "allocation":
         return config
-    for name in ("batch_size", "dataset_size", "participations"):
-        _validate.integer(name, getattr(config, name), least=1)
+    _validate.integer("participations", config.participations, least=1)
     batch_size = sampling.named.expected_size(
         config.sampling_rule(), config.batch_size, config.dataset_size
     )

@@ -42,6 +42,12 @@ def by_name(
         ValueError: an unknown name, or a number that the rule does not have or allow.
     """
     _validate.one_of("sampling", name, NAMES)
+    batch_size = _validate.integer("batch_size", batch_size, least=1)
+    dataset_size = _validate.integer("dataset_size", dataset_size, least=1)
+    if batch_size > dataset_size:
+        raise ValueError(
+            f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"
+        )
     if participations != 1 and name != "allocation":
         raise ValueError(f"participations must be 1 but for allocation, got {participations}")
     if cap is not None and name != "truncated_poisson":

@@ -10,7 +10,7 @@ from jaxdp.sources.files import load
 from jaxdp.sources.prefetching import prefetch
 from jaxdp.sources.source import Source, as_source
 from jaxdp.sources.text import padded_text
-from jaxdp.sources.users import User, user_loss, users
+from jaxdp.sources.users import User, users
 
 __all__ = [
     "Source",
@@ -20,6 +20,5 @@ __all__ = [
     "load",
     "padded_text",
     "prefetch",
-    "user_loss",
     "users",
 ]

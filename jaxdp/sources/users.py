@@ -1,15 +1,12 @@
 """Users as the privacy unit: one index of the source is a user, with at most k of her records."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _validate
-from jaxdp.clipping.forms import form_of
 from jaxdp.sources import _leaves
 from jaxdp.sources._leaves import PyTree
 from jaxdp.sources.source import Source, as_source
@@ -76,7 +73,8 @@ def users(data: Any, user_ids: Any, records_per_user: int, seed: int = 0) -> Use
 
     Of a user with more than ``records_per_user`` records that many are kept, drawn by ``seed`` from
     how many she has and nothing else; nobody's records change whose are kept. Of one with fewer the
-    row is padded, so that their number reaches no shape. Train with ``user_loss``, and with a
+    row is padded, so that their number reaches no shape. Train with
+    ``jaxdp.clipping.user_loss``, and with a
     mechanism that has the same ``records_per_user`` and the number of users as ``dataset_size``.
 
     Args:
@@ -111,33 +109,3 @@ def users(data: Any, user_ids: Any, records_per_user: int, seed: int = 0) -> Use
     indices[owner[order][kept], place[kept]] = order[kept]
     present[owner[order][kept], place[kept]] = True
     return Users(source, indices, present)
-
-
-def user_loss(loss_fn: Callable[..., Any], reduce: str = "mean") -> Callable[..., jax.Array]:
-    """The loss of one user: the mean or sum of ``loss_fn`` over her records.
-
-    Her records make one gradient, which is clipped once. ``loss_fn`` sees one record at a time, so
-    no layer can couple two of them.
-
-    Args:
-        loss_fn: of one record, a scalar, in any form that ``jaxdp.clipped_grad`` takes.
-        reduce: "mean" or "sum".
-
-    Raises:
-        ValueError: ``reduce`` is neither.
-    """
-    _validate.one_of("reduce", reduce, ("mean", "sum"))
-    form = form_of(loss_fn)
-
-    def of(params: PyTree, user: User, key: Any) -> jax.Array:
-        keys = None if key is None else jax.random.split(key, len(user.present))
-        losses = jax.vmap(lambda record, own: form(loss_fn, params, record, own))(
-            user.records, keys
-        )
-        total = jnp.sum(jnp.where(user.present, losses, jnp.zeros_like(losses)))
-        count = jnp.sum(user.present, dtype=losses.dtype)
-        return total if reduce == "sum" else total / jnp.maximum(count, jnp.ones_like(count))
-
-    if form.rng is None:
-        return lambda params, user: of(params, user, None)
-    return lambda params, user, rng: of(params, user, rng)

@@ -9,7 +9,8 @@ from scipy import stats
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.sources import User, user_loss, users
+from jaxdp.clipping import user_loss
+from jaxdp.sources import User, users
 from tests.statistics import LEVEL
 
 IDS = np.array(["b", "a", "b", "c", "b", "a", "b", "b"])
