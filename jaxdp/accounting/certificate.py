@@ -391,7 +391,7 @@ def _window(moments: Callable[[Array], Array], c: float, nats: float) -> tuple[f
 
 
 def _shortfall(atoms: list[tuple[Atoms, int]], width: float, needed: float) -> float:
-    """log of a bound on E[(e^(-needed - sum) - 1)+] over some of the steps, given that each is small.
+    """log of a bound on E[(e^(-needed - sum) - 1)+] over some of the steps, all of them small.
 
     Chernoff's, as in ``_tilt``. How many steps are small is not known, so that only what raises a
     moment is counted.

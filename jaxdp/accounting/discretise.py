@@ -166,8 +166,8 @@ def _merged(p: Array, q: Array, gain: Array, error: Array, least: Array, r: floa
     known = (p > 1e-290) & (q > 1e-290)
     q = np.where(known, q, 1.0)
     ratio = np.where(known, np.maximum((gain - error) / q, -1.0), 0.0)
-    with np.errstate(divide="ignore"):
-        small = np.log1p(ratio - r * np.abs(ratio))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        small = np.log1p(np.maximum(ratio - r * np.abs(ratio), -1.0))
         large = np.log(np.where(known, p, 1.0)) - np.log(q) - 2 * r
     value = np.where(np.abs(ratio) < 1, small, large)
     value -= 4 * _U * np.abs(value)
