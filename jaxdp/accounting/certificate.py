@@ -140,6 +140,8 @@ class Direction:
         kinds = self._kinds[True] or ()
         tail = math.exp(max(self.log_delta, -640.0) - 23) / self._count
         spans = [pair.span(tail) for pair, _ in kinds]
+        if not all(high - low < 1e9 for low, high in spans):
+            raise Unresolved("losses beyond 1e9")
         caps = tuple(
             min(high, max(factor * epsilon, p.center + 1e-9))
             for (p, _), (_, high) in zip(kinds, spans, strict=True)
