@@ -21,6 +21,7 @@ from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.loss import separation
 from jaxdp.accounting.pairs import gaussian_pairs
+from jaxdp.accounting.plan import Kinds
 
 _ZERO = "delta(0) is already below the target"
 _BETWEEN = "no tight value is known: the truth lies between the ends"
@@ -119,7 +120,7 @@ def directions(run: Run, relation: Relation, log_delta: float) -> list[Direction
     tolerance = 9e-5 if sampled >= 1 else 5e-4
     count = max(len(pairs) for found in ends if found for pairs, _ in found)
 
-    def kinds(found: list[tuple[tuple[Pair, ...], int]], i: int) -> certificate.Kinds:
+    def kinds(found: list[tuple[tuple[Pair, ...], int]], i: int) -> Kinds:
         return tuple((pairs[min(i, len(pairs) - 1)], n) for pairs, n in found)
 
     return [

@@ -61,7 +61,8 @@ class Law:
         offset = math.fsum(n * a.offset for a, n in atoms)
         start = math.floor((first - offset) / width)
         self.loss: Array = offset + width * (start + np.arange(size, dtype=np.float64))
-        self.log_scale, self.relative = c * offset, 16 * _U * (1 + abs(c * offset))
+        reach = abs(offset) + abs(float(self.loss[0])) + abs(float(self.loss[-1]))
+        self.log_scale, self.relative = c * offset, 16 * _U * (1 + c * reach)
         transform = _transform_error(size)
         # Only frequencies at which the product is not negligible are kept.
         live = np.arange(size // 2 + 1)
@@ -86,7 +87,7 @@ class Law:
             turned = turned[kept] + n * (np.abs(real) + np.abs(imag))
             lines = [(m, r[kept], l2, l1) for m, r, l2, l1 in lines]
             lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
-        self.relative += 4 * _U * abs(self.log_scale)
+        self.relative = math.expm1(min(self.relative + 4 * _U * abs(self.log_scale), 50.0))
         values = np.exp(logs)
         spectrum = np.zeros(size // 2 + 1, dtype=complex)
         spectrum[live] = values
