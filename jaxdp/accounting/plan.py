@@ -23,7 +23,6 @@ Moments = Callable[[Array], Array]
 SIZES = (1 << 13, 1 << 22)
 _CAPS = (24.0, 12.0, 6.0, 3.0, 1.6)  # of epsilon
 _OUTSIDE = 14.0  # nats: tilted probability that a window leaves outside
-_COARSE = 0.05
 _ORDERS = np.geomspace(1e-9, 1e9, 91)
 
 
@@ -133,9 +132,9 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
 def _atoms(
     kinds: Kinds, lows: Sequence[float], caps: Sequence[float], width: float
 ) -> list[tuple[Atoms, int]]:
-    """Coarse atoms above each kind of step."""
+    """Coarse atoms above each kind of step; the more steps, the less may each add."""
     return [
-        (above(p, width, low, cap, _COARSE), n)
+        (above(p, width, low, cap, min(max(3 / math.sqrt(n), 1e-3), 0.05)), n)
         for (p, n), low, cap in zip(kinds, lows, caps, strict=True)
     ]
 
