@@ -69,7 +69,7 @@ class Direction:
 
     def _excess(self, epsilon: float) -> float:
         """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""
-        return plans.plan(self._upper, epsilon, self.log_delta, math.inf).chernoff - self.log_delta
+        return plans.chernoff(self._upper, epsilon, self.log_delta) - self.log_delta
 
     def _plan(self, epsilon: float) -> Plan:
         if epsilon not in self._plans:
@@ -286,12 +286,15 @@ def _refine(
 ) -> tuple[float, float]:
     """Both ends, on finer and finer grids; each end is the best so far."""
     lower, upper, before = 0.0, math.inf, math.inf
-    size = direction.size(near)
+    hint = near if end == direction.epsilon_end else 1.0
+    size, enough = direction.size(near), 0.55 * direction.tolerance
     while True:
-        upper = min(upper, end(True, near, size))
+        # An end that is close to a good guess is not asked again; a poor guess is close to none.
+        if not 0 <= upper - hint <= enough * hint:
+            upper = min(upper, end(True, near, size))
         if end == direction.epsilon_end:
             near = max(upper, 1e-12)
-        if direction.two_sided:
+        if direction.two_sided and not 0 <= hint - lower <= enough * hint:
             lower = max(lower, end(False, near, size))
         if lower > upper:
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")

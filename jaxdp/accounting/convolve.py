@@ -127,6 +127,10 @@ class Profile:
         self._loss = law.loss[self._first :]
         self._damped = law.weight[self._first :] * np.exp(-law.c * (self._loss - reference))
         self._mass = _tail_sums(self._damped)
+        # Of the second law at once, where e^(reference - loss) is tame too.
+        tame = float(law.loss[-1]) - self._least < 600
+        second = np.exp(reference - self._loss) * self._damped if tame else np.empty(0)
+        self._second = _tail_sums(second)
         self._log_scale = law.log_scale - law.c * reference
         self._slack = 2 * _U * (self._loss.size + 300)
 
@@ -139,7 +143,10 @@ class Profile:
         ratio = epsilon - self._reference
         mass = float(self._mass[first]) if first < self._mass.size else 0.0
         # Beyond 45 nats the second law has less than e^-45 of the first.
-        moved = float(self._damped[first:far] @ np.exp(epsilon - self._loss[first:far]))
+        if first < self._second.size:
+            moved = math.exp(ratio) * float(self._second[first])
+        else:
+            moved = float(self._damped[first:far] @ np.exp(epsilon - self._loss[first:far]))
         value = max(mass - moved, 0.0)
         error = (self._slack + 3e-20) * (mass + moved) + law.relative * value
         # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
