@@ -1,4 +1,4 @@
-"""What an accountant knows of a release: events, parts of a composition, dominating pairs."""
+"""Events, parts of a composition and dominating pairs: what an accountant knows of a release."""
 
 import math
 from collections.abc import Callable
@@ -111,7 +111,7 @@ class Part(Event):
         return math.inf
 
     def infinite(self) -> str:
-        """Why nothing at all can be guaranteed (no noise), or ""."""
+        """The reason why nothing at all can be guaranteed (no noise), or ""."""
         return ""
 
 

@@ -134,7 +134,7 @@ def _over_blocks(event: HiddenState, bound: Callable[[NoisyChain], Array]) -> Ar
 
 
 class _Found:
-    """What an event is made of, under one relation."""
+    """The parts that an event is made of, under one relation."""
 
     def __init__(self, relation: Relation) -> None:
         self.relation = relation

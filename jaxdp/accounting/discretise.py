@@ -186,7 +186,7 @@ def _masses(pair: Pair, edges: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _slack(pair: Pair, edges: Array) -> float:
-    """How far the losses of the cells' edges may be off, for pairs that invert their loss."""
+    """The largest error of the cells' edges in loss, also of pairs that invert their loss."""
     own: Any = getattr(pair, "slack", None)
     return 4 * _U * float(np.abs(edges).max()) + (0.0 if own is None else own(edges))
 

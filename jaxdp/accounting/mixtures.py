@@ -177,7 +177,7 @@ class Mixture:
         return (-float(high), -float(low)) if self.reverse else (float(low), float(high))
 
     def slack(self, edges: Array) -> float:
-        """How far the losses of the rounded outputs may lie from finite ``edges``."""
+        """The largest distance, in loss, of the rounded outputs from finite ``edges``."""
         y = self._output(-edges if self.reverse else edges)
         y = y[np.isfinite(y)]
         terms = float(self.c[-1]) * (np.max(np.abs(y), initial=0.0) + float(self.c[-1]))

@@ -87,7 +87,7 @@ class SampledGaussian:
         return (other, p) if self.reverse else (p, other)
 
     def slack(self, edges: Array) -> float:
-        """How far the rounded outputs of finite ``edges`` may lie from them, in loss."""
+        """The largest distance, in loss, of the rounded outputs from finite ``edges``."""
         z, q = self.step.noise_multiplier, self.step.sampling_prob
         x = self._output(-edges if self.reverse else edges)
         x = x[np.isfinite(x)]

@@ -68,7 +68,7 @@ class Exponential:
         return -self.center, self.center
 
     def slack(self, edges: Array) -> float:
-        """How far the losses may lie from the true ones: ``largest`` is rounded."""
+        """The largest distance of the losses from the true ones: ``largest`` is rounded."""
         del edges
         return 4 * _U * self.center
 
@@ -148,7 +148,7 @@ class Laplace(Part):
 
 @dataclass(frozen=True)
 class _Lattice(Part):
-    """What noise on the integers shares: the sums are integers, and so is the distance.
+    """Noise on the integers: the sums are integers, and so is the distance.
 
     Attributes:
         scale: of the noise, > 0.

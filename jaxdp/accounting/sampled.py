@@ -11,7 +11,7 @@ from jaxdp.accounting.events import Gaussian
 
 @dataclass(frozen=True)
 class _Batched(Part):
-    """What the events here share: one Gaussian release on every batch."""
+    """One Gaussian release on every batch: the base of the events here."""
 
     event: Gaussian
 
