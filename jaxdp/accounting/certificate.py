@@ -9,6 +9,7 @@ is the FFT's part, one step above it enters by its own profile, several by their
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Direction:
 
     def negligible(self, epsilon: float) -> bool:
         """True if Chernoff's bound puts delta at epsilon below exp(log_delta)."""
-        return self._excess(max(epsilon, 1e-9)) < -1e-6
+        return epsilon >= 1e-9 and self._excess(epsilon) < -1e-3
 
     def _excess(self, epsilon: float) -> float:
         """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""
@@ -110,10 +111,11 @@ class Direction:
         unit = self.log_delta
         if not plan.split:
             infinite = [
-                (n, a.over[0] if high else p.infinite)
+                (n, a.over[0] if high else p.infinite * (1 - 2 * p.rounding))
                 for (p, n), (a, _) in zip(kinds, atoms, strict=True)
             ]
             beyond = one_or_more(infinite) * math.exp(-unit)
+            beyond *= 1.0 if high else _kept(kinds, [0.0] * len(kinds))
 
             def whole(at: float) -> float:
                 value, error = base(at, unit)
@@ -127,6 +129,15 @@ class Direction:
         ]
         both, error_p = two_or_more([(n, a.over[0]) for a, n in atoms])
         second, error_q = two_or_more([(n, a.over[1]) for a, n in atoms])
+        if high:
+            # Q of what lies below the windows, or at minus infinity, is in no atom.
+            lows = (np.asarray([low]) for low in plan.lows)
+            missing = sum(
+                n * (1 - float(p.tails(low)[1][0])) for (p, n), low in zip(kinds, lows, strict=True)
+            )
+            second *= max(1 - missing, 0.0)
+        else:
+            both *= _kept(kinds, [a.over[0] for a, _ in atoms])
 
         def parts(at: float) -> float:
             value, error = base(at, unit)
@@ -137,6 +148,8 @@ class Direction:
             if high:
                 short = math.exp(shortfall(atoms, width, at))
                 several = min(max(several, 0.0) + both * short, both + error_p)
+            elif at > 700:
+                several = 0.0
             return value + (one + max(several, 0.0)) * math.exp(-unit)
 
         return parts
@@ -164,6 +177,9 @@ class _Single:
         # Sums that hardly ever occur enter with the largest payoff, or not at all.
         live = self._law.weight > 1e-25
         rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(size)
+        slack: Any = getattr(pair, "slack", None)
+        ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
+        self._inexact = 1e-15 * self._law.reach + (0.0 if slack is None else slack(ends))
         self._missed = (self._law.alias + rare) * math.exp(self._law.log_scale)
         self._loss, self._weight = self._law.loss[live], self._law.weight[live]
 
@@ -179,13 +195,28 @@ class _Single:
             grown = np.exp(np.minimum(at[beyond], 700.0))
             with np.errstate(over="ignore", invalid="ignore"):
                 far = first * (1 + r) - np.where(second > 0, grown * second, 0.0) * (1 - r)
+            if self._sign > 0:
+                # A cut that rounding moved is not the best one.
+                far = np.nan_to_num(far, nan=p) + p * self._inexact
             payoff[beyond] = np.clip(np.nan_to_num(far), 0.0, p)
         # Rounding of the difference, with the exponent's.
         slack = 4e-16 * (2 + np.abs(at)) * (p + np.exp(np.minimum(at, 700.0)) * q)
         payoff = np.clip(payoff + self._sign * np.minimum(slack, p), 0.0, p)
+        if self._sign < 0:
+            payoff[at > 700] = 0.0
         value, error = self._law.mean(self._weight, payoff)
         error += self._missed * p
         return self._count * max(value + self._sign * error, 0.0)
+
+
+def _kept(kinds: Kinds, large: list[float]) -> float:
+    """How much less a lower pair's small losses weigh than those of a law of total 1."""
+    everything = np.asarray([-np.inf])
+    totals = [min(float(p.tails(everything)[0][0]) * (1 - 2 * p.rounding), 1.0) for p, _ in kinds]
+    return math.prod(
+        max((total - over) / (1 - over), 0.0) ** n if over < 1 else 0.0
+        for total, over, (_, n) in zip(totals, large, kinds, strict=True)
+    )
 
 
 def _law(
@@ -199,11 +230,13 @@ def _law(
     """The tilted law on the plan's window, with Chernoff's bounds on what is outside."""
     orders = around(c)
     gain = moments(orders) - float(moments(np.asarray([c]))[0])
+    size_of = np.abs(orders) * sum(n * abs(a.offset) for a, n in atoms) + np.abs(gain)
     up, down = orders > c, orders < c
     last = plan.first + (size - 2) * width
     above_ = (gain - (orders - c) * last)[up].min()
     below_ = (gain + (c - orders) * plan.first)[down].min()
-    outside = tuple(math.exp(min(float(v), 0.0)) * (1 + 1e-3) for v in (below_, above_))
+    gain = np.where(size_of < 1e12, gain, np.inf)  # moments without digits
+    outside = tuple(math.exp(min(float(v), 0.0)) * 1.01 for v in (below_, above_))
     return Law(atoms, width, plan.first, size, c, (outside[0], outside[1]))
 
 

@@ -61,7 +61,9 @@ class Law:
         offset = math.fsum(n * a.offset for a, n in atoms)
         start = math.floor((first - offset) / width)
         self.loss: Array = offset + width * (start + np.arange(size, dtype=np.float64))
-        reach = abs(offset) + abs(float(self.loss[0])) + abs(float(self.loss[-1]))
+        reach = abs(float(self.loss[0])) + abs(float(self.loss[-1]))
+        reach += sum(n * abs(a.offset) for a, n in atoms)
+        self.reach = reach
         self.log_scale, self.relative = c * offset, 16 * _U * (1 + c * reach)
         transform = _transform_error(size)
         # Only frequencies at which the product is not negligible are kept.
@@ -81,11 +83,15 @@ class Law:
             square = 2 * moved.real + moved.real**2 + moved.imag**2
             kept = n * square / 2 + logs.real > -70
             live, moved, square = live[kept], moved[kept], square[kept]
-            real = 0.5 * np.log1p(np.maximum(square, -1 + 1e-16))
+            modulus = np.log(np.maximum(np.abs(1 + moved), 1e-300))
+            real = np.where(square > -0.5, 0.5 * np.log1p(np.maximum(square, -0.5)), modulus)
             imag = np.arctan2(moved.imag, 1 + moved.real)
             logs = logs[kept] + n * (real + 1j * imag)
             turned = turned[kept] + n * (np.abs(real) + np.abs(imag))
             lines = [(m, r[kept], l2, l1) for m, r, l2, l1 in lines]
+            self.relative += (
+                n * _U * int(np.bincount(atom.index % size).max()) + 1e-30 * n * law.size
+            )
             lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
         self.relative = math.expm1(min(self.relative + 4 * _U * abs(self.log_scale), 50.0))
         values = np.exp(logs)
@@ -93,14 +99,14 @@ class Law:
         spectrum[live] = values
         both = np.where((live == 0) | (live == size // 2), 1.0, 2.0)
         norm = math.sqrt(float(both @ np.abs(values) ** 2) / size)
-        off = math.sqrt(float(both @ (np.abs(values) * (8 + 8 * turned)) ** 2) / size) * _U
+        off = math.sqrt(float(both @ (np.abs(values) * (16 + 16 * turned)) ** 2) / size) * _U
         weight = np.fft.irfft(spectrum, size)
         self.error = off + 2 * transform * norm + 1e-28
         for n, real, l2, l1 in lines:
             # One factor of the product less, and a modulus above 1 by rounding grows with n.
             rest = np.exp(np.minimum(logs.real - real, 0.0))
             others = math.sqrt(float(both @ (rest * rest)) / size)
-            growth = math.exp(min(n * transform * min(l1, l2 * math.sqrt(size)), 50.0))
+            growth = math.exp(min(2 * n * transform * min(l1, l2 * math.sqrt(size)), 700.0))
             self.error += n * transform * min(l2, l1 * others) * growth
         self.weight = np.maximum(np.roll(weight, -(start % size)), 0.0)
 
@@ -148,7 +154,9 @@ class Profile:
         else:
             moved = float(self._damped[first:far] @ np.exp(epsilon - self._loss[first:far]))
         value = max(mass - moved, 0.0)
-        error = (self._slack + 3e-20) * (mass + moved) + law.relative * value
+        # The rounding of losses, epsilon and the unit, as of a relative error.
+        inexact = 4 * _U * ((1 + c) * law.reach + abs(log_unit))
+        error = (self._slack + inexact + 3e-20) * (mass + moved) + law.relative * value
         # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
         peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
         width = float(law.loss[1] - law.loss[0])

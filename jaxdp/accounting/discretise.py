@@ -60,7 +60,9 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     with np.errstate(over="ignore", invalid="ignore"):
         at = np.expm1(loss[:-1])
         up = (gain - q * at + error + r * q * np.abs(at)) / -np.expm1(-gap)
-    up = np.clip(np.nan_to_num(up, nan=np.inf) + 4 * _U * p, 0.0, p)
+    # A subnormal mass has no digits.
+    up = np.where(q > 1e-290, np.nan_to_num(up, nan=np.inf) + 4 * _U * p, p)
+    up = np.clip(up, 0.0, p)
     mass = np.zeros(index.size)
     mass[1:] += up
     mass[:-1] += p - up
@@ -122,6 +124,7 @@ class _Merged:
         grid = self.offset + self.index * width
         self.up = np.clip(self.p * np.expm1(grid - loss) / np.expm1(-width), 0.0, self.p)
         self.good: NDArray[np.bool_] = self.up <= 4 * _U * self.p
+        self.up = np.where(self.good, 0.0, self.up)
         share = np.nan_to_num(self.up / np.maximum(self.p, 1e-300) * np.exp(loss - grid - width))
         first, last = edges[:-1].copy(), edges[1:].copy()
         cut = last - (last - first) * np.clip(share, 0.0, 1.0)
@@ -168,7 +171,7 @@ def _merged(p: Array, q: Array, gain: Array, error: Array, least: Array, r: floa
     ratio = np.where(known, np.maximum((gain - error) / q, -1.0), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         small = np.log1p(np.maximum(ratio - r * np.abs(ratio), -1.0))
-        large = np.log(np.where(known, p, 1.0)) - np.log(q) - 2 * r
+        large = np.log(np.where(known, p, 1.0) / q) - 2 * r
     value = np.where(np.abs(ratio) < 1, small, large)
     value -= 4 * _U * np.abs(value)
     # Beyond a loss of about 660 the second law underflows.

@@ -32,7 +32,7 @@ class SampledGaussian:
     relation: Relation
     reverse: bool = False
 
-    rounding = 4e-13  # of 40 standard deviations: exp(-t^2/2) with t rounded, docs/certificate.md
+    rounding = 8e-13  # of 40 standard deviations: exp(-t^2/2) with t rounded, docs/certificate.md
     infinite = 0.0
 
     @property
@@ -122,8 +122,12 @@ class SampledGaussian:
         with np.errstate(divide="ignore"):
             near = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30.0)) / q, -1.0))
         # log(1 + (e^loss - 1)/q) = loss - log q + log(1 - (1 - q) e^-loss).
-        far = loss - math.log(q) + np.log1p(-(1 - q) * np.exp(-np.maximum(loss, 30.0)))
-        return np.asarray(z * z * np.where(loss < 30, near, far) + 0.5)
+        # Also below, where q is near 1 and the other form would cancel.
+        direct = (loss > 30) | (loss < -0.5)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            inside = np.maximum(-(1 - q) * np.exp(-np.where(direct, loss, 30.0)), -1.0)
+            far = loss - math.log(q) + np.log1p(inside)
+        return np.asarray(z * z * np.where(direct, far, near) + 0.5)
 
     def _normals(self, edges: Array) -> tuple[Array, Array, Array]:
         """Masses of the cells' outputs without the record, with it, and with the one it replaced.

@@ -28,7 +28,7 @@ _ORDERS = np.geomspace(1e-9, 1e9, 46)
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the losses are cut, and the window and tilt of their sum.
+    """Cuts of the losses, and the window and tilt of their sum.
 
     Attributes:
         caps: the largest small loss of each kind of step.
@@ -199,7 +199,7 @@ def _lattice(kinds: Kinds, spans: list[tuple[float, float]]) -> float:
 
 def _coarse(epsilon: float, spans: list[tuple[float, float]]) -> float:
     """The grid width on which windows and tilts are chosen."""
-    reach = min(max(high - low, 1e-300) for low, high in spans)
+    reach = min((high - low for low, high in spans if high > low), default=1.0)
     return 1e-5 * min(max(epsilon, 1e-4 * reach), reach)
 
 
@@ -247,7 +247,7 @@ def shortfall(atoms: Counted, width: float, epsilon: float) -> float:
     for atom, n in atoms:
         one = log_moments([(atom, 1)], width, -(1 + b)) - math.log1p(-min(atom.over[0], 1 - 1e-16))
         bound = bound + n * np.maximum(one, 0.0) * (1 + 1e-9)
-    return min(float(np.nanmin(bound)), 0.0)
+    return min(float(np.nanmin(bound)) + 1e-3, 0.0)
 
 
 def _spread(atoms: Counted, width: float, c: float) -> tuple[Array, Array]:
@@ -273,7 +273,7 @@ def two_or_more(chances: list[tuple[int, float]]) -> tuple[float, float]:
     rate = -sum(n * math.log1p(-min(p, 1 - 1e-16)) for n, p in chances)
     rest = sum(n * _odds_beyond(p) for n, p in chances)
     value = float(special.gammainc(2, rate)) - math.exp(-rate) * rest
-    return max(value, 0.0), 1e-13 * (float(special.gammainc(2, rate)) + rest)
+    return max(value, 0.0), 1e-12 * (float(special.gammainc(2, rate)) + rest)
 
 
 def _odds_beyond(p: float) -> float:

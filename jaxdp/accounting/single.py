@@ -7,6 +7,7 @@ from scipy import special
 
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.canonical import Run, Step
+from jaxdp.accounting.cells import normal_cells
 from jaxdp.accounting.gaussian import PROFILE_ERROR, bracket_epsilon, gaussian_delta
 from jaxdp.accounting.loss import Pair, directions, log_ratio, separation
 from jaxdp.accounting.roots import bracket_decreasing, expand_right
@@ -95,11 +96,7 @@ def _replace_one(step: Step, epsilon: float) -> float:
 
 def _between(t: float, h: float) -> float:
     """Standard normal mass of [t - h, t + h], also where the difference of tails would cancel."""
-    if h > 1e-3:
-        return _tail(t - h) - _tail(t + h)
-    # Taylor's series of the density, integrated; He_2 and He_4 are Hermite polynomials.
-    series = 1 + h**2 / 6 * (t**2 - 1) + h**4 / 120 * (t**4 - 6 * t**2 + 3)
-    return 2 * h * math.exp(-0.5 * t * t) / math.sqrt(2 * math.pi) * series
+    return float(normal_cells(np.asarray([t - h, t + h]), 0.0, 1.0)[0])
 
 
 def _tail(t: float) -> float:
