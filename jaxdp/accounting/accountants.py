@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxdp.accounting import (
     certificate,
@@ -176,8 +176,7 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
 
 def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     if _is_single(run):
-        value = single.single_delta(run.steps[0][0], relation, epsilon)
-        return Bound(value * (1 - 1e-9), value, min(1.0, value * (1 + 1e-9) + 1e-300), "exact")
+        return _single_delta(run.steps[0][0], relation, epsilon)
     quick = quick_delta(run, relation, epsilon)
     near = quick.estimate if quick is not None and quick.estimate else None
     guess = near or rdp.rdp_to_delta(rdp.run_rdp(run, relation), epsilon)
@@ -189,6 +188,18 @@ def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
             break
         guess = max(upper, 1e-300)
     return _joined(lower, upper, quick, found[0].two_sided, "delta")
+
+
+def _single_delta(step: Step, relation: Relation, epsilon: float) -> Bound:
+    """The closed form with its margin, at arguments moved by more than their rounding."""
+
+    def at(by: float) -> float:
+        moved = replace(step, noise_multiplier=step.noise_multiplier * (1 + by))
+        return single.single_delta(moved, relation, epsilon * (1 + by))
+
+    value, margin = at(0.0), 1e-9
+    low, high = at(2e-15) * (1 - margin), at(-2e-15) * (1 + margin) + 1e-300
+    return Bound(min(low, value), value, min(max(high, value), 1.0), "exact")
 
 
 def _is_single(run: Run) -> bool:

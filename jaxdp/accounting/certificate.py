@@ -50,7 +50,7 @@ class Direction:
         Raises:
             Unresolved: there is none about here.
         """
-        for _ in range(12):
+        for _ in range(40):
             step = min(0.02 * near, 1 / self._plan(near).c)
             low, high_, seen = _root(
                 self._terms(high, near, size), near, step, 0.02 * self.tolerance
@@ -59,7 +59,9 @@ class Direction:
             settled = 0.7 * near <= at <= 1.3 * near or (high and at == 0)
             if near < 1e-12 or (seen and settled):
                 return at
-            near = at if at > near else (0.25 if seen else 0.85) * near
+            if not (at > near or (high and not seen and at < 0.85 * near)):
+                at = (0.25 if seen else 0.85) * near
+            near = at
         if not high:
             return 0.0
         raise Unresolved("the window did not settle")
@@ -94,7 +96,7 @@ class Direction:
         plan = self._plan(epsilon)
         if plan.chernoff < self.log_delta - 40:
             # So far out that nothing else is of use; below it nothing is known.
-            least = math.exp(plan.chernoff - self.log_delta) if high else 0.0
+            least = 1.01 * math.exp(plan.chernoff - self.log_delta) if high else 0.0
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self._upper if high else self._lower
         assert kinds is not None
