@@ -119,13 +119,22 @@ def test_nothing_rests_on_the_span(span):
     assert upper >= truth * (1 - 1e-9)
 
 
-def test_a_rare_large_loss_beside_a_million_tiny_ones():
-    many = acc.Repeated(acc.MixtureOfGaussians(1000.0, (1.0,), (1.0,)), 10**6)
-    bound = acc.delta(acc.Composed((acc.EpsilonDelta(5.0, 1e-7), many)), 3.0)
+@pytest.mark.parametrize("epsilon", [0.0, 3.0, 7.0])
+def test_a_rare_large_loss_beside_a_gaussian(epsilon):
+    bound = acc.delta(acc.Composed((acc.EpsilonDelta(5.0, 1e-7), acc.Gaussian(1.0))), epsilon)
     up = special.expit(5.0)
-    rest = up * normal_delta(1.0, -2.0) + (1 - up) * normal_delta(1.0, 8.0)
+    rest = up * normal_delta(1.0, epsilon - 5) + (1 - up) * normal_delta(1.0, epsilon + 5)
     truth = 1e-7 + (1 - 1e-7) * rest
     assert truth * (1 - 1e-10) <= bound.upper <= 1.01 * truth
+
+
+@pytest.mark.parametrize(("q", "count"), [(1e-12, 10_000), (1e-4, 2)])
+def test_steps_that_show_the_record_once_it_is_sampled(q, count):
+    rare = acc.Repeated(acc.PoissonSampled(acc.Gaussian(0.02), q), count)
+    bound = acc.delta(acc.Composed((rare, acc.Gaussian(1.0))), 2.0)
+    none = math.exp(count * math.log1p(-q))
+    truth = 1 - none + none * normal_delta(1.0, 2.0 - count * math.log1p(-q))
+    assert contains(bound, truth)
 
 
 def allocated_pair(z: float, epsilon: float) -> float:
@@ -143,8 +152,8 @@ def allocated_pair(z: float, epsilon: float) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("z", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("epsilon", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("z", [0.5, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_an_allocation_to_two_steps(z, epsilon):
     bound = acc.delta(acc.RandomAllocation(acc.Gaussian(z), 2), epsilon)
     assert contains(bound, allocated_pair(z, epsilon), 1e-6)
@@ -177,9 +186,9 @@ def test_an_epoch_is_charged_whole_and_once():
             ledger.charge(event, 1, stream="a", first_step=7)
     ledger.charge(one, 5, stream="a", first_step=5)
     whole = acc.Composed((acc.Repeated(one, 1),))
-    assert ledger.event() == whole
+    assert ledger.event == whole
     ledger.charge(one, 1, stream="a", first_step=19)
-    assert ledger.event() == acc.Composed((acc.Repeated(one, 2),))
+    assert ledger.event == acc.Composed((acc.Repeated(one, 2),))
 
 
 @pytest.mark.parametrize(("steps", "participations"), [(7, 1), (7, 3), (5, 5)])
