@@ -81,7 +81,11 @@ class Law:
             square = 2 * moved.real + moved.real**2 + moved.imag**2
             kept = n * square / 2 + logs.real > -70
             live, moved, square = live[kept], moved[kept], square[kept]
-            real = 0.5 * np.log1p(np.maximum(square, -1 + 1e-16))
+            real = 0.5 * np.log1p(np.maximum(square, -0.5))
+            # The square has no digits left where the transform is near 0.
+            small = np.flatnonzero(square < -0.5)
+            modulus = np.hypot(1 + moved.real[small], moved.imag[small])
+            real[small] = np.log(np.maximum(modulus, 1e-300))
             imag = np.arctan2(moved.imag, 1 + moved.real)
             logs = logs[kept] + n * (real + 1j * imag)
             turned = turned[kept] + n * (np.abs(real) + np.abs(imag))
