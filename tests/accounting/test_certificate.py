@@ -144,7 +144,9 @@ def test_an_upper_bound_alone_has_no_lower_end():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_chance_of_two_or_more(seed):
     rng = np.random.default_rng(seed)
-    chances = [(int(n), float(p)) for n, p in zip((1, 2, 4), 10.0 ** rng.uniform(-6, -0.5, 3))]
+    chances = [
+        (int(n), float(p)) for n, p in zip((1, 2, 4), 10.0 ** rng.uniform(-6, -0.5, 3), strict=True)
+    ]
     none = math.prod((1 - p) ** n for n, p in chances)
     exactly = sum(n * p / (1 - p) for n, p in chances) * none
     value, error = plan.two_or_more(chances)

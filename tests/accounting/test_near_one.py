@@ -12,7 +12,7 @@ ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 @pytest.mark.parametrize(
     ("q", "z", "steps", "delta"),
-    [(0.5, 0.1, 10, 0.999), (0.9, 0.1, 3, 0.99)],
+    [(0.5, 0.1, 10, 0.999), (0.5, 0.1, 10, 0.99), (0.9, 0.1, 3, 0.9999)],
 )
 def test_the_certificate_and_the_integral_agree(q, z, steps, delta, relation):
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
