@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import accountants, exact, gaussian, rdp, single
+from jaxdp.accounting import accountants, exact, gaussian, loss, rdp, single
 from jaxdp.accounting.bounds import Bound
 from jaxdp.accounting.canonical import Step, flatten
+from jaxdp.accounting.pairs import SampledGaussian
 from jaxdp.accounting.saddle import Composition, Moments, chernoff
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
@@ -148,6 +149,16 @@ def test_the_profile_of_much_noise_keeps_its_digits(ratio):
         )
         found = gaussian.gaussian_delta(9e-4, float(epsilon))
         assert abs(found / truth - 1) < 2e-11
+
+
+@pytest.mark.parametrize(("z", "q"), [(0.8, 0.3), (0.3, 0.01)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_sampled_step_has_its_pairs_profile(z, q, reverse):
+    step = Step(z, q)
+    for epsilon in (0.0, 0.002, 0.1, 0.3, 0.7, 2.2):
+        p, other = SampledGaussian(step, ADD, reverse).tails(np.asarray([epsilon]))
+        found = single._one_way(loss.Pair(step, ADD, reverse), epsilon)
+        assert found == pytest.approx(float(p[0] - math.exp(epsilon) * other[0]), abs=1e-13)
 
 
 def test_releases_of_one_draw_and_rates_of_a_fixed_size():
