@@ -85,7 +85,8 @@ class Plan:
 def best(kinds: Kinds, epsilon: float, log_delta: float) -> Plan:
     """The plan with the shortest window; one with a cap must halve it."""
     found = plan(kinds, epsilon, log_delta, math.inf)
-    if epsilon < 1e-9 or found.last - found.first < 30 * epsilon:
+    # Where delta is large no loss is rare.
+    if epsilon < 1e-9 or log_delta > -3 or found.last - found.first < 30 * epsilon:
         return found
     for factor in _CAPS:
         other = plan(kinds, epsilon, log_delta, factor)
