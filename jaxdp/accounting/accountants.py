@@ -86,10 +86,14 @@ def _gdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
 
 
 def _gdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    value = gaussian.gaussian_delta(
-        separation(relation) / run.steps[0][0].noise_multiplier, epsilon
-    )
-    return Bound(value * (1 - 1e-10), value, min(1.0, value * (1 + 1e-10) + 1e-300), "gdp")
+    mu = separation(relation) / run.steps[0][0].noise_multiplier
+
+    def at(by: float) -> float:
+        return gaussian.gaussian_delta(mu * (1 - by), epsilon * (1 + by))
+
+    # The rounding of mu and of epsilon/mu moves delta by more than its own margin where mu is huge.
+    value, low, high = at(0.0), at(2e-15) * (1 - 1e-10), at(-2e-15) * (1 + 1e-10) + 1e-300
+    return Bound(min(low, value), value, min(max(high, value), 1.0), "gdp")
 
 
 def _rdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:

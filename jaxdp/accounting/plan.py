@@ -131,6 +131,8 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
     moments = functools.partial(log_moments, atoms, width)
     split = any(cap < high for cap, (_, high) in zip(caps, spans, strict=True))
     spread = *_spread(atoms, width, c), (c + 1) / max(epsilon, 1e-2 / c)
+    # Where delta is near 1 the saddle is at 0; a window needs a tilt of about the spread.
+    c = max(c, 2 / math.sqrt(max(float(spread[1] @ spread[0] ** 2), 1e-300)))
     c, reach = _line(moments, c, epsilon, log_delta, sum(n for _, n in kinds))
     if split:
         bulk = _window(moments, 0.0, _OUTSIDE)
