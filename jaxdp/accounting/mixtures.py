@@ -205,8 +205,10 @@ class Mixture:
             still = float(self.p[0])
             with np.errstate(divide="ignore"):
                 near = np.log(np.maximum(np.expm1(np.minimum(loss, 30.0)) + float(p.sum()), 0.0))
-            far = loss + np.log1p(-still * np.exp(-np.maximum(loss, 30.0)))
-            target = np.where(loss < 30, near, far)
+            # Also below, where nearly every record is in the draw and the other form would cancel.
+            with np.errstate(divide="ignore", over="ignore"):
+                far = loss + np.log1p(-np.minimum(still * np.exp(-loss), 1.0))
+            target = np.where(np.abs(loss - 14.75) < 15.25, near, far)
         out = np.where(target > 0, np.inf, -np.inf)
         finite = np.flatnonzero(np.isfinite(target))
         goal = target[finite]
