@@ -168,6 +168,7 @@ def quick_delta(run: Run, relation: Relation, epsilon: float) -> Bound | None:
 def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     if _is_single(run):
         lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
+        lower, upper = lower * (1 - 1e-14), upper * (1 + 1e-14)  # as in _single_delta
         return Bound(lower, 0.5 * (lower + upper), upper, "exact", _ZERO if upper == 0 else "")
     if not run.parts and single.total_variation(run, relation) <= delta:
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO)

@@ -212,7 +212,7 @@ class _Single:
 
 
 def _kept(kinds: Kinds, large: list[float]) -> float:
-    """How much less a lower pair's small losses weigh than those of a law of total 1."""
+    """The factor by which small losses of lower pairs weigh less than those of laws of total 1."""
     everything = np.asarray([-np.inf])
     totals = [min(float(p.tails(everything)[0][0]) * (1 - 2 * p.rounding), 1.0) for p, _ in kinds]
     return math.prod(
@@ -233,11 +233,11 @@ def _law(
     orders = around(c)
     gain = moments(orders) - float(moments(np.asarray([c]))[0])
     size_of = np.abs(orders) * sum(n * abs(a.offset) for a, n in atoms) + np.abs(gain)
+    gain = np.where(size_of < 1e12, gain, np.inf)  # others have no digits left
     up, down = orders > c, orders < c
     last = plan.first + (size - 2) * width
     above_ = (gain - (orders - c) * last)[up].min()
     below_ = (gain + (c - orders) * plan.first)[down].min()
-    gain = np.where(size_of < 1e12, gain, np.inf)  # moments without digits
     outside = tuple(math.exp(min(float(v), 0.0)) * 1.01 for v in (below_, above_))
     return Law(atoms, width, plan.first, size, c, (outside[0], outside[1]))
 

@@ -1,4 +1,4 @@
-"""Where a composition's losses are cut, and the window and tilt that its certificate needs.
+"""Cuts of a composition's losses, and the window and tilt that its certificate needs.
 
 Nothing proven rests on a choice made here, but for the bounds that say so: ``Plan.chernoff`` and
 ``shortfall``.
