@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp.accounting import plan as plans
-from jaxdp.accounting.base import Array, Pair, Unresolved
-from jaxdp.accounting.convolve import Law, log_moments
+from jaxdp.accounting.base import Pair, Unresolved
+from jaxdp.accounting.bunches import Layout, Sums
 from jaxdp.accounting.discretise import Atoms, above, below
-from jaxdp.accounting.plan import SIZES, Kinds, Plan, around, one_or_more, shortfall, two_or_more
+from jaxdp.accounting.plan import Kinds, Plan, one_or_more, shortfall, two_or_more
 from jaxdp.accounting.roots import bracket_decreasing
+
+_COARSE = 0.02  # of epsilon: the tolerance of what is only compared
 
 
 class Direction:
@@ -36,25 +38,27 @@ class Direction:
         """True if pairs for a lower end are known."""
         return self._lower is not None
 
-    def size(self, epsilon: float) -> int:
-        """Points of a grid that suits the tolerance."""
-        return self._plan(epsilon).size(self.tolerance)
+    def delta_end(self, high: bool, epsilon: float, tolerance: float) -> float:
+        """A certified end of delta at epsilon, over exp(log_delta).
 
-    def delta_end(self, high: bool, epsilon: float, size: int) -> float:
-        """A certified end of delta at epsilon, over exp(log_delta)."""
-        return self._terms(high, epsilon, size)(epsilon)
+        Args:
+            high: the upper end.
+            epsilon: where.
+            tolerance: relative, of epsilon, that the grid may add.
+        """
+        return self._terms(high, epsilon, tolerance)(epsilon)
 
-    def epsilon_end(self, high: bool, near: float, size: int) -> float:
+    def epsilon_end(self, high: bool, near: float, tolerance: float) -> float:
         """A certified end of epsilon; ``near`` is where it is looked for.
 
         Raises:
             Unresolved: there is none about here.
         """
+        start = near
         for _ in range(40):
             step = min(0.02 * near, 1 / self._plan(near).c)
-            low, high_, seen = _root(
-                self._terms(high, near, size), near, step, 0.02 * self.tolerance
-            )
+            terms = self._terms(high, near, tolerance)
+            low, high_, seen = _root(terms, near, step, 0.02 * self.tolerance)
             at = high_ if high else low
             settled = 0.7 * near <= at <= 1.3 * near or (high and at == 0)
             if near < 1e-12 or (seen and settled):
@@ -62,13 +66,18 @@ class Direction:
             if not (at > near or (high and not seen and at < 0.85 * near)):
                 at = (0.25 if seen else 0.85) * near
             near = at
+            # A lower end so far down is of no use.
+            if not high and near < 0.1 * start:
+                return 0.0
         if not high:
             return 0.0
         raise Unresolved("the window did not settle")
 
-    def negligible(self, epsilon: float) -> bool:
-        """True if Chernoff's bound puts delta at epsilon below exp(log_delta)."""
-        return epsilon >= 1e-9 and self._excess(epsilon) < -1e-3
+    def within(self, epsilon: float) -> bool:
+        """True if delta at epsilon is proven to be at most exp(log_delta)."""
+        if epsilon >= 1e-9 and self._excess(epsilon) < -1e-3:
+            return True
+        return any(self.delta_end(True, epsilon, t) <= 1 for t in (_COARSE, self.tolerance))
 
     def _excess(self, epsilon: float) -> float:
         """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""
@@ -91,7 +100,7 @@ class Direction:
             raise Unresolved("no finite epsilon")
         return math.exp(bracket_decreasing(excess, -23.0, 25.0, rtol=1e-3, max_iter=30)[1])
 
-    def _terms(self, high: bool, epsilon: float, size: int) -> Callable[[float], float]:
+    def _terms(self, high: bool, epsilon: float, tolerance: float) -> Callable[[float], float]:
         """Delta's certified end as a function of epsilon, over exp(log_delta)."""
         plan = self._plan(epsilon)
         if plan.chernoff < self.log_delta - 40:
@@ -100,15 +109,18 @@ class Direction:
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self._upper if high else self._lower
         assert kinds is not None
-        width = plan.width(size)
-        make, fine = (above if high else below), plan.fine(self.tolerance)
-        atoms = [
-            (make(p, width, low, cap, fine), n)
-            for (p, n), low, cap in zip(kinds, plan.lows, plan.caps, strict=True)
-        ]
-        moments = functools.partial(log_moments, atoms, width)
-        law = _law(atoms, moments, width, plan, size, plan.c)
-        base = law.profile(epsilon)
+        layout = plan.layout(tolerance)
+        width, put, fine = layout.widths[0], (above if high else below), plan.fine(tolerance)
+
+        @functools.cache
+        def steps(width: float) -> list[tuple[Atoms, int]]:
+            return [
+                (put(p, width, low, cap, fine), n)
+                for (p, n), low, cap in zip(kinds, plan.lows, plan.caps, strict=True)
+            ]
+
+        atoms = steps(width)
+        base = Sums(steps, put, layout, plan.c).whole(plan.first).profile(epsilon)
         sign = 1 if high else -1
         unit = self.log_delta
         if not plan.split:
@@ -125,9 +137,9 @@ class Direction:
 
             return whole
         singles = [
-            _Single(pair, n, atoms, i, width, plan, size, sign)
-            for i, (pair, n) in enumerate(kinds)
-            if atoms[i][0].over[0] > 0
+            _Single(pair, n, atom, _without(steps, i), layout, plan.first, sign)
+            for i, ((pair, n), (atom, _)) in enumerate(zip(kinds, atoms, strict=True))
+            if atom.over[0] > 0
         ]
         both, error_p = two_or_more([(n, a.over[0]) for a, n in atoms])
         second, error_q = two_or_more([(n, a.over[1]) for a, n in atoms])
@@ -164,21 +176,18 @@ class _Single:
         self,
         pair: Pair,
         count: int,
-        atoms: list[tuple[Atoms, int]],
-        which: int,
-        width: float,
-        plan: Plan,
-        size: int,
+        atom: Atoms,
+        others: Callable[[float], list[tuple[Atoms, int]]],
+        layout: Layout,
+        first: float,
         sign: int,
     ) -> None:
-        others = [(a, n - (i == which)) for i, (a, n) in enumerate(atoms)]
-        moments = functools.partial(log_moments, others, width)
-        self._law = _law(others, moments, width, plan, size, 0.0)
-        self._pair, self._count, self._sign = pair, count, sign
-        self._atom = atoms[which][0]
+        put = above if sign > 0 else below
+        self._law = Sums(others, put, layout, 0.0).whole(first)
+        self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
         # Sums that hardly ever occur enter with the largest payoff, or not at all.
         live = self._law.weight > 1e-25
-        rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(size)
+        rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(layout.size)
         slack: Any = getattr(pair, "slack", None)
         ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
         self._inexact = 1e-15 * self._law.reach + (0.0 if slack is None else slack(ends))
@@ -211,6 +220,13 @@ class _Single:
         return self._count * max(value + self._sign * error, 0.0)
 
 
+def _without(
+    steps: Callable[[float], list[tuple[Atoms, int]]], which: int
+) -> Callable[[float], list[tuple[Atoms, int]]]:
+    """The steps but for one of a kind."""
+    return lambda width: [(atom, n - (i == which)) for i, (atom, n) in enumerate(steps(width))]
+
+
 def _kept(kinds: Kinds, large: list[float]) -> float:
     """The factor by which small losses of lower pairs weigh less than those of laws of total 1."""
     everything = np.asarray([-np.inf])
@@ -219,27 +235,6 @@ def _kept(kinds: Kinds, large: list[float]) -> float:
         max((total - over) / (1 - over), 0.0) ** n if over < 1 else 0.0
         for total, over, (_, n) in zip(totals, large, kinds, strict=True)
     )
-
-
-def _law(
-    atoms: list[tuple[Atoms, int]],
-    moments: Callable[[Array], Array],
-    width: float,
-    plan: Plan,
-    size: int,
-    c: float,
-) -> Law:
-    """The tilted law on the plan's window, with Chernoff's bounds on what is outside."""
-    orders = around(c)
-    gain = moments(orders) - float(moments(np.asarray([c]))[0])
-    size_of = np.abs(orders) * sum(n * abs(a.offset) for a, n in atoms) + np.abs(gain)
-    gain = np.where(size_of < 1e12, gain, np.inf)  # others have no digits left
-    up, down = orders > c, orders < c
-    last = plan.first + (size - 2) * width
-    above_ = (gain - (orders - c) * last)[up].min()
-    below_ = (gain + (c - orders) * plan.first)[down].min()
-    outside = tuple(math.exp(min(float(v), 0.0)) * 1.01 for v in (below_, above_))
-    return Law(atoms, width, plan.first, size, c, (outside[0], outside[1]))
 
 
 def _root(
@@ -294,11 +289,9 @@ def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[flo
     """
     lower = upper = 0.0
     for direction in directions:
-        if lower > 0 and direction.negligible(lower):
+        if (upper > 0 or not near) and direction.within(upper):
             continue
-        if not near and direction.delta_end(True, 0.0, 1 << 16) <= 1:
-            continue
-        start = upper or near or direction.epsilon_end(True, direction.rough(), 1 << 14)
+        start = upper or near or direction.epsilon_end(True, direction.rough(), _COARSE)
         ends = _refine(direction, direction.epsilon_end, max(start, 1e-9))
         lower, upper = max(lower, ends[0]), max(upper, ends[1])
     return lower, upper
@@ -308,36 +301,38 @@ def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, fl
     """Certified (lower, upper) delta at epsilon over the directions of one composition."""
     lower = upper = 0.0
     for direction in directions:
-        ends = _refine(direction, direction.delta_end, epsilon)
         unit = math.exp(direction.log_delta)
+        rough = (direction.delta_end(True, epsilon, t) for t in (_COARSE, direction.tolerance))
+        if upper > 0 and any(end * unit <= upper for end in rough):
+            continue
+        ends = _refine(direction, direction.delta_end, epsilon)
         lower, upper = max(lower, ends[0] * unit), max(upper, ends[1] * unit)
     return min(lower, 1.0), min(upper, 1.0)
 
 
 def _refine(
     direction: Direction,
-    end: Callable[[bool, float, int], float],
+    end: Callable[[bool, float, float], float],
     near: float,
 ) -> tuple[float, float]:
     """Both ends, on finer and finer grids; each end is the best so far."""
     lower, upper, before = 0.0, math.inf, math.inf
     hint = near if end == direction.epsilon_end else 1.0
-    size, enough = direction.size(near), 0.55 * direction.tolerance
+    goal, enough = direction.tolerance, 0.55 * direction.tolerance
+    tolerance = goal
     while True:
         # An end that is close to a good guess is not asked again; a poor guess is close to none.
         if not 0 <= upper - hint <= enough * hint:
-            upper = min(upper, end(True, near, size))
+            upper = min(upper, end(True, near, tolerance))
         if end == direction.epsilon_end:
             near = max(upper, 1e-12)
         if direction.two_sided and not 0 <= hint - lower <= enough * hint:
-            lower = max(lower, end(False, near, size))
+            lower = max(lower, end(False, near, tolerance))
         if lower > upper:
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
         width = (upper - lower) / max(upper, 1e-300)
-        tolerance = direction.tolerance
         # Ends that do not approach are those of different pairs, or rounding's.
-        if width <= tolerance or width > 0.7 * before or size >= SIZES[1] or upper <= 1e-9:
+        if width <= goal or width > 0.9 * before or tolerance < 1e-3 * goal or upper <= 1e-9:
             return lower, upper
         before = width
-        grow = 2 ** math.ceil(0.5 * math.log2(max(width / tolerance, 2.0) * 1.2))
-        size = min(size * min(grow, 16), SIZES[1])
+        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.4)

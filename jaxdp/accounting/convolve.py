@@ -9,9 +9,10 @@ from jaxdp.accounting.base import Array
 from jaxdp.accounting.discretise import Atoms
 
 _U = 2.0**-53
+Counted = Sequence[tuple[Atoms, int]]
 
 
-def log_moments(atoms: Sequence[tuple[Atoms, int]], width: float, orders: Array) -> Array:
+def log_moments(atoms: Counted, width: float, orders: Array) -> Array:
     """log E[exp(order * sum)] of the sums of atoms, [k]; -inf where there is no atom."""
     total: Array = np.zeros(orders.size)
     for atom, n in atoms:
@@ -40,7 +41,7 @@ class Law:
 
     def __init__(
         self,
-        atoms: Sequence[tuple[Atoms, int]],
+        atoms: Counted,
         width: float,
         first: float,
         size: int,

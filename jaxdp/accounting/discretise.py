@@ -7,7 +7,7 @@ neighbours on the grid where the cell's own profile is found to lie above the sp
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,24 @@ class Atoms:
     over: tuple[float, float]
 
 
+class Masses(NamedTuple):
+    """Masses of cells of losses.
+
+    Attributes:
+        p: [m] under P.
+        q: [m] under Q, times e^base.
+        gain: [m] p - q, with the digits that both have in common left out.
+        error: [m] bound on the error of ``gain``.
+        base: [m] a loss near the cell's, or 0 for all.
+    """
+
+    p: Array
+    q: Array
+    gain: Array
+    error: Array
+    base: Array | float = 0.0
+
+
 def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
     """Atoms that dominate the pair (docs/certificate.md, Theorem 2).
 
@@ -56,9 +74,9 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     index = np.concatenate([-left[:0:-1], right])
     loss = offset + index * width
     gap = np.diff(index) * width
-    p, q, gain, error = _masses(pair, loss)
+    p, q, gain, error, base = _masses(pair, loss)
     with np.errstate(over="ignore", invalid="ignore"):
-        at = np.expm1(loss[:-1])
+        at = np.expm1(loss[:-1] - base)
         up = (gain - q * at + error + r * q * np.abs(at)) / -np.expm1(-gap)
     # A subnormal mass has no digits.
     up = np.where(q > 1e-290, np.nan_to_num(up, nan=np.inf) + 4 * _U * p, p)
@@ -114,8 +132,8 @@ class _Merged:
 
     def __init__(self, pair: Pair, edges: Array, center: float, width: float) -> None:
         self._pair, self._width = pair, width
-        p, q, gain, error = _masses(pair, edges)
-        loss = _merged(p, q, gain, error, edges[:-1], pair.rounding)
+        masses = _masses(pair, edges)
+        p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
         middle = float(loss[max(int(np.searchsorted(edges, center)) - 1, 0)])
         self.offset = middle if np.isfinite(middle) else center
         kept = np.isfinite(loss) & (p > 1e-290)
@@ -152,10 +170,11 @@ class _Merged:
         first, last = edges[left], edges[left + 1]
         cut = np.clip(cut, first, last)
         masses = _masses(self._pair, np.stack([first, cut, last], axis=1).ravel())
-        q, gain, error = (v[1::3] for v in masses[1:])
+        q, gain, error = (v[1::3] for v in masses[1:4])
+        base = np.broadcast_to(masses.base, masses.p.shape)[1::3]
         up, r = self.up[left], self._pair.rounding
         with np.errstate(over="ignore", invalid="ignore"):
-            near, far = np.expm1(grid), np.expm1(grid + self._width)
+            near, far = np.expm1(grid - base), np.expm1(grid + self._width - base)
             slack = error + 3 * r * (q * np.abs(far) + up * self._width)
             slack += 4 * _U * self.p[left] * self._width
             at_far = gain - q * far - slack
@@ -164,8 +183,9 @@ class _Merged:
         return np.asarray(at_far < 0)
 
 
-def _merged(p: Array, q: Array, gain: Array, error: Array, least: Array, r: float) -> Array:
+def _merged(masses: Masses, least: Array, r: float) -> Array:
     """A lower bound on the loss of each merged cell, [m]: log p/q, or its smallest loss."""
+    p, q, gain, error, base = masses
     known = (p > 1e-290) & (q > 1e-290)
     q = np.where(known, q, 1.0)
     ratio = np.where(known, np.maximum((gain - error) / q, -1.0), 0.0)
@@ -173,19 +193,17 @@ def _merged(p: Array, q: Array, gain: Array, error: Array, least: Array, r: floa
         small = np.log1p(np.maximum(ratio - r * np.abs(ratio), -1.0))
         large = np.log(np.where(known, p, 1.0) / q) - 2 * r
     value = np.where(np.abs(ratio) < 1, small, large)
-    value -= 4 * _U * np.abs(value)
+    value += base - 4 * _U * (np.abs(value) + np.abs(base))
     # Beyond a loss of about 660 the second law underflows.
     return np.asarray(np.where(known, value, least))
 
 
-def _masses(pair: Pair, edges: Array) -> tuple[Array, Array, Array, Array]:
-    """(P masses, Q masses, their difference, bound on its error) of the cells."""
+def _masses(pair: Pair, edges: Array) -> Masses:
     precise: Any = getattr(pair, "masses", None)
     if precise is not None:
-        found: tuple[Array, Array, Array, Array] = precise(edges)
-        return found
+        return Masses(*precise(edges))
     p, q = pair.cells(edges)
-    return p, q, p - q, (pair.rounding + 2 * _U) * (p + q)
+    return Masses(p, q, p - q, (pair.rounding + 2 * _U) * (p + q))
 
 
 def _slack(pair: Pair, edges: Array) -> float:

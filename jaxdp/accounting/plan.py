@@ -5,6 +5,7 @@ Nothing proven rests on a choice made here, but for the bounds that say so: ``Pl
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,13 @@ import numpy as np
 from scipy import special
 
 from jaxdp.accounting.base import Array, Pair, Unresolved
-from jaxdp.accounting.convolve import log_moments, tilt
+from jaxdp.accounting.bunches import OUTSIDE, Layout, Moments
+from jaxdp.accounting.convolve import Counted, log_moments, tilt
 from jaxdp.accounting.discretise import Atoms, above
 
 Kinds = tuple[tuple[Pair, int], ...]
-Counted = Sequence[tuple[Atoms, int]]
-Moments = Callable[[Array], Array]
-
-SIZES = (1 << 13, 1 << 22)
+SIZES = (1 << 12, 1 << 20)
 _CAPS = (24.0, 12.0, 6.0, 3.0, 1.6)  # of epsilon
-_OUTSIDE = 14.0  # nats: tilted probability that a window leaves outside
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
 
 
@@ -41,6 +39,8 @@ class Plan:
         spread: distances of the losses from each step's point mass, their tilted weights, and what
             a unit of variance adds to epsilon, relative.
         lattice: a distance that the grid should divide; 0 if there is none.
+        atoms: coarse atoms above the steps, from which grids are chosen.
+        grid: the width of their grid.
     """
 
     caps: tuple[float, ...]
@@ -52,28 +52,72 @@ class Plan:
     chernoff: float
     spread: tuple[Array, Array, float]
     lattice: float
+    atoms: Counted
+    grid: float
 
-    def width(self, size: int) -> float:
-        """The grid width of a window of ``size`` points; point masses lie on the grid."""
-        width = (self.last - self.first) / size
+    def layout(self, tolerance: float) -> Layout:
+        """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are."""
+        reach = self.last - self.first
+        needed = reach / self._width(tolerance)
+        size = _points(needed)
+        width = self._aligned(reach / size)
+        best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
+        if self.lattice > width or size < 1 << 14:
+            return best
+        moments, counts = Moments(self.atoms, self.grid, self.c), _counts(self.atoms)
+        for levels in (1, 2, 3, 4):
+            other = self._bunched(moments, counts, levels, tolerance / (levels + 1))
+            if other and other.points < 0.6 * best.points:
+                best = other
+        return best
+
+    def _bunched(
+        self, moments: Moments, counts: Array, levels: int, tolerance: float
+    ) -> Layout | None:
+        """Grids for bunches of bunches, of which each level adds ``tolerance``."""
+        bunches = round(float(counts.max()) ** (1 / (levels + 1)))
+        fine = self._width(tolerance)
+        widths = [
+            fine,
+            *(
+                math.sqrt(5 * tolerance / (self.spread[2] * float(bunches) ** (levels - i)))
+                for i in range(levels)
+            ),
+        ]
+        if bunches < 16 or any(b < 4 * a for a, b in itertools.pairwise(widths)):
+            return None
+        counted = [(self.last - self.first) / widths[-1]]
+        size = _points(counted[0])
+        widths[-1] = (self.last - self.first) / size
+        for level in range(levels):
+            nats = OUTSIDE + 2 + (levels - level) * math.log(bunches)
+            part = counts // bunches ** (levels - level)
+            first, last = moments.window(part, nats)
+            counted.append((last - first) / widths[level])
+        points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
+        return Layout(tuple(widths), bunches, size, points)
+
+    def _aligned(self, width: float) -> float:
+        """A width that is hardly larger, on whose grid point masses lie."""
         count = math.floor(self.lattice / width)
         # Point masses between the two lie at fractions of their distance.
         count -= count % 120 if count >= 120 else 0
-        if count:
-            width = self.lattice / count
-        return width
+        return self.lattice / count if count else width
 
-    def size(self, tolerance: float) -> int:
-        """Points of a grid on which both ends are about ``tolerance`` (of epsilon) apart."""
+    def _width(self, tolerance: float) -> float:
+        """The widest grid of single steps that adds at most ``tolerance`` of epsilon."""
         distance, weight, factor = self.spread
-        size = SIZES[0]
-        while size < SIZES[1]:
-            width = (self.last - self.first) / size
-            added = float(weight @ np.minimum(width * width / 6, width * distance / 2))
-            if 1.2 * factor * added <= tolerance:
-                break
-            size *= 2
-        return size
+
+        def added(width: float) -> float:
+            return float(weight @ np.minimum(width * width / 6, width * distance / 2))
+
+        reach = self.last - self.first
+        low, high = math.log(reach / 2**40), math.log(reach / SIZES[0])
+        for _ in range(12):
+            middle = 0.5 * (low + high)
+            small = 1.2 * factor * added(math.exp(middle)) <= tolerance
+            low, high = (middle, high) if small else (low, middle)
+        return math.exp(low)
 
     def fine(self, tolerance: float) -> float:
         """Width of far cells, over their distance, that adds a tenth of the tolerance."""
@@ -128,19 +172,28 @@ def _tilted(
 def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
     """The plan for a cap of ``factor`` epsilon."""
     spans, caps, atoms, width, c, bound = _tilted(kinds, epsilon, log_delta, factor)
-    moments = functools.partial(log_moments, atoms, width)
     split = any(cap < high for cap, (_, high) in zip(caps, spans, strict=True))
     spread = *_spread(atoms, width, c), (c + 1) / max(epsilon, 1e-2 / c)
     # Where delta is near 1 the saddle is at 0; a window needs a tilt of about the spread.
     c = max(c, 2 / math.sqrt(max(float(spread[1] @ spread[0] ** 2), 1e-300)))
-    c, reach = _line(moments, c, epsilon, log_delta, sum(n for _, n in kinds))
+    c, reach = _line(atoms, width, c, epsilon, log_delta)
     if split:
-        bulk = _window(moments, 0.0, _OUTSIDE)
+        bulk = Moments(atoms, width, 0.0).window(_counts(atoms), OUTSIDE)
         reach = min(reach[0], bulk[0]), max(reach[1], bulk[1])
     first, last = min(reach[0], epsilon), max(reach[1], epsilon)
     margin = 0.02 * (last - first)
     lows, lattice = tuple(low for low, _ in spans), _lattice(kinds, spans)
-    return Plan(caps, lows, c, first - margin, last + margin, split, bound, spread, lattice)
+    ends = first - margin, last + margin
+    return Plan(caps, lows, c, *ends, split, bound, spread, lattice, atoms, width)
+
+
+def _counts(atoms: Counted) -> Array:
+    return np.asarray([n for _, n in atoms])
+
+
+def _points(count: float) -> int:
+    """The power of two that is not below ``count``, within the sizes that are used."""
+    return 1 << math.ceil(math.log2(min(max(count, SIZES[0]), SIZES[1])))
 
 
 def _atoms(
@@ -154,21 +207,22 @@ def _atoms(
 
 
 def _line(
-    moments: Moments, c: float, epsilon: float, log_delta: float, count: int
+    atoms: Counted, width: float, c: float, epsilon: float, log_delta: float
 ) -> tuple[float, tuple[float, float]]:
     """(tilt, window): the shortest window of tilts below the saddle.
 
     A lower tilt leaves losses behind that are too rare to matter. It costs digits: what is outside
     and what is rounded weighs more against delta.
     """
-    best = c, (-math.inf, math.inf)
+    counts, best = _counts(atoms), (c, (-math.inf, math.inf))
     for factor in (1.0, 0.7, 0.5, 0.35):
         lower = factor * c
-        weight = float(moments(np.asarray([lower]))[0]) - lower * epsilon - log_delta
-        reach = _window(moments, lower, _OUTSIDE + max(weight, 0.0))
+        total = float(log_moments(atoms, width, np.asarray([lower]))[0])
+        weight = total - lower * epsilon - log_delta
         # Rounding is about this many nats below the tilted law.
-        if factor < 1 and weight > 21 - math.log(count):
+        if factor < 1 and weight > 21 - math.log(counts.sum()):
             break
+        reach = Moments(atoms, width, lower).window(counts, OUTSIDE + max(weight, 0.0))
         if reach[1] - reach[0] < 0.9 * (best[1][1] - best[1][0]):
             best = lower, reach
     return best
@@ -180,15 +234,6 @@ def _several(kinds: Kinds, plan: Plan, epsilon: float) -> float:
     atoms = _atoms(kinds, plan.lows, plan.caps, width)
     both, _ = two_or_more([(n, a.over[0]) for a, n in atoms])
     return math.log(both + 1e-320) + shortfall(atoms, width, epsilon)
-
-
-def around(c: float) -> Array:
-    """The orders on both sides of c at which Chernoff's bounds are tried."""
-    if c == 0:
-        far = np.geomspace(1e-3, 1e9, 37)
-        return np.concatenate([-far[::-1], far])
-    ratio = np.geomspace(0.02, 30, 22)
-    return np.concatenate([c - ratio[::-1] * c, c + ratio * c])
 
 
 def _lattice(kinds: Kinds, spans: list[tuple[float, float]]) -> float:
@@ -206,7 +251,7 @@ def _coarse(epsilon: float, spans: list[tuple[float, float]]) -> float:
     return 1e-5 * min(max(epsilon, 1e-4 * reach), reach)
 
 
-def _tilt(moments: Moments, epsilon: float) -> tuple[float, float]:
+def _tilt(moments: Callable[[Array], Array], epsilon: float) -> tuple[float, float]:
     """(the order that makes Chernoff's bound on delta(epsilon) least, log of the bound).
 
     delta <= E[exp(c (sum - epsilon))] max_x e^(-cx) (1 - e^-x) (Canonne, Kamath and Steinke 2020,
@@ -223,16 +268,6 @@ def _tilt(moments: Moments, epsilon: float) -> tuple[float, float]:
         c_best, least = float(orders[best]), float(bound[best])
         orders = np.geomspace(*near, 9)
     return c_best, min(least, 0.0)
-
-
-def _window(moments: Moments, c: float, nats: float) -> tuple[float, float]:
-    """(first, last) loss of a window that leaves e^-nats of the tilted law on either side."""
-    orders = around(c)
-    gain = moments(orders) - moments(np.asarray([c]))[0] + nats
-    up, down = orders > c, orders < c
-    last = (gain / np.where(up, orders - c, 1.0))[up].min()
-    first = -(gain / np.where(down, c - orders, 1.0))[down].min()
-    return float(first), float(last)
 
 
 def shortfall(atoms: Counted, width: float, epsilon: float) -> float:

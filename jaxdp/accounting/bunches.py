@@ -1,0 +1,211 @@
+"""The law of a composition's sum, of many steps by way of bunches of steps.
+
+A sum of n losses on one grid needs a grid as fine as sqrt(n) roundings ask for. So a run of many
+steps is first summed in bunches of n/r steps, in a window and on a grid of their own; the law of a
+bunch is put on a coarser grid, above or below; and r bunches are summed (docs/certificate.md,
+Theorem 8).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxdp.accounting.base import Array
+from jaxdp.accounting.convolve import Counted, Law, log_moments
+from jaxdp.accounting.discretise import Atoms, Masses
+
+_U = 2.0**-53
+OUTSIDE = 14.0  # nats: tilted probability that a window leaves outside
+_LARGEST = 20  # log2 of the points of a bunch
+
+Put = Callable[[Any, float, float, float, float], Atoms]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Grids on which a sum is found.
+
+    Attributes:
+        widths: of the grids: of a step's losses, of the bunches of the first level, and so on.
+        bunches: how many bunches of one level make one of the next.
+        size: points of the window of the whole sum, a power of two.
+        points: points of all windows together.
+    """
+
+    widths: tuple[float, ...]
+    bunches: int
+    size: int
+    points: float
+
+
+class Moments:
+    """Chernoff's bounds on sums of atoms, tilted by ``c``.
+
+    Attributes:
+        orders: the orders on both sides of c at which they are tried, [k].
+        gain: log E[exp((order - c) loss)] of the tilted losses of each kind, [kinds, k].
+    """
+
+    def __init__(self, atoms: Counted, width: float, c: float) -> None:
+        self._c, self.orders = c, around(c)
+        orders = np.append(self.orders, c)
+        rows = [log_moments([(atom, 1)], width, orders) for atom, _ in atoms]
+        self.gain = np.asarray([row[:-1] - row[-1] for row in rows])
+        # Without digits: a difference of numbers that are too large.
+        offsets = np.asarray([abs(atom.offset) for atom, _ in atoms])
+        self._size = np.abs(self.orders) * offsets[:, None] + np.abs(self.gain)
+
+    def of(self, counts: Array) -> Array:
+        """log E[exp((order - c) sum)] of the tilted sum, [k]; infinite where it has no digits."""
+        used = counts > 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            gain = counts[used] @ self.gain[used]
+            size = counts[used] @ self._size[used]
+        return np.where(size < 1e12, gain, np.inf)
+
+    def window(self, counts: Array, nats: float) -> tuple[float, float]:
+        """(first, last) loss of a window that leaves e^-nats of the tilted law on either side."""
+        gain, c = self.of(counts) + nats, self._c
+        up, down = self.orders > c, self.orders < c
+        last = (gain[up] / (self.orders[up] - c)).min()
+        return float(-(gain[down] / (c - self.orders[down])).min()), float(last)
+
+    def ends(self, counts: Array, first: float, last: float) -> tuple[int, int]:
+        """The orders, by index, with the best bounds below ``first`` and above ``last``."""
+        gain, c = self.of(counts), self._c
+        above = np.where(self.orders > c, gain - (self.orders - c) * last, np.inf)
+        below = np.where(self.orders < c, gain + (c - self.orders) * first, np.inf)
+        return int(np.argmin(below)), int(np.argmin(above))
+
+
+def around(c: float) -> Array:
+    """The orders on both sides of c at which Chernoff's bounds are tried."""
+    if c == 0:
+        far = np.geomspace(1e-3, 1e9, 37)
+        return np.concatenate([-far[::-1], far])
+    ratio = np.geomspace(0.02, 30, 22)
+    return np.concatenate([c - ratio[::-1] * c, c + ratio * c])
+
+
+class Summed:
+    """The computed law of a bunch's sum, as a pair.
+
+    Args:
+        loss: [m] increasing losses.
+        p: [m] masses under P; those under Q are p e^-loss.
+    """
+
+    center = infinite = 0.0
+
+    def __init__(self, loss: Array, p: Array) -> None:
+        self.loss, self.p = loss, p
+        # Sums of m non-negative terms: Higham 2002, Section 4.2.
+        self.rounding = 2.3e-16 * (loss.size + 4)
+
+    def cells(self, edges: Array) -> tuple[Array, Array]:
+        """As ``Pair.cells``."""
+        return self.masses(edges)[:2]
+
+    def masses(self, edges: Array) -> Masses:
+        """As ``discretise.Masses``, each cell beside its lower edge."""
+        index = np.searchsorted(edges, self.loss, side="left") - 1
+        inside = (index >= 0) & (index < edges.size - 1)
+        index, p = index[inside], self.p[inside]
+        base = np.where(np.isfinite(edges[:-1]), edges[:-1], edges[1:])
+        gain = -p * np.expm1(base[index] - self.loss[inside])
+        terms = p, p - gain, gain, np.abs(gain)
+        first, second, by, size = (
+            np.asarray(np.bincount(index, v, edges.size - 1), np.float64) for v in terms
+        )
+        return Masses(first, second, by, 2 * self.rounding * size, base)
+
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``; none is asked for but that of the largest loss."""
+        return (losses < self.loss[-1]) * self.p.sum(), np.zeros(losses.shape)
+
+
+class Sums:
+    """Laws of sums of steps' losses, by way of bunches."""
+
+    def __init__(
+        self, steps: Callable[[float], Counted], put: Put, layout: Layout, c: float
+    ) -> None:
+        """Puts the steps on the finest grid.
+
+        Args:
+            steps: from the width of a grid to the steps' atoms on it, with their numbers.
+            put: puts a bunch on a grid, above or below.
+            layout: the grids.
+            c: the tilt.
+        """
+        self._steps, self._put, self._layout, self._c = steps, put, layout, c
+        self._atoms = steps(layout.widths[0])
+        self._moments = Moments(self._atoms, layout.widths[0], c)
+
+    def whole(self, first: float) -> Law:
+        """The law of the sum of all, on a window that begins at ``first``."""
+        counts = np.asarray([n for _, n in self._atoms])
+        return self._of(counts, len(self._layout.widths) - 1, first, self._layout.size)
+
+    def _of(self, counts: Array, level: int, first: float, size: int) -> Law:
+        """The law of the sum of ``counts`` steps of each kind."""
+        width, r = self._layout.widths[level], self._layout.bunches
+        if level == 0:
+            return self._law(_counted(self._atoms, counts), counts, width, first, size)
+        part, rest = counts // r, []
+        if (counts % r).any():
+            rest = _counted(self._steps(width), counts % r)
+        bunch = self._of(part, level - 1, *self._window(part, level))
+        atom, log_scale, inexact, cut = _coarser(bunch, width, self._put)
+        found = self._law([(atom, r), *rest], counts, width, first, size)
+        found.log_scale += r * log_scale
+        found.relative += math.expm1(min(r * (bunch.relative + inexact), 50.0))
+        # What was wrapped is missing in one place and too much in another. It is relative to a
+        # total that the coarse atoms have but for their width.
+        lost = r * (2 * bunch.alias + math.sqrt(bunch.loss.size) * bunch.error + cut)
+        total = r * bunch.log_scale + float(log_moments(rest, width, np.asarray([self._c]))[0])
+        ratio = math.exp(min(max(total - found.log_scale, 0.0), 700.0))
+        found.alias += math.expm1(min(lost, 50.0)) * ratio
+        return found
+
+    def _law(self, kinds: Counted, counts: Array, width: float, first: float, size: int) -> Law:
+        """The law of the kinds' sum, on one grid; ``counts`` are the steps that are in it."""
+        c, last = self._c, first + (size - 2) * width
+        ends = self._moments.orders[list(self._moments.ends(counts, first, last))]
+        moments = log_moments(kinds, width, np.append(ends, c))
+        gain = moments[:2] - moments[2] + np.asarray([(c - ends[0]) * first, (c - ends[1]) * last])
+        total = np.abs(ends) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
+        gain = np.where(total < 1e12, np.minimum(gain, 0.0), 0.0)
+        below, above = (float(v) for v in 1.01 * np.exp(gain))
+        return Law(kinds, width, first, size, c, (below, above))
+
+    def _window(self, counts: Array, level: int) -> tuple[float, int]:
+        """(first loss, points) of the window of a bunch of which ``level`` is summed."""
+        times = (len(self._layout.widths) - level) * math.log(self._layout.bunches)
+        first, last = self._moments.window(counts, OUTSIDE + 2 + times)
+        points = (last - first) / self._layout.widths[level - 1] + 2
+        return first, 1 << min(max(math.ceil(math.log2(points)), 6), _LARGEST)
+
+
+def _counted(atoms: Counted, counts: Array) -> list[tuple[Atoms, int]]:
+    return [(atom, int(n)) for (atom, _), n in zip(atoms, counts, strict=True) if n]
+
+
+def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, float]:
+    """(a bunch's atoms on a coarse grid, log of what their masses are over, errors).
+
+    The errors are a relative one, and the tilted probability of sums that rounding drowns: those
+    are left out, for the moments' sake.
+    """
+    k = int(np.argmax(bunch.weight))
+    middle, step = float(bunch.loss[k]), float(bunch.loss[1] - bunch.loss[0])
+    loss = step * (np.arange(bunch.loss.size, dtype=np.float64) - k)
+    kept = bunch.weight > bunch.error / math.sqrt(loss.size)
+    pair = Summed(loss[kept], bunch.weight[kept] * np.exp(-bunch.c * loss[kept]))
+    atom = put(pair, width, float(pair.loss[0]), float(pair.loss[-1]), 1e-9)
+    inexact = 8 * _U * (1 + abs(bunch.log_scale) + (1 + bunch.c) * 2 * bunch.reach)
+    moved = replace(atom, offset=atom.offset + middle)
+    return moved, bunch.log_scale - bunch.c * middle, inexact, float(bunch.weight[~kept].sum())
