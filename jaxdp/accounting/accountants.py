@@ -111,17 +111,25 @@ def poisson(run: Run) -> bool:
     return not run.parts and all(s.sampling == "poisson" for s, _ in run.steps)
 
 
-def directions(run: Run, relation: Relation, log_delta: float) -> list[Direction]:
-    """The run's dominating pairs, direction by direction, for a certificate at about a delta."""
+def directions(
+    run: Run, relation: Relation, log_delta: float, tolerance: float, both: bool = True
+) -> list[Direction]:
+    """The run's dominating pairs, direction by direction, for a certificate at about a delta.
+
+    Args:
+        run: the flat composition.
+        relation: which data sets are neighbours.
+        log_delta: about where.
+        tolerance: relative, of the width that is aimed at.
+        both: prepare a lower end too.
+    """
     ends: list[list[tuple[tuple[Pair, ...], int]] | None] = []
-    for upper in (True, False):
+    for upper in (True, False) if both else (True,):
         found = [(_step_pairs(step, relation, upper), n) for step, n in run.steps]
         found += [(part.pairs(relation, upper), n) for part, n in run.parts]
         ends.append(found if all(pairs for pairs, _ in found) else None)
-    high, low = ends
+    high, low = ends[0], ends[-1] if both else None
     assert high is not None
-    sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
-    tolerance = 9e-5 if sampled >= 1 else 5e-4
     count = max(len(pairs) for found in ends if found for pairs, _ in found)
 
     def kinds(found: list[tuple[tuple[Pair, ...], int]], i: int) -> Kinds:
@@ -174,9 +182,22 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
     quick = quick_epsilon(run, relation, delta)
     near = None if quick is None or not quick.estimate else quick.estimate
-    found = directions(run, relation, math.log(delta))
+    sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
+    found = directions(run, relation, math.log(delta), 9e-5 if sampled >= 1 else 5e-4)
     lower, upper = certificate.epsilon_bounds(found, near)
     return _joined(lower, upper, quick, found[0].two_sided, "epsilon")
+
+
+def rough_delta(run: Run, relation: Relation, epsilon: float) -> float:
+    """An upper end of delta at epsilon, good to about 1 %.
+
+    Raises:
+        Unresolved: ``ask`` knows a better way, or the only one.
+    """
+    known = run.empty or run.infinite or not _only_full_batch(run, relation) or _is_single(run)
+    if known or run.hidden or _only_pairs(run, relation):
+        raise Unresolved("no privacy loss distribution")
+    return _certified_delta(run, relation, epsilon, None, 1e-2, False)[1]
 
 
 def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
@@ -184,15 +205,23 @@ def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
         return _single_delta(run.steps[0][0], relation, epsilon)
     quick = quick_delta(run, relation, epsilon)
     near = quick.estimate if quick is not None and quick.estimate else None
+    lower, upper, both = _certified_delta(run, relation, epsilon, near, 1e-3, True)
+    return _joined(lower, upper, quick, both, "delta")
+
+
+def _certified_delta(
+    run: Run, relation: Relation, epsilon: float, near: float | None, goal: float, both: bool
+) -> tuple[float, float, bool]:
+    """(lower, upper) delta, and False if only the upper end is known."""
     guess = near or rdp.rdp_to_delta(rdp.run_rdp(run, relation), epsilon)
     for _ in range(3):
-        found = directions(run, relation, math.log(max(guess, 1e-300)))
+        found = directions(run, relation, math.log(max(guess, 1e-300)), goal, both)
         lower, upper = certificate.delta_bounds(found, epsilon)
         # Tails were cut for the delta that was expected.
         if upper >= 1e-3 * guess or guess < 1e-290:
             break
         guess = max(upper, 1e-300)
-    return _joined(lower, upper, quick, found[0].two_sided, "delta")
+    return lower, upper, found[0].two_sided
 
 
 def _single_delta(step: Step, relation: Relation, epsilon: float) -> Bound:

@@ -44,9 +44,10 @@ class Direction:
         Args:
             high: the upper end.
             epsilon: where.
-            tolerance: relative, of epsilon, that the grid may add.
+            tolerance: relative, of delta, that the grid may add.
         """
-        return self._terms(high, epsilon, tolerance)(epsilon)
+        scale = self._plan(epsilon).scale(epsilon)
+        return self._terms(high, epsilon, tolerance / scale)(epsilon)
 
     def epsilon_end(self, high: bool, near: float, tolerance: float) -> float:
         """A certified end of epsilon; ``near`` is where it is looked for.
@@ -77,7 +78,7 @@ class Direction:
         """True if delta at epsilon is proven to be at most exp(log_delta)."""
         if epsilon >= 1e-9 and self._excess(epsilon) < -1e-3:
             return True
-        return any(self.delta_end(True, epsilon, t) <= 1 for t in (_COARSE, self.tolerance))
+        return any(self._terms(True, epsilon, t)(epsilon) <= 1 for t in (_COARSE, self.tolerance))
 
     def _excess(self, epsilon: float) -> float:
         """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""

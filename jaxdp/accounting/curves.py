@@ -15,7 +15,7 @@ from jaxdp.accounting.bounds import Bound, Relation
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.loss import separation
-from jaxdp.accounting.queries import delta, epsilon
+from jaxdp.accounting.queries import delta, epsilon, rough_delta
 from jaxdp.accounting.rdp import run_rdp
 from jaxdp.accounting.roots import bracket_decreasing
 
@@ -119,7 +119,7 @@ def profile(event: Event, relation: Relation, delta_at: float) -> Profile:
     found, least = [], 1.0
     for number in range(int(_BEYOND * count)):
         at = max(end, 0.1) * number / count
-        least = min(least, delta(event, at, relation).upper)  # it falls with epsilon
+        least = min(least, rough_delta(event, at, relation))  # it falls with epsilon
         found.append((at, least))
         if least < _SMALL:
             break

@@ -123,7 +123,11 @@ class Plan:
         """Width of far cells, over their distance, that adds a tenth of the tolerance."""
         distance, weight, factor = self.spread
         added = factor * float(weight @ distance**2) / 6
-        return min(0.02, math.sqrt(0.1 * tolerance / max(added, 1e-300)))
+        return min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 3e-4))
+
+    def scale(self, epsilon: float) -> float:
+        """The epsilon of which tolerances are fractions; c times it, of delta's logarithm."""
+        return max(epsilon, 1e-2 / self.c)
 
 
 def best(kinds: Kinds, epsilon: float, log_delta: float) -> Plan:
@@ -175,7 +179,8 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
     split = any(cap < high for cap, (_, high) in zip(caps, spans, strict=True))
     spread = *_spread(atoms, width, c), (c + 1) / max(epsilon, 1e-2 / c)
     # Where delta is near 1 the saddle is at 0; a window needs a tilt of about the spread.
-    c = max(c, 2 / math.sqrt(max(float(spread[1] @ spread[0] ** 2), 1e-300)))
+    variance = float(spread[1] @ spread[0] ** 2)
+    c = max(c, 2 / math.sqrt(variance)) if variance > 1e-290 else c
     c, reach = _line(atoms, width, c, epsilon, log_delta)
     if split:
         bulk = Moments(atoms, width, 0.0).window(_counts(atoms), OUTSIDE)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants
-from jaxdp.accounting.base import Event
+from jaxdp.accounting.base import Event, Unresolved
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.events import Repeated
@@ -112,6 +112,14 @@ def quick_epsilon(
     if quick is not None and quick.estimate is not None:
         return quick.estimate
     return accountants.ask("epsilon", run, relation, "auto", delta).upper
+
+
+def rough_delta(event: Event, epsilon: float, relation: Relation) -> float:
+    """An upper end of delta that is good to about 1 %, in less time than ``delta``'s."""
+    try:
+        return accountants.rough_delta(flatten(event, relation), relation, epsilon)
+    except Unresolved:
+        return delta(event, epsilon, relation).upper
 
 
 def supports(

@@ -147,7 +147,8 @@ def test_losses_are_moved_by_the_slack_of_their_edges(make):
 def test_a_merged_cell_has_no_more_than_its_mean_loss():
     p, q = np.asarray([0.3, 0.2, 0.1]), np.asarray([0.2, 0.2, 0.3])
     error = np.full(3, 1e-3)
-    loss = discretise._merged(p, q, p - q, error, np.full(3, -9.0), 1e-4)
+    masses = discretise.Masses(p, q, p - q, error)
+    loss = discretise._merged(masses, np.full(3, -9.0), 1e-4)
     truth = np.log(p / q)
     assert (loss < truth - 1e-3).all()
     np.testing.assert_allclose(loss, truth, atol=2e-2)
