@@ -73,12 +73,16 @@ class Moments:
         last = (gain[up] / (self.orders[up] - c)).min()
         return float(-(gain[down] / (c - self.orders[down])).min()), float(last)
 
-    def ends(self, counts: Array, first: float, last: float) -> tuple[int, int]:
-        """The orders, by index, with the best bounds below ``first`` and above ``last``."""
+    def near(self, counts: Array, first: float, last: float) -> Array:
+        """The orders that may well give the best bounds below ``first`` and above ``last``."""
         gain, c = self.of(counts), self._c
         above = np.where(self.orders > c, gain - (self.orders - c) * last, np.inf)
         below = np.where(self.orders < c, gain + (c - self.orders) * first, np.inf)
-        return int(np.argmin(below)), int(np.argmin(above))
+        up, down = int(np.argmin(above)), int(np.argmin(below))
+        half = self.orders.size // 2
+        # Sums of coarser losses have larger moments at far orders.
+        used = [*range(max(half, up - 6), up + 1, 2), *range(down, min(half, down + 7), 2)]
+        return np.asarray(self.orders[used])
 
 
 def around(c: float) -> Array:
@@ -174,13 +178,16 @@ class Sums:
     def _law(self, kinds: Counted, counts: Array, width: float, first: float, size: int) -> Law:
         """The law of the kinds' sum, on one grid; ``counts`` are the steps that are in it."""
         c, last = self._c, first + (size - 2) * width
-        ends = self._moments.orders[list(self._moments.ends(counts, first, last))]
-        moments = log_moments(kinds, width, np.append(ends, c))
-        gain = moments[:2] - moments[2] + np.asarray([(c - ends[0]) * first, (c - ends[1]) * last])
-        total = np.abs(ends) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
-        gain = np.where(total < 1e12, np.minimum(gain, 0.0), 0.0)
-        below, above = (float(v) for v in 1.01 * np.exp(gain))
-        return Law(kinds, width, first, size, c, (below, above))
+        orders = self._moments.near(counts, first, last)
+        moments = log_moments(kinds, width, np.append(orders, c))
+        gain = moments[:-1] - moments[-1]
+        total = np.abs(orders) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
+        gain = np.where(total < 1e12, gain, np.inf)
+        up = orders > c
+        above = (gain - (orders - c) * last)[up].min()
+        below = (gain + (c - orders) * first)[~up].min()
+        outside = tuple(1.01 * math.exp(min(float(v), 0.0)) for v in (below, above))
+        return Law(kinds, width, first, size, c, (outside[0], outside[1]))
 
     def _window(self, counts: Array, level: int) -> tuple[float, int]:
         """(first loss, points) of the window of a bunch of which ``level`` is summed."""
@@ -197,13 +204,15 @@ def _counted(atoms: Counted, counts: Array) -> list[tuple[Atoms, int]]:
 def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, float]:
     """(a bunch's atoms on a coarse grid, log of what their masses are over, errors).
 
-    The errors are a relative one, and the tilted probability of sums that rounding drowns: those
-    are left out, for the moments' sake.
+    The errors are a relative one, and the tilted probability of sums that rounding or wrapping
+    drowns: those are left out, for the moments' sake.
     """
     k = int(np.argmax(bunch.weight))
     middle, step = float(bunch.loss[k]), float(bunch.loss[1] - bunch.loss[0])
     loss = step * (np.arange(bunch.loss.size, dtype=np.float64) - k)
     kept = bunch.weight > bunch.error / math.sqrt(loss.size)
+    # What was wrapped lies at the window's ends.
+    kept &= np.minimum(np.cumsum(bunch.weight), np.cumsum(bunch.weight[::-1])[::-1]) > bunch.alias
     pair = Summed(loss[kept], bunch.weight[kept] * np.exp(-bunch.c * loss[kept]))
     atom = put(pair, width, float(pair.loss[0]), float(pair.loss[-1]), 1e-9)
     inexact = 8 * _U * (1 + abs(bunch.log_scale) + (1 + bunch.c) * 2 * bunch.reach)
