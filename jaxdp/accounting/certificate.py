@@ -320,7 +320,7 @@ def _refine(
     lower, upper, before = 0.0, math.inf, math.inf
     hint = near if end == direction.epsilon_end else 1.0
     goal, enough = direction.tolerance, 0.55 * direction.tolerance
-    tolerance = goal
+    tolerance, stalled = goal, 0
     while True:
         # An end that is close to a good guess is not asked again; a poor guess is close to none.
         if not 0 <= upper - hint <= enough * hint:
@@ -333,7 +333,8 @@ def _refine(
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
         width = (upper - lower) / max(upper, 1e-300)
         # Ends that do not approach are those of different pairs, or rounding's.
-        if width <= goal or width > 0.9 * before or tolerance < 1e-3 * goal or upper <= 1e-9:
+        stalled += width > 0.9 * before
+        if width <= goal or stalled > 1 or tolerance < 1e-4 * goal or upper <= 1e-9:
             return lower, upper
         before = width
-        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.4)
+        tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.2)

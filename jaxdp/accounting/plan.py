@@ -123,7 +123,7 @@ class Plan:
         """Width of far cells, over their distance, that adds a tenth of the tolerance."""
         distance, weight, factor = self.spread
         added = factor * float(weight @ distance**2) / 6
-        return min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 3e-4))
+        return min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
 
     def scale(self, epsilon: float) -> float:
         """The epsilon of which tolerances are fractions; c times it, of delta's logarithm."""

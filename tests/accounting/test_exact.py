@@ -112,7 +112,7 @@ def test_certified_bounds_enclose_the_exact_value(q, z, steps, delta, relation):
     flat = flatten(run(q, z, steps), relation)
     integral = exact.exact_epsilon(flat, relation, delta)
     lower, upper = certificate.epsilon_bounds(
-        accountants.directions(flat, relation, math.log(delta)), None
+        accountants.directions(flat, relation, math.log(delta), 9e-5), None
     )
     assert integral.upper - integral.lower <= 1e-6 * integral.upper
     assert lower <= integral.upper
