@@ -64,9 +64,8 @@ class _Law:
     shift: float = 0.0
 
 
-def refuses(steps: int, participations: int, relation: Relation) -> str:
+def refuses(steps: int, relation: Relation) -> str:
     """The reason why there is no bound, or ""."""
-    del participations
     if relation is Relation.REPLACE_ONE:
         return (
             "no dominating pair is known where a record becomes another in the same steps; ask "
@@ -93,7 +92,7 @@ def pairs(
         upper: True for pairs that dominate the release, else for dominated ones.
     """
     joint = z / math.sqrt(participations)
-    if refuses(steps, participations, relation):
+    if refuses(steps, relation):
         return ()
     if not upper and (1 < participations < steps or joint < LEAST_NOISE):
         return ()
@@ -104,13 +103,12 @@ def pairs(
     return _pairs(min(z, MOST_NOISE), steps, participations, upper)
 
 
-def renyi(z: float, steps: int, participations: int, relation: Relation, orders: Array) -> Array:
+def renyi(z: float, participations: int, orders: Array) -> Array:
     """Renyi divergence of k steps without sampling, order k / 2z^2: never below an epoch's, [k].
 
     An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
     and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
     """
-    del steps, relation
     return orders * participations / (2 * z * z)
 
 

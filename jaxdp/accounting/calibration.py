@@ -121,19 +121,15 @@ def calibrate_noise_multiplier(
 ) -> float:
     """The smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
 
+    0 when nothing is released. Arguments and errors as for ``calibrate``.
+
     Args:
         epsilon: target > 0.
         delta: in (0, 1).
         sampling_prob: Poisson sampling probability q in [0, 1]; 1 is the full batch.
         steps: number of steps >= 0.
         relation: which data sets are neighbours.
-        accountant: as for ``jaxdp.accounting.epsilon``.
-
-    Returns:
-        The noise multiplier; 0 when nothing is released (q or steps is 0).
-
-    Raises:
-        ValueError: for an argument out of its range.
+        accountant: as for ``epsilon``.
 
     Example:
         >>> from jaxdp import accounting as acc
@@ -161,10 +157,10 @@ def calibrate_steps(
 ) -> int:
     """The largest number of steps whose upper epsilon is within the target; 0 if not even one is.
 
-    Arguments as for ``calibrate_noise_multiplier``; 1e12 at most.
+    Arguments and errors as for ``calibrate_noise_multiplier``; 1e12 at most.
 
     Raises:
-        ValueError: for an argument out of its range.
+        ValueError: also where nothing is ever released.
     """
     q = check.probability("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)

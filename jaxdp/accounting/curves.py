@@ -35,6 +35,8 @@ def renyi_curve(
 ) -> Array:
     """Upper bounds on the Renyi divergences of ``event``, in the larger direction.
 
+    Arguments and errors as for ``epsilon``.
+
     Args:
         event: what was released.
         orders: [k] orders, each above 1 and finite.
@@ -44,10 +46,9 @@ def renyi_curve(
         [k] divergences, infinite where none is known.
 
     Raises:
-        ValueError: for an argument out of its range.
-        UnsupportedEventError: when the event has no bound under this relation.
+        ValueError: for an order out of its range.
     """
-    values = [check.positive(f"orders[{i}]", order) for i, order in enumerate(orders)]
+    values = check.each("orders", orders, check.positive)
     for i, value in enumerate(values):
         if value <= 1:
             raise ValueError(f"orders[{i}]={value!r}: expected an order above 1")
@@ -77,15 +78,11 @@ def trade_off(
     Formal guarantee: no test between two neighbours has fewer misses. Upper ends of delta at some
     epsilons imply every point (Dong, Roth and Su 2019, arXiv:1905.02383v3, Proposition 2.5).
 
-    Args:
-        event: what was released.
-        rates: [k] false-positive rates in [0, 1].
-        relation: which data sets are neighbours.
-        delta: in [1e-300, 1); the epsilons asked for reach beyond the one at it.
+    Arguments and errors as for ``epsilon``, of which those asked for reach beyond the one at
+    ``delta``.
 
     Raises:
-        ValueError: for an argument out of its range.
-        UnsupportedEventError: as ``epsilon``.
+        ValueError: for a rate outside [0, 1].
     """
     alphas = np.asarray(rates, dtype=np.float64)
     if not ((alphas >= 0) & (alphas <= 1)).all():
@@ -137,14 +134,7 @@ def mu_gdp(
     large epsilon every step must have sampled the record, and such a run is no better than the full
     batch. docs/accounting.md derives the bound.
 
-    Args:
-        event: what was released.
-        relation: which data sets are neighbours.
-        delta_min: public, in [1e-300, 1), or 0. Deltas below it are told as this one.
-
-    Raises:
-        ValueError: for an argument out of its range.
-        UnsupportedEventError: as ``epsilon``.
+    Arguments and errors as for ``epsilon``; ``delta_min`` is public, in [1e-300, 1), or 0.
     """
     least = check.target("delta_min", delta_min)
     run = flatten(event, relation)
@@ -159,8 +149,7 @@ def mu_gdp(
         return whole
     lower, upper = _enclosed(event, relation, end, least)
     upper = min(upper, whole.upper)
-    lower = min(lower, upper)
-    return Bound(lower, upper, upper, "gdp", f"for deltas above {least:g}")
+    return Bound(min(lower, upper), None, upper, "gdp", f"for deltas above {least:g}")
 
 
 def _without_sampling(run: Run, relation: Relation) -> Bound:
@@ -177,7 +166,8 @@ def _without_sampling(run: Run, relation: Relation) -> Bound:
         squares.append(n * (2 * float(special.ndtri_exp(log_miss))) ** 2)
     mu = math.sqrt(math.fsum(squares))
     exact = not run.parts and not run.hidden and all(s.sampling_prob == 1 for s, _ in run.steps)
-    return Bound(mu * (1 - 1e-12) if exact else 0.0, mu, mu * (1 + 1e-12), "gdp")
+    lower, estimate = (mu * (1 - 1e-12), mu) if exact else (0.0, None)
+    return Bound(lower, estimate, mu * (1 + 1e-12), "gdp")
 
 
 def _enclosed(event: Event, relation: Relation, end: float, least: float) -> tuple[float, float]:

@@ -24,14 +24,7 @@ def refuses(relation: Relation) -> str:
 
 
 def pairs(z: float, steps: int, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-    """Pairs for one pass: that of its one batch with the record; below, of its largest output.
-
-    Args:
-        z: noise multiplier.
-        steps: batches of the pass.
-        relation: one that ``refuses`` does not refuse.
-        upper: for an upper bound, else for a lower one.
-    """
+    """Pairs for one pass: that of its one batch with the record; below, of its largest output."""
     far = 2 if relation is Relation.REPLACE_ONE else 1
     return (Mixture(1.0, z, (0, far, far)),) if upper else _largest(z, steps, far)
 

@@ -46,9 +46,7 @@ def branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
     return free, full, min(kept, both / full * (1 + 3 * _TAIL_ERROR))
 
 
-def pairs(
-    z: float, q: float, cap: int, n: int, relation: Relation, upper: bool
-) -> tuple[Pair, ...]:
+def pairs(z: float, q: float, cap: int, n: int, upper: bool) -> tuple[Pair, ...]:
     """Dominating pairs of one step, forward and reverse; below, those where all others are 0.
 
     Args:
@@ -56,10 +54,8 @@ def pairs(
         q: sampling probability.
         cap: the largest batch.
         n: records.
-        relation: one that ``refuses`` does not refuse.
         upper: for an upper bound, else for a lower one.
     """
-    del relation
     if q == 0:
         return (Discrete(np.zeros(1), np.ones(1)),)
     free, full, kept = branches(q, cap, n)
@@ -73,9 +69,8 @@ def pairs(
     )
 
 
-def renyi(z: float, q: float, cap: int, n: int, relation: Relation, orders: Array) -> Array:
+def renyi(z: float, q: float, cap: int, n: int, orders: Array) -> Array:
     """Renyi divergences of one step at orders > 1, [k], never below the truth."""
-    del relation
     if q == 0:
         return np.zeros(orders.shape)
     free, full, kept = branches(q, cap, n)

@@ -216,14 +216,14 @@ def test_noise_too_small_is_charged_without_sampling():
 
 
 def test_replacing_a_record_is_refused_and_a_null_record_is_not():
-    assert "no dominating pair" in allocation.refuses(8, 1, Relation.REPLACE_ONE)
+    assert "no dominating pair" in allocation.refuses(8, Relation.REPLACE_ONE)
     assert allocation.pairs(1.0, 8, 1, Relation.REPLACE_ONE, True) == ()
-    assert "too many" in allocation.refuses(10**8, 1, ONE)
-    assert not allocation.refuses(8, 1, Relation.REPLACE_SPECIAL)
+    assert "too many" in allocation.refuses(10**8, ONE)
+    assert not allocation.refuses(8, Relation.REPLACE_SPECIAL)
     special_pairs = allocation.pairs(1.0, 8, 1, Relation.REPLACE_SPECIAL, True)
     assert special_pairs is allocation.pairs(1.0, 8, 1, ONE, True)
 
 
 def test_renyi_is_that_of_full_participation():
     orders = np.array([2.0, 16.0])
-    assert allocation.renyi(2.0, 50, 3, ONE, orders) == pytest.approx([0.75, 6.0])
+    assert allocation.renyi(2.0, 3, orders) == pytest.approx([0.75, 6.0])
