@@ -30,13 +30,15 @@ from jaxdp.accounting.groups import group_delta, group_epsilon
 from jaxdp.accounting.mixtures import MixtureOfGaussians
 from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
-from jaxdp.accounting.sampled import PerUser, RandomAllocation, ShuffledEpoch, TruncatedPoisson
+from jaxdp.accounting.sampled import PerUser, RandomAllocation
+from jaxdp.accounting.shuffled import ShuffledEpoch
 from jaxdp.accounting.stated import (
     ZCDP,
     EpsilonDelta,
     ExponentialMechanism,
     RandomizedResponse,
 )
+from jaxdp.accounting.truncated import TruncatedPoisson
 from jaxdp.accounting.tuned import (
     Geometric,
     Logarithmic,

@@ -37,15 +37,15 @@ def calibrate(
     a schedule) or, with ``most``, less private (steps, epochs, a sampling probability).
 
     Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, accountant).upper <=
-    epsilon`` was evaluated for the value returned, whatever ``make_event`` does elsewhere. The
-    search is led by quick estimates; at most 60 of them, and at most 60 proofs, mostly one.
+    epsilon`` was evaluated for the value returned, whatever ``make_event`` does elsewhere. Quick
+    estimates lead the search, 60 at most; as many proofs at most, mostly one.
 
     Args:
         make_event: from a value to everything that would be released.
         epsilon: target > 0.
         delta: in (0, 1).
         relation: which data sets are neighbours.
-        accountant: as for ``jaxdp.accounting.epsilon``.
+        accountant: as for ``epsilon``.
         between: the least and the greatest value that are tried, both > 0.
         most: find the largest value instead of the smallest.
         whole: try whole numbers only, as int. The answer is then the last that is within, or
@@ -121,15 +121,8 @@ def calibrate_noise_multiplier(
 ) -> float:
     """The smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
 
-    0 when nothing is released. Arguments and errors as for ``calibrate``.
-
-    Args:
-        epsilon: target > 0.
-        delta: in (0, 1).
-        sampling_prob: Poisson sampling probability q in [0, 1]; 1 is the full batch.
-        steps: number of steps >= 0.
-        relation: which data sets are neighbours.
-        accountant: as for ``epsilon``.
+    0 when nothing is released. ``sampling_prob`` in [0, 1] is that of Poisson samples (1 is the
+    full batch), ``steps`` >= 0. Other arguments and errors as for ``calibrate``.
 
     Example:
         >>> from jaxdp import accounting as acc
@@ -160,7 +153,7 @@ def calibrate_steps(
     Arguments and errors as for ``calibrate_noise_multiplier``; 1e12 at most.
 
     Raises:
-        ValueError: also where nothing is ever released.
+        ValueError: also for a ``sampling_prob`` of 0, with which any number fits.
     """
     q = check.probability("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)

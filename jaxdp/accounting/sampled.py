@@ -1,9 +1,9 @@
-"""Events of Gaussian releases under other sampling: allocation, shuffles, truncation, users."""
+"""Events of Gaussian releases under other sampling: random allocation and users."""
 
 from dataclasses import dataclass
 
 from jaxdp.accounting import _validate as check
-from jaxdp.accounting import allocation, shuffled, truncated
+from jaxdp.accounting import allocation
 from jaxdp.accounting.base import Array, Event, Pair, Part, an_event
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.events import Gaussian
@@ -62,74 +62,6 @@ class RandomAllocation(_Batched):
     def renyi(self, relation: Relation, orders: Array) -> Array:
         z = self.event.noise_multiplier
         return allocation.renyi(z, self.participations, orders)
-
-
-@dataclass(frozen=True)
-class ShuffledEpoch(_Batched):
-    """``event`` on each of the ``steps`` batches of one pass over shuffled records.
-
-    Every record is in exactly one batch of a public size. No amplification is proven: a pass is
-    charged as one release that shows the record's batch without sampling. Treating it as Poisson
-    is too low (Chua et al. 2024, arXiv:2403.17673). ``Repeated`` counts epochs.
-
-    Attributes:
-        event: what is released from each batch.
-        steps: T >= 1, batches of the epoch.
-    """
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, steps=check.size)
-
-    @property
-    def block(self) -> int:
-        return self.steps
-
-    def refuses(self, relation: Relation) -> str:
-        return shuffled.refuses(relation)
-
-    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        return shuffled.pairs(self.event.noise_multiplier, self.steps, relation, upper)
-
-    def renyi(self, relation: Relation, orders: Array) -> Array:
-        return shuffled.renyi(self.event.noise_multiplier, relation, orders)
-
-
-@dataclass(frozen=True)
-class TruncatedPoisson(_Batched):
-    """``event`` on a Poisson sample of which at most ``cap`` records are kept.
-
-    Each of the ``dataset_size`` records takes part independently with ``sampling_prob``; of more
-    than ``cap`` a uniformly random subset of ``cap`` is kept, without looking at the data. One
-    compiled batch of a fixed shape then serves every step.
-
-    Attributes:
-        event: what is released from the batch.
-        sampling_prob: q in [0, 1].
-        cap: the largest batch, >= 1.
-        dataset_size: n >= 1, public and exact.
-    """
-
-    sampling_prob: float
-    cap: int
-    dataset_size: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.fields(self, sampling_prob=check.probability, cap=check.size, dataset_size=check.size)
-
-    def refuses(self, relation: Relation) -> str:
-        return truncated.refuses(relation)
-
-    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        z = self.event.noise_multiplier
-        return truncated.pairs(z, self.sampling_prob, self.cap, self.dataset_size, upper)
-
-    def renyi(self, relation: Relation, orders: Array) -> Array:
-        z = self.event.noise_multiplier
-        return truncated.renyi(z, self.sampling_prob, self.cap, self.dataset_size, orders)
 
 
 @dataclass(frozen=True)
