@@ -32,36 +32,23 @@ _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 @dataclass(frozen=True)
 class _Rule:
-    """Laws are made above in convex order (``upper``) or below.
-
-    ``fine`` is the spacing of atoms near the mean, in standard deviations; far from it they are
-    2^bits in an octave.
-    """
+    """How laws are made: above or below in convex order, with atoms how close."""
 
     upper: bool
-    fine: float
-    bits: int
+    fine: float  # spacing near the mean, in standard deviations
+    bits: int  # far from the mean 2^bits in an octave
 
 
 @dataclass(frozen=True)
 class _Law:
-    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence.
+    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence."""
 
-    Attributes:
-        at: [m] places, increasing, > 0.
-        mass: [m].
-        zero: mass at 0.
-        escaped: mean at infinity, where there is no mass.
-        error: bound on the relative error of a mass.
-        shift: bound on the relative error of a place.
-    """
-
-    at: Array
-    mass: Array
-    zero: float = 0.0
-    escaped: float = 0.0
-    error: float = 0.0
-    shift: float = 0.0
+    at: Array  # [m] places, increasing, > 0
+    mass: Array  # [m]
+    zero: float = 0.0  # mass at 0
+    escaped: float = 0.0  # mean at infinity, where there is no mass
+    error: float = 0.0  # bound on the relative error of a mass
+    shift: float = 0.0  # bound on the relative error of a place
 
 
 def refuses(steps: int, relation: Relation) -> str:
@@ -84,12 +71,7 @@ def pairs(
     One participation has both ends, which meet as atoms get finer; between 1 and t participations
     there is an upper bound alone (docs/allocation.md, Theorems 1 and 4).
 
-    Args:
-        z: noise multiplier, > 0.
-        steps: t, the batches of an epoch.
-        participations: k of them hold a record, drawn uniformly without replacement.
-        relation: add_or_remove_one or replace_special, which have the same pairs.
-        upper: True for pairs that dominate the release, else for dominated ones.
+    Arguments as of ``RandomAllocation``; add_or_remove_one and replace_special have the same pairs.
     """
     joint = z / math.sqrt(participations)
     if refuses(steps, relation):
@@ -170,13 +152,7 @@ def _groups(z: float, steps: int, groups: int, rule: _Rule) -> _Law:
 def _power(
     copy: Callable[[int], _Law], combine: Callable[[_Law, _Law, int], _Law], count: int
 ) -> _Law:
-    """``count`` independent copies combined, by doubling.
-
-    Args:
-        copy: the law of one copy, of which n are to be combined.
-        combine: the law of two together, n copies in all.
-        count: >= 1.
-    """
+    """``count`` independent copies combined by doubling; the calls are told how many in all."""
     law, n = copy(1), 1
     for digit in bin(count)[3:]:
         n *= 2
@@ -190,13 +166,8 @@ def _power(
 class _Cells:
     """Atoms of a law of X ~ N(-1/2z^2, 1/z^2) whose e^X is above or below in convex order.
 
-    A cell has its mass at its ends, or at its mean. The rest is left to the caller.
-
-    Args:
-        z: noise multiplier.
-        top: the last place, in standard deviations of X above its mean; the first is -REACH.
-        width: the largest width of a cell, in the same.
-        upper: above in convex order.
+    A cell has its mass at its ends, or at its mean. The rest is left to the caller. Cells are at
+    most ``width`` standard deviations of X wide and lie from -REACH to ``top`` of these.
     """
 
     def __init__(self, z: float, top: float, width: float, upper: bool) -> None:
@@ -237,14 +208,9 @@ def _factor(z: float, width: float, rule: _Rule) -> _Law:
 class _Grid:
     """Places center +- (f - 2^bits) / scale, f the floats with ``bits`` digits after the point.
 
-    They are evenly spaced near the center, then in proportion to the distance; the cell of a place
-    is read off its digits.
-
-    Args:
-        a, b, operation: what will be put on the grid, which fixes its ends.
-        mean: of the result.
-        step: of the grid, near the mean and in proportion to it.
-        bits: of a grid that is even around the mean.
+    They are evenly spaced near the center, ``step`` times the mean apart, then in proportion to the
+    distance; the cell of a place is read off its digits. ``operation`` on ``a`` and ``b``, which
+    will be put on the grid, fixes its ends.
     """
 
     def __init__(

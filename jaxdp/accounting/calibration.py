@@ -10,11 +10,10 @@ from typing import Any
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import queries
 from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Relation
+from jaxdp.accounting.bounds import ADD, Relation
 from jaxdp.accounting.events import Gaussian, PoissonSampled, Repeated
 from jaxdp.accounting.roots import least
 
-_ADD = Relation.ADD_OR_REMOVE_ONE
 _FINE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
 
 
@@ -22,7 +21,7 @@ def calibrate(
     make_event: Callable[[Any], Event],
     epsilon: float,
     delta: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
     *,
     between: tuple[float, float] = (1e-9, 1e9),
@@ -99,7 +98,7 @@ def calibrate_count(
     make_event: Callable[[int], Event],
     epsilon: float,
     delta: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> int:
     """The largest number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
@@ -116,7 +115,7 @@ def calibrate_noise_multiplier(
     delta: float,
     sampling_prob: float,
     steps: int,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> float:
     """The smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
@@ -145,7 +144,7 @@ def calibrate_steps(
     delta: float,
     sampling_prob: float,
     noise_multiplier: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> int:
     """The largest number of steps whose upper epsilon is within the target; 0 if not even one is.
@@ -167,7 +166,7 @@ def calibrate_sampling_prob(
     delta: float,
     steps: int,
     noise_multiplier: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> float:
     """The largest Poisson sampling probability (to a relative 1e-6) within the target, at most 1.

@@ -11,7 +11,7 @@ from scipy import special
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Array, Event
-from jaxdp.accounting.bounds import Bound, Relation
+from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.loss import separation
@@ -30,9 +30,7 @@ _ASKED = 64  # deltas that ``mu_gdp`` asks for
 _MARGIN = 1e-9  # of a Gaussian's delta, for its rounding
 
 
-def renyi_curve(
-    event: Event, orders: Sequence[float], relation: Relation = Relation.ADD_OR_REMOVE_ONE
-) -> Array:
+def renyi_curve(event: Event, orders: Sequence[float], relation: Relation = ADD) -> Array:
     """Upper bounds on the Renyi divergences of ``event``, in the larger direction.
 
     Arguments and errors as for ``epsilon``.
@@ -58,7 +56,7 @@ def renyi_curve(
     return run_rdp(run, relation, tuple(values))
 
 
-def advantage(event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE) -> Bound:
+def advantage(event: Event, relation: Relation = ADD) -> Bound:
     """Bounds on the membership advantage: the most that hits can exceed false alarms, in rates.
 
     It is delta at epsilon 0, the total variation between the worst neighbours (Kairouz, Oh and
@@ -68,10 +66,7 @@ def advantage(event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE) -> 
 
 
 def trade_off(
-    event: Event,
-    rates: ArrayLike,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    delta: float = 1e-5,
+    event: Event, rates: ArrayLike, relation: Relation = ADD, delta: float = 1e-5
 ) -> Array:
     """The least false-negative rates of any attack at these false-positive rates, [k].
 
@@ -123,9 +118,7 @@ def profile(event: Event, relation: Relation, delta_at: float) -> Profile:
     return [*found, (end, delta_at)] if end else found
 
 
-def mu_gdp(
-    event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, delta_min: float = 0.0
-) -> Bound:
+def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bound:
     """Bounds on the least mu such that the event is as private as N(0, 1) against N(mu, 1).
 
     Formal guarantee: at every epsilon >= 0 the event is (epsilon, max(d, delta_min))-private, d

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Relation
+from jaxdp.accounting.bounds import ADD, Relation
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.rdp import rdp_to_epsilon, run_rdp
 
@@ -40,7 +40,7 @@ class RenyiFilter:
         self,
         epsilon: float,
         delta: float,
-        relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+        relation: Relation = ADD,
         orders: tuple[float, ...] = DEFAULT_ORDERS,
     ) -> None:
         self.epsilon = check.positive("epsilon", epsilon)

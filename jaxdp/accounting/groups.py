@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Bound, Relation
+from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.events import Composed, Gaussian, NonPrivate, PoissonSampled, Repeated
 from jaxdp.accounting.mixtures import MixtureOfGaussians
@@ -85,11 +85,7 @@ def _binomial(k: int, q: float) -> tuple[float, ...]:
 
 
 def group_epsilon(
-    event: Event,
-    delta: float,
-    records: int,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, delta: float, records: int, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on epsilon where neighbours differ in up to ``records`` records; report ``.upper``.
 
@@ -126,11 +122,7 @@ def group_epsilon(
 
 
 def group_delta(
-    event: Event,
-    epsilon: float,
-    records: int,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, epsilon: float, records: int, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on delta where neighbours differ in up to ``records`` records; report ``.upper``.
 

@@ -1,16 +1,15 @@
 """Bounds for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from jaxdp.accounting import gaussian, rdp
 from jaxdp.accounting.bounds import Bound, Relation
-from jaxdp.accounting.canonical import Run, batch_values, log_sobolev_values
+from jaxdp.accounting.canonical import Bounding, Run, batch_values
 from jaxdp.accounting.chains import Array
-from jaxdp.accounting.events import HiddenState
-from jaxdp.accounting.hidden_state import averaged_renyi
+from jaxdp.accounting.hidden_state import averaged_renyi, shifted
+from jaxdp.accounting.hidden_state import log_sobolev as by_log_sobolev
 
 ASSUMED = (
     "holds while the partition is secret and nothing but the last iterate of each block leaves it"
@@ -40,7 +39,7 @@ def averaged(query: str, run: Run, relation: Relation, value: float) -> Bound:
     """Epsilon at a delta, or delta at an epsilon, where a hidden-state event is averaged."""
     mus = _mixture(run)
     if mus is None:
-        return _convert(query, _renyi(run, relation, batch_values), value)
+        return _convert(query, _renyi(run, relation, shifted), value)
     if query == "delta":
         upper = min(1.0, _profile(mus, value) * (1 + 1e-9) + 1e-300)
         return Bound(0.0, None, upper, "gdp")
@@ -58,7 +57,7 @@ def averaged(query: str, run: Run, relation: Relation, value: float) -> Bound:
 
 def log_sobolev(query: str, run: Run, relation: Relation, value: float) -> Bound:
     """Epsilon or delta by the corrected log-Sobolev recursion, a Renyi bound."""
-    return _convert(query, _renyi(run, relation, log_sobolev_values), value)
+    return _convert(query, _renyi(run, relation, by_log_sobolev), value)
 
 
 def _mixture(run: Run) -> tuple[Array, Array] | None:
@@ -89,14 +88,14 @@ def _profile(mixture: tuple[Array, Array], epsilon: float) -> float:
     )
 
 
-def _renyi(run: Run, relation: Relation, values: Callable[[HiddenState], Array]) -> Array:
+def _renyi(run: Run, relation: Relation, bound: Bounding) -> Array:
     """Renyi divergences of the run at ``rdp.DEFAULT_ORDERS``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
     total = np.zeros(orders.size)
     for step, n in run.others or ():
         total += n * rdp.step_rdp(step, relation)
     for event, n in run.hidden:
-        s = values(event)
+        s = batch_values(event, bound)
         total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))
     return total
 

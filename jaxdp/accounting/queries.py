@@ -8,17 +8,14 @@ import numpy as np
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants
 from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
+from jaxdp.accounting.bounds import ADD, Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.events import Repeated
 from jaxdp.accounting.loss import Array
 
 
 def epsilon(
-    event: Event,
-    delta: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, delta: float, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on the epsilon of ``event`` at ``delta``; report ``.upper``.
 
@@ -66,10 +63,7 @@ def _pure(run: Run, relation: Relation) -> Bound:
 
 
 def delta(
-    event: Event,
-    epsilon: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, epsilon: float, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on the delta of ``event`` at ``epsilon`` >= 0, infinity included.
 
@@ -100,9 +94,7 @@ def _impossible(run: Run, relation: Relation) -> Bound:
     return Bound(0.0, upper, upper, "none", "the probability of an infinite loss")
 
 
-def quick_epsilon(
-    event: Event, delta: float, relation: Relation = Relation.ADD_OR_REMOVE_ONE
-) -> float:
+def quick_epsilon(event: Event, delta: float, relation: Relation = ADD) -> float:
     """The best value of epsilon to be had in milliseconds: an estimate, no guarantee.
 
     Arguments and errors as for ``epsilon``.
@@ -114,9 +106,7 @@ def quick_epsilon(
     return accountants.ask("epsilon", run, relation, "auto", delta).upper
 
 
-def supports(
-    event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, accountant: str = "auto"
-) -> bool:
+def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -> bool:
     """True if ``epsilon(event, ..., relation, accountant)`` would answer rather than refuse.
 
     Raises:
@@ -132,7 +122,7 @@ def epsilons_over_steps(
     event: Event,
     steps: Sequence[int],
     delta: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> Array:
     """The upper epsilon after each of the given numbers of repetitions of ``event``.

@@ -16,19 +16,13 @@ from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.loss import Array, separation
 from jaxdp.accounting.moments import renyi
 
-DEFAULT_ORDERS: tuple[float, ...] = tuple(
-    float(a)
-    for a in np.unique(
-        np.concatenate(
-            [
-                1 + np.geomspace(0.01, 1, 24),
-                np.arange(2, 12, 0.25),
-                np.arange(12, 65),
-                np.round(np.geomspace(66, 1e6, 70)),
-            ]
-        )
-    )
+_GRIDS = (
+    1 + np.geomspace(0.01, 1, 24),
+    np.arange(2, 12, 0.25),
+    np.arange(12, 65),
+    np.round(np.geomspace(66, 1e6, 70)),
 )
+DEFAULT_ORDERS: tuple[float, ...] = tuple(np.unique(np.concatenate(_GRIDS)).tolist())
 
 
 def step_rdp(step: Step, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
