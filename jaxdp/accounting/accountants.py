@@ -274,14 +274,9 @@ _AUTO = Accountant(_auto, _never)
 
 
 def ask(query: str, run: Run, relation: Relation, accountant: str, value: float) -> Bound:
-    """Returns the bound of the accountant named, or for "auto" of the tightest that covers the run.
+    """The bound of the accountant named, or for "auto" of the tightest that covers the run.
 
-    Args:
-        query: "epsilon" or "delta".
-        run: the flat composition.
-        relation: the neighbouring relation.
-        accountant: "auto" or a key of ``ACCOUNTANTS``.
-        value: the delta, or the epsilon (which may be infinite), at which to answer.
+    The query is "epsilon" at a delta, or "delta" at an epsilon, which may be infinite.
 
     Raises:
         UnsupportedEventError: when the accountant refuses the run or cannot resolve it.

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from jaxdp.accounting import _validate as check
+from jaxdp.accounting.accountants import trivial
 from jaxdp.accounting.base import Array, Event
 from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import Run, flatten
@@ -35,16 +36,11 @@ def renyi_curve(event: Event, orders: Sequence[float], relation: Relation = ADD)
 
     Arguments and errors as for ``epsilon``.
 
-    Args:
-        event: what was released.
-        orders: [k] orders, each above 1 and finite.
-        relation: which data sets are neighbours.
-
     Returns:
-        [k] divergences, infinite where none is known.
+        [k] divergences at the ``orders``, [k], infinite where none is known.
 
     Raises:
-        ValueError: for an order out of its range.
+        ValueError: also for an order that is not finite or not above 1.
     """
     values = check.each("orders", orders, check.positive)
     for i, value in enumerate(values):
@@ -151,8 +147,8 @@ def _without_sampling(run: Run, relation: Relation) -> Bound:
     Epsilon-differential privacy implies mu = -2 Phi^-1(1/(1 + e^epsilon)): the trade-off function
     of mu is convex and meets the two lines of the other at 0, in their corner and at 1.
     """
-    if run.infinite:
-        return Bound(0.0, math.inf, math.inf, "gdp", f"no guarantee: {run.infinite}")
+    if known := trivial(run):
+        return known
     squares = [n * (separation(relation) / step.noise_multiplier) ** 2 for step, n in run.steps]
     for part, n in run.parts:
         log_miss = -float(np.logaddexp(0.0, part.pure(relation)))

@@ -1,6 +1,7 @@
 """Bounds for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,7 +70,8 @@ def _mixture(run: Run) -> tuple[Array, Array] | None:
     """
     averaged = [(event, n) for event, n in run.hidden if event.average]
     others = run.others or ()
-    if len(averaged) != 1 or averaged[0][1] != 1 or any(s.sampling_prob < 1 for s, _ in others):
+    sampled = any(s.sampling_prob < 1 for s, _ in others)
+    if run.parts or sampled or [n for _, n in averaged] != [1]:
         return None
     squares = 2 * batch_values(averaged[0][0])
     squares = squares + math.fsum(n * (2 / s.noise_multiplier) ** 2 for s, n in others)
@@ -91,9 +93,7 @@ def _profile(mixture: tuple[Array, Array], epsilon: float) -> float:
 def _renyi(run: Run, relation: Relation, bound: Bounding) -> Array:
     """Renyi divergences of the run at ``rdp.DEFAULT_ORDERS``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
-    total = np.zeros(orders.size)
-    for step, n in run.others or ():
-        total += n * rdp.step_rdp(step, relation)
+    total = rdp.run_rdp(replace(run, steps=run.others or ()), relation)
     for event, n in run.hidden:
         s = batch_values(event, bound)
         total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))

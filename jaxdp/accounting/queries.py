@@ -26,9 +26,7 @@ def epsilon(
         accountant: "auto" (the tightest that covers the event) or the name of an accountant.
 
     Returns:
-        A ``Bound``. Infinite where nothing is guaranteed; exactly 0 where delta(0) is at most
-            ``delta``;
-        its note says so.
+        A ``Bound``, whose note says why where it is infinite or exactly 0.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -52,8 +50,8 @@ def epsilon(
 
 def _pure(run: Run, relation: Relation) -> Bound:
     """Epsilon at delta 0: the sum of the largest losses."""
-    if run.infinite:
-        return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
+    if known := accountants.trivial(run):
+        return known
     if run.steps:
         lower = 0.0 if run.hidden else math.inf
         return Bound(lower, math.inf, math.inf, "none", "Gaussian noise: no loss is the largest")
@@ -69,8 +67,7 @@ def delta(
 
     Arguments and errors as for ``epsilon``.
 
-    At infinity delta is the probability of an infinite loss: 0 for noise on everything, and
-    unknown, hence 1 at most, where nothing is guaranteed.
+    At infinity delta is the probability of an infinite loss.
     """
     if check.real("epsilon", epsilon) != math.inf:
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
@@ -127,16 +124,11 @@ def epsilons_over_steps(
 ) -> Array:
     """The upper epsilon after each of the given numbers of repetitions of ``event``.
 
-    Args:
-        event: one step.
-        steps: [k] counts >= 0, in any order.
-        delta: in (0, 1).
-        relation: which data sets are neighbours.
-        accountant: as for ``epsilon``.
+    Arguments and errors as for ``epsilon`` of one step; ``steps``, [k] counts >= 0, in any order.
 
     Returns:
         [k] upper epsilons (infinite where nothing is guaranteed).
     """
-    counts = [check.count(f"steps[{i}]", n) for i, n in enumerate(steps)]
+    counts = check.each("steps", steps, check.count)
     uppers = [epsilon(Repeated(event, n), delta, relation, accountant).upper for n in counts]
-    return np.asarray(uppers if uppers else [math.inf][:0], dtype=np.float64)
+    return np.asarray(uppers, dtype=np.float64)

@@ -26,7 +26,7 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(np.unique(np.concatenate(_GRIDS)).toli
 
 
 def step_rdp(step: Step, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
-    """Renyi divergence of one step at each order, [len(orders)], never below the true value.
+    """Renyi divergence of one step at each order, [k], never below the true value.
 
     Full batch: alpha s^2/(2 z^2), s the separation (Mironov 2017, arXiv:1702.07476v3, Corollary 3).
     Poisson: log E_Q[(P/Q)^alpha]/(alpha-1) with the pairs of ``loss``; for add/remove this
