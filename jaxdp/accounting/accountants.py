@@ -41,8 +41,8 @@ def _only_pairs(run: Run, relation: Relation) -> str:
 def _no_replace_one(run: Run, relation: Relation) -> str:
     bad = [s for s, _ in run.steps if s.sampling != "poisson"]
     if bad or run.parts or relation is Relation.REPLACE_ONE:
-        return f"{_names(run)}: the central limit is stated for adding or removing a record from "
-        "Poisson samples"
+        only = "the central limit is stated for adding or removing a record from Poisson samples"
+        return f"{_names(run)}: {only}"
     return ""
 
 
@@ -285,8 +285,7 @@ def ask(query: str, run: Run, relation: Relation, accountant: str, value: float)
     if refusal:
         raise UnsupportedEventError(refusal)
     if known := trivial(run):
-        value = min(known.upper, math.inf if query == "epsilon" else 1.0)
-        return replace(known, estimate=value, upper=value)
+        return known if query == "epsilon" else replace(known, upper=min(known.upper, 1.0))
     if query == "delta" and value == math.inf and not run.parts:
         # Gaussian noise on everything: no output is possible under one law alone.
         return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
@@ -334,7 +333,7 @@ def refuses(run: Run, relation: Relation, accountant: str) -> str:
 def trivial(run: Run) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
-        return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
+        return Bound(0.0, None, math.inf, "none", f"no guarantee: {run.infinite}")
     if run.empty:
         return Bound(0.0, 0.0, 0.0, "none", "nothing that depends on the data was released")
     return None

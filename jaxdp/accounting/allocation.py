@@ -77,10 +77,10 @@ def pairs(
     joint = z / math.sqrt(participations)
     if refuses(steps, relation):
         return ()
-    if not upper and (1 < participations < steps or joint < LEAST_NOISE):
-        return ()
-    if participations == steps or joint < LEAST_NOISE:
+    if participations == steps or (upper and joint < LEAST_NOISE):
         return (Mixture(1.0, joint, (0, 1, 1)),)  # one Gaussian release is its own reverse
+    if not upper and (participations > 1 or joint < LEAST_NOISE):
+        return ()
     if z > MOST_NOISE and not upper:
         return ()
     return _pairs(min(z, MOST_NOISE), steps, participations, upper)

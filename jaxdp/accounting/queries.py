@@ -53,11 +53,12 @@ def _pure(run: Run, relation: Relation) -> Bound:
     if known := accountants.trivial(run):
         return known
     if run.steps:
-        lower = 0.0 if run.hidden else math.inf
-        return Bound(lower, math.inf, math.inf, "none", "Gaussian noise: no loss is the largest")
+        lower, estimate = (0.0, None) if run.hidden else (math.inf, math.inf)
+        return Bound(lower, estimate, math.inf, "none", "Gaussian noise: no loss is the largest")
     value = math.fsum(n * part.pure(relation) for part, n in run.parts)
     tight = value < math.inf and all(part.pairs(relation, False) for part, _ in run.parts)
-    return Bound(value * (1 - 1e-12) if tight else 0.0, value, value * (1 + 1e-12), "none")
+    lower, estimate = (value * (1 - 1e-12), value) if tight else (0.0, None)
+    return Bound(lower, estimate, value * (1 + 1e-12), "none")
 
 
 def delta(
@@ -88,7 +89,8 @@ def _impossible(run: Run, relation: Relation) -> Bound:
             some = 1.0
         log_none += n * (math.log1p(-some) if some < 1 else -math.inf)
     upper = 1.0 if run.infinite else min(1.0, -math.expm1(log_none) * (1 + 1e-12))
-    return Bound(0.0, upper, upper, "none", "the probability of an infinite loss")
+    estimate = None if upper else 0.0
+    return Bound(0.0, estimate, upper, "none", "the probability of an infinite loss")
 
 
 def quick_epsilon(event: Event, delta: float, relation: Relation = ADD) -> float:
