@@ -30,65 +30,20 @@ from jaxdp.accounting.groups import group_delta, group_epsilon
 from jaxdp.accounting.mixtures import MixtureOfGaussians
 from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
-from jaxdp.accounting.sampled import PerUser, RandomAllocation, ShuffledEpoch, TruncatedPoisson
-from jaxdp.accounting.stated import (
-    ZCDP,
-    EpsilonDelta,
-    ExponentialMechanism,
-    RandomizedResponse,
-)
-from jaxdp.accounting.tuned import (
-    Geometric,
-    Logarithmic,
-    NegativeBinomial,
-    PoissonTries,
-    Tuned,
-)
+from jaxdp.accounting.sampled import PerUser, RandomAllocation
+from jaxdp.accounting.shuffled import ShuffledEpoch
+from jaxdp.accounting.stated import ZCDP, EpsilonDelta, ExponentialMechanism, RandomizedResponse
+from jaxdp.accounting.truncated import TruncatedPoisson
+from jaxdp.accounting.tuned import Geometric, Logarithmic, NegativeBinomial, PoissonTries, Tuned
 
 __all__ = [
-    "ZCDP",
-    "Bound",
-    "BudgetExceededError",
-    "Claim",
-    "Composed",
-    "DiscreteGaussian",
-    "DiscreteLaplace",
-    "EpsilonDelta",
-    "Event",
-    "ExponentialMechanism",
-    "FixedSizeSampled",
-    "Gaussian",
-    "Geometric",
-    "Laplace",
-    "Logarithmic",
-    "MixtureOfGaussians",
-    "NegativeBinomial",
-    "NonPrivate",
-    "PerUser",
-    "PoissonSampled",
-    "PoissonTries",
-    "RandomAllocation",
-    "RandomizedResponse",
-    "Relation",
-    "RenyiFilter",
-    "Repeated",
-    "ShuffledEpoch",
-    "TruncatedPoisson",
-    "Tuned",
-    "UnsupportedEventError",
-    "advantage",
-    "calibrate",
-    "calibrate_noise_multiplier",
-    "calibrate_sampling_prob",
-    "calibrate_steps",
-    "delta",
-    "epsilon",
-    "epsilons_over_steps",
-    "group_delta",
-    "group_epsilon",
-    "hidden_state",
-    "mu_gdp",
-    "renyi_curve",
-    "supports",
-    "trade_off",
-]
+    "ZCDP", "Bound", "BudgetExceededError", "Claim", "Composed", "DiscreteGaussian",
+    "DiscreteLaplace", "EpsilonDelta", "Event", "ExponentialMechanism", "FixedSizeSampled",
+    "Gaussian", "Geometric", "Laplace", "Logarithmic", "MixtureOfGaussians", "NegativeBinomial",
+    "NonPrivate", "PerUser", "PoissonSampled", "PoissonTries", "RandomAllocation",
+    "RandomizedResponse", "Relation", "RenyiFilter", "Repeated", "ShuffledEpoch",
+    "TruncatedPoisson", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
+    "calibrate_noise_multiplier", "calibrate_sampling_prob", "calibrate_steps", "delta", "epsilon",
+    "epsilons_over_steps", "group_delta", "group_epsilon", "hidden_state", "mu_gdp", "renyi_curve",
+    "supports", "trade_off",
+]  # fmt: skip

@@ -2,6 +2,27 @@
 
 import math
 import numbers
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def fields(owner: object, /, **checks: Callable[[str, Any], object]) -> None:
+    """Puts what a check returns in place of each field named, in a frozen dataclass."""
+    for name, check in checks.items():
+        object.__setattr__(owner, name, check(name, getattr(owner, name)))
+
+
+def each(name: str, values: Iterable[Any], check: Callable[[str, Any], T]) -> list[T]:
+    """The values as a check returns them; it calls each name[i]."""
+    return [check(f"{name}[{i}]", value) for i, value in enumerate(values)]
+
+
+def _real(name: str, value: object, fits: Callable[[float], bool], expected: str) -> float:
+    if not fits(real(name, value)):
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+    return real(name, value)
 
 
 def real(name: str, value: object) -> float:
@@ -13,42 +34,29 @@ def real(name: str, value: object) -> float:
 
 def non_negative(name: str, value: object) -> float:
     """The value as a float, if it is finite and >= 0."""
-    number = real(name, value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name}={value!r}: expected a finite number >= 0")
-    return number
+    return _real(name, value, lambda x: 0 <= x < math.inf, "a finite number >= 0")
 
 
 def positive(name: str, value: object) -> float:
     """The value as a float, if it is finite and > 0."""
-    number = real(name, value)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name}={value!r}: expected a finite number > 0")
-    return number
+    return _real(name, value, lambda x: 0 < x < math.inf, "a finite number > 0")
 
 
 def probability(name: str, value: object) -> float:
     """The value as a float, if it is in [0, 1]."""
-    number = real(name, value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name}={value!r}: expected a probability in [0, 1]")
-    return number
+    return _real(name, value, lambda x: 0 <= x <= 1, "a probability in [0, 1]")
 
 
 def open_probability(name: str, value: object) -> float:
     """The value as a float, if it is strictly between 0 and 1."""
-    number = real(name, value)
-    if not 1e-300 <= number < 1:
-        raise ValueError(f"{name}={value!r}: expected a number in [1e-300, 1)")
-    return number
+    return _real(name, value, lambda x: 1e-300 <= x < 1, "a number in [1e-300, 1)")
 
 
 def target(name: str, value: object) -> float:
     """The value as a float, if it is 0, 1, or between them and no less than 1e-300."""
-    number = real(name, value)
-    if number not in (0.0, 1.0) and not 1e-300 <= number < 1:
-        raise ValueError(f"{name}={value!r}: expected 0, 1 or a number in [1e-300, 1)")
-    return number
+    return _real(
+        name, value, lambda x: x == 0 or 1e-300 <= x <= 1, "0, 1 or a number in [1e-300, 1)"
+    )
 
 
 def count(name: str, value: object, minimum: int = 0) -> int:
@@ -58,3 +66,8 @@ def count(name: str, value: object, minimum: int = 0) -> int:
     if not minimum <= int(value) <= 10**18:
         raise ValueError(f"{name}={value!r}: expected an integer >= {minimum} and at most 1e18")
     return int(value)
+
+
+def size(name: str, value: object) -> int:
+    """As ``count``, and at least 1."""
+    return count(name, value, 1)

@@ -5,16 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jaxdp.accounting import (
-    certificate,
-    clt,
-    exact,
-    fixed_size,
-    gaussian,
-    last_iterate,
-    rdp,
-    single,
-)
+from jaxdp.accounting import certificate, exact, fixed_size, gaussian, last_iterate, rdp, single
 from jaxdp.accounting.base import Pair, Unresolved
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
@@ -25,21 +16,20 @@ from jaxdp.accounting.plan import Kinds
 
 _ZERO = "delta(0) is already below the target"
 _BETWEEN = "no tight value is known: the truth lies between the ends"
+_LIMIT = "a limit for many small steps; it may be below the truth, so there is no upper end"
 _UPPER_ONLY = "upper bound only: no lower end is proven"
 
 
 @dataclass(frozen=True)
 class Accountant:
-    """An accountant: its two queries, and the runs that it refuses.
+    """An accountant and the runs that it refuses.
 
     Attributes:
-        epsilon: (run, relation, delta) -> Bound.
-        delta: (run, relation, epsilon) -> Bound.
+        answer: ("epsilon" or "delta", run, relation, the other of the two) -> Bound.
         refuses: (run, relation) -> reason, or "" when it can answer.
     """
 
-    epsilon: Callable[[Run, Relation, float], Bound]
-    delta: Callable[[Run, Relation, float], Bound]
+    answer: Callable[[str, Run, Relation, float], Bound]
     refuses: Callable[[Run, Relation], str]
 
 
@@ -48,26 +38,15 @@ def _only_pairs(run: Run, relation: Relation) -> str:
     return f"{', '.join(bad)}: no privacy loss distribution is known" if bad else ""
 
 
-def _only_renyi(run: Run, relation: Relation) -> str:
-    del run, relation
-    return ""
-
-
-def _only_log_sobolev(run: Run, relation: Relation) -> str:
-    del relation
-    return last_iterate.refuses_log_sobolev(run)
-
-
 def _no_replace_one(run: Run, relation: Relation) -> str:
     bad = [s for s, _ in run.steps if s.sampling != "poisson"]
     if bad or run.parts or relation is Relation.REPLACE_ONE:
-        return f"{_names(run)}: the central limit is stated for adding or removing a record from "
-        "Poisson samples"
+        only = "the central limit is stated for adding or removing a record from Poisson samples"
+        return f"{_names(run)}: {only}"
     return ""
 
 
 def _only_full_batch(run: Run, relation: Relation) -> str:
-    del relation
     plain = all(s.sampling_prob == 1 and s.sampling == "poisson" for s, _ in run.steps)
     return "" if plain and not run.parts else f"{_names(run)}: there is no exact GDP curve"
 
@@ -79,30 +58,46 @@ def _names(run: Run) -> str:
     return ", ".join(names[:8] + more)
 
 
-def _gdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
+def _gdp(query: str, run: Run, relation: Relation, value: float) -> Bound:
     mu = separation(relation) / run.steps[0][0].noise_multiplier
-    lower, upper = gaussian.gaussian_epsilon(mu, delta)
-    return Bound(lower, 0.5 * (lower + upper), upper, "gdp", _ZERO if upper == 0 else "")
+    if query == "epsilon":
+        lower, upper = gaussian.gaussian_epsilon(mu, value)
+        return Bound(lower, 0.5 * (lower + upper), upper, "gdp", _ZERO if upper == 0 else "")
+    return _around(
+        lambda by: gaussian.gaussian_delta(mu * (1 - by), value * (1 + by)), 1e-10, "gdp"
+    )
 
 
-def _gdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    mu = separation(relation) / run.steps[0][0].noise_multiplier
+def _around(delta: Callable[[float], float], margin: float, name: str) -> Bound:
+    """A closed form with its margin, at arguments moved by more than their rounding.
 
-    def at(by: float) -> float:
-        return gaussian.gaussian_delta(mu * (1 - by), epsilon * (1 + by))
-
-    # The rounding of mu and of epsilon/mu moves delta by more than its own margin where mu is huge.
-    value, low, high = at(0.0), at(2e-15) * (1 - 1e-10), at(-2e-15) * (1 + 1e-10) + 1e-300
-    return Bound(min(low, value), value, min(max(high, value), 1.0), "gdp")
+    That moves delta by more than the margin where mu is huge.
+    """
+    value, low, high = delta(0.0), delta(2e-15) * (1 - margin), delta(-2e-15) * (1 + margin)
+    return Bound(min(low, value), value, min(max(high + 1e-300, value), 1.0), name)
 
 
-def _rdp_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
-    upper, _ = rdp.rdp_to_epsilon(rdp.run_rdp(run, relation), delta)
-    return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
+def _clt(query: str, run: Run, relation: Relation, value: float) -> Bound:
+    """Gaussian differential privacy by the central limit theorem: an approximation, not a bound.
+
+    mu is sqrt(sum n q^2 (e^(1/z^2) - 1)), where a full-batch step adds 1/z^2: Bu, Dong, Long and Su
+    2020, "Deep learning with Gaussian differential privacy" (arXiv:1911.11607), the central limit
+    for Poisson sampling under add/remove.
+    """
+    square = 0.0
+    for step, n in run.steps:
+        inverse = step.noise_multiplier**-2
+        gained = inverse if step.sampling_prob == 1 else math.expm1(min(inverse, 700.0))
+        square += n * step.sampling_prob**2 * gained
+    if query == "epsilon":
+        estimate, upper = gaussian.gaussian_epsilon(math.sqrt(square), value)[1], math.inf
+    else:
+        estimate, upper = gaussian.gaussian_delta(math.sqrt(square), value), 1.0
+    return Bound(0.0, estimate, upper, "clt", _LIMIT)
 
 
-def _rdp_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    upper = rdp.rdp_to_delta(rdp.run_rdp(run, relation), epsilon)
+def _rdp(query: str, run: Run, relation: Relation, value: float) -> Bound:
+    upper = rdp.convert(query, rdp.run_rdp(run, relation), value)
     return Bound(0.0, None, upper, "rdp", _UPPER_ONLY)
 
 
@@ -152,7 +147,7 @@ def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:
     if not poisson(run) or not run.steps or run.infinite or run.hidden:
         return None
     if not _only_full_batch(run, relation):
-        return _gdp_epsilon(run, relation, delta)
+        return _gdp("epsilon", run, relation, delta)
     if _is_single(run):
         return _exact_epsilon(run, relation, delta)
     try:
@@ -176,7 +171,7 @@ def quick_delta(run: Run, relation: Relation, epsilon: float) -> Bound | None:
 def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     if _is_single(run):
         lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
-        lower, upper = lower * (1 - 1e-14), upper * (1 + 1e-14)  # as in _single_delta
+        lower, upper = lower * (1 - 1e-14), upper * (1 + 1e-14)  # as in _around
         return Bound(lower, 0.5 * (lower + upper), upper, "exact", _ZERO if upper == 0 else "")
     if not run.parts and single.total_variation(run, relation) <= delta:
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
@@ -225,15 +220,11 @@ def _certified_delta(
 
 
 def _single_delta(step: Step, relation: Relation, epsilon: float) -> Bound:
-    """The closed form with its margin, at arguments moved by more than their rounding."""
-
-    def at(by: float) -> float:
+    def delta(by: float) -> float:
         moved = replace(step, noise_multiplier=step.noise_multiplier * (1 + by))
         return single.single_delta(moved, relation, epsilon * (1 + by))
 
-    value, margin = at(0.0), 1e-9
-    low, high = at(2e-15) * (1 - margin), at(-2e-15) * (1 + margin) + 1e-300
-    return Bound(min(low, value), value, min(max(high, value), 1.0), "exact")
+    return _around(delta, 1e-9, "exact")
 
 
 def _is_single(run: Run) -> bool:
@@ -261,22 +252,22 @@ def _joined(lower: float, upper: float, quick: Bound | None, both: bool, query: 
     return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
 
 
-def _auto(query: str) -> Callable[[Run, Relation, float], Bound]:
+def _exact(query: str, run: Run, relation: Relation, value: float) -> Bound:
+    return (_exact_epsilon if query == "epsilon" else _exact_delta)(run, relation, value)
+
+
+def _auto(query: str, run: Run, relation: Relation, value: float) -> Bound:
     """The certificate where there are pairs; Renyi bounds where there are none or they are less."""
-
-    def answer(run: Run, relation: Relation, value: float) -> Bound:
-        if not _only_full_batch(run, relation):
-            return getattr(ACCOUNTANTS["gdp"], query)(run, relation, value)
-        loose = functools.partial(getattr(ACCOUNTANTS["rdp"], query), run, relation, value)
-        if _only_pairs(run, relation):
-            return loose()
-        try:
-            bound = getattr(ACCOUNTANTS["exact"], query)(run, relation, value)
-        except Unresolved:
-            return loose()
-        return _tighter(bound, loose) if bound.upper - bound.lower > 1e-2 * bound.upper else bound
-
-    return answer
+    if not _only_full_batch(run, relation):
+        return _gdp(query, run, relation, value)
+    loose = functools.partial(_rdp, query, run, relation, value)
+    if _only_pairs(run, relation):
+        return loose()
+    try:
+        bound = _exact(query, run, relation, value)
+    except Unresolved:
+        return loose()
+    return _tighter(bound, loose) if bound.upper - bound.lower > 1e-2 * bound.upper else bound
 
 
 def _tighter(bound: Bound, other: Callable[[], Bound]) -> Bound:
@@ -297,27 +288,24 @@ def _tighter(bound: Bound, other: Callable[[], Bound]) -> Bound:
     return Bound(bound.lower, estimate, loose.upper, loose.accountant, bound.note)
 
 
+def _never(run: Run, relation: Relation) -> str:
+    return ""
+
+
 ACCOUNTANTS: dict[str, Accountant] = {
-    "exact": Accountant(_exact_epsilon, _exact_delta, _only_pairs),
-    "gdp": Accountant(_gdp_epsilon, _gdp_delta, _only_full_batch),
-    "clt": Accountant(clt.clt_epsilon, clt.clt_delta, _no_replace_one),
-    "rdp": Accountant(_rdp_epsilon, _rdp_delta, _only_renyi),
-    "log_sobolev": Accountant(
-        last_iterate.log_sobolev_epsilon, last_iterate.log_sobolev_delta, _only_log_sobolev
-    ),
+    "exact": Accountant(_exact, _only_pairs),
+    "gdp": Accountant(_gdp, _only_full_batch),
+    "clt": Accountant(_clt, _no_replace_one),
+    "rdp": Accountant(_rdp, _never),
+    "log_sobolev": Accountant(last_iterate.log_sobolev, last_iterate.refuses_log_sobolev),
 }
-_AUTO = Accountant(_auto("epsilon"), _auto("delta"), _only_renyi)
+_AUTO = Accountant(_auto, _never)
 
 
 def ask(query: str, run: Run, relation: Relation, accountant: str, value: float) -> Bound:
-    """Returns the bound of the accountant named, or for "auto" of the tightest that covers the run.
+    """The bound of the accountant named, or for "auto" of the tightest that covers the run.
 
-    Args:
-        query: "epsilon" or "delta".
-        run: the flat composition.
-        relation: the neighbouring relation.
-        accountant: "auto" or a key of ``ACCOUNTANTS``.
-        value: the delta, or the epsilon (which may be infinite), at which to answer.
+    The query is "epsilon" at a delta, or "delta" at an epsilon, which may be infinite.
 
     Raises:
         UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
@@ -325,16 +313,14 @@ def ask(query: str, run: Run, relation: Relation, accountant: str, value: float)
     refusal = refuses(run, relation, accountant)
     if refusal:
         raise UnsupportedEventError(refusal)
-    trivial = _trivial(run)
-    if trivial:
-        value = min(trivial.upper, math.inf if query == "epsilon" else 1.0)
-        return Bound(0.0, value, value, trivial.accountant, trivial.note)
+    if known := trivial(run):
+        return known if query == "epsilon" else replace(known, upper=min(known.upper, 1.0))
     if query == "delta" and value == math.inf and not run.parts:
         # Gaussian noise on everything: no output is possible under one law alone.
         return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
     asked = _AUTO if accountant == "auto" else ACCOUNTANTS[accountant]
     try:
-        bound: Bound = getattr(asked, query)(run, relation, value)
+        bound = asked.answer(query, run, relation, value)
         return _hidden(query, run, relation, accountant, value, bound) if run.hidden else bound
     except Unresolved as error:
         raise UnsupportedEventError(
@@ -348,8 +334,8 @@ def _hidden(
 ) -> Bound:
     """The answer for a run with hidden-state events: an upper end only, averaged where allowed."""
     if accountant == "auto" and any(event.average for event, _ in run.hidden):
-        averaged = getattr(last_iterate, f"averaged_{query}")
-        bound = min(bound, averaged(run, relation, value), key=lambda b: b.upper)
+        averaged = last_iterate.averaged(query, run, relation, value)
+        bound = min(bound, averaged, key=lambda b: b.upper)
     name = "log_sobolev" if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
     words = "; ".join(part for part in (bound.note, last_iterate.note(run)) if part)
     return Bound(0.0, None, bound.upper, name, words)
@@ -373,10 +359,10 @@ def refuses(run: Run, relation: Relation, accountant: str) -> str:
     return f"{reason} by accountant {accountant} under {relation.value}" if reason else ""
 
 
-def _trivial(run: Run) -> Bound | None:
+def trivial(run: Run) -> Bound | None:
     """The answer to runs that need no accountant: nothing released, or nothing guaranteed."""
     if run.infinite:
-        return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
+        return Bound(0.0, None, math.inf, "none", f"no guarantee: {run.infinite}")
     if run.empty:
         return Bound(0.0, 0.0, 0.0, "none", "nothing that depends on the data was released")
     return None

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from jaxdp.accounting.base import Array, Discrete
+from jaxdp.accounting.base import Array, Discrete, Pair
 from jaxdp.accounting.bounds import Relation
+from jaxdp.accounting.mixture import Mixture
 
 COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
 REACH = 9.6  # standard deviations: beyond lies less than TAIL
@@ -32,41 +33,27 @@ _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 @dataclass(frozen=True)
 class _Rule:
-    """Laws are made above in convex order (``upper``) or below.
-
-    ``fine`` is the spacing of atoms near the mean, in standard deviations; far from it they are
-    2^bits in an octave.
-    """
+    """Laws are made above or below in convex order, with atoms as close as this."""
 
     upper: bool
-    fine: float
-    bits: int
+    fine: float  # spacing near the mean, in standard deviations
+    bits: int  # far from the mean 2^bits in an octave
 
 
 @dataclass(frozen=True)
 class _Law:
-    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence.
+    """Atoms of a likelihood ratio, or of a sum of some, in the record's absence."""
 
-    Attributes:
-        at: [m] places, increasing, > 0.
-        mass: [m].
-        zero: mass at 0.
-        escaped: mean at infinity, where there is no mass.
-        error: bound on the relative error of a mass.
-        shift: bound on the relative error of a place.
-    """
-
-    at: Array
-    mass: Array
-    zero: float = 0.0
-    escaped: float = 0.0
-    error: float = 0.0
-    shift: float = 0.0
+    at: Array  # [m] places, increasing, > 0
+    mass: Array  # [m]
+    zero: float = 0.0  # mass at 0
+    escaped: float = 0.0  # mean at infinity, where there is no mass
+    error: float = 0.0  # bound on the relative error of a mass
+    shift: float = 0.0  # bound on the relative error of a place
 
 
-def refuses(steps: int, participations: int, relation: Relation) -> str:
+def refuses(steps: int, relation: Relation) -> str:
     """The reason why there is no bound, or ""."""
-    del participations
     if relation is Relation.REPLACE_ONE:
         return (
             "no dominating pair is known where a record becomes another in the same steps; ask "
@@ -79,38 +66,32 @@ def refuses(steps: int, participations: int, relation: Relation) -> str:
 
 def pairs(
     z: float, steps: int, participations: int, relation: Relation, upper: bool
-) -> tuple[Discrete, ...]:
+) -> tuple[Pair, ...]:
     """Pairs of an epoch, (forward, reverse) or one for both; () where no lower bound is known.
 
     One participation has both ends, which meet as atoms get finer; between 1 and t participations
     there is an upper bound alone (docs/allocation.md, Theorems 1 and 4).
 
-    Args:
-        z: noise multiplier, > 0.
-        steps: t, the batches of an epoch.
-        participations: k of them hold a record, drawn uniformly without replacement.
-        relation: add_or_remove_one or replace_special, which have the same pairs.
-        upper: True for pairs that dominate the release, else for dominated ones.
+    Arguments as of ``RandomAllocation``; add_or_remove_one and replace_special have the same pairs.
     """
     joint = z / math.sqrt(participations)
-    if refuses(steps, participations, relation):
+    if refuses(steps, relation):
         return ()
-    if not upper and (1 < participations < steps or joint < LEAST_NOISE):
+    if participations == steps or (upper and joint < LEAST_NOISE):
+        return (Mixture(1.0, joint, (0, 1, 1)),)  # one Gaussian release is its own reverse
+    if not upper and (participations > 1 or joint < LEAST_NOISE):
         return ()
-    if participations == steps or joint < LEAST_NOISE:
-        return _plain(joint, upper)
     if z > MOST_NOISE and not upper:
         return ()
     return _pairs(min(z, MOST_NOISE), steps, participations, upper)
 
 
-def renyi(z: float, steps: int, participations: int, relation: Relation, orders: Array) -> Array:
+def renyi(z: float, participations: int, orders: Array) -> Array:
     """Renyi divergence of k steps without sampling, order k / 2z^2: never below an epoch's, [k].
 
     An epoch is a mixture over the record's steps, and the divergence is quasi-convex (van Erven
     and Harremoes 2014, arXiv:1206.2459v2, Theorem 13).
     """
-    del steps, relation
     return orders * participations / (2 * z * z)
 
 
@@ -133,18 +114,6 @@ def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Disc
     forward = Discrete(loss + shift, law.at * law.mass, law.escaped, error)
     reverse = Discrete((shift - loss)[::-1], law.mass[::-1], law.zero, error)
     return forward, reverse
-
-
-@lru_cache(maxsize=64)
-def _plain(z: float, upper: bool) -> tuple[Discrete]:
-    """The pair of one Gaussian release, which is its own reverse."""
-    cells = _Cells(z, REACH, 1 / 512, upper)
-    mass = cells.mass.copy()
-    if upper:
-        mass[-1] += TAIL
-    shift = (cells.shift + 1e-14 * (1 + abs(cells.log[0]))) * (1 if upper else -1)
-    zero = TAIL if upper else 0.0
-    return (Discrete((shift - cells.log)[::-1], mass[::-1], zero, cells.error),)
 
 
 def _spread(z: float, steps: int, groups: int) -> float:
@@ -172,13 +141,7 @@ def _groups(z: float, steps: int, groups: int, rule: _Rule) -> _Law:
 def _power(
     copy: Callable[[int], _Law], combine: Callable[[_Law, _Law, int], _Law], count: int
 ) -> _Law:
-    """``count`` independent copies combined, by doubling.
-
-    Args:
-        copy: the law of one copy, of which n are to be combined.
-        combine: the law of two together, n copies in all.
-        count: >= 1.
-    """
+    """``count`` independent copies combined by doubling; the calls are told how many in all."""
     law, n = copy(1), 1
     for digit in bin(count)[3:]:
         n *= 2
@@ -189,64 +152,39 @@ def _power(
     return law
 
 
-class _Cells:
-    """Atoms of a law of X ~ N(-1/2z^2, 1/z^2) whose e^X is above or below in convex order.
-
-    A cell has its mass at its ends, or at its mean. The rest is left to the caller.
-
-    Args:
-        z: noise multiplier.
-        top: the last place, in standard deviations of X above its mean; the first is -REACH.
-        width: the largest width of a cell, in the same.
-        upper: above in convex order.
-    """
-
-    def __init__(self, z: float, top: float, width: float, upper: bool) -> None:
-        count = math.ceil((REACH + top) / width)
-        width = (REACH + top) / count
-        edges = width * np.arange(count + 1) - REACH
-        inside, weight = (_ROOTS + 1) / 2, _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi))
-        weight = weight * np.exp(-0.5 * (edges[:-1, None] + width * inside) ** 2)
-        self.log = edges / z - 0.5 / z**2
-        self.shift = 2 * (float(np.abs(self.log).max()) + (REACH + top) / z + 8) * EPS
-        self.error = (4 * max(top, REACH) ** 2 + 64) * EPS
-        # Cells of an infinite width put all at their lower end: where noise is small that is near.
-        h = width / z if z >= 0.05 else math.inf
-        if upper:
-            self.mass = np.zeros(count + 1)
-            self.mass[:-1] = weight @ (np.expm1((inside - 1) * h) / math.expm1(-h))
-            if h < math.inf:
-                last = np.exp((inside - 1) * h) * np.expm1(-inside * h) / math.expm1(-h)
-                self.mass[1:] += weight @ last
-        else:
-            self.mass = weight.sum(axis=1)
-            self.log = self.log[1:] + np.log(weight @ np.exp((inside - 1) * h) / self.mass)
-            self.shift += self.error
-
-
 def _factor(z: float, width: float, rule: _Rule) -> _Law:
-    """The law of e^X, on cells of at most ``width`` standard deviations of X."""
-    cells = _Cells(z, REACH + 1 / z, width, rule.upper)
-    at, mass = np.exp(cells.log), cells.mass
+    """The law of e^X, X ~ N(-1/2z^2, 1/z^2), on cells of at most ``width`` deviations of X.
+
+    A cell has its mass at its ends (above), or at its mean (below).
+    """
+    top = REACH + 1 / z  # the last place above the mean of X; the first is -REACH
+    count = math.ceil((REACH + top) / width)
+    width = (REACH + top) / count
+    edges = width * np.arange(count + 1) - REACH
+    inside, weight = (_ROOTS + 1) / 2, _WEIGHTS * (width / 2 / math.sqrt(2 * math.pi))
+    weight = weight * np.exp(-0.5 * (edges[:-1, None] + width * inside) ** 2)
+    log, h = edges / z - 0.5 / z**2, width / z
+    shift = 2 * (float(np.abs(log).max()) + (REACH + top) / z + 8) * EPS
+    error = (4 * top**2 + 64) * EPS
     if not rule.upper:
-        return _Law(at, mass, error=cells.error, shift=cells.shift)
+        mass = weight.sum(axis=1)
+        log = log[1:] + np.log(weight @ np.exp((inside - 1) * h) / mass)
+        return _Law(np.exp(log), mass, error=error, shift=shift + error)
+    mass = np.zeros(count + 1)
+    mass[:-1] = weight @ (np.expm1((inside - 1) * h) / math.expm1(-h))
+    mass[1:] += weight @ (np.exp((inside - 1) * h) * np.expm1(-inside * h) / math.expm1(-h))
     # More than lies beyond: under Q the near end is REACH away, under P the far one.
     mass[0] += TAIL
-    mass[-1] += 1.01 * float(special.ndtr(-REACH - 1 / z))
-    return _Law(at, mass, TAIL, TAIL, cells.error, cells.shift)
+    mass[-1] += 1.01 * float(special.ndtr(-top))
+    return _Law(np.exp(log), mass, TAIL, TAIL, error, shift)
 
 
 class _Grid:
     """Places center +- (f - 2^bits) / scale, f the floats with ``bits`` digits after the point.
 
-    They are evenly spaced near the center, then in proportion to the distance; the cell of a place
-    is read off its digits.
-
-    Args:
-        a, b, operation: what will be put on the grid, which fixes its ends.
-        mean: of the result.
-        step: of the grid, near the mean and in proportion to it.
-        bits: of a grid that is even around the mean.
+    They are evenly spaced near the center, ``step`` times the mean apart, then in proportion to the
+    distance; the cell of a place is read off its digits. ``operation`` on ``a`` and ``b``, which
+    will be put on the grid, fixes its ends.
     """
 
     def __init__(

@@ -19,6 +19,8 @@ class Unresolved(ArithmeticError):
 class Event:
     """Base class of all events: frozen dataclasses that describe a release.
 
+    Every event raises ValueError for a field that is not what its ``Attributes`` say.
+
     Attributes:
         types: every event class by its name, as ``to_dict`` writes it.
     """
@@ -36,6 +38,13 @@ class Event:
             Event.types[cls.__name__] = cls
 
 
+def an_event(name: str, value: object) -> object:
+    """The value, if it is an event."""
+    if not isinstance(value, Event):
+        raise ValueError(f"{name}={value!r}: expected an event of jaxdp.accounting")
+    return value
+
+
 class Pair(Protocol):
     """A dominating pair (P, Q) of one release in one direction, by its loss L = log dP/dQ under P.
 
@@ -51,11 +60,11 @@ class Pair(Protocol):
     """
 
     @property
-    def center(self) -> float: ...  # noqa: D102
+    def center(self) -> float: ...
     @property
-    def infinite(self) -> float: ...  # noqa: D102
+    def infinite(self) -> float: ...
     @property
-    def rounding(self) -> float: ...  # noqa: D102
+    def rounding(self) -> float: ...
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         """P and Q masses of edges[i] < L <= edges[i + 1], [m] each; edges increase, +-inf allowed.
@@ -84,7 +93,6 @@ class Part(Event):
 
     def refuses(self, relation: Relation) -> str:
         """The reason why there is no bound under this relation, or ""."""
-        del relation
         return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
@@ -94,7 +102,6 @@ class Part(Event):
         where no pair is known: then ``renyi`` bounds the event, or for a lower end nothing does.
         For a lower bound the pair must be dominated by one that the release attains.
         """
-        del relation, upper
         return ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
@@ -102,12 +109,10 @@ class Part(Event):
 
         Infinite where none is known.
         """
-        del relation
         return np.full(orders.shape, np.inf)
 
     def pure(self, relation: Relation) -> float:
         """The largest loss, that is epsilon at delta 0; infinite unless a finite one is known."""
-        del relation
         return math.inf
 
     def infinite(self) -> str:
@@ -130,8 +135,8 @@ class Discrete:
         self,
         loss: Array,
         p: Array,
-        infinite: float = 0.0,
-        rounding: float = 0.0,
+        infinite: float = 0,
+        rounding: float = 0,
         q: Array | None = None,
     ) -> None:
         self.loss, self.p, self.infinite = loss, p, infinite
@@ -141,7 +146,6 @@ class Discrete:
         self.center = float(loss[int(np.argmax(p))]) if loss.size else 0.0
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
-        """As ``Pair.cells``."""
         index = np.searchsorted(edges, self.loss, side="left") - 1
         inside = (index >= 0) & (index < edges.size - 1)
         count = edges.size - 1
@@ -149,14 +153,12 @@ class Discrete:
         return np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         first = np.searchsorted(self.loss, losses, side="right")
         beyond_p = np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
         beyond_q = np.append(np.cumsum(self.q[::-1])[::-1], 0.0)
         return beyond_p[first] + self.infinite, beyond_q[first]
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         top = self.loss.size - 1
         below = int(np.searchsorted(np.cumsum(self.p), tail))
         above = top - int(np.searchsorted(np.cumsum(self.p[::-1]), tail))

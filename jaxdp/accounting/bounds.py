@@ -24,6 +24,9 @@ class Relation(enum.Enum):
     REPLACE_SPECIAL = "replace_special"
 
 
+ADD = Relation.ADD_OR_REMOVE_ONE
+
+
 class UnsupportedEventError(ValueError):
     """Raised for an event that an accountant cannot bound, with its name and the reason."""
 

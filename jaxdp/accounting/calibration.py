@@ -10,11 +10,10 @@ from typing import Any
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import queries
 from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Relation
+from jaxdp.accounting.bounds import ADD, Relation
 from jaxdp.accounting.events import Gaussian, PoissonSampled, Repeated
 from jaxdp.accounting.roots import least
 
-_ADD = Relation.ADD_OR_REMOVE_ONE
 _FINE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
 
 
@@ -22,7 +21,7 @@ def calibrate(
     make_event: Callable[[Any], Event],
     epsilon: float,
     delta: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
     *,
     between: tuple[float, float] = (1e-9, 1e9),
@@ -37,15 +36,15 @@ def calibrate(
     a schedule) or, with ``most``, less private (steps, epochs, a sampling probability).
 
     Formal guarantee: ``acc.epsilon(make_event(value), delta, relation, accountant).upper <=
-    epsilon`` was evaluated for the value returned, whatever ``make_event`` does elsewhere. The
-    search is led by quick estimates; at most 60 of them, and at most 60 proofs, mostly one.
+    epsilon`` was evaluated for the value returned, whatever ``make_event`` does elsewhere. Quick
+    estimates lead the search, 60 at most; as many proofs at most, mostly one.
 
     Args:
         make_event: from a value to everything that would be released.
         epsilon: target > 0.
         delta: in (0, 1).
         relation: which data sets are neighbours.
-        accountant: as for ``jaxdp.accounting.epsilon``.
+        accountant: as for ``epsilon``.
         between: the least and the greatest value that are tried, both > 0.
         most: find the largest value instead of the smallest.
         whole: try whole numbers only, as int. The answer is then the last that is within, or
@@ -99,7 +98,7 @@ def calibrate_count(
     make_event: Callable[[int], Event],
     epsilon: float,
     delta: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> int:
     """The largest number whose event is proven to be within (epsilon, delta); 0 if not even 1 is.
@@ -116,24 +115,13 @@ def calibrate_noise_multiplier(
     delta: float,
     sampling_prob: float,
     steps: int,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> float:
     """The smallest noise multiplier (to a relative 1e-6) whose upper epsilon is within the target.
 
-    Args:
-        epsilon: target > 0.
-        delta: in (0, 1).
-        sampling_prob: Poisson sampling probability q in [0, 1]; 1 is the full batch.
-        steps: number of steps >= 0.
-        relation: which data sets are neighbours.
-        accountant: as for ``jaxdp.accounting.epsilon``.
-
-    Returns:
-        The noise multiplier; 0 when nothing is released (q or steps is 0).
-
-    Raises:
-        ValueError: for an argument out of its range.
+    0 when nothing is released. ``sampling_prob`` in [0, 1] is that of Poisson samples (1 is the
+    full batch), ``steps`` >= 0. Other arguments and errors as for ``calibrate``.
 
     Example:
         >>> from jaxdp import accounting as acc
@@ -156,15 +144,15 @@ def calibrate_steps(
     delta: float,
     sampling_prob: float,
     noise_multiplier: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> int:
     """The largest number of steps whose upper epsilon is within the target; 0 if not even one is.
 
-    Arguments as for ``calibrate_noise_multiplier``; 1e12 at most.
+    Arguments and errors as for ``calibrate_noise_multiplier``; 1e12 at most.
 
     Raises:
-        ValueError: for an argument out of its range.
+        ValueError: also for a ``sampling_prob`` of 0, with which any number fits.
     """
     q = check.probability("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)
@@ -178,7 +166,7 @@ def calibrate_sampling_prob(
     delta: float,
     steps: int,
     noise_multiplier: float,
-    relation: Relation = _ADD,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> float:
     """The largest Poisson sampling probability (to a relative 1e-6) within the target, at most 1.

@@ -22,6 +22,12 @@ from jaxdp.accounting.events import (
 )
 from jaxdp.accounting.sampled import PerUser
 
+_PARTITION = (
+    "records are put into batches of public sizes, so that neighbours have equal size; ask with "
+    "relation replace_one"
+)
+Bounding = Callable[[NoisyChain], Array]
+
 
 @dataclass(frozen=True, order=True)
 class Step:
@@ -44,8 +50,7 @@ class Run:
 
     Attributes:
         steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
-            Hidden-state events are among them as Gaussians that are no better: an accountant that
-            knows nothing else stays above the truth (but has no lower bound).
+            Hidden-state events are among them as Gaussians that are no better.
         infinite: why nothing can be guaranteed, or "" when something can.
         hidden: (event, count) of the hidden-state events.
         others: the steps without the hidden-state events; None when there are none of these.
@@ -68,9 +73,8 @@ def flatten(event: Event, relation: Relation) -> Run:
     """The flat run of ``event``, equal steps merged: the cost does not depend on their order.
 
     Full-batch Gaussians compose exactly to one with z = (sum n_i z_i^-2)^-1/2 (Dong, Roth and Su
-    2022, "Gaussian differential privacy", Corollary 3.3). Gaussians inside one ``PoissonSampled``
-    or ``FixedSizeSampled`` saw one draw of records, hence are one Gaussian too
-    (``joint_gaussian``).
+    2022, "Gaussian differential privacy", Corollary 3.3), and so do Gaussians inside one sampled
+    event, which saw one draw of records.
 
     Raises:
         ValueError: when ``relation`` is not a ``Relation``.
@@ -98,7 +102,8 @@ def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
         precision = 0.0
         for step, n in full:
             precision += n * step.noise_multiplier**-2
-        z = full[0][0].noise_multiplier if sum(n for _, n in full) == 1 else precision**-0.5
+        alone = sum(n for _, n in full) == 1
+        z = full[0][0].noise_multiplier if alone else precision**-0.5
         sampled[Step(z)] = 1
     return tuple(sorted(sampled.items()))
 
@@ -115,18 +120,9 @@ def _add_hidden(event: HiddenState, times: int, found: "_Found") -> None:
         found.add(Step(min(2 / mu, 1e30)), times)
 
 
-def batch_values(event: HiddenState) -> Array:
+def batch_values(event: HiddenState, bound: Bounding = hidden_state.shifted) -> Array:
     """S of each batch that may hold the record, [batches], summed over the blocks."""
-    bound = hidden_state.composed if event.exposed else hidden_state.shifted
-    return _over_blocks(event, bound)
-
-
-def log_sobolev_values(event: HiddenState) -> Array:
-    """The same as ``batch_values``, by the corrected log-Sobolev recursion."""
-    return _over_blocks(event, hidden_state.composed if event.exposed else hidden_state.log_sobolev)
-
-
-def _over_blocks(event: HiddenState, bound: Callable[[NoisyChain], Array]) -> Array:
+    bound = hidden_state.composed if event.exposed else bound
     values = np.zeros(event.blocks[0].batches)
     for chain, n in Counter(event.blocks).items():
         values = values + n * bound(chain)
@@ -160,19 +156,12 @@ class _Found:
             case PoissonSampled(inner, q):
                 self._sampled(event, inner, q, "poisson", times)
             case FixedSizeSampled(inner, n, b):
-                refusal = fixed_size.refuses(self.relation)
-                if refusal and 0 < b < n:
-                    raise UnsupportedEventError(
-                        f"FixedSizeSampled under {self.relation.value}: {refusal}"
-                    )
+                if 0 < b < n:
+                    self._unless(event, fixed_size.refuses(self.relation))
                 self._sampled(event, inner, b / n, "fixed_size", times)
             case HiddenState():
                 if self.relation is not Relation.REPLACE_ONE:
-                    raise UnsupportedEventError(
-                        f"HiddenState under {self.relation.value}: records are put into batches of "
-                        "public sizes, so that neighbours have equal size; ask with relation "
-                        "replace_one"
-                    )
+                    self._unless(event, _PARTITION)
                 self.hidden[event] = self.hidden.get(event, 0) + times
             case PerUser(inner, _):
                 self.collect(inner, times)
@@ -181,12 +170,13 @@ class _Found:
             case _:
                 raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
 
-    def _part(self, event: Part, times: int) -> None:
-        refusal = event.refuses(self.relation)
+    def _unless(self, event: Event, refusal: str) -> None:
         if refusal:
-            raise UnsupportedEventError(
-                f"{type(event).__name__} under {self.relation.value}: {refusal}"
-            )
+            name = type(event).__name__
+            raise UnsupportedEventError(f"{name} under {self.relation.value}: {refusal}")
+
+    def _part(self, event: Part, times: int) -> None:
+        self._unless(event, event.refuses(self.relation))
         if event.infinite():
             self.reasons.append(event.infinite())
         else:

@@ -37,8 +37,7 @@ class NoisyChain:
         diameter: of a bounded convex set onto which every P_k projects; None when there is none.
 
     Raises:
-        ValueError: a number out of its range, a schedule of another length, or contractions whose
-            product overflows.
+        ValueError: also for contractions whose product overflows.
     """
 
     batches: int
@@ -51,16 +50,11 @@ class NoisyChain:
     diameter: float | None = None
 
     def __post_init__(self) -> None:
-        batches = check.count("batches", self.batches, 1)
-        epochs = check.count("epochs", self.epochs, 1)
-        if batches * epochs > 10**8:
-            raise ValueError(f"epochs={epochs!r}: expected at most 1e8 steps in one chain")
-        distance = check.non_negative("start_distance", self.start_distance)
-        object.__setattr__(self, "batches", batches)
-        object.__setattr__(self, "epochs", epochs)
-        object.__setattr__(self, "start_distance", distance)
+        check.fields(self, batches=check.size, epochs=check.size, start_distance=check.non_negative)
+        if self.steps > 10**8:
+            raise ValueError(f"epochs={self.epochs!r}: expected at most 1e8 steps in one chain")
         if self.diameter is not None:
-            object.__setattr__(self, "diameter", check.positive("diameter", self.diameter))
+            check.fields(self, diameter=check.positive)
         for name in ("contributions", "variances", "contractions", "proximal"):
             values = self._schedule(name, getattr(self, name), positive=name != "contributions")
             object.__setattr__(self, name, values)
@@ -113,8 +107,8 @@ def clipped_gradient_chain(
     Args:
         epochs: passes over the data.
         dataset_size: n, public.
-        batch_size: b; there are ceil(n / b) batches.
-        step_sizes: eta_k, a schedule.
+        batch_size: b <= n; there are ceil(n / b) batches.
+        step_sizes: eta_k in (0, 2 / beta], a schedule.
         noise_multipliers: z_k > 0, a schedule; noise on the SUM, over the clip norm.
         l2_clip_norm: C.
         smoothness: beta, a bound on the smoothness of EVERY record's loss that holds by
@@ -124,16 +118,16 @@ def clipped_gradient_chain(
         diameter: as in ``NoisyChain``.
 
     Raises:
-        ValueError: a step size above 2/smoothness, or another argument out of its range.
+        ValueError: for an argument out of its range.
     """
-    n = check.count("dataset_size", dataset_size, 1)
-    b = check.count("batch_size", batch_size, 1)
+    n = check.size("dataset_size", dataset_size)
+    b = check.size("batch_size", batch_size)
     if b > n:
         raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
     clip = check.positive("l2_clip_norm", l2_clip_norm)
     largest = 2 / check.positive("smoothness", smoothness)
     decay = check.non_negative("weight_decay", weight_decay)
-    batches, epochs = -(-n // b), check.count("epochs", epochs, 1)
+    batches, epochs = -(-n // b), check.size("epochs", epochs)
     eta = _public_schedule("step_sizes", step_sizes, epochs, batches)
     z = _public_schedule("noise_multipliers", noise_multipliers, epochs, batches)
     if eta.max() > largest * (1 + 1e-12):
@@ -141,12 +135,9 @@ def clipped_gradient_chain(
             f"step_sizes={float(eta.max())!r}: expected at most 2/smoothness = {largest:g}, beyond "
             "which a step expands distances"
         )
-    contributions = eta * (clip / b)
-    prox = 1 / (1 + eta * decay)
-    return NoisyChain(
-        batches, epochs, _compact(contributions), _compact((z * contributions) ** 2),
-        proximal=_compact(prox), diameter=diameter,
-    )  # fmt: skip
+    moved = eta * (clip / b)
+    noise, prox = _compact((z * moved) ** 2), _compact(1 / (1 + eta * decay))
+    return NoisyChain(batches, epochs, _compact(moved), noise, proximal=prox, diameter=diameter)
 
 
 def _public_schedule(name: str, given: Schedule, epochs: int, batches: int) -> Array:

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from jaxdp.accounting import _validate as check
+from jaxdp.accounting.accountants import trivial
 from jaxdp.accounting.base import Array, Event
-from jaxdp.accounting.bounds import Bound, Relation
+from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.loss import separation
@@ -30,24 +31,18 @@ _ASKED = 64  # deltas that ``mu_gdp`` asks for
 _MARGIN = 1e-9  # of a Gaussian's delta, for its rounding
 
 
-def renyi_curve(
-    event: Event, orders: Sequence[float], relation: Relation = Relation.ADD_OR_REMOVE_ONE
-) -> Array:
+def renyi_curve(event: Event, orders: Sequence[float], relation: Relation = ADD) -> Array:
     """Upper bounds on the Renyi divergences of ``event``, in the larger direction.
 
-    Args:
-        event: what was released.
-        orders: [k] orders, each above 1 and finite.
-        relation: which data sets are neighbours.
+    Arguments and errors as for ``epsilon``.
 
     Returns:
-        [k] divergences, infinite where none is known.
+        [k] divergences at the ``orders``, [k], infinite where none is known.
 
     Raises:
-        ValueError: for an argument out of its range.
-        UnsupportedEventError: when the event has no bound under this relation.
+        ValueError: also for an order that is not finite or not above 1.
     """
-    values = [check.positive(f"orders[{i}]", order) for i, order in enumerate(orders)]
+    values = check.each("orders", orders, check.positive)
     for i, value in enumerate(values):
         if value <= 1:
             raise ValueError(f"orders[{i}]={value!r}: expected an order above 1")
@@ -57,7 +52,7 @@ def renyi_curve(
     return run_rdp(run, relation, tuple(values))
 
 
-def advantage(event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE) -> Bound:
+def advantage(event: Event, relation: Relation = ADD) -> Bound:
     """Bounds on the membership advantage: the most that hits can exceed false alarms, in rates.
 
     It is delta at epsilon 0, the total variation between the worst neighbours (Kairouz, Oh and
@@ -67,25 +62,18 @@ def advantage(event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE) -> 
 
 
 def trade_off(
-    event: Event,
-    rates: ArrayLike,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    delta: float = 1e-5,
+    event: Event, rates: ArrayLike, relation: Relation = ADD, delta: float = 1e-5
 ) -> Array:
     """The least false-negative rates of any attack at these false-positive rates, [k].
 
     Formal guarantee: no test between two neighbours has fewer misses. Upper ends of delta at some
     epsilons imply every point (Dong, Roth and Su 2019, arXiv:1905.02383v3, Proposition 2.5).
 
-    Args:
-        event: what was released.
-        rates: [k] false-positive rates in [0, 1].
-        relation: which data sets are neighbours.
-        delta: in [1e-300, 1); the epsilons asked for reach beyond the one at it.
+    Arguments and errors as for ``epsilon``, of which those asked for reach beyond the one at
+    ``delta``.
 
     Raises:
-        ValueError: for an argument out of its range.
-        UnsupportedEventError: as ``epsilon``.
+        ValueError: for a rate outside [0, 1].
     """
     alphas = np.asarray(rates, dtype=np.float64)
     if not ((alphas >= 0) & (alphas <= 1)).all():
@@ -126,9 +114,7 @@ def profile(event: Event, relation: Relation, delta_at: float) -> Profile:
     return [*found, (end, delta_at)] if end else found
 
 
-def mu_gdp(
-    event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, delta_min: float = 0.0
-) -> Bound:
+def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bound:
     """Bounds on the least mu such that the event is as private as N(0, 1) against N(mu, 1).
 
     Formal guarantee: at every epsilon >= 0 the event is (epsilon, max(d, delta_min))-private, d
@@ -137,14 +123,7 @@ def mu_gdp(
     large epsilon every step must have sampled the record, and such a run is no better than the full
     batch. docs/accounting.md derives the bound.
 
-    Args:
-        event: what was released.
-        relation: which data sets are neighbours.
-        delta_min: public, in [1e-300, 1), or 0. Deltas below it are told as this one.
-
-    Raises:
-        ValueError: for an argument out of its range.
-        UnsupportedEventError: as ``epsilon``.
+    Arguments and errors as for ``epsilon``; ``delta_min`` is public, in [1e-300, 1), or 0.
     """
     least = check.target("delta_min", delta_min)
     run = flatten(event, relation)
@@ -159,8 +138,7 @@ def mu_gdp(
         return whole
     lower, upper = _enclosed(event, relation, end, least)
     upper = min(upper, whole.upper)
-    lower = min(lower, upper)
-    return Bound(lower, upper, upper, "gdp", f"for deltas above {least:g}")
+    return Bound(min(lower, upper), None, upper, "gdp", f"for deltas above {least:g}")
 
 
 def _without_sampling(run: Run, relation: Relation) -> Bound:
@@ -169,15 +147,16 @@ def _without_sampling(run: Run, relation: Relation) -> Bound:
     Epsilon-differential privacy implies mu = -2 Phi^-1(1/(1 + e^epsilon)): the trade-off function
     of mu is convex and meets the two lines of the other at 0, in their corner and at 1.
     """
-    if run.infinite:
-        return Bound(0.0, math.inf, math.inf, "gdp", f"no guarantee: {run.infinite}")
+    if known := trivial(run):
+        return known
     squares = [n * (separation(relation) / step.noise_multiplier) ** 2 for step, n in run.steps]
     for part, n in run.parts:
         log_miss = -float(np.logaddexp(0.0, part.pure(relation)))
         squares.append(n * (2 * float(special.ndtri_exp(log_miss))) ** 2)
     mu = math.sqrt(math.fsum(squares))
     exact = not run.parts and not run.hidden and all(s.sampling_prob == 1 for s, _ in run.steps)
-    return Bound(mu * (1 - 1e-12) if exact else 0.0, mu, mu * (1 + 1e-12), "gdp")
+    lower, estimate = (mu * (1 - 1e-12), mu) if exact else (0.0, None)
+    return Bound(lower, estimate, mu * (1 + 1e-12), "gdp")
 
 
 def _enclosed(event: Event, relation: Relation, end: float, least: float) -> tuple[float, float]:

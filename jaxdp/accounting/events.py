@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from jaxdp.accounting import _validate as check
-from jaxdp.accounting.base import Event
+from jaxdp.accounting.base import Event, an_event
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.chains import NoisyChain
 
@@ -23,20 +23,16 @@ class Gaussian(Event):
     relation: under REPLACE_ONE the accountant itself doubles the distance.
 
     Attributes:
-        noise_multiplier: z, noise standard deviation divided by c; 0 means no noise (infinite
-            loss).
-
-    Raises:
-        ValueError: when ``noise_multiplier`` is negative or not finite.
+        noise_multiplier: z in [0, 1e30], noise standard deviation divided by c; 0 means no noise
+            (infinite loss).
     """
 
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        z = check.non_negative("noise_multiplier", self.noise_multiplier)
-        if z > 1e30:
-            raise ValueError(f"noise_multiplier={z!r}: expected at most 1e30")
-        object.__setattr__(self, "noise_multiplier", z)
+        check.fields(self, noise_multiplier=check.non_negative)
+        if self.noise_multiplier > 1e30:
+            raise ValueError(f"noise_multiplier={self.noise_multiplier!r}: expected at most 1e30")
 
 
 @dataclass(frozen=True)
@@ -49,18 +45,13 @@ class PoissonSampled(Event):
     Attributes:
         event: what is released from the batch.
         sampling_prob: q in [0, 1].
-
-    Raises:
-        ValueError: when ``event`` is not an event or ``sampling_prob`` is not a probability.
     """
 
     event: Event
     sampling_prob: float
 
     def __post_init__(self) -> None:
-        _check_event("event", self.event)
-        q = check.probability("sampling_prob", self.sampling_prob)
-        object.__setattr__(self, "sampling_prob", q)
+        check.fields(self, event=an_event, sampling_prob=check.probability)
 
 
 @dataclass(frozen=True)
@@ -74,9 +65,6 @@ class FixedSizeSampled(Event):
         event: what is released from the batch.
         dataset_size: n >= 1, public.
         batch_size: b with 0 <= b <= n.
-
-    Raises:
-        ValueError: when a size is not an integer in its range or ``event`` is not an event.
     """
 
     event: Event
@@ -84,13 +72,10 @@ class FixedSizeSampled(Event):
     batch_size: int
 
     def __post_init__(self) -> None:
-        _check_event("event", self.event)
-        n = check.count("dataset_size", self.dataset_size, 1)
-        b = check.count("batch_size", self.batch_size)
+        check.fields(self, event=an_event, dataset_size=check.size, batch_size=check.count)
+        n, b = self.dataset_size, self.batch_size
         if b > n:
             raise ValueError(f"batch_size={b}: expected at most dataset_size={n}")
-        object.__setattr__(self, "dataset_size", n)
-        object.__setattr__(self, "batch_size", b)
 
 
 @dataclass(frozen=True)
@@ -106,8 +91,7 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        _check_event("event", self.event)
-        object.__setattr__(self, "count", check.count("count", self.count))
+        check.fields(self, event=an_event, count=check.count)
 
 
 @dataclass(frozen=True)
@@ -124,8 +108,7 @@ class Composed(Event):
         if not isinstance(self.events, Iterable):
             raise ValueError(f"events={self.events!r}: expected an iterable of events")
         events = tuple(self.events)
-        for i, event in enumerate(events):
-            _check_event(f"events[{i}]", event)
+        check.each("events", events, an_event)
         object.__setattr__(self, "events", events)
 
 
@@ -159,9 +142,6 @@ class HiddenState(Event):
             averaged over the batches, once over all blocks; otherwise the worst batch counts.
         exposed: "" while the inner iterates stay hidden. Otherwise one sentence that names
             what left a loop: the hidden-state bound is then lost and every step is charged.
-
-    Raises:
-        ValueError: no chain, something else than chains, or chains that differ in their batches.
     """
 
     blocks: tuple[NoisyChain, ...]
@@ -184,11 +164,6 @@ class HiddenState(Event):
         object.__setattr__(self, "blocks", blocks)
 
 
-def _check_event(name: str, value: object) -> None:
-    if not isinstance(value, Event):
-        raise ValueError(f"{name}={value!r}: expected an event of jaxdp.accounting")
-
-
 def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     """Several Gaussian releases computed from ONE draw of records, as the one event they are.
 
@@ -198,16 +173,16 @@ def joint_gaussian(noise_multipliers: Iterable[float]) -> Gaussian:
     and z 1, 1 over 1,000 steps it says 2.58 where the truth is 4.48.
 
     Args:
-        noise_multipliers: z_i of each release, each relative to one record's largest contribution
-            to that release. At least one.
+        noise_multipliers: z_i >= 0 of each release, each relative to one record's largest
+            contribution to that release. At least one.
 
     Returns:
         ``Gaussian((sum_i z_i^-2)^-1/2)``; a zero among them gives ``Gaussian(0)``.
 
     Raises:
-        ValueError: when there is none, or one is negative or not finite.
+        ValueError: when there is none, or one is out of its range.
     """
-    zs = [check.non_negative(f"noise_multipliers[{i}]", z) for i, z in enumerate(noise_multipliers)]
+    zs = check.each("noise_multipliers", noise_multipliers, check.non_negative)
     if not zs:
         raise ValueError("noise_multipliers=[]: expected at least one noise multiplier")
     smallest = min(zs)
@@ -222,21 +197,19 @@ def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -
 
     Xu et al., "An adaptive and fast convergent approach to differentially private deep learning"
     (AdaDp), Lemma 1: dividing coordinate i by its noise leaves spherical noise and
-    a record that moves the vector by at most sqrt(sum s_i^2/sigma_i^2).
+    a record that moves the vector by at most sqrt(sum s_i^2/sigma_i^2), the inverse of what is
+    returned.
 
     Args:
-        bounds: s_i >= 0, largest absolute value of coordinate i of ONE record's contribution.
-        noise_stds: sigma_i > 0, noise added to coordinate i of the sum; as many.
-
-    Returns:
-        ``Gaussian((sum_i s_i^2/sigma_i^2)^-1/2)``; a coordinate with noise 0 and bound 0 is
-            ignored.
+        bounds: s_i >= 0, largest absolute value of coordinate i of ONE record's contribution; one
+            at least is above 0.
+        noise_stds: sigma_i >= 0, noise added to coordinate i of the sum; as many.
 
     Raises:
-        ValueError: when the lengths differ, a value is negative or not finite, or all bounds are 0.
+        ValueError: when the lengths differ, or a number is out of its range.
     """
-    s = [check.non_negative(f"bounds[{i}]", v) for i, v in enumerate(bounds)]
-    sigma = [check.non_negative(f"noise_stds[{i}]", v) for i, v in enumerate(noise_stds)]
+    s = check.each("bounds", bounds, check.non_negative)
+    sigma = check.each("noise_stds", noise_stds, check.non_negative)
     if len(s) != len(sigma):
         raise ValueError(f"noise_stds has length {len(sigma)}: expected {len(s)}, one per bound")
     moving = [(b, n) for b, n in zip(s, sigma, strict=True) if b > 0]
@@ -247,7 +220,7 @@ def anisotropic_gaussian(bounds: Iterable[float], noise_stds: Iterable[float]) -
 
 def to_dict(event: Event) -> dict[str, Any]:
     """The event in plain JSON types; ``from_dict`` gives an equal event back."""
-    _check_event("event", event)
+    an_event("event", event)
     out: dict[str, Any] = {"type": type(event).__name__}
     for key, value in vars(event).items():
         if key == "event":

@@ -6,9 +6,9 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Relation
-from jaxdp.accounting.canonical import flatten
-from jaxdp.accounting.rdp import rdp_to_epsilon, run_rdp
+from jaxdp.accounting.bounds import ADD, Relation
+from jaxdp.accounting.curves import renyi_curve
+from jaxdp.accounting.rdp import rdp_to_epsilon
 
 DEFAULT_ORDERS: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 
@@ -40,7 +40,7 @@ class RenyiFilter:
         self,
         epsilon: float,
         delta: float,
-        relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+        relation: Relation = ADD,
         orders: tuple[float, ...] = DEFAULT_ORDERS,
     ) -> None:
         self.epsilon = check.positive("epsilon", epsilon)
@@ -87,7 +87,4 @@ class RenyiFilter:
         return rdp_to_epsilon(self._spent, self.delta / len(self.orders), self.orders)[0]
 
     def _cost(self, event: Event) -> np.ndarray:
-        run = flatten(event, self.relation)
-        if run.infinite:
-            return np.full(len(self.orders), np.inf)
-        return run_rdp(run, self.relation, self.orders)
+        return renyi_curve(event, self.orders, self.relation)

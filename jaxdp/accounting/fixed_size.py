@@ -29,11 +29,7 @@ def refuses(relation: Relation) -> str:
 def pairs(z: float, q: float, relation: Relation, upper: bool) -> tuple[Pair, ...]:
     """Dominating pairs of one step, tight for one step; below, those of two data sets.
 
-    Args:
-        z: noise multiplier.
-        q: batch size over data set size, in (0, 1].
-        relation: one that ``refuses`` does not refuse.
-        upper: for an upper bound, else for a lower one.
+    z is the noise multiplier and q the batch size over that of the data set, in (0, 1].
     """
     if upper:
         return tuple(mixture.Mixture(q, z, d) for d in _DISTANCES[relation])

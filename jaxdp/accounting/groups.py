@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Bound, Relation
+from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.events import Composed, Gaussian, NonPrivate, PoissonSampled, Repeated
 from jaxdp.accounting.mixtures import MixtureOfGaussians
@@ -34,16 +34,13 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
             return Gaussian(z / k)
         case PoissonSampled():
             return _sampled(event, k, relation)
-        case Repeated(inner, n):
+        case Repeated(inner, n) | PerUser(inner, n):
             one = grouped(inner, k, relation)
-            return None if one is None else Repeated(one, n)
+            return None if one is None else type(event)(one, n)
         case Composed(events):
             each = [grouped(inner, k, relation) for inner in events]
             known = [one for one in each if one is not None]
             return Composed(tuple(known)) if len(known) == len(each) else None
-        case PerUser(inner, n):
-            one = grouped(inner, k, relation)
-            return None if one is None else PerUser(one, n)
         case NonPrivate():
             return event
         case Laplace(b):
@@ -88,11 +85,7 @@ def _binomial(k: int, q: float) -> tuple[float, ...]:
 
 
 def group_epsilon(
-    event: Event,
-    delta: float,
-    records: int,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, delta: float, records: int, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on epsilon where neighbours differ in up to ``records`` records; report ``.upper``.
 
@@ -102,24 +95,16 @@ def group_epsilon(
     (Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, its sum not yet bounded), at
     the best e. Then ``lower`` is that of one record.
 
-    Args:
-        event: what was released.
-        delta: in [0, 1].
-        records: k >= 1, the most records of one person; public.
-        relation: how each of the k records differs.
-        accountant: as for ``epsilon``.
-
-    Raises:
-        ValueError: for an argument out of its range.
-        UnsupportedEventError: as ``epsilon``.
+    Arguments and errors as for ``epsilon``; each of the k = ``records`` >= 1 records of one person,
+    a public number, differs as ``relation`` says.
     """
-    k = check.count("records", records, 1)
+    k = check.size("records", records)
     whole = grouped(event, k, relation) if k > 1 else event
     if whole is not None:
         return record_epsilon(whole, delta, relation, accountant)
     one = record_epsilon(event, delta, relation, accountant)
     if delta in (0, 1) or not math.isfinite(one.upper):
-        return Bound(one.lower, k * one.upper, k * one.upper, one.accountant, one.note)
+        return _at_most(one.lower, k * one.upper, one.accountant, one.note)
 
     def excess(epsilon: float) -> float:
         found = record_delta(event, epsilon, relation, accountant).upper
@@ -131,23 +116,19 @@ def group_epsilon(
         while excess(high) > 0:
             high *= 2
             if high > _FARTHEST:
-                return Bound(one.lower, math.inf, math.inf, one.accountant, "no finite epsilon")
+                return _at_most(one.lower, math.inf, one.accountant, "no finite epsilon")
         found = math.nextafter(k * bracket_decreasing(excess, 0.0, high, rtol=1e-6)[1], math.inf)
-    return Bound(min(one.lower, found), found, found, one.accountant, "k times that of one record")
+    return _at_most(one.lower, found, one.accountant, "k times that of one record")
 
 
 def group_delta(
-    event: Event,
-    epsilon: float,
-    records: int,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, epsilon: float, records: int, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on delta where neighbours differ in up to ``records`` records; report ``.upper``.
 
     Arguments, method and errors as for ``group_epsilon``.
     """
-    k = check.count("records", records, 1)
+    k = check.size("records", records)
     whole = grouped(event, k, relation) if k > 1 else event
     if whole is not None:
         return record_delta(whole, epsilon, relation, accountant)
@@ -159,7 +140,11 @@ def group_delta(
         # What P can do and Q cannot may be anything once there is a law between them.
         factor = math.inf if epsilon == math.inf else _log_sum(each, k)
         upper = math.exp(min(0.0, math.log(one.upper) + factor))
-    return Bound(min(lower, upper), upper, upper, one.accountant, "from that of one record")
+    return _at_most(lower, upper, one.accountant, "from that of one record")
+
+
+def _at_most(lower: float, upper: float, accountant: str, note: str) -> Bound:
+    return Bound(min(lower, upper), None if upper else 0.0, upper, accountant, note)
 
 
 def _log_sum(epsilon: float, k: int) -> float:

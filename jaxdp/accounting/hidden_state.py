@@ -18,10 +18,9 @@ def shifted(chain: NoisyChain) -> Array:
     A process interpolates between the two runs; at each step it gives up part of their distance,
     which the step's noise hides at the price of a Gaussian mechanism (Feldman, Mironov, Talwar and
     Thakurta 2018, arXiv:1808.06651, Theorem 22, for Renyi divergences; Bok, Su and Altschuler 2024,
-    arXiv:2403.00278, for Gaussian DP; docs/hidden_state.md derives both). With
-    G_K = 1, G_k = G_{k+1} p_k c_{k+1}, tau_k = sum_{j<=k} G_j^2 v_j, M_k = sum_{j<=k} G_j s_j the
-    cheapest way to give up everything by the end is the greatest convex minorant of the points
-    (0, 0), (tau_k, M_k), and S = 1/2 sum (dM)^2/dtau over its segments. O(epochs * batches).
+    arXiv:2403.00278, for Gaussian DP). docs/hidden_state.md derives both, and the cheapest way to
+    give up everything by the end: the greatest convex minorant of (0, 0), (tau_k, M_k), where
+    tau_k = sum_{j<=k} G_j^2 v_j, M_k = sum_{j<=k} G_j s_j and G is of ``log_gains``.
 
     With a diameter the process may also start late, at that distance: the best of a few starts.
     """
@@ -114,18 +113,14 @@ def _minorants(gains: Array, variances: Array, shifts: Array, start: float) -> A
     before, weights = _around(noise)
     weights = noise + weights
     if start == 0 and len(noise) == 1:
-        return _lone_epoch(moved[0], weights[0])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(moved[0] == 0, 0.0, 0.5 * moved[0] ** 2 / weights[0])
     return np.array(
         [
             _minorant(np.append(start, moved[:, j]), np.append(before[j], weights[:, j]))
             for j in range(gains.shape[1])
         ]
     )
-
-
-def _lone_epoch(moved: Array, weights: Array) -> Array:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(moved == 0, 0.0, 0.5 * moved**2 / weights)
 
 
 def _minorant(moved: Array, weights: Array) -> float:
@@ -147,14 +142,10 @@ def _minorant(moved: Array, weights: Array) -> float:
 
 
 def _around(table: Array) -> tuple[Array, Array]:
-    """Sums over the steps before a record's first, and from each of its steps to its next.
+    """Sums of a table [epochs, batches] over steps before (0, j), [batches], and between two.
 
-    Args:
-        table: [epochs, batches], one value a step.
-
-    Returns:
-        [batches], steps before (0, j); [epochs, batches], steps strictly between (e, j) and
-        (e + 1, j), or the end. Sums of equal signs only: nothing cancels.
+    Those are strictly between (e, j) and (e + 1, j), or the end, [epochs, batches]. Sums of equal
+    signs only: nothing cancels.
     """
     left = np.zeros_like(table)
     left[:, 1:] = np.cumsum(table[:, :-1], axis=1)

@@ -1,16 +1,16 @@
 """Bounds for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from jaxdp.accounting import gaussian, rdp
 from jaxdp.accounting.bounds import Bound, Relation
-from jaxdp.accounting.canonical import Run, batch_values, log_sobolev_values
+from jaxdp.accounting.canonical import Bounding, Run, batch_values
 from jaxdp.accounting.chains import Array
-from jaxdp.accounting.events import HiddenState
-from jaxdp.accounting.hidden_state import averaged_renyi
+from jaxdp.accounting.hidden_state import averaged_renyi, shifted
+from jaxdp.accounting.hidden_state import log_sobolev as by_log_sobolev
 
 ASSUMED = (
     "holds while the partition is secret and nothing but the last iterate of each block leaves it"
@@ -27,7 +27,7 @@ def note(run: Run) -> str:
     return ASSUMED + ("; averaged, so all batches must have one size" if even else "")
 
 
-def refuses_log_sobolev(run: Run) -> str:
+def refuses_log_sobolev(run: Run, relation: Relation) -> str:
     """The reason why the log-Sobolev bound does not cover the run, or ""."""
     if not run.hidden:
         return "it has no hidden-state event"
@@ -36,40 +36,29 @@ def refuses_log_sobolev(run: Run) -> str:
     return ""
 
 
-def averaged_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
-    """Epsilon of a run in which at least one hidden-state event is averaged."""
+def averaged(query: str, run: Run, relation: Relation, value: float) -> Bound:
+    """Epsilon at a delta, or delta at an epsilon, where a hidden-state event is averaged."""
     mus = _mixture(run)
     if mus is None:
-        return _convert("epsilon", _renyi(run, relation, batch_values), delta)
-    if _profile(mus, 0.0) <= delta:
+        return _convert(query, _renyi(run, relation, shifted), value)
+    if query == "delta":
+        upper = min(1.0, _profile(mus, value) * (1 + 1e-9) + 1e-300)
+        return Bound(0.0, None, upper, "gdp")
+    if _profile(mus, 0.0) <= value:
         return Bound(0.0, 0.0, 0.0, "gdp", "delta(0) is already below the target")
     largest = float(mus[0].max())
     _, upper = gaussian.bracket_epsilon(
         lambda epsilon: _profile(mus, epsilon),
-        delta,
+        value,
         max(largest, largest**2),
         min(gaussian.PROFILE_ERROR + 4e-15 * largest, 0.5),
     )
-    return Bound(0.0, upper, upper, "gdp")
+    return Bound(0.0, None, upper, "gdp")
 
 
-def averaged_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    """Delta of a run in which at least one hidden-state event is averaged."""
-    mus = _mixture(run)
-    if mus is None:
-        return _convert("delta", _renyi(run, relation, batch_values), epsilon)
-    value = min(1.0, _profile(mus, epsilon) * (1 + 1e-9) + 1e-300)
-    return Bound(0.0, value, value, "gdp")
-
-
-def log_sobolev_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
-    """Epsilon by the corrected log-Sobolev recursion, a Renyi bound."""
-    return _convert("epsilon", _renyi(run, relation, log_sobolev_values), delta)
-
-
-def log_sobolev_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
-    """Delta by the corrected log-Sobolev recursion, a Renyi bound."""
-    return _convert("delta", _renyi(run, relation, log_sobolev_values), epsilon)
+def log_sobolev(query: str, run: Run, relation: Relation, value: float) -> Bound:
+    """Epsilon or delta by the corrected log-Sobolev recursion, a Renyi bound."""
+    return _convert(query, _renyi(run, relation, by_log_sobolev), value)
 
 
 def _mixture(run: Run) -> tuple[Array, Array] | None:
@@ -81,7 +70,8 @@ def _mixture(run: Run) -> tuple[Array, Array] | None:
     """
     averaged = [(event, n) for event, n in run.hidden if event.average]
     others = run.others or ()
-    if len(averaged) != 1 or averaged[0][1] != 1 or any(s.sampling_prob < 1 for s, _ in others):
+    sampled = any(s.sampling_prob < 1 for s, _ in others)
+    if run.parts or sampled or [n for _, n in averaged] != [1]:
         return None
     squares = 2 * batch_values(averaged[0][0])
     squares = squares + math.fsum(n * (2 / s.noise_multiplier) ** 2 for s, n in others)
@@ -100,21 +90,15 @@ def _profile(mixture: tuple[Array, Array], epsilon: float) -> float:
     )
 
 
-def _renyi(run: Run, relation: Relation, values: Callable[[HiddenState], Array]) -> Array:
+def _renyi(run: Run, relation: Relation, bound: Bounding) -> Array:
     """Renyi divergences of the run at ``rdp.DEFAULT_ORDERS``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
-    total = np.zeros(orders.size)
-    for step, n in run.others or ():
-        total += n * rdp.step_rdp(step, relation)
+    total = rdp.run_rdp(replace(run, steps=run.others or ()), relation)
     for event, n in run.hidden:
-        s = values(event)
+        s = batch_values(event, bound)
         total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))
     return total
 
 
 def _convert(query: str, renyi: Array, value: float) -> Bound:
-    if query == "epsilon":
-        upper, _ = rdp.rdp_to_epsilon(renyi, value)
-    else:
-        upper = rdp.rdp_to_delta(renyi, value)
-    return Bound(0.0, upper, upper, "rdp")
+    return Bound(0.0, None, rdp.convert(query, renyi, value), "rdp")

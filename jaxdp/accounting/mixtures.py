@@ -32,9 +32,6 @@ class MixtureOfGaussians(Part):
         noise_multiplier: z >= 0, noise standard deviation in the unit of the sensitivities.
         sensitivities: s_i >= 0, public; equal ones are merged.
         probabilities: p_i >= 0, public; as many. They sum to 1 within 1e-12.
-
-    Raises:
-        ValueError: when a number is out of its range, or the lengths differ.
     """
 
     noise_multiplier: float
@@ -42,13 +39,9 @@ class MixtureOfGaussians(Part):
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        z = check.non_negative("noise_multiplier", self.noise_multiplier)
-        values = [
-            check.non_negative(f"sensitivities[{i}]", s) for i, s in enumerate(self.sensitivities)
-        ]
-        chances = [
-            check.probability(f"probabilities[{i}]", p) for i, p in enumerate(self.probabilities)
-        ]
+        check.fields(self, noise_multiplier=check.non_negative)
+        values = check.each("sensitivities", self.sensitivities, check.non_negative)
+        chances = check.each("probabilities", self.probabilities, check.probability)
         if len(values) != len(chances):
             raise ValueError(f"probabilities has length {len(chances)}: expected {len(values)}")
         total = math.fsum(chances)
@@ -57,18 +50,15 @@ class MixtureOfGaussians(Part):
         merged: dict[float, float] = {}
         for s, p in sorted(zip(values, chances, strict=True)):
             merged[s] = merged.get(s, 0.0) + p
-        object.__setattr__(self, "noise_multiplier", z)
         object.__setattr__(self, "sensitivities", tuple(merged))
         object.__setattr__(self, "probabilities", tuple(merged.values()))
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "no worst pair is proven where the amounts of two records may point apart"
         return ""
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         z = self.noise_multiplier
         return "" if z >= 1e-30 or not any(self.sensitivities) else "a release has no noise"
 
@@ -80,16 +70,13 @@ class MixtureOfGaussians(Part):
         return s[keep] / self.noise_multiplier if s.any() else s[keep], p[keep]
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
-        del relation
         c, p = self.components()
         if c[-1] == 0:
             return (discrete(np.zeros(1), np.ones(1), upper),)
         return Mixture(c, p), Mixture(c, p, reverse=True)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``: by the trapezoid rule in both directions, its error added."""
-        del relation
+        # By the trapezoid rule in both directions, its error added.
         c, p = self.components()
         out = np.empty(orders.size)
         for i, order in enumerate(orders.tolist()):
@@ -157,20 +144,17 @@ class Mixture:
         self.center = -float(loss) if reverse else float(loss)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
-        """As ``Pair.cells``."""
         y = self._output(-edges[::-1] if self.reverse else edges)
         mixed, base = self._mixed(lambda c: normal_cells(y, c, 1.0)), normal_cells(y, 0.0, 1.0)
         return (base[::-1], mixed[::-1]) if self.reverse else (mixed, base)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
         sign = 1.0 if self.reverse else -1.0
         y = self._output(-losses if self.reverse else losses)
         mixed, base = self._mixed(lambda c: special.ndtr(sign * (y - c))), special.ndtr(sign * y)
         return (base, mixed) if self.reverse else (mixed, base)
 
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
         reach = -float(special.ndtri(max(tail, 1e-310) / 2))
         rare = special.ndtri(np.minimum(max(tail, 1e-310) / (2 * self.p), 0.5))
         low, high = self._loss(np.asarray([-reach, max(reach, float(np.max(self.c - rare)))]))

@@ -42,8 +42,13 @@ class Exponential:
         self.rounding = 4 * _U * (8 + largest)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
-        """As ``Pair.cells``."""
-        a, low, high = self.center, edges[:-1], edges[1:]
+        return self._between(edges[:-1], edges[1:])
+
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        return self._between(losses, np.asarray(np.inf))
+
+    def _between(self, low: Array, high: Array) -> tuple[Array, Array]:
+        a = self.center
         left, right = np.clip(low, -a, a), np.clip(high, -a, a)
         part = -self.weight * np.expm1(-0.5 * (right - left))
         top, bottom = (low < a) & (a <= high), (low < -a) & (-a <= high)
@@ -52,24 +57,11 @@ class Exponential:
         q = part * np.exp(-0.5 * (a + left)) + rare * top + self.atom * bottom
         return p, q
 
-    def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
-        a = self.center
-        left = np.clip(losses, -a, a)
-        part = -self.weight * np.expm1(-0.5 * (a - left))
-        top, bottom = losses < a, losses < -a
-        rare = self.atom * math.exp(-a)
-        p = part + self.atom * top + rare * bottom
-        return p, part * np.exp(-0.5 * (a + left)) + rare * top + self.atom * bottom
-
     def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
-        del tail
         return -self.center, self.center
 
     def slack(self, edges: Array) -> float:
         """The largest distance of the losses from the true ones: ``largest`` is rounded."""
-        del edges
         return 4 * _U * self.center
 
 
@@ -113,32 +105,25 @@ class Laplace(Part):
 
     Attributes:
         noise_multiplier: b >= 0, Laplace scale divided by c; 0 means no noise (infinite loss).
-
-    Raises:
-        ValueError: when ``noise_multiplier`` is negative or not finite.
     """
 
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        b = check.non_negative("noise_multiplier", self.noise_multiplier)
-        object.__setattr__(self, "noise_multiplier", b)
+        check.fields(self, noise_multiplier=check.non_negative)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         return vanishing(1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf)
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
         return separation(relation) / self.noise_multiplier
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
         a = self.pure(relation)
         return (Exponential(a, 0.5, 0.5),) if upper or a < _UNDERFLOW else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``: Mironov 2017, arXiv:1702.07476v3, Proposition 6."""
+        # Mironov 2017, arXiv:1702.07476v3, Proposition 6.
         a = self.pure(relation)
         up = np.log(orders / (2 * orders - 1)) + (orders - 1) * a
         down = np.log((orders - 1) / (2 * orders - 1)) - orders * a
@@ -148,28 +133,19 @@ class Laplace(Part):
 
 @dataclass(frozen=True)
 class _Lattice(Part):
-    """Noise on the integers: the sums are integers, and so is the distance.
-
-    Attributes:
-        scale: of the noise, > 0.
-        sensitivity: the largest l1 norm of ONE record's integer contribution, in 1..1e5.
-    """
+    """Noise on the integers: the sums are integers, and so is the distance."""
 
     scale: float
     sensitivity: int = 1
 
     def __post_init__(self) -> None:
-        scale = check.positive("scale", self.scale)
-        if not 1e-30 <= scale <= 1e30:
-            raise ValueError(f"scale={scale!r}: expected a number in [1e-30, 1e30]")
-        object.__setattr__(self, "scale", scale)
-        sensitivity = check.count("sensitivity", self.sensitivity, 1)
-        if sensitivity > 100_000:
-            raise ValueError(f"sensitivity={sensitivity}: expected at most 100000")
-        object.__setattr__(self, "sensitivity", sensitivity)
+        check.fields(self, scale=check.positive, sensitivity=check.size)
+        if not 1e-30 <= self.scale <= 1e30:
+            raise ValueError(f"scale={self.scale!r}: expected a number in [1e-30, 1e30]")
+        if self.sensitivity > 100_000:
+            raise ValueError(f"sensitivity={self.sensitivity}: expected at most 100000")
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         return vanishing(self.sensitivity / self.scale)
 
     def _shift(self, relation: Relation) -> int:
@@ -184,15 +160,11 @@ class DiscreteLaplace(_Lattice):
     distance. The pair is tight under every relation.
 
     Attributes:
-        scale: t > 0; epsilon is sensitivity/scale where one record is added or removed.
+        scale: in [1e-30, 1e30]; epsilon is sensitivity/scale where one record is added or removed.
         sensitivity: the largest l1 norm of ONE record's integer contribution, in 1..1e5.
-
-    Raises:
-        ValueError: when a number is out of its range.
     """
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
         return self._shift(relation) / self.scale
 
     def _law(self, relation: Relation) -> tuple[Array, Array]:
@@ -204,12 +176,10 @@ class DiscreteLaplace(_Lattice):
         return (shift - 2 * k) / t, p
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
         loss, p = self._law(relation)
         return (discrete(loss, p, upper, rounding=8 * _U * (4 + self.pure(relation))),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
         return finite_renyi(*self._law(relation), orders)
 
 
@@ -222,22 +192,16 @@ class DiscreteGaussian(_Lattice):
     Theorem 14). Under REPLACE_ONE the accountant itself doubles the distance.
 
     Attributes:
-        scale: sigma > 0, about the noise's standard deviation; above 1e4 only Renyi bounds.
-        sensitivity: the largest l1 norm of ONE record's integer contribution, in 1..1e5.
-
-    Raises:
-        ValueError: when a number is out of its range.
+        scale: sigma, about the noise's standard deviation; above 1e4 only Renyi bounds.
+        sensitivity: as of ``DiscreteLaplace``, and the range of ``scale`` too.
     """
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``.
-
-        Outputs beyond 38 scales weigh less than 1e-300 together: an infinite loss above, nothing
-        below.
-        """
         shift, sigma = self._shift(relation), self.scale
         if sigma > 1e4:
             return ()
+        # Outputs beyond 38 scales weigh less than 1e-300 together: an infinite loss above, nothing
+        # below.
         reach = math.ceil(38 * sigma) + 1
         k = np.arange(reach, -reach - 1, -1.0)
         mass = np.exp(-0.5 * (k / sigma) ** 2)
@@ -248,5 +212,5 @@ class DiscreteGaussian(_Lattice):
         return (discrete(loss[keep], p, upper, 1e-300, 4096 * _U),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``: Canonne, Kamath and Steinke 2020, Proposition 5."""
+        # Canonne, Kamath and Steinke 2020, Proposition 5.
         return orders * (0.5 * (self._shift(relation) / self.scale) ** 2 * (1 + 8 * _U))

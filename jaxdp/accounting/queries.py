@@ -8,17 +8,14 @@ import numpy as np
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants
 from jaxdp.accounting.base import Event, Unresolved
-from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
+from jaxdp.accounting.bounds import ADD, Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.events import Repeated
 from jaxdp.accounting.loss import Array
 
 
 def epsilon(
-    event: Event,
-    delta: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, delta: float, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on the epsilon of ``event`` at ``delta``; report ``.upper``.
 
@@ -29,9 +26,7 @@ def epsilon(
         accountant: "auto" (the tightest that covers the event) or the name of an accountant.
 
     Returns:
-        A ``Bound``. Infinite where nothing is guaranteed; exactly 0 where delta(0) is at most
-            ``delta``;
-        its note says so.
+        A ``Bound``, whose note says why where it is infinite or exactly 0.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -55,28 +50,25 @@ def epsilon(
 
 def _pure(run: Run, relation: Relation) -> Bound:
     """Epsilon at delta 0: the sum of the largest losses."""
-    if run.infinite:
-        return Bound(0.0, math.inf, math.inf, "none", f"no guarantee: {run.infinite}")
+    if known := accountants.trivial(run):
+        return known
     if run.steps:
-        lower = 0.0 if run.hidden else math.inf
-        return Bound(lower, math.inf, math.inf, "none", "Gaussian noise: no loss is the largest")
+        lower, estimate = (0.0, None) if run.hidden else (math.inf, math.inf)
+        return Bound(lower, estimate, math.inf, "none", "Gaussian noise: no loss is the largest")
     value = math.fsum(n * part.pure(relation) for part, n in run.parts)
     tight = value < math.inf and all(part.pairs(relation, False) for part, _ in run.parts)
-    return Bound(value * (1 - 1e-12) if tight else 0.0, value, value * (1 + 1e-12), "none")
+    lower, estimate = (value * (1 - 1e-12), value) if tight else (0.0, None)
+    return Bound(lower, estimate, value * (1 + 1e-12), "none")
 
 
 def delta(
-    event: Event,
-    epsilon: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
-    accountant: str = "auto",
+    event: Event, epsilon: float, relation: Relation = ADD, accountant: str = "auto"
 ) -> Bound:
     """Bounds on the delta of ``event`` at ``epsilon`` >= 0, infinity included.
 
     Arguments and errors as for ``epsilon``.
 
-    At infinity delta is the probability of an infinite loss: 0 for noise on everything, and
-    unknown, hence 1 at most, where nothing is guaranteed.
+    At infinity delta is the probability of an infinite loss.
     """
     if check.real("epsilon", epsilon) != math.inf:
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
@@ -97,12 +89,11 @@ def _impossible(run: Run, relation: Relation) -> Bound:
             some = 1.0
         log_none += n * (math.log1p(-some) if some < 1 else -math.inf)
     upper = 1.0 if run.infinite else min(1.0, -math.expm1(log_none) * (1 + 1e-12))
-    return Bound(0.0, upper, upper, "none", "the probability of an infinite loss")
+    estimate = None if upper else 0.0
+    return Bound(0.0, estimate, upper, "none", "the probability of an infinite loss")
 
 
-def quick_epsilon(
-    event: Event, delta: float, relation: Relation = Relation.ADD_OR_REMOVE_ONE
-) -> float:
+def quick_epsilon(event: Event, delta: float, relation: Relation = ADD) -> float:
     """The best value of epsilon to be had in milliseconds: an estimate, no guarantee.
 
     Arguments and errors as for ``epsilon``.
@@ -122,9 +113,7 @@ def rough_delta(event: Event, epsilon: float, relation: Relation) -> float:
         return delta(event, epsilon, relation).upper
 
 
-def supports(
-    event: Event, relation: Relation = Relation.ADD_OR_REMOVE_ONE, accountant: str = "auto"
-) -> bool:
+def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -> bool:
     """True if ``epsilon(event, ..., relation, accountant)`` would answer rather than refuse.
 
     Raises:
@@ -140,21 +129,16 @@ def epsilons_over_steps(
     event: Event,
     steps: Sequence[int],
     delta: float,
-    relation: Relation = Relation.ADD_OR_REMOVE_ONE,
+    relation: Relation = ADD,
     accountant: str = "auto",
 ) -> Array:
     """The upper epsilon after each of the given numbers of repetitions of ``event``.
 
-    Args:
-        event: one step.
-        steps: [k] counts >= 0, in any order.
-        delta: in (0, 1).
-        relation: which data sets are neighbours.
-        accountant: as for ``epsilon``.
+    Arguments and errors as for ``epsilon`` of one step; ``steps``, [k] counts >= 0, in any order.
 
     Returns:
         [k] upper epsilons (infinite where nothing is guaranteed).
     """
-    counts = [check.count(f"steps[{i}]", n) for i, n in enumerate(steps)]
+    counts = check.each("steps", steps, check.count)
     uppers = [epsilon(Repeated(event, n), delta, relation, accountant).upper for n in counts]
-    return np.asarray(uppers if uppers else [math.inf][:0], dtype=np.float64)
+    return np.asarray(uppers, dtype=np.float64)

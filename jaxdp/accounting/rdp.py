@@ -16,23 +16,17 @@ from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.loss import Array, separation
 from jaxdp.accounting.moments import renyi
 
-DEFAULT_ORDERS: tuple[float, ...] = tuple(
-    float(a)
-    for a in np.unique(
-        np.concatenate(
-            [
-                1 + np.geomspace(0.01, 1, 24),
-                np.arange(2, 12, 0.25),
-                np.arange(12, 65),
-                np.round(np.geomspace(66, 1e6, 70)),
-            ]
-        )
-    )
+_GRIDS = (
+    1 + np.geomspace(0.01, 1, 24),
+    np.arange(2, 12, 0.25),
+    np.arange(12, 65),
+    np.round(np.geomspace(66, 1e6, 70)),
 )
+DEFAULT_ORDERS: tuple[float, ...] = tuple(np.unique(np.concatenate(_GRIDS)).tolist())
 
 
 def step_rdp(step: Step, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
-    """Renyi divergence of one step at each order, [len(orders)], never below the true value.
+    """Renyi divergence of one step at each order, [k], never below the true value.
 
     Full batch: alpha s^2/(2 z^2), s the separation (Mironov 2017, arXiv:1702.07476v3, Corollary 3).
     Poisson: log E_Q[(P/Q)^alpha]/(alpha-1) with the pairs of ``loss``; for add/remove this
@@ -114,10 +108,8 @@ def rdp_to_epsilon(
     """
     a = np.asarray(orders)
     eps = rdp - math.log(delta) / (a - 1)
-    if conversion == "improved":
+    if _improved(conversion):
         eps = eps + np.log1p(-1 / a) - np.log(a) / (a - 1)
-    elif conversion != "mironov":
-        raise ValueError(f"conversion={conversion!r}: expected 'improved' or 'mironov'")
     eps = np.where(np.isfinite(eps), eps, np.inf)
     best = int(np.argmin(eps))
     if not math.isfinite(eps[best]):
@@ -134,11 +126,20 @@ def rdp_to_delta(
     """The smallest delta that the curve guarantees at ``epsilon``; inverts ``rdp_to_epsilon``."""
     a = np.asarray(orders)
     log_delta = (a - 1) * (rdp - epsilon)
-    if conversion == "improved":
+    if _improved(conversion):
         log_delta = log_delta + (a - 1) * np.log1p(-1 / a) - np.log(a)
-    elif conversion != "mironov":
-        raise ValueError(f"conversion={conversion!r}: expected 'improved' or 'mironov'")
     log_delta = log_delta[np.isfinite(log_delta)]
     if log_delta.size == 0:
         return 1.0
     return min(1.0, max(math.exp(min(0.0, float(log_delta.min()))), 1e-300))
+
+
+def _improved(conversion: str) -> bool:
+    if conversion not in ("improved", "mironov"):
+        raise ValueError(f"conversion={conversion!r}: expected 'improved' or 'mironov'")
+    return conversion == "improved"
+
+
+def convert(query: str, rdp: Array, value: float) -> float:
+    """The smallest "epsilon" at a delta, or "delta" at an epsilon, that the curve guarantees."""
+    return rdp_to_epsilon(rdp, value)[0] if query == "epsilon" else rdp_to_delta(rdp, value)

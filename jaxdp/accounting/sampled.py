@@ -1,10 +1,10 @@
-"""Events of Gaussian releases under other sampling: allocation, shuffles, truncation, users."""
+"""Events of Gaussian releases under other sampling: random allocation and users."""
 
 from dataclasses import dataclass
 
 from jaxdp.accounting import _validate as check
-from jaxdp.accounting import allocation, shuffled, truncated
-from jaxdp.accounting.base import Array, Event, Pair, Part
+from jaxdp.accounting import allocation
+from jaxdp.accounting.base import Array, Event, Pair, Part, an_event
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.events import Gaussian
 
@@ -20,7 +20,6 @@ class _Batched(Part):
             raise ValueError(f"event={self.event!r}: expected a Gaussian (see joint_gaussian)")
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         return "" if self.event.noise_multiplier > 0 else "a release has no noise"
 
 
@@ -37,9 +36,6 @@ class RandomAllocation(_Batched):
         event: what is released from each batch.
         steps: t >= 1, batches of the epoch.
         participations: k in 1..t.
-
-    Raises:
-        ValueError: ``event`` is no Gaussian, or a number is out of its range.
     """
 
     steps: int
@@ -47,114 +43,25 @@ class RandomAllocation(_Batched):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "steps", check.count("steps", self.steps, 1))
-        k = check.count("participations", self.participations, 1)
+        check.fields(self, steps=check.size, participations=check.size)
+        k = self.participations
         if k > self.steps:
             raise ValueError(f"participations={k}: expected at most steps={self.steps}")
-        object.__setattr__(self, "participations", k)
 
     @property
     def block(self) -> int:
-        """The steps of an epoch."""
         return self.steps
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
-        return allocation.refuses(self.steps, self.participations, relation)
+        return allocation.refuses(self.steps, relation)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
         z = self.event.noise_multiplier
         return allocation.pairs(z, self.steps, self.participations, relation, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
         z = self.event.noise_multiplier
-        return allocation.renyi(z, self.steps, self.participations, relation, orders)
-
-
-@dataclass(frozen=True)
-class ShuffledEpoch(_Batched):
-    """``event`` on each of the ``steps`` batches of one pass over shuffled records.
-
-    Every record is in exactly one batch of a public size. No amplification is proven: a pass is
-    charged as one release that shows the record's batch without sampling. Treating it as Poisson
-    is too low (Chua et al. 2024, arXiv:2403.17673). ``Repeated`` counts epochs.
-
-    Attributes:
-        event: what is released from each batch.
-        steps: T >= 1, batches of the epoch.
-
-    Raises:
-        ValueError: ``event`` is no Gaussian, or ``steps`` is out of its range.
-    """
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "steps", check.count("steps", self.steps, 1))
-
-    @property
-    def block(self) -> int:
-        """The steps of an epoch."""
-        return self.steps
-
-    def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
-        return shuffled.refuses(relation)
-
-    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
-        return shuffled.pairs(self.event.noise_multiplier, self.steps, relation, upper)
-
-    def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
-        return shuffled.renyi(self.event.noise_multiplier, relation, orders)
-
-
-@dataclass(frozen=True)
-class TruncatedPoisson(_Batched):
-    """``event`` on a Poisson sample of which at most ``cap`` records are kept.
-
-    Each of the ``dataset_size`` records takes part independently with ``sampling_prob``; of more
-    than ``cap`` a uniformly random subset of ``cap`` is kept, without looking at the data. One
-    compiled batch of a fixed shape then serves every step.
-
-    Attributes:
-        event: what is released from the batch.
-        sampling_prob: q in [0, 1].
-        cap: the largest batch, >= 1.
-        dataset_size: n >= 1, public and exact.
-
-    Raises:
-        ValueError: ``event`` is no Gaussian, or a number is out of its range.
-    """
-
-    sampling_prob: float
-    cap: int
-    dataset_size: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        q = check.probability("sampling_prob", self.sampling_prob)
-        object.__setattr__(self, "sampling_prob", q)
-        object.__setattr__(self, "cap", check.count("cap", self.cap, 1))
-        object.__setattr__(self, "dataset_size", check.count("dataset_size", self.dataset_size, 1))
-
-    def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
-        return truncated.refuses(relation)
-
-    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
-        z = self.event.noise_multiplier
-        return truncated.pairs(z, self.sampling_prob, self.cap, self.dataset_size, relation, upper)
-
-    def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
-        z = self.event.noise_multiplier
-        return truncated.renyi(z, self.sampling_prob, self.cap, self.dataset_size, relation, orders)
+        return allocation.renyi(z, self.participations, orders)
 
 
 @dataclass(frozen=True)
@@ -167,20 +74,14 @@ class PerUser(Event):
     Attributes:
         event: the release, its records read as users.
         records: k >= 1, the most records of one user that enter a step; public.
-
-    Raises:
-        ValueError: ``event`` is no event, or ``records`` is out of its range.
     """
 
     event: Event
     records: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.event, Event):
-            raise ValueError(f"event={self.event!r}: expected an event of jaxdp.accounting")
-        object.__setattr__(self, "records", check.count("records", self.records, 1))
+        check.fields(self, event=an_event, records=check.size)
 
     @property
     def block(self) -> int:
-        """That of ``event``."""
         return self.event.block

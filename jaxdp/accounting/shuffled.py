@@ -3,37 +3,63 @@
 docs/sampling_bounds.md proves the pairs (Theorem 4).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import special
 
+from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Array, Discrete, Pair
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.mixture import Mixture
+from jaxdp.accounting.sampled import _Batched
 
 _THRESHOLDS = 20_000
 
 
-def refuses(relation: Relation) -> str:
-    """The reason why there is no bound under this relation, or ""."""
-    if relation is not Relation.ADD_OR_REMOVE_ONE:
-        return ""
-    return (
-        "the batches of a pass have public sizes, so that neighbours have equal size; ask with "
-        "relation replace_special or replace_one"
-    )
+@dataclass(frozen=True)
+class ShuffledEpoch(_Batched):
+    """``event`` on each of the ``steps`` batches of one pass over shuffled records.
 
+    Every record is in exactly one batch of a public size. No amplification is proven: a pass is
+    charged as one release that shows the record's batch without sampling. Treating it as Poisson
+    is too low (Chua et al. 2024, arXiv:2403.17673). ``Repeated`` counts epochs.
 
-def pairs(z: float, steps: int, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-    """Pairs for one pass: that of its one batch with the record; below, of its largest output.
-
-    Args:
-        z: noise multiplier.
-        steps: batches of the pass.
-        relation: one that ``refuses`` does not refuse.
-        upper: for an upper bound, else for a lower one.
+    Attributes:
+        event: what is released from each batch.
+        steps: T >= 1, batches of the epoch.
     """
-    far = 2 if relation is Relation.REPLACE_ONE else 1
-    return (Mixture(1.0, z, (0, far, far)),) if upper else _largest(z, steps, far)
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, steps=check.size)
+
+    @property
+    def block(self) -> int:
+        return self.steps
+
+    def refuses(self, relation: Relation) -> str:
+        if relation is not Relation.ADD_OR_REMOVE_ONE:
+            return ""
+        return (
+            "the batches of a pass have public sizes, so that neighbours have equal size; ask with "
+            "relation replace_special or replace_one"
+        )
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        # That of the one batch with the record; below, of the largest output.
+        z, far = self.event.noise_multiplier, _far(relation)
+        return (Mixture(1.0, z, (0, far, far)),) if upper else _largest(z, self.steps, far)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        # Those of the one batch with the record.
+        return np.asarray(0.5 * orders * (_far(relation) / self.event.noise_multiplier) ** 2)
+
+
+def _far(relation: Relation) -> int:
+    return 2 if relation is Relation.REPLACE_ONE else 1
 
 
 def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
@@ -71,8 +97,3 @@ def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
     return Discrete(loss, p, 0.0, rounding, q), Discrete(
         -loss[back], q[back], 0.0, rounding, p[back]
     )
-
-
-def renyi(z: float, relation: Relation, orders: Array) -> Array:
-    """Renyi divergences of one pass at orders > 1, [k]: those of its one batch with the record."""
-    return np.asarray(0.5 * orders * ((2 if relation is Relation.REPLACE_ONE else 1) / z) ** 2)

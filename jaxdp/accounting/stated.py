@@ -5,7 +5,6 @@ And randomised response, whose own pair is that of pure differential privacy.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy import special
@@ -32,10 +31,9 @@ class _Stated(Part):
             raise ValueError(f"relation={self.relation!r}: expected one of {expected}") from None
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``: a null record is a record, so REPLACE_ONE covers REPLACE_SPECIAL."""
-        if relation is self.relation or (
-            self.relation is Relation.REPLACE_ONE and relation is Relation.REPLACE_SPECIAL
-        ):
+        # A null record is a record, so REPLACE_ONE covers REPLACE_SPECIAL.
+        covered = (relation, self.relation) == (Relation.REPLACE_SPECIAL, Relation.REPLACE_ONE)
+        if covered or relation is self.relation:
             return ""
         return f"it was proven under {self.relation.value}; state it under {relation.value}"
 
@@ -53,9 +51,6 @@ class EpsilonDelta(_Stated):
         delta: in [0, 1]; 0 is pure differential privacy.
         relation: under which it was proven; others are refused, but for REPLACE_SPECIAL where
             REPLACE_ONE was proven (the null record being among the records).
-
-    Raises:
-        ValueError: when a number or the relation is out of its range.
     """
 
     epsilon: float
@@ -63,17 +58,12 @@ class EpsilonDelta(_Stated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "epsilon", check.non_negative("epsilon", self.epsilon))
-        delta = check.probability("delta", self.delta)
-        object.__setattr__(self, "delta", delta)
+        check.fields(self, epsilon=check.non_negative, delta=check.probability)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         return "a release's delta is 1" if self.delta == 1 else vanishing(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
-        del relation
         return self.epsilon if self.delta == 0 else math.inf
 
     def _law(self) -> tuple[Array, Array]:
@@ -84,12 +74,9 @@ class EpsilonDelta(_Stated):
         return loss, (1 - self.delta) * special.expit(loss)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
-        del relation
         return (discrete(*self._law(), upper, self.delta),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
         if self.delta > 0:
             return super().renyi(relation, orders)
         return finite_renyi(*self._law(), orders)
@@ -107,39 +94,27 @@ class ExponentialMechanism(_Stated):
     Attributes:
         epsilon: > 0.
         relation: under which u changes by at most D; others are refused as in ``EpsilonDelta``.
-
-    Raises:
-        ValueError: when epsilon or the relation is out of its range.
     """
 
     epsilon: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "epsilon", check.positive("epsilon", self.epsilon))
+        check.fields(self, epsilon=check.positive)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         return vanishing(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
-        del relation
         return self.epsilon
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
-        del relation
         weight = -1 / math.expm1(-self.epsilon)
         return (Exponential(self.epsilon, weight, 0.0),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``: alpha epsilon^2/8, and never above epsilon.
-
-        log E_Q[e^(alpha L)] is 0 at 0 and 1, and its second derivative is the variance of a
-        variable with range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
-        """
-        del relation
+        # log E_Q[e^(alpha L)] is 0 at 0 and 1, and its second derivative is the variance of a
+        # variable of range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
         return np.minimum(orders * (self.epsilon**2 / 8), self.epsilon) * (1 + 8 * _U)
 
 
@@ -155,9 +130,6 @@ class ZCDP(_Stated):
         rho: >= 0.
         xi: >= 0.
         relation: under which it was proven; others are refused as in ``EpsilonDelta``.
-
-    Raises:
-        ValueError: when a number or the relation is out of its range.
     """
 
     rho: float
@@ -165,12 +137,9 @@ class ZCDP(_Stated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "rho", check.non_negative("rho", self.rho))
-        object.__setattr__(self, "xi", check.non_negative("xi", self.xi))
+        check.fields(self, rho=check.non_negative, xi=check.non_negative)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
-        del relation
         return (self.xi + self.rho * orders) * (1 + 4 * _U)
 
 
@@ -185,32 +154,24 @@ class RandomizedResponse(Part):
     Attributes:
         noise_prob: p in [0, 1], with which the answer is drawn from all buckets (its own too).
         buckets: k >= 2, possible answers.
-
-    Raises:
-        ValueError: when a number is out of its range.
     """
 
     noise_prob: float
     buckets: int = 2
 
-    fixed_size: ClassVar[str] = "the number of answers is seen; ask with relation replace_one"
-
     def __post_init__(self) -> None:
-        p = check.probability("noise_prob", self.noise_prob)
-        object.__setattr__(self, "noise_prob", p)
+        check.fields(self, noise_prob=check.probability)
         object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
-        return self.fixed_size if relation is Relation.ADD_OR_REMOVE_ONE else ""
+        if relation is not Relation.ADD_OR_REMOVE_ONE:
+            return ""
+        return "the number of answers is seen; ask with relation replace_one"
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         return "" if self.noise_prob >= 1e-15 else "answers are released without noise"
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
-        del relation
         return math.log1p(self.buckets * (1 - self.noise_prob) / self.noise_prob)
 
     def _law(self) -> tuple[Array, Array]:
@@ -221,11 +182,7 @@ class RandomizedResponse(Part):
         return np.asarray([-top, 0.0, top]), np.asarray([p / k, (k - 2) * (p / k), 1 - p + p / k])
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
-        del relation
         return (discrete(*self._law(), upper),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
-        del relation
         return finite_renyi(*self._law(), orders)

@@ -3,13 +3,17 @@
 docs/sampling_bounds.md proves the pairs (Theorem 3).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import special
 
+from jaxdp.accounting import _validate as check
 from jaxdp.accounting import mixture
 from jaxdp.accounting.base import Array, Discrete, Pair
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.mixture import Branches, Mixture
+from jaxdp.accounting.sampled import _Batched
 
 # Relative error allowed to binomial tails (against 40 digits, up to 1e12 records: 2e-13).
 _TAIL_ERROR = 1e-10
@@ -21,11 +25,68 @@ _LEAST = 1e-280
 _DISTANCES = (((1, 0, 1), (2, 1, 1)), ((0, 1, 1), (1, 2, 1)))
 
 
-def refuses(relation: Relation) -> str:
-    """The reason why there is no bound under this relation, or ""."""
-    if relation is Relation.REPLACE_SPECIAL:
-        return ""
-    return "the number of records is public and a record is zeroed out; ask with replace_special"
+@dataclass(frozen=True)
+class TruncatedPoisson(_Batched):
+    """``event`` on a Poisson sample of which at most ``cap`` records are kept.
+
+    Each of the ``dataset_size`` records takes part independently with ``sampling_prob``; of more
+    than ``cap`` a uniformly random subset of ``cap`` is kept, without looking at the data. One
+    compiled batch of a fixed shape then serves every step.
+
+    Attributes:
+        event: what is released from the batch.
+        sampling_prob: q in [0, 1].
+        cap: the largest batch, >= 1.
+        dataset_size: n >= 1, public and exact.
+    """
+
+    sampling_prob: float
+    cap: int
+    dataset_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, sampling_prob=check.probability, cap=check.size, dataset_size=check.size)
+
+    def refuses(self, relation: Relation) -> str:
+        if relation is Relation.REPLACE_SPECIAL:
+            return ""
+        return (
+            "the number of records is public and a record is zeroed out; ask with replace_special"
+        )
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        z, q = self.event.noise_multiplier, self.sampling_prob
+        if q == 0:
+            return (Discrete(np.zeros(1), np.ones(1)),)
+        free, full, kept = branches(q, self.cap, self.dataset_size)
+        if not upper:
+            # All others are 0. Rounded down; a full batch that is hardly ever drawn counts as one
+            # without the record.
+            taken = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
+            return tuple(Mixture(taken, z, d) for d in ((1, 0, 1), (0, 1, 1)))
+        return tuple(
+            Branches(((free, Mixture(q, z, d)), (full, Mixture(kept, z, e))), 2 * _TAIL_ERROR)
+            for d, e in _DISTANCES
+        )
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        z, q = self.event.noise_multiplier, self.sampling_prob
+        if q == 0:
+            return np.zeros(orders.shape)
+        free, full, kept = branches(q, self.cap, self.dataset_size)
+        # A record that is never dropped bounds either branch, by convexity.
+        whole = 0.5 * orders / z**2
+        shares, largest = np.asarray([[free], [full]]), np.zeros(orders.shape)
+        for distances in _DISTANCES:
+            both = [Mixture(k, z, d) for k, d in zip((q, kept), distances, strict=True)]
+            logs = np.asarray([np.minimum(mixture.renyi(pair, orders), whole) for pair in both])
+            logs *= orders - 1
+            small = np.log1p((shares * np.expm1(np.minimum(logs, 600.0))).sum(axis=0))
+            with np.errstate(divide="ignore"):
+                large = np.logaddexp.reduce(np.log(shares) + logs)
+            largest = np.maximum(largest, np.where(logs.max(axis=0) < 600, small, large))
+        return np.asarray(np.minimum(largest * (1 + 4 * _TAIL_ERROR) / (orders - 1), whole))
 
 
 def branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
@@ -44,50 +105,3 @@ def branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
     both = cap / n * float(special.betainc(cap + 1, n - cap, q))
     free = float(special.betaincc(cap, n - cap, q))
     return free, full, min(kept, both / full * (1 + 3 * _TAIL_ERROR))
-
-
-def pairs(
-    z: float, q: float, cap: int, n: int, relation: Relation, upper: bool
-) -> tuple[Pair, ...]:
-    """Dominating pairs of one step, forward and reverse; below, those where all others are 0.
-
-    Args:
-        z: noise multiplier.
-        q: sampling probability.
-        cap: the largest batch.
-        n: records.
-        relation: one that ``refuses`` does not refuse.
-        upper: for an upper bound, else for a lower one.
-    """
-    del relation
-    if q == 0:
-        return (Discrete(np.zeros(1), np.ones(1)),)
-    free, full, kept = branches(q, cap, n)
-    if not upper:
-        # Rounded down; a full batch that is hardly ever drawn counts as one without the record.
-        taken = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
-        return tuple(Mixture(taken, z, d) for d in ((1, 0, 1), (0, 1, 1)))
-    return tuple(
-        Branches(((free, Mixture(q, z, d)), (full, Mixture(kept, z, e))), 2 * _TAIL_ERROR)
-        for d, e in _DISTANCES
-    )
-
-
-def renyi(z: float, q: float, cap: int, n: int, relation: Relation, orders: Array) -> Array:
-    """Renyi divergences of one step at orders > 1, [k], never below the truth."""
-    del relation
-    if q == 0:
-        return np.zeros(orders.shape)
-    free, full, kept = branches(q, cap, n)
-    # A record that is never dropped bounds either branch, by convexity.
-    whole = 0.5 * orders / z**2
-    shares, largest = np.asarray([[free], [full]]), np.zeros(orders.shape)
-    for distances in _DISTANCES:
-        both = [Mixture(k, z, d) for k, d in zip((q, kept), distances, strict=True)]
-        logs = np.asarray([np.minimum(mixture.renyi(pair, orders), whole) for pair in both])
-        logs *= orders - 1
-        small = np.log1p((shares * np.expm1(np.minimum(logs, 600.0))).sum(axis=0))
-        with np.errstate(divide="ignore"):
-            large = np.logaddexp.reduce(np.log(shares) + logs)
-        largest = np.maximum(largest, np.where(logs.max(axis=0) < 600, small, large))
-    return np.asarray(np.minimum(largest * (1 + 4 * _TAIL_ERROR) / (orders - 1), whole))

@@ -3,6 +3,7 @@
 docs/accounting.md ("Tuning") holds the argument of every bound here.
 """
 
+import abc
 import functools
 import math
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants, rdp
-from jaxdp.accounting.base import Array, Discrete, Event, Pair, Part
+from jaxdp.accounting.base import Array, Discrete, Event, Pair, Part, an_event
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import flatten
 
@@ -21,7 +22,7 @@ _MARGIN = 1 + 1e-12  # of rounding, on everything that must not come out too sma
 _POINTS = 32
 
 
-class Tries:
+class Tries(abc.ABC):
     """Base class of the laws of the number of tries K.
 
     Attributes:
@@ -31,23 +32,24 @@ class Tries:
     types: ClassVar[dict[str, type["Tries"]]] = {}
 
     def __init_subclass__(cls) -> None:
-        Tries.types[cls.__name__] = cls
+        if not cls.__name__.startswith("_"):
+            Tries.types[cls.__name__] = cls
 
+    @abc.abstractmethod
     def expected(self) -> float:
         """E[K]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def sample(self, rng: np.random.Generator) -> int:
         """A number of tries K; it must stay secret, so must the generator's seed."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def renyi(self, curve: Array, orders: Array) -> Array:
         """Renyi divergences of the best of K runs, [k], from those of one run, [k]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def shift(self, epsilons: Array, deltas: Array) -> float:
         """c such that the chance of being chosen grows by e^c at most, from a run's profile."""
-        raise NotImplementedError
 
 
 class _Truncated(Tries):
@@ -57,23 +59,20 @@ class _Truncated(Tries):
     gamma: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", check.open_probability("gamma", self.gamma))
+        check.fields(self, gamma=check.open_probability)
         if not check.real("eta", self.eta) > -1 or not math.isfinite(self.eta):
             raise ValueError(f"eta={self.eta!r}: expected a finite number > -1")
         if not math.isfinite(self.expected()):
             raise ValueError(f"gamma={self.gamma!r}: expected more, the mean is not finite")
 
     def expected(self) -> float:
-        """As ``Tries.expected``: eta (1 - gamma) / (gamma (1 - gamma^eta)), or its limit."""
+        # eta (1 - gamma) / (gamma (1 - gamma^eta)), or its limit.
         log = math.log(self.gamma)
-        return (
-            (1 - self.gamma)
-            / self.gamma
-            * (-self.eta / math.expm1(self.eta * log) if self.eta else -1 / log)
-        )
+        ratio = -self.eta / math.expm1(self.eta * log) if self.eta else -1 / log
+        return (1 - self.gamma) / self.gamma * ratio
 
     def sample(self, rng: np.random.Generator) -> int:
-        """As ``Tries.sample``: P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1)."""
+        # P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1).
         left, k, mass = rng.random(), 1, self.expected() * self.gamma ** (1 + self.eta)
         while left > mass and mass > 0:
             left -= mass
@@ -82,13 +81,13 @@ class _Truncated(Tries):
         return k
 
     def renyi(self, curve: Array, orders: Array) -> Array:
-        """As ``Tries.renyi``; Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2."""
+        # Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2.
         inner = (1 - 1 / orders) * curve - math.log(self.gamma) / orders
         return curve + (1 + self.eta) * np.min(inner) + math.log(self.expected()) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
-        """As ``Tries.shift``: (1 + eta) e0, with delta(e0) <= (e^e0 - 1) gamma / (1 - gamma)."""
-        # The profile lies below its chords in e^epsilon; the line from (1, 0) meets one of them.
+        # (1 + eta) e0, with delta(e0) <= (e^e0 - 1) gamma / (1 - gamma). The profile lies below its
+        # chords in e^epsilon; the line from (1, 0) meets one of them.
         alpha, line = np.exp(epsilons), self.gamma / (1 - self.gamma)
         meets = np.flatnonzero(deltas <= line * (alpha - 1))
         if not meets.size:
@@ -108,9 +107,6 @@ class NegativeBinomial(_Truncated):
     Attributes:
         eta: shape > -1; the larger, the more K is concentrated and the more privacy it costs.
         gamma: in (0, 1); the smaller, the more tries.
-
-    Raises:
-        ValueError: a number is out of its range.
     """
 
     eta: float
@@ -147,26 +143,21 @@ class PoissonTries(Tries):
 
     Attributes:
         mean: m > 0.
-
-    Raises:
-        ValueError: ``mean`` is out of its range.
     """
 
     mean: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", check.positive("mean", self.mean))
+        check.fields(self, mean=check.positive)
 
     def expected(self) -> float:
-        """As ``Tries.expected``."""
         return self.mean
 
     def sample(self, rng: np.random.Generator) -> int:
-        """As ``Tries.sample``."""
         return int(rng.poisson(self.mean))
 
     def renyi(self, curve: Array, orders: Array) -> Array:
-        """As ``Tries.renyi``; arXiv:2110.03620v2, Theorem 6, and the term of no try."""
+        # arXiv:2110.03620v2, Theorem 6, and the term of no try.
         # Total variation by the smallest divergence: Pinsker; Bretagnolle and Huber.
         least = max(float(np.min(curve)), 0.0)
         apart = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
@@ -178,8 +169,7 @@ class PoissonTries(Tries):
         return np.logaddexp(-self.mean, log_moment) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
-        """As ``Tries.shift``: m times the total variation of one run."""
-        del epsilons
+        # m times the total variation of one run.
         return self.mean * float(deltas[0])
 
 
@@ -195,26 +185,21 @@ class Tuned(Part):
     Attributes:
         event: what ONE try releases; for candidates that differ, the least private.
         distribution: of K: ``Geometric``, ``Logarithmic``, ``NegativeBinomial``, ``PoissonTries``.
-
-    Raises:
-        ValueError: ``event`` is no event, or ``distribution`` no law of tries.
     """
 
     event: Event
     distribution: Tries
 
     def __post_init__(self) -> None:
-        if not isinstance(self.event, Event):
-            raise ValueError(f"event={self.event!r}: expected an event of jaxdp.accounting")
+        check.fields(self, event=an_event)
         law = self.distribution
         if isinstance(law, Mapping) and law.get("type") in Tries.types:
             fields = {k: v for k, v in law.items() if k != "type"}
             object.__setattr__(self, "distribution", Tries.types[law["type"]](**fields))
         elif not isinstance(law, Tries):
-            raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)[1:]}")
+            raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
         try:
             run = flatten(self.event, relation)
         except UnsupportedEventError as error:
@@ -225,24 +210,19 @@ class Tuned(Part):
         return f"its run has no Renyi curve ({names})"
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
         return _infinite(self.event)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``: delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``.
-
-        Koskela, Redberg and Wang 2024, arXiv:2402.06701, have such a bound. No lower end is known.
-        """
+        # delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``; Koskela, Redberg and Wang 2024,
+        # arXiv:2402.06701, have such a bound. No lower end is known.
         epsilons, deltas = _profile(self.event, relation)
         c = self.distribution.shift(epsilons, deltas) * _MARGIN
         if not upper or not epsilons[-1] + c < 600:
             return ()
-        return (
-            symmetric(epsilons + c, np.minimum(self.distribution.expected() * deltas * _MARGIN, 1)),
-        )
+        deltas = np.minimum(self.distribution.expected() * deltas * _MARGIN, 1)
+        return (symmetric(epsilons + c, deltas),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
         curve = rdp.run_rdp(flatten(self.event, relation), relation, tuple(orders.tolist()))
         bounds = self.distribution.renyi(curve, orders) * _MARGIN
         # A divergence grows with its order: a larger order's bound holds for a smaller one.
@@ -281,9 +261,6 @@ def symmetric(epsilons: Array, deltas: Array) -> Discrete:
     Args:
         epsilons: [k] >= 0, increasing, below 700.
         deltas: [k] in [0, 1], upper bounds.
-
-    Returns:
-        The pair of the hull.
     """
     alpha = np.exp(epsilons)
     # The hull at epsilon 0: the lowest chord between a point and its mirror.

@@ -268,6 +268,15 @@ def test_the_page_runs_as_it_stands():
     assert acc.epsilon(namespace["run"], 1e-5, REPLACE).upper < 2
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_what_is_released_beside_a_hidden_state_is_charged_too(average):
+    beside = acc.Composed([hidden(average=average), acc.EpsilonDelta(1.0, 0.1, relation=REPLACE)])
+    assert acc.delta(beside, 1.0, REPLACE).upper >= 0.1
+    laplace = acc.Laplace(0.2)
+    both = acc.epsilon(acc.Composed([hidden(average=average), laplace]), 1e-5, REPLACE).upper
+    assert both > acc.epsilon(laplace, 1e-5, REPLACE).upper
+
+
 def test_the_average_names_what_it_needs_of_the_batches():
     assert "one size" in acc.epsilon(hidden(average=True), 1e-5, REPLACE).note
     assert "one size" not in acc.epsilon(hidden(), 1e-5, REPLACE).note

@@ -8,9 +8,12 @@ import pytest
 from scipy import special
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import shuffled
 
 ONE, ZERO = acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL
+
+
+def epoch(z, steps):
+    return acc.ShuffledEpoch(acc.Gaussian(z), steps)
 
 
 def delta(pair, epsilon):
@@ -28,7 +31,7 @@ def epsilon(pair, target):
 
 def test_figures_of_ten_thousand_batches():
     """Noise multiplier 0.5, delta 1e-6: Poisson accounting would say 1.95322."""
-    lower, upper = (shuffled.pairs(0.5, 10_000, ZERO, up)[0] for up in (False, True))
+    lower, upper = (epoch(0.5, 10_000).pairs(ZERO, up)[0] for up in (False, True))
     assert epsilon(lower, 1e-6) == pytest.approx(10.9948, abs=5e-5)
     assert epsilon(upper, 1e-6) == pytest.approx(10.99715, abs=5e-6)
 
@@ -48,7 +51,7 @@ def test_the_lower_pair_is_the_largest_sum_of_a_data_set(far):
         return 1 - below
 
     one_threshold = (beyond(1) - math.exp(eps) * beyond(1 - far)).max()
-    pair = shuffled.pairs(z, 2, ZERO if far == 1 else ONE, False)[0]
+    pair = epoch(z, 2).pairs(ZERO if far == 1 else ONE, False)[0]
     assert delta(pair, eps) == pytest.approx(one_threshold, rel=2e-4)
     assert pair.p.sum() == pytest.approx(1, abs=1e-12)
     assert pair.q.sum() == pytest.approx(1, abs=1e-12)
@@ -66,7 +69,7 @@ def test_no_data_set_exceeds_the_upper_pair(relation):
         terms = (np.outer(gauss[r[0]], gauss[r[1] + r[2]]) for r in orders)
         return sum(terms) / (2 * math.pi * z * z * len(orders))
 
-    upper, lower = (shuffled.pairs(z, 2, relation, up)[0] for up in (True, False))
+    upper, lower = (epoch(z, 2).pairs(relation, up)[0] for up in (True, False))
     changes = ((1, 0), (0, 1)) if relation is ZERO else ((1, -1), (-1, 1))
     for eps in (0.0, 0.5, 1.5):
         worst = max(
@@ -78,7 +81,7 @@ def test_no_data_set_exceeds_the_upper_pair(relation):
 
 
 def test_noise_too_small_or_another_relation():
-    assert shuffled.pairs(1e-3, 10, ZERO, False) == ()
-    assert "replace_special" in shuffled.refuses(acc.Relation.ADD_OR_REMOVE_ONE)
+    assert epoch(1e-3, 10).pairs(ZERO, False) == ()
+    assert "replace_special" in epoch(0.5, 2).refuses(acc.Relation.ADD_OR_REMOVE_ONE)
     orders = np.asarray([2.0])
-    assert shuffled.renyi(0.5, ONE, orders) == pytest.approx(4 * shuffled.renyi(0.5, ZERO, orders))
+    assert epoch(0.5, 2).renyi(ONE, orders) == pytest.approx(4 * epoch(0.5, 2).renyi(ZERO, orders))

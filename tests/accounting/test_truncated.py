@@ -13,6 +13,10 @@ from tests.accounting.test_fixed_size import profile, worst
 ZERO = acc.Relation.REPLACE_SPECIAL
 
 
+def step(z, q, cap, n):
+    return acc.TruncatedPoisson(acc.Gaussian(z), q, cap, n)
+
+
 def kept(n, q, cap):
     """The law of the kept records, draw by draw."""
     law = {}
@@ -32,10 +36,10 @@ def kept(n, q, cap):
 def test_no_data_set_exceeds_the_pair(n, cap, q, z):
     law = kept(n, q, cap)
     truth = worst(law, n, z, ((1, 0), (0, 1)))
-    upper = profile(truncated.pairs(z, q, cap, n, ZERO, True))
+    upper = profile(step(z, q, cap, n).pairs(ZERO, True))
     assert (truth <= upper + 4e-6).all()
     assert (upper[2] - truth[2]) < 0.02 * truth[2]  # nearly attained at epsilon 0
-    assert (profile(truncated.pairs(z, q, cap, n, ZERO, False)) <= truth + 4e-6).all()
+    assert (profile(step(z, q, cap, n).pairs(ZERO, False)) <= truth + 4e-6).all()
     free, full, given = truncated.branches(q, cap, n)
     assert free * q + full * given == pytest.approx(sum(w for b, w in law.items() if 0 in b))
 
@@ -63,17 +67,17 @@ def test_binomial_tails(n, q, cap):
 def test_a_cap_that_is_never_reached_is_no_cap():
     plain = [truncated.Mixture(0.01, 1.0, d) for d in ((1, 0, 1), (0, 1, 1))]
     for cap, n in ((100, 100), (1000, 1001)):
-        found = profile(truncated.pairs(1.0, 0.01, cap, n, ZERO, True))
+        found = profile(step(1.0, 0.01, cap, n).pairs(ZERO, True))
         np.testing.assert_allclose(found, profile(plain), rtol=1e-8)
 
 
 def test_renyi_grows_as_the_cap_falls():
     orders = np.asarray([1.5, 2.0, 8.0, 20.0])
-    curves = [truncated.renyi(1.23, 0.0085, cap, 60_000, ZERO, orders) for cap in (700, 576, 512)]
+    curves = [step(1.23, 0.0085, cap, 60_000).renyi(ZERO, orders) for cap in (700, 576, 512)]
     assert (curves[0] < curves[1]).all()
     assert (curves[1] < curves[2]).all()
     assert (curves[2] <= 0.5 * orders / 1.23**2).all()
-    assert not truncated.renyi(1.0, 0.0, 5, 10, ZERO, orders).any()
+    assert not step(1.0, 0.0, 5, 10).renyi(ZERO, orders).any()
 
 
 def test_other_relations_are_refused():

@@ -234,9 +234,9 @@ def test_runs_without_a_renyi_curve_are_refused_by_name():
 
     with pytest.raises(acc.UnsupportedEventError, match=r"Tuned .*no Renyi curve \(Unknown\)"):
         acc.epsilon(acc.Tuned(Unknown(), acc.Geometric(0.5)), 1e-5)
-    shuffled = acc.events.ShuffledBatches(acc.Gaussian(1.0), 5)
-    with pytest.raises(acc.UnsupportedEventError, match=r"Tuned .*ShuffledBatches"):
-        acc.epsilon(acc.Tuned(shuffled, acc.Geometric(0.5)), 1e-5)
-    with pytest.raises(acc.UnsupportedEventError, match="Tuned: not covered by accountant exact"):
+    stated = acc.EpsilonDelta(1.0, 1e-9)
+    with pytest.raises(acc.UnsupportedEventError, match=r"Tuned .*EpsilonDelta"):
+        acc.epsilon(acc.Tuned(stated, acc.Geometric(0.5)), 1e-5)
+    with pytest.raises(acc.UnsupportedEventError, match="Tuned by accountant exact: not covered"):
         acc.epsilon(acc.Tuned(acc.Gaussian(1.0), acc.Geometric(0.5)), 1e-5, accountant="exact")
     acc.base.Event.types.pop("Unknown")
