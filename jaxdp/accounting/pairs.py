@@ -10,7 +10,7 @@ from jaxdp.accounting.base import Array
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.canonical import Step
 from jaxdp.accounting.cells import normal_cells
-from jaxdp.accounting.loss import directions, log_ratio, posterior, separation
+from jaxdp.accounting.loss import log_ratio, posterior, separation
 
 _U = 2.0**-53
 
@@ -144,4 +144,5 @@ class SampledGaussian:
 
 def gaussian_pairs(step: Step, relation: Relation) -> tuple[SampledGaussian, ...]:
     """The pairs of one Poisson-sampled or full-batch step, one for each direction."""
-    return tuple(SampledGaussian(step, relation, r) for r in directions(relation))
+    both = (False,) if relation is Relation.REPLACE_ONE else (False, True)
+    return tuple(SampledGaussian(step, relation, reverse) for reverse in both)

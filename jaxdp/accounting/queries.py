@@ -7,11 +7,10 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants
-from jaxdp.accounting.base import Event
+from jaxdp.accounting.base import Array, Event
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.events import Repeated
-from jaxdp.accounting.loss import Array
 
 
 def epsilon(
@@ -109,9 +108,11 @@ def quick_epsilon(
     """
     run = flatten(event, relation)
     quick = accountants.quick_epsilon(run, relation, delta)
-    if quick is not None and quick.estimate is not None:
-        return quick.estimate
-    return accountants.ask("epsilon", run, relation, "auto", delta).upper
+    return (
+        quick
+        if quick is not None
+        else accountants.ask("epsilon", run, relation, "auto", delta).upper
+    )
 
 
 def supports(
