@@ -28,7 +28,7 @@ from jaxdp.accounting.moments import log_moments
 Complex = NDArray[np.complex128]
 
 _MAX_FREQUENCIES = 30_000
-_MAX_PRODUCTS = 2e8  # frequencies times nodes
+_MAX_PRODUCTS = 4e8  # frequencies times nodes
 _DECAYED = 1e-14
 
 
@@ -106,18 +106,24 @@ class Line:
         """Epsilon >= 0 where delta is ``delta`` (0 when it is already below there).
 
         Raises:
-            Unresolved: Newton's method in the log of delta does not converge.
+            Unresolved: Newton's method in the log of delta, within a bracket, does not converge.
         """
-        for _ in range(60):
-            value, slope = self.at(start)
-            if not (value > 0 and slope > 0):
-                break
-            step = value / slope * math.log(value / delta)
-            if start == 0 and step < 0:
+        low, high, x = 0.0, math.inf, start
+        for _ in range(100):
+            value, slope = self.at(x)
+            low, high = (x, high) if value > delta else (low, x)
+            if high == 0:
                 return 0.0
-            start = max(start + min(max(step, -4 / self.c), 4 / self.c), 0.0)
-            if abs(step) * self.c < 1e-7 and abs(step) < 1e-7 * start:
-                return start  # within about the square of that
+            step = value / slope * math.log(value / delta) if min(value, slope) > 0 else math.inf
+            new = x + step
+            if abs(step) < 1e-7 * min(x, 1 / self.c):
+                return new  # within about the square of that
+            if not low < new < high or abs(step) > 8 / self.c:
+                new = 0.5 * (low + high) if high < math.inf else x + 1 / self.c
+            if low == 0 and new < 0.05 * start:
+                # Zero itself may do: halving would take a thousand steps to find out.
+                new, start = 0.0, 0.0
+            x = new
         raise Unresolved("no root on this line")
 
     def _scale(self, epsilon: float) -> float:
@@ -155,7 +161,7 @@ def _build(composition: Composition, c: float, last: float, length: float) -> Li
     for log_weight, loss, n in tables:
         moment, error = log_moments(log_weight, loss, np.asarray([c]))
         log_scale += n * float(moment[0])
-        rounding += n * float(error[0])
+        rounding += n * float(error[0]) / 16  # errors of a sum's terms average out
         exponent = exponent + n * _log_ratio(log_weight + c * loss, loss, y)
     values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
@@ -177,9 +183,8 @@ def _log_ratio(log_weight: Array, loss: Array, y: Array) -> Complex:
     weight /= weight.sum()
     mean = float(weight @ loss)
     excess = np.zeros(y.size, dtype=complex)
-    part = max(32, 200_000 // y.size)  # products that stay in a cache, and on one thread
-    for i in range(0, loss.size, part):
-        excess += _turned(weight[i : i + part], loss[i : i + part] - mean, y)
+    for i in range(0, loss.size, 1024):
+        excess += _turned(weight[i : i + 1024], loss[i : i + 1024] - mean, y)
     # log(1 + u) without losing the digits of a small u, which is multiplied by the step count.
     square = 2 * excess.real + excess.real**2 + excess.imag**2
     turn = np.arctan2(excess.imag, 1 + excess.real) + mean * y
@@ -190,11 +195,14 @@ def _turned(weight: Array, points: Array, y: Array) -> Complex:
     """sum_j w_j (exp(i y_k p_j) - 1), [k], exact to rounding in relative terms; y_k = k y_1.
 
     A turn by k is one by a multiple of the width and one by less: ab - 1 = (a-1)(b-1) + (a-1) +
-    (b-1), so that all sums are one matrix product.
+    (b-1), so that the sums are products of matrices.
     """
     width = math.isqrt(y.size) + 1
     half = (0.5 * steps[:, None] * points for steps in (y[:width], y[::width]))
     fine, coarse = (2 * sin * (1j * np.cos(h) - sin) for h in half for sin in (np.sin(h),))
     weighed = coarse * weight
-    sums = weighed @ fine.T + weighed.sum(axis=1)[:, None] + (fine * weight).sum(axis=1)
+    sums = weighed.sum(axis=1)[:, None] + (fine * weight).sum(axis=1)
+    part = 60_000 // y.size  # products so small that no library starts threads for them
+    for i in range(0, points.size, part):
+        sums += weighed[:, i : i + part] @ fine[:, i : i + part].T
     return np.asarray(sums.ravel()[: y.size])

@@ -54,7 +54,8 @@ def settle(steps: Composition, delta: float) -> tuple[Line, float]:
         line = draw(steps, *cheapest(moments, c, guess, log_delta), guess)
         previous, guess = guess, line.solve(guess, delta)
         # The line's period and its length were chosen for the previous epsilon.
-        if line.c * abs(guess - previous) < 1:
+        moved = line.c * abs(guess - previous)
+        if moved < (1 if line.doubt(guess) < 1e-8 else 1e-3):
             return line, guess
         c, moments = choose_order(steps, log_delta, guess)
     raise Unresolved("the contour did not settle")
