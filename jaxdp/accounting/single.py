@@ -69,7 +69,8 @@ def _replace_one(step: Step, epsilon: float) -> float:
     # the parts that nearly cancel are taken as one difference.
     t, h = x / z, 1 / z
     if epsilon < 500:
-        between = float(normal_cells(np.asarray([t - h, t + h]), 0.0, 1.0)[0])
+        # Of [t - h, t + h], whose width the difference of these two would lose.
+        between = float(normal_cells(np.asarray([-h, h]), -t, 1.0)[0])
         second = (1 - q) * special.ndtr(-t) + q * special.ndtr(-t - h)
         return max(q * between - math.expm1(epsilon) * float(second), 0.0)
     # e^epsilon alone would overflow; times a tail it does not.
