@@ -24,8 +24,7 @@ import mpmath as mp
 
 from jaxdp import accounting as acc
 from jaxdp.accounting.canonical import flatten
-from jaxdp.accounting.exact import compositions
-from jaxdp.accounting.saddle import choose_order
+from jaxdp.accounting.estimate import choose_order, composition
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 
@@ -168,8 +167,8 @@ def settle(row: dict[str, Any]) -> dict[str, Any]:
     relation = acc.Relation(row["relation"])
     q, z, steps, target = row["q"], row["z"], row["steps"], row["delta"]
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
-    composition = compositions(flatten(event, relation), relation, target)[0]
-    c = 0.7 * choose_order(composition, None, row["pessimistic"])[0]
+    steps_at = composition(flatten(event, relation), relation, math.log(target))
+    c = 0.7 * choose_order(steps_at, math.log(target), row["pessimistic"])[0]
     true = many_steps(q, z, steps, row["pessimistic"], relation, c, False)
     return {k: row[k] for k in ("q", "z", "steps", "delta", "relation", "pessimistic", "lower")} | {
         "delta_at_pessimistic": true,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jaxdp.accounting import certificate, exact, fixed_size, gaussian, last_iterate, rdp, single
+from jaxdp.accounting import certificate, estimate, fixed_size, gaussian, last_iterate, rdp, single
 from jaxdp.accounting.base import Pair, Unresolved
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
@@ -142,30 +142,28 @@ def _step_pairs(step: Step, relation: Relation, upper: bool) -> tuple[Pair, ...]
     return fixed_size.pairs(step.noise_multiplier, step.sampling_prob, relation, upper)
 
 
-def quick_epsilon(run: Run, relation: Relation, delta: float) -> Bound | None:
-    """The contour integral's epsilon with its own rounding error, or None where it has none."""
+def quick_epsilon(run: Run, relation: Relation, delta: float) -> float | None:
+    """An estimate of epsilon, or None where there is none: it is no bound."""
     if not poisson(run) or not run.steps or run.infinite or run.hidden:
         return None
     if not _only_full_batch(run, relation):
-        return _gdp("epsilon", run, relation, delta)
+        return _gdp("epsilon", run, relation, delta).estimate
     if _is_single(run):
-        return _exact_epsilon(run, relation, delta)
+        return _exact_epsilon(run, relation, delta).estimate
     try:
-        bound = exact.exact_epsilon(run, relation, delta)
+        return estimate.epsilon(run, relation, delta)
     except Unresolved:
         return None
-    return bound if bound.upper - bound.lower <= 1e-4 * bound.upper else None
 
 
-def quick_delta(run: Run, relation: Relation, epsilon: float) -> Bound | None:
-    """The contour integral's delta with its own rounding error, or None where it has none."""
-    if not poisson(run) or not run.steps or run.hidden:
+def quick_delta(run: Run, relation: Relation, epsilon: float) -> float | None:
+    """An estimate of delta, or None where there is none: it is no bound."""
+    if not poisson(run) or not run.steps or run.infinite or run.hidden:
         return None
     try:
-        bound = exact.exact_delta(run, relation, epsilon)
+        return estimate.delta(run, relation, epsilon)
     except Unresolved:
         return None
-    return bound if bound.upper - bound.lower <= 1e-3 * bound.upper else None
 
 
 def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
@@ -176,10 +174,9 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
     if not run.parts and single.total_variation(run, relation) <= delta:
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
     quick = quick_epsilon(run, relation, delta)
-    near = None if quick is None or not quick.estimate else quick.estimate
     sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
     found = directions(run, relation, math.log(delta), 9e-5 if sampled >= 1 else 5e-4)
-    lower, upper = certificate.epsilon_bounds(found, near)
+    lower, upper = certificate.epsilon_bounds(found, quick or None)
     return _joined(lower, upper, quick, found[0].two_sided, "epsilon")
 
 
@@ -199,8 +196,7 @@ def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
     if _is_single(run):
         return _single_delta(run.steps[0][0], relation, epsilon)
     quick = quick_delta(run, relation, epsilon)
-    near = quick.estimate if quick is not None and quick.estimate else None
-    lower, upper, both = _certified_delta(run, relation, epsilon, near, 1e-3, True)
+    lower, upper, both = _certified_delta(run, relation, epsilon, quick, 1e-3, True)
     return _joined(lower, upper, quick, both, "delta")
 
 
@@ -231,22 +227,23 @@ def _is_single(run: Run) -> bool:
     return poisson(run) and len(run.steps) == 1 and run.steps[0][1] == 1
 
 
-def _joined(lower: float, upper: float, quick: Bound | None, both: bool, query: str) -> Bound:
+def _joined(lower: float, upper: float, quick: float | None, both: bool, query: str) -> Bound:
     """The certificate with the integral's estimate, which must not contradict it.
 
     Raises:
         ArithmeticError: they contradict each other: one of the two is wrong.
     """
-    if quick is not None and (quick.lower > upper or quick.upper < lower):
+    error = estimate.EPSILON_ERROR if query == "epsilon" else estimate.DELTA_ERROR
+    if quick is not None and not lower * (1 - error) <= quick <= upper * (1 + error):
         raise ArithmeticError(
-            f"{query}: the certificate [{lower!r}, {upper!r}] and the contour integral's "
-            f"[{quick.lower!r}, {quick.upper!r}] contradict each other; please report this run"
+            f"{query}: the certificate [{lower!r}, {upper!r}] and the contour integral's {quick!r} "
+            "contradict each other; please report this run"
         )
     note = _ZERO if upper == 0 and query == "epsilon" else ""
     if not both:
         return Bound(0.0, None, upper, "exact", note or _UPPER_ONLY)
-    if quick is not None and quick.estimate is not None:
-        return Bound(lower, min(max(quick.estimate, lower), upper), upper, "exact", note)
+    if quick is not None:
+        return Bound(lower, min(max(quick, lower), upper), upper, "exact", note)
     if upper - lower > 2e-3 * upper:
         return Bound(lower, None, upper, "exact", note or _BETWEEN)
     return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)

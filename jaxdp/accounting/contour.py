@@ -1,4 +1,4 @@
-"""delta(epsilon) as an integral over a vertical line of complex moments, with its error.
+"""delta(epsilon) as an integral over a vertical line of complex moments: an estimate, no bound.
 
 With K(z) = sum_t log E[exp(z loss_t)], for any c > 0
 
@@ -7,154 +7,202 @@ With K(z) = sum_t log E[exp(z loss_t)], for any c > 0
 the Laplace inversion of E[(1 - e^(epsilon - loss))+] (Zhu, Dong and Wang 2022, arXiv:2106.08567v2,
 Section 4, evaluate privacy profiles from characteristic functions; the line through the saddle
 point is what makes it exact for tiny delta). The trapezoid rule with spacing h adds to delta
-exactly the aliased copies delta(epsilon + 2 pi k/h) e^(2 pi k c/h), k != 0, which ``period``
-bounds.
+exactly the aliased copies delta(epsilon + 2 pi k/h) e^(2 pi k c/h), k != 0, which ``cheapest``
+bounds. Only the forward direction is composed: for sampled Gaussians no run is known whose reverse
+has the larger delta (Lebeda, Regehr, Kamath and Steinke 2024, arXiv:2405.20769, conjecture it).
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
-from jaxdp.accounting.base import Unresolved
-from jaxdp.accounting.fourier import Complex, fourier_excess
-from jaxdp.accounting.loss import Array, LossTable, grid_width, log_moment, tabulate
-from jaxdp.accounting.saddle import Composition, Moments, orders_beyond
+from jaxdp.accounting.base import Array, Unresolved
+from jaxdp.accounting.bounds import Relation
+from jaxdp.accounting.canonical import Step
+from jaxdp.accounting.loss import tabulate
+from jaxdp.accounting.moments import log_moments
 
-# Beyond these a line is worse than several, one for each band of outputs.
+Complex = NDArray[np.complex128]
+
 _MAX_FREQUENCIES = 30_000
-_MAX_NODES = 60_000
-_ALIAS = 28.0  # aliased copies are kept below e^-28 of delta
-DECAYED = 1e-15
+_MAX_PRODUCTS = 4e8  # frequencies times nodes
+_DECAYED = 1e-14
 
 
 @dataclass(frozen=True)
-class Contour:
+class Composition:
+    """A run of Gaussians on Poisson samples and full batches.
+
+    Attributes:
+        steps: (step, count) of the sampled steps.
+        relation: the neighbouring relation.
+        mu2: sum of squared separations of all full-batch steps, in noise variances.
+        log_tail: outputs are cut off so far out that all of them together have this (log)
+            probability: the moments are then those of the loss that matters.
+    """
+
+    steps: tuple[tuple[Step, int], ...]
+    relation: Relation
+    mu2: float
+    log_tail: float
+
+    def tables(self, order: float, frequency: float = 0.0) -> list[tuple[Array, Array, int]]:
+        """(log weights, losses, count) of each kind of step, for moments up to a complex order.
+
+        Raises:
+            Unresolved: that needs too many nodes.
+        """
+        log_tail = self.log_tail - math.log(max(sum(n for _, n in self.steps), 1))
+        return [
+            (*tabulate(step, self.relation, log_tail, order, frequency), n)
+            for step, n in self.steps
+        ]
+
+
+@dataclass(frozen=True)
+class Line:
     """Values of the integrand on a line, from which delta follows at any epsilon.
 
     Attributes:
         c: real part of the line.
-        frequencies: [n] imaginary parts, equally spaced from 0.
-        values: [n] complex; trapezoid weight * exp(K(z) - K(c)) / (pi z (z+1)).
+        y: [n] imaginary parts, equally spaced from 0.
+        values: [n] complex; trapezoid weight * exp(K(z) - K(c)) / (pi z (z+1)), tapered smoothly
+            unless ``decayed``, which smooths delta on the scale of 1/y[-1].
+        shorter: the same with a taper that ends earlier.
         log_scale: K(c).
-        rounding: bound on the relative rounding error of the values.
-        decayed: True if the integrand fell below rounding before the last frequency; otherwise it
-            was tapered smoothly, which smooths delta on the scale of 1/frequency.
+        rounding: of the values, relative, roughly.
+        decayed: the integrand fell below rounding before the last frequency.
     """
 
     c: float
-    frequencies: Array
+    y: Array
     values: Complex
+    shorter: Complex
     log_scale: float
     rounding: float
     decayed: bool
 
-    @property
-    def length(self) -> float:
-        """The period in epsilon after which the trapezoid rule's answer repeats."""
-        return 2 * math.pi / float(self.frequencies[1])
-
-    def delta(self, epsilon: float) -> float:
-        """The delta at epsilon."""
-        return self._scale(epsilon) * float((self.values * self._wave(epsilon)).real.sum())
-
-    def delta_and_slope(self, epsilon: float) -> tuple[float, float]:
+    def at(self, epsilon: float) -> tuple[float, float]:
         """(delta, -d delta/d epsilon); the slope is e^epsilon times the second law's tail."""
-        wave = self.values * self._wave(epsilon)
+        wave = self.values * np.exp(-1j * epsilon * self.y)
         # Re sum (c + iy) wave, without forming the complex product.
         total = float(wave.real.sum())
-        turned = self.c * total - float((self.frequencies * wave.imag).sum())
-        return self._scale(epsilon) * total, self._scale(epsilon) * turned
+        turned = self.c * total - float((self.y * wave.imag).sum())
+        scale = self._scale(epsilon)
+        return scale * total, scale * turned
 
-    def rounding_error(self, epsilon: float) -> float:
-        """Bound on the absolute rounding error of ``delta``."""
-        return self._scale(epsilon) * float(np.abs(self.values).sum()) * self.rounding
+    def doubt(self, epsilon: float) -> float:
+        """The relative error of delta, roughly."""
+        value, scale = self.at(epsilon)[0], self._scale(epsilon)
+        wave = np.exp(-1j * epsilon * self.y)
+        moved = abs(float(((self.values - self.shorter) * wave).real.sum()))
+        error = scale * (moved + self.rounding * float(np.abs(self.values).sum()))
+        return 1e-11 + error / value if value > 0 else math.inf
+
+    def solve(self, start: float, delta: float) -> float:
+        """Epsilon >= 0 where delta is ``delta`` (0 when it is already below there).
+
+        Raises:
+            Unresolved: Newton's method in the log of delta, within a bracket, does not converge.
+        """
+        low, high, x = 0.0, math.inf, start
+        for _ in range(100):
+            value, slope = self.at(x)
+            low, high = (x, high) if value > delta else (low, x)
+            if high == 0:
+                return 0.0
+            step = value / slope * math.log(value / delta) if min(value, slope) > 0 else math.inf
+            new = x + step
+            if abs(step) < 1e-7 * min(x, 1 / self.c):
+                return new  # within about the square of that
+            if not low < new < high or abs(step) > 8 / self.c:
+                new = 0.5 * (low + high) if high < math.inf else x + 1 / self.c
+            if low == 0 and new < 0.05 * start:
+                # Zero itself may do: halving would take a thousand steps to find out.
+                new, start = 0.0, 0.0
+            x = new
+        raise Unresolved("no root on this line")
 
     def _scale(self, epsilon: float) -> float:
         return math.exp(min(self.log_scale - self.c * epsilon, 700.0))
 
-    def _wave(self, epsilon: float) -> Complex:
-        return np.exp(-1j * epsilon * self.frequencies)
 
+def draw(composition: Composition, c: float, length: float, last: float, epsilon: float) -> Line:
+    """The line at c with this period, up to ``last`` or as far as this epsilon needs.
 
-def taper(y: Array) -> Array:
-    """1 at 0 and 0 at the end to rounding, so smooth that its transform has no tail to smear."""
-    return np.asarray(0.5 * special.erfc((y / y[-1] - 0.48) * 11.8))
-
-
-def period(moments: Moments, c: float, epsilon: float, log_delta: float) -> float:
-    """A period 2 pi/h for which the aliased copies of delta are below e^-28 of it.
-
-    To the left delta <= 1, so a copy weighs at most e^(-c period). To the right delta(x) <=
-    exp(K(c') - c' x) for every c' > c.
-
-    Raises:
-        Unresolved: when no order bounds the copies on the right.
+    Where the integrand decays that is soon. Where steps that were never sampled leave nearly a
+    point mass in the distribution of the loss it does not, but oscillates with the distance of
+    epsilon from there, so that a smooth taper far out changes nothing.
     """
-    left = (_ALIAS - log_delta) / c
-    right = math.inf
-    for other in orders_beyond(c):
-        if other <= moments.order:
-            value, _ = moments.value(other)
-            needed = (value - other * epsilon - log_delta + _ALIAS) / (other - c)
-            right = min(right, needed)
-    if not math.isfinite(right):
-        raise Unresolved("the tail of the loss has no finite moment beyond the contour")
-    return max(left, right)
+    line = _build(composition, c, last, length)
+    while not line.decayed and line.doubt(epsilon) > 1e-9:
+        last *= 2
+        try:
+            line = _build(composition, c, last, length)
+        except Unresolved:
+            break
+    return line
 
 
-def build(composition: Composition, c: float, last: float, length: float) -> Contour:
-    """The contour tabulated for frequencies up to ``last``, with a period of ``length``.
-
-    Raises:
-        Unresolved: when that needs too many nodes.
-    """
+def _build(composition: Composition, c: float, last: float, length: float) -> Line:
+    """The line tabulated for frequencies up to ``last``, with a period of ``length``."""
     spacing = 2 * math.pi / length
     count = int(last / spacing) + 2
-    if not count < _MAX_FREQUENCIES:
+    tables = composition.tables(c, last)
+    if count > _MAX_FREQUENCIES or count * sum(loss.size for _, loss, _ in tables) > _MAX_PRODUCTS:
         raise Unresolved(f"{count} frequencies")
     y: Array = spacing * np.arange(count, dtype=np.float64)
     z = c + 1j * y
-    log_scale = 0.5 * composition.mu2 * c * (c + 1)
-    rounding = 1e-13
-    exponent: Complex = (0.5 * composition.mu2 * (z * (z + 1) - c * (c + 1))).astype(complex)
-    for pair, n in composition.pairs:
-        window = composition.window(pair)
-        table = tabulate(pair, window, grid_width(pair, window, c, y[-1]), _MAX_NODES)
-        if table is None:
-            raise Unresolved("a step needs too many nodes")
-        # From the same nodes as the rest of the line: the cut-off falls where the nodes let it.
-        moment, moment_error = log_moment(table, c)
-        log_ratio, moved = _log_ratio(table, c, spacing, count)
-        exponent = exponent + n * log_ratio
-        log_scale += n * moment
-        rounding += n * (moment_error + 3e-14 * moved)
-    factor = np.exp(exponent)
-    decayed = bool(np.abs(factor[-max(2, count // 16) :]).max() < DECAYED)
-    if not decayed:
-        factor *= taper(y)
-    values: Complex = (factor / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
+    log_scale, rounding = 0.5 * composition.mu2 * c * (c + 1), 1e-15
+    exponent: Complex = np.asarray(0.5 * composition.mu2 * (z * (z + 1) - c * (c + 1)))
+    for log_weight, loss, n in tables:
+        moment, error = log_moments(log_weight, loss, np.asarray([c]))
+        log_scale += n * float(moment[0])
+        rounding += n * float(error[0]) / 16  # errors of a sum's terms average out
+        exponent = exponent + n * _log_ratio(log_weight + c * loss, loss, y)
+    values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
-    return Contour(c, y, values, log_scale, rounding + 4e-16 * abs(log_scale), decayed)
+    decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
+    ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
+    longer, shorter = (np.multiply(values, _taper(y / end)) for end in ends)
+    return Line(c, y, longer, shorter, log_scale, rounding + 4e-16 * abs(log_scale), decayed)
 
 
-def _log_ratio(table: LossTable, c: float, spacing: float, count: int) -> tuple[Complex, float]:
-    """log E[e^(z loss)] - log E[e^(c loss)] at z = c + i k spacing, and how far it moves from 0."""
-    weight, loss = _tilted(table, c)
+def _taper(y: Array) -> Array:
+    """1 at 0 and 0 from 1 on to rounding, so smooth that its transform has no tail to smear."""
+    return np.asarray(0.5 * special.erfc((y - 0.48) * 11.8))
+
+
+def _log_ratio(log_weight: Array, loss: Array, y: Array) -> Complex:
+    """log E[e^(iy loss)] under the law with these weights, normalised; e^-50 of it is left out."""
+    keep = log_weight > log_weight.max() - 50
+    weight, loss = np.exp(log_weight[keep] - log_weight.max()), loss[keep]
+    weight /= weight.sum()
     mean = float(weight @ loss)
-    excess = fourier_excess(weight, loss - mean, spacing, count)
+    excess = np.zeros(y.size, dtype=complex)
+    for i in range(0, loss.size, 1024):
+        excess += _turned(weight[i : i + 1024], loss[i : i + 1024] - mean, y)
     # log(1 + u) without losing the digits of a small u, which is multiplied by the step count.
     square = 2 * excess.real + excess.real**2 + excess.imag**2
-    log_ratio = 0.5 * np.log1p(np.maximum(square, -1 + 2e-16)) + 1j * (
-        np.arctan2(excess.imag, 1 + excess.real) + mean * spacing * np.arange(count)
-    )
-    return log_ratio, float(np.abs(excess).max())
+    turn = np.arctan2(excess.imag, 1 + excess.real) + mean * y
+    return np.asarray(0.5 * np.log1p(np.maximum(square, -1 + 2e-16)) + 1j * turn)
 
 
-def _tilted(table: LossTable, c: float) -> tuple[Array, Array]:
-    """Weights of the law tilted by exp(c loss), normalised; nodes below e^-60 are left out."""
-    exponent = table.log_weight + c * table.loss
-    keep = exponent > exponent.max() - 60
-    weight = np.exp(exponent[keep] - exponent.max())
-    return weight / weight.sum(), table.loss[keep]
+def _turned(weight: Array, points: Array, y: Array) -> Complex:
+    """sum_j w_j (exp(i y_k p_j) - 1), [k], exact to rounding in relative terms; y_k = k y_1.
+
+    A turn by k is one by a multiple of the width and one by less: ab - 1 = (a-1)(b-1) + (a-1) +
+    (b-1), so that the sums are products of matrices.
+    """
+    width = math.isqrt(y.size) + 1
+    half = (0.5 * steps[:, None] * points for steps in (y[:width], y[::width]))
+    fine, coarse = (2 * sin * (1j * np.cos(h) - sin) for h in half for sin in (np.sin(h),))
+    weighed = coarse * weight
+    sums = weighed.sum(axis=1)[:, None] + (fine * weight).sum(axis=1)
+    part = 60_000 // y.size  # products so small that no library starts threads for them
+    for i in range(0, points.size, part):
+        sums += weighed[:, i : i + part] @ fine[:, i : i + part].T
+    return np.asarray(sums.ravel()[: y.size])

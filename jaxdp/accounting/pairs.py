@@ -10,7 +10,7 @@ from jaxdp.accounting.base import Array
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.canonical import Step
 from jaxdp.accounting.cells import normal_cells
-from jaxdp.accounting.loss import directions, log_ratio, posterior, separation
+from jaxdp.accounting.loss import log_ratio, posterior, separation
 
 _U = 2.0**-53
 
@@ -38,12 +38,8 @@ class SampledGaussian:
     @property
     def center(self) -> float:
         """The loss of a step whose record was not sampled, or typical of a full batch."""
-        z, q = self.step.noise_multiplier, self.step.sampling_prob
-        if q == 1:
-            return 0.5 * (separation(self.relation) / z) ** 2
-        if self.relation is Relation.REPLACE_ONE:
-            return 0.0
-        loss = float(log_ratio(np.zeros(1), z, q)[0])
+        sampled = 1.0 if self.step.sampling_prob == 1 and not self.reverse else 0.0
+        loss = float(self._loss(np.asarray([sampled]))[0])
         return -loss if self.reverse else loss
 
     def span(self, tail: float) -> tuple[float, float]:
@@ -66,8 +62,10 @@ class SampledGaussian:
         The part that both laws share is left out of the difference, which so keeps its digits where
         hardly any record is sampled.
         """
-        q = self.step.sampling_prob
-        base, present, absent = self._normals(edges)
+        z, q = self.step.noise_multiplier, self.step.sampling_prob
+        x = self.output(-edges[::-1] if self.reverse else edges)
+        base, present = normal_cells(x, 0.0, z), normal_cells(x, 1.0, z)
+        absent = normal_cells(x, -1.0, z) if self.relation is Relation.REPLACE_ONE else base
         p, other = (1 - q) * base + q * present, (1 - q) * base + q * absent
         gain, error = q * (present - absent), self.rounding * q * (present + absent)
         if self.reverse:
@@ -78,7 +76,7 @@ class SampledGaussian:
         """As ``Pair.tails``."""
         z, q = self.step.noise_multiplier, self.step.sampling_prob
         sign = 1.0 if self.reverse else -1.0
-        x = self._output(-losses if self.reverse else losses)
+        x = self.output(-losses if self.reverse else losses)
         base, present = special.ndtr(sign * x / z), special.ndtr(sign * (x - 1) / z)
         absent = base
         if self.relation is Relation.REPLACE_ONE:
@@ -89,7 +87,7 @@ class SampledGaussian:
     def slack(self, edges: Array) -> float:
         """The largest distance, in loss, of the rounded outputs from finite ``edges``."""
         z, q = self.step.noise_multiplier, self.step.sampling_prob
-        x = self._output(-edges if self.reverse else edges)
+        x = self.output(-edges if self.reverse else edges)
         x = x[np.isfinite(x)]
         wide = np.abs(x) if self.relation is Relation.REPLACE_ONE else x
         steep = posterior(wide, z, q) * separation(self.relation)
@@ -102,7 +100,7 @@ class SampledGaussian:
         loss = log_ratio(x, z, q)
         return loss - log_ratio(-x, z, q) if self.relation is Relation.REPLACE_ONE else loss
 
-    def _output(self, loss: Array) -> Array:
+    def output(self, loss: Array) -> Array:
         """The output x at which the forward loss is ``loss``; -inf below its infimum."""
         z, q = self.step.noise_multiplier, self.step.sampling_prob
         if self.relation is Relation.REPLACE_ONE:
@@ -119,29 +117,17 @@ class SampledGaussian:
             return np.asarray(z * z * np.sign(loss) * (half + asinh))
         if q == 1:
             return np.asarray(z * z * loss + 0.5)
-        with np.errstate(divide="ignore"):
-            near = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30.0)) / q, -1.0))
         # log(1 + (e^loss - 1)/q) = loss - log q + log(1 - (1 - q) e^-loss).
         # Also below, where q is near 1 and the other form would cancel.
         direct = (loss > 30) | (loss < -0.5)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            near = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30.0)) / q, -1.0))
             inside = np.maximum(-(1 - q) * np.exp(-np.where(direct, loss, 30.0)), -1.0)
             far = loss - math.log(q) + np.log1p(inside)
         return np.asarray(z * z * np.where(direct, far, near) + 0.5)
 
-    def _normals(self, edges: Array) -> tuple[Array, Array, Array]:
-        """Masses of the cells' outputs without the record, with it, and with the one it replaced.
-
-        Forward, in increasing order of the output.
-        """
-        z = self.step.noise_multiplier
-        x = self._output(-edges[::-1] if self.reverse else edges)
-        base, present = normal_cells(x, 0.0, z), normal_cells(x, 1.0, z)
-        if self.relation is Relation.REPLACE_ONE:
-            return base, present, normal_cells(x, -1.0, z)
-        return base, present, base
-
 
 def gaussian_pairs(step: Step, relation: Relation) -> tuple[SampledGaussian, ...]:
     """The pairs of one Poisson-sampled or full-batch step, one for each direction."""
-    return tuple(SampledGaussian(step, relation, r) for r in directions(relation))
+    both = (False,) if relation is Relation.REPLACE_ONE else (False, True)
+    return tuple(SampledGaussian(step, relation, reverse) for reverse in both)

@@ -7,11 +7,10 @@ import numpy as np
 
 from jaxdp.accounting import _validate as check
 from jaxdp.accounting import accountants
-from jaxdp.accounting.base import Event, Unresolved
+from jaxdp.accounting.base import Array, Event, Unresolved
 from jaxdp.accounting.bounds import ADD, Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, flatten
 from jaxdp.accounting.events import Repeated
-from jaxdp.accounting.loss import Array
 
 
 def epsilon(
@@ -100,9 +99,11 @@ def quick_epsilon(event: Event, delta: float, relation: Relation = ADD) -> float
     """
     run = flatten(event, relation)
     quick = accountants.quick_epsilon(run, relation, delta)
-    if quick is not None and quick.estimate is not None:
-        return quick.estimate
-    return accountants.ask("epsilon", run, relation, "auto", delta).upper
+    return (
+        quick
+        if quick is not None
+        else accountants.ask("epsilon", run, relation, "auto", delta).upper
+    )
 
 
 def rough_delta(event: Event, epsilon: float, relation: Relation) -> float:

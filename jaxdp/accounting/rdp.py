@@ -11,9 +11,10 @@ import math
 import numpy as np
 
 from jaxdp.accounting import fixed_size
+from jaxdp.accounting.base import Array
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.canonical import Run, Step
-from jaxdp.accounting.loss import Array, separation
+from jaxdp.accounting.loss import separation
 from jaxdp.accounting.moments import renyi
 
 _GRIDS = (

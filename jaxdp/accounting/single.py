@@ -9,25 +9,32 @@ from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.canonical import Run, Step
 from jaxdp.accounting.cells import normal_cells
 from jaxdp.accounting.gaussian import PROFILE_ERROR, bracket_epsilon, gaussian_delta
-from jaxdp.accounting.loss import Pair, directions, log_ratio, separation
-from jaxdp.accounting.roots import bracket_decreasing, expand_right
+from jaxdp.accounting.loss import separation
+from jaxdp.accounting.pairs import SampledGaussian
 
 
 def single_delta(step: Step, relation: Relation, epsilon: float) -> float:
-    """delta(epsilon) of one Poisson-sampled step: the larger of both directions.
+    """The delta(epsilon) of one Poisson-sampled step, the larger of both directions.
 
     The worst event is an output beyond a threshold, because the likelihood ratio is monotone. For
     add/remove that gives q delta_G(log(1 + (e^epsilon - 1)/q)), delta_G the unsampled profile
     (amplification by sampling: Balle, Barthe and Gaboardi 2018, arXiv:1807.01647v2, Theorem 8, with
-    equality for the Gaussian); the reverse direction and replace-one follow the same way.
-    The relative error is below 1e-10.
+    equality for the Gaussian); replace-one follows the same way. The reverse of add/remove has
+    a H_b, H_b = sup_A N1(A) - b N0(A), where the forward direction has q H_c: with t = e^epsilon
+    and r = 1 - q, a = max(1 - r t, 0) <= q and b = q t/a, and a q (b - c) = r (t - 1)^2 >= 0 with
+    c = 1 + (t - 1)/q. So it is never larger. The relative error is below 1e-10.
     """
-    if step.sampling_prob == 1:
-        mu = (2.0 if relation is Relation.REPLACE_ONE else 1.0) / step.noise_multiplier
+    q, mu = step.sampling_prob, separation(relation) / step.noise_multiplier
+    if q == 1:
         return gaussian_delta(mu, epsilon)
     if relation is Relation.REPLACE_ONE:
         return _replace_one(step, epsilon)
-    return max(_one_way(Pair(step, relation, r), epsilon) for r in directions(relation))
+    # epsilon' with e^epsilon' = 1 + (e^epsilon - 1)/q, without overflow.
+    if epsilon > 30:
+        inner = epsilon - math.log(q) + math.log1p((q - 1) * math.exp(-epsilon))
+    else:
+        inner = math.log1p(math.expm1(epsilon) / q)
+    return q * gaussian_delta(mu, inner)
 
 
 def total_variation(run: Run, relation: Relation) -> float:
@@ -51,53 +58,24 @@ def single_epsilon(step: Step, relation: Relation, delta: float) -> tuple[float,
     )
 
 
-def _one_way(pair: Pair, epsilon: float) -> float:
-    q, mu = pair.step.sampling_prob, pair.mu
-    if not pair.reverse:
-        # epsilon' with e^epsilon' = 1 + (e^epsilon - 1)/q, without overflow.
-        if epsilon > 30:
-            inner = epsilon - math.log(q) + math.log1p((q - 1) * math.exp(-epsilon))
-        else:
-            inner = math.log1p(math.expm1(epsilon) / q)
-        return q * gaussian_delta(mu, inner)
-    room = 1 + math.expm1(-epsilon) / q
-    if room <= 0:
-        return 0.0  # the loss never exceeds -log(1-q)
-    inner = -math.log(room)
-    return math.exp(epsilon - inner) * q * gaussian_delta(mu, inner)
-
-
 def _replace_one(step: Step, epsilon: float) -> float:
-    """P's mass beyond the threshold minus e^epsilon Q's, for the symmetric pair of mixtures."""
+    """P's mass beyond the threshold minus e^epsilon Q's, for the symmetric pair of mixtures.
+
+    The threshold is where that is largest, so that its rounding enters squared.
+    """
     z, q = step.noise_multiplier, step.sampling_prob
-
-    def shortfall(x: float) -> float:
-        at = np.asarray([x, -x])
-        p, other = log_ratio(at, z, q)
-        return epsilon - float(p - other)
-
-    if epsilon == 0:
-        x = 0.0
-    else:
-        x = bracket_decreasing(shortfall, 0.0, expand_right(shortfall, 1e-6 * z), rtol=1e-16)[1]
+    x = float(SampledGaussian(step, Relation.REPLACE_ONE).output(np.asarray([epsilon]))[0])
     # delta = first - e^epsilon second = q (A - B) - (e^epsilon - 1) second, second = (1-q) C + q B:
     # the parts that nearly cancel are taken as one difference.
     t, h = x / z, 1 / z
     if epsilon < 500:
-        second = (1 - q) * _tail(t) + q * _tail(t + h)
-        return max(q * _between(t, h) - math.expm1(epsilon) * second, 0.0)
+        # Of [t - h, t + h], whose width the difference of these two would lose.
+        between = float(normal_cells(np.asarray([-h, h]), -t, 1.0)[0])
+        second = (1 - q) * special.ndtr(-t) + q * special.ndtr(-t - h)
+        return max(q * between - math.expm1(epsilon) * float(second), 0.0)
     # e^epsilon alone would overflow; times a tail it does not.
     log_second = np.logaddexp(
         math.log1p(-q) + special.log_ndtr(-t), math.log(q) + special.log_ndtr(-t - h)
     )
-    first = (1 - q) * _tail(t) + q * _tail(t - h)
-    return max(first - math.exp(min(epsilon + float(log_second), 0.0)), 0.0)
-
-
-def _between(t: float, h: float) -> float:
-    """Standard normal mass of [t - h, t + h], also where the difference of tails would cancel."""
-    return float(normal_cells(np.asarray([t - h, t + h]), 0.0, 1.0)[0])
-
-
-def _tail(t: float) -> float:
-    return float(special.ndtr(-t))
+    first = (1 - q) * special.ndtr(-t) + q * special.ndtr(h - t)
+    return max(float(first) - math.exp(min(epsilon + float(log_second), 0.0)), 0.0)

@@ -63,7 +63,7 @@ def test_masses_of_a_step_are_those_of_outputs_that_are_nearly_the_edges(
     masses, slack = pair.masses(edges), pair.slack(edges)
     assert all(map(np.array_equal, pair.cells(edges), masses[:2]))
     assert slack <= 1e-10 * max(1.0, np.abs(edges).max())
-    x = pair._output(-edges if reverse else edges)
+    x = pair.output(-edges if reverse else edges)
     with mp.workdps(50):
         for edge, at in zip(edges, x, strict=True):
             assert abs(exact_loss(step, relation, mp.mpf(at)) * (-1 if reverse else 1) - edge) <= (
