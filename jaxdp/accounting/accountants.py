@@ -29,7 +29,7 @@ class Accountant:
         refuses: (run, relation) -> reason, or "" when it can answer.
     """
 
-    answer: Callable[[str, Run, Relation, float], Bound]
+    answer: Callable[..., Bound]
     refuses: Callable[[Run, Relation], str]
 
 
@@ -166,7 +166,7 @@ def quick_delta(run: Run, relation: Relation, epsilon: float) -> float | None:
         return None
 
 
-def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
+def _exact_epsilon(run: Run, relation: Relation, delta: float, goal: float | None = None) -> Bound:
     if _is_single(run):
         lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
         lower, upper = lower * (1 - 1e-14), upper * (1 + 1e-14)  # as in _around
@@ -175,21 +175,33 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float) -> Bound:
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
     quick = quick_epsilon(run, relation, delta)
     sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
-    found = directions(run, relation, math.log(delta), 9e-5 if sampled >= 1 else 5e-4)
+    goal = goal or (9e-5 if sampled >= 1 else 5e-4)
+    found = directions(run, relation, math.log(delta), goal)
     lower, upper = certificate.epsilon_bounds(found, quick or None)
     return _joined(lower, upper, quick, found[0].two_sided, "epsilon")
 
 
-def rough_delta(run: Run, relation: Relation, epsilon: float) -> float:
-    """An upper end of delta at epsilon, good to about 1 %.
+def rough_epsilon(run: Run, relation: Relation, delta: float) -> float:
+    """An upper end of epsilon at delta, good to about 0.02 %.
 
     Raises:
         Unresolved: ``ask`` knows a better way, or the only one.
     """
+    _need_certificate(run, relation)
+    found = directions(run, relation, math.log(delta), 2e-4, both=False)
+    return certificate.epsilon_bounds(found, None)[1]
+
+
+def rough_delta(run: Run, relation: Relation, epsilon: float) -> float:
+    """An upper end of delta at epsilon, good to about 1 %; errors as ``rough_epsilon``."""
+    _need_certificate(run, relation)
+    return _certified_delta(run, relation, epsilon, None, 1e-2, False)[1]
+
+
+def _need_certificate(run: Run, relation: Relation) -> None:
     known = run.empty or run.infinite or not _only_full_batch(run, relation) or _is_single(run)
     if known or run.hidden or _only_pairs(run, relation):
         raise Unresolved("no privacy loss distribution")
-    return _certified_delta(run, relation, epsilon, None, 1e-2, False)[1]
 
 
 def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
@@ -249,11 +261,17 @@ def _joined(lower: float, upper: float, quick: float | None, both: bool, query: 
     return Bound(lower, 0.5 * (lower + upper), upper, "exact", note)
 
 
-def _exact(query: str, run: Run, relation: Relation, value: float) -> Bound:
-    return (_exact_epsilon if query == "epsilon" else _exact_delta)(run, relation, value)
+def _exact(
+    query: str, run: Run, relation: Relation, value: float, goal: float | None = None
+) -> Bound:
+    if query == "epsilon":
+        return _exact_epsilon(run, relation, value, goal)
+    return _exact_delta(run, relation, value)
 
 
-def _auto(query: str, run: Run, relation: Relation, value: float) -> Bound:
+def _auto(
+    query: str, run: Run, relation: Relation, value: float, goal: float | None = None
+) -> Bound:
     """The certificate where there are pairs; Renyi bounds where there are none or they are less."""
     if not _only_full_batch(run, relation):
         return _gdp(query, run, relation, value)
@@ -261,7 +279,7 @@ def _auto(query: str, run: Run, relation: Relation, value: float) -> Bound:
     if _only_pairs(run, relation):
         return loose()
     try:
-        bound = _exact(query, run, relation, value)
+        bound = _exact(query, run, relation, value, goal)
     except Unresolved:
         return loose()
     return _tighter(bound, loose) if bound.upper - bound.lower > 1e-2 * bound.upper else bound
@@ -299,10 +317,18 @@ ACCOUNTANTS: dict[str, Accountant] = {
 _AUTO = Accountant(_auto, _never)
 
 
-def ask(query: str, run: Run, relation: Relation, accountant: str, value: float) -> Bound:
+def ask(
+    query: str,
+    run: Run,
+    relation: Relation,
+    accountant: str,
+    value: float,
+    goal: float | None = None,
+) -> Bound:
     """The bound of the accountant named, or for "auto" of the tightest that covers the run.
 
-    The query is "epsilon" at a delta, or "delta" at an epsilon, which may be infinite.
+    The query is "epsilon" at a delta, or "delta" at an epsilon, which may be infinite. ``goal`` is
+    the relative width of a certified epsilon that is aimed at.
 
     Raises:
         UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
@@ -317,7 +343,8 @@ def ask(query: str, run: Run, relation: Relation, accountant: str, value: float)
         return Bound(0.0, 0.0, 0.0, "none", "no output of the run has an infinite loss")
     asked = _AUTO if accountant == "auto" else ACCOUNTANTS[accountant]
     try:
-        bound = asked.answer(query, run, relation, value)
+        finer = (goal,) if goal and asked.answer in (_auto, _exact) else ()
+        bound = asked.answer(query, run, relation, value, *finer)
         return _hidden(query, run, relation, accountant, value, bound) if run.hidden else bound
     except Unresolved as error:
         raise UnsupportedEventError(

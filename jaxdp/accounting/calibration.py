@@ -77,8 +77,11 @@ def calibrate(
         # A little inside, so that the first proof succeeds.
         return _log_ratio(found, epsilon * (1 - tolerance / 2))
 
+    # One step more or less is less than the usual width.
+    finer = (1e-5,) if whole else ()
+
     def proven(value: float) -> float:
-        found = queries.epsilon(make_event(value), delta, relation, accountant)
+        found = queries.epsilon(make_event(value), delta, relation, accountant, *finer)
         return _log_ratio(found.upper, epsilon)
 
     start, slope = least(quick, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole)

@@ -31,6 +31,7 @@ class Direction:
     ) -> None:
         self._upper, self._lower = upper, lower
         self.log_delta, self.tolerance = log_delta, tolerance
+        self.exhausted = False  # True once no finer grid is left
         self._plans: dict[float, Plan] = {}
 
     @property
@@ -111,6 +112,7 @@ class Direction:
         kinds = self._upper if high else self._lower
         assert kinds is not None
         layout = plan.layout(tolerance)
+        self.exhausted = math.isinf(layout.points)
         width, put, fine = layout.widths[0], (above if high else below), plan.fine(tolerance)
 
         @functools.cache
@@ -334,7 +336,7 @@ def _refine(
         width = (upper - lower) / max(upper, 1e-300)
         # Ends that do not approach are those of different pairs, or rounding's.
         stalled += width > 0.9 * before
-        if width <= goal or stalled > 1 or tolerance < 1e-4 * goal or upper <= 1e-9:
+        if width <= goal or upper <= 1e-9 or stalled > 1 or direction.exhausted:
             return lower, upper
         before = width
         tolerance *= min(max(0.6 * goal / width, 1 / 256), 0.2)

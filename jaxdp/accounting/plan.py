@@ -206,7 +206,7 @@ def _atoms(
 ) -> list[tuple[Atoms, int]]:
     """Coarse atoms above each kind of step; the more steps, the less may each add."""
     return [
-        (above(p, width, low, cap, min(max(3 / math.sqrt(n), 1e-3), 0.05)), n)
+        (above(p, width, low, cap, min(max(3 / math.sqrt(n), 3e-3), 0.05)), n)
         for (p, n), low, cap in zip(kinds, lows, caps, strict=True)
     ]
 
