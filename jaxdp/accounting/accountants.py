@@ -175,7 +175,7 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float, goal: float | Non
         return Bound(0.0, 0.0, 0.0, "exact", _ZERO)
     quick = quick_epsilon(run, relation, delta)
     sampled = sum(n * s.sampling_prob for s, n in run.steps) + sum(n for _, n in run.parts)
-    goal = goal or (9e-5 if sampled >= 1 else 5e-4)
+    goal = goal or (9.8e-5 if sampled >= 1 else 5e-4)
     found = directions(run, relation, math.log(delta), goal)
     lower, upper = certificate.epsilon_bounds(found, quick or None)
     return _joined(lower, upper, quick, found[0].two_sided, "epsilon")

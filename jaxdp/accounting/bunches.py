@@ -45,12 +45,13 @@ class Moments:
     """Chernoff's bounds on sums of atoms, tilted by ``c``.
 
     Attributes:
+        c: the tilt.
         orders: the orders on both sides of c at which they are tried, [k].
         gain: log E[exp((order - c) loss)] of the tilted losses of each kind, [kinds, k].
     """
 
     def __init__(self, atoms: Counted, width: float, c: float) -> None:
-        self._c, self.orders = c, around(c)
+        self.c, self.orders = c, around(c)
         orders = np.append(self.orders, c)
         rows = [log_moments([(atom, 1)], width, orders) for atom, _ in atoms]
         self.gain = np.asarray([row[:-1] - row[-1] for row in rows])
@@ -68,14 +69,14 @@ class Moments:
 
     def window(self, counts: Array, nats: float) -> tuple[float, float]:
         """(first, last) loss of a window that leaves e^-nats of the tilted law on either side."""
-        gain, c = self.of(counts) + nats, self._c
+        gain, c = self.of(counts) + nats, self.c
         up, down = self.orders > c, self.orders < c
         last = (gain[up] / (self.orders[up] - c)).min()
         return float(-(gain[down] / (c - self.orders[down])).min()), float(last)
 
     def near(self, counts: Array, first: float, last: float) -> Array:
         """The orders that may well give the best bounds below ``first`` and above ``last``."""
-        gain, c = self.of(counts), self._c
+        gain, c = self.of(counts), self.c
         above = np.where(self.orders > c, gain - (self.orders - c) * last, np.inf)
         below = np.where(self.orders < c, gain + (c - self.orders) * first, np.inf)
         up, down = int(np.argmin(above)), int(np.argmin(below))
@@ -135,7 +136,7 @@ class Sums:
     """Laws of sums of steps' losses, by way of bunches."""
 
     def __init__(
-        self, steps: Callable[[float], Counted], put: Put, layout: Layout, c: float
+        self, steps: Callable[[float], Counted], put: Put, layout: Layout, moments: Moments
     ) -> None:
         """Puts the steps on the finest grid.
 
@@ -143,11 +144,11 @@ class Sums:
             steps: from the width of a grid to the steps' atoms on it, with their numbers.
             put: puts a bunch on a grid, above or below.
             layout: the grids.
-            c: the tilt.
+            moments: of coarse atoms, from which windows and orders are chosen; with the tilt.
         """
-        self._steps, self._put, self._layout, self._c = steps, put, layout, c
+        self._steps, self._put, self._layout = steps, put, layout
+        self._moments, self._c = moments, moments.c
         self._atoms = steps(layout.widths[0])
-        self._moments = Moments(self._atoms, layout.widths[0], c)
 
     def whole(self, first: float) -> Law:
         """The law of the sum of all, on a window that begins at ``first``."""

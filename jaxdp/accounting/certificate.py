@@ -105,7 +105,7 @@ class Direction:
     def _terms(self, high: bool, epsilon: float, tolerance: float) -> Callable[[float], float]:
         """Delta's certified end as a function of epsilon, over exp(log_delta)."""
         plan = self._plan(epsilon)
-        if plan.chernoff < self.log_delta - 40:
+        if plan.chernoff < self.log_delta - 15:
             # So far out that nothing else is of use; below it nothing is known.
             least = 1.01 * math.exp(plan.chernoff - self.log_delta) if high else 0.0
             return lambda at: least if at >= epsilon or not high else math.inf
@@ -123,7 +123,8 @@ class Direction:
             ]
 
         atoms = steps(width)
-        base = Sums(steps, put, layout, plan.c).whole(plan.first).profile(epsilon)
+        sums = Sums(steps, put, layout, plan.moments(plan.c))
+        base = sums.whole(plan.first).profile(epsilon)
         sign = 1 if high else -1
         unit = self.log_delta
         if not plan.split:
@@ -140,7 +141,7 @@ class Direction:
 
             return whole
         singles = [
-            _Single(pair, n, atom, _without(steps, i), layout, plan.first, sign)
+            _Single(pair, n, atom, _without(steps, i), layout, plan, sign)
             for i, ((pair, n), (atom, _)) in enumerate(zip(kinds, atoms, strict=True))
             if atom.over[0] > 0
         ]
@@ -182,11 +183,11 @@ class _Single:
         atom: Atoms,
         others: Callable[[float], list[tuple[Atoms, int]]],
         layout: Layout,
-        first: float,
+        plan: Plan,
         sign: int,
     ) -> None:
         put = above if sign > 0 else below
-        self._law = Sums(others, put, layout, 0.0).whole(first)
+        self._law = Sums(others, put, layout, plan.moments(0.0)).whole(plan.first)
         self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
         # Sums that hardly ever occur enter with the largest payoff, or not at all.
         live = self._law.weight > 1e-25
@@ -305,8 +306,7 @@ def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, fl
     lower = upper = 0.0
     for direction in directions:
         unit = math.exp(direction.log_delta)
-        rough = (direction.delta_end(True, epsilon, t) for t in (_COARSE, direction.tolerance))
-        if upper > 0 and any(end * unit <= upper for end in rough):
+        if upper > 0 and direction.delta_end(True, epsilon, _COARSE) * unit <= upper:
             continue
         ends = _refine(direction, direction.delta_end, epsilon)
         lower, upper = max(lower, ends[0] * unit), max(upper, ends[1] * unit)
@@ -322,14 +322,16 @@ def _refine(
     lower, upper, before = 0.0, math.inf, math.inf
     hint = near if end == direction.epsilon_end else 1.0
     goal, enough = direction.tolerance, 0.55 * direction.tolerance
-    tolerance, stalled = goal, 0
+    tolerance, stalled = 0.7 * goal, 0
     while True:
         # An end that is close to a good guess is not asked again; a poor guess is close to none.
         if not 0 <= upper - hint <= enough * hint:
             upper = min(upper, end(True, near, tolerance))
         if end == direction.epsilon_end:
             near = max(upper, 1e-12)
-        if direction.two_sided and not 0 <= hint - lower <= enough * hint:
+        if not direction.two_sided:
+            return 0.0, upper
+        if not 0 <= hint - lower <= enough * hint:
             lower = max(lower, end(False, near, tolerance))
         if lower > upper:
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")

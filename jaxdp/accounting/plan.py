@@ -24,7 +24,7 @@ _CAPS = (24.0, 12.0, 6.0, 3.0, 1.6)  # of epsilon
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Cuts of the losses, and the window and tilt of their sum.
 
@@ -64,12 +64,16 @@ class Plan:
         best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
         if self.lattice > width or size < 1 << 14:
             return best
-        moments, counts = Moments(self.atoms, self.grid, self.c), _counts(self.atoms)
+        moments, counts = self.moments(self.c), _counts(self.atoms)
         for levels in (1, 2, 3, 4):
-            other = self._bunched(moments, counts, levels, tolerance / (levels + 1))
+            other = self._bunched(moments, counts, levels, 0.5 * tolerance / (levels + 1))
             if other and other.points < 0.6 * best.points:
                 best = other
         return best
+
+    def moments(self, c: float) -> Moments:
+        """Chernoff's bounds on sums of the coarse atoms, tilted by ``c``."""
+        return _moments(self, c)
 
     def _bunched(
         self, moments: Moments, counts: Array, levels: int, tolerance: float
@@ -128,6 +132,11 @@ class Plan:
     def scale(self, epsilon: float) -> float:
         """The epsilon of which tolerances are fractions; c times it, of delta's logarithm."""
         return max(epsilon, 1e-2 / self.c)
+
+
+@functools.lru_cache(maxsize=8)
+def _moments(plan: Plan, c: float) -> Moments:
+    return Moments(plan.atoms, plan.grid, c)
 
 
 def best(kinds: Kinds, epsilon: float, log_delta: float) -> Plan:

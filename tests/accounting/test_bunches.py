@@ -23,8 +23,12 @@ def steps_of(put, kinds=KINDS):
     return lambda width: [(put(p, width, *p.span(1e-20), 0.01), n) for p, n in kinds]
 
 
+def sums(steps, put, layout, c):
+    return Sums(steps, put, layout, Moments(steps(0.01), 0.01, c))
+
+
 def delta(put, layout, epsilon, kinds=KINDS, c=0.8):
-    found = Sums(steps_of(put, kinds), put, layout, c).whole(-32.0)
+    found = sums(steps_of(put, kinds), put, layout, c).whole(-32.0)
     value, error = found.profile(epsilon)(epsilon, 0.0)
     return value, error
 
@@ -55,7 +59,7 @@ def test_no_step_is_lost_or_counted_twice():
         exact = acc.delta(acc.Repeated(acc.Gaussian(20.0), n), 1.0).estimate
         ends = []
         for put, sign in ((below, -1), (above, 1)):
-            found = Sums(steps_of(put, kinds), put, layout, 4.0).whole(-4.0)
+            found = sums(steps_of(put, kinds), put, layout, 4.0).whole(-4.0)
             value, error = found.profile(1.0)(1.0, 0.0)
             ends.append(value + sign * error)
         assert ends[0] <= exact <= ends[1] <= 1.01 * ends[0]
@@ -108,7 +112,7 @@ def test_windows_leave_out_what_they_say():
     moments = Moments(atoms, width, 0.8)
     counts = np.asarray([200])
     first, last = moments.window(counts, 5.0)
-    law = Sums(
+    law = sums(
         lambda w: [(a, 200) for a, _ in atoms], above, Layout((width,), 1, 1 << 16, 0), 0.8
     ).whole(-20.0)
     assert 0 < law.weight[law.loss > last].sum() <= math.exp(-5.0)
