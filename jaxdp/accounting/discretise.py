@@ -147,7 +147,7 @@ class _Merged:
         first, last = edges[:-1].copy(), edges[1:].copy()
         cut = last - (last - first) * np.clip(share, 0.0, 1.0)
         for _ in range(8):
-            left = np.flatnonzero(~self.good & (self.up > 1e-9))
+            left = np.flatnonzero(~self.good & (self.up > 1e-6 * self.p))
             if not left.size:
                 break
             low = self._try(left, edges, cut[left], grid[left])

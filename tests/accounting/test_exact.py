@@ -136,11 +136,11 @@ def test_one_step_by_contour_equals_the_closed_form(relation, q, z, delta):
     assert contour == pytest.approx(closed.estimate, rel=1e-8)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.floats(1e-3, 0.9),
     st.floats(0.5, 20.0),
-    st.integers(2, 10**6),
+    st.integers(2, 10**5),
     st.floats(1e-9, 1e-2),
     st.sampled_from([ADD, REPLACE]),
 )
@@ -158,8 +158,9 @@ def test_the_root_is_where_delta_says_and_nothing_is_silent(q, z, steps, delta, 
 def test_a_root_that_a_fixed_cut_off_gets_wrong():
     """q T = 1: the integrand decays slowly, and a shortened probe answered 0.861 for 0.3036."""
     bound = acc.epsilon(run(1e-3, 1.0, 1000), 2e-7)
-    below = acc.delta(run(1e-3, 1.0, 1000), bound.upper).upper
-    assert below == pytest.approx(2e-7, rel=1e-4)
+    there = acc.delta(run(1e-3, 1.0, 1000), bound.estimate)
+    assert there.estimate == pytest.approx(2e-7, rel=1e-4)
+    assert there.lower <= 2e-7 <= there.upper
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
