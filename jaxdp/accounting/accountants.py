@@ -193,9 +193,12 @@ def rough_epsilon(run: Run, relation: Relation, delta: float) -> float:
 
 
 def rough_delta(run: Run, relation: Relation, epsilon: float) -> float:
-    """An upper end of delta at epsilon, good to about 1 %; errors as ``rough_epsilon``."""
-    _need_certificate(run, relation)
-    return _certified_delta(run, relation, epsilon, None, 1e-2, False)[1]
+    """An upper end of delta at epsilon, good to about 1 % where there is a certificate."""
+    try:
+        _need_certificate(run, relation)
+        return min(1.0, _certified_delta(run, relation, epsilon, None, 1e-2, False)[1])
+    except Unresolved:
+        return ask("delta", run, relation, "auto", epsilon).upper
 
 
 def _need_certificate(run: Run, relation: Relation) -> None:

@@ -245,7 +245,7 @@ def _profile(event: Event, relation: Relation) -> tuple[Array, Array]:
     curve = rdp.run_rdp(run, relation)
     epsilons = rdp.rdp_to_epsilon(curve, 1e-25)[0] * np.linspace(0, 1, _POINTS) ** 1.5
     deltas = [
-        min(rdp.rdp_to_delta(curve, e), accountants.ask("delta", run, relation, "auto", e).upper)
+        min(rdp.rdp_to_delta(curve, e), accountants.rough_delta(run, relation, e))
         for e in epsilons.tolist()
     ]
     return epsilons, np.minimum.accumulate(np.asarray(deltas))

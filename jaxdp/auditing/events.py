@@ -152,7 +152,7 @@ def profile(event: acc.Event, relation: acc.Relation) -> tuple[tuple[float, floa
     """Pairs (epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 end the list."""
     found = []
     for epsilon in _EPSILONS:
-        found.append((epsilon, min(1.0, acc.delta(event, epsilon, relation).upper)))
+        found.append((epsilon, acc.queries.rough_delta(event, epsilon, relation)))
         if found[-1][1] < 1e-9:
             break
     return tuple(found)
