@@ -119,3 +119,16 @@ def test_windows_leave_out_what_they_say():
     assert 0 < law.weight[law.loss < first].sum() <= math.exp(-5.0)
     orders = moments.near(counts, first, last)
     assert orders.min() < 0.8 < orders.max()
+
+
+def test_what_is_left_out_of_a_bunch_is_told():
+    steps = steps_of(above, KINDS[:1])
+    moments = Moments(steps(0.01), 0.01, 0.8)
+    first, last = moments.window(np.asarray([40]), 4.0)
+    width = (last - first) / 4096
+    atoms = [(atom, 40) for atom, _ in steps(width)]
+    law = Sums(lambda _: atoms, above, Layout((width,), 1, 4096, 0), moments).whole(first)
+    atom, scale, _, cut = bunches._coarser(law, 8 * width, above)
+    assert cut > 1e-3
+    kept = bunches.log_moments([(atom, 1)], 8 * width, np.asarray([0.8]))[0] + scale - law.log_scale
+    assert math.exp(kept) + cut >= law.weight.sum()

@@ -190,3 +190,19 @@ def test_delta_at_epsilon_0_is_the_total_variation(relation):
     truth = plain_delta(((0.1, 1.0, 20),), relation, 0.0, 80.0)
     assert bound.lower * (1 - 1e-6) <= truth <= bound.upper * (1 + 1e-6)
     assert bound.upper - bound.lower <= 1e-2 * bound.upper
+
+
+def test_the_worse_direction_decides_however_little_worse():
+    """Two directions whose deltas differ by a fifth, in either order."""
+
+    def direction(p):
+        loss = np.asarray([-math.log(3.0), math.log(3.0)])
+        pair = Discrete(loss, np.asarray([1 - p, p]), rounding=1e-15)
+        return Direction(((pair, 6),), ((pair, 6),), math.log(0.1), 1e-4)
+
+    alone = certificate.epsilon_bounds([direction(0.75)], None)
+    assert alone[0] > 1.02 * certificate.epsilon_bounds([direction(0.73)], None)[1]
+    for pair in ((0.75, 0.73), (0.73, 0.75)):
+        lower, upper = certificate.epsilon_bounds([direction(p) for p in pair], None)
+        assert lower <= alone[1]
+        assert upper >= alone[0]

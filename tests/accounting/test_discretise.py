@@ -165,3 +165,10 @@ def test_grids_widen_away_from_the_point_mass_and_reach_the_end():
         assert index[-1] >= last
         assert (steps >= 1).all()
         assert (steps <= np.maximum(1.0, 1.05 * fine * index[1:] + 1)).all()
+
+
+@pytest.mark.parametrize("low", [-4.0, -0.2, 0.3])
+def test_losses_below_the_lowest_are_raised_to_it_not_dropped(low):
+    pair = SampledGaussian(Step(1.0, 1.0, "poisson"), Relation.ADD_OR_REMOVE_ONE)
+    atoms = above(pair, 1e-2, low, 3.0, 0.01)
+    assert atoms.mass.sum() + atoms.over[0] >= 1 - 1e-12
