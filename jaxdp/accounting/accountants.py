@@ -5,14 +5,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jaxdp.accounting import certificate, estimate, fixed_size, gaussian, last_iterate, rdp, single
-from jaxdp.accounting.base import Pair, Unresolved
+from jaxdp.accounting import certificate, estimate, gaussian, last_iterate, rdp, single
+from jaxdp.accounting.base import Unresolved
 from jaxdp.accounting.bounds import Bound, Relation, UnsupportedEventError
 from jaxdp.accounting.canonical import Run, Step
-from jaxdp.accounting.certificate import Direction
+from jaxdp.accounting.kinds import directions, fewer
 from jaxdp.accounting.loss import separation
-from jaxdp.accounting.pairs import gaussian_pairs
-from jaxdp.accounting.plan import Kinds
 
 _ZERO = "delta(0) is already below the target"
 _BETWEEN = "no tight value is known: the truth lies between the ends"
@@ -106,42 +104,6 @@ def poisson(run: Run) -> bool:
     return not run.parts and all(s.sampling == "poisson" for s, _ in run.steps)
 
 
-def directions(
-    run: Run, relation: Relation, log_delta: float, tolerance: float, both: bool = True
-) -> list[Direction]:
-    """The run's dominating pairs, direction by direction, for a certificate at about a delta.
-
-    Args:
-        run: the flat composition.
-        relation: which data sets are neighbours.
-        log_delta: about where.
-        tolerance: relative, of the width that is aimed at.
-        both: prepare a lower end too.
-    """
-    ends: list[list[tuple[tuple[Pair, ...], int]] | None] = []
-    for upper in (True, False) if both else (True,):
-        found = [(_step_pairs(step, relation, upper), n) for step, n in run.steps]
-        found += [(part.pairs(relation, upper), n) for part, n in run.parts]
-        ends.append(found if all(pairs for pairs, _ in found) else None)
-    high, low = ends[0], ends[-1] if both else None
-    assert high is not None
-    count = max(len(pairs) for found in ends if found for pairs, _ in found)
-
-    def kinds(found: list[tuple[tuple[Pair, ...], int]], i: int) -> Kinds:
-        return tuple((pairs[min(i, len(pairs) - 1)], n) for pairs, n in found)
-
-    return [
-        Direction(kinds(high, i), None if low is None else kinds(low, i), log_delta, tolerance)
-        for i in range(count)
-    ]
-
-
-def _step_pairs(step: Step, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-    if step.sampling == "poisson":
-        return gaussian_pairs(step, relation)
-    return fixed_size.pairs(step.noise_multiplier, step.sampling_prob, relation, upper)
-
-
 def quick_epsilon(run: Run, relation: Relation, delta: float) -> float | None:
     """An estimate of epsilon, or None where there is none: it is no bound."""
     if not poisson(run) or not run.steps or run.infinite or run.hidden:
@@ -188,7 +150,7 @@ def rough_epsilon(run: Run, relation: Relation, delta: float) -> float:
         Unresolved: ``ask`` knows a better way, or the only one.
     """
     _need_certificate(run, relation)
-    found = directions(run, relation, math.log(delta), 2e-4, both=False)
+    found = directions(fewer(run), relation, math.log(delta), 2e-4, both=False)
     return certificate.epsilon_bounds(found, None)[1]
 
 
@@ -196,7 +158,7 @@ def rough_delta(run: Run, relation: Relation, epsilon: float) -> float:
     """An upper end of delta at epsilon, good to about 1 % where there is a certificate."""
     try:
         _need_certificate(run, relation)
-        return min(1.0, _certified_delta(run, relation, epsilon, None, 1e-2, False)[1])
+        return min(1.0, _certified_delta(fewer(run), relation, epsilon, None, 1e-2, False)[1])
     except Unresolved:
         return ask("delta", run, relation, "auto", epsilon).upper
 
@@ -285,7 +247,7 @@ def _auto(
         bound = _exact(query, run, relation, value, goal)
     except Unresolved:
         return loose()
-    return _tighter(bound, loose) if bound.upper - bound.lower > 1e-2 * bound.upper else bound
+    return _tighter(bound, loose) if bound.upper - bound.lower > 3e-2 * bound.upper else bound
 
 
 def _tighter(bound: Bound, other: Callable[[], Bound]) -> Bound:

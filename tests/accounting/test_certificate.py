@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import accountants, certificate, plan
+from jaxdp.accounting import certificate, kinds, plan
 from jaxdp.accounting.base import Discrete
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.certificate import Direction
@@ -23,7 +23,7 @@ def run(q, z, steps):
 
 def bounds(event, relation, delta):
     flat = flatten(event, relation)
-    directions = accountants.directions(flat, relation, math.log(delta), 9e-5)
+    directions = kinds.directions(flat, relation, math.log(delta), 9e-5)
     return certificate.epsilon_bounds(directions, None)
 
 
@@ -89,7 +89,7 @@ def test_random_rare_steps_of_little_noise(seed):
     relation = (ADD, REPLACE)[seed % 2]
     epsilon, flat = rng.uniform(0.3, 3.0), flatten(run(q, z, steps), relation)
     truth = plain_delta(((q, z, steps),), relation, epsilon, 200.0)
-    directions = accountants.directions(flat, relation, math.log(truth), 9e-5)
+    directions = kinds.directions(flat, relation, math.log(truth), 9e-5)
     lower, upper = certificate.delta_bounds(directions, epsilon)
     # The plain convolution rounds, and its coarse grid lies above.
     assert lower - 1e-13 - 2e-4 * truth <= truth <= upper + 1e-13 + 4e-3 * truth

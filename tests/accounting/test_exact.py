@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import accountants, certificate, estimate
+from jaxdp.accounting import accountants, certificate, estimate, kinds
 from jaxdp.accounting.canonical import flatten
 
 ADD, REPLACE, SPECIAL = (
@@ -112,7 +112,7 @@ def test_certified_bounds_enclose_the_exact_value(q, z, steps, delta, relation):
     flat = flatten(run(q, z, steps), relation)
     integral = estimate.epsilon(flat, relation, delta)
     lower, upper = certificate.epsilon_bounds(
-        accountants.directions(flat, relation, math.log(delta), 9e-5), None
+        kinds.directions(flat, relation, math.log(delta), 9e-5), None
     )
     assert lower <= integral <= upper
     assert upper - lower <= 1.2e-4 * upper
