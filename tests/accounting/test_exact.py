@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import accountants, certificate, estimate, kinds
+from jaxdp.accounting import certificate, estimate, kinds
 from jaxdp.accounting.canonical import flatten
 
 ADD, REPLACE, SPECIAL = (
