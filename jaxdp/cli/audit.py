@@ -30,7 +30,11 @@ _MOST_STEPS = 50
 @click.option("--dataset-size", type=int, help="Number of records [default: 4].")
 @click.option("--l2-clip-norm", type=float, help="[default: 1]")
 @click.option("--learning-rate", type=float, help="[default: 0.1]")
-@click.option("--sampling", type=click.Choice(["poisson", "full_batch"]), help="[default: poisson]")
+@click.option(
+    "--sampling",
+    type=click.Choice(["poisson", "full_batch", "allocation"]),
+    help="Of which two worlds differ in one record alone [default: poisson].",
+)
 @click.option("--delta", type=float, help="[default: the run's, or 1e-5]")
 @click.option("--runs", type=int, default=10_000, show_default=True, help="Runs in each world.")
 @click.option(

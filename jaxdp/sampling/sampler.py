@@ -1,6 +1,6 @@
 """The sampler: draws each step's records, after the step was charged."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class Sampler:
                 f"num_records must be the declared dataset_size ({declared}), got {num_records}"
             )
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
+        # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
+        self._by_step = isinstance(sampling, StepSampling)
         self._physical_batch_size = physical_batch_size
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
 
@@ -98,10 +100,9 @@ class Sampler:
         return padded.drawn_by(ticket)
 
     def _chosen(self, ticket: Ticket) -> np.ndarray:
-        rule = self._sampling
-        if isinstance(rule, StepSampling):
-            return rule.choose(ticket.generator(), self._num_records)
-        assert isinstance(rule, EpochSampling)
+        if self._by_step:
+            return cast(StepSampling, self._sampling).choose(ticket.generator(), self._num_records)
+        rule = cast(EpochSampling, self._sampling)
         size = rule.block(self._num_records)
         number, place = divmod(ticket.step, size)
         known, batches = self._epoch  # at once: threads may draw

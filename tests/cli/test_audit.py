@@ -1,9 +1,11 @@
 """``jaxdp audit`` on the command line."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from jaxdp import accounting as acc
 from jaxdp.cli import main
 
 
@@ -43,6 +45,28 @@ def test_an_audit_prints_three_numbers_and_writes_its_files(capsys, tmp_path):
     assert (tmp_path / "a" / "roc.png").stat().st_size > 10_000
 
 
+def test_random_allocation_is_audited(capsys):
+    arguments = ("--steps", "4", "--noise-multiplier", "0.5", "--delta", "0.01", "--seed", "1")
+    status, shown = run(
+        capsys, "--sampling", "allocation", *arguments, "--runs", "150", "--json"
+    )  # fmt: skip
+    row = json.loads(shown.out)
+    assert status in (0, None)
+    event = acc.RandomAllocation(acc.Gaussian(0.5), 4)
+    assert row["proven"] == acc.epsilon(event, 0.01).upper
+    assert 0 < row["audited"] < row["proven"]
+    assert not row["broken"]
+
+
+def test_a_run_of_a_sampling_with_other_relations_is_refused(capsys, monkeypatch):
+    """A shuffled run, say: its relations are replace_one and replace_special."""
+    config = SimpleNamespace(relation="replace_special", canaries=0)
+    monkeypatch.setattr("jaxdp.cli.audit._config", lambda run: config)
+    status, shown = run(capsys, "a-run")
+    assert status == 2
+    assert "under add_or_remove_one to be audited, got replace_special" in shown.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +77,9 @@ def test_an_audit_prints_three_numbers_and_writes_its_files(capsys, tmp_path):
         (("--confidence", "1"), "confidence must be above 0 and below 1"),
         (("--steps", "0"), "steps must be a whole number"),
         (("--delta", "0"), "delta must be a finite number above 0"),
+        (("--sampling", "shuffle"), "'shuffle' is not one of"),
+        (("--sampling", "truncated_poisson"), "'truncated_poisson' is not one of"),
+        (("--sampling", "fixed_size"), "'fixed_size' is not one of"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, arguments, message):

@@ -1,0 +1,87 @@
+"""Samplings attacked in two worlds, by draws of the sampler itself: never above what is proven."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from benchmarks.sampling_audit import (
+    DIRECTION,
+    Case,
+    IgnoresCap,
+    SameBins,
+    audited,
+    loss_fn,
+    released,
+)
+from jaxdp import Secret
+from jaxdp import accounting as acc
+from jaxdp.sampling import FixedSize, Poisson, RandomAllocation, Shuffled, TruncatedPoisson
+
+ZEROED, OTHER = acc.Relation.REPLACE_SPECIAL, acc.Relation.REPLACE_ONE
+# Thresholds were fixed beforehand: no run is set aside.
+SMALL = {"records": 20, "rows": 20, "threshold": 1.0}
+CASES = {
+    "poisson": Case(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
+    "allocation": Case(RandomAllocation(5), 0.4, 5, 0.01, 150, **SMALL),
+    "shuffle": Case(Shuffled(4), 0.4, 5, 0.01, 150, ZEROED, -1, **SMALL),
+    "truncated_poisson": Case(TruncatedPoisson(0.2, 6), 0.5, 5, 0.01, 150, ZEROED, **SMALL),
+    "fixed_size": Case(FixedSize(4), 1.0, 5, 0.01, 150, OTHER, -1, **SMALL),
+}
+
+
+def proven(case):
+    return case.mechanism().epsilon(case.steps, case.delta, relation=case.relation).upper
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_audit_exceeds_what_is_proven(name):
+    """Nor does it find nothing, which no guarantee could fail."""
+    assert 0.3 < audited(CASES[name]) <= proven(CASES[name])
+
+
+def test_a_shuffled_run_charged_as_poisson_is_caught():
+    case = Case(Shuffled(2), 0.7, 40, 0.05, 200, OTHER, -1, records=40, rows=2, threshold=3.0)
+    claimed = acc.epsilon(case.poisson(), case.delta, case.relation).upper
+    assert claimed < audited(case) <= proven(case)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "right"),
+    [
+        (
+            Case(IgnoresCap(0.5, 1), 2.0, 20, 0.01, 80, ZEROED, records=16, rows=16, threshold=1.0),
+            TruncatedPoisson(0.5, 1),
+        ),
+        (
+            Case(SameBins(20), 0.8, 160, 0.1, 80, records=20, rows=20, threshold=1.5),
+            RandomAllocation(20),
+        ),
+    ],
+    ids=["no cap", "the same bins in every epoch"],
+)
+def test_a_planted_fault_is_caught_and_its_absence_not_accused(faulty, right):
+    honest = dataclasses.replace(faulty, sampling=right, runs=30)
+    charged = proven(honest)
+    assert faulty.mechanism().total(faulty.steps) == honest.mechanism().total(faulty.steps)
+    assert audited(honest) <= charged < audited(faulty)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_trainer_releases_what_is_audited(name):
+    """One run, by the trainer and by the audit's own blocks, from one secret."""
+    case = dataclasses.replace(CASES[name], runs=1)
+    data = jnp.asarray(case.data(True))
+    trainer = jaxdp.Trainer(
+        loss_fn, case.mechanism(), optax.sgd(1.0), data, secret=Secret.from_seed(1)
+    )  # fmt: skip
+    state, moves = trainer.init(jnp.zeros(2)), []
+    for batch in trainer.batches(case.steps):
+        before = np.asarray(state.params)
+        state, _ = trainer.step(state, batch)
+        moves.append(before - np.asarray(state.params))
+    sums = np.stack(moves) @ DIRECTION * case.mechanism().batch_size
+    np.testing.assert_allclose(released(case, True)[0], sums, atol=1e-5)
