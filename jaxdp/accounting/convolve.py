@@ -145,7 +145,8 @@ class Profile:
         """(delta, bound on its error) over exp(log_unit)."""
         law, c = self._law, self._law.c
         first, far = np.searchsorted(self._loss, [epsilon, epsilon + 45.0], side="right")
-        if epsilon < self._least:
+        # Beyond that scale the weights that decide are less than the smallest numbers.
+        if epsilon < self._least or self._log_scale - log_unit > 650:
             return 0.0, math.inf
         ratio = epsilon - self._reference
         mass = float(self._mass[first]) if first < self._mass.size else 0.0
@@ -165,8 +166,8 @@ class Profile:
         late = math.exp(-c * max(float(law.loss[-1]) - epsilon, 0.0))
         outside = law.alias * peak + law.above * late
         there = math.exp(min(-c * ratio, 700.0))
-        error += (law.error * norm + outside) * there
-        scale = math.exp(min(self._log_scale - log_unit, 700.0))
+        error += (law.error * norm + outside) * there + 1e-310 * (self._loss.size + norm)
+        scale = math.exp(self._log_scale - log_unit)
         return value * scale, error * scale
 
 
