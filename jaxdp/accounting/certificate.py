@@ -104,8 +104,8 @@ class Direction:
     def _terms(self, high: bool, epsilon: float, tolerance: float) -> Callable[[float], float]:
         """Delta's certified end as a function of epsilon, over exp(log_delta)."""
         plan = self._plan(epsilon)
-        if plan.chernoff < self.log_delta - 40:
-            # So far out that nothing else is of use; below it nothing is known.
+        if plan.chernoff < self.log_delta - 40 or not math.isfinite(plan.last - plan.first):
+            # So far out that nothing else is of use, or has digits; below it nothing is known.
             least = 1.01 * math.exp(plan.chernoff - self.log_delta) if high else 0.0
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self._upper if high else self._lower

@@ -180,7 +180,7 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
     spread = *_spread(atoms, width, c), (c + 1) / max(epsilon, 1e-2 / c)
     # Where delta is near 1 the saddle is at 0; a window needs a tilt of about the spread.
     variance = float(spread[1] @ spread[0] ** 2)
-    c = _raised(atoms, width, c, 2 / math.sqrt(max(variance, 1e-290)), epsilon)
+    c = _raised(atoms, width, c, 2 / math.sqrt(variance), epsilon) if variance > 1e-290 else c
     c, reach = _line(atoms, width, c, epsilon, log_delta)
     if split:
         bulk = Moments(atoms, width, 0.0).window(_counts(atoms), OUTSIDE)
