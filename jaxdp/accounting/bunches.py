@@ -120,7 +120,8 @@ class Summed:
         index, p = index[inside], self.p[inside]
         base = np.where(np.isfinite(edges[:-1]), edges[:-1], edges[1:])
         gain = -p * np.expm1(base[index] - self.loss[inside])
-        terms = p, p - gain, gain, np.abs(gain)
+        # Not p - gain, which has no digits where the cell is many nats wide.
+        terms = p, p * np.exp(base[index] - self.loss[inside]), gain, np.abs(gain)
         first, second, by, size = (
             np.asarray(np.bincount(index, v, edges.size - 1), np.float64) for v in terms
         )
@@ -208,8 +209,8 @@ def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, f
     drowns: those are left out, for the moments' sake.
     """
     k = int(np.argmax(bunch.weight))
-    middle, step = float(bunch.loss[k]), float(bunch.loss[1] - bunch.loss[0])
-    loss = step * (np.arange(bunch.loss.size, dtype=np.float64) - k)
+    middle = float(bunch.loss[k])
+    loss = bunch.width * (np.arange(bunch.loss.size, dtype=np.float64) - k)
     kept = bunch.weight > bunch.error / math.sqrt(loss.size)
     # What was wrapped lies at the window's ends.
     kept &= np.minimum(np.cumsum(bunch.weight), np.cumsum(bunch.weight[::-1])[::-1]) > bunch.alias

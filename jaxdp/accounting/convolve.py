@@ -30,6 +30,7 @@ class Law:
 
     Attributes:
         loss: [size] increasing.
+        width: of their grid.
         weight: [size] the tilted probability of each loss, over exp(log_scale - c reference).
         c: the tilt.
         log_scale: log E[exp(c sum)], the sum without the tilt.
@@ -58,7 +59,8 @@ class Law:
             c: the tilt.
             outside: bounds on the tilted probability below and above the window.
         """
-        self.c, self.alias, self.above = c, outside[0] + outside[1], outside[1]
+        self.c, self.width = c, width
+        self.alias, self.above = outside[0] + outside[1], outside[1]
         offset = math.fsum(n * a.offset for a, n in atoms)
         start = math.floor((first - offset) / width)
         self.loss: Array = offset + width * (start + np.arange(size, dtype=np.float64))
@@ -161,8 +163,7 @@ class Profile:
         error = (self._slack + inexact + 3e-20) * (mass + moved) + law.relative * value
         # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
         peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
-        width = float(law.loss[1] - law.loss[0])
-        norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * width) + peak * peak)
+        norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * law.width) + peak * peak)
         late = math.exp(-c * max(float(law.loss[-1]) - epsilon, 0.0))
         outside = law.alias * peak + law.above * late
         there = math.exp(min(-c * ratio, 700.0))
