@@ -185,8 +185,8 @@ class Sums:
         total = np.abs(orders) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
         gain = np.where(total < 1e12, gain, np.inf)
         up = orders > c
-        above = (gain - (orders - c) * last)[up].min()
-        below = (gain + (c - orders) * first)[~up].min()
+        above = (gain - (orders - c) * last)[up].min(initial=0.0)
+        below = (gain + (c - orders) * first)[~up].min(initial=0.0)
         outside = tuple(1.01 * math.exp(min(float(v), 0.0)) for v in (below, above))
         return Law(kinds, width, first, size, c, (outside[0], outside[1]))
 

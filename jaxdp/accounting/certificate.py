@@ -186,8 +186,9 @@ class _Single:
         put = above if sign > 0 else below
         self._law = Sums(others, put, layout, 0.0).whole(first)
         self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
-        # Sums that hardly ever occur enter with the largest payoff, or not at all.
-        live = self._law.weight > 1e-25
+        # Sums that hardly ever occur enter with the largest payoff, or not at all: all of them
+        # together weigh no more than rounding may.
+        live = self._law.weight > max(self._law.error / math.sqrt(layout.size), 1e-25)
         rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(layout.size)
         slack: Any = getattr(pair, "slack", None)
         ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
@@ -331,7 +332,7 @@ def _refine(
             lower = max(lower, end(False, near, tolerance))
         if lower > upper:
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
-        width = (upper - lower) / max(upper, 1e-300)
+        width = (upper - lower) / max(upper, 1e-300) if upper < math.inf else math.inf
         # Ends that do not approach are those of different pairs, or rounding's.
         stalled += width > 0.9 * before
         if width <= goal or stalled > 1 or tolerance < 1e-4 * goal or upper <= 1e-9:
