@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp.accounting.base import Array
-from jaxdp.accounting.convolve import Counted, Law, log_moments
+from jaxdp.accounting.convolve import Counted, Law, grown, log_moments
 from jaxdp.accounting.discretise import Atoms, Masses
 
 _U = 2.0**-53
@@ -167,13 +167,13 @@ class Sums:
         atom, log_scale, inexact, cut = _coarser(bunch, width, self._put)
         found = self._law([(atom, r), *rest], counts, width, first, size)
         found.log_scale += r * log_scale
-        found.relative += math.expm1(min(r * (bunch.relative + inexact), 50.0))
+        found.relative += grown(r * (bunch.relative + inexact))
         # What was wrapped is missing in one place and too much in another. It is relative to a
         # total that the coarse atoms have but for their width.
         lost = r * (2 * bunch.alias + math.sqrt(bunch.loss.size) * bunch.error + cut)
         total = r * bunch.log_scale + float(log_moments(rest, width, np.asarray([self._c]))[0])
-        ratio = math.exp(min(max(total - found.log_scale, 0.0), 700.0))
-        found.alias += math.expm1(min(lost, 50.0)) * ratio
+        ratio = 1 + grown(max(total - found.log_scale, 0.0))
+        found.alias += grown(lost) * ratio
         return found
 
     def _law(self, kinds: Counted, counts: Array, width: float, first: float, size: int) -> Law:

@@ -12,6 +12,11 @@ _U = 2.0**-53
 Counted = Sequence[tuple[Atoms, int]]
 
 
+def grown(rate: float) -> float:
+    """e^rate - 1; infinite, an error that leaves nothing known, where that is beyond floats."""
+    return math.expm1(rate) if rate < 700 else math.inf
+
+
 def log_moments(atoms: Counted, width: float, orders: Array) -> Array:
     """log E[exp(order * sum)] of the sums of atoms, [k]; -inf where there is no atom."""
     total: Array = np.zeros(orders.size)
@@ -96,7 +101,7 @@ class Law:
                 n * _U * int(np.bincount(atom.index % size).max()) + 1e-30 * n * law.size
             )
             lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
-        self.relative = math.expm1(min(self.relative + 4 * _U * abs(self.log_scale), 50.0))
+        self.relative = grown(self.relative + 4 * _U * abs(self.log_scale))
         values = np.exp(logs)
         spectrum = np.zeros(size // 2 + 1, dtype=complex)
         spectrum[live] = values
@@ -109,7 +114,7 @@ class Law:
             # One factor of the product less, and a modulus above 1 by rounding grows with n.
             rest = np.exp(np.minimum(logs.real - real, 0.0))
             others = math.sqrt(float(both @ (rest * rest)) / size)
-            growth = math.exp(min(2 * n * transform * min(l1, l2 * math.sqrt(size)), 700.0))
+            growth = 1 + grown(2 * n * transform * min(l1, l2 * math.sqrt(size)))
             self.error += n * transform * min(l2, l1 * others) * growth
         self.weight = np.maximum(np.roll(weight, -(start % size)), 0.0)
 
