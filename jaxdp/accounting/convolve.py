@@ -64,8 +64,8 @@ class Law:
             c: the tilt.
             outside: bounds on the tilted probability below and above the window.
         """
-        self.c, self.width = c, width
-        self.alias, self.above = outside[0] + outside[1], outside[1]
+        self.c, self.alias, self.above = c, outside[0] + outside[1], outside[1]
+        self.width = width
         offset = math.fsum(n * a.offset for a, n in atoms)
         start = math.floor((first - offset) / width)
         self.loss: Array = offset + width * (start + np.arange(size, dtype=np.float64))

@@ -138,7 +138,8 @@ class _Merged:
         self._pair, self._width = pair, width
         masses = _masses(pair, edges)
         p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
-        middle = float(loss[max(int(np.searchsorted(edges, center)) - 1, 0)])
+        near = int(np.searchsorted(edges, center)) - 1
+        middle = float(loss[min(max(near, 0), loss.size - 1)])
         self.offset = middle if np.isfinite(middle) else center
         kept = np.isfinite(loss) & (p > 1e-290)
         self.p, loss = np.where(kept, p, 0.0), np.where(kept, loss, edges[:-1])

@@ -154,8 +154,8 @@ def test_a_merged_cell_has_no_more_than_its_mean_loss():
     np.testing.assert_allclose(loss, truth, atol=2e-2)
     # Masses that underflow say nothing: the cell's least loss stands for them.
     none = discretise._merged(
-            discretise.Masses(p[:1], np.zeros(1), p[:1], error[:1]), np.asarray([600.0]), 1e-4
-        )
+        discretise.Masses(p[:1], np.zeros(1), p[:1], error[:1]), np.asarray([600.0]), 1e-4
+    )
     assert none[0] == 600.0
 
 
