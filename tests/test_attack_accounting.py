@@ -194,3 +194,71 @@ def test_the_slots_of_a_record_do_not_depend_on_the_others(steps, participations
     )
     assert few == more[:100]
     assert all(len(set(row)) == participations for row in more)
+
+
+# Was a fault (convolve.py): under a steep tilt the weights that decide fell below all floats, and
+# delta was said to be 0. Randomised response has delta = p - q e^epsilon in closed form.
+@pytest.mark.parametrize("noise_prob", [1e-6, 1e-3, 0.1, 0.99, 0.9999])
+@pytest.mark.parametrize("buckets", [2, 3, 10])
+@pytest.mark.parametrize("delta", [1e-30, 1e-6, 1e-3])
+def test_one_randomised_response(noise_prob, buckets, delta):
+    p, q = 1 - noise_prob + noise_prob / buckets, noise_prob / buckets
+    truth = max(math.log1p(buckets * (1 - noise_prob) / noise_prob) + math.log1p(-delta / p), 0.0)
+    if delta < p - q:
+        bound = acc.epsilon(acc.RandomizedResponse(noise_prob, buckets), delta, ONE)
+        assert contains(bound, truth)
+
+
+def composed(*steps: tuple[float, float, int]) -> acc.Event:
+    return acc.Composed(
+        [acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), n) for z, q, n in steps]
+    )
+
+
+# Were faults: a window without digits, a bunch of which nothing was kept, an infinite upper end.
+@pytest.mark.parametrize(
+    ("steps", "epsilon", "relation"),
+    [
+        ([(1.053, 1.0, 394_858), (10.05, 4.03e-5, 3_754_385)], 217_870.0, SPECIAL),
+        ([(4.8085, 1.11125e-7, 5_019_165), (665.9, 0.00135311, 3)], 1.0, ONE),
+        ([(3.36355, 1.19616e-9, 246_119_304), (175.507, 2.6936e-7, 107)], 860.98, SPECIAL),
+    ],
+)
+def test_hopeless_deltas_have_an_answer(steps, epsilon, relation):
+    bound = acc.delta(composed(*steps), epsilon, relation)
+    assert 0 <= bound.lower <= bound.upper <= 1e-290
+
+
+# Was a fault (contour.py, estimate.py): a wrong estimate contradicted the certificate.
+def test_an_integrand_that_comes_back():
+    """Losses near multiples of 92; j of 22 sampled make a normal law each (all but 1e-10)."""
+    z, q, mu2, delta = 0.06838221830656906, 2.853959009600309e-07, 0.0, 3.3404121605299053e-91
+    steps = [(9.4741688908179, 1.0, 7519), (z, q, 22)]
+    mu2 = 7519 / 9.4741688908179**2
+
+    def of(epsilon: float) -> float:
+        total = 0.0
+        for j in range(23):
+            mean = mu2 / 2 + j * (0.5 / z**2 + math.log(q)) + (22 - j) * math.log1p(-q)
+            sd = math.sqrt(mu2 + j / z**2)
+            a = (mean - epsilon) / sd
+            second = epsilon - mean + sd * sd / 2 + float(special.log_ndtr(a - sd))
+            weight = math.comb(22, j) * math.exp(j * math.log(q) + (22 - j) * math.log1p(-q))
+            total += weight * (float(special.ndtr(a)) - math.exp(second))
+        return total
+
+    bound = acc.epsilon(composed(*steps), delta)
+    assert of(bound.lower) >= delta * (1 - 1e-8) >= of(bound.upper) * (1 - 2e-8)
+    assert bound.upper - bound.lower < 1e-3 * bound.upper
+
+
+@pytest.mark.parametrize(
+    ("steps", "epsilon"),
+    [
+        ([(0.7081, 8.96328e-9, 140_768_224), (28.8033, 0.0980676, 17)], 1.413040199984796),
+        ([(0.9936411197165598, 9.942410360431583e-05, 5232)], 0.7970426906505337),
+    ],
+)
+def test_an_estimate_cut_for_another_delta_is_none(steps, epsilon):
+    bound = acc.delta(composed(*steps), epsilon, ONE)
+    assert 0 < bound.lower <= bound.upper < 20 * bound.lower

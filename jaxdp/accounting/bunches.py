@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp.accounting.base import Array
-from jaxdp.accounting.convolve import Counted, Law, log_moments
+from jaxdp.accounting.convolve import Counted, Law, grown, log_moments
 from jaxdp.accounting.discretise import Atoms, Masses
 
 _U = 2.0**-53
@@ -121,7 +121,8 @@ class Summed:
         index, p = index[inside], self.p[inside]
         base = np.where(np.isfinite(edges[:-1]), edges[:-1], edges[1:])
         gain = -p * np.expm1(base[index] - self.loss[inside])
-        terms = p, p - gain, gain, np.abs(gain)
+        # Not p - gain, which has no digits where the cell is many nats wide.
+        terms = p, p * np.exp(base[index] - self.loss[inside]), gain, np.abs(gain)
         first, second, by, size = (
             np.asarray(np.bincount(index, v, edges.size - 1), np.float64) for v in terms
         )
@@ -167,13 +168,13 @@ class Sums:
         atom, log_scale, inexact, cut = _coarser(bunch, width, self._put)
         found = self._law([(atom, r), *rest], counts, width, first, size)
         found.log_scale += r * log_scale
-        found.relative += math.expm1(min(r * (bunch.relative + inexact), 50.0))
+        found.relative += grown(r * (bunch.relative + inexact))
         # What was wrapped is missing in one place and too much in another. It is relative to a
         # total that the coarse atoms have but for their width.
         lost = r * (2 * bunch.alias + math.sqrt(bunch.loss.size) * bunch.error + cut)
         total = r * bunch.log_scale + float(log_moments(rest, width, np.asarray([self._c]))[0])
-        ratio = math.exp(min(max(total - found.log_scale, 0.0), 700.0))
-        found.alias += math.expm1(min(lost, 50.0)) * ratio
+        ratio = 1 + grown(max(total - found.log_scale, 0.0))
+        found.alias += grown(lost) * ratio
         return found
 
     def _law(self, kinds: Counted, counts: Array, width: float, first: float, size: int) -> Law:
@@ -185,8 +186,8 @@ class Sums:
         total = np.abs(orders) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
         gain = np.where(total < 1e12, gain, np.inf)
         up = orders > c
-        above = (gain - (orders - c) * last)[up].min()
-        below = (gain + (c - orders) * first)[~up].min()
+        above = (gain - (orders - c) * last)[up].min(initial=0.0)
+        below = (gain + (c - orders) * first)[~up].min(initial=0.0)
         outside = tuple(1.01 * math.exp(min(float(v), 0.0)) for v in (below, above))
         return Law(kinds, width, first, size, c, (outside[0], outside[1]))
 
@@ -209,11 +210,12 @@ def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, f
     drowns: those are left out, for the moments' sake.
     """
     k = int(np.argmax(bunch.weight))
-    middle, step = float(bunch.loss[k]), float(bunch.loss[1] - bunch.loss[0])
-    loss = step * (np.arange(bunch.loss.size, dtype=np.float64) - k)
+    middle = float(bunch.loss[k])
+    loss = bunch.width * (np.arange(bunch.loss.size, dtype=np.float64) - k)
     kept = bunch.weight > bunch.error / math.sqrt(loss.size)
     # What was wrapped lies at the window's ends.
     kept &= np.minimum(np.cumsum(bunch.weight), np.cumsum(bunch.weight[::-1])[::-1]) > bunch.alias
+    kept[k] = True
     pair = Summed(loss[kept], bunch.weight[kept] * np.exp(-bunch.c * loss[kept]))
     atom = put(pair, width, float(pair.loss[0]), float(pair.loss[-1]), 1e-9)
     inexact = 8 * _U * (1 + abs(bunch.log_scale) + (1 + bunch.c) * 2 * bunch.reach)

@@ -105,8 +105,8 @@ class Direction:
     def _terms(self, high: bool, epsilon: float, tolerance: float) -> Callable[[float], float]:
         """Delta's certified end as a function of epsilon, over exp(log_delta)."""
         plan = self._plan(epsilon)
-        if plan.chernoff < self.log_delta - 15:
-            # So far out that nothing else is of use; below it nothing is known.
+        if plan.chernoff < self.log_delta - 15 or not math.isfinite(plan.last - plan.first):
+            # So far out that nothing else is of use, or has digits; below it nothing is known.
             least = 1.01 * math.exp(plan.chernoff - self.log_delta) if high else 0.0
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self._upper if high else self._lower
@@ -189,8 +189,9 @@ class _Single:
         put = above if sign > 0 else below
         self._law = Sums(others, put, layout, plan.moments(0.0)).whole(plan.first)
         self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
-        # Sums that hardly ever occur enter with the largest payoff, or not at all.
-        live = self._law.weight > 1e-25
+        # Sums that hardly ever occur enter with the largest payoff, or not at all: all of them
+        # together weigh no more than rounding may.
+        live = self._law.weight > max(self._law.error / math.sqrt(layout.size), 1e-25)
         rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(layout.size)
         slack: Any = getattr(pair, "slack", None)
         ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
@@ -335,7 +336,7 @@ def _refine(
             lower = max(lower, end(False, near, tolerance))
         if lower > upper:
             raise ArithmeticError(f"certificate: lower end {lower!r} above upper end {upper!r}")
-        width = (upper - lower) / max(upper, 1e-300)
+        width = (upper - lower) / max(upper, 1e-300) if upper < math.inf else math.inf
         # Ends that do not approach are those of different pairs, or rounding's.
         stalled += width > 0.9 * before
         if width <= goal or upper <= 1e-9 or stalled > 1 or direction.exhausted:

@@ -166,9 +166,22 @@ def _build(composition: Composition, c: float, last: float, length: float) -> Li
     values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
+    decayed = decayed and not _returns(composition, c, last)
     ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
     longer, shorter = (np.multiply(values, _taper(y / end)) for end in ends)
     return Line(c, y, longer, shorter, log_scale, rounding + 4e-16 * abs(log_scale), decayed)
+
+
+def _returns(composition: Composition, c: float, last: float) -> bool:
+    """True if the integrand comes back beyond ``last``.
+
+    Where the loss is nearly a multiple of what one sampled step loses it does, at 2 pi over that.
+    """
+    y: Array = last / 8 * np.arange(129, dtype=np.float64)
+    size: Array = -0.5 * composition.mu2 * y * y
+    for log_weight, loss, n in composition.tables(c, 16 * last):
+        size = size + n * _log_ratio(log_weight + c * loss, loss, y).real
+    return math.exp(size[8:].max()) > _DECAYED
 
 
 def _taper(y: Array) -> Array:

@@ -12,6 +12,11 @@ _U = 2.0**-53
 Counted = Sequence[tuple[Atoms, int]]
 
 
+def grown(rate: float) -> float:
+    """e^rate - 1; infinite, an error that leaves nothing known, where that is beyond floats."""
+    return math.expm1(rate) if rate < 700 else math.inf
+
+
 def log_moments(atoms: Counted, width: float, orders: Array) -> Array:
     """log E[exp(order * sum)] of the sums of atoms, [k]; -inf where there is no atom."""
     total: Array = np.zeros(orders.size)
@@ -30,6 +35,7 @@ class Law:
 
     Attributes:
         loss: [size] increasing.
+        width: of their grid.
         weight: [size] the tilted probability of each loss, over exp(log_scale - c reference).
         c: the tilt.
         log_scale: log E[exp(c sum)], the sum without the tilt.
@@ -59,6 +65,7 @@ class Law:
             outside: bounds on the tilted probability below and above the window.
         """
         self.c, self.alias, self.above = c, outside[0] + outside[1], outside[1]
+        self.width = width
         offset = math.fsum(n * a.offset for a, n in atoms)
         start = math.floor((first - offset) / width)
         self.loss: Array = offset + width * (start + np.arange(size, dtype=np.float64))
@@ -94,7 +101,7 @@ class Law:
                 n * _U * int(np.bincount(atom.index % size).max()) + 1e-30 * n * law.size
             )
             lines.append((n, real, math.sqrt(float(line @ line)), float(np.abs(line).sum())))
-        self.relative = math.expm1(min(self.relative + 4 * _U * abs(self.log_scale), 50.0))
+        self.relative = grown(self.relative + 4 * _U * abs(self.log_scale))
         values = np.exp(logs)
         spectrum = np.zeros(size // 2 + 1, dtype=complex)
         spectrum[live] = values
@@ -107,7 +114,7 @@ class Law:
             # One factor of the product less, and a modulus above 1 by rounding grows with n.
             rest = np.exp(np.minimum(logs.real - real, 0.0))
             others = math.sqrt(float(both @ (rest * rest)) / size)
-            growth = math.exp(min(2 * n * transform * min(l1, l2 * math.sqrt(size)), 700.0))
+            growth = 1 + grown(2 * n * transform * min(l1, l2 * math.sqrt(size)))
             self.error += n * transform * min(l2, l1 * others) * growth
         self.weight = np.maximum(np.roll(weight, -(start % size)), 0.0)
 
@@ -145,7 +152,8 @@ class Profile:
         """(delta, bound on its error) over exp(log_unit)."""
         law, c = self._law, self._law.c
         first, far = np.searchsorted(self._loss, [epsilon, epsilon + 45.0], side="right")
-        if epsilon < self._least:
+        # Beyond that scale the weights that decide are less than the smallest numbers.
+        if epsilon < self._least or self._log_scale - log_unit > 650:
             return 0.0, math.inf
         ratio = epsilon - self._reference
         mass = float(self._mass[first]) if first < self._mass.size else 0.0
@@ -160,13 +168,12 @@ class Profile:
         error = (self._slack + inexact + 3e-20) * (mass + moved) + law.relative * value
         # max_x e^(-cx) (1 - e^-x), and the l2 norm of e^(-cx) (1 - e^-x) over the grid's x > 0.
         peak = math.exp(c * math.log(c) - (1 + c) * math.log1p(c))
-        width = float(law.loss[1] - law.loss[0])
-        norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * width) + peak * peak)
+        norm = math.sqrt(1 / (2 * c * (2 * c + 1) * (c + 1) * law.width) + peak * peak)
         late = math.exp(-c * max(float(law.loss[-1]) - epsilon, 0.0))
         outside = law.alias * peak + law.above * late
         there = math.exp(min(-c * ratio, 700.0))
-        error += (law.error * norm + outside) * there
-        scale = math.exp(min(self._log_scale - log_unit, 700.0))
+        error += (law.error * norm + outside) * there + 1e-310 * (self._loss.size + norm)
+        scale = math.exp(self._log_scale - log_unit)
         return value * scale, error * scale
 
 

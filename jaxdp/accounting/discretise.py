@@ -74,7 +74,9 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     index = np.concatenate([-left[:0:-1], right])
     loss = offset + index * width
     gap = np.diff(index) * width
-    p, q, gain, error, base = _masses(pair, loss)
+    # The highest cell ends at the cap, so that ``over`` is the same on every grid.
+    ends = np.append(np.minimum(loss[:-1], cap), cap)
+    p, q, gain, error, base = _masses(pair, ends)
     with np.errstate(over="ignore", invalid="ignore"):
         at = np.expm1(loss[:-1] - base)
         up = (gain - q * at + error + r * q * np.abs(at)) / -np.expm1(-gap)
@@ -85,10 +87,10 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     mass[1:] += up
     mass[:-1] += p - up
     mass[0] += pair.cells(np.asarray([-np.inf, loss[0]]))[0][0]
-    top = np.asarray(pair.tails(loss[-1:])).ravel()
+    top = np.asarray(pair.tails(ends[-1:])).ravel()
     over = float(top[0]) * (1 + 2 * r), float(top[1]) * (1 - 2 * r)
-    slack = _slack(pair, loss)
-    return Atoms(index.astype(np.int64), mass * (1 + 2 * r), offset + slack, float(loss[-1]), over)
+    slack = _slack(pair, ends) + 4 * _U * float(np.abs(ends).max())
+    return Atoms(index.astype(np.int64), mass * (1 + 2 * r), offset + slack, float(ends[-1]), over)
 
 
 def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
@@ -98,11 +100,13 @@ def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     right = CELL * _spaced(max((cap - center) / width - half, 1.0) / CELL, fine)
     left = CELL * _spaced(max((center - low) / width - half, 1.0) / CELL, fine)
     edges = center + width * np.concatenate([-left[::-1] - half, right + half])
+    # As above, the highest cell ends at the cap.
+    edges = np.append(edges[edges < cap], cap)
     cells = _Merged(pair, edges, center, width)
-    if cells.lost() > 1e-5 * width:
+    if cells.lost() > 1e-5 * width and edges.size > 2:
         # Cells that are filled on one side only, such as the lowest, go with their neighbours.
         bad = np.flatnonzero(~cells.good & (cells.up > 1e-5))
-        again = np.delete(edges, bad + (edges[bad] < center))
+        again = np.delete(edges, np.minimum(bad + (edges[bad] < center), edges.size - 2))
         cells = min(cells, _Merged(pair, again, center, width), key=_Merged.lost)
     up = np.where(cells.good, cells.up, 0.0)
     indices = np.concatenate([cells.index, cells.index + 1])
@@ -134,7 +138,8 @@ class _Merged:
         self._pair, self._width = pair, width
         masses = _masses(pair, edges)
         p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
-        middle = float(loss[max(int(np.searchsorted(edges, center)) - 1, 0)])
+        near = int(np.searchsorted(edges, center)) - 1
+        middle = float(loss[min(max(near, 0), loss.size - 1)])
         self.offset = middle if np.isfinite(middle) else center
         kept = np.isfinite(loss) & (p > 1e-290)
         self.p, loss = np.where(kept, p, 0.0), np.where(kept, loss, edges[:-1])

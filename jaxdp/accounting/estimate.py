@@ -76,7 +76,9 @@ def delta(run: Run, relation: Relation, epsilon: float) -> float:
             raise Unresolved("delta underflows")
     line = draw(steps, *cheapest(moments, c, epsilon, log_delta), epsilon)
     value = line.at(epsilon)[0]
-    if not (value > 0 and line.doubt(epsilon) < 0.3 * DELTA_ERROR):
+    # What is cut off, and copied, was chosen for a delta that must not be far above this one.
+    least = math.exp(max(log_delta, target) - 13)
+    if not (value > least and line.doubt(epsilon) < 0.3 * DELTA_ERROR):
         raise Unresolved("the integral is not good enough")
     return min(value, 1.0)
 

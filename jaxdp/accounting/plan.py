@@ -189,7 +189,7 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
     spread = *_spread(atoms, width, c), (c + 1) / max(epsilon, 1e-2 / c)
     # Where delta is near 1 the saddle is at 0; a window needs a tilt of about the spread.
     variance = float(spread[1] @ spread[0] ** 2)
-    c = max(c, 2 / math.sqrt(variance)) if variance > 1e-290 else c
+    c = _raised(atoms, width, c, 2 / math.sqrt(variance), epsilon) if variance > 1e-290 else c
     c, reach = _line(atoms, width, c, epsilon, log_delta)
     if split:
         bulk = Moments(atoms, width, 0.0).window(_counts(atoms), OUTSIDE)
@@ -240,6 +240,13 @@ def _line(
         if reach[1] - reach[0] < 0.9 * (best[1][1] - best[1][0]):
             best = lower, reach
     return best
+
+
+def _raised(atoms: Counted, width: float, c: float, most: float, epsilon: float) -> float:
+    """A tilt from c up to ``most`` whose law outweighs what lies about epsilon by e^20 at most."""
+    while most > c and log_moments(atoms, width, np.asarray([most]))[0] > most * epsilon + 20:
+        most /= 2
+    return max(c, most)
 
 
 def _several(kinds: Kinds, plan: Plan, epsilon: float) -> float:

@@ -153,7 +153,9 @@ def test_a_merged_cell_has_no_more_than_its_mean_loss():
     assert (loss < truth - 1e-3).all()
     np.testing.assert_allclose(loss, truth, atol=2e-2)
     # Masses that underflow say nothing: the cell's least loss stands for them.
-    none = discretise._merged(p[:1], np.zeros(1), p[:1], error[:1], np.asarray([600.0]), 1e-4)
+    none = discretise._merged(
+        discretise.Masses(p[:1], np.zeros(1), p[:1], error[:1]), np.asarray([600.0]), 1e-4
+    )
     assert none[0] == 600.0
 
 
