@@ -41,6 +41,7 @@ CONTRIBUTIONS = {
     Relation.REPLACE_SPECIAL: (1, 0),
     Relation.REPLACE_ONE: (1, -1),
 }
+SEED = 20_261_123  # not tried before; the attacks were not changed after a run with it
 AT_ONCE = 100_000  # steps released at a time
 
 
@@ -81,6 +82,7 @@ class Case:
     records: int = 200
     rows: int = 24
     threshold: float | None = None
+    seed: int = 0
 
     def mechanism(self, run: int = 0) -> jaxdp.Mechanism:
         sampling, batch = self.sampling, getattr(self.sampling, "batch_size", 1)
@@ -109,11 +111,11 @@ def loss_fn(params, gradient):
 def released(case: Case, there: bool) -> np.ndarray:
     """Noisy sums [runs, steps] along the record's direction, of one world.
 
-    Every run has its own secret: run i of a world is made from seed 2i, or 2i + 1.
+    Every run has its own secret: that of run i is the case's seed + 2i, or one more.
     """
     data, found, steps = jnp.asarray(case.data(there)), [], []
     for run in range(case.runs):
-        steps += drawn(case, 2 * run + there, len(data))
+        steps += drawn(case, case.seed + 2 * run + there, len(data))
         if len(steps) + case.steps > AT_ONCE or run == case.runs - 1:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
             found.append(release(case)(data, *stacked))
@@ -220,7 +222,7 @@ def cases(quick: bool) -> dict[str, Case]:
     """
     zeroed, other = Relation.REPLACE_SPECIAL, Relation.REPLACE_ONE
     share = 0.1 if quick else 1
-    few, some, many = (round(share * runs) for runs in (250, 1_000, 3_000))
+    few, some, many = (round(share * runs) for runs in (400, 1_000, 3_000))
     ten = {"steps": 10, "delta": 1e-3, "runs": many, "records": 20, "rows": 20, "threshold": 1.5}
     passes = {"relation": zeroed, "others": -1, "rows": 2}
     capped = {"relation": zeroed, "records": 16, "rows": 16, "threshold": 2.0}
@@ -244,7 +246,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = {}
     for name, case in cases(args.quick).items():
-        rows[name] = row(case)
+        rows[name] = row(dataclasses.replace(case, seed=SEED))
         print(name, rows[name], flush=True)
     print("\n" + table(rows))
     if not args.quick:
