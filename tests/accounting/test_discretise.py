@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp.accounting import Relation, discretise
-from jaxdp.accounting.base import Discrete
+from jaxdp.accounting.base import Discrete, Unresolved
 from jaxdp.accounting.canonical import Step
 from jaxdp.accounting.discretise import above, below
 from jaxdp.accounting.pairs import SampledGaussian
@@ -167,3 +167,10 @@ def test_grids_widen_away_from_the_point_mass_and_reach_the_end():
         assert index[-1] >= last
         assert (steps >= 1).all()
         assert (steps <= np.maximum(1.0, 1.05 * fine * index[1:] + 1)).all()
+
+
+def test_a_grid_is_not_numbered_beyond_its_integers():
+    """Was a fault: the index of a far loss wrapped round to the other end of the grid."""
+    pair = SampledGaussian(Step(1e-4, 1.0, "poisson"), Relation.ADD_OR_REMOVE_ONE)
+    with pytest.raises(Unresolved):
+        discretise.above(pair, 1e-12, *pair.span(1e-9), 0.01)
