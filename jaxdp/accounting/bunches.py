@@ -215,6 +215,8 @@ def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, f
     kept = bunch.weight > bunch.error / math.sqrt(loss.size)
     # What was wrapped lies at the window's ends.
     kept &= np.minimum(np.cumsum(bunch.weight), np.cumsum(bunch.weight[::-1])[::-1]) > bunch.alias
+    # Nor is what has no float without the tilt.
+    kept &= np.abs(bunch.c * loss) < 600
     kept[k] = True
     pair = Summed(loss[kept], bunch.weight[kept] * np.exp(-bunch.c * loss[kept]))
     atom = put(pair, width, float(pair.loss[0]), float(pair.loss[-1]), 1e-9)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdp.accounting.base import Array, Pair
+from jaxdp.accounting.base import Array, Pair, Unresolved
 
 Index = NDArray[np.int64]
 _U = 2.0**-53
@@ -218,8 +218,14 @@ def _slack(pair: Pair, edges: Array) -> float:
 
 
 def _spaced(last: float, fine: float) -> Array:
-    """Integers from 0 to at least ``last``: by ones up to 1/fine, then geometrically."""
+    """Integers from 0 to at least ``last``: by ones up to 1/fine, then geometrically.
+
+    Raises:
+        Unresolved: they are beyond int64.
+    """
     last = max(float(np.ceil(last)), 1.0)
+    if not last < 2.0**60:
+        raise Unresolved("losses too far apart for one grid")
     dense = min(last, np.ceil(1 / fine))
     index: Array = np.arange(dense + 1)
     if last > dense:

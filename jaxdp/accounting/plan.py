@@ -269,7 +269,9 @@ def _lattice(kinds: Kinds, spans: list[tuple[float, float]]) -> float:
 def _coarse(epsilon: float, spans: list[tuple[float, float]]) -> float:
     """The grid width on which windows and tilts are chosen."""
     reach = min((high - low for low, high in spans if high > low), default=1.0)
-    return 1e-5 * min(max(epsilon, 1e-4 * reach), reach)
+    # The widest kind's grid must be numbered, too.
+    most = max(high - low for low, high in spans)
+    return max(1e-5 * min(max(epsilon, 1e-4 * reach), reach), 1e-14 * most)
 
 
 def _tilt(moments: Callable[[Array], Array], epsilon: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp.accounting import Relation, discretise
-from jaxdp.accounting.base import Discrete
+from jaxdp.accounting.base import Discrete, Unresolved
 from jaxdp.accounting.canonical import Step
 from jaxdp.accounting.discretise import above, below
 from jaxdp.accounting.pairs import SampledGaussian
@@ -174,3 +174,10 @@ def test_losses_below_the_lowest_are_raised_to_it_not_dropped(low):
     pair = SampledGaussian(Step(1.0, 1.0, "poisson"), Relation.ADD_OR_REMOVE_ONE)
     atoms = above(pair, 1e-2, low, 3.0, 0.01)
     assert atoms.mass.sum() + atoms.over[0] >= 1 - 1e-12
+
+
+def test_a_grid_is_not_numbered_beyond_its_integers():
+    """Was a fault: the index of a far loss wrapped round to the other end of the grid."""
+    pair = SampledGaussian(Step(1e-4, 1.0, "poisson"), Relation.ADD_OR_REMOVE_ONE)
+    with pytest.raises(Unresolved):
+        discretise.above(pair, 1e-12, *pair.span(1e-9), 0.01)
