@@ -57,7 +57,7 @@ class Direction:
             Unresolved: there is none about here.
         """
         start = near
-        for _ in range(40):
+        for attempt in range(40):
             step = min(0.02 * near, 1 / self._plan(near).c)
             terms = self._terms(high, near, tolerance)
             low, high_, seen = _root(terms, near, step, 0.02 * self.tolerance)
@@ -68,8 +68,8 @@ class Direction:
             if not (at > near or (high and not seen and at < 0.85 * near)):
                 at = (0.25 if seen else 0.85) * near
             near = at
-            # A lower end so far down is of no use.
-            if not high and near < 0.1 * start:
+            # A lower end so far down, or so hard to find, is of no use.
+            if not high and (near < 0.1 * start or attempt > 3):
                 return 0.0
         if not high:
             return 0.0
