@@ -128,7 +128,8 @@ def test_an_error_is_not_below_what_a_transform_must_lose(size):
     mass = rng.random(40)
     law = Law([(atoms(np.arange(40), mass / mass.sum()), 1)], 0.1, 0.0, size, 1.0, (0.0, 0.0))
     unit = 2.0**-53 * math.log2(size) * float(np.linalg.norm(law.weight))
-    assert 20 * unit <= law.error <= 100 * unit + 1e-14
+    # Of both transforms: 16 for the last, 32 for the first.
+    assert 45 * unit <= law.error <= 100 * unit + 1e-14
 
 
 def test_means_of_an_untilted_law():
