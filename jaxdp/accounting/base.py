@@ -60,11 +60,19 @@ class Pair(Protocol):
     """
 
     @property
-    def center(self) -> float: ...
+    def center(self) -> float:
+        """A typical loss, such as that of the record's absence."""
+        ...
+
     @property
-    def infinite(self) -> float: ...
+    def infinite(self) -> float:
+        """P mass of the infinite loss."""
+        ...
+
     @property
-    def rounding(self) -> float: ...
+    def rounding(self) -> float:
+        """Bound on the relative error of every mass."""
+        ...
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         """P and Q masses of edges[i] < L <= edges[i + 1], [m] each; edges increase, +-inf allowed.
@@ -146,6 +154,7 @@ class Discrete:
         self.center = float(loss[int(np.argmax(p))]) if loss.size else 0.0
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
+        """As ``Pair.cells``."""
         index = np.searchsorted(edges, self.loss, side="left") - 1
         inside = (index >= 0) & (index < edges.size - 1)
         count = edges.size - 1
@@ -153,12 +162,14 @@ class Discrete:
         return np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``."""
         first = np.searchsorted(self.loss, losses, side="right")
         beyond_p = np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
         beyond_q = np.append(np.cumsum(self.q[::-1])[::-1], 0.0)
         return beyond_p[first] + self.infinite, beyond_q[first]
 
     def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
         top = self.loss.size - 1
         below = int(np.searchsorted(np.cumsum(self.p), tail))
         above = top - int(np.searchsorted(np.cumsum(self.p[::-1]), tail))

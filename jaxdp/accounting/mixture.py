@@ -47,6 +47,7 @@ class Mixture:
             self.center = 0.0 if self.ab and self.ac else (middle if self.ab else -middle)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
+        """As ``Pair.cells``."""
         return self.masses(edges)[:2]
 
     def masses(self, edges: Array) -> tuple[Array, Array, Array, Array]:
@@ -89,6 +90,7 @@ class Mixture:
         return 16 * _U * largest
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``."""
         x = self._outputs(np.maximum(losses, 0.0), self.distances[0])
         y = self._outputs(np.maximum(-losses, 0.0), self.distances[1])
         base, p, q = (
@@ -98,6 +100,7 @@ class Mixture:
         return (1 - self.k) * base + self.k * p, (1 - self.k) * base + self.k * q
 
     def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
         far, rare = special.ndtri(tail / 2), special.ndtri(min(tail / (2 * self.k), 0.5))
         low = self._loss(min(self.ac + far, self.bc + rare), self.ac)
         return -low, self._loss(min(self.ab + far, rare), self.ab)
@@ -166,9 +169,11 @@ class Branches:
         self.rounding = rounding + 2 * Mixture.rounding
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
+        """As ``Pair.cells``."""
         return self.masses(edges)[:2]
 
     def masses(self, edges: Array) -> tuple[Array, Array, Array, Array]:
+        """As ``discretise.Masses``."""
         found = [[weight * v for v in pair.masses(edges)] for weight, pair in self.branches]
         p, q, gain, error = (np.sum(values, axis=0) for values in zip(*found, strict=True))
         # The branches' probabilities are off by as much under both laws.
@@ -176,14 +181,17 @@ class Branches:
         return p, q, gain, error + self.rounding * off
 
     def slack(self, edges: Array) -> float:
+        """The largest distance, in loss, of the rounded outputs from finite ``edges``."""
         return max(pair.slack(edges) for _, pair in self.branches)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``."""
         found = [(weight, pair.tails(losses)) for weight, pair in self.branches]
         p, q = (np.sum([weight * tails[i] for weight, tails in found], axis=0) for i in (0, 1))
         return p, q
 
     def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
         spans = [pair.span(min(tail / weight, 0.5)) for weight, pair in self.branches]
         return min(low for low, _ in spans), max(high for _, high in spans)
 

@@ -54,11 +54,13 @@ class MixtureOfGaussians(Part):
         object.__setattr__(self, "probabilities", tuple(merged.values()))
 
     def refuses(self, relation: Relation) -> str:
+        """As ``Part.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "no worst pair is proven where the amounts of two records may point apart"
         return ""
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         z = self.noise_multiplier
         return "" if z >= 1e-30 or not any(self.sensitivities) else "a release has no noise"
 
@@ -70,6 +72,7 @@ class MixtureOfGaussians(Part):
         return s[keep] / self.noise_multiplier if s.any() else s[keep], p[keep]
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         c, p = self.components()
         if c[-1] == 0:
             return (discrete(np.zeros(1), np.ones(1), upper),)
@@ -77,6 +80,7 @@ class MixtureOfGaussians(Part):
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         # By the trapezoid rule in both directions, its error added.
+        """As ``Part.renyi``."""
         c, p = self.components()
         out = np.empty(orders.size)
         for i, order in enumerate(orders.tolist()):
@@ -144,17 +148,20 @@ class Mixture:
         self.center = -float(loss) if reverse else float(loss)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
+        """As ``Pair.cells``."""
         y = self._output(-edges[::-1] if self.reverse else edges)
         mixed, base = self._mixed(lambda c: normal_cells(y, c, 1.0)), normal_cells(y, 0.0, 1.0)
         return (base[::-1], mixed[::-1]) if self.reverse else (mixed, base)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``."""
         sign = 1.0 if self.reverse else -1.0
         y = self._output(-losses if self.reverse else losses)
         mixed, base = self._mixed(lambda c: special.ndtr(sign * (y - c))), special.ndtr(sign * y)
         return (base, mixed) if self.reverse else (mixed, base)
 
     def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
         reach = -float(special.ndtri(max(tail, 1e-310) / 2))
         rare = special.ndtri(np.minimum(max(tail, 1e-310) / (2 * self.p), 0.5))
         low, high = self._loss(np.asarray([-reach, max(reach, float(np.max(self.c - rare)))]))

@@ -42,9 +42,11 @@ class Exponential:
         self.rounding = 4 * _U * (8 + largest)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
+        """As ``Pair.cells``."""
         return self._between(edges[:-1], edges[1:])
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``."""
         return self._between(losses, np.asarray(np.inf))
 
     def _between(self, low: Array, high: Array) -> tuple[Array, Array]:
@@ -58,6 +60,7 @@ class Exponential:
         return p, q
 
     def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
         return -self.center, self.center
 
     def slack(self, edges: Array) -> float:
@@ -113,17 +116,21 @@ class Laplace(Part):
         check.fields(self, noise_multiplier=check.non_negative)
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         return vanishing(1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf)
 
     def pure(self, relation: Relation) -> float:
+        """As ``Part.pure``."""
         return separation(relation) / self.noise_multiplier
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         a = self.pure(relation)
         return (Exponential(a, 0.5, 0.5),) if upper or a < _UNDERFLOW else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         # Mironov 2017, arXiv:1702.07476v3, Proposition 6.
+        """As ``Part.renyi``."""
         a = self.pure(relation)
         up = np.log(orders / (2 * orders - 1)) + (orders - 1) * a
         down = np.log((orders - 1) / (2 * orders - 1)) - orders * a
@@ -146,6 +153,7 @@ class _Lattice(Part):
             raise ValueError(f"sensitivity={self.sensitivity}: expected at most 100000")
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         return vanishing(self.sensitivity / self.scale)
 
     def _shift(self, relation: Relation) -> int:
@@ -165,6 +173,7 @@ class DiscreteLaplace(_Lattice):
     """
 
     def pure(self, relation: Relation) -> float:
+        """As ``Part.pure``."""
         return self._shift(relation) / self.scale
 
     def _law(self, relation: Relation) -> tuple[Array, Array]:
@@ -176,10 +185,12 @@ class DiscreteLaplace(_Lattice):
         return (shift - 2 * k) / t, p
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         loss, p = self._law(relation)
         return (discrete(loss, p, upper, rounding=8 * _U * (4 + self.pure(relation))),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
         return finite_renyi(*self._law(relation), orders)
 
 
@@ -197,6 +208,7 @@ class DiscreteGaussian(_Lattice):
     """
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         shift, sigma = self._shift(relation), self.scale
         if sigma > 1e4:
             return ()
@@ -213,4 +225,5 @@ class DiscreteGaussian(_Lattice):
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         # Canonne, Kamath and Steinke 2020, Proposition 5.
+        """As ``Part.renyi``."""
         return orders * (0.5 * (self._shift(relation) / self.scale) ** 2 * (1 + 8 * _U))

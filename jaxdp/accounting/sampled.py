@@ -20,6 +20,7 @@ class _Batched(Part):
             raise ValueError(f"event={self.event!r}: expected a Gaussian (see joint_gaussian)")
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         return "" if self.event.noise_multiplier > 0 else "a release has no noise"
 
 
@@ -50,16 +51,20 @@ class RandomAllocation(_Batched):
 
     @property
     def block(self) -> int:
+        """As ``Event.block``."""
         return self.steps
 
     def refuses(self, relation: Relation) -> str:
+        """As ``Part.refuses``."""
         return allocation.refuses(self.steps, relation)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         z = self.event.noise_multiplier
         return allocation.pairs(z, self.steps, self.participations, relation, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
         z = self.event.noise_multiplier
         return allocation.renyi(z, self.participations, orders)
 
@@ -84,4 +89,5 @@ class PerUser(Event):
 
     @property
     def block(self) -> int:
+        """As ``Event.block``."""
         return self.event.block

@@ -38,9 +38,11 @@ class ShuffledEpoch(_Batched):
 
     @property
     def block(self) -> int:
+        """As ``Event.block``."""
         return self.steps
 
     def refuses(self, relation: Relation) -> str:
+        """As ``Part.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -50,11 +52,13 @@ class ShuffledEpoch(_Batched):
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # That of the one batch with the record; below, of the largest output.
+        """As ``Part.pairs``."""
         z, far = self.event.noise_multiplier, _far(relation)
         return (Mixture(1.0, z, (0, far, far)),) if upper else _largest(z, self.steps, far)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         # Those of the one batch with the record.
+        """As ``Part.renyi``."""
         return np.asarray(0.5 * orders * (_far(relation) / self.event.noise_multiplier) ** 2)
 
 

@@ -32,6 +32,7 @@ class _Stated(Part):
 
     def refuses(self, relation: Relation) -> str:
         # A null record is a record, so REPLACE_ONE covers REPLACE_SPECIAL.
+        """As ``Part.refuses``."""
         covered = (relation, self.relation) == (Relation.REPLACE_SPECIAL, Relation.REPLACE_ONE)
         if covered or relation is self.relation:
             return ""
@@ -61,9 +62,11 @@ class EpsilonDelta(_Stated):
         check.fields(self, epsilon=check.non_negative, delta=check.probability)
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         return "a release's delta is 1" if self.delta == 1 else vanishing(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
+        """As ``Part.pure``."""
         return self.epsilon if self.delta == 0 else math.inf
 
     def _law(self) -> tuple[Array, Array]:
@@ -74,9 +77,11 @@ class EpsilonDelta(_Stated):
         return loss, (1 - self.delta) * special.expit(loss)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         return (discrete(*self._law(), upper, self.delta),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
         if self.delta > 0:
             return super().renyi(relation, orders)
         return finite_renyi(*self._law(), orders)
@@ -103,18 +108,22 @@ class ExponentialMechanism(_Stated):
         check.fields(self, epsilon=check.positive)
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         return vanishing(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
+        """As ``Part.pure``."""
         return self.epsilon
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         weight = -1 / math.expm1(-self.epsilon)
         return (Exponential(self.epsilon, weight, 0.0),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
         # log E_Q[e^(alpha L)] is 0 at 0 and 1, and its second derivative is the variance of a
         # variable of range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
+        """As ``Part.renyi``."""
         return np.minimum(orders * (self.epsilon**2 / 8), self.epsilon) * (1 + 8 * _U)
 
 
@@ -140,6 +149,7 @@ class ZCDP(_Stated):
         check.fields(self, rho=check.non_negative, xi=check.non_negative)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
         return (self.xi + self.rho * orders) * (1 + 4 * _U)
 
 
@@ -164,14 +174,17 @@ class RandomizedResponse(Part):
         object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
 
     def refuses(self, relation: Relation) -> str:
+        """As ``Part.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return "the number of answers is seen; ask with relation replace_one"
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         return "" if self.noise_prob >= 1e-15 else "answers are released without noise"
 
     def pure(self, relation: Relation) -> float:
+        """As ``Part.pure``."""
         return math.log1p(self.buckets * (1 - self.noise_prob) / self.noise_prob)
 
     def _law(self) -> tuple[Array, Array]:
@@ -182,7 +195,9 @@ class RandomizedResponse(Part):
         return np.asarray([-top, 0.0, top]), np.asarray([p / k, (k - 2) * (p / k), 1 - p + p / k])
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         return (discrete(*self._law(), upper),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
         return finite_renyi(*self._law(), orders)

@@ -49,6 +49,7 @@ class TruncatedPoisson(_Batched):
         check.fields(self, sampling_prob=check.probability, cap=check.size, dataset_size=check.size)
 
     def refuses(self, relation: Relation) -> str:
+        """As ``Part.refuses``."""
         if relation is Relation.REPLACE_SPECIAL:
             return ""
         return (
@@ -56,6 +57,7 @@ class TruncatedPoisson(_Batched):
         )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``Part.pairs``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return (Discrete(np.zeros(1), np.ones(1)),)
@@ -71,6 +73,7 @@ class TruncatedPoisson(_Batched):
         )
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return np.zeros(orders.shape)

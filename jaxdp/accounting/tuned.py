@@ -67,12 +67,14 @@ class _Truncated(Tries):
 
     def expected(self) -> float:
         # eta (1 - gamma) / (gamma (1 - gamma^eta)), or its limit.
+        """As ``Tries.expected``."""
         log = math.log(self.gamma)
         ratio = -self.eta / math.expm1(self.eta * log) if self.eta else -1 / log
         return (1 - self.gamma) / self.gamma * ratio
 
     def sample(self, rng: np.random.Generator) -> int:
         # P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1).
+        """As ``Tries.sample``."""
         left, k, mass = rng.random(), 1, self.expected() * self.gamma ** (1 + self.eta)
         while left > mass and mass > 0:
             left -= mass
@@ -82,12 +84,14 @@ class _Truncated(Tries):
 
     def renyi(self, curve: Array, orders: Array) -> Array:
         # Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2.
+        """As ``Tries.renyi``."""
         inner = (1 - 1 / orders) * curve - math.log(self.gamma) / orders
         return curve + (1 + self.eta) * np.min(inner) + math.log(self.expected()) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
         # (1 + eta) e0, with delta(e0) <= (e^e0 - 1) gamma / (1 - gamma). The profile lies below its
         # chords in e^epsilon; the line from (1, 0) meets one of them.
+        """As ``Tries.shift``."""
         alpha, line = np.exp(epsilons), self.gamma / (1 - self.gamma)
         meets = np.flatnonzero(deltas <= line * (alpha - 1))
         if not meets.size:
@@ -151,14 +155,17 @@ class PoissonTries(Tries):
         check.fields(self, mean=check.positive)
 
     def expected(self) -> float:
+        """As ``Tries.expected``."""
         return self.mean
 
     def sample(self, rng: np.random.Generator) -> int:
+        """As ``Tries.sample``."""
         return int(rng.poisson(self.mean))
 
     def renyi(self, curve: Array, orders: Array) -> Array:
         # arXiv:2110.03620v2, Theorem 6, and the term of no try.
         # Total variation by the smallest divergence: Pinsker; Bretagnolle and Huber.
+        """As ``Tries.renyi``."""
         least = max(float(np.min(curve)), 0.0)
         apart = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
         deltas = [
@@ -170,6 +177,7 @@ class PoissonTries(Tries):
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
         # m times the total variation of one run.
+        """As ``Tries.shift``."""
         return self.mean * float(deltas[0])
 
 
@@ -200,6 +208,7 @@ class Tuned(Part):
             raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)}")
 
     def refuses(self, relation: Relation) -> str:
+        """As ``Part.refuses``."""
         try:
             run = flatten(self.event, relation)
         except UnsupportedEventError as error:
@@ -210,11 +219,13 @@ class Tuned(Part):
         return f"its run has no Renyi curve ({names})"
 
     def infinite(self) -> str:
+        """As ``Part.infinite``."""
         return _infinite(self.event)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
         # delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``; Koskela, Redberg and Wang 2024,
         # arXiv:2402.06701, have such a bound. No lower end is known.
+        """As ``Part.pairs``."""
         epsilons, deltas = _profile(self.event, relation)
         c = self.distribution.shift(epsilons, deltas) * _MARGIN
         if not upper or not epsilons[-1] + c < 600:
@@ -223,6 +234,7 @@ class Tuned(Part):
         return (symmetric(epsilons + c, deltas),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``Part.renyi``."""
         curve = rdp.run_rdp(flatten(self.event, relation), relation, tuple(orders.tolist()))
         bounds = self.distribution.renyi(curve, orders) * _MARGIN
         # A divergence grows with its order: a larger order's bound holds for a smaller one.

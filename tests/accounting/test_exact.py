@@ -215,3 +215,13 @@ def test_the_cost_does_not_grow_with_the_number_of_steps():
         composition = estimate.composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
         sizes.append(estimate.settle(composition, 1e-5)[0].y.size)
     assert sizes[1] <= 3 * sizes[0]
+
+
+def test_a_tolerance_narrows_the_interval():
+    event = run(0.01, 1.0, 1000)
+    usual, narrow = acc.epsilon(event, 1e-5), acc.epsilon(event, 1e-5, tolerance=2e-6)
+    assert usual.lower <= narrow.lower < narrow.upper <= usual.upper
+    assert narrow.upper - narrow.lower <= 2e-6 * narrow.upper < usual.upper - usual.lower
+    for wrong in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="tolerance="):
+            acc.epsilon(event, 1e-5, tolerance=wrong)
