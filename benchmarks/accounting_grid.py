@@ -100,7 +100,7 @@ def check(q: float, z: float, steps: int, delta: float, relation: acc.Relation) 
 
 def renewed(row: dict[str, Any]) -> dict[str, Any]:
     """The row, asked again if its bounds are wider than the bar."""
-    if row["width"] <= (1e-3 if row["steps"] * row["q"] < 1 else 1e-6):
+    if row["width"] <= (1e-3 if row["steps"] * row["q"] < 1 else 1e-4):
         return row
     found = check(*(row[k] for k in KEY[:4]), acc.Relation(row["relation"]))
     found |= {k: row[k] for k in ("optimistic", "pessimistic") if k in row}
@@ -239,9 +239,10 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             not math.isfinite(r["upper"]) or (r["upper"] == 0 and not r["note"]) for r in good
         ),
         "dense_points": len(dense),
-        "dense_wider_than_1e-6": sum(r["width"] > 1e-6 for r in dense),
+        "dense_wider_than_1e-4": sum(r["width"] > 1e-4 for r in dense),
         "sparse_points": len(sparse),
         "sparse_wider_than_1e-3": sum(r["width"] > 1e-3 for r in sparse),
+        "widest": max(r["width"] for r in good),
         "neighbours": pairs,
         "not_monotone": broken,
         "not_monotone_beyond_width": len(bad),

@@ -20,6 +20,7 @@ from jaxdp.accounting.discretise import Atoms, Masses
 _U = 2.0**-53
 OUTSIDE = 14.0  # nats: tilted probability that a window leaves outside
 _LARGEST = 20  # log2 of the points of a bunch
+_NEARER = (0, 2, 4, 6, 9, 13, 18, 24, 30, 36)  # orders between the best of coarse losses and c
 
 Put = Callable[[Any, float, float, float, float], Atoms]
 
@@ -82,8 +83,8 @@ class Moments:
         up, down = int(np.argmin(above)), int(np.argmin(below))
         half = self.orders.size // 2
         # Sums of coarser losses have larger moments at far orders.
-        used = [*range(max(half, up - 6), up + 1, 2), *range(down, min(half, down + 7), 2)]
-        return np.asarray(self.orders[used])
+        used = {max(up - i, half) for i in _NEARER} | {min(down + i, half - 1) for i in _NEARER}
+        return np.asarray(self.orders[sorted(used)])
 
 
 def around(c: float) -> Array:
@@ -91,7 +92,7 @@ def around(c: float) -> Array:
     if c == 0:
         far = np.geomspace(1e-3, 1e9, 37)
         return np.concatenate([-far[::-1], far])
-    ratio = np.geomspace(0.02, 30, 22)
+    ratio = np.geomspace(0.02, 30, 15)
     return np.concatenate([c - ratio[::-1] * c, c + ratio * c])
 
 
@@ -116,17 +117,18 @@ class Summed:
 
     def masses(self, edges: Array) -> Masses:
         """As ``discretise.Masses``, each cell beside its lower edge."""
-        index = np.searchsorted(edges, self.loss, side="left") - 1
-        inside = (index >= 0) & (index < edges.size - 1)
-        index, p = index[inside], self.p[inside]
+        ends = np.searchsorted(self.loss, edges, side="right")
+        inside = slice(ends[0], ends[-1])
         base = np.where(np.isfinite(edges[:-1]), edges[:-1], edges[1:])
-        gain = -p * np.expm1(base[index] - self.loss[inside])
+        index = np.repeat(np.arange(base.size), np.diff(ends))
+        p, lower = self.p[inside], base[index] - self.loss[inside]
         # Not p - gain, which has no digits where the cell is many nats wide.
-        terms = p, p * np.exp(base[index] - self.loss[inside]), gain, np.abs(gain)
-        first, second, by, size = (
-            np.asarray(np.bincount(index, v, edges.size - 1), np.float64) for v in terms
+        terms = p, p * np.exp(lower), -p * np.expm1(lower)
+        first, second, gain = (
+            np.asarray(np.bincount(index, v, base.size), np.float64) for v in terms
         )
-        return Masses(first, second, by, 2 * self.rounding * size, base)
+        # The terms of one cell's gain have the same sign.
+        return Masses(first, second, gain, 2 * self.rounding * np.abs(gain), base)
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
         """As ``Pair.tails``; none is asked for but that of the largest loss."""

@@ -54,26 +54,29 @@ class Direction:
         """A certified end of epsilon; ``near`` is where it is looked for.
 
         Raises:
-            Unresolved: there is none about here.
+            Unresolved: no upper end was found.
         """
-        start = near
+        start, best = near, math.inf
         for attempt in range(40):
             step = min(0.02 * near, 1 / self._plan(near).c)
             terms = self._terms(high, near, tolerance)
-            low, high_, seen = _root(terms, near, step, 0.02 * self.tolerance)
-            at = high_ if high else low
+            try:
+                low, high_, seen = _root(terms, near, step, 0.02 * self.tolerance)
+            except Unresolved:
+                if high and best == math.inf:
+                    raise
+                break
+            at, best = (high_, min(best, high_)) if high else (low, best)
             settled = 0.7 * near <= at <= 1.3 * near or (high and at == 0)
             if near < 1e-12 or (seen and settled):
-                return at
+                return best if high else at
             if not (at > near or (high and not seen and at < 0.85 * near)):
                 at = (0.25 if seen else 0.85) * near
             near = at
             # A lower end so far down, or so hard to find, is of no use.
             if not high and (near < 0.1 * start or attempt > 3):
                 return 0.0
-        if not high:
-            return 0.0
-        raise Unresolved("the window did not settle")
+        return best if high else 0.0
 
     def within(self, epsilon: float) -> bool:
         """True if delta at epsilon is proven to be at most exp(log_delta)."""
@@ -222,7 +225,11 @@ class _Single:
             payoff[at > 700] = 0.0
         value, error = self._law.mean(self._weight, payoff)
         error += self._missed * p
-        return self._count * max(value + self._sign * error, 0.0)
+        end = value + self._sign * error
+        # The largest losses weigh p and no less than nothing, whatever is not a number.
+        if self._sign > 0:
+            return self._count * (end if end < p else p)
+        return self._count * (end if end > 0 else 0.0)
 
 
 def _without(
@@ -296,8 +303,11 @@ def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[flo
     for direction in directions:
         if (upper > 0 or not near) and direction.within(upper):
             continue
-        start = upper or near or direction.epsilon_end(True, direction.rough(), _COARSE)
-        ends = _refine(direction, direction.epsilon_end, max(start, 1e-9))
+        known = math.inf
+        if not (upper or near):
+            known = direction.epsilon_end(True, direction.rough(), _COARSE)
+        start = upper or near or known
+        ends = _refine(direction, direction.epsilon_end, max(start, 1e-9), known)
         lower, upper = max(lower, ends[0]), max(upper, ends[1])
     return lower, upper
 
@@ -314,21 +324,39 @@ def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, fl
     return min(lower, 1.0), min(upper, 1.0)
 
 
+def _least(
+    upper: float, end: Callable[[bool, float, float], float], near: float, tolerance: float
+) -> float:
+    """The smaller of an upper end and the one that is found, if it is found."""
+    try:
+        return min(upper, end(True, near, tolerance))
+    except Unresolved:
+        if upper == math.inf:
+            raise
+        return upper
+
+
 def _refine(
     direction: Direction,
     end: Callable[[bool, float, float], float],
     near: float,
+    upper: float = math.inf,
 ) -> tuple[float, float]:
-    """Both ends, on finer and finer grids; each end is the best so far."""
-    lower, upper, before = 0.0, math.inf, math.inf
+    """Both ends, on finer and finer grids; each end is the best so far, beginning with ``upper``.
+
+    Raises:
+        Unresolved: no upper end was found.
+    """
+    lower, before = 0.0, math.inf
     hint = near if end == direction.epsilon_end else 1.0
     goal, enough = direction.tolerance, 0.55 * direction.tolerance
     tolerance, stalled = 0.7 * goal, 0
     while True:
         # An end that is close to a good guess is not asked again; a poor guess is close to none.
-        if not 0 <= upper - hint <= enough * hint:
-            upper = min(upper, end(True, near, tolerance))
-        if end == direction.epsilon_end:
+        if not 0 <= upper - hint <= enough * hint or before == math.inf:
+            upper = _least(upper, end, near, tolerance)
+        # A plan serves all that is about it.
+        if end == direction.epsilon_end and not abs(upper - near) < 1e-3 * near:
             near = max(upper, 1e-12)
         if not direction.two_sided:
             return 0.0, upper

@@ -172,11 +172,11 @@ class _Merged:
         Returns:
             [k] True where a cut that is too low was the reason for the failure.
         """
-        first, last = edges[left], edges[left + 1]
-        cut = np.clip(cut, first, last)
-        masses = _masses(self._pair, np.stack([first, cut, last], axis=1).ravel())
-        q, gain, error = (v[1::3] for v in masses[1:4])
-        base = np.broadcast_to(masses.base, masses.p.shape)[1::3]
+        last = edges[left + 1]
+        cut = np.clip(cut, edges[left], last)
+        masses = _masses(self._pair, np.stack([cut, last], axis=1).ravel())
+        q, gain, error = (v[::2] for v in masses[1:4])
+        base = np.broadcast_to(masses.base, masses.p.shape)[::2]
         up, r = self.up[left], self._pair.rounding
         with np.errstate(over="ignore", invalid="ignore"):
             near, far = np.expm1(grid - base), np.expm1(grid + self._width - base)

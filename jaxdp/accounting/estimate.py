@@ -36,8 +36,10 @@ def epsilon(run: Run, relation: Relation, delta: float) -> float:
     """
     line, found = settle(composition(run, relation, math.log(delta)), delta)
     value, slope = line.at(found)
-    error = line.doubt(found) * value
-    if (error / slope > 0.3 * EPSILON_ERROR * found) if found else value + error > delta:
+    doubt = line.doubt(found)
+    error = doubt * value
+    poor = error > 0.3 * EPSILON_ERROR * found * slope if found else value + error > delta
+    if poor or not math.isfinite(doubt):
         raise Unresolved("the integral is not good enough")
     return found
 

@@ -50,6 +50,10 @@ class SampledGaussian:
         least = -max(reach, sampled) - (self.relation is Relation.REPLACE_ONE)
         ends = np.asarray([least, max(reach, 1 + sampled)])
         low, high = (float(v) for v in self._loss(ends))
+        if q < 1 and self.relation is not Relation.REPLACE_ONE:
+            # What rounding cannot tell from the least loss is not left beyond it.
+            floor = math.log1p(-q)
+            low = floor * (1 + 1e-15) if low < floor * (1 - 1e-10) else low
         return (-high, -low) if self.reverse else (low, high)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:

@@ -96,8 +96,9 @@ class Plan:
         for level in range(levels):
             nats = OUTSIDE + 2 + (levels - level) * math.log(bunches)
             part = counts // bunches ** (levels - level)
-            first, last = moments.window(part, nats)
-            counted.append((last - first) / widths[level])
+            for tilted in (moments, self.moments(0.0)) if self.split else (moments,):
+                first, last = tilted.window(part, nats)
+                counted.append((last - first) / widths[level])
         points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
         return Layout(tuple(widths), bunches, size, points)
 
@@ -159,6 +160,7 @@ def chernoff(kinds: Kinds, epsilon: float, log_delta: float) -> float:
     return _tilted(kinds, epsilon, log_delta, math.inf)[-1]
 
 
+@functools.lru_cache(maxsize=4)
 def _tilted(
     kinds: Kinds, epsilon: float, log_delta: float, factor: float
 ) -> tuple[list[tuple[float, float]], tuple[float, ...], Counted, float, float, float]:
