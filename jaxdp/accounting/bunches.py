@@ -19,7 +19,7 @@ from jaxdp.accounting.discretise import Atoms, Masses
 
 _U = 2.0**-53
 OUTSIDE = 14.0  # nats: tilted probability that a window leaves outside
-_LARGEST = 20  # log2 of the points of a bunch
+_LARGEST = 21  # log2 of the points of a bunch
 _NEARER = (0, 2, 4, 6, 9, 13, 18, 24, 30, 36)  # orders between the best of coarse losses and c
 
 Put = Callable[[Any, float, float, float, float], Atoms]
@@ -34,12 +34,17 @@ class Layout:
         bunches: how many bunches of one level make one of the next.
         size: points of the window of the whole sum, a power of two.
         points: points of all windows together.
+        small: (least, largest) small loss of each kind of steps; then the large ones are put on the
+            last grid at once, beside the sum of the small ones. Empty if all are on the first.
+        outside: nats of tilted probability that all windows of one level leave outside.
     """
 
     widths: tuple[float, ...]
     bunches: int
     size: int
     points: float
+    small: tuple[tuple[float, float], ...] = ()
+    outside: float = OUTSIDE
 
 
 class Moments:
@@ -135,22 +140,32 @@ class Summed:
         return (losses < self.loss[-1]) * self.p.sum(), np.zeros(losses.shape)
 
 
+Steps = Callable[[float], Counted]  # from the width of a grid to the atoms on it, with numbers
+
+
 class Sums:
     """Laws of sums of steps' losses, by way of bunches."""
 
     def __init__(
-        self, steps: Callable[[float], Counted], put: Put, layout: Layout, moments: Moments
+        self,
+        steps: Steps,
+        put: Put,
+        layout: Layout,
+        moments: Moments,
+        apart: tuple[Steps, Moments] | None = None,
     ) -> None:
         """Puts the steps on the finest grid.
 
         Args:
-            steps: from the width of a grid to the steps' atoms on it, with their numbers.
+            steps: those that are summed in bunches.
             put: puts a bunch on a grid, above or below.
             layout: the grids.
             moments: of coarse atoms, from which windows and orders are chosen; with the tilt.
+            apart: what is put on the last grid at once, and the moments without it.
         """
         self._steps, self._put, self._layout = steps, put, layout
-        self._moments, self._c = moments, moments.c
+        self._beside, bunched = apart or ((lambda _: ()), moments)
+        self._moments, self._c = (moments, bunched), moments.c
         self._atoms = steps(layout.widths[0])
 
     def whole(self, first: float) -> Law:
@@ -161,14 +176,16 @@ class Sums:
     def _of(self, counts: Array, level: int, first: float, size: int) -> Law:
         """The law of the sum of ``counts`` steps of each kind."""
         width, r = self._layout.widths[level], self._layout.bunches
+        top = level == len(self._layout.widths) - 1
+        moments = self._moments[not top]
         if level == 0:
-            return self._law(_counted(self._atoms, counts), counts, width, first, size)
-        part, rest = counts // r, []
+            return self._law(_counted(self._atoms, counts), moments, counts, width, first, size)
+        part, rest = counts // r, list(self._beside(width)) if top else []
         if (counts % r).any():
-            rest = _counted(self._steps(width), counts % r)
+            rest += _counted(self._steps(width), counts % r)
         bunch = self._of(part, level - 1, *self._window(part, level))
         atom, log_scale, inexact, cut = _coarser(bunch, width, self._put)
-        found = self._law([(atom, r), *rest], counts, width, first, size)
+        found = self._law([(atom, r), *rest], moments, counts, width, first, size)
         found.log_scale += r * log_scale
         found.relative += grown(r * (bunch.relative + inexact))
         # What was wrapped is missing in one place and too much in another. It is relative to a
@@ -179,10 +196,12 @@ class Sums:
         found.alias += grown(lost) * ratio
         return found
 
-    def _law(self, kinds: Counted, counts: Array, width: float, first: float, size: int) -> Law:
-        """The law of the kinds' sum, on one grid; ``counts`` are the steps that are in it."""
+    def _law(
+        self, kinds: Counted, hint: Moments, counts: Array, width: float, first: float, size: int
+    ) -> Law:
+        """The law of the kinds' sum, on one grid; ``hint`` and ``counts`` choose orders."""
         c, last = self._c, first + (size - 2) * width
-        orders = self._moments.near(counts, first, last)
+        orders = hint.near(counts, first, last)
         moments = log_moments(kinds, width, np.append(orders, c))
         gain = moments[:-1] - moments[-1]
         total = np.abs(orders) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
@@ -196,7 +215,7 @@ class Sums:
     def _window(self, counts: Array, level: int) -> tuple[float, int]:
         """(first loss, points) of the window of a bunch of which ``level`` is summed."""
         times = (len(self._layout.widths) - level) * math.log(self._layout.bunches)
-        first, last = self._moments.window(counts, OUTSIDE + 2 + times)
+        first, last = self._moments[1].window(counts, self._layout.outside + 2 + times)
         points = (last - first) / self._layout.widths[level - 1] + 2
         return first, 1 << min(max(math.ceil(math.log2(points)), 6), _LARGEST)
 

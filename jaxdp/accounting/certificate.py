@@ -6,7 +6,6 @@ step may lose far more than the others together, its losses are cut at a cap: no
 is the FFT's part, one step above it enters by its own profile, several by their probability.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,9 @@ import numpy as np
 
 from jaxdp.accounting import plan as plans
 from jaxdp.accounting.base import Pair, Unresolved
-from jaxdp.accounting.bunches import Layout, Sums
-from jaxdp.accounting.discretise import Atoms, above, below
+from jaxdp.accounting.convolve import Law
+from jaxdp.accounting.discretise import Atoms
+from jaxdp.accounting.layouts import Laid
 from jaxdp.accounting.plan import Kinds, Plan, one_or_more, shortfall, two_or_more
 from jaxdp.accounting.roots import bracket_decreasing
 
@@ -94,7 +94,7 @@ class Direction:
         return self._plans[epsilon]
 
     def rough(self) -> float:
-        """An epsilon that is not far above the true one, by Chernoff's bound or single steps."""
+        """An upper end of epsilon that is not far above the true one, on a coarse grid."""
 
         def excess(log_epsilon: float) -> float:
             return self._excess(math.exp(log_epsilon))
@@ -103,7 +103,11 @@ class Direction:
             return math.exp(-23.0)
         if excess(25.0) > 0:
             raise Unresolved("no finite epsilon")
-        return math.exp(bracket_decreasing(excess, -23.0, 25.0, rtol=1e-3, max_iter=30)[1])
+        least = math.exp(bracket_decreasing(excess, -23.0, 25.0, rtol=1e-3, max_iter=30)[1])
+        # Chernoff's bound is poor where a few rare losses decide.
+        while least > 1e-9 and self._terms(True, 0.6 * least, _COARSE)(0.6 * least) <= 1:
+            least *= 0.6
+        return least
 
     def _terms(self, high: bool, epsilon: float, tolerance: float) -> Callable[[float], float]:
         """Delta's certified end as a function of epsilon, over exp(log_delta)."""
@@ -114,22 +118,13 @@ class Direction:
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self._upper if high else self._lower
         assert kinds is not None
-        layout = plan.layout(tolerance)
-        self.exhausted = math.isinf(layout.points)
-        width, put, fine = layout.widths[0], (above if high else below), plan.fine(tolerance)
-
-        @functools.cache
-        def steps(width: float) -> list[tuple[Atoms, int]]:
-            return [
-                (put(p, width, low, cap, fine), n)
-                for (p, n), low, cap in zip(kinds, plan.lows, plan.caps, strict=True)
-            ]
-
-        atoms = steps(width)
-        sums = Sums(steps, put, layout, plan.moments(plan.c))
-        base = sums.whole(plan.first).profile(epsilon)
+        laid = Laid(kinds, plan, high, tolerance)
+        self.exhausted = laid.layout.points > 1 << 24  # or more than float64 can tell
+        kinds, atoms = laid.kinds, laid.atoms()
+        base = laid.law(plan.c).profile(epsilon)
         sign = 1 if high else -1
         unit = self.log_delta
+        lost = laid.lost * math.exp(-unit)
         if not plan.split:
             infinite = [
                 (n, a.over[0] if high else p.infinite * (1 - 2 * p.rounding))
@@ -140,11 +135,11 @@ class Direction:
 
             def whole(at: float) -> float:
                 value, error = base(at, unit)
-                return max(value + sign * error, 0.0) + beyond
+                return max(max(value + sign * error, 0.0) + beyond - lost, 0.0)
 
             return whole
         singles = [
-            _Single(pair, n, atom, _without(steps, i), layout, plan, sign)
+            _Single(pair, n, atom, laid.law(0.0, i), sign)
             for i, ((pair, n), (atom, _)) in enumerate(zip(kinds, atoms, strict=True))
             if atom.over[0] > 0
         ]
@@ -157,6 +152,7 @@ class Direction:
                 n * (1 - float(p.tails(low)[1][0])) for (p, n), low in zip(kinds, lows, strict=True)
             )
             second *= max(1 - missing, 0.0)
+            groups = laid.groups()
         else:
             both *= _kept(kinds, [a.over[0] for a, _ in atoms])
 
@@ -167,11 +163,11 @@ class Direction:
             grown = math.exp(min(at, 700.0))
             several = both - grown * second + sign * (error_p + grown * error_q)
             if high:
-                short = math.exp(shortfall(atoms, width, at))
+                short = math.exp(shortfall(groups, at))
                 several = min(max(several, 0.0) + both * short, both + error_p)
             elif at > 700:
                 several = 0.0
-            return value + (one + max(several, 0.0)) * math.exp(-unit)
+            return max(value + (one + max(several, 0.0)) * math.exp(-unit) - lost, 0.0)
 
         return parts
 
@@ -179,23 +175,13 @@ class Direction:
 class _Single:
     """One step of a kind above its cap, beside the sum of all others below theirs."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        count: int,
-        atom: Atoms,
-        others: Callable[[float], list[tuple[Atoms, int]]],
-        layout: Layout,
-        plan: Plan,
-        sign: int,
-    ) -> None:
-        put = above if sign > 0 else below
-        self._law = Sums(others, put, layout, plan.moments(0.0)).whole(plan.first)
+    def __init__(self, pair: Pair, count: int, atom: Atoms, others: Law, sign: int) -> None:
+        self._law = others
         self._pair, self._count, self._sign, self._atom = pair, count, sign, atom
         # Sums that hardly ever occur enter with the largest payoff, or not at all: all of them
         # together weigh no more than rounding may.
-        live = self._law.weight > max(self._law.error / math.sqrt(layout.size), 1e-25)
-        rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(layout.size)
+        live = self._law.weight > max(self._law.error / math.sqrt(others.loss.size), 1e-25)
+        rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(others.loss.size)
         slack: Any = getattr(pair, "slack", None)
         ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
         self._inexact = 1e-15 * self._law.reach + (0.0 if slack is None else slack(ends))
@@ -230,13 +216,6 @@ class _Single:
         if self._sign > 0:
             return self._count * (end if end < p else p)
         return self._count * (end if end > 0 else 0.0)
-
-
-def _without(
-    steps: Callable[[float], list[tuple[Atoms, int]]], which: int
-) -> Callable[[float], list[tuple[Atoms, int]]]:
-    """The steps but for one of a kind."""
-    return lambda width: [(atom, n - (i == which)) for i, (atom, n) in enumerate(steps(width))]
 
 
 def _kept(kinds: Kinds, large: list[float]) -> float:
@@ -346,6 +325,7 @@ def _refine(
 
     Raises:
         Unresolved: no upper end was found.
+        ArithmeticError: the ends contradict each other.
     """
     lower, before = 0.0, math.inf
     hint = near if end == direction.epsilon_end else 1.0

@@ -76,7 +76,7 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     gap = np.diff(index) * width
     # The highest cell ends at the cap, so that ``over`` is the same on every grid.
     ends = np.append(np.minimum(loss[:-1], cap), cap)
-    p, q, gain, error, base = _masses(pair, ends)
+    p, q, gain, error, base = cell_masses(pair, ends)
     with np.errstate(over="ignore", invalid="ignore"):
         at = np.expm1(loss[:-1] - base)
         up = (gain - q * at + error + r * q * np.abs(at)) / -np.expm1(-gap)
@@ -136,7 +136,7 @@ class _Merged:
 
     def __init__(self, pair: Pair, edges: Array, center: float, width: float) -> None:
         self._pair, self._width = pair, width
-        masses = _masses(pair, edges)
+        masses = cell_masses(pair, edges)
         p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
         near = int(np.searchsorted(edges, center)) - 1
         middle = float(loss[min(max(near, 0), loss.size - 1)])
@@ -174,7 +174,7 @@ class _Merged:
         """
         last = edges[left + 1]
         cut = np.clip(cut, edges[left], last)
-        masses = _masses(self._pair, np.stack([cut, last], axis=1).ravel())
+        masses = cell_masses(self._pair, np.stack([cut, last], axis=1).ravel())
         q, gain, error = (v[::2] for v in masses[1:4])
         base = np.broadcast_to(masses.base, masses.p.shape)[::2]
         up, r = self.up[left], self._pair.rounding
@@ -203,7 +203,8 @@ def _merged(masses: Masses, least: Array, r: float) -> Array:
     return np.asarray(np.where(known, value, least))
 
 
-def _masses(pair: Pair, edges: Array) -> Masses:
+def cell_masses(pair: Pair, edges: Array) -> Masses:
+    """The masses of a pair's cells, as precisely as it knows them."""
     precise: Any = getattr(pair, "masses", None)
     if precise is not None:
         return Masses(*precise(edges))

@@ -5,22 +5,21 @@ Nothing proven rests on a choice made here, but for the bounds that say so: ``Pl
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
 from jaxdp.accounting.base import Array, Pair, Unresolved
-from jaxdp.accounting.bunches import OUTSIDE, Layout, Moments
+from jaxdp.accounting.bunches import OUTSIDE, Moments
 from jaxdp.accounting.convolve import Counted, log_moments, tilt
 from jaxdp.accounting.discretise import Atoms, above
 
 Kinds = tuple[tuple[Pair, int], ...]
-SIZES = (1 << 12, 1 << 20)
-_CAPS = (24.0, 12.0, 6.0, 3.0, 1.6)  # of epsilon
+Ends = tuple[tuple[float, float], ...]
+_CAPS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
 
 
@@ -41,6 +40,8 @@ class Plan:
         lattice: a distance that the grid should divide; 0 if there is none.
         atoms: coarse atoms above the steps, from which grids are chosen.
         grid: the width of their grid.
+        log_delta: about where.
+        outside: nats of probability that a window leaves outside, of the tilted and the plain law.
     """
 
     caps: tuple[float, ...]
@@ -54,75 +55,16 @@ class Plan:
     lattice: float
     atoms: Counted
     grid: float
+    log_delta: float
+    outside: tuple[float, float]
 
-    def layout(self, tolerance: float) -> Layout:
-        """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are."""
-        reach = self.last - self.first
-        needed = reach / self._width(tolerance)
-        size = _points(needed)
-        width = self._aligned(reach / size)
-        best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
-        if self.lattice > width or size < 1 << 14:
-            return best
-        moments, counts = self.moments(self.c), _counts(self.atoms)
-        for levels in (1, 2, 3, 4):
-            other = self._bunched(moments, counts, levels, 0.5 * tolerance / (levels + 1))
-            if other and other.points < 0.6 * best.points:
-                best = other
-        return best
+    def moments(self, c: float, small: Ends = ()) -> Moments:
+        """Chernoff's bounds on sums of the coarse atoms, or the small of them, tilted by ``c``."""
+        return _moments(self, c, small)
 
-    def moments(self, c: float) -> Moments:
-        """Chernoff's bounds on sums of the coarse atoms, tilted by ``c``."""
-        return _moments(self, c)
-
-    def _bunched(
-        self, moments: Moments, counts: Array, levels: int, tolerance: float
-    ) -> Layout | None:
-        """Grids for bunches of bunches, of which each level adds ``tolerance``."""
-        bunches = round(float(counts.max()) ** (1 / (levels + 1)))
-        fine = self._width(tolerance)
-        widths = [
-            fine,
-            *(
-                math.sqrt(5 * tolerance / (self.spread[2] * float(bunches) ** (levels - i)))
-                for i in range(levels)
-            ),
-        ]
-        if bunches < 16 or any(b < 4 * a for a, b in itertools.pairwise(widths)):
-            return None
-        counted = [(self.last - self.first) / widths[-1]]
-        size = _points(counted[0])
-        widths[-1] = (self.last - self.first) / size
-        for level in range(levels):
-            nats = OUTSIDE + 2 + (levels - level) * math.log(bunches)
-            part = counts // bunches ** (levels - level)
-            for tilted in (moments, self.moments(0.0)) if self.split else (moments,):
-                first, last = tilted.window(part, nats)
-                counted.append((last - first) / widths[level])
-        points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
-        return Layout(tuple(widths), bunches, size, points)
-
-    def _aligned(self, width: float) -> float:
-        """A width that is hardly larger, on whose grid point masses lie."""
-        count = math.floor(self.lattice / width)
-        # Point masses between the two lie at fractions of their distance.
-        count -= count % 120 if count >= 120 else 0
-        return self.lattice / count if count else width
-
-    def _width(self, tolerance: float) -> float:
-        """The widest grid of single steps that adds at most ``tolerance`` of epsilon."""
-        distance, weight, factor = self.spread
-
-        def added(width: float) -> float:
-            return float(weight @ np.minimum(width * width / 6, width * distance / 2))
-
-        reach = self.last - self.first
-        low, high = math.log(reach / 2**40), math.log(reach / SIZES[0])
-        for _ in range(12):
-            middle = 0.5 * (low + high)
-            small = 1.2 * factor * added(math.exp(middle)) <= tolerance
-            low, high = (middle, high) if small else (low, middle)
-        return math.exp(low)
+    def counts(self) -> Array:
+        """The number of steps of each kind, [kinds]."""
+        return np.asarray([n for _, n in self.atoms])
 
     def fine(self, tolerance: float) -> float:
         """Width of far cells, over their distance, that adds a tenth of the tolerance."""
@@ -136,19 +78,34 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=8)
-def _moments(plan: Plan, c: float) -> Moments:
-    return Moments(plan.atoms, plan.grid, c)
+def _moments(plan: Plan, c: float, small: Ends) -> Moments:
+    atoms = plan.atoms
+    if small:
+        atoms = [
+            (_inside(a, plan.grid, *ends), n) for (a, n), ends in zip(atoms, small, strict=True)
+        ]
+    return Moments(atoms, plan.grid, c)
+
+
+def _inside(atom: Atoms, width: float, low: float, high: float) -> Atoms:
+    """The atoms from ``low`` to ``high``, given that the loss is there."""
+    loss = atom.offset + atom.index * width
+    kept = (loss >= low - width) & (loss <= high + width)
+    return replace(atom, index=atom.index[kept], mass=atom.mass[kept] / atom.mass[kept].sum())
 
 
 def best(kinds: Kinds, epsilon: float, log_delta: float) -> Plan:
-    """The plan with the shortest window; one with a cap must halve it."""
+    """The plan with the shortest window; one with a cap must halve it, or save digits."""
     found = plan(kinds, epsilon, log_delta, math.inf)
     # Where delta is large no loss is rare.
-    if epsilon < 1e-9 or log_delta > -3 or found.last - found.first < 30 * epsilon:
+    short = found.last - found.first < 30 * epsilon and found.chernoff - log_delta < 8
+    if epsilon < 1e-9 or log_delta > -3 or short:
         return found
     for factor in _CAPS:
         other = plan(kinds, epsilon, log_delta, factor)
-        if not other.split or other.last - other.first > 0.5 * (found.last - found.first):
+        shorter = other.last - other.first <= 0.5 * (found.last - found.first)
+        clearer = other.chernoff < found.chernoff - 2
+        if not other.split or not (clearer or (shorter and other.chernoff < found.chernoff + 2)):
             continue
         if _several(kinds, other, epsilon) - log_delta < -12:
             found = other
@@ -192,24 +149,22 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
     # Where delta is near 1 the saddle is at 0; a window needs a tilt of about the spread.
     variance = float(spread[1] @ spread[0] ** 2)
     c = _raised(atoms, width, c, 2 / math.sqrt(variance), epsilon) if variance > 1e-290 else c
-    c, reach = _line(atoms, width, c, epsilon, log_delta)
+    c, reach, outside = _line(atoms, width, c, epsilon, log_delta)
+    over = math.log(sum(n * a.over[0] for a, n in atoms) + 1e-320)
+    single = max(over - log_delta, 0.0) + OUTSIDE
     if split:
-        bulk = Moments(atoms, width, 0.0).window(_counts(atoms), OUTSIDE)
+        bulk = Moments(atoms, width, 0.0).window(_counts(atoms), single)
         reach = min(reach[0], bulk[0]), max(reach[1], bulk[1])
     first, last = min(reach[0], epsilon), max(reach[1], epsilon)
     margin = 0.02 * (last - first)
     lows, lattice = tuple(low for low, _ in spans), _lattice(kinds, spans)
     ends = first - margin, last + margin
-    return Plan(caps, lows, c, *ends, split, bound, spread, lattice, atoms, width)
+    nats = outside, single
+    return Plan(caps, lows, c, *ends, split, bound, spread, lattice, atoms, width, log_delta, nats)
 
 
 def _counts(atoms: Counted) -> Array:
     return np.asarray([n for _, n in atoms])
-
-
-def _points(count: float) -> int:
-    """The power of two that is not below ``count``, within the sizes that are used."""
-    return 1 << math.ceil(math.log2(min(max(count, SIZES[0]), SIZES[1])))
 
 
 def _atoms(
@@ -224,13 +179,13 @@ def _atoms(
 
 def _line(
     atoms: Counted, width: float, c: float, epsilon: float, log_delta: float
-) -> tuple[float, tuple[float, float]]:
-    """(tilt, window): the shortest window of tilts below the saddle.
+) -> tuple[float, tuple[float, float], float]:
+    """(tilt, window, nats outside of it): the shortest window of tilts below the saddle.
 
     A lower tilt leaves losses behind that are too rare to matter. It costs digits: what is outside
     and what is rounded weighs more against delta.
     """
-    counts, best = _counts(atoms), (c, (-math.inf, math.inf))
+    counts, best = _counts(atoms), (c, (-math.inf, math.inf), OUTSIDE)
     for factor in (1.0, 0.7, 0.5, 0.35):
         lower = factor * c
         total = float(log_moments(atoms, width, np.asarray([lower]))[0])
@@ -238,9 +193,12 @@ def _line(
         # Rounding is about this many nats below the tilted law.
         if factor < 1 and weight > 21 - math.log(counts.sum()):
             break
-        reach = Moments(atoms, width, lower).window(counts, OUTSIDE + max(weight, 0.0))
+        # In delta no sum weighs more than max_x e^(-cx) (1 - e^-x).
+        weight += lower * math.log(lower) - (1 + lower) * math.log1p(lower)
+        outside = OUTSIDE + max(weight, 0.0)
+        reach = Moments(atoms, width, lower).window(counts, outside)
         if reach[1] - reach[0] < 0.9 * (best[1][1] - best[1][0]):
-            best = lower, reach
+            best = lower, reach, outside
     return best
 
 
@@ -256,7 +214,7 @@ def _several(kinds: Kinds, plan: Plan, epsilon: float) -> float:
     width = _coarse(epsilon, list(zip(plan.lows, plan.caps, strict=True)))
     atoms = _atoms(kinds, plan.lows, plan.caps, width)
     both, _ = two_or_more([(n, a.over[0]) for a, n in atoms])
-    return math.log(both + 1e-320) + shortfall(atoms, width, epsilon)
+    return math.log(both + 1e-320) + shortfall([(atoms, width)], epsilon)
 
 
 def _lattice(kinds: Kinds, spans: list[tuple[float, float]]) -> float:
@@ -295,19 +253,19 @@ def _tilt(moments: Callable[[Array], Array], epsilon: float) -> tuple[float, flo
     return c_best, min(least, 0.0)
 
 
-def shortfall(atoms: Counted, width: float, epsilon: float) -> float:
+def shortfall(groups: Sequence[tuple[Counted, float]], epsilon: float) -> float:
     """log of a bound on E[(e^(epsilon - sum) - 1)+], given two steps or more above the cap.
 
     Chernoff's, as in ``_tilt``, of the steps below it. How many these are is not known, so that
     only what raises a moment is counted. At most 0 is of use: then the event's probability bounds
-    what it adds.
+    what it adds. Groups are of atoms and the widths of their grids.
     """
-    tops = [a.top for a, _ in atoms if a.over[0] > 0]
+    tops = [a.top for atoms, _ in groups for a, _ in atoms if a.over[0] > 0]
     if not tops or min(tops) < 0:
         return -math.inf if not tops else 0.0
     b = np.geomspace(1e-3, 1e9, 49)
     bound = b * np.log(b) - (1 + b) * np.log1p(b) - (1 + b) * (2 * min(tops) - epsilon)
-    for atom, n in atoms:
+    for atom, n, width in ((a, n, width) for atoms, width in groups for a, n in atoms):
         one = log_moments([(atom, 1)], width, -(1 + b)) - math.log1p(-min(atom.over[0], 1 - 1e-16))
         bound = bound + n * np.maximum(one, 0.0) * (1 + 1e-9)
     return min(float(np.nanmin(bound)) + 1e-3, 0.0)
