@@ -123,7 +123,7 @@ def most(n: int, chance: float, log_target: float) -> int:
     with 1 - p <= e^-p).
     """
     mean, k = n * chance, math.ceil(n * chance) + 1
-    while 0 < mean and k <= n and k * (1 + math.log(mean / k)) - mean > log_target - 1e-6:
+    while mean > 0 and k <= n and k * (1 + math.log(mean / k)) - mean > log_target - 1e-6:
         k += max(k // 100, 1)
     return min(k - 1, n)
 

@@ -118,14 +118,20 @@ def _small(plan: Plan, reach: float, tolerance: float) -> Ends:
     for (atom, n), low, cap in zip(plan.atoms, plan.lows, plan.caps, strict=True):
         first, last = max(atom.offset - reach, low), min(atom.offset + reach, cap)
         loss = atom.offset + atom.index * plan.grid
-        small = (loss >= first) & (loss <= last)
+        small = (loss >= first - plan.grid) & (loss <= last + plan.grid)
         chance = float(atom.mass[~small].sum()) + atom.over[0]
         if not small.any() or not chance < 0.01:
             return ()
         given_up = most(n, chance, plan.log_delta + math.log(LOST * tolerance))
-        lost += given_up * abs(float(atom.mass[small] @ loss[small]))
+        # A small loss counts for as much as it exceeds the least that it may be on average.
+        mass, gain = (
+            atom.mass[small],
+            np.exp(np.minimum(plan.c * (loss[small] - loss[small].max()), 0)),
+        )
+        least = -math.log(float(mass @ np.exp(-loss[small])) / float(mass.sum()))
+        lost += given_up * abs(float(mass * gain @ loss[small]) / float(mass @ gain) - least)
         ends.append((first, last))
-    return tuple(ends) if lost < 0.1 * tolerance * (1 / plan.spread[2]) * plan.c else ()
+    return tuple(ends) if lost < 0.1 * tolerance * (plan.c + 1) / plan.spread[2] else ()
 
 
 def _bunched(plan: Plan, levels: int, tolerance: float, small: Ends = ()) -> Layout | None:

@@ -69,7 +69,8 @@ def test_masses_are_those_of_the_step(pair):
         assert (np.abs(p - q - gain) <= error + 1e-13).all()
         used = q > 1e-9
         ratio = np.log(p[used] / q[used])
-        assert (ratio >= edges[:-1][used] - 1e-9).all() and (ratio <= edges[1:][used] + 1e-9).all()
+        assert (ratio >= edges[:-1][used] - 1e-9).all()
+        assert (ratio <= edges[1:][used] + 1e-9).all()
     here = outer.cells(np.asarray([inner.shift - 1e-9, inner.shift]))
     assert here[0][0] == pytest.approx(inner.small[0], rel=1e-12)
     assert outer.chance() == pytest.approx(1 - inner.small[0], rel=1e-9, abs=1e-13)
@@ -91,11 +92,12 @@ RUNS = (  # q, z, steps, delta, relation, epsilon by the contour integral or a c
 )
 
 
-@pytest.mark.parametrize("q, z, steps, delta, relation, truth", RUNS)
+@pytest.mark.parametrize(("q", "z", "steps", "delta", "relation", "truth"), RUNS)
 def test_rare_samplings_are_enclosed_closely(q, z, steps, delta, relation, truth):
     event = acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
     bound = acc.epsilon(event, delta, relation)
-    assert bound.lower <= truth * (1 + 1e-8) and truth * (1 - 1e-8) <= bound.upper
+    assert bound.lower <= truth * (1 + 1e-8)
+    assert truth * (1 - 1e-8) <= bound.upper
     assert bound.upper - bound.lower < 5e-4 * truth
 
 
@@ -109,10 +111,26 @@ def laid(high, tolerance=7e-5):
 
 def test_a_lower_end_gives_up_small_losses_and_their_probability():
     upper, lower = laid(True), laid(False)
-    assert upper.layout.small and lower.layout.small
+    assert upper.layout.small
+    assert lower.layout.small
     assert upper.lost == 0 < lower.lost <= 1.01e-3 * 7e-5 * 1e-9
     (_, n), (_, fewer) = upper._inner[0], lower._inner[0]
     outer, steps = lower.kinds[0]
     assert n == steps == RUNS[0][2]
     log_tail = stats.binom.logsf(n - fewer, n, outer.chance())
     assert log_tail <= math.log(lower.lost)
+
+
+def test_what_a_lower_end_gives_up_is_taken_off(monkeypatch):
+    q, z, steps, delta, relation, truth = RUNS[0]
+    run = flatten(acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps), relation)
+    direction = directions(run, relation, math.log(delta), 1e-4)[0]
+    before = direction.delta_end(False, truth, 1e-3)
+    give_up = layouts.Laid._give_up
+
+    def more(self, log_lost):
+        give_up(self, log_lost)
+        self.lost = 0.25 * delta
+
+    monkeypatch.setattr(layouts.Laid, "_give_up", more)
+    assert direction.delta_end(False, truth, 1e-3) == pytest.approx(before - 0.25, abs=1e-3)

@@ -165,10 +165,10 @@ def test_a_shortfall_counts_only_what_raises_it():
 
     below = Atoms(np.asarray([-1, 1]), np.asarray([0.5, 0.4]), 0.0, 2.0, (0.1, 0.0))
     above = Atoms(np.asarray([3, 4]), np.asarray([0.5, 0.4]), 0.0, 4.0, (0.1, 0.0))
-    alone = plan.shortfall([(below, 3)], 0.5, 1.0)
+    alone = plan.shortfall([([(below, 3)], 0.5)], 1.0)
     assert -math.inf < alone
     # Gains of steps that can only gain do not pay for the losses of others: they may be the large.
-    assert plan.shortfall([(below, 3), (above, 5)], 0.5, 1.0) >= alone - 1e-9
+    assert plan.shortfall([([(below, 3)], 0.5), ([(above, 5)], 0.5)], 1.0) >= alone - 1e-9
 
 
 def test_ends_that_cross_are_an_error():
@@ -206,3 +206,13 @@ def test_the_worse_direction_decides_however_little_worse():
         lower, upper = certificate.epsilon_bounds([direction(p) for p in pair], None)
         assert lower <= alone[1]
         assert upper >= alone[0]
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5])
+def test_two_losses_above_their_cap_are_counted(monkeypatch, delta):
+    """With a cap so low that often two steps are above it, the upper end still is one."""
+    flat = flatten(run(0.001, 0.8, 300), ADD)
+    truth = acc.epsilon(run(0.001, 0.8, 300), delta).estimate
+    monkeypatch.setattr(plan, "best", lambda k, e, log_delta: plan.plan(k, e, log_delta, 0.6))
+    direction = kinds.directions(flat, ADD, math.log(delta), 1e-4)[0]
+    assert direction.delta_end(False, truth, 1e-4) <= 1 <= direction.delta_end(True, truth, 1e-4)
