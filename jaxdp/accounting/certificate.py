@@ -66,7 +66,9 @@ class Direction:
                 if high and best == math.inf:
                     raise
                 break
-            at, best = (high_, min(best, high_)) if high else (low, best)
+            if high and high_ > best:
+                break  # this plan is no better than an earlier one
+            at, best = (high_, high_) if high else (low, best)
             settled = 0.7 * near <= at <= 1.3 * near or (high and at == 0)
             if near < 1e-12 or (seen and settled):
                 return best if high else at

@@ -86,6 +86,7 @@ class Laid:
         return [(self._put(p, width, *p.span(0.0), self._fine), n) for p, n in self._inner]
 
 
+@functools.lru_cache(maxsize=8)
 def layout(plan: Plan, tolerance: float) -> Layout:
     """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are."""
     reach = plan.last - plan.first
@@ -98,7 +99,7 @@ def layout(plan: Plan, tolerance: float) -> Layout:
     for levels in (1, 2, 3, 4):
         best = _better(best, _bunched(plan, levels, 0.5 * tolerance / (levels + 1)))
     if best.points > _LONG:
-        for power in range(2, 22):
+        for power in range(2, 22, 2):
             small = _small(plan, reach * 2.0**-power, tolerance)
             for levels in (0, 1, 2, 3) if small else ():
                 best = _better(best, _bunched(plan, levels, 0.5 * tolerance / (levels + 2), small))
