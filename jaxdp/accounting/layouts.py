@@ -116,9 +116,10 @@ def _small(plan: Plan, reach: float, tolerance: float) -> Ends:
     """
     ends, lost = [], 0.0
     for (atom, n), low, cap in zip(plan.atoms, plan.lows, plan.caps, strict=True):
-        first, last = max(atom.offset - reach, low), min(atom.offset + reach, cap)
+        # A point mass at the least loss is small, too: the interval is open there.
+        first, last = max(atom.offset - reach, low) - plan.grid, min(atom.offset + reach, cap)
         loss = atom.offset + atom.index * plan.grid
-        small = (loss >= first) & (loss <= last)
+        small = (loss >= first) & (loss <= last + 0.5 * plan.grid)
         chance = float(atom.mass[~small].sum()) + atom.over[0]
         if not small.any() or not chance < 0.01:
             return ()
