@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.accounting.base import Array, Pair
+from jaxdp.accounting.base import Array, Pair, Unresolved
 from jaxdp.accounting.discretise import cell_masses
 
 _U = 2.0**-53
@@ -26,6 +26,9 @@ class Inner:
 
     Attributes:
         shift: log of the ratio of the probabilities of a small loss.
+
+    Raises:
+        Unresolved: hardly any loss is small.
     """
 
     infinite = 0.0
@@ -33,9 +36,14 @@ class Inner:
     def __init__(self, pair: Pair, low: float, high: float) -> None:
         self.pair, self.low, self.high = pair, low, high
         self.small = [float(v[0]) for v in cell_masses(pair, np.asarray([low, high]))[:4]]
-        _, q, gain, error = self.small
-        self.shift = math.log1p(gain / q)
-        self.doubt = error / q + (2 * pair.rounding + 8 * _U) * abs(self.shift)
+        p, q, gain, error = self.small
+        if not min(p, q) > 1e-290:
+            raise Unresolved("no small losses")
+        self.ratio = gain / q
+        self.shift = math.log1p(self.ratio)
+        # Of a logarithm: the error over its argument, which is p/q.
+        size = max(abs(self.shift), abs(math.expm1(-self.shift)))
+        self.doubt = error / min(p, q) + (2 * pair.rounding + 8 * _U) * size
         self.rounding = 2 * pair.rounding + 8 * _U
         self.center = pair.center - self.shift
 
@@ -47,7 +55,7 @@ class Inner:
         """(P masses, Q masses, P - Q, bound on the error of the difference) of the cells, [m]."""
         p, q, gain, error = cell_masses(self.pair, self._inside(edges))[:4]
         total, other = self.small[:2]
-        moved = q * math.expm1(self.shift)
+        moved = q * self.ratio
         size = np.abs(gain) + np.abs(moved) + q * self.doubt
         return p / total, q / other, (gain - moved) / total, (error + self.rounding * size) / total
 
@@ -65,7 +73,10 @@ class Inner:
         return self.doubt + _own_slack(self.pair, self._inside(edges))
 
     def _inside(self, losses: Any) -> Array:
-        return np.clip(np.atleast_1d(losses) + self.shift, self.low, self.high)
+        losses = np.atleast_1d(losses)
+        # Rounding must not leave the largest small loss out.
+        last = losses >= self.high - self.shift
+        return np.clip(np.where(last, self.high, losses + self.shift), self.low, self.high)
 
 
 class Outer:

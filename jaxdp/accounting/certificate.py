@@ -59,8 +59,8 @@ class Direction:
         start, best = near, math.inf
         for attempt in range(40):
             step = min(0.02 * near, 1 / self._plan(near).c)
-            terms = self._terms(high, near, tolerance)
             try:
+                terms = self._terms(high, near, tolerance)
                 low, high_, seen = _root(terms, near, step, 0.02 * self.tolerance)
             except Unresolved:
                 if high and best == math.inf:

@@ -117,7 +117,8 @@ def _small(plan: Plan, reach: float, tolerance: float) -> Ends:
     """
     ends, lost = [], 0.0
     for (atom, n), low, cap in zip(plan.atoms, plan.lows, plan.caps, strict=True):
-        first, last = max(atom.offset - reach, low), min(atom.offset + reach, cap)
+        # A point mass at the least loss is small, too: the interval is open there.
+        first, last = max(atom.offset - reach, low) - plan.grid, min(atom.offset + reach, cap)
         loss = atom.offset + atom.index * plan.grid
         small = (loss >= first - plan.grid) & (loss <= last + plan.grid)
         chance = float(atom.mass[~small].sum()) + atom.over[0]
@@ -125,10 +126,8 @@ def _small(plan: Plan, reach: float, tolerance: float) -> Ends:
             return ()
         given_up = most(n, chance, plan.log_delta + math.log(LOST * tolerance))
         # A small loss counts for as much as it exceeds the least that it may be on average.
-        mass, gain = (
-            atom.mass[small],
-            np.exp(np.minimum(plan.c * (loss[small] - loss[small].max()), 0)),
-        )
+        mass = atom.mass[small]
+        gain = np.exp(plan.c * (loss[small] - loss[small].max()))
         least = -math.log(float(mass @ np.exp(-loss[small])) / float(mass.sum()))
         lost += given_up * abs(float(mass * gain @ loss[small]) / float(mass @ gain) - least)
         ends.append((first, last))
