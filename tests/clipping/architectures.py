@@ -92,11 +92,13 @@ class Residual(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A gated recurrent unit by scan."""
+    """A recurrent cell by scan."""
+
+    cell: nn.Module
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(4)(nn.RNN(nn.GRUCell(7))(x)[:, -1])
+        return nn.Dense(4)(nn.RNN(self.cell)(x)[:, -1])
 
 
 class Block(nn.Module):
@@ -216,6 +218,21 @@ def _low_rank():
     return params, loss_fn, jax.random.normal(keys[3], (ROWS, 3, 6))
 
 
+def _scanned():
+    """Rematerialised transformer blocks by a scan over their stacked parameters."""
+    block, width, depth = Block(), 8, 3
+    x = jax.random.normal(jax.random.key(1), (ROWS, 5, width))
+    keys = jax.random.split(jax.random.key(0), depth)
+    params = {"blocks": jax.vmap(lambda key: block.init(key, x[0]))(keys), "scale": jnp.ones(width)}
+
+    def loss_fn(params, x):
+        layer = jax.checkpoint(lambda h, p: (block.apply(p, h), None))
+        h, _ = jax.lax.scan(layer, x, params["blocks"])
+        return jax.nn.logsumexp(h @ params["scale"])
+
+    return params, loss_fn, x
+
+
 class MLP(nn.Module):
     """Three dense layers."""
 
@@ -231,7 +248,9 @@ _MAKERS = {
     "convolutions": _classifier(Convolutions(), (9, 8, 3)),
     "normalised": _classifier(Normalised(), (5, 5, 3)),
     "residual": _classifier(Residual(), (8, 8, 3)),
-    "gru": _classifier(Recurrent(), (6, 3)),
+    "gru": _classifier(Recurrent(nn.GRUCell(7)), (6, 3)),
+    "lstm": _classifier(Recurrent(nn.OptimizedLSTMCell(5)), (6, 3)),
+    "scanned": _scanned,
     "tied": _language_model(tied=True),
     "untied": _language_model(tied=False),
     "rematerialised": _language_model(tied=True, remat=True),

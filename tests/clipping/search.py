@@ -145,6 +145,24 @@ def _alternating(p, x):
     return jnp.sum(x[:, -1:] * (x[:, :-1] @ p["w"]))
 
 
+def _over_time(p, x):
+    """As ``_alternating``, position by position in a loop."""
+    step = lambda total, row: (total + jnp.sum(row[-1] * (row[:-1] @ p["w"])), None)  # noqa: E731
+    return lax.scan(step, jnp.float32(0.0), x)[0]
+
+
+def _over_layers(p, x):
+    """Two layers with weights of their own, each of which sees positions that cancel."""
+    step = lambda total, w: (total + jnp.sum(x[:, -1:] * (x[:, :-1] @ w)), None)  # noqa: E731
+    return lax.scan(step, jnp.float32(0.0), p["w"])[0]
+
+
+def _joined(p, x):
+    """The same inputs through two joined weights."""
+    both = jnp.concatenate([p["w"], p["v"]], axis=1)
+    return jnp.sum(x[:, -1:] * (x[:, :-1] @ both))
+
+
 def _tied(p, x):
     hidden = jnp.tanh(x @ p["w"])
     return jnp.sum(hidden @ p["w"].T * jnp.sign(x)) - jnp.sum(jnp.square(x @ p["w"]))
@@ -250,6 +268,7 @@ def programs(long=False):
     keys = jax.random.split(jax.random.key(0), 4)
     heads = {n: jax.random.normal(k, (8, 8)) for n, k in zip("qkv", keys, strict=False)}
     kernel = {"k": jax.random.normal(keys[3], (3, 3, 2, 3))}
+    stack = {"w": jnp.stack([_dense(20, 4, seed)["w"] for seed in (0, 1)])}
     found = {
         "siamese-784": (_siamese, _dense(784, 64), _pairs(2, 784)),
         "ranking-784": (_ranking, _dense(784, 16), _pairs(2, 784)),
@@ -259,6 +278,9 @@ def programs(long=False):
         "positions-300": (_alternating, _dense(9, 4), _cancelling(300, 9)),
         "long-4096": (_alternating, _dense(4096, 5), _cancelling(4, 4096)),
         "wide": (_alternating, _dense(20, 4), _wide(_cancelling(6, 20))),
+        "over-time": (_over_time, _dense(50, 4), _cancelling(40, 50)),
+        "over-layers": (_over_layers, stack, _cancelling(12, 20)),
+        "joined": (_joined, _dense(20, 4) | {"v": _dense(20, 3, 1)["w"]}, _cancelling(9, 20)),
         "tied": (_tied, _dense(30, 12), _cancelling(7, 29)),
         "attention": (_attention, heads, _cancelling(6, 7)),
         "kernel": (_shared_kernel, kernel, lambda rng, c: _flat(rng, (8, 8, 2), c)),

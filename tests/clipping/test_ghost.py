@@ -125,9 +125,10 @@ def test_the_plan_names_every_parameter_its_engine_and_why():
     }
     assert len(plan) == len(jax.tree.leaves(params))
     assert plan["['params']['Dense_0']['kernel']"].engine == "ghost"
-    inside = plan["['params']['GRUCell_0']['hn']['kernel']"]
+    assert plan["['params']['cell']['hn']['kernel']"].engine == "layer"
+    inside = plan["['params']['cell']['hn']['bias']"]
     assert inside.engine == "vmap"
-    assert inside.reason == "used by scan"
+    assert inside.reason == "used by add in a scan"
     reference = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine="vmap").plan(params, batch)
     assert {leaf.engine for leaf in reference} == {"vmap"}
 

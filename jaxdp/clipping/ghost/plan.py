@@ -62,10 +62,9 @@ def _engine(leaf: int, uses: Uses, batch_size: int, engine: str) -> tuple[str, s
         return "vmap", "as asked"
     if leaf in uses.refused:
         return "vmap", f"used by {uses.refused[leaf]}"
-    nodes = uses.of_leaf.get(leaf, [])
-    if not nodes:
+    found = [site for _, site in uses.of_leaf.get(leaf, [])]
+    if not found:
         return "vmap", "not used"
-    found = [uses.sites[node] for node in nodes]
     if not all(same_arrangement(found[0].key, site.key) for site in found):
         return "vmap", "used in unlike ways"
     lookups = [site.key for site in found if isinstance(site, Lookup)]

@@ -14,6 +14,7 @@ _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_
 # What remains of them where the gradient is already taken: their rules are used up.
 _RULED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _REMAT = ("remat2", "checkpoint", "remat")
+SCAN = "scan"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,7 +26,8 @@ class Node:
         ins: numbers of the operands, or the literals themselves.
         outs: numbers of the results.
         debug_info: what names the traced function.
-        body: for ``jax.checkpoint``, the program inside it; its values have numbers of their own.
+        body: for ``jax.checkpoint`` and ``scan``, the program inside; its values have numbers of
+            their own.
     """
 
     eqn: core.JaxprEqn
@@ -38,6 +40,14 @@ class Node:
     def name(self) -> str:
         """Name of the primitive."""
         return str(self.eqn.primitive.name)
+
+    @property
+    def carried(self) -> slice:
+        """The operands that a ``scan`` hands on from pass to pass; none of other operations."""
+        if self.name != SCAN or self.body is None:
+            return slice(0, 0)
+        first = self.eqn.params["num_consts"]
+        return slice(first, first + self.eqn.params["num_carry"])
 
     def shape_of(self, operand: int) -> tuple[int, ...]:
         """Shape of an operand."""
@@ -103,11 +113,11 @@ def trace(
         params: its first argument.
         args: the others.
         differentiated: True if the gradient is taken inside, so that functions with custom rules
-            are like any other.
+            are like any other; loops are left as they are.
     """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(params, *args)
     inlined = {**_INLINED, **(_RULED if differentiated else {})}
-    program = _Flattener(inlined).program(closed.jaxpr, closed.consts)
+    program = _Flattener(inlined, not differentiated).program(closed.jaxpr, closed.consts)
     return Traced(program, len(jax.tree.leaves(params)), jax.tree.structure(shapes), closed)
 
 
@@ -122,12 +132,24 @@ def reached(program: Program, sources: Iterable[int]) -> set[int]:
     found = set(sources)
     for node in program.nodes:
         if node.body is not None:
-            pairs = zip(node.body.ins, node.ins, strict=True)
-            known = [i for i, outer in pairs if isinstance(outer, int) and outer in found]
-            found |= reached(node.body, known)
+            found |= inside(node, [isinstance(ref, int) and ref in found for ref in node.ins])
         if any(isinstance(ref, int) and ref in found for ref in node.ins):
             found.update(node.outs)
     return found
+
+
+def inside(node: Node, known: Sequence[bool]) -> set[int]:
+    """All values in the body of ``node`` that depend on the operands that are ``known``."""
+    body = node.body
+    assert body is not None
+    sources = {number for number, flag in zip(body.ins, known, strict=True) if flag}
+    carried = list(zip(body.ins[node.carried], body.outs, strict=False))
+    while True:
+        found = reached(body, sources)
+        more = {number for number, out in carried if isinstance(out, int) and out in found}
+        if more <= sources:
+            return found
+        sources |= more
 
 
 def evaluate(
@@ -161,8 +183,8 @@ def apply_node(node: Node, operands: Sequence[Any]) -> list[Any]:
 class _Flattener:
     """Writes out calls; every value gets a number of its own."""
 
-    def __init__(self, inlined: Mapping[str, str]) -> None:
-        self._inlined = inlined
+    def __init__(self, inlined: Mapping[str, str], loops: bool) -> None:
+        self._inlined, self._loops = inlined, loops
         self._used = 0
 
     def program(self, jaxpr: core.Jaxpr, consts: Sequence[Any]) -> Program:
@@ -195,8 +217,12 @@ class _Flattener:
                 numbers.update(zip(eqn.outvars, results, strict=True))
                 continue
             numbers.update({var: self._fresh() for var in eqn.outvars})
-            remat = eqn.primitive.name in _REMAT
-            body_program = self.program(eqn.params["jaxpr"], ()) if remat else None
+            body_program = None
+            if eqn.primitive.name in _REMAT:
+                body_program = self.program(eqn.params["jaxpr"], ())
+            elif eqn.primitive.name == SCAN and self._loops:
+                closed = eqn.params["jaxpr"]
+                body_program = self.program(closed.jaxpr, closed.consts)
             outs = tuple(numbers[var] for var in eqn.outvars)
             nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program))
 

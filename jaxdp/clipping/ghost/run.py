@@ -1,5 +1,6 @@
 """One forward and one backward pass that yield every parameter's per-example gradients."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
+from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.plan import LeafPlan
-from jaxdp.clipping.ghost.program import Node, Program, Traced, apply_node, evaluate
+from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, apply_node, evaluate
 from jaxdp.clipping.ghost.uses import Uses
 from jaxdp.types import PyTree
 
@@ -31,10 +33,14 @@ def gradients(
         params: the leaves of the parameters.
         batch: the other arguments' leaves, each [m, ...].
     """
+    factored = {
+        leaf: found
+        for leaf, found in uses.of_leaf.items()
+        if plan[leaf].engine in ("ghost", "layer")
+    }
     taps = {
-        node: _Tap(str(number), site.operand)
-        for number, (node, site) in enumerate(uses.sites.items())
-        if plan[site.view.leaf].engine in ("ghost", "layer")
+        node: _Tap(str(number), site.operand, lengths(site))
+        for number, (node, site) in enumerate(itertools.chain(*factored.values()))
     }
     apart = Apart(traced)
 
@@ -47,7 +53,7 @@ def gradients(
             (first, *rest), seen = _tapped(traced.program, args, taps, zeros, apart)
             return first, (rest, seen)
 
-        zeros = {tap.key: _zeros(node) for node, tap in taps.items()}
+        zeros = {tap.key: _zeros(node, tap.passes) for node, tap in taps.items()}
         value, pull, (rest, seen) = jax.vjp(loss, whole, zeros, has_aux=True)
         return value, rest, seen, *pull(jnp.ones_like(value))
 
@@ -58,18 +64,15 @@ def gradients(
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
         found[int(key)] = Arrays(grads)
-    for leaf, nodes in uses.of_leaf.items():
-        if plan[leaf].engine in ("ghost", "layer"):
-            keys = [taps[node].key for node in nodes]
-            sites = [uses.sites[node] for node in nodes]
-            factors = Factors(
-                [
-                    Use(site, seen[key], cotangents[key])
-                    for site, key in zip(sites, keys, strict=True)
-                ]
-            )
-            found[leaf] = factors if plan[leaf].engine == "ghost" else factors.layer()
+    for leaf, used in factored.items():
+        each = [Use(site, *_at(taps[node].key, seen, cotangents)) for node, site in used]
+        factors = Factors(each)
+        found[leaf] = factors if plan[leaf].engine == "ghost" else factors.layer()
     return losses, rest, found
+
+
+def _at(key: str, *each: Mapping[str, jax.Array]) -> list[jax.Array]:
+    return [arrays[key] for arrays in each]
 
 
 def _of_all(
@@ -91,6 +94,7 @@ def _of_all(
 class _Tap(NamedTuple):
     key: str
     operand: int
+    passes: tuple[int, ...]
 
 
 def _tapped(
@@ -107,8 +111,9 @@ def _tapped(
     seen: dict[str, jax.Array] = {}
 
     def on_node(node: Node, operands: list[Any]) -> list[Any]:
-        if node.body is not None and _taken_apart(node.body, taps):
-            results, entered = _rematerialised(node, operands, taps, zeros, apart)
+        if node.body is not None and _taken_apart(node, taps):
+            again = _looped if node.name == SCAN else _rematerialised
+            results, entered = again(node, operands, taps, zeros, apart)
             seen.update(entered)
             return results
         if node not in taps and (found := apart.apply(node, operands)) is not None:
@@ -145,14 +150,53 @@ def _rematerialised(
     return run(operands, zeros)
 
 
-def _taken_apart(body: Program, taps: Mapping[Node, _Tap]) -> bool:
+def _looped(
+    node: Node,
+    operands: list[Any],
+    taps: Mapping[Node, _Tap],
+    zeros: Mapping[str, jax.Array],
+    apart: Apart,
+) -> tuple[list[Any], dict[str, jax.Array]]:
+    """A loop with taps, run again; of every pass the zeros are its own."""
+    body, params, carried = node.body, node.eqn.params, node.carried
+    assert body is not None
+    inside = {key: zeros[key] for key in _keys(body, taps)}
+
+    def one_pass(carry: list[Any], each: Any) -> Any:
+        slices, zeros = each
+        args = [*operands[: carried.start], *carry, *slices]
+        outs, seen = _tapped(body, args, taps, zeros, apart)
+        carries = carried.stop - carried.start
+        return outs[:carries], (outs[carries:], seen)
+
+    last, (rest, seen) = jax.lax.scan(
+        one_pass,
+        operands[carried],
+        (operands[carried.stop :], inside),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*last, *rest], seen
+
+
+def _keys(body: Program, taps: Mapping[Node, _Tap]) -> list[str]:
+    """The keys of all taps in a body, and in bodies in it."""
+    found = [taps[node].key for node in body.nodes if node in taps]
+    return found + [key for node in body.nodes if node.body for key in _keys(node.body, taps)]
+
+
+def _taken_apart(node: Node, taps: Mapping[Node, _Tap]) -> bool:
+    """True if what is in the body must be run operation by operation."""
+    assert node.body is not None
+    convolutions = node.name != SCAN
     return any(
-        node in taps
-        or node.name == CONVOLUTION
-        or (node.body is not None and _taken_apart(node.body, taps))
-        for node in body.nodes
+        inner in taps
+        or (convolutions and inner.name == CONVOLUTION)
+        or (inner.body is not None and _taken_apart(inner, taps))
+        for inner in node.body.nodes
     )
 
 
-def _zeros(node: Node) -> jax.Array:
-    return jnp.zeros(node.out_shape(), node.out_dtype())
+def _zeros(node: Node, passes: tuple[int, ...]) -> jax.Array:
+    return jnp.zeros((*passes, *node.out_shape()), node.out_dtype())

@@ -25,6 +25,7 @@ class View:
         shape: shape of the view.
         labels: for each axis of the view, the leaf's axes that it runs over.
         chain: the operations, first to last; casts are left out.
+        stack: for a slice that a ``scan`` takes in every pass, what is sliced along its first axis.
     """
 
     leaf: int
@@ -32,17 +33,43 @@ class View:
     shape: tuple[int, ...]
     labels: tuple[Label, ...]
     chain: tuple[Node, ...] = ()
+    stack: "View | None" = None
 
     def to_leaf(self, gradient: jax.Array) -> jax.Array:
-        """A float32 gradient of the view, arranged like the leaf."""
+        """A float32 gradient of the view (of all slices, stacked), arranged like the leaf."""
         aval = jax.ShapeDtypeStruct(self.leaf_shape, jnp.float32)
         return jax.linear_transpose(self.of_leaf, aval)(gradient)[0]
 
     def of_leaf(self, leaf: jax.Array) -> jax.Array:
-        """A float32 array shaped like the leaf, arranged like the view."""
+        """A float32 array shaped like the leaf, arranged like the view, or its slices, stacked."""
+        if self.stack is not None:
+            return jax.vmap(self._chained)(self.stack.of_leaf(leaf))
+        return self._chained(leaf)
+
+    def _chained(self, value: jax.Array) -> jax.Array:
         for node in self.chain:
-            leaf = _rearranged(node, leaf)
-        return leaf
+            value = _rearranged(node, value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Joined:
+    """Parameters one after the other along an axis, such as the kernels of a cell's gates.
+
+    Attributes:
+        views: the parameters.
+        axis: where they are joined.
+    """
+
+    views: tuple[View, ...]
+    axis: int
+
+
+def joined(node: Node, each: Sequence[Any]) -> Joined | None:
+    """The parameters that a ``concatenate`` joins; None where one of them is joined already."""
+    if not all(isinstance(view, View) for view in each):
+        return None
+    return Joined(tuple(each), node.eqn.params["dimension"])
 
 
 def of_parameter(leaf: int, shape: Sequence[int]) -> View:
@@ -50,12 +77,14 @@ def of_parameter(leaf: int, shape: Sequence[int]) -> View:
     return View(leaf, tuple(shape), tuple(shape), tuple(((axis,)) for axis in range(len(shape))))
 
 
-def through(node: Node, view: View) -> View | None:
+def through(node: Node, view: View | Joined) -> View | Joined | None:
     """The view after one more operation; None if that does more than rearrange it."""
     shape = node.out_shape()
     if node.name in ("convert_element_type", "copy", "copy_p"):
         floating = jnp.issubdtype(node.out_dtype(), jnp.floating)
         return view if floating else None
+    if isinstance(view, Joined):
+        return None
     if node.name == "transpose":
         labels = tuple(view.labels[axis] for axis in node.eqn.params["permutation"])
     elif node.name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
@@ -65,7 +94,14 @@ def through(node: Node, view: View) -> View | None:
         labels = _regrouped(_turned(view, _turn(node)), shape)
     else:
         return None
-    return View(view.leaf, view.leaf_shape, shape, labels, (*view.chain, node))
+    return dataclasses.replace(view, shape=shape, labels=labels, chain=(*view.chain, node))
+
+
+def sliced(view: View) -> View | None:
+    """The slice of a view that a ``scan`` takes in every pass; None of what is one already."""
+    if view.stack is not None:
+        return None
+    return View(view.leaf, view.leaf_shape, view.shape[1:], view.labels[1:], stack=view)
 
 
 def _rearranged(node: Node, value: jax.Array) -> jax.Array:

@@ -1,0 +1,118 @@
+"""Sites of parameters that are joined before they are used, such as the gates of an LSTM."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxdp.clipping.ghost import sites
+from jaxdp.clipping.ghost.program import Node
+from jaxdp.clipping.ghost.views import Joined, Label, View
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """The site of one of several parameters that a product takes joined.
+
+    Where they are joined along an axis of the result, each has its share of the cotangent; where
+    along one that is summed over, of the data.
+
+    Attributes:
+        inner: the site as if the parameter stood alone.
+        of_data: True if the share is of the data.
+        axis: of the data, or of the result.
+        start: where the share begins.
+        size: its length.
+    """
+
+    inner: Any
+    of_data: bool
+    axis: int
+    start: int
+    size: int
+
+    @property
+    def view(self) -> View:
+        """The parameter as the operation sees it."""
+        view: View = self.inner.view
+        return view
+
+    @property
+    def operand(self) -> int:
+        """Which operand of the operation is not the parameter."""
+        return int(self.inner.operand)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(groups, positions, p, q)."""
+        sizes: tuple[int, int, int, int] = self.inner.sizes
+        return sizes
+
+    @property
+    def key(self) -> tuple[Label, Label, Label]:
+        """Labels of (g, p, q)."""
+        key: tuple[Label, Label, Label] = self.inner.key
+        return key
+
+    def inputs(self, data: jax.Array) -> jax.Array:
+        """A, float32 [m, g, t, p], from data [m, *operand]."""
+        found: jax.Array = self.inner.inputs(self._share(data) if self.of_data else data)
+        return found
+
+    def cotangent(self, cotangent: jax.Array) -> jax.Array:
+        """B, float32 [m, g, t, q], from cotangents [m, *result]."""
+        share = cotangent if self.of_data else self._share(cotangent)
+        found: jax.Array = self.inner.cotangent(share)
+        return found
+
+    def to_view(self, gradient: jax.Array) -> jax.Array:
+        """[g, p, q], arranged like the view."""
+        found: jax.Array = self.inner.to_view(gradient)
+        return found
+
+    def of_view(self, view: jax.Array) -> jax.Array:
+        """The view, arranged as [g, p, q]."""
+        found: jax.Array = self.inner.of_view(view)
+        return found
+
+    def _share(self, whole: jax.Array) -> jax.Array:
+        return lax.slice_in_dim(whole, self.start, self.start + self.size, axis=self.axis + 1)
+
+
+def sites_of(node: Node, what: View | Joined, at: int, operand_shape: Sequence[int]) -> list[Any]:
+    """The sites that ``node`` is for the parameter, or the joined ones, at operand ``at``.
+
+    Empty where it is none, for any of them. Arguments as for ``sites.site``.
+    """
+    if isinstance(what, View):
+        site = sites.site(node, what, at, operand_shape)
+        return [] if site is None else [site]
+    if node.name != "dot_general":
+        return []
+    contract, batch = node.eqn.params["dimension_numbers"]
+    if what.axis in batch[at]:
+        return []
+    of_data = what.axis in contract[at]
+    if of_data:
+        axis = contract[1 - at][list(contract[at]).index(what.axis)]
+    else:
+        taken = (*contract[at], *batch[at])
+        rank = len(what.views[0].shape)
+        before = [a for a in range(rank) if a not in taken and a < what.axis]
+        others = len(operand_shape) - len(contract[1 - at]) - len(batch[1 - at])
+        axis = len(batch[at]) + len(before) + (others if at == 1 else 0)
+    sizes = [view.shape[what.axis] for view in what.views]
+    starts = [0, *itertools.accumulate(sizes)]
+    found = []
+    for view, start, size in zip(what.views, starts, sizes, strict=False):
+        shape = list(operand_shape)
+        if of_data:
+            shape[axis] = size
+        site = sites.site(node, view, at, shape)
+        if site is None:
+            return []
+        found.append(Part(site, of_data, axis, start, size))
+    return found
