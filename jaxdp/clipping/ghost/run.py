@@ -57,10 +57,16 @@ def gradients(
         value, pull, (rest, seen) = jax.vjp(loss, whole, zeros, has_aux=True)
         return value, rest, seen, *pull(jnp.ones_like(value))
 
-    losses, rest, *parts = _of_all(one, traced, params, batch)
+    # Of a loop the rows come after its passes, as it stacks them: moved, they would be copied.
+    axes = {tap.key: len(tap.passes) for tap in taps.values()}
+    losses, rest, *parts = _of_all(one, traced, params, batch, (0, 0, axes, 0, axes))
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
     seen, of_leaves, cotangents = jax.lax.optimization_barrier(parts)
+    seen, cotangents = (
+        {key: jnp.moveaxis(array, axes[key], 0) for key, array in arrays.items()}
+        for arrays in (seen, cotangents)
+    )
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
         found[int(key)] = Arrays(grads)
@@ -80,15 +86,25 @@ def _of_all(
     traced: Traced,
     params: Sequence[jax.Array],
     batch: Sequence[jax.Array],
+    axes: Any,
 ) -> Any:
-    """``one`` of every example: together, or one after the other where they could meet."""
+    """``one`` of every example: together, or one after the other where they could meet.
+
+    Args:
+        one: of the parameters and one example.
+        traced: the loss.
+        params: the leaves of the parameters.
+        batch: leaves [m, ...].
+        axes: where the rows stand in each result.
+    """
     if may_mix(traced):
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
         shapes = [shape(jnp.asarray(leaf)) for leaf in params]
         rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch]
         if mixes(one, shapes, rows):
-            return jax.lax.map(lambda example: one(params, example), list(batch))
-    return jax.vmap(one, (None, 0))(list(params), list(batch))
+            found = jax.lax.map(lambda example: one(params, example), list(batch))
+            return jax.vmap(lambda each: each, 0, axes)(found)
+    return jax.vmap(one, (None, 0), axes)(list(params), list(batch))
 
 
 class _Tap(NamedTuple):
