@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp
-from tests.clipping.architectures import opened
+from tests.clipping.architectures import ARCHITECTURES, opened
 
 D, DEPTH, ROWS, TIME = 4, 3, 6, 5
 
@@ -142,3 +142,28 @@ def test_what_cannot_be_factored_is_differentiated_whole(name):
     expected = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.3), "vmap"))(PARAMS, BATCH)[0]
     for key, value in found.items():
         np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["over_layers", "layers_over_time", "shared_and_alone"])
+def test_large_stacks_are_worked_on_a_few_rows_at_a_time(name, monkeypatch):
+    expected, reference, _ = run(name, "vmap", jaxdp.clip(0.3))
+    # Six rows: two at a time where that is what fits, or one.
+    for size in (1, 2 * DEPTH * TIME * D * 4 * 2):
+        monkeypatch.setattr("jaxdp.clipping.ghost.leaves._CHUNK_BYTES", size)
+        found, info, _ = run(name, "ghost", jaxdp.clip(0.3))
+        np.testing.assert_allclose(info.norms, reference.norms, rtol=1e-5)
+        for key, leaf in found.items():
+            np.testing.assert_allclose(leaf, expected[key], rtol=1e-3, atol=3e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["tied", "heads", "used_twice", "scanned"])
+def test_large_factors_are_worked_on_a_few_rows_at_a_time(name, monkeypatch):
+    params, loss_fn, batch = ARCHITECTURES[name]()
+    expected, reference = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.3), "vmap"))(
+        params, batch
+    )
+    monkeypatch.setattr("jaxdp.clipping.ghost.leaves._CHUNK_BYTES", 1)
+    found, info = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.3), "ghost"))(params, batch)
+    np.testing.assert_allclose(info.norms, reference.norms, rtol=1e-5)
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-6)

@@ -22,11 +22,26 @@ _TINY = 2.0**-126
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Use:
-    """One use of a parameter: its site, the input [m, *operand], the cotangent [m, *result]."""
+    """One use of a parameter: its site, the input [m, *operand], the cotangent [m, *result].
+
+    Attributes:
+        stacked: the same input and cotangent with the rows after the passes of a loop, as it stacks
+            them, and the axis of the rows. To move them is to copy them, so blocks are cut there.
+    """
 
     site: Any
     data: jax.Array
     cotangent: jax.Array
+    stacked: tuple[jax.Array, jax.Array, int] | None = None
+
+    def block(self, start: jax.Array, size: int) -> "Use":
+        """The use by ``size`` rows from ``start`` on."""
+        data, cotangent, axis = self.stacked or (self.data, self.cotangent, 0)
+
+        def cut(x: jax.Array) -> jax.Array:
+            return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, start, size, axis), axis, 0)
+
+        return Use(self.site, cut(data), cut(cotangent))
 
     def ab(self, key: Any) -> tuple[jax.Array, jax.Array]:
         """The factors [m, g, t, p] and [m, g, t, q], arranged as ``key`` says."""

@@ -138,6 +138,15 @@ class Factors:
         if not self._dense and self._lookups is not None:
             return self._lookups.squares(arranged)
         assert scale is None  # see for_scale
+        if size := self._rows_at_once():
+            block = self._blocks(size)
+
+            def of_block(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+                uses, lookups = block(start)
+                return factors.square_norms([use.ab(self._key) for use in uses], lookups)
+
+            found = jax.lax.map(of_block, jnp.arange(0, self._rows(), size))
+            return found[0].reshape(-1), found[1].reshape(-1)
         return factors.square_norms([use.ab(self._key) for use in self._dense], self._lookups)
 
     def weighted_sum(self, weights: jax.Array, keep: jax.Array, finite: jax.Array) -> jax.Array:
@@ -167,7 +176,53 @@ class Factors:
         positions = sum(use.site.sizes[1] for use in self._dense)
         most = rounding.rows_of_block(positions) if positions else rounding.ROWS
         size = rounding.even(keep.shape[0], most)
+        if self._rows_at_once() and keep.shape[0] % size == 0:
+            return self._to_leaf(self._large_sums(weights, keep, size))
         return self._to_leaf(rounding.over_blocks(of_block, (pairs, lookups, weights), size))
+
+    def _large_sums(self, weights: jax.Array, keep: jax.Array, size: int) -> jax.Array:
+        """The weighted sum of factors so large that a copy of them counts."""
+        block = self._blocks(size)
+
+        def of_block(rows: Any) -> jax.Array:
+            (start,), (keep,), (weights,) = rows
+            uses, lookups = block(start)
+            uses = [Use(use.site, kept(use.data, keep), kept(use.cotangent, keep)) for use in uses]
+            totals = [factors.product(*use.ab(self._key), weights) for use in uses]
+            if lookups is not None:
+                lookups = dataclasses.replace(lookups, grads=kept(lookups.grads, keep))
+                totals.append(lookups.total(weights))
+            return rounding.total(totals)
+
+        starts = jnp.arange(0, keep.shape[0], size)
+        return rounding.over_blocks(of_block, (starts, *rounding.cut((keep, weights), size)), 1)
+
+    def _blocks(self, size: int) -> Callable[[jax.Array], tuple[list[Use], LookedUp | None]]:
+        """From a row to the uses by ``size`` rows from there on."""
+        all_lookups = self._lookups
+
+        def block(start: jax.Array) -> tuple[list[Use], LookedUp | None]:
+            lookups = all_lookups
+            if lookups is not None:
+                rows, grads = (
+                    jax.lax.dynamic_slice_in_dim(x, start, size)
+                    for x in (lookups.rows, lookups.grads)
+                )
+                lookups = dataclasses.replace(lookups, rows=rows, grads=grads)
+            return [use.block(start, size) for use in self._dense], lookups
+
+        return block
+
+    def _rows_at_once(self) -> int:
+        """The number of rows whose factors are worked on at once where all are large; else 0.
+
+        Where a loop stacked them, moving the rows to the front would be one more copy.
+        """
+        size = sum(use.data.size + use.cotangent.size for use in self._dense) * 4
+        if size <= (1 if any(use.stacked for use in self.uses) else 8) * _CHUNK_BYTES:
+            return 0
+        most = max(1, _CHUNK_BYTES * self._rows() // size)
+        return next(n for n in range(most, 0, -1) if self._rows() % n == 0)
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``Leaf``; the gradients of one or a few examples at a time."""

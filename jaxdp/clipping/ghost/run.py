@@ -63,22 +63,23 @@ def gradients(
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
     seen, of_leaves, cotangents = jax.lax.optimization_barrier(parts)
-    seen, cotangents = (
-        {key: jnp.moveaxis(array, axes[key], 0) for key, array in arrays.items()}
-        for arrays in (seen, cotangents)
-    )
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
         found[int(key)] = Arrays(grads)
     for leaf, used in factored.items():
-        each = [Use(site, *_at(taps[node].key, seen, cotangents)) for node, site in used]
-        factors = Factors(each)
+        factors = Factors([_use(site, taps[node], seen, cotangents) for node, site in used])
         found[leaf] = factors if plan[leaf].engine == "ghost" else factors.layer()
     return losses, rest, found
 
 
-def _at(key: str, *each: Mapping[str, jax.Array]) -> list[jax.Array]:
-    return [arrays[key] for arrays in each]
+def _use(
+    site: Any, tap: "_Tap", seen: Mapping[str, jax.Array], cotangents: Mapping[str, jax.Array]
+) -> Use:
+    data, cotangent, axis = seen[tap.key], cotangents[tap.key], len(tap.passes)
+    if axis == 0:
+        return Use(site, data, cotangent)
+    stacked = data, cotangent, axis
+    return Use(site, jnp.moveaxis(data, axis, 0), jnp.moveaxis(cotangent, axis, 0), stacked)
 
 
 def _of_all(
