@@ -182,7 +182,7 @@ def _certified_delta(
 ) -> tuple[float, float, bool]:
     """(lower, upper) delta, and False if only the upper end is known."""
     guess = near or rdp.rdp_to_delta(rdp.run_rdp(run, relation), epsilon)
-    for _ in range(3):
+    for _ in range(8):
         found = directions(run, relation, math.log(max(guess, 1e-300)), goal, both)
         lower, upper = certificate.delta_bounds(found, epsilon)
         # Tails were cut for the delta that was expected.

@@ -45,12 +45,29 @@ def test_cropped_and_widely_padded_convolutions_read_their_own_example(pads, str
     assert gap(found, expected) < 1e-5
 
 
-def test_out_of_reach_they_are_refused_in_words():
+def in_a_scan(pads):
     def loss_fn(p, x):
         def add(total, _):
-            return total + jnp.sum(jnp.sin(convolved(x[None], p["k"], (-1, 1)))), None
+            return total + jnp.sum(jnp.sin(convolved(x[None], p["k"], pads))), None
 
         return lax.scan(add, jnp.float32(0.0), None, length=2)[0]
 
+    return loss_fn
+
+
+def test_out_of_reach_they_are_refused_in_words():
+    # Without a site inside, the loop is left as it is.
+    grad_fn = jaxdp.clipped_grad(in_a_scan((-1, 1)), jaxdp.clip(1.0), "vmap")
     with pytest.raises(ValueError, match="padding of a convolution must not crop"):
-        jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(PARAMS, X, np.ones(4, bool))
+        grad_fn(PARAMS, X, np.ones(4, bool))
+
+
+def test_in_a_loop_whose_kernels_are_sites_they_read_their_own_example():
+    found, _ = opened(jaxdp.clipped_grad(in_a_scan((-1, 1)), jaxdp.clip(1e9)))(PARAMS, X)
+
+    def safe(p, x):
+        padded = lax.pad(x[None], 0.0, [(0, 0, 0), (-1, 1, 0), (-1, 1, 0), (0, 0, 0)])
+        return 2 * jnp.sum(jnp.sin(convolved(padded, p["k"], (0, 0))))
+
+    expected = jax.grad(lambda p: jnp.sum(jax.vmap(safe, (None, 0))(p, X)))(PARAMS)
+    assert gap(found, expected) < 1e-5

@@ -33,7 +33,7 @@ class Looped:
 
     @property
     def operand(self) -> int:
-        """Which operand of the operation is not the parameter."""
+        """The operand of the operation that is not the parameter."""
         return int(self.inner.operand)
 
     @property

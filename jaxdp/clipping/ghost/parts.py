@@ -42,7 +42,7 @@ class Part:
 
     @property
     def operand(self) -> int:
-        """Which operand of the operation is not the parameter."""
+        """The operand of the operation that is not the parameter."""
         return int(self.inner.operand)
 
     @property
