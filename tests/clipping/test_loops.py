@@ -38,6 +38,23 @@ def layers_over_time(params, x):
     return jax.lax.scan(layer, x, {"w": params["w"], "z": params["z"]})[0]
 
 
+def whole_stack_at_every_pass(params, x):
+    """The inner scan slices what the outer one slices, too, all of it at every pass."""
+
+    def outer(h, w):
+        h = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, params["w"])[0]
+        return jnp.tanh(h @ w), None
+
+    return jax.lax.scan(outer, x, params["w"])[0]
+
+
+def outer_slices_unused(params, x):
+    def outer(h, _):
+        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, params["w"])[0], None
+
+    return jax.lax.scan(outer, x, params["w"])[0]
+
+
 def shared_and_alone(params, x):
     """One weight at every pass, and once more outside of the loop."""
     h = jax.lax.fori_loop(0, 4, lambda _, h: jnp.tanh(h @ params["u"]), x)
@@ -69,6 +86,8 @@ PROGRAMS = {
     "over_layers": (over_layers, "w"),
     "over_time": (over_time, "uv"),
     "layers_over_time": (layers_over_time, "wz"),
+    "whole_stack_at_every_pass": (whole_stack_at_every_pass, "w"),
+    "outer_slices_unused": (outer_slices_unused, "w"),
     "shared_and_alone": (shared_and_alone, "u"),
     "arranged": (arranged, ["heads"]),
     "convolved": (convolved, "k"),

@@ -104,15 +104,15 @@ class Stacked(Looped):
         return each.reshape(each.shape[0], -1, *each.shape[3:])
 
 
-def looped(site: Any, passes: int, stacks: Sequence[View]) -> Looped | None:
-    """The site of all passes together; None where lookups are not supported.
+def looped(site: Any, passes: int, stacks: Sequence[View | None]) -> Looped | None:
+    """The site of all passes together; None of a lookup, or where there is no pass.
 
     Args:
         site: of one pass.
         passes: their number.
         stacks: the parameters that are sliced pass by pass.
     """
-    if isinstance(site, Lookup):
+    if isinstance(site, Lookup) or passes == 0:
         return None
     mine = any(site.view.stack is stack for stack in stacks)
     return (Stacked if mine else Looped)(site, passes)

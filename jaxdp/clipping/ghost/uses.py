@@ -102,11 +102,11 @@ def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
     results = _inside(node, entering, within)
     for leaf, how in within.refused.items():
         uses.refused.setdefault(leaf, f"{how} in a scan")
-    stacks = [what for what in ins[carried.stop :] if isinstance(what, View)]
+    stacks = [view.stack for view in entering[carried.stop :] if isinstance(view, View)]
     for inner, site in itertools.chain(*within.of_leaf.values()):
         looped = loops.looped(site, node.eqn.params["length"], stacks)
         if looped is None:
-            uses.refuse(site.view, "gather in a scan")
+            uses.refuse(site.view, "gather in a scan, or by a scan without a pass")
         else:
             uses.add(inner, looped)
     # All that depends on data at any pass does so at every pass.

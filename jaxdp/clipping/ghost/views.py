@@ -101,7 +101,9 @@ def sliced(view: View) -> View | None:
     """The slice of a view that a ``scan`` takes in every pass; None of what is one already."""
     if view.stack is not None:
         return None
-    return View(view.leaf, view.leaf_shape, view.shape[1:], view.labels[1:], stack=view)
+    # A stack of its own: another scan may slice the same view, in every pass of this one.
+    own = dataclasses.replace(view)
+    return View(view.leaf, view.leaf_shape, view.shape[1:], view.labels[1:], stack=own)
 
 
 def _rearranged(node: Node, value: jax.Array) -> jax.Array:
