@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from jaxdp.clipping.ghost.sites import Lookup
+from jaxdp.clipping.ghost.sites import Around, Lookup
 from jaxdp.clipping.ghost.views import Label, View
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Looped:
+class Looped(Around):
     """A site of every pass of a ``scan``, as one; data and cotangents are [m, passes, ...].
 
     A weight that all passes share meets ``passes`` times as many positions. Where every pass has a
@@ -22,31 +22,13 @@ class Looped:
         passes: their number.
     """
 
-    inner: Any
     passes: int
-
-    @property
-    def view(self) -> View:
-        """The parameter as one pass sees it."""
-        view: View = self.inner.view
-        return view
-
-    @property
-    def operand(self) -> int:
-        """The operand of the operation that is not the parameter."""
-        return int(self.inner.operand)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """(groups, positions, p, q)."""
         groups, positions, p, q = self.inner.sizes
         return groups, positions * self.passes, p, q
-
-    @property
-    def key(self) -> tuple[Label, Label, Label]:
-        """Labels of (g, p, q)."""
-        key: tuple[Label, Label, Label] = self.inner.key
-        return key
 
     def inputs(self, data: jax.Array) -> jax.Array:
         """A, float32 [m, g, t, p], from data [m, passes, *operand]."""
@@ -55,16 +37,6 @@ class Looped:
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
         """B, float32 [m, g, t, q], from cotangents [m, passes, *result]."""
         return self._joined(jax.vmap(self.inner.cotangent, 1, 1)(cotangent))
-
-    def to_view(self, gradient: jax.Array) -> jax.Array:
-        """[g, p, q], arranged like the view."""
-        found: jax.Array = self.inner.to_view(gradient)
-        return found
-
-    def of_view(self, view: jax.Array) -> jax.Array:
-        """The view, arranged as [g, p, q]."""
-        found: jax.Array = self.inner.of_view(view)
-        return found
 
     def _joined(self, each: jax.Array) -> jax.Array:
         """[m, g, t, x] from [m, passes, g, t, x]."""

@@ -10,11 +10,12 @@ from jax import lax
 
 from jaxdp.clipping.ghost import sites
 from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.views import Joined, Label, View
+from jaxdp.clipping.ghost.sites import Around
+from jaxdp.clipping.ghost.views import Joined, View
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class Part(Around):
     """The site of one of several parameters that a product takes joined.
 
     Where they are joined along an axis of the result, each has its share of the cotangent; where
@@ -28,34 +29,10 @@ class Part:
         size: its length.
     """
 
-    inner: Any
     of_data: bool
     axis: int
     start: int
     size: int
-
-    @property
-    def view(self) -> View:
-        """The parameter as the operation sees it."""
-        view: View = self.inner.view
-        return view
-
-    @property
-    def operand(self) -> int:
-        """The operand of the operation that is not the parameter."""
-        return int(self.inner.operand)
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """(groups, positions, p, q)."""
-        sizes: tuple[int, int, int, int] = self.inner.sizes
-        return sizes
-
-    @property
-    def key(self) -> tuple[Label, Label, Label]:
-        """Labels of (g, p, q)."""
-        key: tuple[Label, Label, Label] = self.inner.key
-        return key
 
     def inputs(self, data: jax.Array) -> jax.Array:
         """A, float32 [m, g, t, p], from data [m, *operand]."""
@@ -66,16 +43,6 @@ class Part:
         """B, float32 [m, g, t, q], from cotangents [m, *result]."""
         share = cotangent if self.of_data else self._share(cotangent)
         found: jax.Array = self.inner.cotangent(share)
-        return found
-
-    def to_view(self, gradient: jax.Array) -> jax.Array:
-        """[g, p, q], arranged like the view."""
-        found: jax.Array = self.inner.to_view(gradient)
-        return found
-
-    def of_view(self, view: jax.Array) -> jax.Array:
-        """The view, arranged as [g, p, q]."""
-        found: jax.Array = self.inner.of_view(view)
         return found
 
     def _share(self, whole: jax.Array) -> jax.Array:

@@ -205,6 +205,50 @@ class Lookup:
         return jnp.moveaxis(view, self.axis, 0).reshape(1, self.sizes[2], self.sizes[3])
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Around:
+    """A site that stands for another with something around it, such as a loop.
+
+    Attributes:
+        inner: the other.
+    """
+
+    inner: Any
+
+    @property
+    def view(self) -> View:
+        """The parameter as the operation sees it."""
+        view: View = self.inner.view
+        return view
+
+    @property
+    def operand(self) -> int:
+        """The operand of the operation that is not the parameter."""
+        return int(self.inner.operand)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(groups, positions, p, q)."""
+        sizes: tuple[int, int, int, int] = self.inner.sizes
+        return sizes
+
+    @property
+    def key(self) -> tuple[Label, Label, Label]:
+        """Labels of (g, p, q)."""
+        key: tuple[Label, Label, Label] = self.inner.key
+        return key
+
+    def to_view(self, gradient: jax.Array) -> jax.Array:
+        """[g, p, q], arranged like the view."""
+        found: jax.Array = self.inner.to_view(gradient)
+        return found
+
+    def of_view(self, view: jax.Array) -> jax.Array:
+        """The view, arranged as [g, p, q]."""
+        found: jax.Array = self.inner.of_view(view)
+        return found
+
+
 def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Any:
     """The site that ``node`` is for the parameter at operand ``at``; None if it is none.
 
