@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import jaxdp.papers.networks  # noqa: F401  registers mnist-cnn
 from jaxdp import models
 
 

@@ -214,7 +214,7 @@ def _entry(at: int, array: Any, public: Declared) -> Constant:
     else:
         reason, assumed = f"{words}, assumed public", f"a captured array {words}"
     is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    return Constant(f"captured[{at}]", "constant", reason, assumed, shape, is_key)
+    return Constant(f"captured[{at}]", "constant", reason, assumed, shape=shape, is_key=is_key)
 
 
 def _key(array: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp.clipping import _batch, captured, coupling, forms, frameworks, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run, uses
-from jaxdp.clipping.ghost.plan import LeafPlan, plan
+from jaxdp.clipping.ghost.plan import Plan, plan
 from jaxdp.clipping.passes import accumulated, add_pass, compensated, nothing
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
@@ -285,8 +285,10 @@ class ClippedGrad:
         captured.check_rows(result[1].plan, self._row_counts(mask.shape[0]), records=records)
         return result
 
-    def plan(self, params: PyTree, batch: PyTree) -> tuple[LeafPlan, ...]:
+    def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The engine that each parameter's gradient uses for batches of this shape, and why.
+
+        Printed, it is a table with the memory and the operations that each costs an example.
 
         Args:
             params: pytree of floating-point arrays.
@@ -366,8 +368,8 @@ class ClippedGrad:
             raise ValueError("loss_fn must depend on its example, but its result does not")
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
         found = uses.find(traced, shapes)
-        decided = plan(options.paths(params), flags, found, size, self.engine)
-        return traced, found, (*decided, *constants)
+        decided = plan(options.paths(params), shapes, flags, found, size, self.engine)
+        return traced, found, Plan((*decided, *constants))
 
     def _flags(self, params: PyTree) -> list[bool]:
         if self.trainable is None:

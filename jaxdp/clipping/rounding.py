@@ -6,7 +6,7 @@ compensation, and a norm is never taken to be shorter than the terms of its grad
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,8 @@ TERMS = 128
 CANCELLED = 32.0
 # The largest share of the bound by which one record moves the rounding of blocks.
 SHARE = 0.0132
+# What ``halves`` loses of an entry, in units: 2^-18.
+HALVED = 64
 # Roundings of one product, with room for units that split float32 into parts (bfloat16 on a TPU).
 _PRODUCT = 8
 # A sum of up to so many squares is in error by less than TOLERATED.
@@ -196,8 +198,30 @@ def inner(spec: str, a: jax.Array, b: jax.Array) -> tuple[jax.Array, int]:
 
 
 def exact(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """``einsum`` without the rounding of reduced-precision units."""
-    return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST)
+    """``einsum`` in float32 without the rounding of reduced-precision units.
+
+    Products of two bfloat16 numbers are exact in float32, so their units may take those.
+    """
+    full = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+    return jnp.einsum(spec, a, b, precision=full, preferred_element_type=jnp.float32)
+
+
+def alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays as they are if all are bfloat16, else in float32."""
+    own = all(array.dtype == jnp.bfloat16 for array in arrays)
+    return [array if own else array.astype(jnp.float32) for array in arrays]
+
+
+def halves(x: jax.Array) -> list[jax.Array]:
+    """Two bfloat16 arrays that add up to float32 ``x``, but for ``HALVED`` units of every entry.
+
+    Entries that bfloat16 may not hold are zero. XLA may drop a cast there and back again, but never
+    ``reduce_precision``.
+    """
+    x = jnp.where(jnp.abs(x) < 2.0**127, x, 0.0)
+    high = jax.lax.reduce_precision(x, 8, 7)
+    low = jax.lax.reduce_precision(x - high, 8, 7)
+    return [high.astype(jnp.bfloat16), low.astype(jnp.bfloat16)]
 
 
 def _split_last(x: jax.Array, size: int) -> jax.Array:

@@ -124,7 +124,7 @@ def _refuse_crossed(eqn: core.JaxprEqn) -> None:
 
 def _by_patches(site: sites.Convolution, data: Any, kernel: Any) -> jax.Array:
     weights = site.of_view(kernel.astype(jnp.float32))
-    outs = exact("gtp,gpq->gtq", site.inputs(data[None])[0], weights)
+    outs = exact("gtp,gpq->gtq", site.inputs(data[None])[0].astype(jnp.float32), weights)
     return site.result(outs).astype(site.node.out_dtype())
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import factors
-from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept, weighted
+from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept
 from jaxdp.clipping.ghost.sites import Lookup
 
 # Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
@@ -57,21 +57,13 @@ class Arrays:
         """See ``Leaf``. A dot, not multiply-and-add: 54 ms against 101 ms on a CPU.
 
         Of large ones rows are dropped by their weight of zero: a select is one more pass over them
-        (6 % of a transformer's step). Blocks with a row that is not finite are added once more.
+        (6 % of a transformer's step), taken only where a row is not finite.
         """
-        large = self.grads.size >= _LARGE
-        rows = self._divided(None) if large else kept(self._divided(None), keep)
+        rows, large = self._divided(None), self.grads.size >= _LARGE
+        rows = _finite_rows(rows, finite) if large else kept(rows, keep)
         size = rounding.even(rows.shape[0], rounding.ROWS)
-        rows, weights, broken = rounding.cut((rows, weights, ~finite), size)
-        blocks = rounding.exact("nm,nm...->n...", weights, rows)
-        if large:
-            broken = jnp.any(broken, axis=1)
-            blocks = jax.lax.cond(
-                jnp.any(broken),
-                lambda: kept(blocks, ~broken) + kept(_row_by_row(rows, weights), broken),
-                lambda: blocks,
-            )
-        return rounding.pairwise(blocks)
+        rows, weights = rounding.cut((rows, weights), size)
+        return rounding.pairwise(rounding.exact("nm,nm...->n...", weights, rows))
 
     def boxed_sum(self, bound: float, keep: jax.Array, scale: jax.Array | None) -> jax.Array:
         """See ``Leaf``."""
@@ -153,11 +145,11 @@ class Factors:
         """See ``Leaf``."""
         if self._one_position():
             a, b = (kept(x, keep) for x in self._outer())
-            a, b = (weighted(a, weights), b) if a.size <= b.size else (a, weighted(b, weights))
+            pairs = factors.weighted_pairs(a, b, weights)
             size = rounding.even(keep.shape[0], rounding.ROWS)
             of_blocks = functools.partial(factors.outer_sum, size=size)
             held = rounding.even(-(-keep.shape[0] // size), self._held_blocks())
-            return self._to_leaf(rounding.over_blocks(of_blocks, (a, b), held * size))
+            return self._to_leaf(rounding.over_blocks(of_blocks, pairs, held * size))
         return self._block_sums(weights, keep)
 
     def _block_sums(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
@@ -178,7 +170,13 @@ class Factors:
         size = rounding.even(keep.shape[0], most)
         if self._rows_at_once() and keep.shape[0] % size == 0:
             return self._to_leaf(self._large_sums(weights, keep, size))
-        return self._to_leaf(rounding.over_blocks(of_block, (pairs, lookups, weights), size))
+
+        def of_blocks(rows: Any) -> jax.Array:
+            return rounding.pairwise(jax.vmap(of_block)(rounding.cut(rows, size)))
+
+        held = rounding.even(-(-keep.shape[0] // size), self._held_blocks())
+        rows = (pairs, lookups, weights)
+        return self._to_leaf(rounding.over_blocks(of_blocks, rows, held * size))
 
     def _large_sums(self, weights: jax.Array, keep: jax.Array, size: int) -> jax.Array:
         """The weighted sum of factors so large that a copy of them counts."""
@@ -308,6 +306,7 @@ class Factors:
 
         def add(total: jax.Array, row: Any) -> tuple[jax.Array, None]:
             a, b, keep = row
+            a, b = (x.astype(jnp.float32) for x in (a, b))
             grad = jnp.where(keep, a[:, :, None] * b[:, None, :], 0.0)
             return total + boxed(grad if divisor is None else grad / divisor, bound), None
 
@@ -340,15 +339,13 @@ class Factors:
         return jax.lax.map(one, rounding.cut(arrays, size))
 
 
-def _row_by_row(rows: jax.Array, weights: jax.Array) -> jax.Array:
-    """Every block's weighted sum without its rows of weight zero, and without a copy of them."""
+def _finite_rows(rows: jax.Array, finite: jax.Array) -> jax.Array:
+    """The rows, with zeros in those that are not finite.
 
-    def add(i: jax.Array, total: jax.Array) -> jax.Array:
-        row, weight = rows[:, i], weights[:, i]
-        return total + weighted(kept(row, weight != 0.0), weight)
-
-    zeros = jnp.zeros((rows.shape[0], *rows.shape[2:]), jnp.float32)
-    return jax.lax.fori_loop(0, rows.shape[1], add, zeros)
+    A loop of one pass at most works in place; a branch would hold the rows twice.
+    """
+    passes = jnp.any(~finite).astype(jnp.int32)
+    return jax.lax.fori_loop(0, passes, lambda _, rows: kept(rows, finite), rows)
 
 
 def _arranged(site: Any, leaf: jax.Array) -> jax.Array:

@@ -31,11 +31,11 @@ class Looped(Around):
         return groups, positions * self.passes, p, q
 
     def inputs(self, data: jax.Array) -> jax.Array:
-        """A, float32 [m, g, t, p], from data [m, passes, *operand]."""
+        """A [m, g, t, p], from data [m, passes, *operand]."""
         return self._joined(jax.vmap(self.inner.inputs, 1, 1)(data))
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
-        """B, float32 [m, g, t, q], from cotangents [m, passes, *result]."""
+        """B [m, g, t, q], from cotangents [m, passes, *result]."""
         return self._joined(jax.vmap(self.inner.cotangent, 1, 1)(cotangent))
 
     def _joined(self, each: jax.Array) -> jax.Array:

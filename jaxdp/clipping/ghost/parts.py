@@ -35,12 +35,12 @@ class Part(Around):
     size: int
 
     def inputs(self, data: jax.Array) -> jax.Array:
-        """A, float32 [m, g, t, p], from data [m, *operand]."""
+        """A [m, g, t, p], from data [m, *operand]."""
         found: jax.Array = self.inner.inputs(self._share(data) if self.of_data else data)
         return found
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
-        """B, float32 [m, g, t, q], from cotangents [m, *result]."""
+        """B [m, g, t, q], from cotangents [m, *result]."""
         share = cotangent if self.of_data else self._share(cotangent)
         found: jax.Array = self.inner.cotangent(share)
         return found

@@ -1,9 +1,12 @@
-"""Chooses the engine for each parameter's gradient norms, by a cost model of operations."""
+"""Chooses the engine for each parameter's gradient norms, by operations and bytes."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdp.clipping.ghost.loops import lengths
+from jaxdp.clipping.ghost.program import Node
 from jaxdp.clipping.ghost.sites import Lookup, Site
 from jaxdp.clipping.ghost.uses import Uses
 
@@ -12,6 +15,9 @@ from jaxdp.clipping.ghost.uses import Uses
 # 1,000 to 600,000 weights.
 _IN_CACHE, _IN_MEMORY = 8.0, 30.0
 _CACHE_BYTES = 8 * 2**20
+# Where per-example gradients are larger than the factors, the ghost norm may cost this share of
+# the parameter's part of an ordinary step before they are held for speed.
+_SHARE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,61 +32,116 @@ class LeafPlan:
             no parameter but an array that the loss captured.
         reason: why, in a few words.
         assumed: what is assumed to be public, in words for a ledger; "" if nothing is.
+        bytes: of every example, what is held for this parameter until the sum is taken.
+        operations: of every example, multiplications beyond those of an ordinary gradient.
     """
 
     path: str
     engine: str
     reason: str
     assumed: str = ""
+    bytes: int = 0
+    operations: float = 0.0
+
+
+class Plan(tuple[LeafPlan, ...]):
+    """The rows of a plan; printed, a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [("parameter", "engine", "bytes", "operations", "reason")]
+        rows += [
+            (row.path, row.engine, f"{row.bytes:,}", f"{row.operations:.2g}", row.reason)
+            for row in self
+        ]
+        held = sum(row.bytes for row in self)
+        rows.append(("all", "", f"{held:,}", f"{sum(row.operations for row in self):.2g}", ""))
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(n) for cell, n in zip(r, wide, strict=True)) for r in rows]
+        return "Of every example:\n" + "\n".join(line.rstrip() for line in lines)
 
 
 def plan(
-    paths: Sequence[str], trained: Sequence[bool], uses: Uses, batch_size: int, engine: str
+    paths: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    trained: Sequence[bool],
+    uses: Uses,
+    batch_size: int,
+    engine: str,
 ) -> tuple[LeafPlan, ...]:
     """The engine of every leaf.
 
     Args:
         paths: where every leaf stands in the tree.
+        shapes: of every leaf.
         trained: for every leaf, True if it is trained.
         uses: the uses of every leaf.
         batch_size: rows m of the physical batch.
         engine: "auto" weighs the costs; "ghost" takes the ghost norm wherever there is one; "vmap"
             never does.
     """
-    return tuple(
-        LeafPlan(path, *_engine(leaf, uses, batch_size, engine)) if flag else _frozen(path)
-        for leaf, (path, flag) in enumerate(zip(paths, trained, strict=True))
-    )
+    found = []
+    for leaf, (path, shape, flag) in enumerate(zip(paths, shapes, trained, strict=True)):
+        why = _whole(leaf, uses, engine)
+        entries = math.prod(shape)
+        if not flag:
+            row = LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}")
+        elif why:
+            row = LeafPlan(path, "vmap", why, bytes=4 * entries, operations=float(entries))
+        else:
+            row = _weighed(path, uses.of_leaf[leaf], batch_size, engine)
+        found.append(row)
+    return tuple(found)
 
 
-def _frozen(path: str) -> LeafPlan:
-    return LeafPlan(path, "frozen", "not trained", f"the frozen parameter {path}")
-
-
-def _engine(leaf: int, uses: Uses, batch_size: int, engine: str) -> tuple[str, str]:
+def _whole(leaf: int, uses: Uses, engine: str) -> str:
+    """The reason why a leaf's gradients must be taken by automatic differentiation; or ""."""
     if engine == "vmap":
-        return "vmap", "as asked"
+        return "as asked"
     if leaf in uses.refused:
-        return "vmap", f"used by {uses.refused[leaf]}"
+        return f"used by {uses.refused[leaf]}"
     found = [site for _, site in uses.of_leaf.get(leaf, [])]
     if not found:
-        return "vmap", "not used"
+        return "not used"
     if not all(same_arrangement(found[0].key, site.key) for site in found):
-        return "vmap", "used in unlike ways"
+        return "used in unlike ways"
     lookups = [site.key for site in found if isinstance(site, Lookup)]
     if any(key != lookups[0] for key in lookups):
         # Their norms take every lookup for one of rows of the same kind.
-        return "vmap", "looked up by unlike axes"
+        return "looked up by unlike axes"
+    return ""
+
+
+def _weighed(
+    path: str, found: Sequence[tuple[Node, Site]], batch_size: int, engine: str
+) -> LeafPlan:
+    sites = [site for _, site in found]
+    groups, _, p, q = sites[0].sizes
+    positions = sum(site.sizes[1] for site in sites)
+    ghost, layer = _costs(sites, batch_size)
+    factors, gradients = sum(_held(*use) for use in found), 4 * groups * p * q
+    costs = f"{ghost:.2g} against {layer:.2g} operations"
     if engine == "ghost":
-        return "ghost", "as asked"
-    ghost, layer = _costs(found, batch_size)
-    costs = f"{ghost:.2g} against {layer:.2g} operations an example"
-    return ("ghost", costs) if ghost <= layer else ("layer", costs)
+        return LeafPlan(path, "ghost", "as asked", "", factors, ghost)
+    if ghost <= layer:
+        return LeafPlan(path, "ghost", costs, "", factors, ghost)
+    if gradients > factors and ghost <= _SHARE * 3.0 * groups * positions * p * q:
+        costs += f", but {factors:,} against {gradients + factors:,} bytes"
+        return LeafPlan(path, "ghost", costs, "", factors, ghost)
+    return LeafPlan(path, "layer", costs, "", factors + gradients, layer)
 
 
 def same_arrangement(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """True if gradients of two sites differ at most by exchanging p and q."""
     return other in (one, (one[0], one[2], one[1]))
+
+
+def _held(node: Node, site: Any) -> int:
+    """Bytes of one example's input and cotangent at a site."""
+    sizes = math.prod(node.shape_of(site.operand)), math.prod(node.out_shape())
+    itemsize: int = node.out_dtype().itemsize
+    return math.prod(lengths(site)) * sum(sizes) * itemsize
 
 
 def _costs(found: Sequence[Site], batch_size: int) -> tuple[float, float]:

@@ -37,7 +37,7 @@ class Site(Protocol):
     operand: int
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
-        """B, float32 [m, g, t, q], from cotangents [m, *result]."""
+        """B [m, g, t, q], from cotangents [m, *result]."""
 
     def to_view(self, gradient: jax.Array) -> jax.Array:
         """[g, p, q], arranged like the view."""
@@ -58,16 +58,16 @@ class Dense:
     data_axes: tuple[int, ...]
 
     def inputs(self, data: jax.Array) -> jax.Array:
-        """A, float32 [m, g, t, p], from data [m, *operand]."""
+        """A [m, g, t, p], from data [m, *operand]."""
         groups, positions, p, _ = self.sizes
         axes = (0, *(axis + 1 for axis in self.data_axes))
-        moved = jnp.transpose(data, axes).astype(jnp.float32)
+        moved = jnp.transpose(data, axes)
         return moved.reshape(data.shape[0], groups, positions, p)
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
-        """B, float32 [m, g, t, q], from cotangents [m, *result]."""
+        """B [m, g, t, q], from cotangents [m, *result]."""
         groups, positions, _, q = self.sizes
-        wide = cotangent.astype(jnp.float32)
+        wide = cotangent
         if self.operand == 1:  # the parameter stood first, so its axes come before the data's
             wide = wide.reshape(-1, groups, q, positions)
             return jnp.swapaxes(wide, 2, 3)
@@ -97,7 +97,7 @@ class Convolution:
     node: Node
 
     def inputs(self, data: jax.Array) -> jax.Array:
-        """A, float32 [m, g, t, p], from data [m, *operand]: patches, cut by slices.
+        """A [m, g, t, p], from data [m, *operand]: patches, cut by slices.
 
         On a CPU that took a third of the time of ``lax.conv_general_dilated_patches``, which
         convolves with an identity kernel, and a sixth of that of a batched kernel gradient.
@@ -116,14 +116,14 @@ class Convolution:
         groups, positions, p, _ = self.sizes
         patches = patches.reshape(x.shape[0], positions, -1, groups, x.shape[-1] // groups)
         patches = jnp.moveaxis(patches, 3, 1)  # [m, g, t, offset, channel]
-        return patches.reshape(x.shape[0], groups, positions, p).astype(jnp.float32)
+        return patches.reshape(x.shape[0], groups, positions, p)
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
-        """B, float32 [m, g, t, q], from cotangents [m, *result]."""
+        """B [m, g, t, q], from cotangents [m, *result]."""
         images, features, *space = self.node.eqn.params["dimension_numbers"].out_spec
         order = [0, *(axis + 1 for axis in (images, *space, features))]
         groups, positions, _, q = self.sizes
-        wide = jnp.transpose(cotangent, order).astype(jnp.float32)
+        wide = jnp.transpose(cotangent, order)
         return jnp.moveaxis(wide.reshape(wide.shape[0], positions, groups, q), 2, 1)
 
     def result(self, outs: jax.Array) -> jax.Array:
@@ -187,12 +187,12 @@ class Lookup:
         return jnp.where(inside, flat, self.sizes[2]).astype(jnp.int32)
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
-        """B, float32 [m, 1, t, q], from cotangents [m, *result]."""
+        """B [m, 1, t, q], from cotangents [m, *result]."""
         rank = cotangent.ndim - 1
         positions = [axis for axis in range(rank) if axis not in self.offset_dims]
         order = (0, *(axis + 1 for axis in (*positions, *self.offset_dims)))
         _, size, _, q = self.sizes
-        return jnp.transpose(cotangent, order).reshape(-1, 1, size, q).astype(jnp.float32)
+        return jnp.transpose(cotangent, order).reshape(-1, 1, size, q)
 
     def to_view(self, gradient: jax.Array) -> jax.Array:
         """[1, p, q], arranged like the view."""

@@ -96,4 +96,4 @@ def clipped_sum(
     short = jnp.where(mask[:, None], clip(residuals, v, l2_clip_norm), 0.0)
     short, v = jax.lax.optimization_barrier((short, v))
     size = rounding.even(v.shape[0], rounding.ROWS)
-    return outer_sum((short[:, None], v[:, None]), size)[0]
+    return outer_sum([(short[:, None], v[:, None])], size)[0]
