@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.sites import Lookup
 from jaxdp.clipping.rounding import exact
 
 # The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
@@ -51,7 +50,7 @@ class Use:
     def gradients(self) -> jax.Array:
         """Per-example gradients, float32 [m, g, p, q]."""
         b = self.site.cotangent(self.cotangent)
-        if not isinstance(self.site, Lookup):
+        if not self.site.looks_up:
             return exact("mgtp,mgtq->mgpq", self.site.inputs(self.data), b)
         zeros = jnp.zeros(self.site.sizes[2:], jnp.float32)
         scatter = jax.vmap(lambda rows, b: zeros.at[rows].add(b, mode="drop"))
@@ -105,7 +104,7 @@ def looked_up(uses: Sequence[Use]) -> LookedUp | None:
     Positions with one row are added first, so that a record's rows are distinct: nothing cancels
     between them, and no entry of the sum has more terms than records.
     """
-    found = [use for use in uses if isinstance(use.site, Lookup)]
+    found = [use for use in uses if use.site.looks_up]
     if not found:
         return None
     size = found[0].site.sizes[2]
@@ -132,7 +131,7 @@ def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
 
 def reference(uses: Sequence[Use]) -> Any:
     """The site whose arrangement the others follow: a lookup, if there is one."""
-    lookups = [use.site for use in uses if isinstance(use.site, Lookup)]
+    lookups = [use.site for use in uses if use.site.looks_up]
     return (lookups or [use.site for use in uses])[0]
 
 

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdp.clipping.ghost.derived import prepared, steps_of
 from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
+from jaxdp.clipping.ghost.linear import Step
 from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, apply_node, evaluate
@@ -38,10 +40,7 @@ def gradients(
         for leaf, found in uses.of_leaf.items()
         if plan[leaf].engine in ("ghost", "layer")
     }
-    taps = {
-        node: _Tap(str(number), site.operand, lengths(site))
-        for number, (node, site) in enumerate(itertools.chain(*factored.values()))
-    }
+    taps = _taps(traced.program, list(itertools.chain(*factored.values())))
     apart = Apart(traced)
 
     def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> Any:
@@ -51,31 +50,42 @@ def gradients(
             leaves = [whole.get(str(i), leaf) for i, leaf in enumerate(params)]
             args = [*leaves, *example]
             (first, *rest), seen = _tapped(traced.program, args, taps, zeros, apart)
-            return first, (rest, seen)
+            values = {key: seen.pop(key) for key in taps.depths}
+            return first, (rest, seen, values)
 
-        zeros = {tap.key: _zeros(node, tap.passes) for node, tap in taps.items()}
-        value, pull, (rest, seen) = jax.vjp(loss, whole, zeros, has_aux=True)
-        return value, rest, seen, *pull(jnp.ones_like(value))
+        zeros = {tap.key: _zeros(node, tap.passes) for node, tap in taps.of_data.items()}
+        value, pull, (rest, seen, values) = jax.vjp(loss, whole, zeros, has_aux=True)
+        return values, (value, rest, seen, *pull(jnp.ones_like(value)))
 
     # Of a loop the rows come after its passes, as it stacks them: moved, they would be copied.
-    axes = {tap.key: len(tap.passes) for tap in taps.values()}
-    losses, rest, *parts = _of_all(one, traced, params, batch, (0, 0, axes, 0, axes))
+    axes = {tap.key: len(tap.passes) for tap in taps.of_data.values()}
+    values, (losses, rest, *parts) = _of_all(one, traced, params, batch, (0, 0, axes, 0, axes))
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
     seen, of_leaves, cotangents = jax.lax.optimization_barrier(parts)
+
+    def value_of(step: Step) -> tuple[Any, int]:
+        if step.operand is None:
+            return None, 0
+        key = taps.of_values[step.node][step.operand]
+        return values[key], taps.depths[key]
+
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
         found[int(key)] = Arrays(grads)
     for leaf, used in factored.items():
-        factors = Factors([_use(site, taps[node], seen, cotangents) for node, site in used])
+        found_uses = []
+        for node, site in used:
+            tap = taps.of_data[node]
+            pair = prepared(site, seen[tap.key], cotangents[tap.key], value_of)
+            found_uses.append(_use(site, tap, *pair))
+        factors = Factors(found_uses)
         found[leaf] = factors if plan[leaf].engine == "ghost" else factors.layer()
     return losses, rest, found
 
 
-def _use(
-    site: Any, tap: "_Tap", seen: Mapping[str, jax.Array], cotangents: Mapping[str, jax.Array]
-) -> Use:
-    data, cotangent, axis = seen[tap.key], cotangents[tap.key], len(tap.passes)
+def _use(site: Any, tap: "_Tap", data: jax.Array, cotangent: jax.Array) -> Use:
+    axis = len(tap.passes)
     if axis == 0:
         return Use(site, data, cotangent)
     stacked = data, cotangent, axis
@@ -92,20 +102,21 @@ def _of_all(
     """``one`` of every example: together, or one after the other where they could meet.
 
     Args:
-        one: of the parameters and one example.
+        one: of the parameters and one example: what depends on the parameters alone, and the rest.
         traced: the loss.
         params: the leaves of the parameters.
         batch: leaves [m, ...].
-        axes: where the rows stand in each result.
+        axes: where the rows stand in each of the rest.
     """
     if may_mix(traced):
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
         shapes = [shape(jnp.asarray(leaf)) for leaf in params]
         rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch]
         if mixes(one, shapes, rows):
-            found = jax.lax.map(lambda example: one(params, example), list(batch))
-            return jax.vmap(lambda each: each, 0, axes)(found)
-    return jax.vmap(one, (None, 0), axes)(list(params), list(batch))
+            values, found = jax.lax.map(lambda example: one(params, example), list(batch))
+            first = jax.tree.map(lambda each: each[0], values)
+            return first, jax.vmap(lambda each: each, 0, axes)(found)
+    return jax.vmap(one, (None, 0), (None, axes))(list(params), list(batch))
 
 
 class _Tap(NamedTuple):
@@ -114,33 +125,74 @@ class _Tap(NamedTuple):
     passes: tuple[int, ...]
 
 
+class _Taps(NamedTuple):
+    """What is noted while the loss runs.
+
+    Attributes:
+        of_data: where parameters meet data.
+        of_values: for operations on parameters alone, the operands to note and their keys.
+        depths: for those keys, the number of loops around the operation.
+    """
+
+    of_data: Mapping[Node, _Tap]
+    of_values: Mapping[Node, Mapping[int, str]]
+    depths: Mapping[str, int]
+
+
+def _taps(program: Program, used: Sequence[tuple[Node, Any]]) -> _Taps:
+    of_data = {
+        node: _Tap(str(number), site.operand, lengths(site))
+        for number, (node, site) in enumerate(used)
+    }
+    of_values: dict[Node, dict[int, str]] = {}
+    depths: dict[str, int] = {}
+    around = _depths(program)
+    for step in itertools.chain(*(steps_of(site) for _, site in used)):
+        if step.operand is not None:
+            key = f"value {len(depths)}"
+            noted = of_values.setdefault(step.node, {})
+            depths[noted.setdefault(step.operand, key)] = around[step.node]
+    return _Taps(of_data, of_values, depths)
+
+
+def _depths(program: Program, depth: int = 0) -> dict[Node, int]:
+    """The number of loops around every operation."""
+    found = dict.fromkeys(program.nodes, depth)
+    for node in program.nodes:
+        if node.body is not None:
+            found |= _depths(node.body, depth + (node.name == SCAN))
+    return found
+
+
 def _tapped(
     program: Program,
     args: Sequence[Any],
-    taps: Mapping[Node, _Tap],
+    taps: _Taps,
     zeros: Mapping[str, jax.Array],
     apart: Apart,
 ) -> tuple[list[Any], dict[str, jax.Array]]:
     """The program with a zero added at every tap, whose gradient is the cotangent there.
 
-    Also returns what entered each tap.
+    Also returns what entered each tap, and the values to note.
     """
     seen: dict[str, jax.Array] = {}
 
     def on_node(node: Node, operands: list[Any]) -> list[Any]:
+        for operand, key in taps.of_values.get(node, {}).items():
+            seen[key] = jnp.asarray(operands[operand])
         if node.body is not None and _taken_apart(node, taps):
             again = _looped if node.name == SCAN else _rematerialised
             results, entered = again(node, operands, taps, zeros, apart)
             seen.update(entered)
             return results
-        if node not in taps and (found := apart.apply(node, operands)) is not None:
+        if node not in taps.of_data and (found := apart.apply(node, operands)) is not None:
             return found
         if node.name == CONVOLUTION:
             results = [convolved(node, *operands)]
         else:
             results = apply_node(node, operands)
-        if node in taps:
-            tap = taps[node]
+        if node in taps.of_data:
+            tap = taps.of_data[node]
             seen[tap.key] = operands[tap.operand]
             return [results[0] + zeros[tap.key]]
         return results
@@ -151,7 +203,7 @@ def _tapped(
 def _rematerialised(
     node: Node,
     operands: list[Any],
-    taps: Mapping[Node, _Tap],
+    taps: _Taps,
     zeros: Mapping[str, jax.Array],
     apart: Apart,
 ) -> tuple[list[Any], dict[str, jax.Array]]:
@@ -170,7 +222,7 @@ def _rematerialised(
 def _looped(
     node: Node,
     operands: list[Any],
-    taps: Mapping[Node, _Tap],
+    taps: _Taps,
     zeros: Mapping[str, jax.Array],
     apart: Apart,
 ) -> tuple[list[Any], dict[str, jax.Array]]:
@@ -197,18 +249,19 @@ def _looped(
     return [*last, *rest], seen
 
 
-def _keys(body: Program, taps: Mapping[Node, _Tap]) -> list[str]:
+def _keys(body: Program, taps: _Taps) -> list[str]:
     """The keys of all taps in a body, and in bodies in it."""
-    found = [taps[node].key for node in body.nodes if node in taps]
+    found = [taps.of_data[node].key for node in body.nodes if node in taps.of_data]
     return found + [key for node in body.nodes if node.body for key in _keys(node.body, taps)]
 
 
-def _taken_apart(node: Node, taps: Mapping[Node, _Tap]) -> bool:
+def _taken_apart(node: Node, taps: _Taps) -> bool:
     """True if what is in the body must be run operation by operation."""
     assert node.body is not None
     convolutions = node.name != SCAN
     return any(
-        inner in taps
+        inner in taps.of_data
+        or inner in taps.of_values
         or (convolutions and inner.name == CONVOLUTION)
         or (inner.body is not None and _taken_apart(inner, taps))
         for inner in node.body.nodes
