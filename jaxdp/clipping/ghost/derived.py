@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.clipping.ghost.linear import Name, Step, Term
+from jaxdp.clipping.ghost.linear import Term
 from jaxdp.clipping.ghost.loops import Looped, Stacked
 from jaxdp.clipping.ghost.sites import Around
+from jaxdp.clipping.ghost.steps import Name, Step
 from jaxdp.clipping.ghost.views import Label, View, merged
 
 Names = tuple[tuple[Name, ...], ...]

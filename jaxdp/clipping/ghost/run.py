@@ -1,5 +1,6 @@
 """One forward and one backward pass that yield every parameter's per-example gradients."""
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,10 +12,10 @@ from jaxdp.clipping.ghost.derived import prepared, steps_of
 from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
-from jaxdp.clipping.ghost.linear import Step
 from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.plan import LeafPlan
-from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, apply_node, evaluate
+from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, apply_node, evaluate
+from jaxdp.clipping.ghost.steps import Step
 from jaxdp.clipping.ghost.uses import Uses
 from jaxdp.types import PyTree
 
@@ -159,8 +160,8 @@ def _depths(program: Program, depth: int = 0) -> dict[Node, int]:
     """The number of loops around every operation."""
     found = dict.fromkeys(program.nodes, depth)
     for node in program.nodes:
-        if node.body is not None:
-            found |= _depths(node.body, depth + (node.name == SCAN))
+        for body in node.bodies:
+            found |= _depths(body, depth + (node.name == SCAN))
     return found
 
 
@@ -180,8 +181,8 @@ def _tapped(
     def on_node(node: Node, operands: list[Any]) -> list[Any]:
         for operand, key in taps.of_values.get(node, {}).items():
             seen[key] = jnp.asarray(operands[operand])
-        if node.body is not None and _taken_apart(node, taps):
-            again = _looped if node.name == SCAN else _rematerialised
+        if node.bodies and _taken_apart(node, taps):
+            again = {SCAN: _looped, COND: _branched}.get(node.name, _rematerialised)
             results, entered = again(node, operands, taps, zeros, apart)
             seen.update(entered)
             return results
@@ -249,22 +250,51 @@ def _looped(
     return [*last, *rest], seen
 
 
+def _branched(
+    node: Node,
+    operands: list[Any],
+    taps: _Taps,
+    zeros: Mapping[str, jax.Array],
+    apart: Apart,
+) -> tuple[list[Any], dict[str, jax.Array]]:
+    """A ``cond`` with taps, run again; nothing was seen in the branches that do not count."""
+    index, *rest = operands
+    inside = {key: zeros[key] for body in node.branches for key in _keys(body, taps)}
+    runs = [functools.partial(_branch, body, taps, apart) for body in node.branches]
+    blank: dict[str, Any] = {}
+    for run in runs:
+        blank |= jax.eval_shape(run, rest, inside)[1]
+
+    def filled(run: Callable[..., Any], rest: list[Any], zeros: Any) -> Any:
+        outs, seen = run(rest, zeros)
+        return outs, {key: jnp.zeros(x.shape, x.dtype) for key, x in blank.items()} | seen
+
+    branches = [functools.partial(filled, run) for run in runs]
+    outs, seen = jax.lax.switch(index, branches, rest, inside)
+    return outs, seen
+
+
+def _branch(body: Program, taps: _Taps, apart: Apart, operands: list[Any], zeros: Any) -> Any:
+    return _tapped(body, operands, taps, zeros, apart)
+
+
 def _keys(body: Program, taps: _Taps) -> list[str]:
     """The keys of all taps in a body, and in bodies in it."""
     found = [taps.of_data[node].key for node in body.nodes if node in taps.of_data]
-    return found + [key for node in body.nodes if node.body for key in _keys(node.body, taps)]
+    inner = [each for node in body.nodes for each in node.bodies]
+    return found + [key for each in inner for key in _keys(each, taps)]
 
 
 def _taken_apart(node: Node, taps: _Taps) -> bool:
     """True if what is in the body must be run operation by operation."""
-    assert node.body is not None
-    convolutions = node.name != SCAN
+    convolutions = node.name not in (SCAN, COND)
     return any(
         inner in taps.of_data
         or inner in taps.of_values
         or (convolutions and inner.name == CONVOLUTION)
-        or (inner.body is not None and _taken_apart(inner, taps))
-        for inner in node.body.nodes
+        or (bool(inner.bodies) and _taken_apart(inner, taps))
+        for body in node.bodies
+        for inner in body.nodes
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.clipping.ghost import linear, loops, parts, views
+from jaxdp.clipping.ghost.derived import steps_of
 from jaxdp.clipping.ghost.linear import Followed, Sum, Term
-from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, inside
+from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, inside, nodes
 from jaxdp.clipping.ghost.views import Joined, View
 
 
@@ -61,6 +62,10 @@ def _walk(program: Program, known: dict[int, Any], uses: Uses) -> None:
             within = _looped if node.name == SCAN else _inside
             known.update(zip(node.outs, within(node, ins, uses), strict=True))
             continue
+        if node.branches and ins[0] == _DATA:
+            _branched(node, ins, uses)
+            known.update(dict.fromkeys(node.outs, _DATA))
+            continue
         of_data = _DATA if _DATA in [what for what in ins if isinstance(what, str)] else None
         outcome = [of_data or linear.spread(node)] * len(node.outs)
         if found := [(at, what) for at, what in enumerate(ins) if isinstance(what, Followed)]:
@@ -70,15 +75,33 @@ def _walk(program: Program, known: dict[int, Any], uses: Uses) -> None:
 
 def _inside(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
     """The kinds of a body's results, which are no views."""
-    body = node.body
-    assert body is not None
+    assert node.body is not None
+    return _within(node.body, node.name, ins, uses)
+
+
+def _branched(node: Node, ins: list[Any], uses: Uses) -> None:
+    """The uses in the branches of a ``cond``, of which one counts for each example."""
+    for branch in node.branches:
+        within, inner = Uses(), set(nodes(branch))
+        _within(branch, node.name, ins[1:], within)
+        for leaf, how in within.refused.items():
+            uses.refused.setdefault(leaf, f"{how} in a cond")
+        for inside_node, site in itertools.chain(*within.of_leaf.values()):
+            if any(step.operand is not None and step.node in inner for step in steps_of(site)):
+                # What parameters are multiplied with there is noted for no example.
+                uses.refuse(site.view, "a product in a cond")
+            else:
+                uses.add(inside_node, site)
+
+
+def _within(body: Program, name: str, ins: list[Any], uses: Uses) -> list[Any]:
     known = {number: what for number, what in zip(body.ins, ins, strict=True) if what is not None}
     _walk(body, known, uses)
     results = [known.get(ref) if isinstance(ref, int) else None for ref in body.outs]
     for at, what in enumerate(results):
         if isinstance(what, Followed):
             # Outside, its operations would have to be run a second time.
-            uses.refuse(what, f"leaves a {node.name}")
+            uses.refuse(what, f"leaves a {name}")
         if what != _DATA:
             results[at] = None
     return results
