@@ -22,8 +22,8 @@ Names = tuple[tuple[Name, ...], ...]
 class Derived(Around):
     """The site of v where the operation takes u, which a step makes of v.
 
-    The factor that the step changes is computed once (``prepared``), since norm and sum must see
-    the same numbers; it takes the place of the data or of the cotangent.
+    The factor that the step changes is computed beforehand (``prepared``), since norm and sum must
+    see the same numbers; it takes the place of the data or of the cotangent.
 
     Attributes:
         inner: the site as if u were a parameter.
@@ -84,11 +84,6 @@ class Derived(Around):
         """From the parameter to what meets data, the last one first."""
         inner = self.inner.steps() if isinstance(self.inner, Derived) else []
         return [*inner, self.step]
-
-    def sides(self) -> set[bool]:
-        """Which factors steps change: True is A, False is B."""
-        inner = self.inner.sides() if isinstance(self.inner, Derived) else set()
-        return {*inner, self.of_inputs}
 
     def changed(self, data: Any, cotangent: Any, values: Sequence[Any]) -> tuple[Any, Any]:
         """The data and the cotangent, factors in place of what steps change."""
@@ -159,12 +154,13 @@ def around(site: Any, what: View | Term) -> Any:
     if names is None:
         return None
     # Of a lookup A is never built.
-    sides = [i for i in (1, 2)[site.looks_up :] if _concerns_only(step, names, i)]
-    if not sides:
+    possible = [i for i in (1, 2)[site.looks_up :] if _concerns_only(step, names, i)]
+    if not possible:
         return None
-    side = min(sides, key=lambda i: site.sizes[1 + i])
     here = {name for each in names for name in each}
     hidden = tuple(axis for axis in step.new if axis not in here)  # of one entry
+    # Slices of one entry change the cotangents, so that those of the same data can be added.
+    side = possible[-1] if hidden else min(possible, key=lambda i: site.sizes[1 + i])
     names = tuple((*hidden, *each) if i == side else each for i, each in enumerate(names))
     found = Derived(site, step, target, what.outer.leaf_shape, names, side == 1)
     return around(found, inner)
@@ -179,6 +175,18 @@ def steps_of(site: Any) -> list[Step]:
     """The steps of a site, the last one first."""
     _, inner = _unlooped(site)
     return inner.steps() if isinstance(inner, Derived) else []
+
+
+def sides(site: Any) -> set[bool]:
+    """Which factors steps change: True is A, False is B."""
+    _, inner = _unlooped(site)
+    return {inner.of_inputs, *sides(inner.inner)} if isinstance(inner, Derived) else set()
+
+
+def innermost(site: Any) -> Any:
+    """The site without the loops and steps around it."""
+    _, inner = _unlooped(site)
+    return innermost(inner.inner) if isinstance(inner, Derived) else inner
 
 
 def prepared(
@@ -206,11 +214,9 @@ def prepared(
     changed = inner.changed
     for of_loop in reversed(list(zip(*axes, strict=True))):
         changed = jax.vmap(changed, (0, 0, list(of_loop)))
-    found = changed(data, cotangent, values)
-    # Norm and sum must see the same numbers.
-    a, b = (jax.lax.optimization_barrier(factor) for factor in found)
-    sides = inner.sides()
-    return a if True in sides else data, b if False in sides else cotangent
+    a, b = changed(data, cotangent, values)
+    which = sides(site)
+    return a if True in which else data, b if False in which else cotangent
 
 
 def _unlooped(site: Any) -> tuple[list[Looped], Any]:

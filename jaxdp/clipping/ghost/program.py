@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jaxdp.clipping.ghost import ragged
 from jaxdp.types import PyTree
 
 # Calls that only group operations; their bodies are written out in place.
@@ -224,8 +225,7 @@ class _Flattener:
     ) -> None:
         for eqn in jaxpr.eqns:
             ins = tuple(_number(atom, numbers) for atom in eqn.invars)
-            if eqn.primitive.name in self._inlined:
-                inner = eqn.params[self._inlined[eqn.primitive.name]]
+            if (inner := self._inside(eqn)) is not None:
                 body = getattr(inner, "jaxpr", inner)
                 inside: dict[Any, Any] = dict(zip(body.invars, ins, strict=True))
                 for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
@@ -248,6 +248,14 @@ class _Flattener:
                 branches = tuple(self.program(closed.jaxpr, closed.consts) for closed in each)
             outs = tuple(numbers[var] for var in eqn.outvars)
             nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program, branches))
+
+    def _inside(self, eqn: core.JaxprEqn) -> Any:
+        """What is written out in place of an operation; None for most."""
+        if eqn.primitive.name in self._inlined:
+            return eqn.params[self._inlined[eqn.primitive.name]]
+        if eqn.primitive.name == ragged.RAGGED and (written := ragged.dense(eqn)) is not None:
+            return jax.make_jaxpr(written)(*(var.aval for var in eqn.invars))
+        return None
 
     def _fresh(self) -> int:
         self._used += 1

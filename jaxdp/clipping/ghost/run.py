@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.clipping.ghost.derived import prepared, steps_of
+from jaxdp.clipping.ghost.derived import steps_of
 from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
@@ -16,6 +16,7 @@ from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, apply_node, evaluate
 from jaxdp.clipping.ghost.steps import Step
+from jaxdp.clipping.ghost.together import changed, parts_of
 from jaxdp.clipping.ghost.uses import Uses
 from jaxdp.types import PyTree
 
@@ -41,7 +42,8 @@ def gradients(
         for leaf, found in uses.of_leaf.items()
         if plan[leaf].engine in ("ghost", "layer")
     }
-    taps = _taps(traced.program, list(itertools.chain(*factored.values())))
+    every = itertools.chain(*factored.values())
+    taps = _taps(traced.program, [part for use in every for part in parts_of(*use)])
     apart = Apart(traced)
 
     def one(params: Sequence[jax.Array], example: Sequence[jax.Array]) -> Any:
@@ -74,18 +76,19 @@ def gradients(
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
         found[int(key)] = Arrays(grads)
+
+    def use(node: Node, site: Any) -> Use:
+        keys = [taps.of_data[each].key for each, _ in parts_of(node, site)]
+        pairs = [(seen[key], cotangents[key]) for key in keys]
+        return _use(taps.of_data[node], *changed(site, pairs, value_of))
+
     for leaf, used in factored.items():
-        found_uses = []
-        for node, site in used:
-            tap = taps.of_data[node]
-            pair = prepared(site, seen[tap.key], cotangents[tap.key], value_of)
-            found_uses.append(_use(site, tap, *pair))
-        factors = Factors(found_uses)
+        factors = Factors([use(node, site) for node, site in used])
         found[leaf] = factors if plan[leaf].engine == "ghost" else factors.layer()
     return losses, rest, found
 
 
-def _use(site: Any, tap: "_Tap", data: jax.Array, cotangent: jax.Array) -> Use:
+def _use(tap: "_Tap", site: Any, data: jax.Array, cotangent: jax.Array) -> Use:
     axis = len(tap.passes)
     if axis == 0:
         return Use(site, data, cotangent)

@@ -9,6 +9,7 @@ from jaxdp.clipping.ghost import linear, loops, parts, views
 from jaxdp.clipping.ghost.derived import steps_of
 from jaxdp.clipping.ghost.linear import Followed, Sum, Term
 from jaxdp.clipping.ghost.program import SCAN, Node, Program, Traced, inside, nodes
+from jaxdp.clipping.ghost.together import together
 from jaxdp.clipping.ghost.views import Joined, View
 
 
@@ -48,7 +49,7 @@ def find(traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Uses:
         what = known.get(result) if isinstance(result, int) else None
         if isinstance(what, Followed):
             uses.refuse(what, "returned")
-    return uses
+    return Uses({leaf: together(used) for leaf, used in uses.of_leaf.items()}, uses.refused)
 
 
 _DATA = "data"
