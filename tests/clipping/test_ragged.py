@@ -25,7 +25,7 @@ def experts(params, x):
     chosen = jnp.argmax(scores, axis=1)
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=EXPERTS)
-    sizes = sizes - (jnp.arange(EXPERTS) == jnp.max(chosen))
+    sizes = sizes - (jnp.arange(EXPERTS) == jnp.max(chosen)).astype(sizes.dtype)
     hidden = jnp.tanh(jax.lax.ragged_dot(x[order], params["up"], sizes))
     out = jax.lax.ragged_dot(hidden, params["down"], sizes)
     return jnp.sum(jnp.sin(out) * jnp.max(scores, axis=1)[order, None])

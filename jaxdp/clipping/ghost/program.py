@@ -172,6 +172,24 @@ def nodes(program: Program) -> Iterator[Node]:
             yield from nodes(body)
 
 
+def inner_jaxprs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+    """The programs inside an operation, as JAX has them."""
+    for value in jax.tree.leaves(dict(eqn.params), is_leaf=lambda v: hasattr(v, "eqns")):
+        jaxpr: Any = getattr(value, "jaxpr", value)
+        if hasattr(jaxpr, "eqns"):
+            yield jaxpr
+
+
+def rewritten(node: Node) -> bool:
+    """True if the programs inside are not as JAX has them, so that they must be run from here."""
+    return bool(node.bodies) and _holds_ragged(node.eqn)
+
+
+def _holds_ragged(eqn: core.JaxprEqn) -> bool:
+    inner = (each for jaxpr in inner_jaxprs(eqn) for each in jaxpr.eqns)
+    return any(each.primitive.name == ragged.RAGGED or _holds_ragged(each) for each in inner)
+
+
 def evaluate(
     program: Program, args: Sequence[Any], on_node: Callable[[Node, list[Any]], list[Any]]
 ) -> list[Any]:

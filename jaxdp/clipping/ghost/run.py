@@ -14,7 +14,16 @@ from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
 from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.plan import LeafPlan
-from jaxdp.clipping.ghost.program import COND, SCAN, Node, Program, Traced, apply_node, evaluate
+from jaxdp.clipping.ghost.program import (
+    COND,
+    SCAN,
+    Node,
+    Program,
+    Traced,
+    apply_node,
+    evaluate,
+    rewritten,
+)
 from jaxdp.clipping.ghost.steps import Step
 from jaxdp.clipping.ghost.together import changed, parts_of
 from jaxdp.clipping.ghost.uses import Uses
@@ -290,6 +299,8 @@ def _keys(body: Program, taps: _Taps) -> list[str]:
 
 def _taken_apart(node: Node, taps: _Taps) -> bool:
     """True if what is in the body must be run operation by operation."""
+    if rewritten(node):
+        return True
     convolutions = node.name not in (SCAN, COND)
     return any(
         inner in taps.of_data
