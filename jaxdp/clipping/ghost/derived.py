@@ -129,7 +129,7 @@ class Derived(Around):
         return tuple(found)
 
     def _order(self) -> tuple[list[int], list[int]]:
-        """Where the parts of v's axes stand among (g, p, q), and their sizes in v's order."""
+        """Places of the parts of v's axes among (g, p, q), and their sizes in v's order."""
         names = list(itertools.chain(*self._of_target()))
         missing = [
             axis for axis in range(len(self.step.shape)) if not any(_in(n, axis) for n in names)
@@ -167,7 +167,7 @@ def around(site: Any, what: View | Term) -> Any:
 
 
 def outermost(what: View | Term) -> View:
-    """What an operation takes for a parameter."""
+    """The view that an operation takes for a parameter."""
     return what if isinstance(what, View) else what.outer
 
 
@@ -178,7 +178,7 @@ def steps_of(site: Any) -> list[Step]:
 
 
 def sides(site: Any) -> set[bool]:
-    """Which factors steps change: True is A, False is B."""
+    """The factors that steps change: True is A, False is B."""
     _, inner = _unlooped(site)
     return {inner.of_inputs, *sides(inner.inner)} if isinstance(inner, Derived) else set()
 
@@ -192,7 +192,7 @@ def innermost(site: Any) -> Any:
 def prepared(
     site: Any, data: jax.Array, cotangent: jax.Array, value_of: Callable[[Step], tuple[Any, int]]
 ) -> tuple[jax.Array, jax.Array]:
-    """What the site takes for data and cotangent: factors where steps change them.
+    """The data and the cotangent as the site takes them: factors where steps change them.
 
     Args:
         site: a site.

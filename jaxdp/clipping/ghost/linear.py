@@ -17,7 +17,7 @@ _MOST_TERMS = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Term:
-    """What a step makes of a parameter, rearranged.
+    """A parameter after a step, rearranged.
 
     Attributes:
         inner: the parameter, or another term.

@@ -268,7 +268,7 @@ class _Flattener:
             nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program, branches))
 
     def _inside(self, eqn: core.JaxprEqn) -> Any:
-        """What is written out in place of an operation; None for most."""
+        """The program written out in place of an operation; None for most."""
         if eqn.primitive.name in self._inlined:
             return eqn.params[self._inlined[eqn.primitive.name]]
         if eqn.primitive.name == ragged.RAGGED and (written := ragged.dense(eqn)) is not None:

@@ -139,7 +139,7 @@ class _Tap(NamedTuple):
 
 
 class _Taps(NamedTuple):
-    """What is noted while the loss runs.
+    """The values to note while the loss runs.
 
     Attributes:
         of_data: where parameters meet data.

@@ -70,7 +70,7 @@ def changed(
 
 
 def _shared(node: Node, site: Any) -> Any:
-    """What sites must have in common to be added."""
+    """All that sites must have in common to be added."""
     base = innermost(site)
     if sides(site) != {False} or not isinstance(base, Dense):
         return node, id(site)

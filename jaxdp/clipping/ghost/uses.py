@@ -135,7 +135,7 @@ def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
 
 
 def _taken(what: Any, slices: bool, uses: Uses) -> Followed | None:
-    """What is followed in what a ``scan`` slices, or carries."""
+    """The parameters followed in an operand that a ``scan`` slices, or carries."""
     if not isinstance(what, Followed):
         return None
     kept = []
