@@ -88,6 +88,15 @@ def at_a_place(p, x):
     return attention(x, p["three"][at], p["three"][at + 1], p["three"][0])
 
 
+def out_of_range(p, x):
+    zero, sizes = jnp.int32(0), (1, D, D)
+    low, high = (
+        jax.lax.dynamic_slice(p["three"], (at, zero, zero), sizes, allow_negative_indices=False)[0]
+        for at in (jnp.int32(-2), jnp.int32(9))
+    )
+    return jnp.tanh(x @ low) @ high
+
+
 def joined(p, x):
     update = p["a"] @ p["b"]
     return x @ jnp.concatenate([update, p["w"] + update, 2.0 * p["a"]], axis=1)
@@ -146,6 +155,7 @@ PROGRAMS = {
     "fused": (lambda p, x: attention(x, *jnp.split(p["qkv"], 3, axis=1)), ["qkv"], ""),
     "stacked": (lambda p, x: attention(x, *p["three"]), ["three"], ""),
     "at_a_place": (at_a_place, ["three"], ""),
+    "out_of_range": (out_of_range, ["three"], ""),
     "overlapping": (overlapping, ["qkv"], ""),
     "rows": (lambda p, x: x[:, 1:3] @ p["w"][1:3] + x @ p["w"], "w", ""),
     "joined": (joined, "wab", ""),

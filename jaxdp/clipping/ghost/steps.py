@@ -159,7 +159,9 @@ class Cut(Step):
         zero = jnp.zeros([], factor.dtype)
         if self.operand is not None:
             whole = jnp.full((*factor.shape[:at], size, *factor.shape[at + 1 :]), zero)
-            return lax.dynamic_update_slice_in_dim(whole, factor, value, at)
+            # The slice was clamped, also where it began below zero; the update would wrap around.
+            start = jnp.clip(value, 0, size - factor.shape[at])
+            return lax.dynamic_update_slice_in_dim(whole, factor, start, at)
         edges = [(0, 0, 0)] * factor.ndim
         last = self.start + self.stride * (factor.shape[at] - 1) + 1
         edges[at] = (self.start, size - last, self.stride - 1)
