@@ -97,6 +97,13 @@ def out_of_range(p, x):
     return jnp.tanh(x @ low) @ high
 
 
+def one_by_one(p, x):
+    """A convolution in a loop with a kernel of the example: rows are run one after the other."""
+    step = lambda h, _: (jax.lax.conv(h, x[:3, :3][None, None], (1, 1), "SAME"), None)  # noqa: E731
+    h = jax.lax.scan(step, x[None, None], None, length=2)[0]
+    return h[0, 0] @ (p["w"] + p["a"] @ p["b"])
+
+
 def joined(p, x):
     update = p["a"] @ p["b"]
     return x @ jnp.concatenate([update, p["w"] + update, 2.0 * p["a"]], axis=1)
@@ -159,6 +166,7 @@ PROGRAMS = {
     "overlapping": (overlapping, ["qkv"], ""),
     "rows": (lambda p, x: x[:, 1:3] @ p["w"][1:3] + x @ p["w"], "w", ""),
     "joined": (joined, "wab", ""),
+    "one_by_one": (one_by_one, "wab", ""),
     "table": (
         lambda p, x: (p["words"] + p["down"] @ p["b"])[jnp.argmax(x, axis=1)],
         ["words", "down", "b"],

@@ -121,15 +121,18 @@ def _of_all(
         batch: leaves [m, ...].
         axes: where the rows stand in each of the rest.
     """
+    together = jax.vmap(one, (None, 0), (None, axes))
     if may_mix(traced):
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
         shapes = [shape(jnp.asarray(leaf)) for leaf in params]
         rows = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch]
         if mixes(one, shapes, rows):
+            # Refuses, without running it, a value of the parameters that depends on an example.
+            jax.eval_shape(together, list(params), list(batch))
             values, found = jax.lax.map(lambda example: one(params, example), list(batch))
             first = jax.tree.map(lambda each: each[0], values)
             return first, jax.vmap(lambda each: each, 0, axes)(found)
-    return jax.vmap(one, (None, 0), (None, axes))(list(params), list(batch))
+    return together(list(params), list(batch))
 
 
 class _Tap(NamedTuple):
