@@ -163,6 +163,17 @@ def _joined(p, x):
     return jnp.sum(x[:, -1:] * (x[:, :-1] @ both))
 
 
+def _low_rank(p, x):
+    """A weight and its low-rank update, the factors of which are products with the other's."""
+    return jnp.sum(x[:, -1:] * (x[:, :-1] @ (p["w"] - 0.3 * (p["a"] @ p["b"]))))
+
+
+def _sliced(p, x):
+    """Slices of one weight that overlap, some with inputs of their own."""
+    same = x[:, :-1] @ p["w"][:, :3] - x[:, :-1] @ p["w"][:, 1:]
+    return jnp.sum(x[:, -1:] * (same - x[::-1, :10] @ p["w"][10:, 1:]))
+
+
 def _tied(p, x):
     hidden = jnp.tanh(x @ p["w"])
     return jnp.sum(hidden @ p["w"].T * jnp.sign(x)) - jnp.sum(jnp.square(x @ p["w"]))
@@ -268,6 +279,7 @@ def programs(long=False):
     keys = jax.random.split(jax.random.key(0), 4)
     heads = {n: jax.random.normal(k, (8, 8)) for n, k in zip("qkv", keys, strict=False)}
     kernel = {"k": jax.random.normal(keys[3], (3, 3, 2, 3))}
+    low = {"a": _dense(20, 2, 2)["w"], "b": _dense(2, 5, 3)["w"]}
     stack = {"w": jnp.stack([_dense(20, 4, seed)["w"] for seed in (0, 1)])}
     found = {
         "siamese-784": (_siamese, _dense(784, 64), _pairs(2, 784)),
@@ -281,6 +293,8 @@ def programs(long=False):
         "over-time": (_over_time, _dense(50, 4), _cancelling(40, 50)),
         "over-layers": (_over_layers, stack, _cancelling(12, 20)),
         "joined": (_joined, _dense(20, 4) | {"v": _dense(20, 3, 1)["w"]}, _cancelling(9, 20)),
+        "low-rank": (_low_rank, _dense(20, 5) | low, _cancelling(9, 20)),
+        "sliced": (_sliced, _dense(20, 4), _cancelling(9, 20)),
         "tied": (_tied, _dense(30, 12), _cancelling(7, 29)),
         "attention": (_attention, heads, _cancelling(6, 7)),
         "kernel": (_shared_kernel, kernel, lambda rng, c: _flat(rng, (8, 8, 2), c)),

@@ -144,8 +144,8 @@ REFUSED = {
         "w",
     ),
     "looked up": (
-        lambda p, x: jax.lax.map(lambda i: p["u"][i], jnp.argmax(x, axis=1)),
-        "u",
+        lambda p, x: jax.lax.map(lambda w: w[jnp.argmax(x, axis=1)], p["w"]),
+        "w",
     ),
 }
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
-from jaxdp.clipping.ghost.sites import Lookup
 from jaxdp.clipping.rounding import exact
 
 # The squares of entries below 1e-19 underflow to zero. Lengths are enlarged by what that may hide,
@@ -58,7 +57,7 @@ class Use:
 
     def gradients(self) -> jax.Array:
         """Per-example gradients, float32 [m, g, p, q]."""
-        if not isinstance(self.site, Lookup):
+        if not self.site.looks_up:
             most = (_PATCH_BYTES, _PATCH_BYTES_ELSEWHERE)
             cpu, default = (functools.partial(self._products, self._at_once(n)) for n in most)
             return jax.lax.platform_dependent(cpu=cpu, default=default)
@@ -133,7 +132,7 @@ def looked_up(uses: Sequence[Use]) -> LookedUp | None:
     Positions with one row are added first, so that a record's rows are distinct: nothing cancels
     between them, and no entry of the sum has more terms than records.
     """
-    found = [use for use in uses if isinstance(use.site, Lookup)]
+    found = [use for use in uses if use.site.looks_up]
     if not found:
         return None
     size = found[0].site.sizes[2]
@@ -175,7 +174,7 @@ def _summed(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def reference(uses: Sequence[Use]) -> Any:
     """The site whose arrangement the others follow: a lookup, if there is one."""
-    lookups = [use.site for use in uses if isinstance(use.site, Lookup)]
+    lookups = [use.site for use in uses if use.site.looks_up]
     return (lookups or [use.site for use in uses])[0]
 
 

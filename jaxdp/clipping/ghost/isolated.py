@@ -18,7 +18,15 @@ from jax.extend import core
 
 from jaxdp.clipping.ghost import sites, views
 from jaxdp.clipping.ghost.factors import Use
-from jaxdp.clipping.ghost.program import Node, Program, Traced, apply_node, reached, trace
+from jaxdp.clipping.ghost.program import (
+    Node,
+    Program,
+    Traced,
+    apply_node,
+    inner_jaxprs,
+    reached,
+    trace,
+)
 from jaxdp.clipping.rounding import exact
 from jaxdp.types import PyTree
 
@@ -84,7 +92,7 @@ def _mixes(node: Node, of_example: Collection[int]) -> bool:
 
 
 def _hides(node: Node) -> bool:
-    return any(_convolves(inner) for inner in _inner(node.eqn))
+    return any(_convolves(inner) for inner in inner_jaxprs(node.eqn))
 
 
 def convolved(node: Node, data: Any, kernel: Any) -> Any:
@@ -117,7 +125,7 @@ def _refuse_crossed(eqn: core.JaxprEqn) -> None:
             "the loss or its gradient, inside a scan, cond, while or rule of its own): XLA's CPU "
             "backend then reads other examples. Crop or pad with jnp.pad before the convolution"
         )
-    for jaxpr in _inner(eqn):
+    for jaxpr in inner_jaxprs(eqn):
         for inner in jaxpr.eqns:
             _refuse_crossed(inner)
 
@@ -156,12 +164,6 @@ def _nodes(program: Program) -> Iterator[Node]:
 
 def _convolves(jaxpr: core.Jaxpr) -> bool:
     return any(
-        eqn.primitive.name == CONVOLUTION or any(map(_convolves, _inner(eqn))) for eqn in jaxpr.eqns
+        eqn.primitive.name == CONVOLUTION or any(map(_convolves, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
     )
-
-
-def _inner(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-    for value in jax.tree.leaves(dict(eqn.params), is_leaf=lambda v: hasattr(v, "eqns")):
-        jaxpr: Any = getattr(value, "jaxpr", value)
-        if hasattr(jaxpr, "eqns"):
-            yield jaxpr

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost import factors
 from jaxdp.clipping.ghost.factors import LookedUp, Use, boxed, kept
-from jaxdp.clipping.ghost.sites import Lookup
 
 # Per-example gradients of a factored parameter are multiplied out for so many bytes at a time.
 _CHUNK_BYTES = 32 * 2**20
@@ -251,7 +250,7 @@ class Factors:
         """
         grads = factors.multiplied(self.uses)
         flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
-        one = len(self.uses) == 1 and not isinstance(self.site, Lookup)
+        one = len(self.uses) == 1 and not self.site.looks_up
         large = one and flat.size >= _LARGE and min(self.site.sizes[1:]) >= 8
         return Layer(self.site, flat if large else jax.lax.optimization_barrier(flat))
 
@@ -273,7 +272,7 @@ class Factors:
 
     @property
     def _dense(self) -> list[Use]:
-        return [use for use in self.uses if not isinstance(use.site, Lookup)]
+        return [use for use in self.uses if not use.site.looks_up]
 
     @property
     def _key(self) -> Any:
@@ -281,7 +280,7 @@ class Factors:
 
     def _one_position(self) -> bool:
         site = self.uses[0].site
-        return len(self.uses) == 1 and site.sizes[1] == 1 and not isinstance(site, Lookup)
+        return len(self.uses) == 1 and site.sizes[1] == 1 and not site.looks_up
 
     def _outer(self) -> list[jax.Array]:
         return [x[:, :, 0] for x in self.uses[0].ab(self._key)]

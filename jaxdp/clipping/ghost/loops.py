@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxdp.clipping.ghost.sites import Around, Lookup
+from jaxdp.clipping.ghost.sites import Around
 from jaxdp.clipping.ghost.views import Label, View
 
 
@@ -77,16 +77,16 @@ class Stacked(Looped):
 
 
 def looped(site: Any, passes: int, stacks: Sequence[View | None]) -> Looped | None:
-    """The site of all passes together; None of a lookup, or where there is no pass.
+    """The site of all passes together; None where there is no pass, or each has a table of its own.
 
     Args:
         site: of one pass.
         passes: their number.
         stacks: the parameters that are sliced pass by pass.
     """
-    if isinstance(site, Lookup) or passes == 0:
-        return None
     mine = any(site.view.stack is stack for stack in stacks)
+    if passes == 0 or (mine and site.looks_up):
+        return None
     return (Stacked if mine else Looped)(site, passes)
 
 

@@ -9,6 +9,8 @@ import jax
 from jax import lax
 
 from jaxdp.clipping.ghost import sites
+from jaxdp.clipping.ghost.derived import around, outermost
+from jaxdp.clipping.ghost.linear import Followed, Sum, Term, parameters, terms
 from jaxdp.clipping.ghost.program import Node
 from jaxdp.clipping.ghost.sites import Around
 from jaxdp.clipping.ghost.views import Joined, View
@@ -49,19 +51,54 @@ class Part(Around):
         return lax.slice_in_dim(whole, self.start, self.start + self.size, axis=self.axis + 1)
 
 
-def sites_of(node: Node, what: View | Joined, at: int, operand_shape: Sequence[int]) -> list[Any]:
-    """The sites that ``node`` is for the parameter, or the joined ones, at operand ``at``.
+def sites_of(
+    node: Node, what: Followed, at: int, operand_shape: Sequence[int]
+) -> list[tuple[View, Any]]:
+    """The parameters at operand ``at`` of ``node``, and the site that it is for each, or None.
 
-    Empty where it is none, for any of them. Arguments as for ``sites.site``.
+    Arguments as for ``sites.site``.
     """
-    if isinstance(what, View):
-        site = sites.site(node, what, at, operand_shape)
-        return [] if site is None else [site]
+    if isinstance(what, Sum):
+        return [found for term in what.terms for found in sites_of(node, term, at, operand_shape)]
+    if not isinstance(what, Joined):
+        site = sites.site(node, outermost(what), at, operand_shape)
+        return [(parameters(what)[0], around(site, what))]
+    shares = _shares(node, what, at, operand_shape)
+    found = []
+    for each, share in zip(what.views, shares, strict=True):
+        for term in terms(each):
+            site = None if share is None else _part(node, term, at, operand_shape, *share)
+            found.append((parameters(term)[0], around(site, term)))
+    return found
+
+
+def _part(
+    node: Node,
+    each: View | Term,
+    at: int,
+    operand_shape: Sequence[int],
+    of_data: bool,
+    axis: int,
+    start: int,
+    size: int,
+) -> Part | None:
+    shape = list(operand_shape)
+    if of_data:
+        shape[axis] = size
+    site = sites.site(node, outermost(each), at, shape)
+    return None if site is None else Part(site, of_data, axis, start, size)
+
+
+def _shares(
+    node: Node, what: Joined, at: int, operand_shape: Sequence[int]
+) -> list[tuple[bool, int, int, int] | None]:
+    """Of every joined parameter its share: of the data or not, axis, start and size."""
+    nothing: list[tuple[bool, int, int, int] | None] = [None] * len(what.views)
     if node.name != "dot_general":
-        return []
+        return nothing
     contract, batch = node.eqn.params["dimension_numbers"]
     if what.axis in batch[at]:
-        return []
+        return nothing
     of_data = what.axis in contract[at]
     if of_data:
         axis = contract[1 - at][list(contract[at]).index(what.axis)]
@@ -73,13 +110,4 @@ def sites_of(node: Node, what: View | Joined, at: int, operand_shape: Sequence[i
         axis = len(batch[at]) + len(before) + (others if at == 1 else 0)
     sizes = [view.shape[what.axis] for view in what.views]
     starts = [0, *itertools.accumulate(sizes)]
-    found = []
-    for view, start, size in zip(what.views, starts, sizes, strict=False):
-        shape = list(operand_shape)
-        if of_data:
-            shape[axis] = size
-        site = sites.site(node, view, at, shape)
-        if site is None:
-            return []
-        found.append(Part(site, of_data, axis, start, size))
-    return found
+    return [(of_data, axis, start, size) for start, size in zip(starts, sizes, strict=False)]

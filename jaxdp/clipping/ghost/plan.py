@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.sites import Lookup, Site
+from jaxdp.clipping.ghost.sites import Site
 from jaxdp.clipping.ghost.uses import Uses
 
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
@@ -106,7 +106,7 @@ def _whole(leaf: int, uses: Uses, engine: str) -> str:
         return "not used"
     if not all(same_arrangement(found[0].key, site.key) for site in found):
         return "used in unlike ways"
-    lookups = [site.key for site in found if isinstance(site, Lookup)]
+    lookups = [site.key for site in found if site.looks_up]
     if any(key != lookups[0] for key in lookups):
         # Their norms take every lookup for one of rows of the same kind.
         return "looked up by unlike axes"
@@ -153,8 +153,7 @@ def _costs(found: Sequence[Site], batch_size: int) -> tuple[float, float]:
     """
     groups, _, p, q = found[0].sizes
     dense, looked_up = (
-        sum(site.sizes[1] for site in found if isinstance(site, Lookup) is flag)
-        for flag in (False, True)
+        sum(site.sizes[1] for site in found if site.looks_up is flag) for flag in (False, True)
     )
     ghost = float(groups) * (p + q)
     if dense + looked_up > 1:

@@ -1,12 +1,13 @@
 """The loss of one example as a flat list of operations, so that parameters can be followed."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 
+from jaxdp.clipping.ghost import ragged
 from jaxdp.types import PyTree
 
 # Calls that only group operations; their bodies are written out in place.
@@ -14,7 +15,7 @@ _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_
 # What remains of them where the gradient is already taken: their rules are used up.
 _RULED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _REMAT = ("remat2", "checkpoint", "remat")
-SCAN = "scan"
+SCAN, COND = "scan", "cond"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class Node:
         debug_info: what names the traced function.
         body: for ``jax.checkpoint`` and ``scan``, the program inside; its values have numbers of
             their own.
+        branches: for ``cond``, the programs of which one counts; they take the later operands.
     """
 
     eqn: core.JaxprEqn
@@ -35,6 +37,12 @@ class Node:
     outs: tuple[int, ...]
     debug_info: Any
     body: "Program | None" = None
+    branches: "tuple[Program, ...]" = ()
+
+    @property
+    def bodies(self) -> "tuple[Program, ...]":
+        """All programs inside."""
+        return self.branches if self.body is None else (self.body,)
 
     @property
     def name(self) -> str:
@@ -133,6 +141,10 @@ def reached(program: Program, sources: Iterable[int]) -> set[int]:
     for node in program.nodes:
         if node.body is not None:
             found |= inside(node, [isinstance(ref, int) and ref in found for ref in node.ins])
+        for branch in node.branches:
+            entering = zip(branch.ins, node.ins[1:], strict=True)
+            known = [number for number, ref in entering if isinstance(ref, int) and ref in found]
+            found |= reached(branch, known)
         if any(isinstance(ref, int) and ref in found for ref in node.ins):
             found.update(node.outs)
     return found
@@ -150,6 +162,32 @@ def inside(node: Node, known: Sequence[bool]) -> set[int]:
         if more <= sources:
             return found
         sources |= more
+
+
+def nodes(program: Program) -> Iterator[Node]:
+    """All operations, those inside others too."""
+    for node in program.nodes:
+        yield node
+        for body in node.bodies:
+            yield from nodes(body)
+
+
+def inner_jaxprs(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+    """The programs inside an operation, as JAX has them."""
+    for value in jax.tree.leaves(dict(eqn.params), is_leaf=lambda v: hasattr(v, "eqns")):
+        jaxpr: Any = getattr(value, "jaxpr", value)
+        if hasattr(jaxpr, "eqns"):
+            yield jaxpr
+
+
+def rewritten(node: Node) -> bool:
+    """True if the programs inside are not as JAX has them, so that they must be run from here."""
+    return bool(node.bodies) and _holds_ragged(node.eqn)
+
+
+def _holds_ragged(eqn: core.JaxprEqn) -> bool:
+    inner = (each for jaxpr in inner_jaxprs(eqn) for each in jaxpr.eqns)
+    return any(each.primitive.name == ragged.RAGGED or _holds_ragged(each) for each in inner)
 
 
 def evaluate(
@@ -205,8 +243,7 @@ class _Flattener:
     ) -> None:
         for eqn in jaxpr.eqns:
             ins = tuple(_number(atom, numbers) for atom in eqn.invars)
-            if eqn.primitive.name in self._inlined:
-                inner = eqn.params[self._inlined[eqn.primitive.name]]
+            if (inner := self._inside(eqn)) is not None:
                 body = getattr(inner, "jaxpr", inner)
                 inside: dict[Any, Any] = dict(zip(body.invars, ins, strict=True))
                 for var, const in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
@@ -223,8 +260,20 @@ class _Flattener:
             elif eqn.primitive.name == SCAN and self._loops:
                 closed = eqn.params["jaxpr"]
                 body_program = self.program(closed.jaxpr, closed.consts)
+            branches: tuple[Program, ...] = ()
+            if eqn.primitive.name == COND and self._loops:
+                each = eqn.params["branches"]
+                branches = tuple(self.program(closed.jaxpr, closed.consts) for closed in each)
             outs = tuple(numbers[var] for var in eqn.outvars)
-            nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program))
+            nodes.append(Node(eqn, ins, outs, jaxpr.debug_info, body_program, branches))
+
+    def _inside(self, eqn: core.JaxprEqn) -> Any:
+        """The program written out in place of an operation; None for most."""
+        if eqn.primitive.name in self._inlined:
+            return eqn.params[self._inlined[eqn.primitive.name]]
+        if eqn.primitive.name == ragged.RAGGED and (written := ragged.dense(eqn)) is not None:
+            return jax.make_jaxpr(written)(*(var.aval for var in eqn.invars))
+        return None
 
     def _fresh(self) -> int:
         self._used += 1

@@ -11,14 +11,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.clipping.ghost.program import Node
-from jaxdp.clipping.ghost.views import Label, View
+from jaxdp.clipping.ghost.views import Label, View, merged
 
 
 class Site(Protocol):
@@ -29,12 +29,14 @@ class Site(Protocol):
         sizes: (groups, positions, p, q).
         key: labels of (g, p, q): sites with one key have gradients arranged alike.
         operand: which operand of the operation is not the parameter.
+        looks_up: True if rows are looked up: A is one-hot, and ``rows`` says where it is one.
     """
 
     view: View
     sizes: tuple[int, int, int, int]
     key: tuple[Label, Label, Label]
     operand: int
+    looks_up: bool
 
     def cotangent(self, cotangent: jax.Array) -> jax.Array:
         """B [m, g, t, q], from cotangents [m, *result]."""
@@ -56,6 +58,7 @@ class Dense:
     operand: int
     view_axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     data_axes: tuple[int, ...]
+    looks_up: ClassVar[bool] = False
 
     def inputs(self, data: jax.Array) -> jax.Array:
         """A [m, g, t, p], from data [m, *operand]."""
@@ -95,6 +98,7 @@ class Convolution:
     key: tuple[Label, Label, Label]
     operand: int
     node: Node
+    looks_up: ClassVar[bool] = False
 
     def inputs(self, data: jax.Array) -> jax.Array:
         """A [m, g, t, p], from data [m, *operand]: patches, cut by slices.
@@ -175,6 +179,7 @@ class Lookup:
     axis: int
     offset_dims: tuple[int, ...]
     clips: bool
+    looks_up: ClassVar[bool] = True
 
     def rows(self, indices: jax.Array) -> jax.Array:
         """The looked-up rows, int32 [m, t]; the number of rows p where none was looked up."""
@@ -238,6 +243,16 @@ class Around:
         key: tuple[Label, Label, Label] = self.inner.key
         return key
 
+    @property
+    def looks_up(self) -> bool:
+        """True if rows are looked up."""
+        return bool(self.inner.looks_up)
+
+    def rows(self, indices: jax.Array) -> jax.Array:
+        """The looked-up rows, int32 [m, t]; the number of rows p where none was looked up."""
+        found: jax.Array = self.inner.rows(indices)
+        return found
+
     def to_view(self, gradient: jax.Array) -> jax.Array:
         """[g, p, q], arranged like the view."""
         found: jax.Array = self.inner.to_view(gradient)
@@ -258,7 +273,12 @@ def site(node: Node, view: View, at: int, operand_shape: Sequence[int]) -> Any:
         at: which operand the parameter is.
         operand_shape: shape of the other operand, which holds data.
     """
-    makers = {"dot_general": _dense, "conv_general_dilated": _convolution, "gather": _lookup}
+    makers = {
+        "dot_general": _dense,
+        "conv_general_dilated": _convolution,
+        "gather": _lookup,
+        "dynamic_slice": _one_row,
+    }
     maker = makers.get(node.name)
     # Factors are real and in float32, so a complex operation is none.
     if maker is None or not jnp.issubdtype(node.out_dtype(), jnp.floating):
@@ -322,9 +342,21 @@ def _lookup(node: Node, view: View, at: int, data_shape: tuple[int, ...]) -> Loo
     return Lookup(view, sizes, key, 1, axis, tuple(numbers.offset_dims), clips)
 
 
+def _one_row(node: Node, view: View, _: int, __: tuple[int, ...]) -> Lookup | None:
+    sizes = node.eqn.params["slice_sizes"]
+    cut = [axis for axis, size in enumerate(sizes) if size != view.shape[axis]]
+    if len(cut) != 1 or sizes[cut[0]] != 1:
+        return None
+    (axis,) = cut
+    others = [i for i in range(len(view.shape)) if i != axis]
+    key = ((), view.labels[axis], _joined(view, others))
+    size = (1, 1, view.shape[axis], _size(view.shape, others))
+    return Lookup(view, size, key, 1 + axis, axis, tuple(others), clips=True)
+
+
 def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
     return math.prod(shape[axis] for axis in axes)
 
 
 def _joined(view: View, axes: Sequence[int]) -> Label:
-    return tuple(itertools.chain(*(view.labels[axis] for axis in axes)))
+    return merged(tuple(itertools.chain(*(view.labels[axis] for axis in axes))))

@@ -57,19 +57,12 @@ class Joined:
     """Parameters one after the other along an axis, such as the kernels of a cell's gates.
 
     Attributes:
-        views: the parameters.
+        views: the parameters, or what was made of each.
         axis: where they are joined.
     """
 
-    views: tuple[View, ...]
+    views: tuple[Any, ...]
     axis: int
-
-
-def joined(node: Node, each: Sequence[Any]) -> Joined | None:
-    """The parameters that a ``concatenate`` joins; None where one of them is joined already."""
-    if not all(isinstance(view, View) for view in each):
-        return None
-    return Joined(tuple(each), node.eqn.params["dimension"])
 
 
 def of_parameter(leaf: int, shape: Sequence[int]) -> View:
@@ -126,20 +119,37 @@ def _turned(view: View, turn: Sequence[int] | None) -> View:
     return dataclasses.replace(view, shape=shape, labels=labels)
 
 
+def merged(label: Sequence[Any]) -> Label:
+    """A label in which all parts of a split axis, one after the other, are that axis again."""
+    found: list[Any] = []
+    for atom in label:
+        found.append(atom)
+        while isinstance(found[-1], tuple) and found[-1][0] == "split":
+            _, whole, sizes, at = found[-1]
+            parts = [("split", whole, sizes, i) for i in range(len(sizes))]
+            if at + 1 < len(sizes) or found[-len(sizes) :] != parts:
+                break
+            found[-len(sizes) :] = whole
+    return tuple(found)
+
+
 def _regrouped(view: View, shape: tuple[int, ...]) -> tuple[Label, ...]:
     """Labels after a reshape in row-major order: axes that merge join their labels."""
     old = [(size, label) for size, label in zip(view.shape, view.labels, strict=True) if size > 1]
-    labels: list[Label] = []
-    position = 0
-    for size in shape:
-        taken: Label = ()
-        product = 1
-        while product < size and position < len(old):
-            product *= old[position][0]
-            taken += old[position][1]
-            position += 1
-        if product != size:
-            # An axis was split: unique to this way of splitting it.
-            return tuple(("split", view.labels, shape, i) for i in range(len(shape)))
-        labels.append(taken)
+    new = [axis for axis, size in enumerate(shape) if size > 1]
+    labels: list[Label] = [()] * len(shape)
+    while new:
+        (size, whole), run = old.pop(0), [new.pop(0)]
+        # The shortest runs of axes, old and new, over the same entries.
+        while (made := math.prod(shape[axis] for axis in run)) != size:
+            if made < size:
+                run.append(new.pop(0))
+            else:
+                more, label = old.pop(0)
+                size, whole = size * more, whole + label
+        sizes = tuple(shape[axis] for axis in run)
+        for at, axis in enumerate(run):
+            labels[axis] = (
+                merged(whole) if len(run) == 1 else (("split", merged(whole), sizes, at),)
+            )
     return tuple(labels)
