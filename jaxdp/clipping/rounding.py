@@ -5,6 +5,7 @@ add up to if nothing cancelled. So rows are added in blocks of fixed size, block
 compensation, and a norm is never taken to be shorter than the terms of its gradient allow.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -204,6 +205,36 @@ def exact(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """
     full = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
     return jnp.einsum(spec, a, b, precision=full, preferred_element_type=jnp.float32)
+
+
+def written(tree: PyTree) -> PyTree:
+    """The arrays as they are, written to memory: all who read them read the same numbers.
+
+    XLA may otherwise compute a value again for every reader, and round it otherwise each time. Its
+    CPU backend ignores barriers where it decides that (jax 0.10), but does not look through a loop
+    of unknown length. This one makes no pass, or one that changes nothing.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    # Integers are not rounded.
+    floats = [n for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating) and x.size]
+    if floats:
+        arrays = [leaves[n] for n in floats]
+        found = jax.lax.platform_dependent(*arrays, cpu=_looped, default=_barred)
+        for n, x in zip(floats, found, strict=True):
+            leaves[n] = x
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _barred(*arrays: jax.Array) -> list[jax.Array]:
+    return list(jax.lax.optimization_barrier(arrays))
+
+
+def _looped(*arrays: jax.Array) -> list[jax.Array]:
+    # Of all of them: where one is constant, XLA would know the length.
+    first = [jnp.isnan(x[(0,) * x.ndim]) for x in arrays]
+    passes = functools.reduce(jnp.logical_or, first).astype(jnp.int32)
+    same = lambda _, each: [jnp.where(jnp.isnan(x), jnp.full_like(x, jnp.nan), x) for x in each]  # noqa: E731
+    return list(jax.lax.fori_loop(0, passes, same, list(arrays)))
 
 
 def alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -57,7 +57,7 @@ def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransfo
         keep = _batch.checked_mask(mask, rows)
         leaves, structure = jax.tree.flatten(updates)
         # Norms and sums must see the same numbers: XLA may compute a value twice.
-        grads = [Arrays(leaf) for leaf in jax.lax.optimization_barrier(leaves)]
+        grads = [Arrays(leaf) for leaf in rounding.written(leaves)]
         clipped = reduce.clipped_sum(rule, grads, structure, keep, scales, bound)
         rounding.check_records(rows, most_records)
         l2 = rule.l2(params) if bound is None else bound

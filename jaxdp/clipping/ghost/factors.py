@@ -138,7 +138,8 @@ def looked_up(uses: Sequence[Use]) -> LookedUp | None:
     size = found[0].site.sizes[2]
     rows = jnp.concatenate([use.site.rows(use.data) for use in found], axis=1)
     each = rounding.alike([use.site.cotangent(use.cotangent)[:, 0] for use in found])
-    grads = kept(jnp.concatenate(each, axis=1), rows < size)
+    grads = jnp.concatenate(each, axis=1)
+    grads = jnp.where((rows < size)[..., None], grads, jnp.zeros([], grads.dtype))
     if rows.shape[1] > 1:
         same = rows[:, :, None] == rows[:, None, :]
         first = jnp.argmax(same, axis=2) == jnp.arange(rows.shape[1])[None]
@@ -146,7 +147,7 @@ def looked_up(uses: Sequence[Use]) -> LookedUp | None:
         rows, grads = jnp.where(first, rows, size), jnp.where(first[..., None], merged, 0.0)
     # Norm and sum must see the same numbers.
     grads = grads.astype(jnp.float32)
-    return LookedUp(found[0].site, rows, jax.lax.optimization_barrier(grads))
+    return LookedUp(found[0].site, rows, rounding.written(grads))
 
 
 def product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:

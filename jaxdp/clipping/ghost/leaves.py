@@ -252,7 +252,7 @@ class Factors:
         flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
         one = len(self.uses) == 1 and not self.site.looks_up
         large = one and flat.size >= _LARGE and min(self.site.sizes[1:]) >= 8
-        return Layer(self.site, flat if large else jax.lax.optimization_barrier(flat))
+        return Layer(self.site, flat if large else rounding.written(flat))
 
     def for_scale(self) -> "Layer | Factors":
         """The gradients as a norm with a scale needs them: multiplied out where positions cancel.

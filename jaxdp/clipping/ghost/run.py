@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost.derived import steps_of
 from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
@@ -76,7 +77,7 @@ def gradients(
     values, (losses, rest, *parts) = _of_all(one, traced, params, batch, (0, 0, entered, 0, axes))
     # Norms and sums must see the same numbers. XLA may compute a value twice, with other roundings,
     # and drop a rounding to bfloat16 for one reader alone (2e-4 off, found by a test).
-    seen, of_leaves, cotangents = jax.lax.optimization_barrier(parts)
+    seen, of_leaves, cotangents = rounding.written(parts)
 
     def value_of(step: Step) -> tuple[Any, int]:
         if step.operand is None:

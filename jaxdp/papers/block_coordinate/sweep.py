@@ -94,6 +94,6 @@ def clipped_sum(
     """
     clip = jax.vmap(forms.clipped_residual, (0, 0, None))
     short = jnp.where(mask[:, None], clip(residuals, v, l2_clip_norm), 0.0)
-    short, v = jax.lax.optimization_barrier((short, v))
+    short, v = rounding.written((short, v))
     size = rounding.even(v.shape[0], rounding.ROWS)
     return outer_sum([(short[:, None], v[:, None])], size)[0]
