@@ -38,11 +38,11 @@ def test_what_is_lost_by_rounding_is_the_same_for_norm_and_sum(loss_fn, engine, 
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.5), engine)
 
     @functools.partial(jax.jit, compiler_options=AS_USERS)
-    def run(mask):
+    def run(params, rows, mask):
         summed, info = grad_fn(params, rows, mask)
         return summed.value, info.norms
 
-    value, norms = run(jnp.arange(8) == 3)
+    value, norms = run(params, rows, np.arange(8) == 3)
     added = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in value.values()))
     assert added == pytest.approx(float(norms[3]), rel=1e-5, abs=1e-16)
 
