@@ -92,8 +92,9 @@ def clipped_sum(
         mask: bool [m].
         l2_clip_norm: C.
     """
+    # Norm and sum must see the same numbers.
+    residuals, v = rounding.written((residuals, v))
     clip = jax.vmap(forms.clipped_residual, (0, 0, None))
     short = jnp.where(mask[:, None], clip(residuals, v, l2_clip_norm), 0.0)
-    short, v = rounding.written((short, v))
     size = rounding.even(v.shape[0], rounding.ROWS)
     return outer_sum([(short[:, None], v[:, None])], size)[0]
