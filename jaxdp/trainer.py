@@ -15,7 +15,7 @@ from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
 from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
-from jaxdp.clipping.frameworks import check_arrays
+from jaxdp.clipping.frameworks import check_arrays, holds_reused
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, issuer_of
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -24,7 +24,7 @@ from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays
-from jaxdp.step import PrivateStep, holds_reused
+from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
 
 
