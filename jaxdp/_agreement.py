@@ -105,20 +105,3 @@ def check_source(mechanism: Any, source: Any) -> None:
             f"source of records: expected {found}, got {mechanism.records_per_user}"
         )
     mechanism.sampling.check(len(source), mechanism.dataset_size)
-
-
-def check_energy(algorithm: Any, energy: Any, ledger: Any) -> None:
-    """Raises ValueError unless the energy is what the algorithm charges, to this ledger."""
-    from jaxdp.optimizers.energy import PrivateEnergy
-
-    charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
-    if charged != algorithm.energy:
-        raise ValueError(
-            "energy must be the one that the algorithm charges, whose mechanism is "
-            f"{algorithm.energy}; got one with {charged}"
-        )
-    if isinstance(energy, PrivateEnergy) and energy.sampler.ledger is not ledger:
-        raise ValueError(
-            "energy must be drawn by a sampler with the trainer's ledger: make it by "
-            "mechanism.sampler(..., ledger=ledger) and give the same ledger to the trainer"
-        )

@@ -11,16 +11,16 @@ import numpy as np
 import optax
 
 from jaxdp import accounting as acc
-from jaxdp import memory
-from jaxdp._agreement import check_energy, check_source
+from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
+from jaxdp._memory import rows_that_fit
 from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.frameworks import check_arrays, holds_reused
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, issuer_of
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
@@ -148,8 +148,8 @@ class Trainer:
     def fit_rows(self, params: PyTree) -> None:
         """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
         if self._to_fit:
-            rows = memory.rows_that_fit(self._step, params, self.source, self.mechanism)
-            self._sampler.cut_into(rows)
+            fit = rows_that_fit(self._step, params, self.source, self.mechanism)
+            self._sampler.cut_into(fit)
             self._to_fit = False
 
     def init(self, params: PyTree) -> TrainState:
@@ -185,10 +185,8 @@ class Trainer:
             ValueError: more steps than are left, unless ``beyond``; nothing is charged.
         """
         if self._to_fit:
-            raise ValueError(
-                'physical_batch_size must be known before a draw, got "auto": call '
-                "trainer.init(params), which chooses, or give the number that was chosen"
-            )
+            known = "call trainer.init(params), which chooses, or give the number that was chosen"
+            raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         self.end_batches()
         count = steps_left(self.mechanism, self._sampler.step, steps, epochs, beyond)
         batches = Batches(self._sampler, self.source, count)

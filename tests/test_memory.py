@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import memory
+from jaxdp import _memory as memory
 from jaxdp.clipping import augmented
 
 N, WIDTH = 400, 256

@@ -205,12 +205,10 @@ class ClippedGrad:
         Args:
             params: pytree of floating-point arrays.
             data: pytree of arrays [N, ...], all records, already on the device.
-            draw: which take part, from ``Sampler.draw``; its ledger is told which frozen
-                parameters and captured arrays are assumed public.
-            rng: a key, where ``loss_fn`` takes one; every record gets its own part, whoever else
-                is drawn.
+            draw: from ``Sampler.draw``; its ledger is told what is assumed public.
+            rng: a key, where ``loss_fn`` takes one; each record has its part, whoever is drawn.
             scale: as for ``__call__``.
-            bound: as for ``__call__``.
+            bound: likewise.
             told: True keeps the sensitive ``ClipInfo`` of every pass.
 
         Returns:
