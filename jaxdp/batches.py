@@ -167,9 +167,14 @@ def rows_of_a_pass(batch_size: int, source: Source, cap: int | None = None) -> i
     if isinstance(source, BucketedText):
         # Each length has passes of its own, the last of which is half empty.
         return min(usual, max(8, batch_size // 8))
-    whole = -(-(batch_size + 6 * math.isqrt(batch_size) + 6) // 8) * 8
+    whole = rows_of_a_draw(batch_size)
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(source.example))
     return whole if whole * size <= _ONE_PASS else usual
+
+
+def rows_of_a_draw(batch_size: int, cap: int | None = None) -> int:
+    """Rows that hold nearly every draw; ``cap`` where draws are truncated."""
+    return -(-(batch_size + 6 * math.isqrt(batch_size) + 6) // 8) * 8 if cap is None else cap
 
 
 def steps_left(

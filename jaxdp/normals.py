@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jax.extend.random import threefry2x32_p
 
 from jaxdp.types import PyTree
 
 # Leaves up to this size share one computation.
 _SMALL = 2**16
+# Bits by which threefry2x32 rotates: four rounds of the one, four of the other, and so on.
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _LOWEST = np.nextafter(np.float32(-1), np.float32(0))
 
 
@@ -61,8 +62,16 @@ def normals(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
         shapes: the shape of each leaf.
 
     Raises:
-        ValueError: a leaf of 2**33 elements or more.
+        ValueError: a leaf of 2**33 elements or more, or of 2**32 rows.
     """
+    small = _together(words, shapes)
+    return [
+        small[n] if n in small else _alone(words[n], n, shape) for n, shape in enumerate(shapes)
+    ]
+
+
+def _together(words: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, jax.Array]:
+    """The normals of the small leaves, by the leaf's number; none where a leaf would be alone."""
     found: dict[int, jax.Array] = {}
     groups: dict[frozenset[str], list[int]] = {}
     for n, shape in enumerate(shapes):
@@ -71,37 +80,82 @@ def normals(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
     for small in groups.values():
         if len(small) == 1:
             continue
-        parts = [_counters(words[n], n, shapes[n]) for n in small]
-        flat = [jnp.concatenate([jnp.ravel(part[i]) for part in parts]) for i in range(4)]
-        halves = _threefry(*flat)
-        values = _from_bits(jnp.stack(halves))
+        parts = [_spread(words[n], n, shapes[n]) for n in small]
+        flat = [jnp.concatenate([jnp.ravel(part[i]) for part in parts]) for i in range(5)]
         ends = np.cumsum([part[0].size for part in parts])[:-1]
-        for n, both in zip(small, jnp.split(values, ends, axis=1), strict=True):
-            found[n] = both.reshape(-1)[: math.prod(shapes[n])].reshape(shapes[n])
-    for n, shape in enumerate(shapes):
-        if n not in found:
-            # Scalar keys: XLA would write broadcast ones to memory.
-            pair = _threefry(*words[n], *_counters(words[n], n, shape)[2:])
-            rows = shape[0] if shape else 1
-            found[n] = _from_bits(jnp.concatenate(pair)[:rows]).reshape(shape)
-    return [found[n] for n in range(len(shapes))]
+        for n, values in zip(small, jnp.split(_from_bits(_bits(*flat)), ends), strict=True):
+            found[n] = values.reshape(shapes[n])
+    return found
 
 
-def _counters(
-    words: jax.Array, leaf: int, shape: tuple[int, ...]
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The key and the counter of every pair of elements, uint32 [ceil(rows / 2), ...]."""
+def _alone(words: jax.Array, leaf: int, shape: tuple[int, ...]) -> jax.Array:
+    # Scalar keys: XLA would write broadcast ones to memory.
+    bits = _bits(words[0], words[1], jnp.uint32(leaf), *_counters(shape))
+    return _from_bits(bits).reshape(shape)
+
+
+def _added_apart(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array) -> jax.Array:
+    """``leaf`` and its noise, in a computation of its own.
+
+    XLA would otherwise run the generator again in everything that takes the result, and make the
+    noise of all leaves before it needs the first: on a CPU, which ignores barriers there, a branch
+    keeps it from that. The branch not taken is one of NaN.
+    """
+
+    def added(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+        return leaf + std * _alone(words, number, leaf.shape)
+
+    def nothing(words: jax.Array, std: jax.Array, leaf: jax.Array) -> jax.Array:
+        return leaf * jnp.nan + std
+
+    return jax.lax.platform_dependent(
+        words,
+        std,
+        leaf,
+        cpu=lambda *each: jax.lax.cond(jnp.isnan(std), nothing, added, *each),
+        default=lambda *each: jax.lax.optimization_barrier(added(*each)),
+    )
+
+
+def _spread(words: jax.Array, leaf: int, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    """The arguments of ``_bits`` for every element of a leaf."""
+    counters, second = _counters(shape)
+    each = (words[0], words[1], jnp.uint32(leaf))
+    return *(jnp.broadcast_to(one, counters.shape) for one in each), counters, second
+
+
+def _counters(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The counter of every element, uint32; and bool: the element takes the second word of it.
+
+    Both words of a counter are used, by the same places of the upper and the lower half of the
+    rows. Each element makes its own pair: nothing is joined, so that XLA does all in one loop, and
+    in no more than a shard of a mesh where the leaf is cut.
+
+    Raises:
+        ValueError: more elements or rows than counters.
+    """
     rows, *rest = shape or (1,)
-    half = (-(-rows // 2), *rest)
-    if math.prod(half) >= 2**32:
-        raise ValueError(f"a parameter must have fewer than 2**33 elements, got shape {shape}")
-    counters = jnp.zeros(half, jnp.uint32)
-    stride = 1
-    for axis in reversed(range(len(half))):
-        counters += jax.lax.broadcasted_iota(jnp.uint32, half, axis) * np.uint32(stride)
-        stride *= half[axis]
-    first, second = (jnp.broadcast_to(word, half) for word in words)
-    return first, second, jnp.full(half, leaf, jnp.uint32), counters
+    half = -(-rows // 2)
+    if rows >= 2**32 or half * math.prod(rest) >= 2**32:
+        raise ValueError(
+            "a parameter must have fewer than 2**33 elements, and fewer than 2**32 rows, got shape "
+            f"{shape}"
+        )
+    row, *others = (
+        jax.lax.broadcasted_iota(jnp.uint32, (rows, *rest), axis) for axis in range(1 + len(rest))
+    )
+    second = row >= np.uint32(half)
+    counters = jnp.where(second, row - np.uint32(half), row)
+    for size, place in zip(rest, others, strict=True):
+        counters = counters * np.uint32(size) + place
+    return counters, second
+
+
+def _bits(
+    key: jax.Array, other: jax.Array, leaf: jax.Array, counter: jax.Array, second: jax.Array
+) -> jax.Array:
+    first, last = _threefry(key, other, leaf, counter)
+    return jnp.where(second, last, first)
 
 
 def _from_bits(bits: jax.Array) -> jax.Array:
@@ -122,9 +176,13 @@ def _add(lanes: int) -> Any:
 
     @custom_vmap
     def add(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+        @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
         def one(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-            drawn = normals(words, [leaf.shape for leaf in leaves])
-            return [leaf + std * noise for leaf, noise in zip(leaves, drawn, strict=True)]
+            small = _together(words, [leaf.shape for leaf in leaves])
+            return [
+                leaf + std * small[n] if n in small else _added_apart(words[n], std, n, leaf)
+                for n, leaf in enumerate(leaves)
+            ]
 
         mapped = one
         for _ in range(lanes):
@@ -181,15 +239,23 @@ def _of_shard(
     return words
 
 
-def _threefry(*arguments: jax.Array) -> list[jax.Array]:
-    """threefry2x32 of (key, key, counter, counter), all made to vary over the same mesh axes."""
-    axes: set[str] = set().union(*map(varying, arguments))
-    alike = [
-        jax.lax.pcast(a, tuple(sorted(axes - varying(a))), to="varying") if axes - varying(a) else a
-        for a in arguments
-    ]
-    found: list[jax.Array] = threefry2x32_p.bind(*alike)
-    return found
+def _threefry(
+    key: jax.Array, other: jax.Array, counter: jax.Array, place: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The two words of threefry2x32 with 20 rounds, of a key and a counter of two words each.
+
+    The values are those of JAX's own primitive, which on a CPU runs every round over the whole
+    array; written element by element XLA fuses all rounds with what takes the words.
+    """
+    keys = (key, other, key ^ other ^ np.uint32(0x1BD11BDA))
+    first, last = counter + key, place + other
+    for rounds in range(5):
+        for bits in _ROTATIONS[rounds % 2]:
+            first = first + last
+            last = ((last << np.uint32(bits)) | (last >> np.uint32(32 - bits))) ^ first
+        first = first + keys[(rounds + 1) % 3]
+        last = last + keys[(rounds + 2) % 3] + np.uint32(rounds + 1)
+    return first, last
 
 
 def varying(value: Any) -> set[str]:

@@ -12,6 +12,7 @@ import optax
 
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp.clipping import ClippedGrad
+from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise import opened
 from jaxdp.optimizers.energy import DrawnEnergy, OpenEnergy
 from jaxdp.tickets import NoiseKey, Ticket
@@ -173,7 +174,12 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
 
     Args:
         tx: an optax chain, ``privatize`` first. Extra arguments reach its ``update``.
-        donate: reuse the memory of ``params`` and ``opt_state``, which are then gone.
+        donate: reuse the memory of ``params`` and ``opt_state``, which are then gone: with Adam
+            the update of n parameters of float32 needs about 21·n bytes, not 32·n.
+
+    Raises:
+        ValueError: at an update, before anything is spent: what the update before reused, arrays
+            that could not all be reused, a state of other parameters, a sum without noise.
 
     Example:
         >>> data = {"x": jnp.ones((100, 3)), "y": jnp.ones(100)}
@@ -183,7 +189,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
         >>> grad_fn, sampler = mechanism.clipped_grad(loss_fn), mechanism.sampler(100)
         >>> tx = optax.chain(mechanism.privatize(), optax.adam(1e-3))
-        >>> update = jaxdp.compile_update(tx)
+        >>> update = jaxdp.compile_update(tx, donate=True)
         >>> params = jnp.zeros(3)
         >>> opt_state = tx.init(params)
         >>> for _ in range(3):
@@ -283,6 +289,7 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         if not isinstance(summed, Summed):
             raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
         _check_key(summed, key)
+        _check_reused(params, opt_state)
         l2 = jnp.asarray(summed.l2, jnp.float32)
         named = ("value", "unscale", "votes", "leaked")
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
@@ -291,6 +298,8 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
             compiled.eval_shape(params, opt_state, parts, blank, _blank(extra))
+            if donate:
+                _check_apart(params, opt_state)
             known.add(kind)
         if key is None and ticket is not None:
             links.agree(ticket.step, ticket.multipliers)
@@ -307,6 +316,27 @@ def _check_key(summed: Summed, key: NoiseKey | None) -> None:
         opened(summed, key)
     else:
         summed.ticket.check()
+
+
+def _check_reused(params: PyTree, opt_state: PyTree) -> None:
+    if holds_reused((params, opt_state)):
+        raise ValueError(
+            "params and opt_state must be those that the update before returned, got some whose "
+            "memory that update has reused (donate=True): write params, opt_state, info = "
+            "update(params, opt_state, summed). To keep some for later copy them first, "
+            "jax.tree.map(jnp.copy, params)"
+        )
+
+
+def _check_apart(params: PyTree, opt_state: PyTree) -> None:
+    """Refuses what XLA could not reuse, before anything is spent."""
+    arrays = [leaf for leaf in jax.tree.leaves((params, opt_state)) if isinstance(leaf, jax.Array)]
+    if len({id(leaf) for leaf in arrays}) < len(arrays):
+        raise ValueError(
+            "params and opt_state must not share an array for their memory to be reused "
+            "(donate=True), got one that is in them twice: copy them when you make them, "
+            "params, opt_state = jax.tree.map(jnp.copy, (params, tx.init(params)))"
+        )
 
 
 def _kind(tree: PyTree) -> Any:
@@ -330,16 +360,6 @@ def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(energy, DrawnEnergy):
         return extra
     return {**extra, "energy": energy.spent(verified=True)}
-
-
-def holds_reused(tree: PyTree) -> bool:
-    """True if an array was donated to an earlier step, so that its memory is gone."""
-    for leaf in jax.tree.leaves(tree):
-        # At every step: isinstance(leaf, jax.Array) would take longer than the question itself.
-        deleted = getattr(leaf, "is_deleted", None)
-        if deleted is not None and deleted():
-            return True
-    return False
 
 
 def _like(value: PyTree, params: PyTree) -> PyTree:

@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,19 @@ import optax
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
+from jaxdp._memory import rows_that_fit
 from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
-from jaxdp.clipping.frameworks import check_arrays
+from jaxdp.clipping.frameworks import check_arrays, holds_reused
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, issuer_of
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays
-from jaxdp.step import PrivateStep, holds_reused
+from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
 
 
@@ -66,7 +67,8 @@ class Trainer:
         trainable: what to train, as for ``jaxdp.clipped_grad``.
         constants: arrays that the loss captures, declared public.
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
-        physical_batch_size: rows of one physical batch; None chooses for the device.
+        physical_batch_size: rows of one physical batch; None takes what is usual, "auto" as many as
+            the device's memory holds, up to a whole draw, once ``init`` has seen the parameters.
         reserve: steps that are charged at a time; see ``jaxdp._issuer.Issuer``.
         issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
         clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
@@ -102,7 +104,7 @@ class Trainer:
         trainable: Any = None,
         constants: PyTree = None,
         energy: PublicEnergy | PrivateEnergy | None = None,
-        physical_batch_size: int | None = None,
+        physical_batch_size: int | Literal["auto"] | None = None,
         reserve: int | None = None,
         issuer: Issuer | None = None,
         **clipping: Any,
@@ -119,10 +121,11 @@ class Trainer:
         self._step = PrivateStep(
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
-        _check_energy(algorithm, energy, self.ledger)
+        check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             check_source(self.mechanism, self.source)
         issuer = issuer or self._new_issuer(reserve)
+        self._to_fit = physical_batch_size == "auto"
         self._sampler = self._new_sampler(physical_batch_size, issuer)
         self._batches: Callable[[], Batches | None] = lambda: None
         self._plan: tuple[Any, ...] | None = None
@@ -137,6 +140,18 @@ class Trainer:
         """The clipped per-example gradients."""
         return self._grad_fn
 
+    @property
+    def physical_batch_size(self) -> int:
+        """Rows of one physical batch; of public numbers, shapes and the device alone."""
+        return self._sampler.physical_batch_size
+
+    def fit_rows(self, params: PyTree) -> None:
+        """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
+        if self._to_fit:
+            fit = rows_that_fit(self._step, params, self.source, self.mechanism)
+            self._sampler.cut_into(fit)
+            self._to_fit = False
+
     def init(self, params: PyTree) -> TrainState:
         """The state before the first step. The trainer owns a copy of the parameters.
 
@@ -145,6 +160,7 @@ class Trainer:
                 charged by then.
         """
         check_arrays(params)
+        self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
         self._plan = self._planned(params)
         # Copied too: parts that share a buffer, such as one zero, could not all be donated.
@@ -168,6 +184,9 @@ class Trainer:
         Raises:
             ValueError: more steps than are left, unless ``beyond``; nothing is charged.
         """
+        if self._to_fit:
+            known = "call trainer.init(params), which chooses, or give the number that was chosen"
+            raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         self.end_batches()
         count = steps_left(self.mechanism, self._sampler.step, steps, epochs, beyond)
         batches = Batches(self._sampler, self.source, count)
@@ -282,6 +301,8 @@ class Trainer:
         self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
     ) -> Any:
         context = self._step.compiled_context(state.opt_state)
+        if isinstance(self._grad_fn, ClippedGrad):
+            context["told"] = told
         if batch.rows is None:
             summed, infos = self._grad_fn.sum(state.params, self._data, batch.draw, rng, **context)
         else:
@@ -357,8 +378,8 @@ class Trainer:
             first_step=charged(self.ledger, self.mechanism),
         )
 
-    def _new_sampler(self, rows: int | None, issuer: Issuer) -> Sampler:
-        mechanism = self.mechanism
+    def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
+        mechanism, rows = self.mechanism, None if self._to_fit else rows
         cap = getattr(mechanism.sampling, "cap", None)
         size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
@@ -375,20 +396,4 @@ class Trainer:
         rows = self._sampler.physical_batch_size
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), self.source.example
-        )
-
-
-def _check_energy(
-    algorithm: Algorithm, energy: PublicEnergy | PrivateEnergy | None, ledger: Ledger
-) -> None:
-    charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
-    if charged != algorithm.energy:
-        raise ValueError(
-            "energy must be the one that the algorithm charges, whose mechanism is "
-            f"{algorithm.energy}; got one with {charged}"
-        )
-    if isinstance(energy, PrivateEnergy) and energy.sampler.ledger is not ledger:
-        raise ValueError(
-            "energy must be drawn by a sampler with the trainer's ledger: make it by "
-            "mechanism.sampler(..., ledger=ledger) and give the same ledger to the trainer"
         )

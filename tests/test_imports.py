@@ -38,6 +38,7 @@ FLOW = [
     "batches",
     "optimizers",
     "step",
+    "_memory",
     "trainer",
     "auditing",
     "preprocess",

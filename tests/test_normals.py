@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry2x32_p
 
 from jaxdp import normals as module
 from jaxdp.normals import noised, normals
@@ -124,11 +125,51 @@ def test_a_leaf_beyond_the_counter_is_refused():
     with pytest.raises(ValueError, match=r"must have fewer than 2\*\*33 elements"):
         jax.eval_shape(lambda: drawn([(2**17, 2**16)]))
     jax.eval_shape(lambda: drawn([(2**17, 2**16 - 1)]))
+    with pytest.raises(ValueError, match=r"fewer than 2\*\*32 rows"):  # their numbers would wrap
+        jax.eval_shape(lambda: drawn([(2**32,)]))
 
 
-def test_counters_are_all_different_and_halves_cover_the_leaf():
+def test_no_two_elements_share_a_word_of_a_counter():
     for shape in [(5,), (4, 3), (7, 2, 3), ()]:
-        *_, leaf, counters = module._counters(WORDS, 3, shape)
-        assert (np.asarray(leaf) == 3).all()
-        assert sorted(np.ravel(counters)) == list(range(counters.size))
-        assert 2 * counters.size >= np.prod(shape, dtype=int)
+        counters, second = (np.ravel(part) for part in module._counters(shape))
+        half = (counters.size // (shape or (1,))[0]) * -(-(shape or (1,))[0] // 2)
+        assert len({*zip(counters, second, strict=True)}) == counters.size
+        assert counters.max() < half
+
+
+def test_the_words_are_those_of_the_library():
+    """Every round by hand, against JAX's primitive; so the noise of a key stays what it was."""
+    rng = np.random.default_rng(0)
+    words = [jnp.asarray(rng.integers(0, 2**32, 500, np.uint32)) for _ in range(4)]
+    for mine, theirs in zip(module._threefry(*words), threefry2x32_p.bind(*words), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for shape in [(5,), (4, 3), (7, 2, 3)]:
+        half = (-(-shape[0] // 2), *shape[1:])
+        counters = jnp.arange(np.prod(half), dtype=jnp.uint32).reshape(half)
+        leaf = jnp.full(half, 1, jnp.uint32)
+        pair = threefry2x32_p.bind(*(jnp.broadcast_to(w, half) for w in WORDS), leaf, counters)
+        bits = jnp.concatenate(pair)[: shape[0]]
+        (_, found) = drawn([(), shape])
+        np.testing.assert_array_equal(found, module._from_bits(bits))
+
+
+def test_noise_is_made_once_and_leaf_by_leaf(monkeypatch):
+    """Where an optimizer reads it more than once, and no copy of all parameters is held for it."""
+    monkeypatch.setattr(module, "_SMALL", 100)
+    tree = {str(n): jnp.zeros((100, 50)) for n in range(6)}
+
+    def moments(tree, words):
+        noisy = noised(tree, 0.5, words)
+        return [jax.tree.map(f, noisy) for f in (jnp.sin, jnp.square, jnp.abs)]
+
+    compiled = jax.jit(moments).lower(tree, WORDS).compile()
+    size = 4 * 100 * 50
+    assert compiled.memory_analysis().temp_size_in_bytes <= len(tree) * size + 4096
+    alone = jax.jit(lambda tree, words: noised(tree, 0.5, words)).lower(tree, WORDS).compile()
+    assert alone.memory_analysis().temp_size_in_bytes < size
+
+
+def test_a_deviation_that_is_not_a_number_leaves_no_value(monkeypatch):
+    monkeypatch.setattr(module, "_SMALL", 100)
+    noisy = noised({"a": jnp.ones((30, 7)), "b": jnp.ones(5), "c": jnp.ones(3)}, jnp.nan, WORDS)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(noisy))

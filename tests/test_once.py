@@ -169,6 +169,31 @@ def test_a_wrong_state_leaves_the_ticket_unspent():
     assert summed.ticket.spent
 
 
+def test_an_update_that_reuses_memory_says_what_it_took_and_spends_nothing():
+    tx = optax.chain(MECH.privatize(), optax.trace(0.9))
+    update, sampler = jaxdp.compile_update(tx, donate=True), MECH.sampler(N)
+    params = {"w": jnp.zeros(SIZE)}
+    opt_state = tx.init(params)
+    kept = jax.tree.map(jnp.copy, (params, opt_state))
+    summed, _ = GRAD_FN.sum(params, DATA, sampler.draw())
+    moved, _, _ = update(params, opt_state, summed)
+    assert params["w"].is_deleted()
+    draw = sampler.draw()
+    with pytest.raises(ValueError, match=r"params must be those that the last update returned"):
+        GRAD_FN.sum(params, DATA, draw)  # before: "Array has been deleted"
+    summed, _ = GRAD_FN.sum(moved, DATA, draw)
+    for again in ((params, kept[1]), (kept[0], opt_state)):
+        with pytest.raises(ValueError, match=r"write params, opt_state, info = update\(params"):
+            update(*again, summed)
+    twice = (kept[1][0], kept[1][1]._replace(trace=kept[0]))
+    with pytest.raises(
+        ValueError, match=r"must not share an array .* params, opt_state = jax.tree"
+    ):
+        jaxdp.compile_update(tx, donate=True)(kept[0], twice, summed)
+    assert not summed.ticket.spent
+    update(*kept, summed)
+
+
 def test_a_correct_program_has_nothing_to_take_on_trust(tmp_path):
     ledger = jaxdp.Ledger(tmp_path / "ledger.jsonl")
     sampler = MECH.sampler(N, ledger=ledger)

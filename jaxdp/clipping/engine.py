@@ -195,32 +195,34 @@ class ClippedGrad:
         *,
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
+        told: bool = False,
     ) -> tuple[Summed, list[ClipInfo]]:
         """The clipped sum over one draw, one physical batch at a time, gathered on the device.
 
-        One compiled pass serves draws of every size. The loop runs on the host: inside ``jit`` a
-        ``scan`` over the passes took twice as long on a CPU, and unrolling recompiles.
+        One compiled pass serves draws of every size; the loop runs on the host, for inside ``jit``
+        a ``scan`` over the passes took twice as long on a CPU, and unrolling recompiles.
 
         Args:
             params: pytree of floating-point arrays.
             data: pytree of arrays [N, ...], all records, already on the device.
-            draw: which of them take part, from ``Sampler.draw``. Where that charged a ledger, the
-                ledger is told which frozen parameters and captured arrays are assumed public.
-            rng: a key, where ``loss_fn`` takes one; every record gets its own part, whoever else
-                is drawn.
+            draw: from ``Sampler.draw``; its ledger is told what is assumed public.
+            rng: a key, where ``loss_fn`` takes one; each record has its part, whoever is drawn.
             scale: as for ``__call__``.
-            bound: as for ``__call__``.
+            bound: likewise.
+            told: True keeps the sensitive ``ClipInfo`` of every pass.
 
         Returns:
             The ``Summed`` over all passes (a record is in one of them only, so the sensitivity is
-            that of one pass), and a sensitive ``ClipInfo`` for each.
+            that of one pass), and a ``ClipInfo`` for each where ``told``; else [].
 
         Raises:
             ValueError: as ``__call__``; ``data`` does not hold the records that were drawn from;
                 the loss captures an array with an axis as long as ``data``.
         """
         _batch.check_records(data, draw.num_records)
-        return self.sum_passes(params, itertools.repeat(data), draw, rng, scale=scale, bound=bound)
+        return self.sum_passes(
+            params, itertools.repeat(data), draw, rng, scale=scale, bound=bound, told=told
+        )
 
     def sum_passes(
         self,
@@ -232,6 +234,7 @@ class ClippedGrad:
         gathered: bool = False,
         scale: PyTree | None = None,
         bound: jax.Array | None = None,
+        told: bool = False,
     ) -> tuple[Summed, list[ClipInfo]]:
         """As ``sum``, with the data of each physical batch given separately.
 
@@ -243,24 +246,23 @@ class ClippedGrad:
             gathered: True if ``passes`` holds the rows that ``draw.indices`` names.
             scale: as for ``__call__``.
             bound: as for ``__call__``.
+            told: likewise.
         """
         frameworks.check_arrays(params)
         options.check_rng(rng, self.form.rng)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
-        totals = nothing(self, params)
-        infos = []
-        each = zip(passes, draw.indices, draw.mask, strict=False)
-        for data, indices, mask in each:
-            totals, info = add_pass(
-                self, gathered, totals, params, data, indices, mask, rng, scale, bound
-            )
-            infos.append(info)
-        if infos:
-            captured.check_rows(infos[0].plan, (), records=draw.num_records)
-        captured.report(draw.ticket, infos[0].plan if infos else ())
-        total, votes = compensated(totals)
-        summed = self._summed(params, total, votes, scale, bound)
+        totals, plan = nothing(self, params), ()
+        infos: list[ClipInfo] = []
+        for piece in zip(passes, draw.indices, draw.mask, strict=False):
+            rows = (params, *piece, rng, scale, bound)
+            totals, info = add_pass(self, gathered, told, totals, *rows)
+            plan = info.plan
+            infos += [info] if told else []
+        captured.check_rows(plan, (), records=draw.num_records)
+        captured.report(draw.ticket, plan)
+        total, lost, votes = totals
+        summed = self._summed(params, compensated(total, lost), votes, scale, bound)
         # Rows that the caller gathered are not seen to be those of the draw.
         known = draw.untouched and not gathered
         return summed.of_draw(draw.ticket, range(len(draw.indices)), known=known), infos
@@ -330,8 +332,8 @@ class ClippedGrad:
             lambda totals, piece: accumulated(totals, one(*piece)), nothing(self, params), chunks
         )
         info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-        total, votes = compensated(totals)
-        return reduce.Clipped(total, info.norms, info.clipped, votes), info
+        total, lost, votes = totals
+        return reduce.Clipped(compensated(total, lost), info.norms, info.clipped, votes), info
 
     def _at_once(
         self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any

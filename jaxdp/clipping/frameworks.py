@@ -80,7 +80,13 @@ def check_params(params: PyTree, flags: Sequence[bool]) -> None:
 
 
 def check_arrays(params: PyTree) -> None:
-    """Raises ValueError, with the remedy, if a leaf of the parameters is no array."""
+    """Raises ValueError, with the remedy, if a leaf is no array, or one whose memory is gone."""
+    if holds_reused(params):
+        raise ValueError(
+            "params must be those that the last update returned, got some whose memory it has "
+            "reused (donate=True): write params, opt_state, info = update(params, opt_state, "
+            "summed). To keep some for later copy them first, jax.tree.map(jnp.copy, params)"
+        )
     if all(_is_number(leaf) for leaf in jax.tree.leaves(params)):
         return
     leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -91,6 +97,16 @@ def check_arrays(params: PyTree) -> None:
         "Equinox's, params, static = eqx.partition(model, eqx.is_inexact_array), and put it "
         "together in the loss: model = eqx.combine(params, static)"
     )
+
+
+def holds_reused(tree: PyTree) -> bool:
+    """True if an array was donated to an earlier step, so that its memory is gone."""
+    for leaf in jax.tree.leaves(tree):
+        # At every step: isinstance(leaf, jax.Array) would take longer than the question itself.
+        deleted = getattr(leaf, "is_deleted", None)
+        if deleted is not None and not isinstance(leaf, jax.core.Tracer) and deleted():
+            return True
+    return False
 
 
 def _is_number(leaf: Any) -> bool:

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 Totals = tuple[PyTree, PyTree, jax.Array]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
 def add_pass(
     grad_fn: "ClippedGrad",
     gathered: bool,
+    told: bool,
     totals: Totals,
     params: PyTree,
     data: PyTree,
@@ -29,13 +30,16 @@ def add_pass(
     scale: PyTree,
     bound: Any,
 ) -> tuple[Totals, ClipInfo]:
-    """The totals with one physical batch of a draw added, compiled once for all."""
-    return accumulated(
-        totals,
-        grad_fn.one_pass(
-            params, data, indices, mask, rng, gathered=gathered, scale=scale, bound=bound
-        ),
+    """The totals with one physical batch of a draw added, compiled once for all.
+
+    The ``ClipInfo`` holds its plan alone unless ``told``.
+    """
+    clipped, info = grad_fn.one_pass(
+        params, data, indices, mask, rng, gathered=gathered, scale=scale, bound=bound
     )
+    if not told:
+        info = jax.tree.map(lambda leaf: None, info)
+    return accumulated(totals, (clipped, info))
 
 
 def accumulated(totals: Totals, result: tuple[reduce.Clipped, ClipInfo]) -> tuple[Totals, ClipInfo]:
@@ -44,11 +48,10 @@ def accumulated(totals: Totals, result: tuple[reduce.Clipped, ClipInfo]) -> tupl
     return (*rounding.added(total, lost, clipped.total), votes + clipped.votes), info
 
 
-@jax.jit
-def compensated(totals: Totals) -> tuple[PyTree, jax.Array]:
-    """(sum, votes) of the totals, with the compensation applied."""
-    total, lost, votes = totals
-    return rounding.compensated(total, lost), votes
+@functools.partial(jax.jit, donate_argnums=0)
+def compensated(total: PyTree, lost: PyTree) -> PyTree:
+    """The running sum with the compensation applied, in its own memory."""
+    return rounding.compensated(total, lost)
 
 
 @functools.partial(jax.jit, static_argnums=0)

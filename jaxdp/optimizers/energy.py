@@ -278,3 +278,18 @@ def energy_mechanism(
 def is_energy(value: Any) -> bool:
     """True if ``value`` is an energy that may judge an update."""
     return isinstance(value, PublicEnergy | DrawnEnergy | OpenEnergy)
+
+
+def check_energy(algorithm: Any, energy: Any, ledger: Any) -> None:
+    """Raises ValueError unless the energy is what the algorithm charges, to this ledger."""
+    charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
+    if charged != algorithm.energy:
+        raise ValueError(
+            "energy must be the one that the algorithm charges, whose mechanism is "
+            f"{algorithm.energy}; got one with {charged}"
+        )
+    if isinstance(energy, PrivateEnergy) and energy.sampler.ledger is not ledger:
+        raise ValueError(
+            "energy must be drawn by a sampler with the trainer's ledger: make it by "
+            "mechanism.sampler(..., ledger=ledger) and give the same ledger to the trainer"
+        )

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import flax.serialization
 import jax
@@ -70,7 +70,8 @@ class Run:
         progress: called with the number of steps taken, and with a row that is durable or None;
             None shows a bar in a terminal and in a notebook.
         secret: of a new run; None takes one from the operating system.
-        physical_batch_size: records of one compiled microbatch; None chooses.
+        physical_batch_size: records of one compiled microbatch; None takes the usual number, "auto"
+            as many as the device's memory holds, written down when the run begins.
         delta: of the guarantee; None takes the one that the noise was calibrated for. Without
             either, rows have no epsilon and there is no report.
         relation: which data sets are neighbours; like ``delta`` fixed when the run begins.
@@ -98,7 +99,7 @@ class Run:
         every: int | None = None,
         progress: Progress | None = None,
         secret: Secret | None = None,
-        physical_batch_size: int | None = None,
+        physical_batch_size: int | Literal["auto"] | None = None,
         delta: float | None = None,
         relation: acc.Relation = ADD_OR_REMOVE_ONE,
         canaries: int = 0,
@@ -268,7 +269,11 @@ class Run:
             )
         candidates.check(self.algorithm)
         canaries.check_captured(
-            self._loss_fn, self.algorithm, self._params, self.source, self._rows
+            self._loss_fn,
+            self.algorithm,
+            self._params,
+            self.source,
+            None if self._rows == "auto" else self._rows,
         )
         found = candidates.candidates(count, self._params)
         found.require_finite(self._loss_fn, self._params, self.source.example)

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,8 @@ class Plan:
         energy: from a function that makes samplers on the run's ledger to what judges candidates.
         told: whether ``block`` is handed clipping information.
         note: what the ledger says of every charge.
-        physical_batch_size: records of one compiled microbatch.
+        physical_batch_size: records of one compiled microbatch; None for the usual number, "auto"
+            for as many as fit, which is written down at the first start.
         traceable: whether the parameters lie on one device and the optimizer's ``init`` can be
             compiled, which saves many small compilations.
     """
@@ -106,7 +107,7 @@ class Plan:
     energy: Callable[[Callable[..., Sampler]], Energy] | None = None
     told: bool = False
     note: str = ""
-    physical_batch_size: int | None = None
+    physical_batch_size: int | Literal["auto"] | None = None
     traceable: bool = False
 
 
@@ -235,7 +236,7 @@ def trained(
     checkpoints = Checkpoints(run.directory.checkpoints)
     try:
         state, rows = _restored(checkpoints, run, plan)
-        trainer = _trainer(run, plan, state.step)
+        trainer = _trainer(run, plan, state)
         run.shows(state.step)
         if plan.durable is not None:
             plan.durable(state.step)
@@ -252,20 +253,28 @@ def trained(
         checkpoints.close()
 
 
-def _trainer(run: Started, plan: Plan, step: int) -> Trainer:
+def _trainer(run: Started, plan: Plan, state: TrainState) -> Trainer:
     def sampler(mechanism: Any, num_records: int, rows: int) -> Sampler:
-        issuer = run.issuer(mechanism, step, plan, "energy")
+        issuer = run.issuer(mechanism, state.step, plan, "energy")
         return Sampler(mechanism.sampling, num_records, rows, issuer)
 
-    return Trainer(
+    rows = plan.physical_batch_size
+    if rows == "auto":
+        rows = run.state.physical_batch_size or rows
+    trainer = Trainer(
         plan.loss_fn,
         plan.algorithm,
         source=plan.source,
         ledger=run.ledger,
         energy=None if plan.energy is None else plan.energy(sampler),
-        physical_batch_size=plan.physical_batch_size,
-        issuer=run.issuer(plan.algorithm.mechanism, step, plan),
+        physical_batch_size=rows,
+        issuer=run.issuer(plan.algorithm.mechanism, state.step, plan),
     )
+    if rows == "auto":  # written down: on a device with other memory the run goes on as it began
+        trainer.fit_rows(state.params)
+        run.state = dataclasses.replace(run.state, physical_batch_size=trainer.physical_batch_size)
+        run.directory.save_state(run.state)
+    return trainer
 
 
 def _blocks(

@@ -43,12 +43,13 @@ class RunState(Written):
         canaries: hash of the auditor's coins.
         delta: of the guarantee; None without one.
         relation: of the guarantee; None in runs of older versions.
+        physical_batch_size: that the device's memory chose; None where it did not.
         config: of a run of ``jaxdp train``: its ``RunConfig``.
         data_file: of a run on a file: its path.
         data_dir: where prepared data sets lie, if it was given.
     """
 
-    LEFT_OUT: ClassVar = ("starts", "config", "data_file", "data_dir")
+    LEFT_OUT: ClassVar = ("starts", "physical_batch_size", "config", "data_file", "data_dir")
 
     secret: KeptSecret
     starts: tuple[str, ...] | None = None
@@ -59,6 +60,7 @@ class RunState(Written):
     canaries: str | None = None
     delta: float | None = None
     relation: str | None = None
+    physical_batch_size: int | None = None
     config: dict[str, Any] | None = None
     data_file: str | None = None
     data_dir: str | None = None

@@ -1,6 +1,6 @@
 """The sampler: draws each step's records, after the step was charged."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Sampler:
         _validate.integer("num_records", num_records, least=0)
         if num_records >= 2**31:
             raise ValueError(f"num_records must be below 2**31, got {num_records!r}")
-        _validate.integer("physical_batch_size", physical_batch_size, least=1)
+        self.cut_into(physical_batch_size)
         charged = getattr(issuer.mechanism, "sampling", sampling)
         if charged != sampling:
             raise ValueError(
@@ -51,7 +51,6 @@ class Sampler:
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
         self._by_step = isinstance(sampling, StepSampling)
-        self._physical_batch_size = physical_batch_size
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
 
     @property
@@ -68,6 +67,17 @@ class Sampler:
     def physical_batch_size(self) -> int:
         """Rows of one physical batch."""
         return self._physical_batch_size
+
+    def cut_into(self, physical_batch_size: Any) -> None:
+        """Cuts the draws to come into physical batches of so many rows; the draws stay the same."""
+        if physical_batch_size == "auto":
+            raise ValueError(
+                "physical_batch_size must be a number for a sampler, which knows no model, got "
+                '"auto": jaxdp.Trainer and jaxdp.Run choose it, trainer.physical_batch_size'
+            )
+        self._physical_batch_size = _validate.integer(
+            "physical_batch_size", physical_batch_size, least=1
+        )
 
     @property
     def issuer(self) -> Issuer:

@@ -67,7 +67,7 @@ def test_the_size_of_a_pass_changes_nothing(linear, rows):
     )
     draw = sampler.draw()
     chosen = draw.indices[draw.mask]
-    summed, infos = jaxdp.clipped_grad(loss_fn, jaxdp.clip(2.5)).sum(params, data, draw)
+    summed, infos = jaxdp.clipped_grad(loss_fn, jaxdp.clip(2.5)).sum(params, data, draw, told=True)
     picked = jax.tree.map(lambda x: x[chosen], data)
     assert_close(summed.value, by_hand(loss_fn, params, picked, 2.5))
     assert len(infos) == max(1, -(-len(chosen) // rows))
@@ -107,6 +107,17 @@ def test_passes_give_away_no_array_of_the_user(linear):
     assert_close(first.value, kept)
 
 
+def test_clip_infos_of_a_draw_are_kept_where_asked_for_alone(linear):
+    params, batch, loss_fn = linear
+    grad_fn, data = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0)), batch(12)
+    draw = Draw(np.arange(12, dtype=np.int32).reshape(4, 3), np.ones((4, 3), bool), 0, 12)
+    (quiet, none), (loud, infos) = (grad_fn.sum(params, data, draw, told=t) for t in (False, True))
+    assert none == []
+    assert [info.norms.shape for info in infos] == [(3,)] * 4
+    assert infos[0].plan
+    jax.tree.map(np.testing.assert_array_equal, quiet.value, loud.value)
+
+
 def test_masked_rows_and_empty_draws_add_nothing(linear):
     params, batch, loss_fn = linear
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
@@ -131,7 +142,7 @@ def test_every_example_gets_its_own_randomness_in_every_pass():
     chosen, data, key = np.arange(12, dtype=np.int32), jnp.zeros((12, 1)), jax.random.key(0)
 
     def norms(draw):
-        infos = grad_fn.sum(params, data, draw, key)[1]
+        infos = grad_fn.sum(params, data, draw, key, told=True)[1]
         found = np.concatenate([info.norms for info in infos])
         return dict(zip(draw.indices.ravel().tolist(), found.tolist(), strict=True))
 
