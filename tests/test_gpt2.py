@@ -6,11 +6,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import nbformat
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import jaxdp
+from notebooks import execute
 
 FOLDER = Path(__file__).parent.parent / "examples" / "gpt2"
 sys.path.insert(0, str(FOLDER))
@@ -162,6 +164,14 @@ def test_of_gpt2_small_less_than_a_thousandth_is_held_for_each_example():
     plan = jaxdp.clipped_grad(fine_tune.loss, jaxdp.clip(1.0)).plan(params, batch)
     held = sum(sizes[row.path] for row in plan if row.engine == "vmap")
     assert held < 1e-3 * sum(sizes.values())
+
+
+@pytest.mark.parametrize("name", ["gpt2.py", "texts.py"])
+def test_the_notebook_has_the_same_code(name):
+    (path,) = [path for path in execute.paths() if "language_model" in path.stem]
+    cells = [cell.source for cell in execute.code_cells(nbformat.read(path, as_version=4))]
+    code = re.sub(r'\A""".*?"""', "", (FOLDER / name).read_text(), flags=re.DOTALL)
+    assert code.strip() in cells
 
 
 def test_it_learns_at_a_proven_epsilon_and_the_audit_sees_what_no_noise_hides(capsys):

@@ -34,7 +34,7 @@ class Settings:
     full: tuple = (3e-3, 3e-3)
 
 
-QUICK = Settings(width=32, pretraining=60, records=2_000, batch_size=128, steps=8)
+QUICK = Settings(32, 2, 120, 2_000, 256, 16, lora=(3e-2, 3e-2), full=(5e-3, 1e-2))
 
 
 def losses(params, record):
@@ -90,7 +90,7 @@ def audited(before, after, records, coins):
     return auditing.scores.audit_one_run(told[0] - told[1], coins, DELTA)
 
 
-def trained(params, records, steps, batch_size, optimizer):
+def trained(params, records, steps, optimizer, rows=32):
     """Ordinary training, without privacy."""
 
     @jax.jit
@@ -101,11 +101,10 @@ def trained(params, records, steps, batch_size, optimizer):
         updates, opt_state = optimizer.update(jax.grad(mean_loss)(params), opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    opt_state, rng, order = optimizer.init(params), np.random.default_rng(0), np.zeros(0, int)
-    for _ in range(steps):
-        if len(order) < batch_size:
-            order = np.append(order, rng.permutation(len(records["mask"])))
-        chosen, order = order[:batch_size], order[batch_size:]
+    opt_state, rng, size = optimizer.init(params), np.random.default_rng(0), len(records["mask"])
+    epochs = np.concatenate([rng.permutation(size) for _ in range(steps * rows // size + 1)])
+    for i in range(steps):
+        chosen = epochs[i * rows : (i + 1) * rows]
         batch = {key: array[chosen] for key, array in records.items()}
         params, opt_state = step(params, opt_state, batch)
     return params
@@ -139,14 +138,14 @@ def openly_trained(params, records, part, rate, settings):
     )
     optimizer = optax.adam(optax.linear_schedule(rate, rate / 5, steps))
     optimizer = optax.selective_transform(optimizer, freeze_mask=frozen)
-    return trained(params, records, steps, 32, optimizer)
+    return trained(params, records, steps, optimizer)
 
 
 def pretrained(records, settings):
     shape = (texts.SIZE, texts.LENGTH, settings.width, settings.layers)
     rate = optax.warmup_cosine_decay_schedule(0, 5e-3, 20, settings.pretraining, 1e-4)
     params = gpt2.init(jax.random.key(0), *shape)
-    return trained(params, records, settings.pretraining, 32, optax.adamw(rate))
+    return trained(params, records, settings.pretraining, optax.adamw(rate))
 
 
 def main(settings):
