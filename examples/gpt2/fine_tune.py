@@ -34,7 +34,7 @@ class Settings:
     full: tuple = (3e-3, 5e-3)
 
 
-QUICK = Settings(32, 2, 120, 2_000, 256, 16, full=(5e-3, 1e-2))
+QUICK = Settings(32, 2, 120, 2_000, 256, 16, lora=(3e-2, 3e-2), full=(5e-3, 1e-2))
 
 
 def losses(params, record):
