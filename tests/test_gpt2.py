@@ -1,0 +1,194 @@
+"""The GPT-2 of examples/gpt2: Hugging Face's logits, padding, the engines, and that it learns."""
+
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import nbformat
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+import jaxdp
+from notebooks import execute
+
+FOLDER = Path(__file__).parent.parent / "examples" / "gpt2"
+sys.path.insert(0, str(FOLDER))
+
+import fine_tune  # noqa: E402
+import gpt2  # noqa: E402
+import hugging_face  # noqa: E402
+
+HEADS = 2
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def stored():
+    """A GPT2LMHeadModel with random weights, and its logits for three texts.
+
+    Of transformers 5.23.0 with torch 2.15.0: GPT2Config(vocab_size=11, n_positions=6, n_embd=8,
+    n_layer=2, n_head=2), 0.2 · randn added to every weight; model(tokens, attention_mask=mask).
+    """
+    with np.load(Path(__file__).parent / "gpt2_hugging_face.npz") as file:
+        arrays = dict(file)
+    weights = {
+        name.removeprefix("weights/"): arrays.pop(name)
+        for name in list(arrays)
+        if name.startswith("weights/")
+    }
+    return weights, arrays
+
+
+@jax.jit
+def rows(params, tokens, mask):
+    one = lambda tokens, mask: gpt2.logits(params, tokens, mask, HEADS)  # noqa: E731
+    return jax.vmap(one)(jnp.asarray(tokens), jnp.asarray(mask))
+
+
+def head_alone(weights):
+    return {name.removeprefix("transformer."): weights[name] for name in weights}
+
+
+def as_older_files(weights):
+    masks = {"transformer.h.0.attn.bias": np.ones((1, 1, 6, 6)), "h.1.attn.masked_bias": -1e4}
+    return {**weights, **masks, "lm_head.weight": weights["transformer.wte.weight"]}
+
+
+@pytest.mark.parametrize("form", [dict, head_alone, as_older_files])
+def test_loaded_weights_give_hugging_faces_logits(stored, form):
+    weights, found = stored
+    params = hugging_face.params_of(form(weights))
+    logits = rows(params, found["tokens"], found["mask"])
+    np.testing.assert_allclose(logits[found["mask"]], found["logits"][found["mask"]], atol=5e-6)
+
+
+def test_weights_go_back_as_they_came(stored):
+    weights, _ = stored
+    back = hugging_face.weights_of(hugging_face.params_of(weights))
+    assert set(back) == {*weights, "lm_head.weight"}
+    for name in weights:
+        np.testing.assert_array_equal(back[name], weights[name])
+
+
+def filled(make):
+    """Random numbers of the right shapes: each draw of JAX's would be compiled."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) / 4, jnp.float32), jax.eval_shape(make)
+    )
+
+
+def adapted(params):
+    """With adapters that do something."""
+    random = filled(lambda: gpt2.with_lora(jax.random.key(0), params, rank=3))
+    flat = {**flatten_dict(random, sep="."), **flatten_dict(params, sep=".")}
+    return unflatten_dict(flat, sep=".")
+
+
+def test_adapters_go_into_the_weights(stored):
+    weights, found = stored
+    lora = adapted(hugging_face.params_of(weights))
+    merged = hugging_face.params_of(hugging_face.weights_of(lora))
+    ours, theirs = (rows(p, found["tokens"], found["mask"]) for p in (lora, merged))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert np.abs(ours - found["logits"])[found["mask"]].max() > 0.1
+
+
+def test_new_adapters_change_nothing(stored):
+    weights, found = stored
+    lora = gpt2.with_lora(jax.random.key(0), hugging_face.params_of(weights))
+    logits = rows(lora, found["tokens"], found["mask"])
+    np.testing.assert_allclose(logits[found["mask"]], found["logits"][found["mask"]], atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lm_head.weight": np.ones((11, 8))}, "lm_head.weight must be wte.weight"),
+        ({"transformer.h.0.crossattention.c_attn.bias": np.ones(8)}, "crossattention"),
+        ({"transformer.ln_f.bias": None}, "ln_f.bias"),
+    ],
+)
+def test_other_weights_are_refused(stored, change, message):
+    weights = {name: w for name, w in {**stored[0], **change}.items() if w is not None}
+    with pytest.raises(ValueError, match=message):
+        hugging_face.params_of(weights)
+
+
+def test_padding_on_either_side_and_whatever_it_holds_changes_no_logits(stored):
+    params = hugging_face.params_of(stored[0])
+    text = np.array([3, 1, 4, 1])
+    tokens = np.array([[3, 1, 4, 1, 0, 0], [3, 1, 4, 1, 9, 2], [5, 8, 3, 1, 4, 1]])
+    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]], bool)
+    (alone,) = rows(params, text[None], np.ones((1, 4), bool))
+    for found, here in zip(rows(params, tokens, mask), mask, strict=True):
+        np.testing.assert_allclose(found[here], alone, atol=2e-6)
+
+
+def records(count=5, length=8):
+    rng = np.random.default_rng(0)
+    mask = np.arange(length) < rng.integers(3, length + 1, (count, 1))
+    tokens = rng.integers(0, 11, (count, length))
+    return {"tokens": jnp.asarray(tokens), "mask": jnp.asarray(mask)}
+
+
+def test_no_matrix_is_left_to_vmap_and_the_sum_is_that_of_vmap():
+    params = adapted(filled(lambda: gpt2.init(jax.random.key(0), 11, places=8, width=8, layers=2)))
+    batch, sums = records(), []
+    for engine in ("vmap", "auto"):
+        grad_fn = jaxdp.clipped_grad(fine_tune.loss, jaxdp.clip(0.3), engine=engine)
+        sums.append(grad_fn(params, batch, mask="all")[0].value)
+    for reference, ours in zip(*map(jax.tree.leaves, sums), strict=True):
+        np.testing.assert_allclose(ours, reference, atol=1e-5)
+    held = {row.path for row in grad_fn.plan(params, batch) if row.engine == "vmap"}
+    assert all("bias" in path or "ln_" in path for path in held), held
+
+
+def test_of_gpt2_small_less_than_a_thousandth_is_held_for_each_example():
+    params = jax.eval_shape(lambda: gpt2.init(jax.random.key(0)))
+    sizes = {
+        jax.tree_util.keystr(path): leaf.size
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    assert sum(sizes.values()) == 124_439_808
+    rows = jax.ShapeDtypeStruct((4, 128), np.int32), jax.ShapeDtypeStruct((4, 128), bool)
+    batch = dict(zip(("tokens", "mask"), rows, strict=True))
+    plan = jaxdp.clipped_grad(fine_tune.loss, jaxdp.clip(1.0)).plan(params, batch)
+    held = sum(sizes[row.path] for row in plan if row.engine == "vmap")
+    assert held < 1e-3 * sum(sizes.values())
+
+
+@pytest.mark.parametrize("name", ["gpt2.py", "texts.py"])
+def test_the_notebook_has_the_same_code(name):
+    (path,) = [path for path in execute.paths() if "language_model" in path.stem]
+    cells = [cell.source for cell in execute.code_cells(nbformat.read(path, as_version=4))]
+    code = re.sub(r'\A""".*?"""', "", (FOLDER / name).read_text(), flags=re.DOTALL)
+    assert code.strip() in cells
+
+
+def test_it_learns_at_a_proven_epsilon_and_the_audit_sees_what_no_noise_hides(capsys):
+    fine_tune.main(fine_tune.QUICK)
+    said = capsys.readouterr().out
+    (before,) = map(float, re.findall(r"([\d.]+) before", said))
+    found = re.findall(
+        r"(LoRA|in full) +(private|without privacy) +([\d.]+)"
+        r" +([\d.]+|inf) +([\d.]+)\n",
+        said,
+    )
+    table = {(part, how): tuple(map(float, numbers)) for part, how, *numbers in found}
+    assert len(table) == 4
+    for part, best in (("LoRA", 1.0), ("in full", 0.97)):
+        perplexity, proven, audited = table[part, "private"]
+        assert perplexity < best * before
+        assert 7.9 < proven <= 8.0
+        assert audited <= proven
+    assert table["in full", "without privacy"][0] < table["in full", "private"][0]
+    assert table["in full", "without privacy"][2] > 0.5
