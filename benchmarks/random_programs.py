@@ -18,7 +18,7 @@ from tests.clipping.judged import judged
 
 RESULTS = Path(__file__).parent / "results" / "random_programs.json"
 # Compiled programs are forgotten after so many: they fill the memory.
-_KEPT = 20
+_KEPT = 50
 
 
 def tried(seed: int) -> tuple[list[str], dict[str, int]]:

@@ -23,6 +23,7 @@ import numpy as np
 import jaxdp
 from jaxdp.clipping.ghost import leaves
 from jaxdp.clipping.rounding import CANCELLED, TOLERATED, gamma
+from jaxdp.clipping.rules import CoordinateBox
 from tests.clipping import programs, search
 from tests.compiling import QUICK
 
@@ -123,6 +124,7 @@ def truth(found, params, batch, scale, frozen):
     with np.errstate(all="ignore"):
         away = [_norms({n: x[n] - exact[n] for n in exact}) for x in (plain, *near)]
         error = _FACTOR * np.max(away, axis=0) + 1e-6 * _norms(exact) + _SMALLEST
+        error = np.where(np.isnan(error), np.inf, error)
         return Truth(exact, error, np.isfinite(_norms(plain)) & np.isfinite(_norms(exact)))
 
 
@@ -209,13 +211,20 @@ class _Judge:
         self.value, self.log, norms = self.run(self.everyone)
         self.seen = np.asarray(norms, np.float64)
         self.terms = [_terms(parts) for parts, _ in self.log]
+        self.boxed, self.scaled = isinstance(chosen.rule, CoordinateBox), chosen.scale is not None
+        least = min(np.min(chosen.scale[n]) for n in self.names) if self.scaled else 1.0
+        # How far a sum of positions may be off by rounding, and a squared norm (a box's is taken
+        # before the division by the scale).
+        self.of_sum = 8.0 * sum(terms.length for terms in self.terms) / least
+        self.of_square = sum(terms.square for terms in self.terms) / (
+            1.0 if self.boxed else least**2
+        )
         self.weights = {
             name: np.asarray(weight, np.float64)
-            for name, (_, weight) in zip(self.names, self.log, strict=bool(self.log))
+            for name, (_, weight) in zip(self.names, self.log, strict=True)
         }
-        self.kept = np.isfinite(self.seen)
-        if self.log:
-            self.kept &= (np.max(list(self.weights.values()), axis=0) > 0) | (self.seen < 1e-11)
+        self.most = np.max(list(self.weights.values()), axis=0)
+        self.kept = np.isfinite(self.seen) & ((self.most > 0) | (self.seen < 1e-11))
 
     def verdict(self):
         """What is wrong, and how many records are judged loosely."""
@@ -234,27 +243,28 @@ class _Judge:
 
     def _norms(self):
         true, error = self.true.norms, self.true.error
-        if not self.log and self.chosen.scale is not None:  # a box's norms are before the division
+        if self.boxed and self.scaled:
             scales = {name: self.chosen.scale[name].reshape(1, -1) for name in self.names}
             true = _norms({name: self.true.exact[name] * scales[name] for name in self.names})
             error = error * max(np.max(scale) for scale in scales.values())
-        rounding = sum(terms.square for terms in self.terms)
         least, most = np.maximum(true - error, 0.0) ** 2, (true + error) ** 2
-        most = np.maximum(most, _total(t.least for t in self.terms if np.all(t.least >= t.square)))
-        square = self.seen**2
+        if not self.scaled:  # of one position, lengths with what underflow may hide
+            alone = [terms.least for terms in self.terms if np.all(terms.least >= terms.square)]
+            most = np.maximum(most, sum(alone))
+        square, rounding = self.seen**2, self.of_square
         off = (square < 0.999 * least - rounding) | (square > 1.001 * most + rounding)
         for i in np.flatnonzero(self.kept & off):
             yield f"the norm of record {i} is {self.seen[i]:.6g}, not {true[i]:.6g}"
 
     def _weights(self):
         """They lie between those of the longest and the shortest gradient that may be meant."""
-        if not self.log:
+        if self.boxed:
             return
         long, short = {}, {}
         for name, terms in zip(self.names, self.terms, strict=True):
             true, error = np.linalg.norm(self.true.exact[name], axis=1), self.true.error
             # With a scale, positions are multiplied out and nothing cancels.
-            by = 0.0 if self.chosen.scale is not None else 1.0
+            by = 0.0 if self.scaled else 1.0
             least = np.maximum(true - error, 0.0) ** 2 / (1 + 4 * TOLERATED)
             short[name] = np.maximum(least - by * terms.square, 0.0)
             most = (true + error) ** 2 + 2 * by * terms.square
@@ -274,19 +284,16 @@ class _Judge:
         found = np.concatenate([np.asarray(self.value[n], np.float64).ravel() for n in self.names])
         exact = {n: np.where(self.kept[:, None], x, 0.0) for n, x in self.true.exact.items()}
         error = np.where(self.kept, self.true.error, 0.0)
-        if self.log:
-            wanted = np.concatenate([self.weights[n] @ exact[n] for n in self.names])
-            most = np.max(list(self.weights.values()), axis=0)
-            lengths = _total(terms.length for terms in self.terms)
-            if self.chosen.scale is not None:
-                lengths = lengths / min(np.min(self.chosen.scale[n]) for n in self.names)
-            each = error + 8.0 * lengths + 1e-5 * _norms(exact)
-            allowed = np.sum(np.where(most > 0, most * each, 0.0))
-        else:
+        if self.boxed:
             limit = self.chosen.rule.bound
             boxed = {n: np.clip(exact[n], -limit, limit) for n in self.names}
             wanted = np.concatenate([boxed[n].sum(0) for n in self.names])
-            allowed = np.sum(np.minimum(error, 2 * self.bound) + 1e-5 * _norms(boxed))
+            allowed = np.where(self.kept, np.minimum(error + self.of_sum, 2 * self.bound), 0.0)
+            allowed = np.sum(allowed + 1e-5 * _norms(boxed))
+        else:
+            wanted = np.concatenate([self.weights[n] @ exact[n] for n in self.names])
+            each = error + self.of_sum + 1e-5 * _norms(exact)
+            allowed = np.sum(np.where(self.most > 0, self.most * each, 0.0))
         off = np.linalg.norm(found - wanted)
         if not off <= allowed + _SMALLEST:
             length = np.linalg.norm(wanted)
@@ -301,7 +308,7 @@ class _Judge:
                 yield f"record {i} alone sums to {length:.8g}, beyond {self.bound:.8g}"
             if length and not self.kept[i]:
                 yield f"record {i} is dropped, but adds {length:.3g}"
-        if self.log and self.chosen.scale is None:
+        if not self.boxed and not self.scaled:
             each = [search.added_squares(parts, np.asarray(weight)) for parts, weight in self.log]
             most = np.max(np.sqrt(sum(each)))
             if not most <= self.bound:
@@ -320,13 +327,8 @@ class _Judge:
         found = run(self.params, self.batch)
         gaps = [np.asarray(found[n], np.float64) - np.asarray(self.value[n]) for n in self.names]
         off = np.sqrt(sum(np.sum(np.square(gap)) for gap in gaps))
-        lengths = 8.0 * _total(terms.length for terms in self.terms)
-        share = (self.true.error + lengths) / np.maximum(self.true.norms, _SMALLEST)
+        share = (self.true.error + self.of_sum) / np.maximum(self.true.norms, _SMALLEST)
         share = np.where(np.isnan(share), 1.0, np.minimum(1.0, share))
         allowed = 2 * self.bound * np.sum(np.where(self.kept, share + 1e-3, 0.0))
         if not off <= allowed + _SMALLEST:
             yield f"{rows} rows at a time the sum differs by {off:.3g}, {allowed:.3g} allowed"
-
-
-def _total(each):
-    return sum(each, start=0.0)

@@ -16,15 +16,19 @@ from jax import lax
 import jaxdp
 from jaxdp.clipping import reduce
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Layer
+from jaxdp.clipping.rules import CoordinateBox
 from tests.compiling import AS_USERS
 
 
 class Recorder:
-    """A leaf that notes the weights it is summed with."""
+    """A leaf that notes the weights it is summed with, or the rows that a box keeps."""
 
     def __init__(self, leaf, log):
-        self.leaf, self.log = leaf, log
-        self.squares, self.boxed_sum = leaf.squares, leaf.boxed_sum
+        self.leaf, self.log, self.squares = leaf, log, leaf.squares
+
+    def boxed_sum(self, bound, keep, scale):
+        self.log.append((self.leaf, keep))
+        return self.leaf.boxed_sum(bound, keep, scale)
 
     def weighted_sum(self, weights, keep, finite):
         self.log.append((self.leaf, weights))
@@ -42,7 +46,7 @@ def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
         plain = reduce.clipped_sum
 
         def recorded(rule, grads, *rest):
-            scaled = len(rest) > 2 and rest[2] is not None
+            scaled = rest[2] is not None and not isinstance(rule, CoordinateBox)
             each = [g.for_scale() if scaled and isinstance(g, Factors) else g for g in grads]
             return plain(rule, [g if g is None else Recorder(g, log) for g in each], *rest)
 
