@@ -16,42 +16,46 @@ from jax import lax
 import jaxdp
 from jaxdp.clipping import reduce
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Layer
+from jaxdp.clipping.rules import CoordinateBox
 from tests.compiling import AS_USERS
 
 
 class Recorder:
-    """A leaf that notes the weights it is summed with."""
+    """A leaf that notes the weights it is summed with, or the rows that a box keeps."""
 
     def __init__(self, leaf, log):
-        self.leaf, self.log = leaf, log
-        self.squares, self.boxed_sum = leaf.squares, leaf.boxed_sum
+        self.leaf, self.log, self.squares = leaf, log, leaf.squares
+
+    def boxed_sum(self, bound, keep, scale):
+        self.log.append((self.leaf, keep))
+        return self.leaf.boxed_sum(bound, keep, scale)
 
     def weighted_sum(self, weights, keep, finite):
         self.log.append((self.leaf, weights))
         return self.leaf.weighted_sum(weights, keep, finite)
 
 
-def compiled(loss_fn, rule, engine, **options):
-    """(params, batch, scale, bound) -> what every leaf multiplies, as arrays; jitted."""
+def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
+    """(params, batch, scale, bound, mask) -> the sum, what every leaf multiplies, norms; jitted."""
     grad_fn = jaxdp.clipped_grad(loss_fn, rule, engine, **options)
     kinds = []
 
-    @functools.partial(jax.jit, compiler_options=AS_USERS)
-    def run(params, batch, scale=None, bound=None):
+    @functools.partial(jax.jit, compiler_options=flags)
+    def run(params, batch, scale=None, bound=None, mask=None):
         log = []
         plain = reduce.clipped_sum
 
         def recorded(rule, grads, *rest):
-            scaled = len(rest) > 2 and rest[2] is not None
+            scaled = rest[2] is not None and not isinstance(rule, CoordinateBox)
             each = [g.for_scale() if scaled and isinstance(g, Factors) else g for g in grads]
             return plain(rule, [g if g is None else Recorder(g, log) for g in each], *rest)
 
         rows = jax.tree.leaves(batch)[0].shape[0]
         with mock.patch.object(reduce, "clipped_sum", recorded):
-            mask = jnp.ones(rows, bool)
-            summed, _ = grad_fn(params, batch, mask, scale=scale, bound=bound)
+            mask = jnp.ones(rows, bool) if mask is None else mask
+            summed, info = grad_fn(params, batch, mask, scale=scale, bound=bound)
         kinds[:] = [type(leaf) for leaf, _ in log]
-        return summed.value, [(_parts(leaf), weights) for leaf, weights in log]
+        return summed.value, [(_parts(leaf), weights) for leaf, weights in log], info.norms
 
     return run, kinds
 
@@ -70,14 +74,15 @@ def _parts(leaf):
 def contributed(loss_fn, params, batch, rule, engine, scale=None, bound=None, **options):
     """float64 [m]: the norms of what every record adds, for rules with weights and no scale."""
     run, kinds = compiled(loss_fn, rule, engine, **options)
-    value, log = run(params, batch, scale, bound)
+    value, log, _ = run(params, batch, scale, bound)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
     assert set(kinds) <= {Arrays, Layer, Factors}
-    squares = sum(_squares(parts, np.asarray(weights)) for parts, weights in log)
+    squares = sum(added_squares(parts, np.asarray(weights)) for parts, weights in log)
     return np.sqrt(squares)
 
 
-def _squares(parts, weights):
+def added_squares(parts, weights):
+    """float64 [m]: the squares of what every record adds to one parameter's sum."""
     if "rows" in parts:
         rows = np.asarray(parts["rows"], np.float64).reshape(len(weights), -1)
         # A row that is not finite has no weight and is dropped.

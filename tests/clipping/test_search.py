@@ -60,7 +60,7 @@ def test_scaled_gradients_that_cancel_keep_the_bound():
     keys = jax.random.split(jax.random.key(0), 4)
     scale = jax.tree.map(lambda p: 10.0 ** jax.random.uniform(keys[0], p.shape, minval=-3), params)
     run, _ = search.compiled(loss_fn, jaxdp.clip(1e-3), "ghost")
-    _, log = run(params, batch, scale)
+    _, log, _ = run(params, batch, scale)
     ((parts, weights),) = log
     rows = np.asarray(parts["rows"], np.float64).reshape(24, -1)
     rows = rows * np.asarray(weights, np.float64)[:, None] / np.asarray(scale["w"]).reshape(-1)

@@ -131,7 +131,8 @@ def _looped(node: Node, ins: list[Any], uses: Uses) -> list[Any]:
         else:
             uses.add(inner, looped)
     # All that depends on data at any pass does so at every pass.
-    return [_DATA if ref in data else what for ref, what in zip(body.outs, results, strict=True)]
+    outs = [ref if isinstance(ref, int) else None for ref in body.outs]  # literals have no hash
+    return [_DATA if ref in data else what for ref, what in zip(outs, results, strict=True)]
 
 
 def _taken(what: Any, slices: bool, uses: Uses) -> Followed | None:
