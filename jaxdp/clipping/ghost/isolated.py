@@ -64,7 +64,7 @@ def mixes(one: Callable[[PyTree, PyTree], PyTree], params: PyTree, example: PyTr
     """True if ``vmap`` of ``one`` over examples could mix them in a convolution.
 
     Looked for in what is really run, gradients and custom rules included: a kernel that depends on
-    the example, or any convolution inside another operation, such as ``scan``.
+    the example, or any convolution inside another operation, such as ``cond``.
 
     Raises:
         ValueError: a convolution there would read memory that is not its own.

@@ -121,7 +121,7 @@ def trace(
         params: its first argument.
         args: the others.
         differentiated: True if the gradient is taken inside, so that functions with custom rules
-            are like any other; loops are left as they are.
+            are like any other; branches are left as they are.
     """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(params, *args)
     inlined = {**_INLINED, **(_RULED if differentiated else {})}
@@ -221,8 +221,8 @@ def apply_node(node: Node, operands: Sequence[Any]) -> list[Any]:
 class _Flattener:
     """Writes out calls; every value gets a number of its own."""
 
-    def __init__(self, inlined: Mapping[str, str], loops: bool) -> None:
-        self._inlined, self._loops = inlined, loops
+    def __init__(self, inlined: Mapping[str, str], branches: bool) -> None:
+        self._inlined, self._branches = inlined, branches
         self._used = 0
 
     def program(self, jaxpr: core.Jaxpr, consts: Sequence[Any]) -> Program:
@@ -257,11 +257,11 @@ class _Flattener:
             body_program = None
             if eqn.primitive.name in _REMAT:
                 body_program = self.program(eqn.params["jaxpr"], ())
-            elif eqn.primitive.name == SCAN and self._loops:
+            elif eqn.primitive.name == SCAN:
                 closed = eqn.params["jaxpr"]
                 body_program = self.program(closed.jaxpr, closed.consts)
             branches: tuple[Program, ...] = ()
-            if eqn.primitive.name == COND and self._loops:
+            if eqn.primitive.name == COND and self._branches:
                 each = eqn.params["branches"]
                 branches = tuple(self.program(closed.jaxpr, closed.consts) for closed in each)
             outs = tuple(numbers[var] for var in eqn.outvars)
