@@ -249,7 +249,7 @@ class _Judge:
             error = error * max(np.max(scale) for scale in scales.values())
         least, most = np.maximum(true - error, 0.0) ** 2, (true + error) ** 2
         if not self.scaled:  # of one position, lengths with what underflow may hide
-            alone = [terms.least for terms in self.terms if np.all(terms.least >= terms.square)]
+            alone = [t.least for t in self.terms if not np.any(t.least < t.square)]
             most = np.maximum(most, sum(alone))
         square, rounding = self.seen**2, self.of_square
         off = (square < 0.999 * least - rounding) | (square > 1.001 * most + rounding)
