@@ -32,10 +32,10 @@ MEMORY = {
     "GPT-2 small, scan and remat, 16 rows of 1,024": (
         lambda: networks_large.gpt(16, 1024, shapes=True), 4),
     "GPT 3.4 M, scan and remat, 8 rows of 128": (
-        lambda: networks_large.gpt(8, 128, 1000, 256, 4, 4, shapes=True), 4),
+        lambda: networks_large.gpt(8, 128, 1000, 256, 4, 4, shapes=True), 1),
     "WRN-16-4, 64 rows": (lambda: networks.wide_resnet(64), 16),
     "ResNet-18, 32 rows": (lambda: networks_large.resnet18(32), 8),
-    "small CNN, 32 rows": (lambda: networks_large.small_cnn(32), 32),
+    "small CNN, 32 rows": (lambda: networks_large.small_cnn(32), 16),
     "LSTM text, 32 rows of 64": (lambda: networks_large.recurrent(), 16),
     "GRU text, 32 rows of 64": (lambda: networks_large.recurrent(nn.GRUCell), 16),
 }  # fmt: skip
