@@ -288,9 +288,7 @@ class ClippedGrad:
         return result
 
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
-        """The engine that each parameter's gradient uses for batches of this shape, and why.
-
-        Printed, it is a table with the memory and the operations that each costs an example.
+        """The engine of each parameter for batches of this shape, and why; printed, a table.
 
         Args:
             params: pytree of floating-point arrays.

