@@ -5,9 +5,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdp.clipping.ghost.derived import steps_of
 from jaxdp.clipping.ghost.loops import lengths
 from jaxdp.clipping.ghost.program import Node
 from jaxdp.clipping.ghost.sites import Site
+from jaxdp.clipping.ghost.steps import Cut
+from jaxdp.clipping.ghost.together import parts_of
 from jaxdp.clipping.ghost.uses import Uses
 
 # Writing a per-example gradient and reading it twice costs as much as this many multiplications an
@@ -110,7 +113,15 @@ def _whole(leaf: int, uses: Uses, engine: str) -> str:
     if any(key != lookups[0] for key in lookups):
         # Their norms take every lookup for one of rows of the same kind.
         return "looked up by unlike axes"
+    if engine == "auto" and sum(_is_cut(*use) for use in uses.of_leaf[leaf]) > 1:
+        # Factors of every slice are filled up to the whole: twice the time of a stack of four.
+        return "sliced for unlike data"
     return ""
+
+
+def _is_cut(node: Node, site: Any) -> bool:
+    parts = parts_of(node, site)
+    return any(isinstance(step, Cut) for _, part in parts for step in steps_of(part))
 
 
 def _weighed(
