@@ -99,7 +99,11 @@ def total(parts: list[jax.Array]) -> jax.Array:
 
 
 def added(total: PyTree, lost: PyTree, more: PyTree) -> tuple[PyTree, PyTree]:
-    """Compensated addition (Kahan 1965): the new total, and what it lost by rounding."""
+    """Compensated addition (Kahan 1965): the new total, and what it lost by rounding.
+
+    What is added is written first: the loss is that of the number which the total got.
+    """
+    more = written(more)
     wanted = jax.tree.map(jnp.subtract, more, lost)
     larger = jax.tree.map(jnp.add, total, wanted)
     lost = jax.tree.map(lambda new, old, add: (new - old) - add, larger, total, wanted)

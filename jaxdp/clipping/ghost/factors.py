@@ -275,7 +275,10 @@ def kept(rows: jax.Array, keep: jax.Array) -> jax.Array:
 
 
 def weighted(rows: jax.Array, weights: jax.Array) -> jax.Array:
-    """Rows [m, ...] times weights [m]; zero where that overflows, which only makes them shorter."""
+    """Rows [m, ...] times weights [m]; zero where that overflows.
+
+    Of one position that shortens; where positions could cancel none does (docs/clip_bound.md).
+    """
     found = rows * _column(weights, rows.ndim)
     return jnp.where(jnp.isfinite(found), found, 0.0)
 

@@ -243,16 +243,10 @@ class Factors:
         )
 
     def layer(self) -> Layer:
-        """The gradients multiplied out. Norm and sum must see the same numbers, hence a barrier.
-
-        XLA never computes a large matrix product twice, and would copy it at a barrier; products of
-        few positions it turns into sums, which it may.
-        """
+        """The gradients multiplied out, and written: norm and sum must see the same numbers."""
         grads = factors.multiplied(self.uses)
         flat = grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
-        one = len(self.uses) == 1 and not self.site.looks_up
-        large = one and flat.size >= _LARGE and min(self.site.sizes[1:]) >= 8
-        return Layer(self.site, flat if large else rounding.written(flat))
+        return Layer(self.site, rounding.written(flat))
 
     def for_scale(self) -> "Layer | Factors":
         """The gradients as a norm with a scale needs them: multiplied out where positions cancel.
