@@ -203,12 +203,13 @@ def inner(spec: str, a: jax.Array, b: jax.Array) -> tuple[jax.Array, int]:
 
 
 def exact(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """``einsum`` in float32 without the rounding of reduced-precision units.
+    """``einsum`` in float32 or wider, without the rounding of reduced-precision units.
 
     Products of two bfloat16 numbers are exact in float32, so their units may take those.
     """
     full = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
-    return jnp.einsum(spec, a, b, precision=full, preferred_element_type=jnp.float32)
+    kind = a.dtype if a.dtype == jnp.float64 else jnp.float32
+    return jnp.einsum(spec, a, b, precision=full, preferred_element_type=kind)
 
 
 def written(tree: PyTree) -> PyTree:
