@@ -1,4 +1,4 @@
-"""The benchmark's networks in torch, and Opacus's ways to clip their gradients.
+"""Opacus's ways to clip the gradients of the benchmark's networks.
 
 `python -m benchmarks.gradients_torch ROW ROUNDS` prints medians in milliseconds as JSON.
 """
@@ -13,87 +13,10 @@ import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from torch import nn
 
+from benchmarks.networks_torch import rows
+
 torch.set_num_threads(2)
 CLIP = 0.1
-
-
-class Shift(nn.Module):
-    """The MNIST network of the papers."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 16, 8, 2, padding=2),
-            nn.Tanh(),
-            nn.MaxPool2d(2, 1),
-            nn.Conv2d(16, 32, 4, 2),
-            nn.Tanh(),
-            nn.MaxPool2d(2, 1),
-            nn.Flatten(),
-            nn.Linear(512, 32),
-            nn.Tanh(),
-            nn.Linear(32, 10),
-        )
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-class Attention(nn.Module):
-    """Self-attention from dense layers, which every mode of Opacus supports."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.parts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x):
-        rows, length, width = x.shape
-        split = lambda y: y.view(rows, length, self.heads, -1).transpose(1, 2)  # noqa: E731
-        q, k, v = (split(part(x)) for part in self.parts[:3])
-        weights = torch.softmax(q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5, -1)
-        return self.parts[3]((weights @ v).transpose(1, 2).reshape(rows, length, width))
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attention = Attention(width, 4)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        x = x + self.attention(self.norms[0](x))
-        return x + self.narrow(nn.functional.gelu(self.wide(self.norms[1](x))))
-
-
-class Transformer(nn.Module):
-    def __init__(self, vocabulary=1000, width=128, length=64):
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.places = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
-        self.out = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens):
-        places = torch.arange(tokens.shape[1]).expand_as(tokens)
-        x = self.tokens(tokens) + self.places(places)
-        for block in self.blocks:
-            x = block(x)
-        return self.out(x)
-
-
-def rows():
-    """name -> (make model, inputs, targets)."""
-    images = torch.rand(512, 1, 28, 28), torch.arange(512) % 10
-    flat = torch.randn(600, 784), torch.arange(600) % 10
-    tokens = torch.randint(0, 1000, (32, 65))
-    mlp = lambda: nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 10))  # noqa: E731
-    return {
-        "cnn": (Shift, *images),
-        "mlp": (mlp, *flat),
-        "transformer": (Transformer, tokens[:, :-1], tokens[:, 1:]),
-    }
 
 
 def losses(logits, targets):

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import networks, networks_large
-from benchmarks.gradients import CLIP, clipped, mean_gradient, temporary
+from benchmarks.gradients import CLIP, clipped, mean_gradient, opacus, temporary
 
 RESULTS = Path(__file__).parent / "results" / "large.json"
 HALF = jnp.bfloat16
@@ -51,6 +51,8 @@ SPEED = {
     "GPT 3.4 M, written out, 8 rows of 128": lambda: networks_large.gpt(
         8, 128, 1000, 256, 4, 4, scanned=False, remat=False),
 }  # fmt: skip
+# Those that networks_torch has.
+IN_TORCH = {name for name in SPEED if "scan" not in name and "WRN" not in name}
 
 
 def memory() -> dict:
@@ -106,6 +108,8 @@ def speed(rounds: int) -> dict:
         for kind in ("wall", "processor"):
             of = {label: rows[name][label][kind] for label in contenders}
             rows[name][f"auto over ordinary, {kind}"] = round(of["auto"] / of["ordinary"], 2)
+        if name in IN_TORCH:
+            rows[name]["torch and Opacus, wall"] = opacus(name, rounds)
         print(name, rows[name], flush=True)
     return rows
 

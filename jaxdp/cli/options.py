@@ -35,3 +35,18 @@ class Filled(click.Path):
         if value == "":
             self.fail("expected a path, got ''", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Rows(click.ParamType):
+    """A number of rows, or "auto"."""
+
+    name = "rows"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or "auto"."""
+        if value == "auto":
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f'expected a whole number or "auto", got {value!r}', param, ctx)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jaxdp.cli.failures import in_words
-from jaxdp.cli.options import SAMPLINGS, Filled, papers
+from jaxdp.cli.options import SAMPLINGS, Filled, Rows, papers
 from jaxdp.data.specs import SPECS
 
 _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
@@ -95,7 +95,12 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
     help="Candidates of an audit: each is a record more with probability 1/2 [default: 0].",
 )
 @click.option("--eval-every", type=int, help="Steps between evaluations [default: steps / 20].")
-@click.option("--physical-batch-size", type=int, help="Records of one compiled microbatch.")
+@click.option(
+    "--physical-batch-size",
+    type=Rows(),
+    metavar="N|auto",
+    help="Records of one compiled microbatch; auto for as many as the memory holds.",
+)
 @click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
 @click.option("--out", type=Filled(), help="Folder of the run [default: runs/N].")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last checkpoint.")

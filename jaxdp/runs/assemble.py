@@ -13,7 +13,7 @@ from jaxdp import data, models
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.preprocess import dp_pca, project
-from jaxdp.runs.config import RunConfig
+from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.types import PyTree
@@ -70,9 +70,10 @@ def energy_of(
         return PublicEnergy(loss_fn, records)
     mechanism = config.private_algorithm().energy
     assert mechanism is not None
-    assert config.physical_batch_size is not None
     count = len(jax.tree.leaves(records)[0])
-    drawn = sampler(mechanism, count, config.physical_batch_size)
+    rows = config.physical_batch_size
+    # Of "auto", what an update's memory leaves says nothing about an energy's.
+    drawn = sampler(mechanism, count, rows if isinstance(rows, int) else rows_of_pass(config))
     return PrivateEnergy(loss_fn, records, mechanism, drawn)
 
 

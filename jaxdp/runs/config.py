@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ class RunConfig:
             schedule is given.
         steps: number of releases.
         eval_every: steps of a block: at its end the model is evaluated and checkpointed.
-        physical_batch_size: records of one compiled microbatch.
+        physical_batch_size: records of one compiled microbatch; "auto" for as many as fit.
         sensitive: whether un-noised statistics are recorded, in a file of their own.
         noise_schedule: None, or how the multiplier moves, see ``jaxdp.schedules.parse``.
         settings: further keyword arguments of the algorithm.
@@ -92,7 +92,7 @@ class RunConfig:
     noise_multiplier: float | None
     steps: int | None
     eval_every: int | None = None
-    physical_batch_size: int | None = None
+    physical_batch_size: int | Literal["auto"] | None = None
     sensitive: bool = False
     noise_schedule: str | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -246,7 +246,7 @@ def resolve(config: RunConfig) -> RunConfig:
     # Refused here, with the event's name, before anything is charged.
     acc.epsilon(config.total(config.steps), config.delta, acc.Relation(config.relation))
     block = config.eval_every or -(-config.steps // 20)
-    rows = config.physical_batch_size or _rows_of_a_pass(config)
+    rows = config.physical_batch_size or rows_of_pass(config)
     return dataclasses.replace(config, eval_every=block, physical_batch_size=rows)
 
 
@@ -261,8 +261,8 @@ def _with_whole_steps(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, batch_size=batch_size)
 
 
-def _rows_of_a_pass(config: RunConfig) -> int:
-    """The physical batch size; larger for dense layers, whose gradients are never held."""
+def rows_of_pass(config: RunConfig) -> int:
+    """The usual physical batch size; larger for dense layers, whose gradients are never held."""
     if isinstance(rule := config.sampling_rule(), sampling.TruncatedPoisson):
         return rule.cap
     rows = default_physical_batch_size(config.batch_size)
@@ -334,9 +334,14 @@ def _check(config: RunConfig) -> None:
         _validate.positive("epsilon", config.epsilon)
     if config.noise_multiplier is not None:
         _validate.positive("noise_multiplier", config.noise_multiplier)
-    for name in ("steps", "eval_every", "physical_batch_size"):
-        if getattr(config, name) is not None:
-            _validate.integer(name, getattr(config, name), least=1)
+    rows = None if config.physical_batch_size == "auto" else config.physical_batch_size
+    for name, value in (
+        ("steps", config.steps),
+        ("eval_every", config.eval_every),
+        ("physical_batch_size", rows),
+    ):
+        if value is not None:
+            _validate.integer(name, value, least=1)
     # Builds the mechanism and the model once, for their own checks.
     if config.noise_schedule is not None and config.steps is None:
         raise ValueError("steps must be given with a noise_schedule, got None")

@@ -128,3 +128,14 @@ def test_a_registered_algorithm_is_calibrated_by_what_it_releases(monkeypatch):
     plain = runs.resolve(runs.recipe("digits", epsilon=1.0, steps=20))
     assert config.noise_multiplier == pytest.approx(10 * plain.noise_multiplier, rel=1e-3)
     assert acc.epsilon(config.total(20), config.delta).upper <= 1.0
+
+
+def test_as_many_rows_as_fit_can_be_asked_for():
+    config = runs.resolve(runs.recipe("digits", epsilon=3.0, physical_batch_size="auto"))
+    assert config.physical_batch_size == "auto"
+    assert runs.RunConfig.from_dict(config.to_dict()) == config
+    for wrong in ("all", 0, 2.5):
+        with pytest.raises(ValueError, match="physical_batch_size must be a whole number"):
+            runs.resolve(dataclasses.replace(config, physical_batch_size=wrong))
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        runs.resolve(dataclasses.replace(config, steps="auto"))
