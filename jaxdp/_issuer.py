@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from jaxdp import _validate
+from jaxdp import _processes, _validate
 from jaxdp.seeds import Secret
 from jaxdp.tickets import Account, Ticket
 
@@ -121,6 +121,9 @@ class Issuer:
     def close(self, unused: int = 0) -> None:
         """Gives back the steps that were charged ahead and never handed out.
 
+        In several processes they stay charged, for another one may have handed them out; the
+        tickets to come use them.
+
         Args:
             unused: the number of tickets, the last ones issued, that nobody saw; they become void.
 
@@ -137,6 +140,8 @@ class Issuer:
                 )
             self.step -= unused
             self._handed = min(self._handed, self.step)
+            if _processes.count() > 1:
+                return
             end, self._reserved = self._reserved, self.step
             if end > self.step and not self._replay:
                 self._give_back(end)

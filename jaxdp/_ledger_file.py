@@ -54,6 +54,40 @@ def header(key: bytes = b"") -> Row:
     return {"ledger": FORMAT, "id": name.hexdigest(), "keyed": bool(key)}
 
 
+class LedgerMemory:
+    """Rows that only this process has."""
+
+    chained, is_open = True, False
+
+    def __init__(self) -> None:
+        self.chain = Chain()
+        self.chain.next(header())
+        self._process = os.getpid()
+
+    def new_rows(self) -> list[tuple[str, Row]]:
+        """None."""
+        return []
+
+    def open(self, known: Callable[[list[tuple[str, Row]]], None]) -> None:
+        """Raises ValueError after a fork."""
+        if self._process != os.getpid():
+            raise ValueError(
+                "ledger must be charged by the process that made it, got a forked one: each would "
+                "miss what the other releases"
+            )
+
+    def append(self, row: Row) -> Row:
+        """Chains one row, and returns it."""
+        self.chain.next(row)
+        return row
+
+    def begin(self) -> None:
+        """Does nothing: the header is there."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 class LedgerFile:
     """Rows of JSON on disk; appended by one process at a time, durable when a call returns.
 
@@ -119,8 +153,8 @@ class LedgerFile:
         self._file, self._process = file, os.getpid()
         self._size = os.fstat(file.fileno()).st_size
 
-    def append(self, row: Row) -> None:
-        """Writes one row."""
+    def append(self, row: Row) -> Row:
+        """Writes one row, and returns it."""
         assert self._file is not None
         self._check()
         if "ledger" not in row:
@@ -146,6 +180,7 @@ class LedgerFile:
                 f"ledger {self.path} must be writable, got {error}: the step was not charged, and "
                 "nothing of it was released. Make room and try again"
             ) from error
+        return row
 
     def begin(self) -> None:
         """Writes the header, if there is none."""

@@ -19,7 +19,8 @@ from jaxdp._entries import (
     counted,
     on_trust,
 )
-from jaxdp._ledger_file import Chain, LedgerFile, Row, header
+from jaxdp._ledger_file import Row
+from jaxdp._ledger_shared import book_of, check_shared
 
 FORMAT = 2
 
@@ -31,7 +32,8 @@ class Ledger:
     that a crash can over-count and never under-count. A ledger holds no un-noised data. Under
     add-or-remove-one nothing in it depends on the data at all, so it may be published. Every line
     is chained to those before it, so that an edited or removed one is found; lines cut off at the
-    end are found by whoever kept the ``head`` (a ``TrainState`` does).
+    end are found by whoever kept the ``head`` (a ``TrainState`` does). In several processes of
+    ``jax.distributed`` process 0 writes, and a charge returns in the others once it has.
 
     Args:
         path: a JSON-lines file: read now, and written to from the first charge on, by one process
@@ -70,14 +72,9 @@ class Ledger:
         self._names: set[str] = set()
         self._shown: dict[str, int] = {}
         self._closed = False
-        self._process = os.getpid()
         self._lock = threading.RLock()
-        self._file = None if path is None else LedgerFile(Path(path), key or b"")
-        self._chain = Chain() if self._file is None else self._file.chain
-        if self._file is None:
-            self._chain.next(header())
-        else:
-            self._read(self._file.new_rows())
+        self._book = book_of(None if path is None else Path(path), key or b"")
+        self._read(self._book.new_rows())
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -97,14 +94,14 @@ class Ledger:
     @property
     def head(self) -> bytes:
         """A 16-byte hash of everything written so far."""
-        if self._file is not None and not self._file.chained:
+        if not self._book.chained:
             self._open()
-            self._file.begin()
-        return self._chain.head
+            self._book.begin()
+        return self._book.chain.head
 
     def holds(self, head: bytes) -> bool:
         """True if ``head`` was once this ledger's: it then holds all releases up to that head."""
-        return head in self._chain.heads
+        return head in self._book.chain.heads
 
     @property
     def begun(self) -> int:
@@ -120,13 +117,21 @@ class Ledger:
         Returns:
             (name of the stream, number of streams begun before it).
         """
-        name = name or secrets.token_hex(8)
         with self._lock:
             self._open()
             number = len(self._names)
-            self._write({"begun": name})
-            self._names.add(name)
-        return name, number
+            found: str = self._book.append({"begun": name or secrets.token_hex(8)})["begun"]
+            self._names.add(found)
+        return found, number
+
+    def join(self) -> None:
+        """Takes the ledger for this process; in several, every one then knows all charges so far.
+
+        Raises:
+            ValueError: another process writes to it, or it was closed.
+        """
+        with self._lock:
+            self._open()
 
     def charge(
         self,
@@ -195,7 +200,7 @@ class Ledger:
                     f"{first_step} and {end}"
                 )
             self._open()
-            self._write({"given_back": [first_step, end], "stream": stream})
+            self._book.append({"given_back": [first_step, end], "stream": stream})
             self._streams.remove(stream, first_step, end)
 
     def assume(self, what: str) -> None:
@@ -232,7 +237,7 @@ class Ledger:
         with self._lock:
             if step > self.shown(stream):
                 self._open()
-                self._write({"shown": step, "stream": stream})
+                self._book.append({"shown": step, "stream": stream})
                 self._shown[stream] = step
 
     def verified(self, stream: str, step: int) -> None:
@@ -329,24 +334,19 @@ class Ledger:
     def close(self) -> None:
         """Lets other processes write to the file; every charge is already on disk."""
         with self._lock:
-            if self._file is not None and self._file.is_open:
+            if self._book.is_open:
                 if self._seen != self._seen_on_disk:
-                    self._write({"seen": self._seen})
+                    self._book.append({"seen": self._seen})
                     self._seen_on_disk = {name: list(seen) for name, seen in self._seen.items()}
-                self._file.close()
+                self._book.close()
             self._closed = True
 
     def _open(self) -> None:
         """Takes the file for this process at its first charge; until then a ledger only reads."""
         if self._closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
-        if self._file is not None:
-            self._file.open(self._read)
-        elif os.getpid() != self._process:
-            raise ValueError(
-                "ledger must be charged by the process that made it, got a forked one: each would "
-                "miss what the other releases"
-            )
+        check_shared(self._book)
+        self._book.open(self._read)
 
     def _say(self, kind: str, what: str, known: set[str]) -> None:
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
@@ -356,11 +356,8 @@ class Ledger:
                 return
             self._open()
             if what not in known:
-                self._write({kind: what})
+                self._book.append({kind: what})
                 known.add(what)
-
-    def _write(self, row: Row) -> None:
-        (self._chain.next if self._file is None else self._file.append)(row)
 
     def _read(self, rows: Iterable[tuple[str, Row]]) -> None:
         for where, row in rows:
@@ -396,5 +393,5 @@ class Ledger:
 
     def _append(self, entry: Entry) -> None:
         self._spend(entry)
-        self._write(entry.to_dict())
+        self._book.append(entry.to_dict())
         self._streams.insert(entry)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate
+from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_mechanism
 from jaxdp._entries import SEEDED, count_blocks
@@ -230,17 +230,19 @@ def issuer_of(
     """The issuer of a mechanism's tickets, on a new stream of the ledger.
 
     A secret from the operating system gives other keys to every stream; a seed that a person chose
-    gives them by the number of streams before, so that a figure can be made again.
+    gives them by the number of streams before, so that a figure can be made again. Several
+    processes get one secret and one stream.
 
     Raises:
-        ValueError: the ledger is no ``Ledger``.
+        ValueError: the ledger is no ``Ledger``; processes disagree.
     """
     from jaxdp.ledger import Ledger
 
     ledger = Ledger() if ledger is None else ledger
     if not isinstance(ledger, Ledger):
         raise ValueError(f"ledger must be a jaxdp.Ledger, got {type(ledger).__name__}")
-    secret = secret or Secret.new()
+    secret = Secret.of_all_processes(secret)
+    _processes.agree(mechanism=mechanism, options=sorted(options.items()), **_processes.versions())
     stream, before = ledger.new_stream()
     if secret.reproducible:
         options = {"incarnation": str(before), "note": SEEDED, **options}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _processes, _validate
 
 # For what runs once: LLVM's best code for a random generator takes a second or two to compile.
 AT_ONCE = {"xla_backend_optimization_level": 0}
@@ -35,6 +35,20 @@ class Secret:
     def new(cls) -> "Secret":
         """A secret from the operating system's entropy."""
         return cls(secrets.randbits(128), reproducible=False)
+
+    @classmethod
+    def of_all_processes(cls, secret: "Secret | None") -> "Secret":
+        """The secret itself, or a new one: that of process 0 in several processes.
+
+        Raises:
+            ValueError: processes were given different ones.
+        """
+        _processes.check_joined()
+        _processes.agree(secret=None if secret is None else secret.stream("agreement").hex())
+        if secret is None:
+            found = _processes.first(lambda: f"{cls.new().entropy:032x}")
+            return cls(int(found, 16), reproducible=False)
+        return secret
 
     @classmethod
     def from_seed(cls, seed: int) -> "Secret":

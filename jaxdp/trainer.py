@@ -114,7 +114,7 @@ class Trainer:
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.source: Source = placed(as_source(source))
         self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
-        self._secret = secret or Secret.new()
+        self._secret = Secret.of_all_processes(secret)
         self._grad_fn = algorithm.clipped_grad(
             loss_fn, trainable=trainable, constants=constants, **clipping
         )
@@ -370,6 +370,7 @@ class Trainer:
     def _new_issuer(self, reserve: int | None) -> Issuer:
         if reserve is None:
             reserve = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
+        self.ledger.join()
         return issuer_of(
             self.mechanism,
             self.ledger,

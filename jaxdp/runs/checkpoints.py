@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import numpy as np
 
+from jaxdp import _processes
 from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
 from jaxdp.trainer import TrainState
@@ -94,7 +95,7 @@ class Checkpoints:
             history=ocp.args.JsonSave([dict(row) for row in history]),
         )
         with deferred(), self._in_words():
-            for left in self._folder.glob(_UNFINISHED):  # by a crash, or a disk that was full
+            for left in self._mine(_UNFINISHED):  # by a crash, or a disk that was full
                 shutil.rmtree(left)
             with private():
                 self._manager.save(state.step, args=args)
@@ -109,7 +110,7 @@ class Checkpoints:
             return
         with deferred(), self._in_words():
             self._manager.wait_until_finished()
-            for mark in self._folder.glob(f"*/{_COMMITTED}"):  # which says no more than its name
+            for mark in self._mine(f"*/{_COMMITTED}"):  # which says no more than its name
                 mark.chmod(0o600)
             sync_directory(self._folder)
 
@@ -142,6 +143,13 @@ class Checkpoints:
         return self._latest(self._read_params, last)
 
     def _latest(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:
+        if _processes.count() == 1:
+            return self._latest_of_one(read, last)
+        # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
+        found = _processes.first(lambda: str(self._latest_of_one(lambda step: step, last) or ""))
+        return read(int(found)) if found else None
+
+    def _latest_of_one(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:
         steps = sorted((s for s in self._steps() if last is None or s <= last), reverse=True)
         damaged: list[tuple[int, str]] = []
         for step in steps:
@@ -183,6 +191,10 @@ class Checkpoints:
         """Called by orbax's thread before the checkpoint gets its final name."""
         for folder in self._folder.glob(_UNFINISHED):
             seal(folder, _SEAL, _CHANGING)
+
+    def _mine(self, pattern: str) -> list[Path]:
+        """Files that this process has to tend: process 0 those of all."""
+        return [] if _processes.index() else list(self._folder.glob(pattern))
 
     def _steps(self) -> list[int]:
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
+from jaxdp import _processes
 from jaxdp._durable import make_private, open_locked, write_atomically
 from jaxdp.ledger import Ledger
 from jaxdp.runs.state import RunState
@@ -30,6 +31,8 @@ class RunDirectory:
     and public data. ``secret/`` holds the key, the state and the checkpoints. ``SENSITIVE.json`` is
     there only on request. With audit canaries, ``canary_gradients.npy`` is a part of the noisy
     gradients, a release, and ``secret/canaries.json`` holds the auditor's coins.
+
+    In several processes, which must all see the folder, process 0 alone writes it.
 
     Args:
         path: the folder; created by ``create``.
@@ -117,6 +120,8 @@ class RunDirectory:
 
     def save_state(self, state: RunState) -> None:
         """Writes the secret state of the run, durably and all at once."""
+        if _processes.index():
+            return
         text = json.dumps({**self.remembered, **state.to_dict()}, indent=1)
         write_atomically(self.state_file, text, mode=0o600)
 
@@ -135,7 +140,8 @@ class RunDirectory:
 
     def save_history(self, rows: list[dict[str, Any]]) -> None:
         """Writes the rows that were shown to history.json."""
-        write_atomically(self.history, json.dumps(rows, indent=1))
+        if _processes.index() == 0:
+            write_atomically(self.history, json.dumps(rows, indent=1))
 
     def load_history(self) -> list[dict[str, Any]]:
         """The rows of history.json; [] where it cannot be read: the checkpoints hold them too."""

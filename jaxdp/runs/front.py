@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _validate
+from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp.auditing import canaries as candidates
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.runs import bar, budget, canaries, identity, reporting
+from jaxdp.runs import agreed, bar, budget, canaries, identity, reporting
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
     Plan,
@@ -111,8 +111,7 @@ class Run:
         self.directory = RunDirectory(folder)
         self.algorithm = as_algorithm(mechanism, optimizer)
         self.source: Source = as_source(source)
-        declared = self.algorithm.mechanism
-        check_source(declared, self.source)
+        check_source(self.algorithm.mechanism, self.source)
         self._params = jax.tree.map(np.asarray, params)
         self._plain_loss = self._loss_fn = loss_fn
         self._trained = self.algorithm
@@ -148,7 +147,7 @@ class Run:
         """
         result = self._fitted(budget.steps_within(self.algorithm.mechanism.steps, steps))
         self.params = result.params
-        if self._reports and self._delta is not None:
+        if self._reports and self._delta is not None and _processes.index() == 0:
             self.report()
         return result.params
 
@@ -184,7 +183,7 @@ class Run:
         if not self.history:
             raise ValueError(f"run must have shown a row to report, got {self.path}: call fit()")
         kept = self.directory.load_state()
-        self._check_guarantee(kept)
+        agreed.check_guarantee(kept, self.path, self._delta, self._relation)
         if self.history[-1]["step"] != kept.shown:
             raise ValueError(
                 f"history.json must tell of the {kept.shown} steps that were shown in "
@@ -238,11 +237,9 @@ class Run:
         Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
 
     def _fitted(self, steps: int) -> Result:
-        if not self.directory.exists():
-            self.directory.create()
-        self.directory.lock()
+        agreed.taken(self._take)
         try:
-            kept = self._kept()
+            kept = agreed.state(self._kept, self._mechanism(), self._secret, self._facts)
             with (
                 started(self.directory, kept, self._configuration) as run,
                 self._bar(steps) as progress,
@@ -257,6 +254,11 @@ class Run:
                 )
         finally:
             self.directory.unlock()
+
+    def _take(self) -> None:
+        if not self.directory.exists():
+            self.directory.create()
+        self.directory.lock()
 
     def _candidates(self, count: int) -> candidates.Canaries | None:
         """The audit's candidates; wraps loss and algorithm so that they handle them."""
@@ -292,7 +294,7 @@ class Run:
                 f"mechanism must stay that of the run in {self.path}, {kept.mechanism}, got "
                 f"{self._mechanism()}"
             )
-        self._check_guarantee(kept)
+        agreed.check_guarantee(kept, self.path, self._delta, self._relation)
         if kept.data != self._fingerprint(kept.secret.restored()):
             raise ValueError(
                 f"source must hold the records that the run in {self.path} was begun with, got "
@@ -311,16 +313,6 @@ class Run:
             relation=self._relation.value,
         )
 
-    def _check_guarantee(self, kept: RunState) -> None:
-        """Refuses another delta or relation than the epsilons of the run's rows have."""
-        for name, given in (("delta", self._delta), ("relation", self._relation.value)):
-            if kept.relation is not None and getattr(kept, name) != given:
-                raise ValueError(
-                    f"{name} must stay that of the run in {self.path}, {getattr(kept, name)}, got "
-                    f"{given}: "
-                    "its rows have epsilons of that one; run.epsilon() tells those of others"
-                )
-
     @property
     def _count_of_canaries(self) -> int:
         return 0 if self._canaries is None else self._canaries.count
@@ -338,6 +330,15 @@ class Run:
 
     def _fingerprint(self, secret: Secret) -> str:
         return identity.fingerprint(self.source, secret)
+
+    def _facts(self, secret: Secret) -> dict[str, Any]:
+        """The names of what several processes must have alike."""
+        return {
+            "options": (self._every, self._rows, self._delta, self._relation),
+            "source": self._fingerprint(secret),
+            "params": identity.hashed(self._params),
+            "program": self._configuration(),
+        }
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
         if self._progress is not None:

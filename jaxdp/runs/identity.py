@@ -38,10 +38,11 @@ def programs(
         traced = jax.make_jaxpr(norms)(params, batch)
         loss, numbers = str(traced), [*numbers, traced.consts]
     text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
-    return f"{text} {_hash(numbers)}"
+    return f"{text} {hashed(numbers)}"
 
 
-def _hash(arrays: PyTree) -> str:
+def hashed(arrays: PyTree) -> str:
+    """A hash of the numbers of a pytree, in hexadecimal."""
     found = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(arrays):
         is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)

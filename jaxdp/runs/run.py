@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import _processes
 from jaxdp._entries import SEEDED
 from jaxdp._issuer import Issuer
 from jaxdp.batches import ChargedBatch
@@ -212,9 +213,10 @@ def _begun(
     ledger: Ledger,
 ) -> Started:
     # Counted in the ledger too: the folder ``secret/`` alone may be put back from an older copy.
+    ledger.join()
     before = max(len(state.starts or ()), ledger.begun)
     ledger.new_stream(secret.stream(f"start {before}").hex())
-    fresh = secrets.token_hex(16)
+    fresh = _processes.first(lambda: secrets.token_hex(16))
     if secret.reproducible:
         # A seed that a person chose gives the same to every such run that was never interrupted.
         named = f"{configuration()}|{before}".encode()

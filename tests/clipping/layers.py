@@ -143,7 +143,8 @@ def _nnx(s, dtype):
     w, both = s.width, (s.width, s.width)
 
     def recurrent(cell):
-        return line, lambda: nnx.RNN(cell(*both, **o))
+        # Some of them are of float32 unless told otherwise.
+        return line, lambda: nnx.RNN(cell(*both, dtype=dtype, **o))
 
     convolutions = {
         name: (

@@ -1,0 +1,163 @@
+"""Agreement between the processes of ``jax.distributed``: process 0 speaks, the others hear.
+
+Texts travel through the key-value store of JAX's own coordination service, which is not encrypted
+(docs/threat_model.md). Every process runs the same program, so that the n-th call of a function
+here means the same in all of them.
+"""
+
+import hashlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from jaxdp._version import __version__
+
+# How long a process waits for another one, in seconds, and after how many it says so.
+PATIENCE, _SILENT = 3600.0, 60.0
+_asked = itertools.count()
+
+
+def _state() -> Any:
+    """The state of ``jax.distributed``; None where JAX was not imported."""
+    if "jax" not in sys.modules:
+        return None
+    from jax._src import distributed  # its public face does not tell without starting a backend
+
+    return distributed.global_state
+
+
+def count() -> int:
+    """The number of processes that ``jax.distributed.initialize`` has joined; 1 without it."""
+    state = _state()
+    return 1 if state is None or state.client is None else int(state.num_processes)
+
+
+def index() -> int:
+    """This process's number, from 0."""
+    return 0 if count() == 1 else int(_state().process_id)
+
+
+def check_joined() -> None:
+    """Raises ValueError where JAX sees processes that could not agree on draws and noise."""
+    import jax
+
+    if jax.process_count() > 1 and count() != jax.process_count():
+        raise ValueError(
+            "jax.distributed.initialize() must be called before jaxdp is used by several "
+            f"processes, got {jax.process_count()} that were not joined by it: each would draw "
+            "and add noise by itself"
+        )
+
+
+def tell(key: str, text: str) -> None:
+    """Gives a text to all processes, once, under a name of its own."""
+    _state().client.key_value_set(f"jaxdp/{key}", text)
+
+
+def hear(key: str) -> str:
+    """The text that was told under this name; waits for it.
+
+    Raises:
+        ValueError: nothing was told within ``PATIENCE``; the process that tells has ended.
+    """
+    began, said = time.monotonic(), False
+    while True:
+        try:
+            found: str = _state().client.blocking_key_value_get(f"jaxdp/{key}", 5_000)
+            return found
+        except Exception as error:  # of XLA, whose types are not public
+            waited = time.monotonic() - began
+            if "DEADLINE_EXCEEDED" not in str(error) or waited > PATIENCE:
+                raise ValueError(_LOST.format(index(), key, str(error).splitlines()[0])) from error
+        if waited > _SILENT and not said:
+            said = True
+            print(f"jaxdp: process {index()} waits for another one ({key})", file=sys.stderr)
+
+
+_LOST = (
+    "every process must run the same program with the same trainers, samplers and ledgers in the "
+    "same order, but process {} waited for another one in vain ({}: {}). Nothing was released "
+    "that is not charged"
+)
+
+
+def first(make: Callable[[], str]) -> str:
+    """The text that ``make`` returns in process 0, in every process; so is what it refuses.
+
+    Args:
+        make: called in process 0 alone.
+
+    Raises:
+        ValueError: ``make`` raised one.
+    """
+    if count() == 1:
+        return make()
+    key = f"first/{next(_asked)}"
+    if index() == 0:
+        try:
+            found = make()
+        except Exception as error:
+            tell(key, json.dumps({"failed": str(error)}))
+            raise
+        tell(key, json.dumps({"said": found}))
+        return found
+    heard = json.loads(hear(key))
+    if "failed" in heard:
+        raise ValueError(f"process 0 cannot go on: {heard['failed']}")
+    return str(heard["said"])
+
+
+def agree(**facts: Any) -> None:
+    """Compares facts between all processes; every one of them learns of a difference.
+
+    Args:
+        facts: by the name that the message gives them; compared as text, never sent but as hashes.
+
+    Raises:
+        ValueError: a fact is not the same in all processes.
+    """
+    if count() == 1:
+        return
+    key = f"agree/{next(_asked)}"
+    mine = {name: _hash(str(value)) for name, value in facts.items()}
+    if index():
+        tell(f"{key}/{index()}", json.dumps(mine))
+    else:
+        tell(f"{key}/verdict", _verdict(key, mine))
+    if verdict := hear(f"{key}/verdict"):
+        raise ValueError(f"{verdict}; here it is {_shown(facts)}")
+
+
+def versions() -> dict[str, str]:
+    """The versions that draws and noise depend on, by name."""
+    return {"jaxdp": __version__, **{name: metadata.version(name) for name in ("jax", "numpy")}}
+
+
+def _verdict(key: str, mine: dict[str, str]) -> str:
+    """The words of a disagreement with process 0; "" without one."""
+    for other in range(1, count()):
+        found = json.loads(hear(f"{key}/{other}"))
+        wrong = [name for name in {**mine, **found} if mine.get(name) != found.get(name)]
+        if wrong:
+            return (
+                f"{', '.join(wrong)} must be the same in every process, got another in process "
+                f"{other} than in process 0: nothing was charged"
+            )
+    return ""
+
+
+def _shown(facts: dict[str, Any]) -> str:
+    """The facts in words, without those that are secret or long."""
+    texts = {name: str(value) for name, value in facts.items() if name not in _HIDDEN}
+    return ", ".join(f"{name} = {text[:200]}" for name, text in texts.items()) or "not told"
+
+
+_HIDDEN = ("secret", "source", "params")
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

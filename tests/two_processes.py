@@ -1,0 +1,132 @@
+"""One of two processes: run by test_processes.py, ``python -m tests.two_processes PORT INDEX DIR``.
+
+Prints one line of JSON for every scenario, by name; the test compares the two processes.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import jaxdp
+from jaxdp import _durable, _processes
+from jaxdp import accounting as acc
+
+PORT, INDEX, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+EARLY = jaxdp.Ledger()
+jax.distributed.initialize(f"127.0.0.1:{PORT}", 2, INDEX)
+MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
+
+
+def refused(call):
+    """The words of a refusal; None where there was none."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def drawn(sampler, count=3):
+    """The positions and the noise keys of so many draws."""
+    draws = [sampler.draw() for _ in range(count)]
+    positions = [np.sort(draw.indices[draw.mask]).tolist() for draw in draws]
+    return positions, [draw.key().words.tolist() for draw in draws]
+
+
+def the_draws_and_keys_are_one():
+    sampler = MECH.sampler(200)
+    return drawn(sampler), sampler.ledger.steps, sampler.ledger.epsilon(1e-5).upper
+
+
+def a_file_is_written_once():
+    path = FOLDER / "ledger.jsonl"
+    sampler = MECH.sampler(200, ledger=jaxdp.Ledger(path), reserve=4)
+    found = drawn(sampler, 6)
+    _processes.first(lambda: "")  # nobody looks at the file before both are done
+    entries = [entry.to_dict() for entry in jaxdp.Ledger(path).entries]
+    sampler.close()
+    head = sampler.ledger.head.hex()
+    sampler.ledger.close()
+    return found, entries, head
+
+
+def it_is_opened_again():
+    path = FOLDER / "ledger.jsonl"
+    ledger = jaxdp.Ledger(path)
+    sampler = MECH.sampler(200, ledger=ledger)
+    found = drawn(sampler, 2)
+    ledger.close()
+    return found, ledger.steps, ledger.begun
+
+
+def other_mechanisms_are_refused():
+    mech = jaxdp.dp_sgd(1.0, 1.0, 20 + INDEX, 200)
+    path = FOLDER / "other.jsonl"
+    said = refused(lambda: mech.sampler(200, ledger=jaxdp.Ledger(path)))
+    return said.split(";")[0], path.exists()
+
+
+def other_secrets_are_refused():
+    return refused(lambda: MECH.sampler(200, secret=jaxdp.Secret.from_seed(INDEX))).split(";")[0]
+
+
+def one_seed_is_taken():
+    return drawn(MECH.sampler(200, secret=jaxdp.Secret.from_seed(3)))
+
+
+def other_events_are_refused():
+    ledger = jaxdp.Ledger()
+    ledger.charge(acc.Gaussian(1.0), stream="a")
+    said = refused(lambda: ledger.charge(acc.Gaussian(1.0 + INDEX), stream="a", first_step=1))
+    return said is None if INDEX == 0 else "process 0 charged" in said
+
+
+def charges_by_hand_are_one():
+    ledger = jaxdp.Ledger()
+    for _ in range(3):
+        ledger.charge(acc.Gaussian(2.0))
+    return ledger.steps, ledger.epsilon(1e-5).upper, ledger.to_json()
+
+
+def a_step_is_charged_once():
+    ledger = jaxdp.Ledger()
+    ledger.charge(acc.Gaussian(2.0), stream="a")
+    return refused(lambda: ledger.charge(acc.Gaussian(2.0), stream="a"))
+
+
+def what_process_0_cannot_write_nobody_draws():
+    sampler = MECH.sampler(200, ledger=jaxdp.Ledger(FOLDER / "full.jsonl"))
+    drawn(sampler, 1)
+    write = _durable.append_line
+
+    def full(file, line):
+        raise OSError(28, "No space left on device")
+
+    _durable.append_line = full
+    said = refused(sampler.draw)
+    _durable.append_line = write
+    _processes.first(lambda: "")
+    return "No space left" in said, drawn(sampler, 1)  # and then there is room
+
+
+def a_ledger_from_before_is_refused():
+    return refused(lambda: MECH.sampler(200, ledger=EARLY))
+
+
+def more_are_charged_than_used_and_none_given_back():
+    path = FOLDER / "ahead.jsonl"
+    sampler = MECH.sampler(200, ledger=jaxdp.Ledger(path), reserve=8)
+    first = drawn(sampler, 3)
+    sampler.close()
+    return first, drawn(sampler, 2), sampler.ledger.steps
+
+
+SCENARIOS = [value for value in list(globals().values()) if getattr(value, "__doc__", 0) is None]
+
+if __name__ == "__main__":
+    for scenario in SCENARIOS:
+        if callable(scenario) and scenario.__module__ == __name__:
+            print(json.dumps([scenario.__name__, scenario()]), flush=True)
