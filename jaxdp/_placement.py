@@ -1,8 +1,10 @@
 """The places of rows, records and parameters on the devices of a mesh."""
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 PyTree = Any
 
+# The mesh of the step that is being traced, and None outside.
+_MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 # The axis that rows are cut over, where a mesh has one of this name.
 _USUAL = "data"
 
@@ -224,3 +228,29 @@ def _mesh_of(leaf: Any) -> Mesh | None:
 
 def _spec(leaf: Any) -> P:
     return leaf.sharding.spec if _mesh_of(leaf) is not None else P()
+
+
+@contextlib.contextmanager
+def on(mesh: Mesh | None) -> Iterator[None]:
+    """What is traced inside belongs to a step on this mesh."""
+    token = _MESH.set(mesh)
+    try:
+        yield
+    finally:
+        _MESH.reset(token)
+
+
+def mesh_around(*trees: PyTree) -> Mesh | None:
+    """The mesh that a step is traced for, or that arrays outside ``jit`` lie on; None for none."""
+    if (mesh := _MESH.get()) is not None:
+        return mesh
+    meshes = {mesh for leaf in jax.tree.leaves(trees) if (mesh := _mesh_of(leaf)) is not None}
+    return meshes.pop() if len(meshes) == 1 else None
+
+
+def alike(tree: PyTree) -> PyTree:
+    """Values that every device of the mesh makes for itself: XLA must not cut and gather them."""
+    mesh = _MESH.get()
+    if mesh is None or jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, P()))

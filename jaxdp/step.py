@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp._links import OTHERS, Seen, read, watching
-from jaxdp._placement import Placement
+from jaxdp._placement import Placement, on
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise import opened
@@ -65,7 +65,8 @@ class PrivateStep:
             extra["leaked"] = summed.leaked
         summed = _handed(summed)
         noise, after = (optax.with_extra_args_support(t) for t in (self.noise, self.after))
-        with _noise_asked_for(self.links):
+        mesh = None if self.held is None else self.grad_fn.placement.mesh
+        with _noise_asked_for(self.links), on(mesh):
             noisy, first = noise.update(summed, first, trained, key=key)
         updates, last = after.update(noisy, last, trained, **extra)
         moved = _filled(optax.apply_updates(trained, updates), params)
