@@ -6,6 +6,7 @@ parallelism) are XLA's.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxdp._placement import Placement, axes_of
+from jaxdp.clipping.ghost.parted import Cut
 from jaxdp.clipping.reduce import Clipped
 from jaxdp.types import ClipInfo, PyTree
 
@@ -82,6 +84,24 @@ def over_devices(
     )(leaves, rows, shared)
     total = jax.tree.unflatten(structure, place.held(summed))
     return Clipped(total, norms, short, votes), info
+
+
+def cuts(place: Placement | None) -> dict[int, Cut]:
+    """The parameters that are cut along one axis, over mesh axes that are not taken by hand."""
+    if place is None:
+        return {}
+    found = {}
+    for leaf, spec in enumerate(place.leaves or ()):
+        cut = {
+            axis: names
+            for axis, entry in enumerate(spec)
+            if (names := tuple(name for name in axes_of(entry) if name not in place.rows))
+        }
+        if len(cut) == 1:
+            ((axis, names),) = cut.items()
+            parts = math.prod(place.mesh.shape[name] for name in names)
+            found[leaf] = Cut(axis, parts, names, place.mesh)
+    return found
 
 
 def gathered(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:

@@ -286,7 +286,9 @@ class ClippedGrad:
         example = _batch.example(rows)
         loss, found, decided = self._planned(params, example, mask.shape[0])
         leaves, structure = jax.tree.flatten(params)
-        losses, rest, grads = run.gradients(loss, found, decided, leaves, jax.tree.leaves(rows))
+        losses, rest, grads = run.gradients(
+            loss, found, decided, leaves, jax.tree.leaves(rows), across.cuts(self.placement)
+        )
         scales = None if scale is None else self._flat_scale(params, scale)
         clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
         aux = jax.tree.unflatten(loss.out_tree, [losses, *rest])[1]
