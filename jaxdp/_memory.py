@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxdp.batches import rows_of_a_draw
 from jaxdp.clipping import ClippedGrad
@@ -21,8 +23,11 @@ from jaxdp.types import PyTree
 _SHARE, _SHARE_OF_CPU = 0.85, 0.5
 
 
-def budget() -> int:
-    """The bytes of the device's memory that a step may use; the same whenever it is asked.
+def budget(devices: int = 1) -> int:
+    """The bytes of a device's memory that a step may use; the same whenever it is asked.
+
+    Args:
+        devices: that work on it; those of a CPU share its memory.
 
     Raises:
         ValueError: the device does not say how much it has.
@@ -30,7 +35,8 @@ def budget() -> int:
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         if hasattr(os, "sysconf"):
-            return int(_SHARE_OF_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+            whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            return int(_SHARE_OF_CPU * whole / devices)
     elif found := (device.memory_stats() or {}).get("bytes_limit"):
         return int(_SHARE * found)
     raise ValueError(
@@ -40,7 +46,7 @@ def budget() -> int:
 
 
 def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: Mechanism) -> int:
-    """Rows of the largest physical batch, of at most a whole draw, whose step fits on the device.
+    """Rows of the largest physical batch, of at most a whole draw, whose step fits on the devices.
 
     Shapes, public numbers and the device alone decide; the records' number is the declared one.
 
@@ -56,12 +62,19 @@ def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: 
     context = jax.eval_shape(step.clipped_by, state)
     records = mechanism.dataset_size if isinstance(source, DeviceArrays) else None
 
+    place = step.grad_fn.placement
+    devices, everywhere = (1, 1) if place is None else (place.devices, place.mesh.size)
+    held = bytes_of(state)
+    if place is not None:
+        at = place.like(step.grad_fn.trained(params), state)
+        held = bytes_of(jax.tree.map(_part, state, at))
+
     def cost(rows: int) -> int:
-        one = bytes_of_pass(step.grad_fn, params, source.example, rows, records, context)
-        return one + bytes_of(state)
+        one = bytes_of_pass(step.grad_fn, params, source.example, devices * rows, records, context)
+        return one + held
 
     most = rows_of_a_draw(mechanism.batch_size, getattr(mechanism.sampling, "cap", None))
-    return most_rows(cost, most, budget())
+    return devices * most_rows(cost, -(-most // devices), budget(everywhere))
 
 
 def bytes_of_pass(
@@ -72,7 +85,7 @@ def bytes_of_pass(
     records: int | None,
     context: dict[str, PyTree],
 ) -> int:
-    """The memory that one compiled pass needs, its arguments and results included.
+    """The memory of a device that one compiled pass needs, its arguments and results included.
 
     Args:
         grad_fn: the clipped gradient.
@@ -87,6 +100,10 @@ def bytes_of_pass(
     rng = jax.eval_shape(lambda: jax.random.key(0)) if grad_fn.takes_rng else None
     indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (jnp.int32, jnp.bool_))
     totals = jax.eval_shape(lambda params: nothing(grad_fn, params), params)
+    if (place := grad_fn.placement) is not None:
+        cut = NamedSharding(place.mesh, P(place.records)) if records else place.of_rows
+        data = jax.tree.map(lambda x: _at(x, cut), data)
+        totals = jax.tree.map(_at, totals, place.like(grad_fn.trained(params), totals))
     more = (rng, context.get("scale"), context.get("bound"))
     lowered = add_pass.lower(
         grad_fn, records is None, False, totals, params, data, indices, mask, *more
@@ -99,6 +116,15 @@ def bytes_of_pass(
 def bytes_of(tree: PyTree) -> int:
     """The memory of a pytree of arrays, or of their shapes."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _at(shape: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+
+def _part(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    """What one device holds of an array."""
+    return jax.ShapeDtypeStruct(sharding.shard_shape(shape.shape), shape.dtype)
 
 
 def most_rows(cost: Callable[[int], int], most: int, limit: int) -> int:

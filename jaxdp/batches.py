@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp._entries import event_counts
+from jaxdp._placement import Placement
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.sampling import Sampler
@@ -80,10 +81,14 @@ class Batches(Iterator[ChargedBatch]):
         sampler: draws the records.
         source: the records to draw from.
         count: the number of batches.
+        place: the devices that share the rows of a batch; None for one.
     """
 
-    def __init__(self, sampler: Sampler, source: Source, count: int):
+    def __init__(
+        self, sampler: Sampler, source: Source, count: int, place: Placement | None = None
+    ):
         self._sampler, self._source, self._steps = sampler, source, count
+        self._place = place
         self._unseen = self._taken = 0
         ahead = _POSITIONS_AHEAD if isinstance(source, DeviceArrays) else _GATHERED_AHEAD
         self._made = prefetch(self._produced(), size=ahead, unused=self._count)
@@ -127,30 +132,41 @@ class Batches(Iterator[ChargedBatch]):
         """The draw with the rows of every physical batch; without them for data on the device."""
         if isinstance(self._source, DeviceArrays):
             return ChargedBatch(draw)
+        place = self._place
         if isinstance(self._source, BucketedText):
-            return _in_buckets(draw, self._source)
+            return _in_buckets(draw, self._source, place)
         passes = zip(draw.indices, draw.mask, strict=True)
-        return ChargedBatch(draw, [self._source.gather(*each) for each in passes])
+        rows = (self._source.gather(*each) for each in passes)
+        return ChargedBatch(draw, [each if place is None else place.put_rows(each) for each in rows])
 
 
-def _in_buckets(draw: Draw, source: BucketedText) -> ChargedBatch:
+def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> ChargedBatch:
     """The same records under the same ticket, in physical batches of one length each."""
     assert draw.ticket is not None
     size = draw.indices.shape[1]
     indices, mask, rows = source.passes(draw.indices[draw.mask], size)
+    if place is not None:
+        # Few records of a length would be on one device alone: how a sum is rounded is bounded
+        # for devices that share a batch evenly, or one after another in full batches.
+        order = place.dealt(size)
+        indices, mask = indices[:, order], mask[:, order]
+        rows = [place.put_rows(jax.tree.map(lambda leaf: leaf[order], each)) for each in rows]
     parted = Draw(indices, mask, draw.step, draw.num_records)
     return ChargedBatch(parted.drawn_by(draw.ticket), rows)
 
 
-def placed(source: Source) -> Source:
-    """The source, with small arrays in memory moved to the device once."""
+def placed(source: Source, place: Placement | None = None) -> Source:
+    """The source, with small arrays in memory moved to the device, or to all of a mesh, once."""
+    if isinstance(source, DeviceArrays) and place is not None:
+        return DeviceArrays.of(place.put(source.arrays))
     if not isinstance(source, HostArrays):
         return source
     leaves = jax.tree.leaves(source.arrays)
     plain = all(type(leaf) is np.ndarray for leaf in leaves)
     if not plain or sum(leaf.nbytes for leaf in leaves) > _SMALL_BYTES:
         return source
-    return DeviceArrays.of(jax.device_put(source.arrays))
+    put = jax.device_put if place is None else place.whole
+    return DeviceArrays.of(put(source.arrays))
 
 
 def rows_of_a_pass(batch_size: int, source: Source, cap: int | None = None) -> int:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
+from jaxdp import _placement
 from jaxdp.types import PyTree
 
 # Leaves up to this size share one computation.
@@ -49,7 +50,8 @@ def noised(
     keys = [_of_shard(words, leaf, sharded_over, replicated_over) for leaf in leaves]
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
-    return jax.tree.unflatten(structure, _add(0)(keys, std, *values))
+    with _placement.on(_placement.mesh_around(values)):
+        return jax.tree.unflatten(structure, _add(0)(keys, std, *values))
 
 
 def normals(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
@@ -82,9 +84,10 @@ def _together(words: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, jax.Ar
             continue
         parts = [_spread(words[n], n, shapes[n]) for n in small]
         flat = [jnp.concatenate([jnp.ravel(part[i]) for part in parts]) for i in range(5)]
+        made = _from_bits(_bits(*_placement.alike(flat)))
         ends = np.cumsum([part[0].size for part in parts])[:-1]
-        for n, values in zip(small, jnp.split(_from_bits(_bits(*flat)), ends), strict=True):
-            found[n] = values.reshape(shapes[n])
+        for n, values in zip(small, jnp.split(_placement.alike(made), ends), strict=True):
+            found[n] = _placement.alike(values.reshape(shapes[n]))
     return found
 
 

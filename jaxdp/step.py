@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp._links import OTHERS, Seen, read, watching
+from jaxdp._placement import Placement, on
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise import opened
@@ -30,12 +31,15 @@ class PrivateStep:
         noise: the transformation that takes a ``Summed``, such as ``mechanism.privatize()``.
         after: the optax chain that the noisy gradient goes into.
         context: from the optimizer state to what the next gradient is clipped by; None for nothing.
+        held: shardings of the parameters and of the optimizer state, the same after every step;
+            None for one device.
     """
 
     grad_fn: Any
     noise: optax.GradientTransformation
     after: optax.GradientTransformation
     context: Callable[[PyTree], dict[str, PyTree]] | None = None
+    held: tuple[PyTree, PyTree] | None = None
 
     @functools.cached_property
     def links(self) -> Seen:
@@ -61,11 +65,22 @@ class PrivateStep:
             extra["leaked"] = summed.leaked
         summed = _handed(summed)
         noise, after = (optax.with_extra_args_support(t) for t in (self.noise, self.after))
-        with _noise_asked_for(self.links):
+        mesh = None if self.held is None else self.grad_fn.placement.mesh
+        with _noise_asked_for(self.links), on(mesh):
             noisy, first = noise.update(summed, first, trained, key=key)
         updates, last = after.update(noisy, last, trained, **extra)
         moved = _filled(optax.apply_updates(trained, updates), params)
+        if self.held is not None:
+            after = jax.lax.with_sharding_constraint((moved, (first, last)), self.held)
+            moved, (first, last) = after
         return moved, (first, last), noisy, updates
+
+    def held_for(self, params: PyTree, place: Placement) -> "PrivateStep":
+        """The step for parameters where they lie on a mesh, and for a state that lies alike."""
+        params_at = place.like(params, params)
+        trained = self.grad_fn.trained(params)
+        state_at = place.like(trained, jax.eval_shape(self.init, params))
+        return dataclasses.replace(self, held=(params_at, state_at))
 
     @functools.cached_property
     def compiled_context(self) -> Callable[[State], dict[str, PyTree]]:

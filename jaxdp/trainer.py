@@ -1,9 +1,10 @@
 """A private training loop: ``init``, ``batches``, ``step``."""
 
+import dataclasses
 import os
 import weakref
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,12 @@ from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
 from jaxdp._memory import rows_that_fit
+from jaxdp._placement import agreed, placement
+from jaxdp._state import TrainState, check_past, check_state
 from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
-from jaxdp.clipping.frameworks import check_arrays, holds_reused
+from jaxdp.clipping.across import spread
+from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism, issuer_of
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -27,23 +31,6 @@ from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
-
-
-class TrainState(NamedTuple):
-    """The state of training; as private as the parameters that it holds.
-
-    Attributes:
-        params: pytree of parameters: the released model.
-        opt_state: state of the optimizer.
-        step: how many steps were taken.
-        past: uint32 [4]; the head of the ledger that holds these steps. A trainer whose ledger does
-            not hold them refuses the state.
-    """
-
-    params: PyTree
-    opt_state: PyTree
-    step: Any
-    past: Any
 
 
 class Trainer:
@@ -69,6 +56,12 @@ class Trainer:
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
         physical_batch_size: rows of one physical batch; None takes what is usual, "auto" as many as
             the device's memory holds, up to a whole draw, once ``init`` has seen the parameters.
+            The devices of a mesh share them evenly, so it is rounded up to a multiple.
+        mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
+            the arrays of ``source``, or the parameters given to ``init``, lie on, if any. Parameters
+            and optimizer state keep their own sharding; what lies elsewhere goes whole to all.
+        data_axes: the axes of the mesh that rows are cut over; None takes those that the records
+            are cut over, else the one called "data", else the first.
         reserve: steps that are charged at a time; see ``jaxdp._issuer.Issuer``.
         issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
         clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
@@ -105,6 +98,8 @@ class Trainer:
         constants: PyTree = None,
         energy: PublicEnergy | PrivateEnergy | None = None,
         physical_batch_size: int | Literal["auto"] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        data_axes: Sequence[str] | None = None,
         reserve: int | None = None,
         issuer: Issuer | None = None,
         **clipping: Any,
@@ -112,8 +107,8 @@ class Trainer:
         algorithm = as_algorithm(mechanism, optimizer)
         self.algorithm, self.energy = algorithm, energy
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        self.source: Source = placed(as_source(source))
-        self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
+        self.source: Source = as_source(source)
+        self._place = None if mesh is None else placement(mesh, data_axes)
         self._secret = Secret.of_all_processes(secret)
         self._grad_fn = algorithm.clipped_grad(
             loss_fn, trainable=trainable, constants=constants, **clipping
@@ -121,6 +116,8 @@ class Trainer:
         self._step = PrivateStep(
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
+        self._settled = False
+        self._spread(None)
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             check_source(self.mechanism, self.source)
@@ -160,12 +157,15 @@ class Trainer:
                 charged by then.
         """
         check_arrays(params)
+        self._settled = True
+        self._spread(params)
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
+        params = params if self._place is None else self._place.put(params)
         self._plan = self._planned(params)
         # Copied too: parts that share a buffer, such as one zero, could not all be donated.
         opt_state = jax.tree.map(jnp.array, self._step.init(params))
-        return TrainState(params, opt_state, 0, self._past())
+        return self._laid(TrainState(params, opt_state, 0, self._past()))
 
     def batches(
         self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
@@ -189,7 +189,7 @@ class Trainer:
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         self.end_batches()
         count = steps_left(self.mechanism, self._sampler.step, steps, epochs, beyond)
-        batches = Batches(self._sampler, self.source, count)
+        batches = Batches(self._sampler, self.source, count, self._place)
         self._batches = weakref.ref(batches)
         return batches
 
@@ -260,7 +260,7 @@ class Trainer:
         self, state: TrainState, batch: ChargedBatch, told: bool
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
         self._check(state, batch)
-        draw = batch.draw
+        state, draw = self._laid(state), batch.draw
         assert draw.ticket is not None
         rng = None
         if getattr(self._grad_fn, "takes_rng", False):
@@ -332,30 +332,14 @@ class Trainer:
         batch.check()
         if not self._sampler.issuer.issued(batch.draw.ticket):
             raise ValueError("batch must be of this trainer, got one of another trainer")
-        if not isinstance(state, TrainState):
-            raise ValueError(
-                "state must be a TrainState, from trainer.init(params) or the step before, "
-                f"state, info = trainer.step(state, batch); got {type(state).__name__}"
-            )
-        if holds_reused(state):
-            raise ValueError(
-                "state must be the one that the step before returned, got one whose memory that "
-                "step has reused: write state, info = trainer.step(state, batch). To come back to "
-                "a state later keep copy.deepcopy(state)"
-            )
+        check_state(state)
         if not batch.untouched:
             raise ValueError(
                 "batch must be as trainer.batches() handed it out, got one with other records or "
                 "rows: what they were computed from, nobody has seen. Augment inside the loss, "
                 "which sees one example"
             )
-        if not self.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
-            raise ValueError(
-                "state must be one whose past the ledger holds, got one that was trained under "
-                "another ledger: what was released before would not count. Give the trainer that "
-                "ledger, Trainer(..., ledger=path); or start from the parameters alone, "
-                "trainer.init(state.params), where their training is accounted for elsewhere"
-            )
+        check_past(state, self.ledger)
 
     def _past(self) -> np.ndarray:
         return np.frombuffer(self.ledger.head, np.uint32)
@@ -383,18 +367,39 @@ class Trainer:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
         cap = getattr(mechanism.sampling, "cap", None)
         size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
+        size = size if self._place is None else self._place.rounded(size)
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
+
+    def _spread(self, params: PyTree) -> None:
+        """Spreads the step over the mesh asked for, or that records or parameters lie on, if any."""
+        place = agreed(self._place, params, getattr(self.source, "arrays", ()))
+        self.source = placed(self.source, place)
+        self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
+        if place is None:
+            return
+        self._place = place if self._data is None else place.with_records(self._data)
+        self._grad_fn = spread(self._grad_fn, self._place)
+        self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
+        if params is not None:
+            self._step = self._step.held_for(params, self._place)
+            self._sampler.cut_into(self._place.rounded(self._sampler.physical_batch_size))
+
+    def _laid(self, state: TrainState) -> TrainState:
+        """The state, on the mesh if there is one: it may have been restored elsewhere."""
+        if not self._settled:
+            self._settled = True
+            self._spread(state.params)
+        if self._place is None or self._place.holds((state.params, state.opt_state)):
+            return state
+        params, opt_state = jax.device_put((state.params, state.opt_state), self._step.held)
+        return state._replace(params=params, opt_state=opt_state)
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:
         """The plan of the gradients, which names what is assumed public; () without one."""
         if not isinstance(self._grad_fn, ClippedGrad):
             return ()
-        plan = self._grad_fn.plan(params, self._example_batch())
+        rows = self._sampler.physical_batch_size
+        shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
+        plan = self._grad_fn.plan(params, jax.tree.map(shape, self.source.example))
         captured.check_rows(plan, (), records=self._sampler.num_records)
         return plan
-
-    def _example_batch(self) -> PyTree:
-        rows = self._sampler.physical_batch_size
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), self.source.example
-        )

@@ -1,7 +1,8 @@
 """Per-example clipping: rules that bound one record's contribution, and the engines."""
 
 from jaxdp.clipping.augment import augmented
-from jaxdp.clipping.engine import ClippedGrad, clipped_grad
+from jaxdp.clipping.engine import ClippedGrad
+from jaxdp.clipping.factory import clipped_grad
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.rules import (
     Rule,

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import jax
 from jax._src.interpreters import batching  # its public face cannot be read
 
-from jaxdp.normals import varying
-from jaxdp.types import PyTree
 
 # Their code is handed the whole batch under ``vmap``, or other code is run than was traced.
 _OUTSIDE = ("pure_callback", "io_callback", "buffer_callback", "ffi_call", "custom_vmap_call")
@@ -78,21 +76,6 @@ def refuse(traced: Any) -> None:
 def has_rules(traced: Any) -> bool:
     """True if the function has custom gradient rules, which only the traced gradient shows."""
     return any(e.primitive.name.startswith(_RULED) for p in parts(traced) for e in p.jaxpr.eqns)
-
-
-def refuse_varying(*trees: PyTree) -> None:
-    """Raises ValueError inside ``shard_map`` with ``check_vma=True``.
-
-    Raises:
-        ValueError: an array's type says that it varies over a mesh axis.
-    """
-    found = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in varying(leaf)})
-    if found:
-        raise ValueError(
-            "shard_map must be called with check_vma=False around clipped gradients, got "
-            f"check_vma=True over {found}: with it, JAX sums the gradient of a parameter over the "
-            "mesh before it could be clipped"
-        )
 
 
 def _other_keys(eqn: Any) -> bool:

@@ -1,106 +1,25 @@
-"""The clipped-gradient function: per-example gradients, clipped and summed."""
+"""The object that computes sums of clipped per-example gradients."""
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
-from jaxdp.clipping import _batch, captured, coupling, forms, frameworks, options, reduce, rounding
-from jaxdp.clipping.ghost import program, run, uses
-from jaxdp.clipping.ghost.plan import Plan, plan
-from jaxdp.clipping.passes import accumulated, add_pass, compensated, nothing
+from jaxdp import _placement
+from jaxdp._placement import Placement
+from jaxdp.clipping import (
+    _batch, across, captured, forms, frameworks, options, reduce, rounding, traced, untyped,
+)  # fmt: skip
+from jaxdp.clipping.ghost import run
+from jaxdp.clipping.ghost.plan import Plan
+from jaxdp.clipping.passes import add_pass, by_microbatches, compensated, nothing
 from jaxdp.clipping.rules import Rule
 from jaxdp.types import Batch, ClipInfo, Draw, PyTree, Summed
-
-
-def clipped_grad(
-    loss_fn: Callable[..., Any],
-    rule: Rule,
-    engine: str = "auto",
-    microbatch_size: int | None = None,
-    trainable: Any = None,
-    constants: PyTree = None,
-    most_records: int = 2**14,
-    rng_name: str | tuple[str, ...] | None = forms.KEY_NAMES,
-) -> "ClippedGrad":
-    """A function that computes the sum of ``loss_fn``'s clipped per-example gradients.
-
-    ================================  ===========================================================
-    form of the loss                  what it is handed of one example
-    ================================  ===========================================================
-    ``(params, example)``             the example whole, whatever pytree it is
-    ``(params, x, y)``, and so on     a tuple or list example of that length, taken apart; a dict
-                                      with exactly these keys, by name
-    ``(params, *, x, y)``             a dict with exactly these keys
-    ``(params, x, train=True)``       optional arguments are left alone
-    ``(params, batch=None)``          the first one takes the example where nothing is required
-    ``(params, x, rng)``, ``key``,    by that name, wherever it stands, the key of the example;
-    ``(params, x, *, rng=None)``      ``rng_name="dropout_key"`` for another name, None for no key
-    ``(params, *args, **kwargs)``     the example whole as one argument; a key only by ``rng_name``
-    ``functools.partial``             as what is left of it; a key that it has already stays
-    bound methods, callable objects   as their signature without ``self``; Equinox modules too
-    ``jax.jit(loss)``                 as the function inside
-    no signature                      as ``(params, example)``
-    ================================  ===========================================================
-
-    Args:
-        loss_fn: a scalar for **one** example, so that no layer can couple a batch, in one of the
-            forms above; the key feeds dropout and augmentation. It may return ``(scalar, aux)``;
-            aux is per example and as sensitive as the example.
-        rule: the clipping rule, such as ``jaxdp.clip(0.1)``.
-        engine: how gradient norms are computed, the same to rounding. "vmap": from per-example
-            gradients by automatic differentiation, the reference. "ghost": without them, wherever
-            the parameter is used in a way that allows it. "auto": whatever costs least, for every
-            parameter by itself; ``ClippedGrad.plan`` says what that is.
-        microbatch_size: rows worked on at a time inside one call, to bound the memory; None: all.
-        trainable: what to train: a tree of bool (a prefix of the parameters) or a function of a
-            leaf's path. Other leaves are frozen: no gradient, no norm, None in the sum. None trains
-            everything. Frozen leaves are **assumed public**, computed from no record.
-        constants: pytree of arrays that ``loss_fn`` captures, declared **public** (JAX's by
-            identity, NumPy's by content). Others are assumed public, and named so by the plan and
-            the ledger; one with as many rows as a batch is refused.
-        most_records: the largest number of records of one draw, public: the rounding of the sum is
-            bounded for so many, and counts in ``Summed.l2``. A Mechanism gives its own.
-        rng_name: the argument that takes a key, or names to look for; None for none.
-
-    Returns:
-        ``(params, batch, mask, rng=None) -> (Summed, ClipInfo)``, the mask only where the batch is
-        no ``Batch``; see ``ClippedGrad``.
-
-    Raises:
-        ValueError: an argument is not what it should be, named with its value.
-
-    Example:
-        >>> loss_fn = lambda w, x, y: (x @ w - y) ** 2
-        >>> grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))
-        >>> batch = (jnp.ones((8, 3)), jnp.ones(8))
-        >>> summed, info = grad_fn(jnp.zeros(3), batch, mask="all")
-        >>> print(f"{summed.l2:.3f}")  # the clip norm, and a share of it for rounding
-        0.104
-        >>> info.norms.shape
-        (8,)
-    """
-    if not callable(loss_fn):
-        raise ValueError(
-            f"loss_fn must be a function (params, example), got {_validate.described(loss_fn)}"
-        )
-    if not callable(getattr(rule, "factors", None)) or not callable(getattr(rule, "l2", None)):
-        raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-    _validate.one_of("engine", engine, ("auto", "ghost", "vmap"))
-    if microbatch_size is not None:
-        microbatch_size = _validate.integer("microbatch_size", microbatch_size, least=1)
-    most_records = _validate.integer("most_records", most_records, least=1)
-    chosen = options.trainable(trainable)
-    form = forms.form_of(loss_fn, rng_name)
-    public = captured.declared(constants, loss_fn)
-    loss_fn = forms.hashable(loss_fn)
-    return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most_records)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +43,7 @@ class ClippedGrad:
     form: forms.Form
     constants: captured.Declared
     most_records: int = 2**14
+    placement: Placement | None = None
 
     @property
     def takes_rng(self) -> bool:
@@ -166,7 +86,7 @@ class ClippedGrad:
                 (it captures a traced array or one with the batch's rows, communicates over an axis,
                 calls back to Python, or uses ``custom_vmap``); the batch is ragged; the mask is
                 missing or has another shape or dtype; ``rng`` is missing or not wanted; a bound is
-                not a number in [1e-10, 1e10]; ``shard_map`` around it has ``check_vma=True``.
+                not a number in [1e-10, 1e10]; the rows are no multiple of the mesh's devices.
         """
         frameworks.check_arrays(params)
         origin = batch.origin if isinstance(batch, Batch) else None
@@ -179,7 +99,7 @@ class ClippedGrad:
         keys = None if rng is None else jax.random.split(rng, size)
         clipped, info = self._over_rows(params, (data, keys), keep, scale, bound)
         captured.check_rows(info.plan, self._row_counts(size))
-        summed = self._summed(params, clipped.total, clipped.votes, scale, bound)
+        summed = self._summed(params, clipped.total, clipped.votes, scale, bound, drawn=False)
         if origin is None:
             return summed, info
         ticket, number = origin
@@ -220,7 +140,8 @@ class ClippedGrad:
                 the loss captures an array with an axis as long as ``data``.
         """
         _batch.check_records(data, draw.num_records)
-        return self.sum_passes(
+        grad_fn, (_, data) = self.placed(params, data)
+        return grad_fn.sum_passes(
             params, itertools.repeat(data), draw, rng, scale=scale, bound=bound, told=told
         )
 
@@ -252,17 +173,21 @@ class ClippedGrad:
         options.check_rng(rng, self.form.rng)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
-        totals, plan = nothing(self, params), ()
+        grad_fn, (there,) = self.placed(params)
+        totals, plan = nothing(grad_fn, there), ()
         infos: list[ClipInfo] = []
-        for piece in zip(passes, draw.indices, draw.mask, strict=False):
-            rows = (params, *piece, rng, scale, bound)
-            totals, info = add_pass(self, gathered, told, totals, *rows)
+        for data, *places in zip(passes, draw.indices, draw.mask, strict=False):
+            if not gathered and grad_fn.placement is not None:
+                places = grad_fn.placement.padded(*places)
+            rows = (there, data, *places, rng, scale, bound)
+            totals, info = add_pass(grad_fn, gathered, told, totals, *rows)
             plan = info.plan
             infos += [info] if told else []
         captured.check_rows(plan, (), records=draw.num_records)
         captured.report(draw.ticket, plan)
         total, lost, votes = totals
-        summed = self._summed(params, compensated(total, lost), votes, scale, bound)
+        total = _placement.as_it_was(compensated(total, lost), params)
+        summed = grad_fn._summed(params, total, votes, scale, bound)
         # Rows that the caller gathered are not seen to be those of the draw.
         known = draw.untouched and not gathered
         return summed.of_draw(draw.ticket, range(len(draw.indices)), known=known), infos
@@ -280,10 +205,19 @@ class ClippedGrad:
         bound: Any = None,
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The clipped sum of one physical batch of a draw, to be called inside ``jit``."""
-        batch = data if gathered else jax.tree.map(lambda rows: rows[indices], data)
-        keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
-        result = self._over_rows(params, (batch, keys), mask, scale, bound)
         records = None if gathered else _batch.rows("data", data)
+        place = self.placement
+        if not gathered and place is not None and place.records and across.is_around(place):
+            data, gathered = across.gathered(place, data, indices), True
+
+        def each(params: PyTree, rows: PyTree, shared: PyTree) -> Any:
+            (indices, mask, own), (whole, *more, rng) = rows, shared
+            batch = own if gathered else jax.tree.map(lambda rows: rows[indices], whole)
+            keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
+            return by_microbatches(self, params, (batch, keys), mask, *more)
+
+        own, whole = (data, None) if gathered else (None, data)
+        result = self._everywhere(each, params, (indices, mask, own), (whole, scale, bound, rng))
         captured.check_rows(result[1].plan, self._row_counts(mask.shape[0]), records=records)
         return result
 
@@ -305,7 +239,8 @@ class ClippedGrad:
         data = batch.data if isinstance(batch, Batch) else batch
         size = _batch.rows("batch", data)
         key = jax.eval_shape(lambda: jax.random.key(0)) if self.takes_rng else None
-        decided = self._planned(params, (_batch.example(data), key), self._rows_at_once(size))[2]
+        rows = self.rows_at_once(self._on_one_device(size))
+        decided = self._planned(params, (_batch.example(data), key), rows)[2]
         captured.check_rows(decided, self._row_counts(size))
         return decided
 
@@ -316,60 +251,58 @@ class ClippedGrad:
         kept = [leaf if flag else None for leaf, flag in zip(leaves, flags, strict=True)]
         return jax.tree.unflatten(structure, kept)
 
+    def placed(self, *trees: PyTree) -> tuple["ClippedGrad", tuple[PyTree, ...]]:
+        """The gradient for parameters (and records) where they lie, and these on one mesh."""
+        place = _placement.agreed(self.placement, *trees)
+        if place is None:
+            return self, trees
+        return dataclasses.replace(self, placement=place), tuple(map(place.put, trees))
+
     def _over_rows(
         self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
     ) -> tuple[reduce.Clipped, ClipInfo]:
-        size, chunk = mask.shape[0], self._rows_at_once(mask.shape[0])
-        one = functools.partial(self._at_once, params, scale=scale, bound=bound)
-        if size == 0:
+        if mask.shape[0] == 0:
+            one = functools.partial(self.at_once, params, scale=scale, bound=bound)
             return _batch.of_none(one, rows)
-        if chunk == size:
-            return one(rows, mask)
-        chunks = jax.tree.map(functools.partial(_batch.cut, size=chunk), (rows, mask))
-        totals, infos = jax.lax.scan(
-            lambda totals, piece: accumulated(totals, one(*piece)), nothing(self, params), chunks
-        )
-        info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
-        total, lost, votes = totals
-        return reduce.Clipped(compensated(total, lost), info.norms, info.clipped, votes), info
 
-    def _at_once(
+        def each(params: PyTree, rows: PyTree, shared: PyTree) -> Any:
+            return by_microbatches(self, params, *rows, *shared)
+
+        return self._everywhere(each, params, (rows, mask), (scale, bound))
+
+    def _everywhere(
+        self, each: across.Each, params: PyTree, rows: PyTree, shared: PyTree
+    ) -> tuple[reduce.Clipped, ClipInfo]:
+        """``each`` of all rows: by the devices of the mesh, if there is one, else as it is."""
+        if across.is_around(self.placement):
+            assert self.placement is not None
+            return across.over_devices(self.placement, each, params, rows, shared)
+        return untyped.untyped(each, params, rows, shared)
+
+    def at_once(
         self, params: PyTree, rows: PyTree, mask: jax.Array, scale: PyTree, bound: Any
     ) -> tuple[reduce.Clipped, ClipInfo]:
+        """The sum over rows [m, ...] worked on together, of one device; to be traced."""
         example = _batch.example(rows)
-        traced, found, decided = self._planned(params, example, mask.shape[0])
-        coupling.refuse_varying(params, rows)
+        loss, found, decided = self._planned(params, example, mask.shape[0])
         leaves, structure = jax.tree.flatten(params)
-        losses, rest, grads = run.gradients(traced, found, decided, leaves, jax.tree.leaves(rows))
+        losses, rest, grads = run.gradients(
+            loss, found, decided, leaves, jax.tree.leaves(rows), across.cuts(self.placement)
+        )
         scales = None if scale is None else self._flat_scale(params, scale)
         clipped = reduce.clipped_sum(self.rule, grads, structure, mask, scales, bound)
-        aux = jax.tree.unflatten(traced.out_tree, [losses, *rest])[1]
+        aux = jax.tree.unflatten(loss.out_tree, [losses, *rest])[1]
         info = ClipInfo(clipped.norms, losses, clipped.clipped, mask, aux, decided)
         return clipped, info
 
-    def _planned(self, params: PyTree, rows: PyTree, size: int) -> tuple[Any, Any, Any]:
+    def _planned(self, params: PyTree, rows: PyTree, size: int) -> tuple[Any, Any, Plan]:
         """The traced loss of one example, its uses of parameters, and the engine of each."""
         example, key = rows
-        flags = self._flags(params)
-        options.check_params(params, flags)
+        loss = functools.partial(frameworks.called, self.form, self.loss_fn)
         args = (example,) if key is None else (example, key)
-
-        def loss(params: PyTree, *args: PyTree) -> tuple[jax.Array, Any]:
-            try:
-                result = frameworks.called(self.form, self.loss_fn, params, *args)
-            except Exception as error:
-                error.add_note(f"jaxdp handed the loss one example: {options.shapes(args[0])}")
-                raise
-            return options.checked_result(result)
-
-        traced = program.trace(loss, params, *args)
-        constants = captured.found(traced.closed, self.constants, loss, flags, params, args)
-        if traced.ignores_example():
-            raise ValueError("loss_fn must depend on its example, but its result does not")
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-        found = uses.find(traced, shapes)
-        decided = plan(options.paths(params), shapes, flags, found, size, self.engine)
-        return traced, found, Plan((*decided, *constants))
+        return traced.decided(
+            loss, params, args, self._flags(params), self.constants, size, self.engine
+        )
 
     def _flags(self, params: PyTree) -> list[bool]:
         if self.trainable is None:
@@ -387,14 +320,31 @@ class ClippedGrad:
         return self._summed(params, clipped.total, clipped.votes, scale, bound)
 
     def _summed(
-        self, params: PyTree, total: PyTree, votes: jax.Array, scale: PyTree, bound: Any
+        self,
+        params: PyTree,
+        total: PyTree,
+        votes: jax.Array,
+        scale: PyTree,
+        bound: Any,
+        drawn: bool = True,
     ) -> Summed:
         l2 = self.rule.l2(self.trained(params)) if bound is None else bound
-        l2 = l2 * (1.0 + rounding.of_sum(self.most_records))
+        l2 = l2 * (1.0 + rounding.of_sum(self.most_records, self._devices, drawn))
         return Summed(total, l2, scale, None if bound is None else votes)
 
-    def _rows_at_once(self, size: int) -> int:
-        return size if self.microbatch_size is None else min(size, self.microbatch_size)
+    def rows_at_once(self, size: int) -> int:
+        """Rows of one microbatch of a device that has ``size`` rows."""
+        if self.microbatch_size is None:
+            return size
+        return min(size, -(-self.microbatch_size // self._devices))
+
+    @property
+    def _devices(self) -> int:
+        return 1 if self.placement is None else self.placement.devices
+
+    def _on_one_device(self, size: int) -> int:
+        return -(-size // self._devices)
 
     def _row_counts(self, size: int) -> set[int]:
-        return {size, self._rows_at_once(size)}
+        own = self._on_one_device(size)
+        return {size, own, self.rows_at_once(own)}

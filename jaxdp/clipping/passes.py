@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.clipping import reduce, rounding
+from jaxdp.clipping import _batch, reduce, rounding
 from jaxdp.types import ClipInfo, PyTree
 
 if TYPE_CHECKING:
@@ -39,13 +39,36 @@ def add_pass(
     )
     if not told:
         info = jax.tree.map(lambda leaf: None, info)
-    return accumulated(totals, (clipped, info))
+    (total, lost, votes), info = accumulated(totals, (clipped, info))
+    return (_held(grad_fn, total), _held(grad_fn, lost), votes), info
 
 
 def accumulated(totals: Totals, result: tuple[reduce.Clipped, ClipInfo]) -> tuple[Totals, ClipInfo]:
     """The totals and one more result; compensated, so rounding does not grow with their number."""
     (total, lost, votes), (clipped, info) = totals, result
     return (*rounding.added(total, lost, clipped.total), votes + clipped.votes), info
+
+
+def by_microbatches(
+    grad_fn: "ClippedGrad",
+    params: PyTree,
+    rows: PyTree,
+    mask: jax.Array,
+    scale: PyTree,
+    bound: Any,
+) -> tuple[reduce.Clipped, ClipInfo]:
+    """The clipped sum over rows [m, ...] of one device, a microbatch at a time."""
+    size, chunk = mask.shape[0], grad_fn.rows_at_once(mask.shape[0])
+    one = functools.partial(grad_fn.at_once, params, scale=scale, bound=bound)
+    if chunk == size:
+        return one(rows, mask)
+    chunks = jax.tree.map(functools.partial(_batch.cut, size=chunk), (rows, mask))
+    totals, infos = jax.lax.scan(
+        lambda totals, piece: accumulated(totals, one(*piece)), nothing(grad_fn, params), chunks
+    )
+    info = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], infos)
+    total, lost, votes = totals
+    return reduce.Clipped(compensated(total, lost), info.norms, info.clipped, votes), info
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -61,4 +84,12 @@ def nothing(grad_fn: "ClippedGrad", params: PyTree) -> Totals:
     start, again = (
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained) for _ in range(2)
     )
-    return start, again, jnp.zeros([], jnp.float32)
+    return _held(grad_fn, start), _held(grad_fn, again), jnp.zeros([], jnp.float32)
+
+
+def _held(grad_fn: "ClippedGrad", total: PyTree) -> PyTree:
+    """The sum, cut as the parameters are."""
+    if grad_fn.placement is None:
+        return total
+    leaves, structure = jax.tree.flatten(total, is_leaf=lambda leaf: leaf is None)
+    return jax.tree.unflatten(structure, grad_fn.placement.held(leaves))

@@ -48,12 +48,20 @@ def gamma(operations: int) -> float:
     return operations * UNIT / (1.0 - operations * UNIT)
 
 
-def of_sum(records: int) -> float:
+def of_sum(records: int, devices: int = 1, drawn: bool = True) -> float:
     """E / C: the share of the bound by which one record moves the rounding of a sum.
 
     The sum is over ``records``: a share of its blocks, and 24 roundings of all that blocks,
-    microbatches and physical batches add.
+    microbatches and physical batches add. What eight devices add of a draw is within these.
+
+    Args:
+        records: the largest number of records of a draw.
+        devices: that add their sums.
+        drawn: True where the rows are those of a draw, which fills the devices one after another;
+            False where any device may hold any number of them.
     """
+    if devices > 1 and (devices > 8 or not drawn):
+        return SHARE + (2 * devices + (8 if drawn else 22)) * UNIT * records
     return SHARE + 24.0 * UNIT * records
 
 

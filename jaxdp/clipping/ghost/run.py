@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jaxdp.clipping.ghost.factors import Use
 from jaxdp.clipping.ghost.isolated import CONVOLUTION, Apart, convolved, may_mix, mixes
 from jaxdp.clipping.ghost.leaves import Arrays, Factors, Leaf
 from jaxdp.clipping.ghost.loops import lengths
+from jaxdp.clipping.ghost.parted import Cut
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.clipping.ghost.program import (
     COND,
@@ -37,6 +39,7 @@ def gradients(
     plan: Sequence[LeafPlan],
     params: Sequence[jax.Array],
     batch: Sequence[jax.Array],
+    cuts: Mapping[int, Cut] = MappingProxyType({}),
 ) -> tuple[jax.Array, PyTree, list[Leaf | None]]:
     """Losses [m], what else the loss returned, and each leaf's gradients (None where frozen).
 
@@ -46,6 +49,7 @@ def gradients(
         plan: how each leaf is done.
         params: the leaves of the parameters.
         batch: the other arguments' leaves, each [m, ...].
+        cuts: of the leaves that are cut over devices, how.
     """
     factored = {
         leaf: found
@@ -87,7 +91,7 @@ def gradients(
 
     found: list[Leaf | None] = [None] * len(params)
     for key, grads in of_leaves.items():
-        found[int(key)] = Arrays(grads)
+        found[int(key)] = Arrays(grads, cuts.get(int(key)))
 
     def use(node: Node, site: Any) -> Use:
         met = [taps.of_data[each] for each, _ in parts_of(node, site)]
@@ -95,7 +99,7 @@ def gradients(
         return _use(taps.of_data[node], *changed(site, pairs, value_of))
 
     for leaf, used in factored.items():
-        factors = Factors([use(node, site) for node, site in used])
+        factors = Factors([use(node, site) for node, site in used], cuts.get(leaf))
         found[leaf] = factors if plan[leaf].engine == "ghost" else factors.layer()
     return losses, rest, found
 

@@ -1,0 +1,256 @@
+"""The places of rows, records and parameters on the devices of a mesh."""
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+PyTree = Any
+
+# The mesh of the step that is being traced, and None outside.
+_MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
+# The axis that rows are cut over, where a mesh has one of this name.
+_USUAL = "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A mesh, and what is cut over which of its axes; hashable, as ``jit`` needs it.
+
+    Attributes:
+        mesh: with automatic axes.
+        rows: the axes that the rows of a physical batch are cut over.
+        leaves: of every parameter how it is cut; None where that is not known.
+        records: the axes that the records [N, ...] are cut over; () where every device has all.
+    """
+
+    mesh: Mesh
+    rows: tuple[str, ...]
+    leaves: tuple[P, ...] | None = None
+    records: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """The number of parts that the rows are cut into."""
+        return math.prod(self.mesh.shape[axis] for axis in self.rows)
+
+    @property
+    def manual(self) -> frozenset[str]:
+        """The axes taken by hand: all, unless parameters may be cut over others than rows."""
+        specs = self.leaves or ()
+        used = {axis for spec in specs for entry in spec for axis in axes_of(entry)}
+        more = self.leaves is None or used - set(self.rows)
+        return frozenset(self.rows if more else self.mesh.axis_names)
+
+    def by_rows(self, leaf: int) -> P:
+        """How parameter ``leaf`` is cut over the axes of rows alone."""
+        spec = self.leaves[leaf] if self.leaves else P()
+        kept = (tuple(a for a in axes_of(entry) if a in self.rows) for entry in spec)
+        return P(*(axes or None for axes in kept))
+
+    def held(self, leaves: Sequence[Any]) -> list[Any]:
+        """Arrays shaped like the parameters (None at some), cut as these are; inside ``jit``."""
+        if self.leaves is None or jax.sharding.get_abstract_mesh().manual_axes:
+            return list(leaves)
+        each = zip(leaves, self.leaves, strict=True)
+        return [x if x is None else self._pinned(x, spec) for x, spec in each]
+
+    def _pinned(self, x: Any, spec: P) -> Any:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+    def whole(self, tree: PyTree) -> PyTree:
+        """The arrays, all of them on every device."""
+        return jax.device_put(tree, NamedSharding(self.mesh, P()))
+
+    @property
+    def of_rows(self) -> NamedSharding:
+        """The sharding of rows [m, ...]."""
+        return NamedSharding(self.mesh, P(self.rows))
+
+    def put_rows(self, rows: PyTree) -> PyTree:
+        """Rows [m, ...] of a physical batch, each device its own part; m must be divisible."""
+        return jax.device_put(rows, self.of_rows)
+
+    def rounded(self, rows: int) -> int:
+        """The next number of rows that all devices share evenly."""
+        return -(-rows // self.devices) * self.devices
+
+    def padded(self, indices: Any, mask: Any) -> list[np.ndarray]:
+        """Places in the records [m] and their mask, with padding for the devices to share."""
+        more = self.rounded(len(mask)) - len(mask)
+        return [np.pad(np.asarray(each), (0, more)) for each in (indices, mask)]
+
+    def dealt(self, rows: int) -> np.ndarray:
+        """The order in which the devices get rows one by one in turn, as cards are dealt."""
+        return np.arange(rows).reshape(-1, self.devices).T.ravel()
+
+    def put(self, tree: PyTree) -> PyTree:
+        """The arrays on the mesh: those that are cut as they are, the others whole."""
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, self._sharding(leaf)), tree)
+
+    def holds(self, tree: PyTree) -> bool:
+        """True if every JAX array of the tree lies on the mesh."""
+        arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+        return all(getattr(array.sharding, "mesh", None) == self.mesh for array in arrays)
+
+    def with_parameters(self, params: PyTree) -> "Placement":
+        """The placement with the cuts of parameters that lie on the mesh."""
+        found = tuple(_spec(leaf) for leaf in jax.tree.leaves(params))
+        return dataclasses.replace(self, leaves=found)
+
+    def with_records(self, arrays: PyTree) -> "Placement":
+        """The placement with the cut of records that lie on the mesh."""
+        found = {_first_axes(leaf) for leaf in jax.tree.leaves(arrays)}
+        records = found.pop() if len(found) == 1 else ()
+        return dataclasses.replace(self, records=records)
+
+    def like(self, params: PyTree, tree: PyTree) -> PyTree:
+        """Shardings for a tree: of parts that are built like ``params`` theirs, else whole."""
+        structure: Any = jax.tree.structure(params)
+        cuts = [_spec(leaf) for leaf in jax.tree.leaves(params)]
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+
+        def is_like(node: Any) -> bool:
+            return bool(jax.tree.structure(node) == structure)
+
+        def one(node: Any) -> PyTree:
+            leaves, own = jax.tree.flatten(node)
+            same = own == structure and [np.shape(leaf) for leaf in leaves] == shapes
+            found = cuts if same else [P()] * len(leaves)
+            return jax.tree.unflatten(own, [NamedSharding(self.mesh, spec) for spec in found])
+
+        return jax.tree.map(one, tree, is_leaf=is_like)
+
+    def _sharding(self, leaf: Any) -> NamedSharding:
+        return NamedSharding(self.mesh, _spec(leaf) if _mesh_of(leaf) else P())
+
+
+def placement(mesh: Any, data_axes: Sequence[str] | None = None) -> Placement:
+    """The placement of rows on a mesh.
+
+    Args:
+        mesh: a ``jax.sharding.Mesh``.
+        data_axes: the axes that rows are cut over; None takes the one called "data", else the
+            first.
+
+    Raises:
+        ValueError: the mesh is none, is of several processes, or has no such axes.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ValueError(
+            f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('data',)), got "
+            f"{type(mesh).__name__}"
+        )
+    names = mesh.axis_names
+    if data_axes is None:
+        data_axes = (_USUAL if _USUAL in names else names[0],)
+    data_axes = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
+    if not set(data_axes) <= set(names) or len(set(data_axes)) < len(data_axes):
+        raise ValueError(f"data_axes must be axes of the mesh, {names}, got {data_axes}")
+    return Placement(automatic(mesh), data_axes)
+
+
+def agreed(place: Placement | None, params: PyTree, *records: PyTree) -> Placement | None:
+    """The placement of a step for parameters, and records, where they lie.
+
+    Args:
+        place: what was asked for; None takes the mesh that arrays lie on, if they lie on one, and
+            for rows the axes that records are cut over.
+        params: the parameters; what lies on no mesh is to be put on it.
+        records: the records, where they are arrays.
+
+    Raises:
+        ValueError: the arrays lie on several meshes, or on another than was asked for.
+    """
+    meshes = {mesh for leaf in jax.tree.leaves((params, records)) if (mesh := _mesh_of(leaf))}
+    meshes |= set() if place is None else {place.mesh}
+    if len(meshes) > 1:
+        raise ValueError(
+            "mesh must be the one that parameters and records lie on, got "
+            f"{' and '.join(sorted(str(dict(mesh.shape)) for mesh in meshes))}: put all on one, "
+            "with jax.device_put(x, NamedSharding(mesh, spec))"
+        )
+    if not meshes:
+        return None
+    if place is None:
+        cut = {_first_axes(leaf) for leaf in jax.tree.leaves(records)} - {()}
+        place = placement(meshes.pop(), cut.pop() if len(cut) == 1 else None)
+    place = place.with_parameters(params)
+    return place.with_records(records) if records else place
+
+
+def as_it_was(total: PyTree, params: PyTree) -> PyTree:
+    """A sum cut as the parameters are, on their own mesh where its axes are explicit."""
+
+    def one(leaf: Any, param: Any) -> Any:
+        mesh = _mesh_of(param)
+        if mesh is None or leaf is None or param.sharding.mesh == mesh:
+            return leaf
+        return jax.device_put(leaf, param.sharding)
+
+    return jax.tree.map(one, total, params, is_leaf=lambda leaf: leaf is None)
+
+
+def automatic(mesh: Mesh) -> Mesh:
+    """The same devices with automatic axes: what is cut follows from what the step is given."""
+    if all(kind == AxisType.Auto for kind in mesh.axis_types):
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _first_axes(leaf: Any) -> tuple[str, ...]:
+    return axes_of(next(iter(_spec(leaf)), None))
+
+
+def _mesh_of(leaf: Any) -> Mesh | None:
+    """The mesh that an array lies on, with automatic axes; None for one device, or none."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return None
+    sharding = leaf.sharding
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return None
+    return automatic(sharding.mesh) if sharding.mesh.size > 1 else None
+
+
+def _spec(leaf: Any) -> P:
+    return leaf.sharding.spec if _mesh_of(leaf) is not None else P()
+
+
+@contextlib.contextmanager
+def on(mesh: Mesh | None) -> Iterator[None]:
+    """What is traced inside belongs to a step on this mesh."""
+    token = _MESH.set(mesh)
+    try:
+        yield
+    finally:
+        _MESH.reset(token)
+
+
+def mesh_around(*trees: PyTree) -> Mesh | None:
+    """The mesh that a step is traced for, or that arrays outside ``jit`` lie on; None for none."""
+    if (mesh := _MESH.get()) is not None:
+        return mesh
+    meshes = {mesh for leaf in jax.tree.leaves(trees) if (mesh := _mesh_of(leaf)) is not None}
+    return meshes.pop() if len(meshes) == 1 else None
+
+
+def alike(tree: PyTree) -> PyTree:
+    """Values that every device of the mesh makes for itself: XLA must not cut and gather them."""
+    mesh = _MESH.get()
+    if mesh is None or jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, P()))

@@ -1,0 +1,52 @@
+"""The state of training, and the refusals of states that a step cannot take."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp.clipping.frameworks import holds_reused
+from jaxdp.ledger import Ledger
+from jaxdp.types import PyTree
+
+
+class TrainState(NamedTuple):
+    """The state of training; as private as the parameters that it holds.
+
+    Attributes:
+        params: pytree of parameters: the released model.
+        opt_state: state of the optimizer.
+        step: how many steps were taken.
+        past: uint32 [4]; the head of the ledger that holds these steps. A trainer whose ledger does
+            not hold them refuses the state.
+    """
+
+    params: PyTree
+    opt_state: PyTree
+    step: Any
+    past: Any
+
+
+def check_state(state: Any) -> None:
+    """Raises ValueError for what is no state, or one whose memory a step has reused."""
+    if not isinstance(state, TrainState):
+        raise ValueError(
+            "state must be a TrainState, from trainer.init(params) or the step before, "
+            f"state, info = trainer.step(state, batch); got {type(state).__name__}"
+        )
+    if holds_reused(state):
+        raise ValueError(
+            "state must be the one that the step before returned, got one whose memory that "
+            "step has reused: write state, info = trainer.step(state, batch). To come back to "
+            "a state later keep copy.deepcopy(state)"
+        )
+
+
+def check_past(state: TrainState, ledger: Ledger) -> None:
+    """Raises ValueError for a state that was trained under another ledger."""
+    if not ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
+        raise ValueError(
+            "state must be one whose past the ledger holds, got one that was trained under "
+            "another ledger: what was released before would not count. Give the trainer that "
+            "ledger, Trainer(..., ledger=path); or start from the parameters alone, "
+            "trainer.init(state.params), where their training is accounted for elsewhere"
+        )

@@ -1,0 +1,170 @@
+"""A physical batch over the devices of a mesh: each clips and sums its own rows.
+
+What belongs to one example stays on its device: the devices exchange the parameters that are cut
+over the axes of rows, before, and the sums, after. Axes that are not taken by hand (of tensor
+parallelism) are XLA's.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxdp._placement import Placement, axes_of
+from jaxdp.clipping.ghost.parted import Cut
+from jaxdp.clipping.reduce import Clipped
+from jaxdp.types import ClipInfo, PyTree
+
+# (parameters, rows of this device, what all devices share) -> sum and information of those rows.
+Each = Callable[[PyTree, PyTree, PyTree], tuple[Clipped, ClipInfo]]
+
+
+def spread(grad_fn: Any, place: Placement) -> Any:
+    """The clipped gradient with its rows spread over the devices of a mesh.
+
+    Raises:
+        ValueError: it is an algorithm's own, which sums rows by itself.
+    """
+    if not hasattr(grad_fn, "placement"):
+        raise ValueError(
+            "mesh must be None for an algorithm with a gradient of its own, as published, got one: "
+            "train it on one device, with parameters and records there"
+        )
+    return dataclasses.replace(grad_fn, placement=place)
+
+
+def is_around(place: Placement | None) -> bool:
+    """True if rows are still to be cut over devices; False inside a ``shard_map`` that cut them."""
+    if place is None or place.devices == 1:
+        return False
+    return not set(place.rows) & set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def over_devices(
+    place: Placement, each: Each, params: PyTree, rows: PyTree, shared: PyTree
+) -> tuple[Clipped, ClipInfo]:
+    """``each`` of every device's own rows, the sums added over the devices.
+
+    Args:
+        place: where the rows lie.
+        each: what one device does.
+        params: the parameters.
+        rows: pytree of arrays [m, ...], m a multiple of the devices.
+        shared: pytree of arrays that every device gets whole.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    specs = [place.by_rows(n) for n in range(len(leaves))]
+
+    def local(leaves: list[jax.Array], rows: PyTree, shared: PyTree) -> Any:
+        whole = [_whole(leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)]
+        clipped, info = each(jax.tree.unflatten(structure, whole), rows, shared)
+        totals = zip(structure.flatten_up_to(clipped.total), specs, strict=True)
+        summed = [None if t is None else _added(t, spec, place.rows) for t, spec in totals]
+        votes = jax.lax.psum(clipped.votes, place.rows)
+        return summed, votes, (clipped.norms, clipped.clipped, info)
+
+    count = jax.tree.leaves(rows)[0].shape[0]
+    if count % place.devices:
+        raise ValueError(
+            f"batch must hold a multiple of {place.devices} rows, which so many devices of the "
+            f"mesh share, got {count}: pad it, with False in the mask"
+        )
+    of_rows = P(place.rows)
+    summed, votes, (norms, short, info) = jax.shard_map(
+        local,
+        mesh=place.mesh,
+        in_specs=(specs, of_rows, P()),
+        out_specs=(specs, P(), of_rows),
+        axis_names=place.manual,
+        check_vma=False,
+    )(leaves, rows, shared)
+    total = jax.tree.unflatten(structure, place.held(summed))
+    return Clipped(total, norms, short, votes), info
+
+
+def cuts(place: Placement | None) -> dict[int, Cut]:
+    """The parameters that are cut along one axis, over mesh axes that are not taken by hand."""
+    if place is None:
+        return {}
+    found = {}
+    for leaf, spec in enumerate(place.leaves or ()):
+        cut = {
+            axis: names
+            for axis, entry in enumerate(spec)
+            if (names := tuple(name for name in axes_of(entry) if name not in place.rows))
+        }
+        if len(cut) == 1:
+            ((axis, names),) = cut.items()
+            parts = math.prod(place.mesh.shape[name] for name in names)
+            found[leaf] = Cut(axis, parts, names, place.mesh)
+    return found
+
+
+def gathered(place: Placement, records: PyTree, indices: jax.Array) -> PyTree:
+    """The records [m, ...] at ``indices`` [m], each on the device that will work on it.
+
+    Every device looks up what it holds of all, as bits, with zeros elsewhere: their sum is exact.
+    (XLA does it for records that are cut over other axes than rows.)
+    """
+    if place.records != place.rows:
+        found = jax.tree.map(lambda leaf: leaf[indices], records)
+        return jax.lax.with_sharding_constraint(found, place.of_rows)
+    count = place.devices
+
+    def local(number: jax.Array, records: PyTree, indices: jax.Array) -> PyTree:
+        def one(leaf: jax.Array) -> jax.Array:
+            at = indices - number[0] * leaf.shape[0]
+            mine = (at >= 0) & (at < leaf.shape[0])
+            bits = _bits(leaf)[jnp.clip(at, 0, leaf.shape[0] - 1)]
+            bits = jnp.where(mine.reshape(-1, *[1] * (bits.ndim - 1)), bits, 0)
+            own = jax.lax.psum_scatter(bits, place.rows, scatter_dimension=0, tiled=True)
+            return _from_bits(own, leaf.dtype)
+
+        return jax.tree.map(one, records)
+
+    of_rows = P(place.rows)
+    return jax.shard_map(
+        local,
+        mesh=place.mesh,
+        in_specs=(of_rows, of_rows, P()),
+        out_specs=of_rows,
+        axis_names=place.manual,
+        check_vma=False,
+    )(jnp.arange(count, dtype=jnp.int32), records, indices)
+
+
+def _whole(leaf: jax.Array, spec: P) -> jax.Array:
+    """The whole parameter, from this device's part."""
+    for axis, entry in enumerate(spec):
+        if names := axes_of(entry):
+            leaf = jax.lax.all_gather(leaf, names, axis=axis, tiled=True)
+    return leaf
+
+
+def _added(total: jax.Array, spec: P, axes: tuple[str, ...]) -> jax.Array:
+    """This device's part of the sum over devices."""
+    cut: set[str] = set()
+    for axis, entry in enumerate(spec):
+        if names := axes_of(entry):
+            total = jax.lax.psum_scatter(total, names, scatter_dimension=axis, tiled=True)
+            cut |= set(names)
+    rest = tuple(axis for axis in axes if axis not in cut)
+    return jax.lax.psum(total, rest) if rest else total
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+    if leaf.dtype == jnp.bool_:
+        return leaf.astype(jnp.uint8)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    return jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+
+
+def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+    if dtype == jnp.bool_ or not jnp.issubdtype(dtype, jnp.floating):
+        return bits.astype(dtype)
+    return jax.lax.bitcast_convert_type(bits, dtype)
