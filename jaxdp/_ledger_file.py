@@ -57,7 +57,7 @@ def header(key: bytes = b"") -> Row:
 class LedgerMemory:
     """Rows that only this process has."""
 
-    chained, is_open = True, False
+    chained, is_open, begins_anew = True, False, False
 
     def __init__(self) -> None:
         self.chain = Chain()
@@ -95,6 +95,8 @@ class LedgerFile:
         path: the file; nothing is touched before the first ``append``.
         key: as for ``Chain``.
     """
+
+    begins_anew = False
 
     def __init__(self, path: Path, key: bytes = b""):
         self.path, self._key = path, key

@@ -39,6 +39,10 @@ class Book(Protocol):
     def is_open(self) -> bool:
         """True while this process writes to a file."""
 
+    @property
+    def begins_anew(self) -> bool:
+        """True if ``open`` will hand over all rows, also those that were read before."""
+
     def new_rows(self) -> Rows:
         """(where, row) for the rows beyond those already known."""
 
@@ -55,12 +59,18 @@ class Book(Protocol):
         """Closes the file, so that other processes can write."""
 
 
-def book_of(path: Path | None, key: bytes) -> Book:
-    """The book of a ledger in this process."""
+def book_of(path: Path | None, key: bytes, read: bool) -> Book:
+    """The book of a ledger in this process.
+
+    Args:
+        path: of the file; None for memory.
+        key: as for ``Chain``.
+        read: False leaves a file that process 0 writes unread until the ledger is taken.
+    """
     own = LedgerMemory() if path is None else LedgerFile(path, key)
     if _processes.count() == 1:
         return own
-    return Heard(own, path) if _processes.index() else Told(own, path)
+    return Heard(own, path, read) if _processes.index() else Told(own, path)
 
 
 def check_shared(book: Book) -> None:
@@ -97,6 +107,8 @@ class _Line:
 
 class Told:
     """Process 0's book: every row is told to the others once it is durable."""
+
+    begins_anew = False
 
     def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None):
         self._own, self._line = own, _Line(path)
@@ -183,23 +195,28 @@ class Heard:
     Args:
         own: the same file, which is only read, and only until the ledger is taken.
         path: of the file.
+        read: False does not read it.
     """
 
     is_open = False
 
-    def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None):
-        self._own, self._line = own, _Line(path)
+    def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None, read: bool):
+        self._own, self._line, self._reads = own, _Line(path), read
         self.chain, self.chained, self._joined = own.chain, own.chained, False
         self._written = Streams()
         self._begun: list[str] = []
-        self._read = 0
         self._known: Callable[[Rows], None] = lambda rows: None
 
     def new_rows(self) -> Rows:
         """As for ``Book``."""
-        rows = self._own.new_rows()
-        self._read, self.chained = len(rows), self._own.chained
+        rows = self._own.new_rows() if self._reads else []
+        self.chained = self._own.chained
         return rows
+
+    @property
+    def begins_anew(self) -> bool:
+        """As for ``Book``."""
+        return not self._joined
 
     def open(self, known: Callable[[Rows], None]) -> None:
         """Waits, the first time, until process 0 has taken the file, for all that it holds."""
@@ -208,14 +225,9 @@ class Heard:
         self._known = known
         if self._joined:
             return
-        before, self.chain = self.chain.head, Chain()
+        self.chain = Chain()
         while not self._joined:
             self._hear()
-        if self._read and before not in self.chain.heads:
-            raise ValueError(
-                "ledger must be the same file in every process, got another one than process 0 "
-                "has: give the same path, on storage that all of them see"
-            )
 
     def append(self, row: Row) -> Row:
         """The row, once process 0 has written it; what is no charge it says by itself."""
@@ -277,7 +289,5 @@ class Heard:
             self._written.remove(row["stream"], *row["given_back"])
         elif "begun" in row and not old:
             self._begun.append(row["begun"])
-        if old and self._read:
-            self._read -= 1  # read from the file already
-        elif old:
+        if old:
             self._known([("the ledger of process 0", row)])

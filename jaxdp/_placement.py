@@ -12,6 +12,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxdp import _shards
+
 PyTree = Any
 
 # The mesh of the step that is being traced, and None outside.
@@ -67,7 +69,7 @@ class Placement:
 
     def whole(self, tree: PyTree) -> PyTree:
         """The arrays, all of them on every device."""
-        return jax.device_put(tree, NamedSharding(self.mesh, P()))
+        return _shards.put(tree, NamedSharding(self.mesh, P()))
 
     @property
     def of_rows(self) -> NamedSharding:
@@ -76,7 +78,7 @@ class Placement:
 
     def put_rows(self, rows: PyTree) -> PyTree:
         """Rows [m, ...] of a physical batch, each device its own part; m must be divisible."""
-        return jax.device_put(rows, self.of_rows)
+        return _shards.put(rows, self.of_rows)
 
     def rounded(self, rows: int) -> int:
         """The next number of rows that all devices share evenly."""
@@ -93,7 +95,7 @@ class Placement:
 
     def put(self, tree: PyTree) -> PyTree:
         """The arrays on the mesh: those that are cut as they are, the others whole."""
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, self._sharding(leaf)), tree)
+        return _shards.put(tree, jax.tree.map(self._sharding, tree))
 
     def holds(self, tree: PyTree) -> bool:
         """True if every JAX array of the tree lies on the mesh."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _shards, _validate
 from jaxdp._entries import event_counts
 from jaxdp._placement import Placement
 from jaxdp.ledger import Ledger
@@ -136,8 +136,12 @@ class Batches(Iterator[ChargedBatch]):
         if isinstance(self._source, BucketedText):
             return _in_buckets(draw, self._source, place)
         passes = zip(draw.indices, draw.mask, strict=True)
-        rows = (self._source.gather(*each) for each in passes)
-        return ChargedBatch(draw, [each if place is None else place.put_rows(each) for each in rows])
+        gather = self._source.gather
+        if place is None:
+            return ChargedBatch(draw, [gather(*each) for each in passes])
+        return ChargedBatch(
+            draw, [_shards.gathered(gather, *each, place.of_rows) for each in passes]
+        )
 
 
 def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> ChargedBatch:

@@ -57,6 +57,8 @@ class Ledger:
         1.83
     """
 
+    _seen_on_disk: dict[str, list[int]]
+
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -64,16 +66,10 @@ class Ledger:
         key: bytes | None = None,
     ):
         self._budget = budget
-        self._streams = Streams()
-        self._assumed: set[str] = set()
-        self._trusted: set[str] = set()
-        self._seen: dict[str, list[int]] = {}  # by stream: verified, opened
-        self._seen_on_disk: dict[str, list[int]] = {}
-        self._names: set[str] = set()
-        self._shown: dict[str, int] = {}
         self._closed = False
         self._lock = threading.RLock()
-        self._book = book_of(None if path is None else Path(path), key or b"")
+        self._forget()
+        self._book = book_of(None if path is None else Path(path), key or b"", budget is None)
         self._read(self._book.new_rows())
 
     @property
@@ -346,7 +342,18 @@ class Ledger:
         if self._closed:
             raise ValueError("ledger must be open to charge, got one that was closed")
         check_shared(self._book)
+        if self._book.begins_anew:
+            self._forget()
         self._book.open(self._read)
+
+    def _forget(self) -> None:
+        self._streams = Streams()
+        self._assumed: set[str] = set()
+        self._trusted: set[str] = set()
+        self._seen: dict[str, list[int]] = {}  # by stream: verified, opened
+        self._seen_on_disk = {}
+        self._names: set[str] = set()
+        self._shown: dict[str, int] = {}
 
     def _say(self, kind: str, what: str, known: set[str]) -> None:
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxdp import _processes, _shards
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
@@ -27,7 +28,7 @@ from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source, as_source
+from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
@@ -110,6 +111,8 @@ class Trainer:
         self.source: Source = as_source(source)
         self._place = None if mesh is None else placement(mesh, data_axes)
         self._secret = Secret.of_all_processes(secret)
+        if _processes.count() > 1:
+            _processes.agree(source=fingerprint(self.source, self._secret))
         self._grad_fn = algorithm.clipped_grad(
             loss_fn, trainable=trainable, constants=constants, **clipping
         )
@@ -157,6 +160,8 @@ class Trainer:
                 charged by then.
         """
         check_arrays(params)
+        if _processes.count() > 1:
+            _processes.agree(params=_shards.hashed(params))
         self._settled = True
         self._spread(params)
         self.fit_rows(params)
@@ -373,6 +378,8 @@ class Trainer:
     def _spread(self, params: PyTree) -> None:
         """Spreads the step over the mesh asked for, or that records or parameters lie on, if any."""
         place = agreed(self._place, params, getattr(self.source, "arrays", ()))
+        if params is not None or place is not None:
+            _shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)
         self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
         if place is None:
@@ -391,7 +398,7 @@ class Trainer:
             self._spread(state.params)
         if self._place is None or self._place.holds((state.params, state.opt_state)):
             return state
-        params, opt_state = jax.device_put((state.params, state.opt_state), self._step.held)
+        params, opt_state = _shards.put((state.params, state.opt_state), self._step.held)
         return state._replace(params=params, opt_state=opt_state)
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:

@@ -1,11 +1,15 @@
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
+
+from tests import two_trainers
+from tests.compiling import with_flags
 
 
 def free_port():
@@ -14,7 +18,7 @@ def free_port():
         return found.getsockname()[1]
 
 
-def both(module, folder, *arguments, timeout=240):
+def both(module, folder, *arguments, devices=1, timeout=240):
     """The lines that two processes print, by scenario."""
     port = free_port()
     started = [
@@ -23,7 +27,7 @@ def both(module, folder, *arguments, timeout=240):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env={**with_flags(f"--xla_force_host_platform_device_count={devices}")},
         )
         for index in range(2)
     ]
@@ -37,7 +41,9 @@ def both(module, folder, *arguments, timeout=240):
         process.kill()
     found = [process.communicate() for process in started]
     assert [process.returncode for process in started] == [0, 0], found
-    return [dict(map(json.loads, out.splitlines())) for out, _ in found]
+    # JAX's own lines about its connections are among them.
+    said = [[line for line in out.splitlines() if line.startswith('["')] for out, _ in found]
+    return [dict(map(json.loads, lines)) for lines in said]
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +90,56 @@ def test_charges_ahead_stay_and_are_used(said):
     first, second, steps = said[0]["more_are_charged_than_used_and_none_given_back"]
     assert first[0] != second[0]
     assert steps == 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    return both("tests.two_trainers", folder, devices=2)
+
+
+def test_two_processes_train_one_model(trained):
+    assert len(trained[0]) > 12
+    assert trained[0] == trained[1]
+
+
+def test_their_model_is_that_of_one_device_to_rounding(trained):
+    params, steps = two_trainers.trained(two_trainers.X)
+    several = trained[0]
+    for name in ("arrays_of_the_host", "in_several_passes", "records_on_all_devices"):
+        found, charged = several[name]
+        assert charged == steps
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, params)
+    (found, _), few, own = several["records_one_by_one"]
+    assert (found, few, own) == (several["arrays_of_the_host"][0], True, True)
+    assert several["a_secret_of_the_system"][0] != params
+
+
+def test_what_differs_or_is_apart_is_refused(trained):
+    said = trained[0]
+    for name, what in [
+        ("no_mesh_is_refused", "mesh must hold devices of all 2 processes"),
+        ("a_mesh_of_one_process_is_refused", "mesh must hold devices of all 2 processes"),
+        ("other_records_are_refused", "source must be the same in every process"),
+        ("a_run_of_other_records_is_refused", "source must be the same in every process"),
+        ("canaries_are_refused", "canaries must be 0 in several processes"),
+    ]:
+        assert said[name].startswith(what)
+    words, steps = said["other_parameters_are_refused"]
+    assert (words.split(" ")[0], steps) == ("params", 0)
+    assert said["what_process_0_refuses_stops_all"]
+
+
+def test_a_run_of_two_processes_goes_on_in_one(trained, folder):
+    _, steps, epsilon, shown = trained[0]["a_run_goes_on_where_it_was"]
+    assert (steps, shown) == (6, [2, 4, 6])
+    assert epsilon == two_trainers.MECH.epsilon(6, 1e-5).upper
+    rest = two_trainers.run("run", folder, mesh=None)
+    rest.fit(8)
+    assert [row["step"] for row in rest.history] == [2, 4, 6, 8]
+    assert rest.epsilon().upper == two_trainers.MECH.epsilon(8, 1e-5).upper
+    assert (folder / "run" / "report.html").exists()

@@ -14,9 +14,8 @@ import jaxdp
 from jaxdp import _durable, _processes
 from jaxdp import accounting as acc
 
-PORT, INDEX, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
 EARLY = jaxdp.Ledger()
-jax.distributed.initialize(f"127.0.0.1:{PORT}", 2, INDEX)
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
 
 
@@ -127,6 +126,7 @@ def more_are_charged_than_used_and_none_given_back():
 SCENARIOS = [value for value in list(globals().values()) if getattr(value, "__doc__", 0) is None]
 
 if __name__ == "__main__":
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
     for scenario in SCENARIOS:
         if callable(scenario) and scenario.__module__ == __name__:
             print(json.dumps([scenario.__name__, scenario()]), flush=True)

@@ -10,7 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import _processes
 from jaxdp._durable import save_array, write_atomically
+from jaxdp.accounting import Relation
+from jaxdp.auditing import canaries as candidates
 from jaxdp.batches import rows_of_a_pass
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.optimizers.algorithm import Algorithm
@@ -22,6 +25,43 @@ from jaxdp.types import PyTree
 NOTE = (
     "SECRET of the auditor: which canaries took part. Whoever scores the canaries must not know it."
 )
+
+
+def found(
+    count: int,
+    relation: Relation,
+    algorithm: Algorithm,
+    loss_fn: Callable[..., Any],
+    params: PyTree,
+    source: Source,
+    rows: Any,
+) -> candidates.Canaries:
+    """The candidates of a run's audit.
+
+    Args:
+        count: of them, at least 1.
+        relation: of the run's guarantee.
+        algorithm: of the run.
+        loss_fn: of one example.
+        params: before the first step.
+        source: the records.
+        rows: the physical batch size, as the run was given it.
+
+    Raises:
+        ValueError: they cannot be told from the records of this run.
+    """
+    if relation is not Relation.ADD_OR_REMOVE_ONE:
+        raise ValueError(
+            "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
+            f"got {count} under {relation.value}"
+        )
+    if _processes.count() > 1:
+        raise ValueError(f"canaries must be 0 in several processes, got {count}")
+    candidates.check(algorithm)
+    check_captured(loss_fn, algorithm, params, source, None if rows == "auto" else rows)
+    made = candidates.candidates(count, params)
+    made.require_finite(loss_fn, params, source.example)
+    return made
 
 
 def tossed(count: int, secret: Secret) -> str:

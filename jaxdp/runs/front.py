@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,11 +14,13 @@ import optax
 from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
-from jaxdp.auditing import canaries as candidates
+from jaxdp._placement import agreed as agreed_place
+from jaxdp._shards import hashed
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.runs import agreed, bar, budget, canaries, identity, reporting
+from jaxdp.runs import agreed, bar, budget, identity, reporting
+from jaxdp.runs import canaries as canary
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
     Plan,
@@ -32,7 +34,7 @@ from jaxdp.runs.run import (
 )
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
-from jaxdp.sources import Source, as_source
+from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, PyTree
 
@@ -72,6 +74,10 @@ class Run:
         secret: of a new run; None takes one from the operating system.
         physical_batch_size: records of one compiled microbatch; None takes the usual number, "auto"
             as many as the device's memory holds, written down when the run begins.
+        mesh: whose devices share the rows of a step, as for ``jaxdp.Trainer``; a run may go on with
+            another number of devices. In several processes it holds devices of all, and the folder
+            is on storage that all of them see.
+        data_axes: as for ``jaxdp.Trainer``.
         delta: of the guarantee; None takes the one that the noise was calibrated for. Without
             either, rows have no epsilon and there is no report.
         relation: which data sets are neighbours; like ``delta`` fixed when the run begins.
@@ -100,6 +106,8 @@ class Run:
         progress: Progress | None = None,
         secret: Secret | None = None,
         physical_batch_size: int | Literal["auto"] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        data_axes: Sequence[str] | None = None,
         delta: float | None = None,
         relation: acc.Relation = ADD_OR_REMOVE_ONE,
         canaries: int = 0,
@@ -113,6 +121,9 @@ class Run:
         self.source: Source = as_source(source)
         check_source(self.algorithm.mechanism, self.source)
         self._params = jax.tree.map(np.asarray, params)
+        # Where they lie on a mesh they stay cut as they are.
+        self._given = self._params if agreed_place(None, params) is None else params
+        self._mesh, self._data_axes = mesh, data_axes
         self._plain_loss = self._loss_fn = loss_fn
         self._trained = self.algorithm
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
@@ -123,7 +134,12 @@ class Run:
             _validate.fraction("delta", delta)
         self._relation = acc.Relation(relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
-        self._canaries = self._candidates(canaries)
+        self._canaries = None
+        if _validate.integer("canaries", canaries, least=0):
+            records = (self._params, self.source, physical_batch_size)
+            found = canary.found(canaries, self._relation, self.algorithm, loss_fn, *records)
+            self._canaries, self._loss_fn = found, found.loss(loss_fn)
+            self._trained = found.watched(self.algorithm)
         self._date = reporting.today()
         self.history: list[Row] = []
         self.params: PyTree = None
@@ -260,28 +276,6 @@ class Run:
             self.directory.create()
         self.directory.lock()
 
-    def _candidates(self, count: int) -> candidates.Canaries | None:
-        """The audit's candidates; wraps loss and algorithm so that they handle them."""
-        if not _validate.integer("canaries", count, least=0):
-            return None
-        if self._relation is not ADD_OR_REMOVE_ONE:
-            raise ValueError(
-                "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
-                f"got {count} under {self._relation.value}"
-            )
-        candidates.check(self.algorithm)
-        canaries.check_captured(
-            self._loss_fn,
-            self.algorithm,
-            self._params,
-            self.source,
-            None if self._rows == "auto" else self._rows,
-        )
-        found = candidates.candidates(count, self._params)
-        found.require_finite(self._loss_fn, self._params, self.source.example)
-        self._loss_fn, self._trained = found.loss(self._loss_fn), found.watched(self.algorithm)
-        return found
-
     def _kept(self) -> RunState:
         """The secret state of the run; a new one where there is none."""
         if not self.directory.exists():
@@ -308,7 +302,7 @@ class Run:
             starts=(),
             data=self._fingerprint(secret),
             mechanism=self._mechanism(),
-            canaries=canaries.digest(canaries.tossed(self._count_of_canaries, secret)),
+            canaries=canary.digest(canary.tossed(self._count_of_canaries, secret)),
             delta=self._delta,
             relation=self._relation.value,
         )
@@ -329,18 +323,20 @@ class Run:
         return f"{self._mechanism()} {self.path.resolve()} {traced}"
 
     def _fingerprint(self, secret: Secret) -> str:
-        return identity.fingerprint(self.source, secret)
+        return fingerprint(self.source, secret)
 
     def _facts(self, secret: Secret) -> dict[str, Any]:
         """The names of what several processes must have alike."""
         return {
             "options": (self._every, self._rows, self._delta, self._relation),
             "source": self._fingerprint(secret),
-            "params": identity.hashed(self._params),
+            "params": hashed(self._params),
             "program": self._configuration(),
         }
 
     def _bar(self, steps: int) -> contextlib.AbstractContextManager[Progress]:
+        if _processes.index():
+            return contextlib.nullcontext(lambda step, row: None)
         if self._progress is not None:
             return contextlib.nullcontext(self._progress)
         return bar.shown(self.path.name, steps)
@@ -350,24 +346,26 @@ class Run:
         if self._canaries is not None:
             count = self._canaries.count
             if not run.ledger.entries:
-                canaries.placed(self.directory, canaries.tossed(count, run.secret))
-            coins = canaries.kept_coins(count, self.directory, kept.canaries)
+                canary.placed(self.directory, canary.tossed(count, run.secret))
+            coins = canary.kept_coins(count, self.directory, kept.canaries)
             source = self._canaries.entered(placed(source), coins)
         watched = self._canaries is not None
         return Plan(
             self._loss_fn,
             self._trained,
             source,
-            lambda _: self._params,
+            lambda _: self._given,
             steps,
             self._every or max(1, -(-steps // 20)),
             self._row,
-            seen=(lambda state: canaries.seen(state.opt_state)) if watched else None,
+            seen=(lambda state: canary.seen(state.opt_state)) if watched else None,
             block=self._block,
-            durable=(lambda step: canaries.publish(self.directory, step)) if watched else None,
+            durable=(lambda step: canary.publish(self.directory, step)) if watched else None,
             evaluate=self._evaluate and self._evaluated,
-            note=canaries.note(self._count_of_canaries),
+            note=canary.note(self._count_of_canaries),
             physical_batch_size=self._rows,
+            mesh=self._mesh,
+            data_axes=self._data_axes,
         )
 
     def _records(self, run: Started) -> Source:
@@ -381,7 +379,7 @@ class Run:
 
     def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
         if self._canaries is not None:
-            canaries.keep(self.directory, first, seen)
+            canary.keep(self.directory, first, seen)
         return {}
 
     def _finished(self, rows: list[Row]) -> None:

@@ -1,21 +1,15 @@
 """Hashes of a run's programs and data, to recognise them when it is resumed."""
 
-import hashlib
 import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
+from jaxdp._shards import hashed
 from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.seeds import Secret
-from jaxdp.sources import Source
 from jaxdp.types import PyTree
-
-_SAMPLED = 256  # records whose hash tells whether the data are the same
 
 
 def programs(
@@ -39,23 +33,3 @@ def programs(
         loss, numbers = str(traced), [*numbers, traced.consts]
     text = re.sub(r"0x[0-9a-f]+", "", f"{update} {loss}")  # addresses differ in every process
     return f"{text} {hashed(numbers)}"
-
-
-def hashed(arrays: PyTree) -> str:
-    """A hash of the numbers of a pytree, in hexadecimal."""
-    found = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(arrays):
-        is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-        found.update(np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes())
-    return found.hexdigest()
-
-
-def fingerprint(source: Source, secret: Secret) -> str:
-    """A keyed hash of the number of records and of some of them. **Secret**."""
-    found = hashlib.blake2b(key=secret.stream("data hash"), digest_size=16)
-    count = len(source)
-    found.update(str(count).encode())
-    some = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64))
-    for leaf in jax.tree.leaves(source.gather(some, np.ones(len(some), bool))):
-        found.update(np.ascontiguousarray(leaf).tobytes())
-    return found.hexdigest()

@@ -10,16 +10,17 @@ import dataclasses
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes
+from jaxdp import _processes, _shards
 from jaxdp._entries import SEEDED
 from jaxdp._issuer import Issuer
+from jaxdp._placement import agreed, placement
 from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
@@ -90,6 +91,8 @@ class Plan:
         note: what the ledger says of every charge.
         physical_batch_size: records of one compiled microbatch; None for the usual number, "auto"
             for as many as fit, which is written down at the first start.
+        mesh: whose devices share the rows of a step; None for one device, or as parameters lie.
+        data_axes: as for ``jaxdp.Trainer``.
         traceable: whether the parameters lie on one device and the optimizer's ``init`` can be
             compiled, which saves many small compilations.
     """
@@ -109,6 +112,8 @@ class Plan:
     told: bool = False
     note: str = ""
     physical_batch_size: int | Literal["auto"] | None = None
+    mesh: jax.sharding.Mesh | None = None
+    data_axes: Sequence[str] | None = None
     traceable: bool = False
 
 
@@ -270,6 +275,8 @@ def _trainer(run: Started, plan: Plan, state: TrainState) -> Trainer:
         ledger=run.ledger,
         energy=None if plan.energy is None else plan.energy(sampler),
         physical_batch_size=rows,
+        mesh=plan.mesh,
+        data_axes=plan.data_axes,
         issuer=run.issuer(plan.algorithm.mechanism, state.step, plan),
     )
     if rows == "auto":  # written down: on a device with other memory the run goes on as it began
@@ -381,4 +388,9 @@ def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
 
     made = jax.jit(both, compiler_options=AT_ONCE) if plan.traceable else both
     params, opt_state = made(plan.params(run.secret))
-    return params, opt_state
+    place = agreed(None if plan.mesh is None else placement(plan.mesh, plan.data_axes), params)
+    if place is None:
+        return params, opt_state
+    params = place.put(params)
+    held = plan.algorithm.step(plan.loss_fn).held_for(params, place).held
+    return tuple(_shards.put((params, opt_state), held))

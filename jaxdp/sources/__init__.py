@@ -7,6 +7,7 @@ as well as the report says; ``users`` makes a source in which one index is a per
 
 from jaxdp.sources.buckets import bucketed_text
 from jaxdp.sources.files import load
+from jaxdp.sources.fingerprints import fingerprint
 from jaxdp.sources.prefetching import prefetch
 from jaxdp.sources.source import Source, as_source
 from jaxdp.sources.text import padded_text
@@ -17,6 +18,7 @@ __all__ = [
     "User",
     "as_source",
     "bucketed_text",
+    "fingerprint",
     "load",
     "padded_text",
     "prefetch",

@@ -1,0 +1,98 @@
+"""Arrays over the devices of one or several processes: each process makes the parts it holds."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxdp import _processes
+
+PyTree = Any
+
+
+def put(tree: PyTree, shardings: PyTree) -> PyTree:
+    """The arrays under their shardings, a prefix of the tree.
+
+    In several processes arrays of the host are the same in all, which nobody checks here.
+    """
+    if _processes.count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def all_of(sharding: Any, part: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: _put(leaf, sharding), part)
+
+    return jax.tree.map(all_of, shardings, tree)
+
+
+def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def gathered(
+    gather: Callable[[np.ndarray, np.ndarray], PyTree],
+    indices: np.ndarray,
+    mask: np.ndarray,
+    sharding: NamedSharding,
+) -> PyTree:
+    """The rows [m, ...] of a physical batch; each process gathers those of its own devices.
+
+    Args:
+        gather: from positions and mask to rows.
+        indices: [m] positions of the records.
+        mask: bool [m].
+        sharding: of rows.
+    """
+    size = len(mask)
+    if _processes.count() == 1:
+        return jax.device_put(gather(indices, mask), sharding)
+    parts: dict[tuple[int, int], list[Any]] = {}
+    structure: Any = None
+    for cut, *_ in sharding.addressable_devices_indices_map((size,)).values():
+        start, stop, _step = cut.indices(size)
+        if (start, stop) not in parts:
+            found, structure = jax.tree.flatten(gather(indices[cut], mask[cut]))
+            parts[start, stop] = [np.asarray(leaf) for leaf in found]
+
+    def whole(number: int) -> jax.Array:
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(size)
+            rows: np.ndarray = parts[start, stop][number]
+            return rows
+
+        one = next(iter(parts.values()))[number]
+        return jax.make_array_from_callback((size, *one.shape[1:]), sharding, part)
+
+    return jax.tree.unflatten(structure, [whole(n) for n in range(structure.num_leaves)])
+
+
+def check_mesh(mesh: jax.sharding.Mesh | None) -> None:
+    """Raises ValueError for several processes whose devices are not all in the mesh."""
+    if _processes.count() == 1:
+        return
+    found = set() if mesh is None else {device.process_index for device in mesh.devices.flat}
+    if found != set(range(_processes.count())):
+        raise ValueError(
+            f"mesh must hold devices of all {_processes.count()} processes, such as "
+            "jax.make_mesh((jax.device_count(),), ('data',)), got "
+            f"{'none' if mesh is None else f'devices of {sorted(found)}'}: a process that trains "
+            "by itself would release what the others release too"
+        )
+
+
+def hashed(arrays: PyTree) -> str:
+    """A hash of the numbers of a pytree, in hexadecimal; of shapes, where others hold a part."""
+    found = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(arrays):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            found.update(f"{leaf.shape} {leaf.dtype}".encode())
+            continue
+        is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+        found.update(np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,159 @@
+"""One of two processes that train: as tests/two_processes.py, with two devices each."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxdp
+from jaxdp import _processes
+
+INDEX, FOLDER = 0, Path()
+N = 200
+MECH = jaxdp.dp_sgd(1.0, 1.0, 20, N)
+X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
+PARAMS = {"w": np.zeros((6, 3), np.float32), "b": np.zeros(3, np.float32)}
+
+
+def loss_of(params, x):
+    return jnp.sum(jnp.sin(x @ params["w"] + params["b"]))
+
+
+def refused(call):
+    """The words of a refusal; None where there was none."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+class Read:
+    """Records that note who read them."""
+
+    def __init__(self):
+        self.read = set()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, n):
+        self.read.add(int(n))
+        return X[n]
+
+
+def mesh():
+    return jax.make_mesh((jax.device_count(),), ("data",))
+
+
+def trained(source, steps=4, **options):
+    """Parameters after some steps."""
+    options = {"secret": jaxdp.Secret.from_seed(1), **options}
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    train = jaxdp.Trainer(loss_of, MECH, optimizer, source, **options)
+    state = train.init(PARAMS)
+    if isinstance(source, Read):
+        source.read.clear()  # some are read to see that all processes have the same
+    for batch in train.batches(steps):
+        state, info = train.step(state, batch)
+    assert np.isfinite(float(info.update_norm))
+    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), state.params), train.ledger.steps
+
+
+def arrays_of_the_host():
+    return trained(X, mesh=mesh())
+
+
+def records_one_by_one():
+    source = Read()
+    found = trained(source, mesh=mesh())
+    everybody = _processes.first(lambda: json.dumps(sorted(source.read)))
+    same = sorted(source.read) == json.loads(everybody)
+    return found, len(source.read) < 90, same == (INDEX == 0)
+
+
+def in_several_passes():
+    return trained(X, mesh=mesh(), physical_batch_size=8)
+
+
+def records_on_all_devices():
+    rows = jax.sharding.NamedSharding(mesh(), jax.P("data"))
+    return trained(jax.make_array_from_callback(X.shape, rows, lambda index: X[index]))
+
+
+def a_secret_of_the_system():
+    return trained(X, mesh=mesh(), secret=None)
+
+
+def run(name, folder=None, **options):
+    options = {"mesh": mesh(), "secret": jaxdp.Secret.from_seed(1), "delta": 1e-5, **options}
+    options["progress"] = lambda step, row: None
+    return jaxdp.Run(
+        (folder or FOLDER) / name,
+        loss_of,
+        MECH,
+        optax.sgd(0.1, momentum=0.9),
+        X,
+        params=PARAMS,
+        every=2,
+        **options,
+    )
+
+
+def a_run_goes_on_where_it_was():
+    one = run("run")
+    one.fit(4)
+    two = run("run")
+    params = two.fit(6)
+    _processes.first(lambda: "")  # the report is written by process 0
+    found = jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), params)
+    ledger = jaxdp.Ledger(FOLDER / "run" / "ledger.jsonl")
+    return found, ledger.steps, two.epsilon().upper, [row["step"] for row in two.history]
+
+
+def a_run_of_other_records_is_refused():
+    other = jaxdp.Run(
+        FOLDER / "other", loss_of, MECH, optax.sgd(0.1), X + INDEX, params=PARAMS,
+        mesh=mesh(), delta=1e-5,
+    )  # fmt: skip
+    return refused(lambda: other.fit(2)).split(";")[0]
+
+
+def what_process_0_refuses_stops_all():
+    (FOLDER / "file").touch()
+    return "must be" in refused(lambda: run("file").fit(2))
+
+
+def canaries_are_refused():
+    return refused(lambda: run("canaries", canaries=10))
+
+
+def no_mesh_is_refused():
+    return refused(lambda: trained(X))
+
+
+def a_mesh_of_one_process_is_refused():
+    one = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+    return refused(lambda: trained(X, mesh=one)).split("devices of [")[0]
+
+
+def other_records_are_refused():
+    return refused(lambda: trained(X + INDEX, mesh=mesh())).split(";")[0]
+
+
+def other_parameters_are_refused():
+    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=mesh())
+    other = jax.tree.map(lambda leaf: leaf + INDEX, PARAMS)
+    return refused(lambda: train.init(other)).split(";")[0], train.ledger.steps
+
+
+if __name__ == "__main__":
+    INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
+    for name, scenario in list(globals().items()):
+        if getattr(scenario, "__module__", "") == __name__ and name.count("_") > 1:
+            print(json.dumps([name, scenario()]), flush=True)
