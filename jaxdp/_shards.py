@@ -72,6 +72,13 @@ def gathered(
     return jax.tree.unflatten(structure, [whole(n) for n in range(structure.num_leaves)])
 
 
+def on_host(tree: PyTree) -> PyTree:
+    """The arrays; in several processes, where each device has them whole, as NumPy's."""
+    if _processes.count() == 1 or not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(np.asarray, tree)
+
+
 def check_mesh(mesh: jax.sharding.Mesh | None) -> None:
     """Raises ValueError for several processes whose devices are not all in the mesh."""
     if _processes.count() == 1:

@@ -18,6 +18,7 @@ def launch(
     secret: Any,
     given: dict[str, Any] | None,
     as_json: bool,
+    mesh: Any = None,
 ) -> None:
     """Trains a run, writes its report and prints a summary.
 
@@ -28,16 +29,19 @@ def launch(
         secret: of a new run; None resumes the one in the directory.
         given: the options of a new run, for the report; None where it is resumed.
         as_json: the result is one JSON object.
+        mesh: whose devices share the records of every step; None for one device.
     """
-    from jaxdp import runs
+    from jaxdp import _processes, runs
     from jaxdp.runs import reporting
 
     date = reporting.today()
     with progress_bar(config) as progress:
         if secret is None:
-            result = runs.resume(config, directory, dataset, progress)
+            result = runs.resume(config, directory, dataset, progress, mesh)
         else:
-            result = runs.start(config, directory, dataset, secret, progress)
+            result = runs.start(config, directory, dataset, secret, progress, mesh)
+    if _processes.index():  # process 0 tells of the run
+        return
     report = _report(result, directory, dataset, date, given)
     reporting.write(report, directory)
     if as_json:

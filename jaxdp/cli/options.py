@@ -37,16 +37,23 @@ class Filled(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Rows(click.ParamType):
-    """A number of rows, or "auto"."""
+class NumberOr(click.ParamType):
+    """A whole number, or a word such as "auto".
 
-    name = "rows"
+    Args:
+        word: the word.
+    """
+
+    name = "number"
+
+    def __init__(self, word: str):
+        self.word = word
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number, or "auto"."""
-        if value == "auto":
+        """The number, or the word."""
+        if value == self.word:
             return value
         try:
             return int(value)
         except ValueError:
-            self.fail(f'expected a whole number or "auto", got {value!r}', param, ctx)
+            self.fail(f'expected a whole number or "{self.word}", got {value!r}', param, ctx)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jaxdp.cli.failures import in_words
-from jaxdp.cli.options import SAMPLINGS, Filled, Rows, papers
+from jaxdp.cli.options import SAMPLINGS, Filled, NumberOr, papers
 from jaxdp.data.specs import SPECS
 
 _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
@@ -97,9 +97,20 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 @click.option("--eval-every", type=int, help="Steps between evaluations [default: steps / 20].")
 @click.option(
     "--physical-batch-size",
-    type=Rows(),
+    type=NumberOr("auto"),
     metavar="N|auto",
     help="Records of one compiled microbatch; auto for as many as the memory holds.",
+)
+@click.option(
+    "--devices",
+    type=NumberOr("all"),
+    metavar="N|all",
+    help="Devices that share the records of every step [default: 1; all in several processes].",
+)
+@click.option(
+    "--distributed",
+    metavar="auto|HOST:PORT,PROCESSES,INDEX",
+    help="This is one of several processes, started with the same options but their INDEX.",
 )
 @click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
 @click.option("--out", type=Filled(), help="Folder of the run [default: runs/N].")
@@ -118,6 +129,8 @@ def train(
     seed: int | None,
     dry_run: bool,
     as_json: bool,
+    devices: int | str | None,
+    distributed: str | None,
     **options: Any,
 ) -> None:
     """Train a private classifier and report what was proven.
@@ -130,7 +143,8 @@ def train(
       jaxdp train --data my.npz --classes 10 --epsilon 3 --delta 1e-6
     """
     with _imports_kept():
-        from jaxdp import data
+        from jaxdp import _processes, data
+        from jaxdp.cli.devices import joined, mesh_of
         from jaxdp.cli.launch import dry, launch
         from jaxdp.runs import RunDirectory
         from jaxdp.seeds import Secret
@@ -138,10 +152,12 @@ def train(
         papers()
 
     _check_together(out, resume, seed, dry_run)
+    joined(distributed)
+    mesh = mesh_of(devices)
     options["settings"] = parse_settings(options["settings"]) or None
     name = options["dataset"] if data_file is None else data_file.stem
-    directory = RunDirectory(out or _free_folder(name))
-    secret = Secret.new() if seed is None else Secret.from_seed(seed)
+    directory = RunDirectory(_processes.first(lambda: str(out or _free_folder(name))))
+    secret = Secret.of_all_processes(None if seed is None else Secret.from_seed(seed))
     own = _own_data(directory, data_file, classes, dataset_size, resume)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
@@ -162,6 +178,7 @@ def train(
             None if resume else secret,
             None if resume else _given(),
             as_json,
+            mesh,
         )
 
 

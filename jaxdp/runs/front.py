@@ -15,7 +15,7 @@ from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._placement import agreed as agreed_place
-from jaxdp._shards import hashed
+from jaxdp._shards import hashed, on_host
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
@@ -386,7 +386,7 @@ class Run:
         """Called with all rows, once the last is durable."""
 
     def _evaluated(self, params: PyTree) -> Row:
-        return reporting.numbers({} if self._evaluate is None else self._evaluate(params))
+        return reporting.numbers({} if self._evaluate is None else self._evaluate(on_host(params)))
 
     def _shown(self, progress: Progress) -> Progress:
         def shown(step: int, row: Row | None) -> None:

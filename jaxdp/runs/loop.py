@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp import _processes, data
 from jaxdp import accounting as acc
-from jaxdp import data
 from jaxdp._durable import save_array, write_atomically
-from jaxdp.runs import assemble
+from jaxdp._shards import on_host
+from jaxdp.optimizers import registry
+from jaxdp.runs import agreed, assemble
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
@@ -39,18 +41,31 @@ def start(
     dataset: data.Dataset,
     secret: Secret,
     progress: Progress,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> RunResult:
     """Starts a run in a new directory; the configuration must be resolved.
+
+    Args:
+        config: what is trained.
+        directory: of the run.
+        dataset: the data.
+        secret: the randomness.
+        progress: called after every step.
+        mesh: whose devices share the records of every step; None for one device.
 
     Raises:
         ValueError: the directory holds a run already, or is in use.
     """
-    directory.create()
-    return ConfiguredRun(config, directory, dataset, secret, progress).result()
+    agreed.taken(directory.create)
+    return ConfiguredRun(config, directory, dataset, secret, progress, mesh).result()
 
 
 def resume(
-    config: RunConfig, directory: RunDirectory, dataset: data.Dataset, progress: Progress
+    config: RunConfig,
+    directory: RunDirectory,
+    dataset: data.Dataset,
+    progress: Progress,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> RunResult:
     """Continues a run from its last checkpoint.
 
@@ -63,12 +78,14 @@ def resume(
         directory: of the run.
         dataset: must be the same data.
         progress: called after every step.
+        mesh: as for ``start``; it may be another one than before.
 
     Raises:
         ValueError: the data or the configuration differ.
     """
     secret = directory.load_state().secret.restored()
-    return ConfiguredRun(config, directory, dataset, secret, progress, new=False).result()
+    run = ConfiguredRun(config, directory, dataset, secret, progress, mesh, new=False)
+    return run.result()
 
 
 class ConfiguredRun(Run):
@@ -85,8 +102,10 @@ class ConfiguredRun(Run):
         dataset: data.Dataset,
         secret: Secret,
         progress: Progress,
+        mesh: jax.sharding.Mesh | None = None,
         new: bool = True,
     ):
+        _check_several(config)
         self.config, self.dataset, self._is_new = config, dataset, new
         super().__init__(
             directory.path,
@@ -101,6 +120,7 @@ class ConfiguredRun(Run):
             physical_batch_size=config.physical_batch_size,
             relation=acc.Relation(config.relation),
             canaries=config.canaries,
+            mesh=mesh,
         )
         self.directory = directory
 
@@ -149,7 +169,7 @@ class ConfiguredRun(Run):
             plan,
             told=config.sensitive,
             block=self._block,
-            traceable=True,
+            traceable=plan.mesh is None,
             energy=lambda sampler: assemble.energy_of(
                 config, (self._plain_loss, seen), (plan.loss_fn, plan.source.arrays), sampler
             ),
@@ -158,7 +178,7 @@ class ConfiguredRun(Run):
     def _row(self, state: TrainState, trainer: Trainer) -> Row:
         row = super()._row(state, trainer)
         if self.config.spec.test_size:
-            row["test_accuracy"] = self._accuracy(state.params)
+            row["test_accuracy"] = self._accuracy(on_host(state.params))
         return row
 
     def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
@@ -166,8 +186,23 @@ class ConfiguredRun(Run):
         return {**row, "sensitive": _summary(infos)} if self.config.sensitive else row
 
     def _finished(self, rows: list[Row]) -> None:
-        if self.config.sensitive:
+        if self.config.sensitive and _processes.index() == 0:
             _write_sensitive(self.directory, rows)
+
+
+def _check_several(config: RunConfig) -> None:
+    """Refuses what several processes would each do for themselves."""
+    if _processes.count() == 1:
+        return
+    if registry.ALGORITHMS[config.algorithm].energy:
+        raise ValueError(
+            f"algorithm must judge no candidates in several processes, got {config.algorithm}"
+        )
+    for name in ("pca_dimensions", "sensitive"):
+        if getattr(config, name, None):
+            raise ValueError(
+                f"{name} must be left out in several processes, got {getattr(config, name)}"
+            )
 
 
 def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.Dataset:
