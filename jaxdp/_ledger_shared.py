@@ -205,6 +205,7 @@ class Heard:
         self.chain, self.chained, self._joined = own.chain, own.chained, False
         self._written = Streams()
         self._begun: list[str] = []
+        self._shown: dict[str, int] = defaultdict(int)
         self._known: Callable[[Rows], None] = lambda rows: None
 
     def new_rows(self) -> Rows:
@@ -230,11 +231,14 @@ class Heard:
             self._hear()
 
     def append(self, row: Row) -> Row:
-        """The row, once process 0 has written it; what is no charge it says by itself."""
+        """The row, once process 0 has written it; what is assumed or counted it says by itself."""
         if "begun" in row:
             return {"begun": self._next_begun(row)}
         if "event" in row:
             self._wait_for(Entry.from_dict(row))
+        if "shown" in row:
+            while self._shown[row["stream"]] < row["shown"]:
+                self._hear()
         if "given_back" in row:
             raise ValueError("charges must stay where several processes may have used them")
         return row
@@ -289,5 +293,7 @@ class Heard:
             self._written.remove(row["stream"], *row["given_back"])
         elif "begun" in row and not old:
             self._begun.append(row["begun"])
+        elif "shown" in row:
+            self._shown[row["stream"]] = row["shown"]
         if old:
             self._known([("the ledger of process 0", row)])

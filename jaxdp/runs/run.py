@@ -349,7 +349,8 @@ class _Pending:
     row: Row | None = None
 
     def show_if_durable(self) -> None:
-        if self.row is not None and not self.checkpoints.is_saving:
+        # Others than process 0 wait for it where all of them do, at the end of a block.
+        if self.row is not None and _processes.index() == 0 and not self.checkpoints.is_saving:
             self.show()
 
     def show(self) -> None:
