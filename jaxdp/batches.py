@@ -137,7 +137,9 @@ class Batches(Iterator[ChargedBatch]):
             return _in_buckets(draw, self._source, place)
         passes = zip(draw.indices, draw.mask, strict=True)
         rows = (self._source.gather(*each) for each in passes)
-        return ChargedBatch(draw, [each if place is None else place.put_rows(each) for each in rows])
+        return ChargedBatch(
+            draw, [each if place is None else place.put_rows(each) for each in rows]
+        )
 
 
 def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> ChargedBatch:

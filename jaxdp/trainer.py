@@ -58,8 +58,8 @@ class Trainer:
             the device's memory holds, up to a whole draw, once ``init`` has seen the parameters.
             The devices of a mesh share them evenly, so it is rounded up to a multiple.
         mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
-            the arrays of ``source``, or the parameters given to ``init``, lie on, if any. Parameters
-            and optimizer state keep their own sharding; what lies elsewhere goes whole to all.
+            the arrays of ``source``, or the parameters given to ``init``, lie on, if any.
+            Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
         data_axes: the axes of the mesh that rows are cut over; None takes those that the records
             are cut over, else the one called "data", else the first.
         reserve: steps that are charged at a time; see ``jaxdp._issuer.Issuer``.
@@ -145,8 +145,7 @@ class Trainer:
     def fit_rows(self, params: PyTree) -> None:
         """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
         if self._to_fit:
-            fit = rows_that_fit(self._step, params, self.source, self.mechanism)
-            self._sampler.cut_into(fit)
+            self._sampler.cut_into(rows_that_fit(self._step, params, self.source, self.mechanism))
             self._to_fit = False
 
     def init(self, params: PyTree) -> TrainState:
@@ -161,7 +160,7 @@ class Trainer:
         self._spread(params)
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
-        params = params if self._place is None else self._place.put(params)
+        params = self._place.put(params) if self._place else params
         self._plan = self._planned(params)
         # Copied too: parts that share a buffer, such as one zero, could not all be donated.
         opt_state = jax.tree.map(jnp.array, self._step.init(params))
@@ -207,8 +206,7 @@ class Trainer:
             ValueError: a batch that was used before, or is another trainer's; a state whose past
                 this trainer's ledger does not hold.
         """
-        state, info, _ = self._one(state, batch, told=False)
-        return state, info
+        return self._one(state, batch, told=False)[:2]
 
     def step_and_look(
         self, state: TrainState, batch: ChargedBatch, told: bool = True
@@ -366,11 +364,11 @@ class Trainer:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
         cap = getattr(mechanism.sampling, "cap", None)
         size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
-        size = size if self._place is None else self._place.rounded(size)
+        size = self._place.rounded(size) if self._place else size
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
 
     def _spread(self, params: PyTree) -> None:
-        """Spreads the step over the mesh asked for, or that records or parameters lie on, if any."""
+        """Spreads the step over the mesh asked for, or that records or parameters lie on."""
         place = agreed(self._place, params, getattr(self.source, "arrays", ()))
         self.source = placed(self.source, place)
         self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
@@ -388,10 +386,10 @@ class Trainer:
         if not self._settled:
             self._settled = True
             self._spread(state.params)
-        if self._place is None or self._place.holds((state.params, state.opt_state)):
+        own = state.params, state.opt_state
+        if self._place is None or self._place.holds(own):
             return state
-        params, opt_state = jax.device_put((state.params, state.opt_state), self._step.held)
-        return state._replace(params=params, opt_state=opt_state)
+        return TrainState(*jax.device_put(own, self._step.held), *state[2:])
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:
         """The plan of the gradients, which names what is assumed public; () without one."""

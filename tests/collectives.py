@@ -14,7 +14,9 @@ _KINDS = (
 )
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
+)
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _PASSES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _OP = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?)\s([a-z][\w\-]*)\((.*)$")
