@@ -23,11 +23,8 @@ from jaxdp.types import PyTree
 _SHARE, _SHARE_OF_CPU = 0.85, 0.5
 
 
-def budget(devices: int = 1) -> int:
-    """The bytes of a device's memory that a step may use; the same whenever it is asked.
-
-    Args:
-        devices: that work on it; those of a CPU share its memory.
+def budget() -> int:
+    """The bytes of the device's memory that a step may use; the same whenever it is asked.
 
     Raises:
         ValueError: the device does not say how much it has.
@@ -35,8 +32,7 @@ def budget(devices: int = 1) -> int:
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         if hasattr(os, "sysconf"):
-            whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            return int(_SHARE_OF_CPU * whole / devices)
+            return int(_SHARE_OF_CPU * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     elif found := (device.memory_stats() or {}).get("bytes_limit"):
         return int(_SHARE * found)
     raise ValueError(
@@ -63,9 +59,11 @@ def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: 
     records = mechanism.dataset_size if isinstance(source, DeviceArrays) else None
 
     place = step.grad_fn.placement
-    devices, everywhere = (1, 1) if place is None else (place.devices, place.mesh.size)
-    held = bytes_of(state)
+    devices, held, limit = 1, bytes_of(state), budget()
     if place is not None:
+        devices = place.devices
+        if jax.default_backend() == "cpu":  # whose devices share its memory
+            limit //= place.mesh.size
         at = place.like(step.grad_fn.trained(params), state)
         held = bytes_of(jax.tree.map(_part, state, at))
 
@@ -74,7 +72,7 @@ def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: 
         return one + held
 
     most = rows_of_a_draw(mechanism.batch_size, getattr(mechanism.sampling, "cap", None))
-    return devices * most_rows(cost, -(-most // devices), budget(everywhere))
+    return devices * most_rows(cost, -(-most // devices), limit)
 
 
 def bytes_of_pass(

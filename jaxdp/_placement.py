@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jaxdp import _shards
 
 PyTree = Any
+# Of parameters and optimizer state, leaf by leaf.
+Held = tuple[NamedSharding, ...]
 
 # The mesh of the step that is being traced, and None outside.
 _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
@@ -219,8 +221,9 @@ def _first_axes(leaf: Any) -> tuple[str, ...]:
 
 
 def _mesh_of(leaf: Any) -> Mesh | None:
-    """The mesh that an array lies on, with automatic axes; None for one device, or none."""
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+    """The mesh that an array (or a shape) lies on, its axes automatic; None for one device."""
+    known = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    if not known or isinstance(leaf, jax.core.Tracer):
         return None
     sharding = leaf.sharding
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
@@ -256,3 +259,31 @@ def alike(tree: PyTree) -> PyTree:
     if mesh is None or jax.sharding.get_abstract_mesh().manual_axes:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, P()))
+
+
+def laid(
+    params: PyTree, opt_state: PyTree, parts: dict[str, PyTree]
+) -> tuple[PyTree, PyTree, dict[str, PyTree], Held | None]:
+    """Parameters, optimizer state and a sum's parts on the parameters' mesh, and their cuts.
+
+    State that ``tx.init`` left on one device is cut as the parameters that it is built like.
+    """
+    place = agreed(None, params)
+    if place is None:
+        return params, opt_state, parts, None
+    if not place.holds((params, opt_state, parts)):
+        params, parts = place.put(params), place.put(parts)
+        trained = jax.tree.map(lambda v, p: p, parts["value"], params)
+        at = place.like(trained, opt_state)
+        own = lambda leaf, like: place._sharding(leaf) if _mesh_of(leaf) else like  # noqa: E731
+        opt_state = jax.device_put(opt_state, jax.tree.map(own, opt_state, at))
+    leaves = jax.tree.leaves((params, opt_state))
+    return params, opt_state, parts, tuple(map(place._sharding, leaves))
+
+
+def pinned(tree: PyTree, held: Held) -> PyTree:
+    """A tree that stays cut as it was; inside ``jit``."""
+    leaves, structure = jax.tree.flatten(tree)
+    if len(leaves) != len(held):
+        return tree
+    return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(held)))

@@ -115,13 +115,15 @@ def agree(**facts: Any) -> None:
     """Compares facts between all processes; every one of them learns of a difference.
 
     Args:
-        facts: by the name that the message gives them; compared as text, never sent but as hashes.
+        facts: by the name that the message gives them, or functions that make them; compared as
+            text, and sent as hashes alone.
 
     Raises:
         ValueError: a fact is not the same in all processes.
     """
     if count() == 1:
         return
+    facts = {name: fact() if callable(fact) else fact for name, fact in facts.items()}
     key = f"agree/{next(_asked)}"
     mine = {name: _hash(str(value)) for name, value in facts.items()}
     if index():

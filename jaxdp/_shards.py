@@ -54,14 +54,16 @@ def gathered(
         return jax.device_put(gather(indices, mask), sharding)
     parts: dict[tuple[int, int], list[Any]] = {}
     structure: Any = None
-    for cut, *_ in sharding.addressable_devices_indices_map((size,)).values():
+    for index in sharding.addressable_devices_indices_map((size,)).values():
+        assert index is not None
+        cut = index[0]
         start, stop, _step = cut.indices(size)
         if (start, stop) not in parts:
             found, structure = jax.tree.flatten(gather(indices[cut], mask[cut]))
             parts[start, stop] = [np.asarray(leaf) for leaf in found]
 
     def whole(number: int) -> jax.Array:
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(size)
             rows: np.ndarray = parts[start, stop][number]
             return rows

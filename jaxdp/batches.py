@@ -4,6 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -68,10 +69,29 @@ class ChargedBatch:
             "for batch in trainer.batches(): state, info = trainer.step(state, batch)"
         )
 
+    def check_untouched(self) -> None:
+        """Raises ValueError if a field was replaced since ``Trainer.batches`` made it."""
+        if not self.untouched:
+            raise ValueError(
+                "batch must be as trainer.batches() handed it out, got one with other records or "
+                "rows: what they were computed from, nobody has seen. Augment inside the loss, "
+                "which sees one example"
+            )
+
     @property
     def step(self) -> int:
         """The step that was charged."""
         return self.draw.step
+
+
+def check_batch(batch: Any) -> None:
+    """Raises ValueError for what is no batch of a trainer, or one that cannot be used any more."""
+    if not isinstance(batch, ChargedBatch):
+        raise ValueError(
+            "batch must be one that trainer.batches() hands out, charged and drawn, got "
+            f"{type(batch).__name__}"
+        )
+    batch.check()
 
 
 class Batches(Iterator[ChargedBatch]):

@@ -228,7 +228,7 @@ def _of_shard(
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if not axes:
         return words
-    typed = bool(varying(jax.lax.axis_index(axes[0])))  # JAX tracks who varies over what
+    typed = bool(tracked_axes())
     cut = varying(leaf) if typed else set(sharded_over)
     if unknown := set(axes) - cut - set(replicated_over) if not typed else set():
         raise ValueError(
@@ -259,6 +259,12 @@ def _threefry(
         first = first + keys[(rounds + 1) % 3]
         last = last + keys[(rounds + 2) % 3] + np.uint32(rounds + 1)
     return first, last
+
+
+def tracked_axes() -> set[str]:
+    """The axes of a ``shard_map`` around that tracks who varies over them (``check_vma=True``)."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return set(axes) if axes and varying(jax.lax.axis_index(axes[0])) else set()
 
 
 def varying(value: Any) -> set[str]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp._links import OTHERS, Seen, read, watching
-from jaxdp._placement import Placement, on
+from jaxdp._placement import Held, Placement, laid, on, pinned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise import opened
@@ -31,8 +31,7 @@ class PrivateStep:
         noise: the transformation that takes a ``Summed``, such as ``mechanism.privatize()``.
         after: the optax chain that the noisy gradient goes into.
         context: from the optimizer state to what the next gradient is clipped by; None for nothing.
-        held: shardings of the parameters and of the optimizer state, the same after every step;
-            None for one device.
+        held: shardings of parameters and optimizer state on a mesh; None for one device.
     """
 
     grad_fn: Any
@@ -70,10 +69,10 @@ class PrivateStep:
             noisy, first = noise.update(summed, first, trained, key=key)
         updates, last = after.update(noisy, last, trained, **extra)
         moved = _filled(optax.apply_updates(trained, updates), params)
+        state = moved, (first, last)
         if self.held is not None:
-            after = jax.lax.with_sharding_constraint((moved, (first, last)), self.held)
-            moved, (first, last) = after
-        return moved, (first, last), noisy, updates
+            state = jax.lax.with_sharding_constraint(state, self.held)
+        return *state, noisy, updates
 
     def held_for(self, params: PyTree, place: Placement) -> "PrivateStep":
         """The step for parameters where they lie on a mesh, and for a state that lies alike."""
@@ -286,11 +285,19 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         parts: dict[str, Any],
         key: NoiseKey,
         extra: dict[str, Any],
+        held: Held | None,
     ) -> Any:
         summed = Summed(**parts)
-        return inside(params, opt_state, summed, key, extra)
+        if held is None:
+            return inside(params, opt_state, summed, key, extra)
+        mesh: Any = held[0].mesh
+        with on(mesh):
+            *state, info = inside(params, opt_state, summed, key, extra)
+        return *pinned(state, held), info
 
-    compiled = jax.jit(put_together, donate_argnums=(0, 1) if donate else ())
+    compiled = jax.jit(
+        put_together, static_argnames="held", donate_argnums=(0, 1) if donate else ()
+    )
     known: set[Any] = set()
 
     def update(
@@ -309,10 +316,11 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         named = ("value", "unscale", "votes", "leaked")
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
         ticket = summed.ticket
-        kind = _kind((params, opt_state, parts, extra))
+        params, opt_state, parts, held = laid(params, opt_state, parts)
+        kind = _kind((params, opt_state, parts, extra)), held
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
-            compiled.eval_shape(params, opt_state, parts, blank, _blank(extra))
+            compiled.eval_shape(params, opt_state, parts, blank, _blank(extra), held=held)
             if donate:
                 _check_apart(params, opt_state)
             known.add(kind)
@@ -320,7 +328,8 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
             links.agree(ticket.step, ticket.multipliers)
             if links.others:
                 ticket.trust(OTHERS)
-        return compiled(params, opt_state, parts, opened(summed, key), taken_apart(extra))
+        once = opened(summed, key), taken_apart(extra)
+        return compiled(params, opt_state, parts, *once, held=held)
 
     return update
 

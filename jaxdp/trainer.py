@@ -18,7 +18,15 @@ from jaxdp._issuer import Issuer
 from jaxdp._memory import rows_that_fit
 from jaxdp._placement import agreed, placement
 from jaxdp._state import TrainState, check_past, check_state
-from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
+from jaxdp.batches import (
+    Batches,
+    ChargedBatch,
+    charged,
+    check_batch,
+    placed,
+    rows_of_a_pass,
+    steps_left,
+)
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
@@ -31,7 +39,9 @@ from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.step import PrivateStep
-from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
+from jaxdp.types import ClipInfo, PyTree, StepInfo
+
+__all__ = ["TrainState", "Trainer"]
 
 
 class Trainer:
@@ -59,8 +69,8 @@ class Trainer:
             the device's memory holds, up to a whole draw, once ``init`` has seen the parameters.
             The devices of a mesh share them evenly, so it is rounded up to a multiple.
         mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
-            the arrays of ``source``, or the parameters given to ``init``, lie on, if any. Parameters
-            and optimizer state keep their own sharding; what lies elsewhere goes whole to all.
+            the arrays of ``source``, or the parameters given to ``init``, lie on, if any.
+            Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
         data_axes: the axes of the mesh that rows are cut over; None takes those that the records
             are cut over, else the one called "data", else the first.
         reserve: steps that are charged at a time; see ``jaxdp._issuer.Issuer``.
@@ -85,6 +95,8 @@ class Trainer:
         >>> trainer.epsilon(delta=1e-5).upper <= 3.0
         True
     """
+
+    _plan: tuple[Any, ...] | None
 
     def __init__(
         self,
@@ -111,15 +123,14 @@ class Trainer:
         self.source: Source = as_source(source)
         self._place = None if mesh is None else placement(mesh, data_axes)
         self._secret = Secret.of_all_processes(secret)
-        if _processes.count() > 1:
-            _processes.agree(source=fingerprint(self.source, self._secret))
+        _processes.agree(source=lambda: fingerprint(self.source, self._secret))
         self._grad_fn = algorithm.clipped_grad(
             loss_fn, trainable=trainable, constants=constants, **clipping
         )
         self._step = PrivateStep(
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
-        self._settled = False
+        self._settled, self._plan = False, None
         self._spread(None)
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
@@ -128,7 +139,6 @@ class Trainer:
         self._to_fit = physical_batch_size == "auto"
         self._sampler = self._new_sampler(physical_batch_size, issuer)
         self._batches: Callable[[], Batches | None] = lambda: None
-        self._plan: tuple[Any, ...] | None = None
 
     @property
     def mechanism(self) -> Mechanism:
@@ -148,8 +158,7 @@ class Trainer:
     def fit_rows(self, params: PyTree) -> None:
         """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
         if self._to_fit:
-            fit = rows_that_fit(self._step, params, self.source, self.mechanism)
-            self._sampler.cut_into(fit)
+            self._sampler.cut_into(rows_that_fit(self._step, params, self.source, self.mechanism))
             self._to_fit = False
 
     def init(self, params: PyTree) -> TrainState:
@@ -160,13 +169,12 @@ class Trainer:
                 charged by then.
         """
         check_arrays(params)
-        if _processes.count() > 1:
-            _processes.agree(params=_shards.hashed(params))
+        _processes.agree(params=lambda: _shards.hashed(params))
         self._settled = True
         self._spread(params)
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
-        params = params if self._place is None else self._place.put(params)
+        params = self._place.put(params) if self._place else params
         self._plan = self._planned(params)
         # Copied too: parts that share a buffer, such as one zero, could not all be donated.
         opt_state = jax.tree.map(jnp.array, self._step.init(params))
@@ -212,8 +220,7 @@ class Trainer:
             ValueError: a batch that was used before, or is another trainer's; a state whose past
                 this trainer's ledger does not hold.
         """
-        state, info, _ = self._one(state, batch, told=False)
-        return state, info
+        return self.step_and_look(state, batch, told=False)[:2]
 
     def step_and_look(
         self, state: TrainState, batch: ChargedBatch, told: bool = True
@@ -225,7 +232,18 @@ class Trainer:
             batch: as for ``step``.
             told: False returns none of it.
         """
-        return self._one(state, batch, told)
+        self._check(state, batch)
+        state, draw = self._laid(state), batch.draw
+        assert draw.ticket is not None
+        rng = None
+        if getattr(self._grad_fn, "takes_rng", False):
+            rng = draw.ticket.rng("examples")
+        extra = {} if self.energy is None else {"energy": self.energy.prepare()}
+        if len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad):
+            params, opt_state, info, infos = self._at_once(state, batch, rng, extra, told)
+        else:
+            params, opt_state, info, infos = self._by_passes(state, batch, rng, extra, told)
+        return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
 
     def epsilon(
         self,
@@ -246,8 +264,7 @@ class Trainer:
             raise ValueError("delta must be given: the noise was not calibrated for one; got None")
         if not self.ledger.entries:
             raise ValueError(
-                "ledger must hold a charge to have an epsilon, got an empty one: no step was "
-                "taken yet. Take batches from trainer.batches() first"
+                "ledger must hold a charge to have an epsilon, got none: no step was taken yet"
             )
         return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.ahead())
 
@@ -260,22 +277,6 @@ class Trainer:
         self.end_batches()
         self._sampler.close()
         self.ledger.close()
-
-    def _one(
-        self, state: TrainState, batch: ChargedBatch, told: bool
-    ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
-        self._check(state, batch)
-        state, draw = self._laid(state), batch.draw
-        assert draw.ticket is not None
-        rng = None
-        if getattr(self._grad_fn, "takes_rng", False):
-            rng = draw.ticket.rng("examples")
-        extra = {} if self.energy is None else {"energy": self.energy.prepare()}
-        if len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad):
-            params, opt_state, info, infos = self._at_once(state, batch, rng, extra, told)
-        else:
-            params, opt_state, info, infos = self._by_passes(state, batch, rng, extra, told)
-        return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
 
     def _at_once(
         self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
@@ -314,7 +315,9 @@ class Trainer:
             summed, infos = self._grad_fn.sum_passes(
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
-            summed = self._vouched(summed)
+            # The trainer itself gathered the rows.
+            known = isinstance(self._grad_fn, ClippedGrad)
+            summed = summed.of_draw(summed.ticket, summed.passes or (), known=known)
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "
@@ -323,27 +326,12 @@ class Trainer:
         moved = self._step.update(state.params, state.opt_state, summed, **extra)
         return *moved, infos if told else []
 
-    def _vouched(self, summed: Summed) -> Summed:
-        """The sum of rows that the trainer itself gathered, by clipping of jaxdp's own."""
-        known = isinstance(self._grad_fn, ClippedGrad)
-        return summed.of_draw(summed.ticket, summed.passes or (), known=known)
-
     def _check(self, state: TrainState, batch: ChargedBatch) -> None:
-        if not isinstance(batch, ChargedBatch):
-            raise ValueError(
-                "batch must be one that trainer.batches() hands out, charged and drawn, got "
-                f"{type(batch).__name__}"
-            )
-        batch.check()
+        check_batch(batch)
         if not self._sampler.issuer.issued(batch.draw.ticket):
             raise ValueError("batch must be of this trainer, got one of another trainer")
         check_state(state)
-        if not batch.untouched:
-            raise ValueError(
-                "batch must be as trainer.batches() handed it out, got one with other records or "
-                "rows: what they were computed from, nobody has seen. Augment inside the loss, "
-                "which sees one example"
-            )
+        batch.check_untouched()
         check_past(state, self.ledger)
 
     def _past(self) -> np.ndarray:
@@ -352,8 +340,7 @@ class Trainer:
     def end_batches(self) -> None:
         """Ends the iterator of ``batches`` that is still open, if there is one."""
         # Only one draws at a time: what it gives back is what was drawn last.
-        batches = self._batches()
-        if batches is not None:
+        if (batches := self._batches()) is not None:
             batches.close()
 
     def _new_issuer(self, reserve: int | None) -> Issuer:
@@ -372,11 +359,11 @@ class Trainer:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
         cap = getattr(mechanism.sampling, "cap", None)
         size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
-        size = size if self._place is None else self._place.rounded(size)
+        size = self._place.rounded(size) if self._place else size
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
 
     def _spread(self, params: PyTree) -> None:
-        """Spreads the step over the mesh asked for, or that records or parameters lie on, if any."""
+        """Spreads the step over the mesh asked for, or that records or parameters lie on."""
         place = agreed(self._place, params, getattr(self.source, "arrays", ()))
         if params is not None or place is not None:
             _shards.check_mesh(None if place is None else place.mesh)
@@ -396,9 +383,10 @@ class Trainer:
         if not self._settled:
             self._settled = True
             self._spread(state.params)
-        if self._place is None or self._place.holds((state.params, state.opt_state)):
+        own: PyTree = (state.params, state.opt_state)
+        if self._place is None or self._place.holds(own):
             return state
-        params, opt_state = _shards.put((state.params, state.opt_state), self._step.held)
+        params, opt_state = _shards.put(own, self._step.held)
         return state._replace(params=params, opt_state=opt_state)
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:

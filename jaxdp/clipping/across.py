@@ -55,7 +55,11 @@ def over_devices(
         params: the parameters.
         rows: pytree of arrays [m, ...], m a multiple of the devices.
         shared: pytree of arrays that every device gets whole.
+
+    Raises:
+        ValueError: the devices cannot share the rows evenly.
     """
+    structure: Any
     leaves, structure = jax.tree.flatten(params)
     specs = [place.by_rows(n) for n in range(len(leaves))]
 

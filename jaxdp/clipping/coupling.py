@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 from jax._src.interpreters import batching  # its public face cannot be read
 
-
 # Their code is handed the whole batch under ``vmap``, or other code is run than was traced.
 _OUTSIDE = ("pure_callback", "io_callback", "buffer_callback", "ffi_call", "custom_vmap_call")
 # Bits of all rows from the first row's key, and kernels whose memory goes from row to row.

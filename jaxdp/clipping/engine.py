@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -13,7 +13,16 @@ import numpy as np
 from jaxdp import _placement
 from jaxdp._placement import Placement
 from jaxdp.clipping import (
-    _batch, across, captured, forms, frameworks, options, reduce, rounding, traced, untyped,
+    _batch,
+    across,
+    captured,
+    forms,
+    frameworks,
+    options,
+    reduce,
+    rounding,
+    traced,
+    untyped,
 )  # fmt: skip
 from jaxdp.clipping.ghost import run
 from jaxdp.clipping.ghost.plan import Plan

@@ -9,6 +9,7 @@ import optax
 from jaxdp.clipping import _batch, options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
+from jaxdp.normals import tracked_axes, varying
 from jaxdp.types import PyTree, Summed
 
 
@@ -55,6 +56,7 @@ def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransfo
         scales = None if scale is None else options.scales(scale, params)
         rows = _batch.rows("updates", updates)
         keep = _batch.checked_mask(mask, rows)
+        _refuse_summed(updates, keep)
         leaves, structure = jax.tree.flatten(updates)
         # Norms and sums must see the same numbers: XLA may compute a value twice.
         grads = [Arrays(leaf) for leaf in rounding.written(leaves)]
@@ -65,6 +67,23 @@ def clip_and_sum(rule: Rule, most_records: int = 2**14) -> optax.GradientTransfo
         return Summed(clipped.total, l2, scale, None if bound is None else clipped.votes), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _refuse_summed(updates: PyTree, keep: jax.Array) -> None:
+    """Raises ValueError where ``shard_map`` has summed gradients over devices before they clip."""
+    tracked = tracked_axes()
+    if not tracked:
+        return
+    # A mask that is made inside varies over nothing: gradients of some device's rows never do.
+    none = {axis for leaf in jax.tree.leaves(updates) if not varying(leaf) for axis in tracked}
+    more = (axis for leaf in jax.tree.leaves(updates) for axis in varying(keep) - varying(leaf))
+    if summed := {str(axis) for axis in (*none, *more)}:
+        raise ValueError(
+            "updates must be gradients of this device's rows, got some that shard_map, with "
+            f"check_vma=True, has summed over {sorted(summed)} where they were taken: cast the "
+            "parameters first, jax.lax.pcast(params, axes, to='varying'), or take "
+            "jaxdp.clipped_grad, which sees to it"
+        )
 
 
 def _check_names(extra: dict[str, Any]) -> None:

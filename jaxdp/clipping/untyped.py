@@ -14,6 +14,7 @@ import jax
 from jax._src import config  # the flag that check_vma sets has no public face
 from jax.extend import core
 from jax.interpreters import batching, mlir
+from jax.sharding import PartitionSpec as P
 
 from jaxdp.normals import varying
 from jaxdp.types import PyTree
@@ -46,9 +47,14 @@ def _run(*leaves: Any, closed: Any, axes: frozenset[str]) -> Sequence[Any]:
 
 
 def _types(*avals: Any, closed: Any, axes: frozenset[str]) -> list[Any]:
-    kind = next(aval.manual_axis_type for aval in avals if aval.manual_axis_type.varying)
-    whole = type(kind)(varying=axes)
-    return [aval.update(manual_axis_type=whole) for aval in closed.out_avals]
+    like = next(aval for aval in avals if aval.manual_axis_type.varying)
+    kind = type(like.manual_axis_type)(varying=axes)
+
+    def typed(aval: Any) -> Any:
+        whole = like.sharding.update(spec=P(*[None] * aval.ndim))
+        return aval.update(sharding=whole, manual_axis_type=kind)
+
+    return [typed(aval) for aval in closed.out_avals]
 
 
 def _lowered(ctx: Any, *args: Any, closed: Any, axes: frozenset[str]) -> Any:
@@ -59,7 +65,7 @@ def _lowered(ctx: Any, *args: Any, closed: Any, axes: frozenset[str]) -> Any:
 
 def _mapped(args: Any, dims: Any, *, closed: Any, axes: frozenset[str]) -> Any:
     one = core.jaxpr_as_fun(closed)
-    over = [None if dim is batching.not_mapped else dim for dim in dims]
+    over = [None if dim is batching.not_mapped else dim for dim in dims]  # type: ignore[attr-defined]
     with config._check_vma(False):
         every = jax.make_jaxpr(jax.vmap(one, over))(*(_plain(arg) for arg in args))
     return _PRIMITIVE.bind(*args, closed=every, axes=axes), [0] * len(every.out_avals)
