@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _rows, _validate
 from jaxdp.clipping import _batch, captured, coupling, forms, frameworks, options, reduce, rounding
 from jaxdp.clipping.ghost import program, run, uses
 from jaxdp.clipping.ghost.plan import Plan, plan
@@ -254,7 +254,7 @@ class ClippedGrad:
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         totals, plan = nothing(self, params), ()
         infos: list[ClipInfo] = []
-        for piece in zip(passes, draw.indices, draw.mask, strict=False):
+        for piece in zip(passes, draw.positions(gathered), draw.mask, strict=False):
             rows = (params, *piece, rng, scale, bound)
             totals, info = add_pass(self, gathered, told, totals, *rows)
             plan = info.plan
@@ -281,7 +281,7 @@ class ClippedGrad:
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The clipped sum of one physical batch of a draw, to be called inside ``jit``."""
         batch = data if gathered else jax.tree.map(lambda rows: rows[indices], data)
-        keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
+        keys = None if rng is None else _rows.folded(rng, indices)
         result = self._over_rows(params, (batch, keys), mask, scale, bound)
         records = None if gathered else _batch.rows("data", data)
         captured.check_rows(result[1].plan, self._row_counts(mask.shape[0]), records=records)
