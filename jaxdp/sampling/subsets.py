@@ -4,14 +4,16 @@ import math
 
 import numpy as np
 
+# Fewer are left to NumPy, by Floyd's algorithm; it takes that up to a share of a fiftieth.
+_FEW, _RARE = 1024, 50
 # Up to this share of a range numbers are drawn until enough are distinct, beyond all are permuted.
 _SHARE = 0.5
-# A table with a place for each position is used while it has at most so many places a number.
-_PLACES = 32
+# A table with a place for each position is used up to so many places, or so many for each number.
+_PLACES, _EACH = 2**16, 32
 # Positions that NumPy shuffles; of more, random keys are sorted, which jumps less in memory.
 _SHUFFLED = 2**14
-# Repeated numbers are looked for among those that share their last bits with one.
-_LAST_BITS = np.int64(2**20 - 1)
+# Repeated numbers are looked for among those that share so many last bits with one.
+_LAST_BITS = 20
 _ALL_BITS = 2**64 - 1
 
 
@@ -21,14 +23,17 @@ def subset(rng: np.random.Generator, below: int, size: int) -> np.ndarray:
     Numbers are drawn independently, each exactly uniform; of equal ones the last stays. Renaming
     positions changes neither the law of the numbers nor which places stay, and some renaming takes
     any ordered tuple of distinct positions to any other: so all of them are equally likely, and
-    the order is random without a shuffle. O(size) memory, and nearly so much work.
+    the order is random without a shuffle. O(size) memory, and nearly so much work. A few are drawn
+    by Floyd's algorithm (Bentley and Floyd 1987, CACM 30(9)) and shuffled.
 
     Args:
-        rng: any of NumPy's. Its ``integers`` reject what would not be uniform (Lemire 2019,
-            arXiv:1805.10941), without floating-point numbers.
+        rng: any of NumPy's. Its integers reject what would not be uniform (Lemire 2019,
+            arXiv:1805.10941), without floating-point numbers; so do ``choice`` and ``shuffle``.
         below: n >= size, less than 2^63.
         size: k >= 0.
     """
+    if size < _FEW and _RARE * size <= below:
+        return rng.choice(below, size, replace=False)
     if size > _SHARE * below:
         return permutation(rng, below)[:size]
     kept = np.empty(0, np.int64)
@@ -107,7 +112,7 @@ def _enough(below: int, size: int) -> int:
 def _distinct(numbers: np.ndarray, below: int) -> np.ndarray:
     """The numbers [k] without repetition, each where it stands last."""
     count = len(numbers)
-    if below <= _PLACES * count:
+    if below <= max(_PLACES, _EACH * count):
         places = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
         table = np.empty(below, places.dtype)
         table[numbers] = places
@@ -117,9 +122,10 @@ def _distinct(numbers: np.ndarray, below: int) -> np.ndarray:
     repeated = ascending[1:][ascending[1:] == ascending[:-1]]
     if not len(repeated):
         return numbers
-    marked = np.zeros(_LAST_BITS + 1, bool)
-    marked[repeated.astype(np.int64) & _LAST_BITS] = True
-    suspects = np.flatnonzero(marked[numbers & _LAST_BITS])[::-1]
+    bits = 2 ** min(_LAST_BITS, 4 + count.bit_length()) - 1
+    marked = np.zeros(bits + 1, bool)
+    marked[repeated.astype(np.int64) & bits] = True
+    suspects = np.flatnonzero(marked[numbers & bits])[::-1]
     stays = np.ones(count, bool)
     stays[suspects] = False
     stays[suspects[np.unique(numbers[suspects], return_index=True)[1]]] = True

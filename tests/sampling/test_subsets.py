@@ -23,16 +23,21 @@ def each_where_it_stands_last(numbers):
     return list(dict.fromkeys(numbers.tolist()[::-1]))[::-1]
 
 
+@pytest.mark.parametrize("few", [0, 1024])
 @pytest.mark.parametrize(("below", "size"), [(6, 2), (6, 3), (5, 3), (5, 4), (4, 4)])
-def test_every_ordered_tuple_is_as_likely(below, size):
+def test_every_ordered_tuple_is_as_likely(monkeypatch, below, size, few):
+    monkeypatch.setattr(subsets, "_FEW", few)
+    monkeypatch.setattr(subsets, "_RARE", 1)
     found = dict.fromkeys(permutations(range(below), size), 0)
     for key in range(100 * len(found)):
         found[tuple(subset(rng(key), below, size))] += 1
     assert uniform(list(found.values()))
 
 
+@pytest.mark.parametrize("places", [1, 2**16])
 @pytest.mark.parametrize("below", [50, 700, 100_000, 2**33, 2**40])
-def test_of_equal_numbers_the_last_stays(below):
+def test_of_equal_numbers_the_last_stays(monkeypatch, below, places):
+    monkeypatch.setattr(subsets, "_PLACES", places)
     for key in range(20):
         numbers = rng(key).integers(0, below, 40 if below < 100 else 600)
         numbers = np.concatenate([numbers, numbers[:9], numbers[:3]])
@@ -44,7 +49,7 @@ def test_both_ways_to_find_equal_numbers_agree(monkeypatch):
     numbers = rng(1).integers(0, 3 * 10**6, 10**5)
     found = subsets._distinct(numbers, 3 * 10**6)
     assert 1_000 < len(numbers) - len(found) < 2_500
-    monkeypatch.setattr(subsets, "_PLACES", 1)
+    monkeypatch.setattr(subsets, "_EACH", 1)
     np.testing.assert_array_equal(subsets._distinct(numbers, 3 * 10**6), found)
 
 
@@ -60,7 +65,10 @@ def test_every_tuple_is_as_likely_where_too_few_numbers_are_drawn_at_once(monkey
 @pytest.mark.parametrize(
     ("below", "size"), [(200, 1), (200, 60), (200, 119), (200, 130), (7_000, 90)]
 )
-def test_positions_pairs_and_places_are_as_likely(below, size):
+@pytest.mark.parametrize("places", [1, 2**16])
+def test_positions_pairs_and_places_are_as_likely(monkeypatch, below, size, places):
+    monkeypatch.setattr(subsets, "_PLACES", places)
+    monkeypatch.setattr(subsets, "_FEW", 0)
     draws = 3_000
     counts, places, pairs = np.zeros(below), np.zeros((2, below)), 0
     for key in range(draws):
