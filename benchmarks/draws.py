@@ -1,9 +1,9 @@
 """Time and memory of draws beside NumPy's own: `python -m benchmarks.draws`.
 
 Poisson draws of n records at rate q, from one generator each; epochs of random allocation and of
-shuffling; and how far draws overlap other work of the process. NumPy's column is what jaxdp did
-before: a binomial count and `Generator.choice` without replacement, `Generator.permutation`, a
-stable sort of 64-bit integers.
+shuffling; and how long a draw in a thread holds up others. NumPy's column is what jaxdp did before:
+a binomial count and `Generator.choice` without replacement, `Generator.permutation`, a stable sort
+of 64-bit integers.
 """
 
 import argparse
@@ -43,12 +43,15 @@ def numpys_epoch(rng: np.random.Generator, n: int, steps: int) -> list[np.ndarra
 
 
 def times(draw: Callable[[np.random.Generator], Any], rounds: int) -> float:
-    """The median of the milliseconds of a draw, after one that is not counted."""
+    """The median processor time of a draw, ms, after one that is not counted.
+
+    Draws run on one core: this is the time that they take where nothing else runs.
+    """
     took = []
     for key in range(rounds + 1):
-        rng, start = generator(key), time.perf_counter()
+        rng, start = generator(key), time.thread_time()
         draw(rng)
-        took.append(1e3 * (time.perf_counter() - start))
+        took.append(1e3 * (time.thread_time() - start))
     return statistics.median(took[1:])
 
 
@@ -63,10 +66,10 @@ def memory(draw: Callable[[np.random.Generator], Any]) -> float:
 
 def poisson(n: int, q: float, rounds: int) -> dict[str, float]:
     rule, expected = Poisson(q), n * q
-    start = time.perf_counter()
+    start = time.thread_time()
     rule.choose(generator(0), n)
-    first = 1e3 * (time.perf_counter() - start)
-    rounds = max(3, min(300, int(rounds * 1e6 / max(expected, 1e4))))
+    first = 1e3 * (time.thread_time() - start)
+    rounds = max(rounds, min(200, int(rounds * 1e5 / expected)))
     row = {
         "records": n,
         "rate": q,
@@ -97,24 +100,27 @@ def epochs(n: int, rounds: int) -> dict[str, float]:
     return found
 
 
-def overlap(n: int, q: float) -> dict[str, float]:
-    """What a draw in a thread takes from Python's own work in the main thread."""
-
-    def counted(until: Callable[[], bool]) -> float:
-        count, start = 0, time.perf_counter()
-        while not until():
-            count += 1
-        return count / (time.perf_counter() - start)
-
-    end = time.perf_counter() + 0.5
-    alone = counted(lambda: time.perf_counter() > end)
-    rule = Poisson(q)
-    thread = threading.Thread(target=lambda: [rule.choose(generator(k), n) for k in range(5)])
-    thread.start()
-    beside = counted(lambda: not thread.is_alive())
-    thread.join()
-    print(f"Python beside draws in a thread: {beside / alone:.2f} of its speed alone")
-    return {"beside": beside / alone}
+def pauses(n: int, q: float) -> dict[str, float]:
+    """The longest pause, ms, of Python in the main thread beside draws in another thread."""
+    rule, found = Poisson(q), {}
+    works = {
+        "draw": lambda key: rule.choose(generator(key), n),
+        "sleep": lambda key: time.sleep(0.1),
+    }
+    for name, work in works.items():
+        thread = threading.Thread(target=lambda work=work: [work(key) for key in range(20)])
+        start = last = time.perf_counter()
+        longest, count = [], 0
+        thread.start()
+        while thread.is_alive():
+            count, now = count + 1, time.perf_counter()
+            longest.append(now - last)
+            longest, last = sorted(longest)[-200:] if len(longest) > 10_000 else longest, now
+        found[f"{name}_longest_ms"] = 1e3 * max(longest)
+        found[f"{name}_loops_a_ms"] = count / (1e3 * (last - start))
+        thread.join()
+    print(f"Python beside draws of {n * q:,.0f} of {n:,} in a thread: {found}")
+    return found
 
 
 def main() -> None:
@@ -129,7 +135,7 @@ def main() -> None:
         "numpy": np.__version__,
         "draws": [poisson(n, q, options.rounds) for n, q in cases],
         "epochs": epochs(10**7, options.rounds),
-        "overlap": overlap(10**7, 0.25),
+        "pauses": pauses(10**7, 0.25),
     }
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -7,11 +7,11 @@ import numpy as np
 # Fewer are left to NumPy, by Floyd's algorithm; it takes that up to a share of a fiftieth.
 _FEW, _RARE = 1024, 50
 # Up to this share of a range numbers are drawn until enough are distinct, beyond all are permuted.
-_SHARE = 0.5
+_SHARE = 0.7
 # A table with a place for each position is used up to so many places, or so many for each number.
 _PLACES, _EACH = 2**16, 32
 # Positions that NumPy shuffles; of more, random keys are sorted, which jumps less in memory.
-_SHUFFLED = 2**14
+_SHUFFLED = 2**18
 # Repeated numbers are looked for among those that share so many last bits with one.
 _LAST_BITS = 20
 _ALL_BITS = 2**64 - 1
@@ -99,14 +99,16 @@ def _shuffle_ties(rng: np.random.Generator, keys: np.ndarray, low: np.uint64) ->
 
 
 def _enough(below: int, size: int) -> int:
-    """Numbers of which nearly always ``size`` are distinct, for at most half of the range.
+    """The count of numbers of which nearly always ``size`` are distinct, below the whole range.
 
-    A coupon collector needs n log(n / (n - k)) <= k + k^2 / 2(n - k) of them on average, with a
-    variance of at most k^2 / (n - k). In whole numbers: a draw is the same on every system.
+    A coupon collector needs n log(n / (n - k)) of them on average, with a variance of at most
+    k^2 / (n - k). With x = k / (2n - k) the logarithm is 2 (x + x^3/3 + x^5/5 + ...), at most
+    2 (x + x^3 / 3(1 - x^2)). In whole numbers: a draw is the same on every system.
     """
-    square = size * size
-    repeated = square // (2 * (below - size))
-    return size + repeated + 4 * math.isqrt(square // (below - size)) + 4
+    rest = 2 * below - size
+    first = 2 * below * size // rest
+    others = 2 * below * size**3 // (3 * rest * (rest * rest - size * size))
+    return first + others + 4 * math.isqrt(size * size // (below - size)) + 8
 
 
 def _distinct(numbers: np.ndarray, below: int) -> np.ndarray:
