@@ -3,6 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+# A compiled step gathers by indices of 32 bits. Floating-point numbers count to 2^53.
+MOST_ON_DEVICE, MOST_RECORDS = 2**31 - 1, 2**53
+ON_DEVICE = (
+    "data on the device must hold fewer than 2**31 records, got more: keep them on the host, in "
+    "NumPy arrays, memory maps or a reader, so that a draw's rows are gathered there"
+)
 
 
 def rows(name: str, tree: Any) -> int:
@@ -32,6 +41,54 @@ def check_records(data: Any, num_records: int) -> None:
         raise ValueError(
             "data must hold the records that the sampler draws from, got another number of them"
         )
+    if num_records > MOST_ON_DEVICE and any(
+        isinstance(x, jax.Array) for x in jax.tree.leaves(data)
+    ):
+        raise ValueError(ON_DEVICE)
+
+
+def require_gathered(num_records: int) -> None:
+    """Raises ValueError for more records than can be gathered on the device."""
+    if num_records > MOST_ON_DEVICE:
+        raise ValueError(ON_DEVICE)
+
+
+def position_dtype(num_records: int) -> type[np.signedinteger[Any]]:
+    """The dtype of positions: int32 as long as it reaches every record, else int64."""
+    return np.int32 if num_records <= MOST_ON_DEVICE else np.int64
+
+
+def for_device(indices: np.ndarray, num_records: int, gathered: bool) -> np.ndarray:
+    """Positions [..., m] as a compiled function takes them.
+
+    As they are where 32 bits reach every record; beyond, uint32 [..., m, 2], their low and high
+    halves: without 64-bit numbers JAX would drop the high ones silently.
+
+    Raises:
+        ValueError: it is to gather rows by such halves.
+    """
+    if num_records <= MOST_ON_DEVICE:
+        return indices
+    if not gathered:
+        raise ValueError(ON_DEVICE)
+    whole = indices.astype(np.uint64)
+    halves = (whole & np.uint64(2**32 - 1), whole >> np.uint64(32))
+    return np.stack(halves, axis=-1).astype(np.uint32)
+
+
+def folded(rng: jax.Array, indices: jax.Array) -> jax.Array:
+    """A key [m] for each position [m], or [m, 2] as ``for_device`` makes them.
+
+    Each position has its own: ``fold_in`` of its low half, and of the high one where it is not 0.
+    """
+    if indices.ndim == 1:
+        return jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
+
+    def of_one(halves: jax.Array) -> jax.Array:
+        low = jax.random.fold_in(rng, halves[0])
+        return jnp.where(halves[1] == 0, low, jax.random.fold_in(low, halves[1]))
+
+    return jax.vmap(of_one)(indices)
 
 
 @jax.jit

@@ -22,8 +22,9 @@ from jaxdp.types import Draw, PyTree, frozen
 
 # NumPy arrays up to this size are put on the device whole.
 _SMALL_BYTES = 256 * 2**20
-# Draws made ahead: of positions only, and of batches whose rows are in memory.
-_POSITIONS_AHEAD, _GATHERED_AHEAD = 24, 2
+# Draws made ahead: of positions only, so many positions in all, and of batches whose rows are in
+# memory.
+_DRAWS_AHEAD, _POSITIONS_AHEAD, _GATHERED_AHEAD = 24, 2**24, 2
 # Numbers of one physical batch up to which a draw is one pass: larger ones run faster in passes.
 _ONE_PASS = 2**19
 
@@ -110,8 +111,7 @@ class Batches(Iterator[ChargedBatch]):
         self._sampler, self._source, self._steps = sampler, source, count
         self._place = place
         self._unseen = self._taken = 0
-        ahead = _POSITIONS_AHEAD if isinstance(source, DeviceArrays) else _GATHERED_AHEAD
-        self._made = prefetch(self._produced(), size=ahead, unused=self._count)
+        self._made = prefetch(self._produced(), size=_ahead(sampler, source), unused=self._count)
 
     def __next__(self) -> ChargedBatch:
         batch: ChargedBatch = next(self._made)
@@ -162,6 +162,14 @@ class Batches(Iterator[ChargedBatch]):
         return ChargedBatch(
             draw, [_shards.gathered(gather, *each, place.of_rows) for each in passes]
         )
+
+
+def _ahead(sampler: Sampler, source: Source) -> int:
+    """The number of draws that are made ahead: fewer where each is large."""
+    if not isinstance(source, DeviceArrays):
+        return _GATHERED_AHEAD
+    each = getattr(sampler.issuer.mechanism, "batch_size", 1)
+    return min(_DRAWS_AHEAD, max(_GATHERED_AHEAD, _POSITIONS_AHEAD // each))
 
 
 def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> ChargedBatch:

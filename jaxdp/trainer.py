@@ -294,7 +294,7 @@ class Trainer:
             state.params,
             state.opt_state,
             data,
-            draw.indices[0],
+            draw.positions(batch.rows is not None)[0],
             draw.mask[0],
             rng,
             extra,

@@ -239,7 +239,8 @@ class Draw:
     ``grad_fn.sum``.
 
     Attributes:
-        indices: int32 [passes, physical_batch_size]; padding points at record 0.
+        indices: int32 [passes, physical_batch_size], int64 from 2^31 records on; padding points at
+            record 0.
         mask: bool [passes, physical_batch_size]; False marks padding.
         step: the step that this draw belongs to.
         num_records: how many records it was drawn from. Sensitive under add-or-remove-one.
@@ -262,6 +263,20 @@ class Draw:
         if self.ticket is None:
             raise ValueError("draw must come from a sampler to have a noise key, got one by hand")
         return self.ticket.key()
+
+    def positions(self, gathered: bool) -> np.ndarray:
+        """The indices as a compiled pass takes them: int32 [passes, physical_batch_size].
+
+        From 2^31 records on uint32 [passes, physical_batch_size, 2], the low and the high halves,
+        of which a record's randomness is made.
+
+        Args:
+            gathered: False if the pass itself is to gather the rows.
+
+        Raises:
+            ValueError: it is, and 32 bits do not reach every record.
+        """
+        return _rows.for_device(self.indices, self.num_records, gathered)
 
     def batches(self, data: PyTree) -> Iterator[Batch]:
         """Returns the physical batches of the draw, gathered from ``data``, each with its mask.

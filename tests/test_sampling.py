@@ -196,7 +196,7 @@ def test_what_cannot_be_charged_is_not_drawn(tmp_path):
         (lambda: Poisson(1.5), "sampling_prob must be above 0 and at most 1, got 1.5"),
         (lambda: Poisson(float("nan")), "sampling_prob"),
         (lambda: FixedSize(0), "batch_size must be a whole number"),
-        (lambda: sampler(Poisson(0.1), n=2**31), "num_records must be below"),
+        (lambda: sampler(Poisson(0.1), n=2**53 + 1), "num_records must be at most"),
         (lambda: sampler(Poisson(0.1), rows=0), "physical_batch_size"),
         (lambda: sampler(Poisson(0.1), step=-1), "step"),
         (lambda: FixedSize(10).check(5, 5), "batch_size must be at most the 5 records"),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _placement
+from jaxdp import _placement, _rows
 from jaxdp._placement import Placement
 from jaxdp.clipping import (
     _batch,
@@ -185,7 +185,7 @@ class ClippedGrad:
         grad_fn, (there,) = self.placed(params)
         totals, plan = nothing(grad_fn, there), ()
         infos: list[ClipInfo] = []
-        for data, *places in zip(passes, draw.indices, draw.mask, strict=False):
+        for data, *places in zip(passes, draw.positions(gathered), draw.mask, strict=False):
             if not gathered and grad_fn.placement is not None:
                 places = grad_fn.placement.padded(*places)
             rows = (there, data, *places, rng, scale, bound)
@@ -222,7 +222,7 @@ class ClippedGrad:
         def each(params: PyTree, rows: PyTree, shared: PyTree) -> Any:
             (indices, mask, own), (whole, *more, rng) = rows, shared
             batch = own if gathered else jax.tree.map(lambda rows: rows[indices], whole)
-            keys = None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, indices)
+            keys = None if rng is None else _rows.folded(rng, indices)
             return by_microbatches(self, params, (batch, keys), mask, *more)
 
         own, whole = (data, None) if gathered else (None, data)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import _rows
 from jaxdp.clipping import _batch, captured, rounding
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.normals import noised
@@ -106,6 +107,7 @@ class PrivateEnergy:
             raise ValueError(
                 "data must hold the records that the sampler draws from, got another number"
             )
+        _rows.require_gathered(rows)
 
     def prepare(self) -> "DrawnEnergy":
         """Charges and draws the records of one update."""
@@ -114,7 +116,7 @@ class PrivateEnergy:
         # Shapes in powers of two, so that little recompiles; the loop stops at the real number.
         held = 1 << (passes - 1).bit_length()
         indices, mask = np.zeros((held, rows), np.int32), np.zeros((held, rows), bool)
-        indices[:passes], mask[:passes] = draw.indices, draw.mask
+        indices[:passes], mask[:passes] = draw.positions(False), draw.mask
         assert not isinstance(self.mechanism.noise_multiplier, NoiseSchedule)
         assert draw.ticket is not None
         opened = OpenEnergy(

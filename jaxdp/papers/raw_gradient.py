@@ -71,7 +71,7 @@ class RawGradient:
         """The sum over one draw, pass by pass."""
         del rng
         parts, infos = [], []
-        for indices, mask in zip(draw.indices, draw.mask, strict=True):
+        for indices, mask in zip(draw.positions(False), draw.mask, strict=True):
             value, leaked, info = _one_pass(self, params, data, indices, mask, raw)
             parts.append((value, leaked))
             infos.append(info)

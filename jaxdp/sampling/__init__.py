@@ -1,9 +1,9 @@
 """Sampling of each step's records: exact draws in fixed shapes, charged before they are made.
 
-A draw is made on the host with NumPy's 64-bit Philox generator: a binomial count, then a choice
-without replacement, O(batch) work; an epoch at once where it is one event, O(n log n). float32
-uniforms on the device would bias small rates (``uniform < 1e-7`` is true 1.2 times too often), so
-they are not used.
+A draw is made on the host with NumPy's 64-bit Philox generator: a binomial count, then a subset of
+that size in random order, O(batch) memory; an epoch at once where it is one event, O(n log n) work.
+No floating-point number decides who takes part (docs/draws.md has the proofs). float32 uniforms on
+the device would bias small rates (``uniform < 1e-7`` is true 1.2 times too often).
 """
 
 from jaxdp.sampling.epochs import RandomAllocation, Shuffled

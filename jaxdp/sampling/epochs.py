@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.sampling.rules import require_declared_size, require_near_size
+from jaxdp.sampling.rules import require_declared_size, require_memory, require_near_size
+from jaxdp.sampling.subsets import arranged, permutation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +71,21 @@ class RandomAllocation:
             num_records: n.
         """
         slots = self.slots(rng, num_records).ravel()
-        order = _apart(rng, self.participations).permutation(slots.size)
-        order = order[np.argsort(slots[order], kind="stable")]
-        ends = np.cumsum(np.bincount(slots.astype(np.int64), minlength=self.steps_per_epoch))
-        return np.split(order // self.participations, ends[:-1])
+        ends = np.cumsum(np.bincount(slots.view(np.int64), minlength=self.steps_per_epoch))
+        positions = np.repeat(np.arange(num_records), self.participations)
+        order = arranged(
+            _apart(rng, self.participations), positions, num_records, slots, self.steps_per_epoch
+        )
+        return np.split(order, ends[:-1])
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event of an epoch of such steps."""
         return acc.RandomAllocation(released, self.steps_per_epoch, self.participations)
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """As ``Poisson.check``."""
+        """As ``Poisson.check``; an epoch is one draw."""
         require_near_size(num_records, dataset_size)
+        require_memory(self.participations * dataset_size, "random allocation, an epoch at once,")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Shuffled:
             rng: at the beginning of the epoch's stream.
             num_records: n.
         """
-        order = rng.permutation(num_records)
+        order = permutation(rng, num_records)
         ends = np.arange(1, self.block(num_records)) * self.batch_size
         return np.split(order, ends)
 
@@ -121,6 +125,7 @@ class Shuffled:
     def check(self, num_records: int, dataset_size: int) -> None:
         """Refuses a declared size other than the number of records; ValueError."""
         require_declared_size(num_records, dataset_size, "shuffled")
+        require_memory(dataset_size, "shuffling, an epoch at once,")
 
 
 def _apart(rng: np.random.Generator, part: int, again: int = 0) -> np.random.Generator:

@@ -1,12 +1,18 @@
 """Rules by which the records of a step are drawn, independently of the other steps."""
 
 import dataclasses
+import os
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp.sampling.counts import binomial
+from jaxdp.sampling.subsets import permutation, subset
+
+# Of memory, that a position takes while its draw is made: twice or so what was measured.
+_BYTES = 64
 
 
 class Sampling(Protocol):
@@ -64,8 +70,7 @@ class Poisson:
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k]: the positions drawn, k binomial; may be empty."""
-        size = rng.binomial(num_records, self.sampling_prob)
-        return rng.choice(num_records, size=size, replace=False)
+        return subset(rng, num_records, binomial(rng, num_records, self.sampling_prob))
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event of a Poisson-sampled Gaussian."""
@@ -77,9 +82,11 @@ class Poisson:
         The guarantee holds for any number; but the divisor of the mean would be wrong, silently.
 
         Raises:
-            ValueError: it is less than half or more than twice as large.
+            ValueError: it is less than half or more than twice as large, or memory does not hold
+                the positions of a draw.
         """
         require_near_size(num_records, dataset_size)
+        require_memory(self.sampling_prob * dataset_size, "Poisson sampling")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +100,7 @@ class FixedSize:
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [batch_size]: the positions drawn."""
-        return rng.choice(num_records, size=self.batch_size, replace=False)
+        return subset(rng, num_records, self.batch_size)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event of a Gaussian on a fixed-size draw without replacement."""
@@ -112,6 +119,7 @@ class FixedSize:
             raise ValueError(
                 f"batch_size must be at most the {num_records} records, got {self.batch_size}"
             )
+        require_memory(self.batch_size, "fixed-size sampling")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,14 +128,15 @@ class FullBatch:
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [num_records]: all positions."""
-        return rng.permutation(num_records)
+        return permutation(rng, num_records)
 
     def event(self, released: acc.Gaussian, dataset_size: int) -> acc.Event:
         """The event itself: a Gaussian without sampling."""
         return released
 
     def check(self, num_records: int, dataset_size: int) -> None:
-        """Accepts any number of records."""
+        """Refuses more records than memory holds the positions of; ValueError."""
+        require_memory(dataset_size, "full batches")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +170,7 @@ class TruncatedPoisson:
     def check(self, num_records: int, dataset_size: int) -> None:
         """Refuses a declared size other than the number of records; ValueError."""
         require_declared_size(num_records, dataset_size, "truncated Poisson")
+        require_memory(self.sampling_prob * dataset_size, "truncated Poisson sampling")
 
 
 def steps_of_a_block(sampling: Sampling, dataset_size: int) -> int:
@@ -184,4 +194,25 @@ def require_declared_size(num_records: int, dataset_size: int, sampling: str) ->
         raise ValueError(
             f"dataset_size must be the number of records ({num_records}) under {sampling} "
             f"sampling, got {dataset_size}"
+        )
+
+
+def require_memory(positions: float, sampling: str) -> None:
+    """Refuses a draw whose positions memory does not hold.
+
+    Args:
+        positions: how many are drawn at once, by public numbers alone.
+        sampling: the name of the rule.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not hasattr(os, "sysconf"):
+        return
+    needed, held = _BYTES * positions, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > held:
+        raise ValueError(
+            f"dataset_size must be one that can be drawn from in memory under {sampling}: one draw "
+            f"has {positions:.3g} positions, which take {needed / 1e9:.3g} GB of the "
+            f"{held / 1e9:.3g} GB here. Poisson sampling at a small rate holds one batch alone"
         )

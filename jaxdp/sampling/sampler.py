@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _rows, _validate
 from jaxdp._issuer import Issuer
 from jaxdp.sampling.rules import EpochSampling, Sampling, StepSampling, steps_of_a_block
 from jaxdp.tickets import Ticket
@@ -34,8 +34,8 @@ class Sampler:
         self, sampling: Sampling, num_records: int, physical_batch_size: int, issuer: Issuer
     ):
         _validate.integer("num_records", num_records, least=0)
-        if num_records >= 2**31:
-            raise ValueError(f"num_records must be below 2**31, got {num_records!r}")
+        if num_records > _rows.MOST_RECORDS:
+            raise ValueError("num_records must be at most 2**53, got more")
         self.cut_into(physical_batch_size)
         charged = getattr(issuer.mechanism, "sampling", sampling)
         if charged != sampling:
@@ -147,8 +147,9 @@ def pad(
         least: rows that every draw has, however few it needs.
     """
     passes = max(1, -(-max(len(chosen), least) // physical_batch_size))
-    indices = np.zeros(passes * physical_batch_size, dtype=np.int32)
+    indices = np.zeros(passes * physical_batch_size, _rows.position_dtype(num_records))
     indices[: len(chosen)] = chosen
-    mask = np.arange(len(indices)) < len(chosen)
+    mask = np.zeros(len(indices), bool)
+    mask[: len(chosen)] = True
     shape = (passes, physical_batch_size)
     return Draw(indices.reshape(shape), mask.reshape(shape), step, num_records)

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+from jaxdp import _rows
 
-# Draws hold int32 indices.
-MOST_RECORDS = 2**31 - 1
+PyTree = Any
 
 
 def named(path: Any) -> str:
@@ -97,10 +96,10 @@ def flat(record: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def require_count(size: int) -> int:
-    """``size``, if indices of 32 bits reach every record; otherwise ValueError."""
-    if size > MOST_RECORDS:
+    """``size``, if records can be drawn from so many; otherwise ValueError."""
+    if size > _rows.MOST_RECORDS:
         raise ValueError(
-            "data must hold fewer than 2**31 records, got more. A source that repeats itself "
+            "data must hold at most 2**53 records, got more. A source that repeats itself "
             "(such as grain's MapDataset.repeat()) must be given without the repetition: every "
             "record must be in it once"
         )

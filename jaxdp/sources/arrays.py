@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp import _rows
 from jaxdp.sources import _leaves
 from jaxdp.sources._leaves import PyTree
 
@@ -29,7 +30,9 @@ class DeviceArrays:
     @classmethod
     def of(cls, arrays: PyTree) -> "DeviceArrays":
         """Makes the source from shapes and dtypes alone."""
-        return cls(arrays, _example(arrays))
+        example = _example(arrays)
+        _rows.require_gathered(int(jax.tree.leaves(arrays)[0].shape[0]))
+        return cls(arrays, example)
 
     def __len__(self) -> int:
         return int(jax.tree.leaves(self.arrays)[0].shape[0])
@@ -145,7 +148,7 @@ def _gathered(source: "DeviceArrays | HostArrays", indices: Any, mask: Any) -> P
 
 
 def _read(leaf: Any, ascending: np.ndarray) -> np.ndarray:
-    # JAX wants indices of 32 bits, which reach every record.
+    # JAX wants indices of 32 bits, which reach every record on a device.
     indices = ascending.astype(np.int32) if isinstance(leaf, jax.Array) else ascending
     rows = np.asarray(leaf[indices])
     _release_pages(leaf)

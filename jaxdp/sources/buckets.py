@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _rows, _validate
 from jaxdp.sources import _leaves
 from jaxdp.sources._leaves import PyTree
 from jaxdp.sources.records import Records
 from jaxdp.sources.text import padded_text
 
-# int32 [passes, size], bool [passes, size], and the rows of every pass.
+# int32 [passes, size] (int64 from 2^31 records on), bool [passes, size], the rows of every pass.
 Passes = tuple[np.ndarray, np.ndarray, list[PyTree]]
 
 
@@ -72,7 +72,7 @@ class BucketedText:
                 order.append(chosen)
                 made.append(_taken({**rows, **short}, chosen))
         chosen = np.stack(order)
-        found = np.append(indices, 0).astype(np.int32)
+        found = np.append(indices, 0).astype(_rows.position_dtype(len(self)))
         return found[chosen], chosen >= 0, made
 
 

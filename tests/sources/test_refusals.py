@@ -165,7 +165,8 @@ def test_extended_precision_is_refused():
         as_source(np.zeros(3, np.longdouble))
 
 
-def test_more_records_than_indices_reach_are_refused(tmp_path):
-    values = np.broadcast_to(np.zeros(1, np.uint8), 2**31)
-    with pytest.raises(ValueError, match=r"2\*\*31"):
+def test_more_records_than_can_be_counted_are_refused():
+    values = np.broadcast_to(np.zeros(1, np.uint8), 2**53 + 1)
+    with pytest.raises(ValueError, match=r"2\*\*53"):
         as_source(values)
+    assert len(as_source(values[: 2**31])) == 2**31

@@ -125,8 +125,9 @@ class ReleasedBlocks:
         clips = np.asarray(self.l2_clip_norms, np.float32)
         return _step(
             self.network, self.proximal, self.rescale, float(self.step_size),
-            float(self.batch_size), weights, data, draw.indices.reshape(-1), draw.mask.reshape(-1),
-            clips, z * clips * noise_share(self.batch_size), key,
+            float(self.batch_size), weights, data,
+            draw.positions(False).reshape(-1), draw.mask.reshape(-1), clips,
+            z * clips * noise_share(self.batch_size), key,
         )  # fmt: skip
 
 

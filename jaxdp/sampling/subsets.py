@@ -1,0 +1,134 @@
+"""Uniformly random subsets in uniformly random order, and permutations."""
+
+import math
+
+import numpy as np
+
+# Fewer are left to NumPy, by Floyd's algorithm; it takes that up to a share of a fiftieth.
+_FEW, _RARE = 1024, 50
+# Up to this share of a range numbers are drawn until enough are distinct, beyond all are permuted.
+_SHARE = 0.7
+# A table with a place for each position is used up to so many places, or so many for each number.
+_PLACES, _EACH = 2**16, 32
+# Positions that NumPy shuffles; of more, random keys are sorted, which jumps less in memory.
+_SHUFFLED = 2**18
+# Repeated numbers are looked for among those that share so many last bits with one.
+_LAST_BITS = 20
+_ALL_BITS = 2**64 - 1
+
+
+def subset(rng: np.random.Generator, below: int, size: int) -> np.ndarray:
+    """int64 [size]: distinct positions of ``range(below)``, every ordered tuple as likely.
+
+    Numbers are drawn independently, each exactly uniform; of equal ones the last stays. Renaming
+    positions changes neither the law of the numbers nor which places stay, and some renaming takes
+    any ordered tuple of distinct positions to any other: so all of them are equally likely, and
+    the order is random without a shuffle. O(size) memory, and nearly so much work. A few are drawn
+    by Floyd's algorithm (Bentley and Floyd 1987, CACM 30(9)) and shuffled.
+
+    Args:
+        rng: any of NumPy's. Its integers reject what would not be uniform (Lemire 2019,
+            arXiv:1805.10941), without floating-point numbers; so do ``choice`` and ``shuffle``.
+        below: n >= size, less than 2^63.
+        size: k >= 0.
+    """
+    if size < _FEW and _RARE * size <= below:
+        return rng.choice(below, size, replace=False)
+    if size > _SHARE * below:
+        return permutation(rng, below)[:size]
+    kept = np.empty(0, np.int64)
+    while len(kept) < size:
+        more = rng.integers(0, below, _enough(below, size) - len(kept))
+        kept = _distinct(np.concatenate([kept, more]) if len(kept) else more, below)
+    return kept[:size]
+
+
+def permutation(rng: np.random.Generator, size: int) -> np.ndarray:
+    """int64 [size]: ``range(size)``, every order as likely."""
+    if size <= _SHUFFLED:
+        return rng.permutation(size)
+    return arranged(rng, np.arange(size), size)
+
+
+def arranged(
+    rng: np.random.Generator,
+    values: np.ndarray,
+    below: int,
+    groups: np.ndarray | None = None,
+    count: int = 1,
+) -> np.ndarray:
+    """int64 [k]: the values by ascending group, every order within each group as likely.
+
+    A number of 64 bits is made of the group, random bits, and the value, and these are sorted.
+    Values whose random bits are equal are shuffled. Renaming values changes nothing in the law.
+
+    Args:
+        rng: any of NumPy's.
+        values: int64 [k] in ``range(below)``, distinct within a group.
+        below: at least 1.
+        groups: unsigned integers [k] in ``range(count)``; None for one group.
+        count: the number of groups.
+
+    Raises:
+        ValueError: a group and a value have more than 64 bits together.
+    """
+    low, top = (below - 1).bit_length(), (count - 1).bit_length()
+    if low + top > 64:
+        raise ValueError(f"groups and values must fit in 64 bits, got {count} groups")
+    keys = rng.integers(0, _ALL_BITS, len(values), np.uint64, endpoint=True)
+    keys >>= np.uint64(top)
+    keys &= np.uint64(_ALL_BITS - (2**low - 1))
+    keys |= values.view(np.uint64)
+    if groups is not None and top:
+        keys |= groups.astype(np.uint64) << np.uint64(64 - top)
+    keys.sort()
+    _shuffle_ties(rng, keys, np.uint64(low))
+    keys &= np.uint64(2**low - 1)
+    return keys.view(np.int64)
+
+
+def _shuffle_ties(rng: np.random.Generator, keys: np.ndarray, low: np.uint64) -> None:
+    """Shuffles sorted keys [k] in place wherever all bits but the last ``low`` are equal."""
+    labels = keys >> low if low < 64 else np.zeros_like(keys)
+    tied = np.flatnonzero(labels[1:] == labels[:-1])
+    ends = np.flatnonzero(np.diff(tied) > 1)
+    first, last = np.append(0, ends + 1), np.append(ends, len(tied) - 1)
+    if len(tied):
+        for start, end in zip(tied[first].tolist(), tied[last].tolist(), strict=True):
+            rng.shuffle(keys[start : end + 2])
+
+
+def _enough(below: int, size: int) -> int:
+    """The count of numbers of which nearly always ``size`` are distinct, below the whole range.
+
+    A coupon collector needs n log(n / (n - k)) of them on average, with a variance of at most
+    k^2 / (n - k). With x = k / (2n - k) the logarithm is 2 (x + x^3/3 + x^5/5 + ...), at most
+    2 (x + x^3 / 3(1 - x^2)). In whole numbers: a draw is the same on every system.
+    """
+    rest = 2 * below - size
+    first = 2 * below * size // rest
+    others = 2 * below * size**3 // (3 * rest * (rest * rest - size * size))
+    return first + others + 4 * math.isqrt(size * size // (below - size)) + 8
+
+
+def _distinct(numbers: np.ndarray, below: int) -> np.ndarray:
+    """The numbers [k] without repetition, each where it stands last."""
+    count = len(numbers)
+    if below <= max(_PLACES, _EACH * count):
+        places = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
+        table = np.empty(below, places.dtype)
+        table[numbers] = places
+        return numbers[table[numbers] == places]
+    ascending = numbers.astype(np.uint32) if below <= 2**32 else numbers.copy()
+    ascending.sort()
+    repeated = ascending[1:][ascending[1:] == ascending[:-1]]
+    if not len(repeated):
+        return numbers
+    bits = 2 ** min(_LAST_BITS, 4 + count.bit_length()) - 1
+    marked = np.zeros(bits + 1, bool)
+    marked[repeated.astype(np.int64) & bits] = True
+    suspects = np.flatnonzero(marked[numbers & bits])[::-1]
+    stays = np.ones(count, bool)
+    stays[suspects] = False
+    stays[suspects[np.unique(numbers[suspects], return_index=True)[1]]] = True
+    return numbers[stays]
