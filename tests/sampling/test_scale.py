@@ -77,7 +77,7 @@ def test_records_have_randomness_of_their_own_beyond_32_bits():
     np.testing.assert_array_equal(small, one_by_one)
 
 
-@pytest.mark.parametrize("data", [Virtual(), Read(), {"x": Virtual()}["x"]])
+@pytest.mark.parametrize("data", [Virtual(), Read()])
 @pytest.mark.parametrize("rows", [64, 1_024])
 def test_a_sum_is_that_of_the_records_drawn(data, rows):
     source, params = as_source(data), {"a": jnp.zeros(()), "b": jnp.zeros(())}
@@ -104,7 +104,7 @@ def test_a_trainer_runs_on_more_records_than_32_bits_count(rows):
     for batch in trainer.batches(3):
         state, _ = trainer.step(state, batch)
     assert np.isfinite(float(state.params["b"]))
-    assert trainer.unverified() == [jaxdp.ledger.SEEDED] or len(trainer.unverified()) == 1
+    assert len(trainer.unverified()) == 1  # the chosen seed
     assert 0 < trainer.epsilon(1e-11).upper < 1
 
 
