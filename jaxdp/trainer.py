@@ -16,7 +16,8 @@ from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
 from jaxdp._memory import rows_that_fit
 from jaxdp._placement import agreed, placement
-from jaxdp._state import TrainState, check_past, check_state
+from jaxdp._state import TrainState as TrainState
+from jaxdp._state import check_past, check_state
 from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
@@ -30,7 +31,7 @@ from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.step import PrivateStep
-from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed
+from jaxdp.types import ClipInfo, PyTree, StepInfo
 
 
 class Trainer:
@@ -55,8 +56,8 @@ class Trainer:
         constants: arrays that the loss captures, declared public.
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
         physical_batch_size: rows of one physical batch; None takes what is usual, "auto" as many as
-            the device's memory holds, up to a whole draw, once ``init`` has seen the parameters.
-            The devices of a mesh share them evenly, so it is rounded up to a multiple.
+            the device's memory holds, up to a whole draw, once ``init`` has seen the parameters;
+            rounded up to a multiple of the devices that share them.
         mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
             the arrays of ``source``, or the parameters given to ``init``, lie on, if any.
             Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
@@ -116,8 +117,7 @@ class Trainer:
         self._step = PrivateStep(
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
-        self._settled = False
-        self._spread(None)
+        self._settled = self._spread(None)
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             check_source(self.mechanism, self.source)
@@ -156,8 +156,7 @@ class Trainer:
                 charged by then.
         """
         check_arrays(params)
-        self._settled = True
-        self._spread(params)
+        self._settled = self._spread(params)
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
@@ -299,15 +298,16 @@ class Trainer:
         self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
     ) -> Any:
         context = self._step.compiled_context(state.opt_state)
-        if isinstance(self._grad_fn, ClippedGrad):
-            context["told"] = told
+        context |= {"told": told} if isinstance(self._grad_fn, ClippedGrad) else {}
         if batch.rows is None:
             summed, infos = self._grad_fn.sum(state.params, self._data, batch.draw, rng, **context)
         else:
             summed, infos = self._grad_fn.sum_passes(
                 state.params, batch.rows, batch.draw, rng, gathered=True, **context
             )
-            summed = self._vouched(summed)
+            # Of rows that the trainer itself gathered, by clipping of jaxdp's own.
+            known = isinstance(self._grad_fn, ClippedGrad)
+            summed = summed.of_draw(summed.ticket, summed.passes or (), known=known)
         if summed.leaked is not None and not self.mechanism.leak:
             raise ValueError(
                 "mechanism must name its leak for a gradient that hands on un-noised means, got an "
@@ -315,11 +315,6 @@ class Trainer:
             )
         moved = self._step.update(state.params, state.opt_state, summed, **extra)
         return *moved, infos if told else []
-
-    def _vouched(self, summed: Summed) -> Summed:
-        """The sum of rows that the trainer itself gathered, by clipping of jaxdp's own."""
-        known = isinstance(self._grad_fn, ClippedGrad)
-        return summed.of_draw(summed.ticket, summed.passes or (), known=known)
 
     def _check(self, state: TrainState, batch: ChargedBatch) -> None:
         if not isinstance(batch, ChargedBatch):
@@ -350,15 +345,12 @@ class Trainer:
             batches.close()
 
     def _new_issuer(self, reserve: int | None) -> Issuer:
-        if reserve is None:
-            reserve = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
-        return issuer_of(
-            self.mechanism,
-            self.ledger,
-            self._secret,
-            reserve=reserve,
-            first_step=charged(self.ledger, self.mechanism),
-        )
+        usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
+        steps = {
+            "reserve": usual if reserve is None else reserve,
+            "first_step": charged(self.ledger, self.mechanism),
+        }
+        return issuer_of(self.mechanism, self.ledger, self._secret, **steps)
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
@@ -367,29 +359,33 @@ class Trainer:
         size = self._place.rounded(size) if self._place else size
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
 
-    def _spread(self, params: PyTree) -> None:
-        """Spreads the step over the mesh asked for, or that records or parameters lie on."""
+    def _spread(self, params: PyTree) -> bool:
+        """Spreads the step over the mesh asked for, or that records or parameters lie on.
+
+        Returns:
+            True if the parameters were known.
+        """
         place = agreed(self._place, params, getattr(self.source, "arrays", ()))
         self.source = placed(self.source, place)
         self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
         if place is None:
-            return
+            return params is not None
         self._place = place if self._data is None else place.with_records(self._data)
         self._grad_fn = spread(self._grad_fn, self._place)
         self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
         if params is not None:
             self._step = self._step.held_for(params, self._place)
             self._sampler.cut_into(self._place.rounded(self._sampler.physical_batch_size))
+        return params is not None
 
     def _laid(self, state: TrainState) -> TrainState:
         """The state, on the mesh if there is one: it may have been restored elsewhere."""
-        if not self._settled:
-            self._settled = True
-            self._spread(state.params)
+        self._settled = self._settled or self._spread(state.params)
         own = state.params, state.opt_state
         if self._place is None or self._place.holds(own):
             return state
-        return TrainState(*jax.device_put(own, self._step.held), *state[2:])
+        params, opt_state = jax.device_put(own, self._step.held)
+        return state._replace(params=params, opt_state=opt_state)
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:
         """The plan of the gradients, which names what is assumed public; () without one."""

@@ -59,6 +59,7 @@ def over_devices(
     Raises:
         ValueError: the devices cannot share the rows evenly.
     """
+    structure: Any
     leaves, structure = jax.tree.flatten(params)
     specs = [place.by_rows(n) for n in range(len(leaves))]
 
