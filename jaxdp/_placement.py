@@ -236,8 +236,8 @@ def _spec(leaf: Any) -> P:
 
 
 @contextlib.contextmanager
-def on(mesh: Mesh | None) -> Iterator[None]:
-    """What is traced inside belongs to a step on this mesh."""
+def on(mesh: Any) -> Iterator[None]:
+    """A context in which a step on this mesh is traced."""
     token = _MESH.set(mesh)
     try:
         yield
@@ -281,9 +281,9 @@ def laid(
     return params, opt_state, parts, tuple(map(place._sharding, leaves))
 
 
-def pinned(tree: PyTree, held: Held) -> PyTree:
+def pinned(tree: PyTree, held: Held | None) -> PyTree:
     """A tree that stays cut as it was; inside ``jit``."""
     leaves, structure = jax.tree.flatten(tree)
-    if len(leaves) != len(held):
+    if held is None or len(leaves) != len(held):
         return tree
     return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(held)))

@@ -121,11 +121,7 @@ class Ledger:
         return found, number
 
     def join(self) -> None:
-        """Takes the ledger for this process; in several, every one then knows all charges so far.
-
-        Raises:
-            ValueError: another process writes to it, or it was closed.
-        """
+        """Takes the ledger for this process; in several, each then knows all charges so far."""
         with self._lock:
             self._open()
 

@@ -288,16 +288,12 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         held: Held | None,
     ) -> Any:
         summed = Summed(**parts)
-        if held is None:
-            return inside(params, opt_state, summed, key, extra)
-        mesh: Any = held[0].mesh
-        with on(mesh):
+        with on(held[0].mesh if held else None):
             *state, info = inside(params, opt_state, summed, key, extra)
         return *pinned(state, held), info
 
-    compiled = jax.jit(
-        put_together, static_argnames="held", donate_argnums=(0, 1) if donate else ()
-    )
+    donated = (0, 1) if donate else ()
+    compiled = jax.jit(put_together, static_argnames="held", donate_argnums=donated)
     known: set[Any] = set()
 
     def update(

@@ -66,8 +66,8 @@ class Trainer:
         constants: arrays that the loss captures, declared public.
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
         physical_batch_size: rows of one physical batch; None takes what is usual, "auto" as many as
-            the device's memory holds, up to a whole draw, once ``init`` has seen the parameters.
-            The devices of a mesh share them evenly, so it is rounded up to a multiple.
+            the device's memory holds, up to a whole draw, once ``init`` has seen the parameters;
+            rounded up to a multiple of the devices that share them.
         mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
             the arrays of ``source``, or the parameters given to ``init``, lie on, if any.
             Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
@@ -130,8 +130,8 @@ class Trainer:
         self._step = PrivateStep(
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
-        self._settled, self._plan = False, None
-        self._spread(None)
+        self._plan = None
+        self._settled = self._spread(None)
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             check_source(self.mechanism, self.source)
@@ -170,8 +170,7 @@ class Trainer:
         """
         check_arrays(params)
         _processes.agree(params=lambda: _shards.hashed(params))
-        self._settled = True
-        self._spread(params)
+        self._settled = self._spread(params)
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
@@ -307,8 +306,7 @@ class Trainer:
         self, state: TrainState, batch: ChargedBatch, rng: Any, extra: dict[str, Any], told: bool
     ) -> Any:
         context = self._step.compiled_context(state.opt_state)
-        if isinstance(self._grad_fn, ClippedGrad):
-            context["told"] = told
+        context |= {"told": told} if isinstance(self._grad_fn, ClippedGrad) else {}
         if batch.rows is None:
             summed, infos = self._grad_fn.sum(state.params, self._data, batch.draw, rng, **context)
         else:
@@ -344,16 +342,13 @@ class Trainer:
             batches.close()
 
     def _new_issuer(self, reserve: int | None) -> Issuer:
-        if reserve is None:
-            reserve = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
         self.ledger.join()
-        return issuer_of(
-            self.mechanism,
-            self.ledger,
-            self._secret,
-            reserve=reserve,
-            first_step=charged(self.ledger, self.mechanism),
-        )
+        usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
+        steps = {
+            "reserve": usual if reserve is None else reserve,
+            "first_step": charged(self.ledger, self.mechanism),
+        }
+        return issuer_of(self.mechanism, self.ledger, self._secret, **steps)
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
@@ -362,27 +357,30 @@ class Trainer:
         size = self._place.rounded(size) if self._place else size
         return Sampler(mechanism.sampling, len(self.source), size, issuer)
 
-    def _spread(self, params: PyTree) -> None:
-        """Spreads the step over the mesh asked for, or that records or parameters lie on."""
+    def _spread(self, params: PyTree) -> bool:
+        """Spreads the step over the mesh asked for, or that records or parameters lie on.
+
+        Returns:
+            True if the parameters were known.
+        """
         place = agreed(self._place, params, getattr(self.source, "arrays", ()))
         if params is not None or place is not None:
             _shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)
         self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
         if place is None:
-            return
+            return params is not None
         self._place = place if self._data is None else place.with_records(self._data)
         self._grad_fn = spread(self._grad_fn, self._place)
         self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
         if params is not None:
             self._step = self._step.held_for(params, self._place)
             self._sampler.cut_into(self._place.rounded(self._sampler.physical_batch_size))
+        return params is not None
 
     def _laid(self, state: TrainState) -> TrainState:
         """The state, on the mesh if there is one: it may have been restored elsewhere."""
-        if not self._settled:
-            self._settled = True
-            self._spread(state.params)
+        self._settled = self._settled or self._spread(state.params)
         own: PyTree = (state.params, state.opt_state)
         if self._place is None or self._place.holds(own):
             return state

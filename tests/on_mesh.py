@@ -319,6 +319,21 @@ def own_steps():
             close(norms, others)
 
 
+def members():
+    """Several models at once inside ``shard_map``, their types tracked or not."""
+    grad_fn = jaxdp.clipped_grad(loss_fn, clipping.clip(0.5))
+    two = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), fresh())
+    whole = lambda params, *rows: grad_fn(params, rows, "all")[0].value  # noqa: E731
+    every = jax.vmap(whole, (0, None, None))
+    one = jax.jit(every)(two, X, Y)
+
+    def part(params, x, y):
+        return jax.tree.map(lambda v: jax.lax.psum(v, "data"), every(params, x, y))
+
+    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
+    close(one, jax.jit(jax.shard_map(part, mesh=ONE, **specs))(two, X, Y))
+
+
 def summed_before():
     """Gradients of one's own that ``shard_map`` has summed before they clip are refused."""
     clip = jaxdp.clip_and_sum(clipping.clip(0.5))
@@ -357,7 +372,7 @@ def refused():
     says("a multiple of 8 rows", lambda: grad_fn(fresh(), (X[:12], Y[:12]), "all"))
 
 
-CHECKS = (steps, exchanged, noise, sources, chains, own_steps, summed_before, refused)
+CHECKS = (steps, exchanged, noise, sources, chains, own_steps, members, summed_before, refused)
 if __name__ == "__main__":
     for check in CHECKS:
         if len(sys.argv) > 1 and check.__name__ not in sys.argv[1:]:

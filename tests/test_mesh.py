@@ -17,6 +17,7 @@ CHECKS = (
     "sources",
     "chains",
     "own_steps",
+    "members",
     "summed_before",
     "refused",
 )

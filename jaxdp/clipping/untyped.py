@@ -64,10 +64,9 @@ def _lowered(ctx: Any, *args: Any, closed: Any, axes: frozenset[str]) -> Any:
 
 
 def _mapped(args: Any, dims: Any, *, closed: Any, axes: frozenset[str]) -> Any:
-    one = core.jaxpr_as_fun(closed)
-    over = [None if dim is batching.not_mapped else dim for dim in dims]  # type: ignore[attr-defined]
+    every_one = jax.vmap(core.jaxpr_as_fun(closed), list(dims))
     with config._check_vma(False):
-        every = jax.make_jaxpr(jax.vmap(one, over))(*(_plain(arg) for arg in args))
+        every = jax.make_jaxpr(every_one)(*(_plain(arg) for arg in args))
     return _PRIMITIVE.bind(*args, closed=every, axes=axes), [0] * len(every.out_avals)
 
 
