@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test bare lint notebooks docs clean
+.PHONY: setup demo test slow bare lint notebooks docs clean
 
 setup: .venv/.installed-runtime
 
@@ -24,7 +24,10 @@ demo: setup
 	$(BIN)/jaxdp train --dataset digits
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+
+slow: .venv/.installed-dev  # the few tests that `make test` leaves out
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 # The core as `pip install .` brings it, in an environment of its own.
 bare:

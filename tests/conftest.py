@@ -1,6 +1,7 @@
 """Every test runs under strict dtype and rank promotion; warnings are errors (setup.cfg)."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -10,13 +11,13 @@ import pytest
 from hypothesis import settings
 
 from jaxdp.papers import algorithms, networks  # noqa: F401  (registers what tests name)
-from tests.compiling import FLAG
+from tests.compiling import FLAGS
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-if FLAG and FLAG not in os.environ.get("XLA_FLAGS", "").split():
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
+_GIVEN = os.environ.get("XLA_FLAGS", "").split()
+os.environ["XLA_FLAGS"] = " ".join([*_GIVEN, *(flag for flag in FLAGS if flag not in _GIVEN)])
 
 # Most of the suite's time is XLA compiling the same small programs again, run after run. One cache
 # serves all workers, and the processes that tests start.
@@ -35,6 +36,13 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("jaxdp", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("jaxdp")
+
+
+def pytest_collection_finish():
+    """What was imported stays: tracing allocates much, and each collection went through all of it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

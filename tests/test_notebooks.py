@@ -75,8 +75,15 @@ def test_it_opens_in_colab_and_installs_from_the_repository(path):
     assert install.source == INSTALL.rstrip()
 
 
+# Minutes; that the same network learns at a proven epsilon, tests/test_gpt2.py shows every time.
+SLOW = "06_fine_tune_a_language_model"
+marked = [
+    pytest.param(p, marks=pytest.mark.slow if p.stem == SLOW else ()) for p in execute.paths()
+]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@each
+@pytest.mark.parametrize("path", marked, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(path):
     stored = nbformat.read(path, as_version=4)
     ran = execute.tidied(execute.execute(stored, of_users()))
