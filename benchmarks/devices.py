@@ -4,6 +4,7 @@
 shapes; ``small`` compiles and times small networks. Both write to ``benchmarks/results``.
 """
 
+import inspect
 import json
 import os
 import statistics
@@ -102,7 +103,8 @@ def ordinary(loss_fn, params, batch, mesh):
         batch = jax.tree.map(lambda leaf: at(leaf, place.of_rows), batch)
 
     def of_one(params, example):
-        return loss_fn(params, *example) if isinstance(example, tuple) else loss_fn(params, example)
+        apart = len(inspect.signature(loss_fn).parameters) > 2
+        return loss_fn(params, *example) if apart else loss_fn(params, example)
 
     def step(params, state, batch):
         mean = lambda p: jnp.mean(jax.vmap(of_one, (None, 0))(p, batch))  # noqa: E731

@@ -287,3 +287,20 @@ def pinned(tree: PyTree, held: Held | None) -> PyTree:
     if held is None or len(leaves) != len(held):
         return tree
     return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(held)))
+
+
+def among(place: Placement | None) -> contextlib.AbstractContextManager[Any]:
+    """What runs inside is on the placement's mesh, where another is set (``jax.set_mesh``)."""
+    return _within(None if place is None else place.mesh)
+
+
+def among_held(held: Held | None) -> contextlib.AbstractContextManager[Any]:
+    """The same for parameters and state that lie on a mesh."""
+    return _within(held[0].mesh if held else None)
+
+
+def _within(mesh: Any) -> contextlib.AbstractContextManager[Any]:
+    around = jax.sharding.get_abstract_mesh()
+    if mesh is None or around.empty or around == mesh.abstract_mesh:
+        return contextlib.nullcontext()
+    return jax.set_mesh(mesh)

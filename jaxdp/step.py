@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp._links import OTHERS, Seen, read, watching
-from jaxdp._placement import Held, Placement, laid, on, pinned
+from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise import opened
@@ -311,12 +311,12 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         l2 = jnp.asarray(summed.l2, jnp.float32)
         named = ("value", "unscale", "votes", "leaked")
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
-        ticket = summed.ticket
         params, opt_state, parts, held = laid(params, opt_state, parts)
-        kind = _kind((params, opt_state, parts, extra)), held
+        kind, ticket = (_kind((params, opt_state, parts, extra)), held), summed.ticket
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
-            compiled.eval_shape(params, opt_state, parts, blank, _blank(extra), held=held)
+            with among_held(held):
+                compiled.eval_shape(params, opt_state, parts, blank, _blank(extra), held=held)
             if donate:
                 _check_apart(params, opt_state)
             known.add(kind)
@@ -325,7 +325,8 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
             if links.others:
                 ticket.trust(OTHERS)
         once = opened(summed, key), taken_apart(extra)
-        return compiled(params, opt_state, parts, *once, held=held)
+        with among_held(held):
+            return compiled(params, opt_state, parts, *once, held=held)
 
     return update
 

@@ -16,7 +16,7 @@ from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
 from jaxdp._memory import rows_that_fit
-from jaxdp._placement import agreed, placement
+from jaxdp._placement import agreed, among, placement
 from jaxdp._state import TrainState, check_past, check_state
 from jaxdp.batches import (
     Batches,
@@ -174,9 +174,10 @@ class Trainer:
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
-        self._plan = self._planned(params)
-        # Copied too: parts that share a buffer, such as one zero, could not all be donated.
-        opt_state = jax.tree.map(jnp.array, self._step.init(params))
+        with among(self._place):
+            self._plan = self._planned(params)
+            # Copied too: parts that share a buffer, such as one zero, could not all be donated.
+            opt_state = jax.tree.map(jnp.array, self._step.init(params))
         return self._laid(TrainState(params, opt_state, 0, self._past()))
 
     def batches(
@@ -238,10 +239,10 @@ class Trainer:
         if getattr(self._grad_fn, "takes_rng", False):
             rng = draw.ticket.rng("examples")
         extra = {} if self.energy is None else {"energy": self.energy.prepare()}
-        if len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad):
-            params, opt_state, info, infos = self._at_once(state, batch, rng, extra, told)
-        else:
-            params, opt_state, info, infos = self._by_passes(state, batch, rng, extra, told)
+        once = len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad)
+        take = self._at_once if once else self._by_passes
+        with among(self._place):
+            params, opt_state, info, infos = take(state, batch, rng, extra, told)
         return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
 
     def epsilon(

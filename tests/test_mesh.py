@@ -15,6 +15,7 @@ CHECKS = (
     "exchanged",
     "noise",
     "sources",
+    "broken",
     "chains",
     "own_steps",
     "members",

@@ -183,19 +183,23 @@ class ClippedGrad:
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
         bound, scale = options.checked_bound(bound), options.checked_scale(scale)
         grad_fn, (there,) = self.placed(params)
-        totals, plan = nothing(grad_fn, there), ()
+        with _placement.among(grad_fn.placement):
+            totals, plan = nothing(grad_fn, there), ()
         infos: list[ClipInfo] = []
         for data, *places in zip(passes, draw.positions(gathered), draw.mask, strict=False):
             if not gathered and grad_fn.placement is not None:
                 places = grad_fn.placement.padded(*places)
             rows = (there, data, *places, rng, scale, bound)
-            totals, info = add_pass(grad_fn, gathered, told, totals, *rows)
+            with _placement.among(grad_fn.placement):
+                totals, info = add_pass(grad_fn, gathered, told, totals, *rows)
             plan = info.plan
             infos += [info] if told else []
         captured.check_rows(plan, (), records=draw.num_records)
         captured.report(draw.ticket, plan)
         total, lost, votes = totals
-        total = _placement.as_it_was(compensated(total, lost), params)
+        with _placement.among(grad_fn.placement):
+            total = compensated(total, lost)
+        total = _placement.as_it_was(total, params)
         summed = grad_fn._summed(params, total, votes, scale, bound)
         # Rows that the caller gathered are not seen to be those of the draw.
         known = draw.untouched and not gathered

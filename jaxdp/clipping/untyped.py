@@ -24,8 +24,17 @@ _PRIMITIVE.multiple_results = True
 
 
 def untyped(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
-    """``fn(*args)``, where nothing in it is summed over a mesh axis that JAX tracks."""
+    """``fn(*args)``, where nothing in it is summed over a mesh axis that JAX tracks.
+
+    Raises:
+        ValueError: an argument is what is left of a sum over devices that was not taken yet.
+    """
     leaves, structure = jax.tree.flatten(args)
+    if any(getattr(jax.typeof(leaf).manual_axis_type, "unreduced", ()) for leaf in leaves):
+        raise ValueError(
+            "parameters and batch must be values, got one that is still to be summed over a mesh "
+            "axis (unreduced): reduce it first"
+        )
     axes = frozenset(axis for leaf in leaves for axis in varying(leaf))
     if not axes:
         return fn(*args)
