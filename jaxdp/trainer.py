@@ -16,7 +16,7 @@ from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
 from jaxdp._memory import rows_that_fit
-from jaxdp._placement import agreed, placement
+from jaxdp._placement import Placement, agreed, placement
 from jaxdp._state import TrainState, check_past, check_state
 from jaxdp.batches import Batches, ChargedBatch, charged, placed, rows_of_a_pass, steps_left
 from jaxdp.clipping import ClippedGrad, captured, rounding
@@ -149,7 +149,8 @@ class Trainer:
         """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
         if self._to_fit:
             fit = rows_that_fit(self._step, params, self.source, self.mechanism)
-            self._sampler.cut_into(fit)
+            # Of process 0: devices of other processes may hold more or less.
+            self._sampler.cut_into(int(_processes.first(lambda: str(fit))))
             self._to_fit = False
 
     def init(self, params: PyTree) -> TrainState:
@@ -160,8 +161,6 @@ class Trainer:
                 charged by then.
         """
         check_arrays(params)
-        if _processes.count() > 1:
-            _processes.agree(params=_shards.hashed(params))
         self._settled = True
         self._spread(params)
         self.fit_rows(params)
@@ -187,13 +186,15 @@ class Trainer:
             beyond: True goes on after the steps that the noise was calibrated for; epsilon grows.
 
         Raises:
-            ValueError: more steps than are left, unless ``beyond``; nothing is charged.
+            ValueError: more steps than are left, unless ``beyond``; nothing is charged. Processes
+                that are at different steps.
         """
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         self.end_batches()
         count = steps_left(self.mechanism, self._sampler.step, steps, epochs, beyond)
+        _processes.agree(step=self._sampler.step, steps=count)
         batches = Batches(self._sampler, self.source, count, self._place)
         self._batches = weakref.ref(batches)
         return batches
@@ -378,6 +379,8 @@ class Trainer:
     def _spread(self, params: PyTree) -> None:
         """Spreads the step over the mesh asked for, or that records or parameters lie on, if any."""
         place = agreed(self._place, params, getattr(self.source, "arrays", ()))
+        if params is not None:
+            self._agree(params, place)
         if params is not None or place is not None:
             _shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)
@@ -390,6 +393,19 @@ class Trainer:
         if params is not None:
             self._step = self._step.held_for(params, self._place)
             self._sampler.cut_into(self._place.rounded(self._sampler.physical_batch_size))
+
+    def _agree(self, params: PyTree, place: Placement | None) -> None:
+        """Compares what decides which rows a process works on, and what the devices exchange."""
+        if _processes.count() == 1:
+            return
+        trained = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), self._grad_fn.trained(params))
+        _processes.agree(
+            params=_shards.hashed(params),
+            trainable=f"{jax.tree.structure(trained)} {trained}",
+            mesh=None if place is None else _shards.described(place.mesh),
+            data_axes=place and (place.rows, place.records, place.leaves),
+            physical_batch_size="auto" if self._to_fit else self.physical_batch_size,
+        )
 
     def _laid(self, state: TrainState) -> TrainState:
         """The state, on the mesh if there is one: it may have been restored elsewhere."""
