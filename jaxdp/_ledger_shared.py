@@ -216,8 +216,8 @@ class Heard:
 
     @property
     def begins_anew(self) -> bool:
-        """As for ``Book``."""
-        return not self._joined
+        """As for ``Book``; what is in memory alone, as after ``Ledger.from_json``, stays."""
+        return not self._joined and isinstance(self._own, LedgerFile)
 
     def open(self, known: Callable[[Rows], None]) -> None:
         """Waits, the first time, until process 0 has taken the file, for all that it holds."""

@@ -101,7 +101,39 @@ def hashed(arrays: PyTree) -> str:
     for leaf in jax.tree.leaves(arrays):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             found.update(f"{leaf.shape} {leaf.dtype}".encode())
+            for part in own_parts(leaf):
+                found.update(np.asarray(part).tobytes())
             continue
         is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
         found.update(np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes())
     return found.hexdigest()
+
+
+def own_parts(leaf: jax.Array) -> list[jax.Array]:
+    """The parts that make up an array, in order, where this process holds all of them; else []."""
+    parts = {str(shard.index): shard.data for shard in leaf.addressable_shards}
+    if sum(part.size for part in parts.values()) < leaf.size:
+        return []
+    return [parts[index] for index in sorted(parts)]
+
+
+def described(mesh: jax.sharding.Mesh) -> str:
+    """The devices of a mesh by their numbers, and its axes."""
+    numbers = [device.id for device in mesh.devices.flat]
+    return f"{dict(mesh.shape)} of devices {numbers}"
+
+
+def met(ticket: Any, arrays: PyTree) -> jax.Array | None:
+    """The tag of the ticket that each device's process is at, uint32 [devices, 2].
+
+    Cut over the devices of the mesh that the arrays lie on, so that each process writes its own.
+    None in one process, or where the arrays are on devices of this process alone.
+    """
+    if ticket is None or _processes.count() == 1:
+        return None
+    far = (x.sharding for x in jax.tree.leaves(arrays) if not getattr(x, "is_fully_addressable", 1))
+    mesh = next((each.mesh for each in far if isinstance(each, NamedSharding)), None)
+    if mesh is None:
+        return None
+    rows = NamedSharding(mesh, jax.P(mesh.axis_names))
+    return jax.make_array_from_callback((mesh.size, 2), rows, lambda index: ticket.tag[None])

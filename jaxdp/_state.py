@@ -2,8 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from jaxdp import _processes, _shards
+from jaxdp._placement import Placement
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.ledger import Ledger
 from jaxdp.types import PyTree
@@ -50,3 +53,27 @@ def check_past(state: TrainState, ledger: Ledger) -> None:
             "ledger, Trainer(..., ledger=path); or start from the parameters alone, "
             "trainer.init(state.params), where their training is accounted for elsewhere"
         )
+
+
+def agree_on_step(params: PyTree, grad_fn: Any, place: Placement | None, rows: Any) -> None:
+    """Compares between processes what decides which rows each works on, and what they exchange.
+
+    Args:
+        params: before the first step.
+        grad_fn: the clipped gradient, which knows what is trained.
+        place: where they lie; None for one device.
+        rows: the physical batch size; True where it is still to be chosen.
+
+    Raises:
+        ValueError: processes disagree.
+    """
+    if _processes.count() == 1:
+        return
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), grad_fn.trained(params))
+    _processes.agree(
+        params=_shards.hashed(params),
+        trainable=f"{jax.tree.structure(shapes)} {shapes}",
+        mesh=None if place is None else _shards.described(place.mesh),
+        data_axes=place and (place.rows, place.records, place.leaves),
+        physical_batch_size=rows,
+    )

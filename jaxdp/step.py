@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdp import _shards
+from jaxdp._alike import if_alike
+from jaxdp._frozen import filled, like
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad
@@ -59,7 +62,7 @@ class PrivateStep:
     ) -> tuple[PyTree, State, PyTree, PyTree]:
         """(params, opt_state, noisy gradient, updates) after one release; to be compiled."""
         first, last = opt_state
-        trained = _like(summed.value, params)
+        trained = like(summed.value, params)
         if summed.leaked is not None:
             extra["leaked"] = summed.leaked
         summed = _handed(summed)
@@ -68,7 +71,7 @@ class PrivateStep:
         with _noise_asked_for(self.links), on(mesh):
             noisy, first = noise.update(summed, first, trained, key=key)
         updates, last = after.update(noisy, last, trained, **extra)
-        moved = _filled(optax.apply_updates(trained, updates), params)
+        moved = filled(optax.apply_updates(trained, updates), params)
         state = moved, (first, last)
         if self.held is not None:
             state = jax.lax.with_sharding_constraint(state, self.held)
@@ -117,6 +120,7 @@ class PrivateStep:
     ) -> Any:
         """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
         whole: Any = self.whole
+        met = _shards.met(ticket, params)
         if not self.links.parts:
             whole.eval_shape(
                 params,
@@ -127,6 +131,7 @@ class PrivateStep:
                 ticket.blank(),
                 rng,
                 _blank(extra),
+                met,
                 gathered=gathered,
                 told=told,
             )
@@ -143,6 +148,7 @@ class PrivateStep:
             key,
             rng,
             taken_apart(extra),
+            met,
             gathered=gathered,
             told=told,
         )
@@ -167,6 +173,7 @@ class PrivateStep:
         key: NoiseKey,
         rng: jax.Array | None,
         extra: dict[str, Any],
+        met: jax.Array | None = None,
         *,
         gathered: bool,
         told: bool,
@@ -175,7 +182,7 @@ class PrivateStep:
         clipped, info = self.grad_fn.one_pass(
             params, data, indices, mask, rng, gathered=gathered, **context
         )
-        summed = self.grad_fn.summed(params, clipped, **context)
+        summed = if_alike(self.grad_fn.summed(params, clipped, **context), met)
         params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
         return params, opt_state, StepInfo(optax.tree.norm(updates)), info if told else None
 
@@ -217,7 +224,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
     def inside(
         params: PyTree, opt_state: PyTree, summed: Summed, key: NoiseKey, extra: dict[str, Any]
     ) -> Any:
-        trained = _like(summed.value, params)
+        trained = like(summed.value, params)
         before: Any = jax.tree.structure(opt_state)
         try:
             with _noise_asked_for(links):
@@ -227,7 +234,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
             raise
         if before != jax.tree.structure(after):
             _explain(None, chain, trained, opt_state)
-        moved = _filled(optax.apply_updates(trained, updates), params)
+        moved = filled(optax.apply_updates(trained, updates), params)
         return moved, after, StepInfo(update_norm=optax.tree.norm(updates))
 
     return _across_jit(inside, links, donate)
@@ -285,9 +292,11 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         parts: dict[str, Any],
         key: NoiseKey,
         extra: dict[str, Any],
+        met: jax.Array | None = None,
+        *,
         held: Held | None,
     ) -> Any:
-        summed = Summed(**parts)
+        summed = if_alike(Summed(**parts), met)
         with on(held[0].mesh if held else None):
             *state, info = inside(params, opt_state, summed, key, extra)
         return *pinned(state, held), info
@@ -313,10 +322,11 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
         params, opt_state, parts, held = laid(params, opt_state, parts)
         kind, ticket = (_kind((params, opt_state, parts, extra)), held), summed.ticket
+        met = None if key is not None else _shards.met(ticket, params)
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
             with among_held(held):
-                compiled.eval_shape(params, opt_state, parts, blank, _blank(extra), held=held)
+                compiled.eval_shape(params, opt_state, parts, blank, _blank(extra), met, held=held)
             if donate:
                 _check_apart(params, opt_state)
             known.add(kind)
@@ -324,7 +334,7 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
             links.agree(ticket.step, ticket.multipliers)
             if links.others:
                 ticket.trust(OTHERS)
-        once = opened(summed, key), taken_apart(extra)
+        once = opened(summed, key), taken_apart(extra), met
         with among_held(held):
             return compiled(params, opt_state, parts, *once, held=held)
 
@@ -381,20 +391,3 @@ def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(energy, DrawnEnergy):
         return extra
     return {**extra, "energy": energy.spent(verified=True)}
-
-
-def _like(value: PyTree, params: PyTree) -> PyTree:
-    """The parameters, with None where the sum has None (frozen)."""
-    return _leafwise(lambda v, leaf: None if v is None else leaf, value, params)
-
-
-def _filled(moved: PyTree, params: PyTree) -> PyTree:
-    """The moved parameters, and the frozen ones where they are None."""
-    return _leafwise(lambda m, leaf: leaf if m is None else m, moved, params)
-
-
-def _leafwise(choose: Callable[[Any, Any], Any], tree: PyTree, params: PyTree) -> PyTree:
-    """Maps ``choose`` over the leaves of ``tree``, which may be None, and of ``params``."""
-    structure: Any = jax.tree.structure(params)
-    found = zip(structure.flatten_up_to(tree), jax.tree.leaves(params), strict=True)
-    return jax.tree.unflatten(structure, [choose(*pair) for pair in found])

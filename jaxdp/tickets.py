@@ -117,6 +117,11 @@ class Ticket:
         """True if it can still be spent in this process."""
         return not self._spent and not self._withdrawn and os.getpid() == self._process
 
+    @property
+    def tag(self) -> np.ndarray:
+        """A name [2] of its draw and noise key, uint32, that does not reveal them."""
+        return _words(self._secret, f"tag|{self._label}")
+
     def key(self) -> NoiseKey:
         """Spends the ticket and returns its noise key, for an update that the caller compiles.
 
@@ -216,7 +221,7 @@ class Ticket:
         return NoiseKey(
             np.stack(words),
             np.asarray(list(self.multipliers.values()), np.float32),
-            _words(self._secret, f"tag|{self._label}"),
+            self.tag,
             np.int32(self.step),
             tuple(self.multipliers),
         )

@@ -17,16 +17,10 @@ from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer
 from jaxdp._memory import rows_that_fit
 from jaxdp._placement import agreed, among, placement
-from jaxdp._state import TrainState, check_past, check_state
-from jaxdp.batches import (
-    Batches,
-    ChargedBatch,
-    charged,
-    check_batch,
-    placed,
-    rows_of_a_pass,
-    steps_left,
-)
+from jaxdp._state import TrainState, agree_on_step, check_past, check_state
+from jaxdp.batches import Batches, ChargedBatch, check_batch, placed, rows_of_a_pass
+from jaxdp.batches import charged as charged_to
+from jaxdp.batches import steps_left as left_of
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
@@ -158,7 +152,9 @@ class Trainer:
     def fit_rows(self, params: PyTree) -> None:
         """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
         if self._to_fit:
-            self._sampler.cut_into(rows_that_fit(self._step, params, self.source, self.mechanism))
+            fit = rows_that_fit(self._step, params, self.source, self.mechanism)
+            # Of process 0: devices of other processes may hold more or less.
+            self._sampler.cut_into(int(_processes.first(lambda: str(fit))))
             self._to_fit = False
 
     def init(self, params: PyTree) -> TrainState:
@@ -169,7 +165,6 @@ class Trainer:
                 charged by then.
         """
         check_arrays(params)
-        _processes.agree(params=lambda: _shards.hashed(params))
         self._settled = self._spread(params)
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
@@ -195,13 +190,15 @@ class Trainer:
             beyond: True goes on after the steps that the noise was calibrated for; epsilon grows.
 
         Raises:
-            ValueError: more steps than are left, unless ``beyond``; nothing is charged.
+            ValueError: more steps than are left, unless ``beyond``; nothing is charged. Processes
+                that are at different steps.
         """
         if self._to_fit:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         self.end_batches()
-        count = steps_left(self.mechanism, self._sampler.step, steps, epochs, beyond)
+        count = left_of(self.mechanism, self._sampler.step, steps, epochs, beyond)
+        _processes.agree(step=self._sampler.step, steps=count)
         batches = Batches(self._sampler, self.source, count, self._place)
         self._batches = weakref.ref(batches)
         return batches
@@ -347,7 +344,7 @@ class Trainer:
         usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
         steps = {
             "reserve": usual if reserve is None else reserve,
-            "first_step": charged(self.ledger, self.mechanism),
+            "first_step": charged_to(self.ledger, self.mechanism),
         }
         return issuer_of(self.mechanism, self.ledger, self._secret, **steps)
 
@@ -365,6 +362,8 @@ class Trainer:
             True if the parameters were known.
         """
         place = agreed(self._place, params, getattr(self.source, "arrays", ()))
+        if params is not None:
+            agree_on_step(params, self._grad_fn, place, self._to_fit or self.physical_batch_size)
         if params is not None or place is not None:
             _shards.check_mesh(None if place is None else place.mesh)
         self.source = placed(self.source, place)

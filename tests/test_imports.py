@@ -41,6 +41,8 @@ FLOW = [
     "mechanism",
     "batches",
     "optimizers",
+    "_alike",
+    "_frozen",
     "step",
     "_memory",
     "_state",

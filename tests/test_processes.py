@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxdp import accounting as acc
 from tests import two_trainers
 from tests.compiling import with_flags
 
@@ -92,6 +93,12 @@ def test_charges_ahead_stay_and_are_used(said):
     assert steps == 8
 
 
+def test_a_ledger_from_text_keeps_its_charges_in_all_processes(said):
+    steps, epsilon = said[1]["a_ledger_from_text_keeps_its_charges"]
+    assert steps == 5
+    assert epsilon == acc.epsilon(acc.Repeated(acc.Gaussian(2.0), 5), 1e-5).upper
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("train")
@@ -132,6 +139,25 @@ def test_what_differs_or_is_apart_is_refused(trained):
     words, steps = said["other_parameters_are_refused"]
     assert (words.split(" ")[0], steps) == ("params", 0)
     assert said["what_process_0_refuses_stops_all"]
+    for name, what in [
+        ("other_meshes_are_refused", "mesh must be the same"),
+        ("other_physical_batches_are_refused", "physical_batch_size must be the same"),
+    ]:
+        words, steps = said[name]
+        assert words.startswith(what)
+        assert steps == 0
+    records, params = said["other_copies_on_the_mesh_are_refused"]
+    assert records.startswith("source must be the same")
+    assert params.startswith("params must be the same")
+
+
+def test_processes_at_different_steps_release_nothing(trained):
+    # Else both would add one noise to other sums, or other noises to one.
+    found = trained[0]["a_process_that_lost_a_step_releases_nothing"]
+    for before, *lost, words in (found[:4], found[4:]):
+        assert before
+        assert lost == [True, True]
+        assert words.startswith("step must be the same in every process")
 
 
 def test_a_run_of_two_processes_goes_on_in_one(trained, folder):

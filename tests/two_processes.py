@@ -16,6 +16,9 @@ from jaxdp import accounting as acc
 
 INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
 EARLY = jaxdp.Ledger()
+EARLIER = jaxdp.Ledger()
+EARLIER.charge(acc.Gaussian(2.0), 4)
+TEXT = EARLIER.to_json()
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
 
 
@@ -121,6 +124,12 @@ def more_are_charged_than_used_and_none_given_back():
     first = drawn(sampler, 3)
     sampler.close()
     return first, drawn(sampler, 2), sampler.ledger.steps
+
+
+def a_ledger_from_text_keeps_its_charges():
+    old = jaxdp.Ledger.from_json(TEXT)
+    old.charge(acc.Gaussian(2.0))
+    return old.steps, old.epsilon(1e-5).upper
 
 
 SCENARIOS = [value for value in list(globals().values()) if getattr(value, "__doc__", 0) is None]

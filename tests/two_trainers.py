@@ -151,6 +151,44 @@ def other_parameters_are_refused():
     return refused(lambda: train.init(other)).split(";")[0], train.ledger.steps
 
 
+def other_meshes_are_refused():
+    turned = jax.sharding.Mesh(np.array(jax.devices()[:: 1 - 2 * INDEX]), ("data",))
+    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=turned)
+    return refused(lambda: train.init(PARAMS)).split(";")[0], train.ledger.steps
+
+
+def other_physical_batches_are_refused():
+    rows = 8 + 8 * INDEX
+    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=mesh(), physical_batch_size=rows)
+    return refused(lambda: train.init(PARAMS)).split(";")[0], train.ledger.steps
+
+
+def other_copies_on_the_mesh_are_refused():
+    # As a program does that takes each process's own shard of the records for all of them.
+    whole = jax.sharding.NamedSharding(mesh(), jax.P())
+    put = lambda x: jax.make_array_from_callback(x.shape, whole, lambda index: x[index])  # noqa: E731
+    records = refused(lambda: jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), put(X + INDEX)))
+    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=mesh())
+    params = jax.tree.map(lambda leaf: put(leaf + INDEX), PARAMS)
+    return records.split(";")[0], refused(lambda: train.init(params)).split(";")[0]
+
+
+def a_process_that_lost_a_step_releases_nothing():
+    fixed, found = jaxdp.dp_sgd(1.0, 1.0, 20, N, "fixed_size"), []
+    for rows in (20, 8):  # a step of one physical batch, and of several
+        options = {"mesh": mesh(), "physical_batch_size": rows}
+        train = jaxdp.Trainer(loss_of, fixed, optax.sgd(0.1), X, **options)
+        state, batches = train.init(PARAMS), train.batches(4)
+        state, info = train.step(state, next(batches))
+        found.append(bool(np.isfinite(float(info.update_norm))))
+        if INDEX:  # its loop went on after an error
+            next(batches)
+        state, info = train.step(state, next(batches))
+        found += [bool(np.isnan(leaf).all()) for leaf in jax.tree.leaves(state.params)]
+        found.append(refused(lambda train=train: train.batches(1)).split(";")[0])
+    return found
+
+
 if __name__ == "__main__":
     INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
