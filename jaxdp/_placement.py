@@ -290,7 +290,7 @@ def pinned(tree: PyTree, held: Held | None) -> PyTree:
 
 
 def among(place: Placement | None) -> contextlib.AbstractContextManager[Any]:
-    """What runs inside is on the placement's mesh, where another is set (``jax.set_mesh``)."""
+    """A context on the placement's mesh, where another is set (``jax.set_mesh``)."""
     return _within(None if place is None else place.mesh)
 
 
