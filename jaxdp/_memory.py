@@ -121,7 +121,7 @@ def _at(shape: Any, sharding: Any) -> jax.ShapeDtypeStruct:
 
 
 def _part(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    """What one device holds of an array."""
+    """The part of an array that one device holds."""
     return jax.ShapeDtypeStruct(sharding.shard_shape(shape.shape), shape.dtype)
 
 

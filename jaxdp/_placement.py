@@ -31,12 +31,15 @@ class Placement:
         rows: the axes that the rows of a physical batch are cut over.
         leaves: of every parameter how it is cut; None where that is not known.
         records: the axes that the records [N, ...] are cut over; () where every device has all.
+        fed: True where a trainer gathers the rows, so that full batches come before others, or
+            rows are dealt to the devices one by one.
     """
 
     mesh: Mesh
     rows: tuple[str, ...]
     leaves: tuple[P, ...] | None = None
     records: tuple[str, ...] = ()
+    fed: bool = False
 
     @property
     def devices(self) -> int:
@@ -52,7 +55,7 @@ class Placement:
         return frozenset(self.rows if more else self.mesh.axis_names)
 
     def by_rows(self, leaf: int) -> P:
-        """How parameter ``leaf`` is cut over the axes of rows alone."""
+        """The cut of parameter ``leaf`` over the axes of rows alone."""
         spec = self.leaves[leaf] if self.leaves else P()
         kept = (tuple(a for a in axes_of(entry) if a in self.rows) for entry in spec)
         return P(*(axes or None for axes in kept))
@@ -235,7 +238,7 @@ def _spec(leaf: Any) -> P:
 
 @contextlib.contextmanager
 def on(mesh: Any) -> Iterator[None]:
-    """What is traced inside belongs to a step on this mesh."""
+    """Marks all that is traced inside as a step on this mesh."""
     token = _MESH.set(mesh)
     try:
         yield
@@ -288,7 +291,7 @@ def pinned(tree: PyTree, held: Held | None) -> PyTree:
 
 
 def among(place: Placement | None) -> contextlib.AbstractContextManager[Any]:
-    """What runs inside is on the placement's mesh, where another is set (``jax.set_mesh``)."""
+    """Runs what is inside on the placement's mesh, where another is set (``jax.set_mesh``)."""
     return _within(None if place is None else place.mesh)
 
 
