@@ -33,12 +33,15 @@ class Placement:
         rows: the axes that the rows of a physical batch are cut over.
         leaves: of every parameter how it is cut; None where that is not known.
         records: the axes that the records [N, ...] are cut over; () where every device has all.
+        fed: True where a trainer gathers the rows, so that full batches come before others, or
+            rows are dealt to the devices one by one.
     """
 
     mesh: Mesh
     rows: tuple[str, ...]
     leaves: tuple[P, ...] | None = None
     records: tuple[str, ...] = ()
+    fed: bool = False
 
     @property
     def devices(self) -> int:
@@ -54,7 +57,7 @@ class Placement:
         return frozenset(self.rows if more else self.mesh.axis_names)
 
     def by_rows(self, leaf: int) -> P:
-        """How parameter ``leaf`` is cut over the axes of rows alone."""
+        """The cut of parameter ``leaf`` over the axes of rows alone."""
         spec = self.leaves[leaf] if self.leaves else P()
         kept = (tuple(a for a in axes_of(entry) if a in self.rows) for entry in spec)
         return P(*(axes or None for axes in kept))
@@ -237,7 +240,7 @@ def _spec(leaf: Any) -> P:
 
 @contextlib.contextmanager
 def on(mesh: Any) -> Iterator[None]:
-    """A context in which a step on this mesh is traced."""
+    """Marks all that is traced inside as a step on this mesh."""
     token = _MESH.set(mesh)
     try:
         yield
@@ -290,7 +293,7 @@ def pinned(tree: PyTree, held: Held | None) -> PyTree:
 
 
 def among(place: Placement | None) -> contextlib.AbstractContextManager[Any]:
-    """A context on the placement's mesh, where another is set (``jax.set_mesh``)."""
+    """Runs what is inside on the placement's mesh, where another is set (``jax.set_mesh``)."""
     return _within(None if place is None else place.mesh)
 
 

@@ -370,7 +370,8 @@ class Trainer:
         self._data = self.source.arrays if isinstance(self.source, DeviceArrays) else None
         if place is None:
             return params is not None
-        self._place = place if self._data is None else place.with_records(self._data)
+        place = place if self._data is None else place.with_records(self._data)
+        self._place = dataclasses.replace(place, fed=True)
         self._grad_fn = spread(self._grad_fn, self._place)
         self._step = dataclasses.replace(self._step, grad_fn=self._grad_fn)
         if params is not None:

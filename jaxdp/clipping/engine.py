@@ -200,7 +200,8 @@ class ClippedGrad:
         with _placement.among(grad_fn.placement):
             total = compensated(total, lost)
         total = _placement.as_it_was(total, params)
-        summed = grad_fn._summed(params, total, votes, scale, bound)
+        drawn = not gathered or (grad_fn.placement is not None and grad_fn.placement.fed)
+        summed = grad_fn._summed(params, total, votes, scale, bound, drawn)
         # Rows that the caller gathered are not seen to be those of the draw.
         known = draw.untouched and not gathered
         return summed.of_draw(draw.ticket, range(len(draw.indices)), known=known), infos

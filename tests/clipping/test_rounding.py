@@ -134,6 +134,39 @@ def test_the_stated_sensitivity_counts_blocks_and_rows():
     assert float(safe[0]) >= 16.0
 
 
+def roundings(passes):
+    """docs/clip_bound.md: the roundings that a record moves, for each record on every device."""
+    cells = [count for devices in passes for count in devices if count]
+    each = [0 if count == 1 else count for count in cells]  # alone it is rounded nowhere
+    two = sorted(each)[-2:]
+    local = max(20 * max(each), 14 * sum(two) if len(two) == 2 else 0)
+    added = sum(2 * (np.count_nonzero(devices) - 1) * sum(devices) for devices in passes)
+    return local + added + 4 * sum(cells) * (len(passes) > 1)
+
+
+def one_after_another(records, devices, rows):
+    """Records on each device in passes of ``rows`` a device, full ones first."""
+    left = records - rows * np.arange(-(-records // (rows * devices)) * devices)
+    return np.clip(left, 0, rows).reshape(-1, devices).tolist()
+
+
+@pytest.mark.parametrize("devices", [2, 3, 7, 8, 9, 16])
+def test_what_devices_add_is_within_what_is_stated(devices):
+    allowed = (rounding.of_sum(2**20, devices) - rounding.SHARE) * 16
+    assert (allowed == 24) == (devices <= 8)
+    for rows in (1, 2, 3, 8):
+        for records in range(1, 3 * rows * devices + 1):
+            passes = one_after_another(records, devices, rows)
+            assert roundings(passes) <= allowed * records
+    dealt = [[(n + d) // devices for d in range(devices)] for n in range(1, 4 * devices + 1)]
+    for one in dealt:
+        for other in (None, *dealt):
+            passes = [one] if other is None else [one, other]
+            assert roundings(passes) <= allowed * sum(map(sum, passes))
+    some = (rounding.of_sum(2**20, devices, drawn=False) - rounding.SHARE) * 16
+    assert some == 2 * devices + 22 >= 20 + 2 * (devices - 1) + 4
+
+
 @pytest.mark.parametrize("batch_size", [1, 100, 500, 10_000])
 def test_no_draw_exceeds_the_public_bound(batch_size):
     above = rounding.most_records(batch_size) - batch_size

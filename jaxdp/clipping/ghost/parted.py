@@ -63,7 +63,7 @@ class Cut:
 
 
 def place_in(key: Sequence[Sequence[Any]], sizes: Sequence[int], cut: Cut, shape: Any) -> int:
-    """The first of (g, p, q) that the cut axis is in, 0, 1 or 2; -1 where in none.
+    """The one of (g, p, q) that the cut axis comes first in: 0, 1 or 2; -1 if in none.
 
     Args:
         key: labels of (g, p, q), see ``sites.Site``.
