@@ -53,6 +53,16 @@ def check_joined() -> None:
         )
 
 
+def check_alone(name: str) -> None:
+    """Raises ValueError in several processes, for what each computes from records of its own."""
+    if count() > 1:
+        raise ValueError(
+            f"{name} must be computed in one process, got {count()}: each would release its own "
+            "numbers with the noise of all, which would subtract away. Compute it in a program of "
+            "its own, or before jax.distributed.initialize()"
+        )
+
+
 def tell(key: str, text: str) -> None:
     """Gives a text to all processes, once, under a name of its own."""
     _state().client.key_value_set(f"jaxdp/{key}", text)

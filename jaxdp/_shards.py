@@ -95,6 +95,22 @@ def check_mesh(mesh: jax.sharding.Mesh | None) -> None:
         )
 
 
+def check_shared(sums: PyTree) -> None:
+    """Raises ValueError for sums that one of several processes has by itself."""
+    if _processes.count() == 1:
+        return
+    for leaf in jax.tree.leaves(sums):
+        devices: Any = leaf.sharding.device_set if isinstance(leaf, jax.Array) else ()
+        found = {device.process_index for device in devices}
+        if found != set(range(_processes.count())):
+            raise ValueError(
+                f"params must lie on a mesh of all {_processes.count()} processes, got a sum of "
+                f"process {_processes.index()} alone: all add the same noise, which would subtract "
+                "away from sums of other records. Put parameters on a mesh of all devices, with "
+                "jax.device_put(x, NamedSharding(mesh, P())); then they share one sum"
+            )
+
+
 def hashed(arrays: PyTree) -> str:
     """A hash of the numbers of a pytree, in hexadecimal; of shapes, where others hold a part."""
     found = hashlib.blake2b(digest_size=16)

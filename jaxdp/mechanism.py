@@ -266,6 +266,7 @@ def released_once(
         secret: None takes one from the operating system.
         source: as for ``Entry``.
     """
+    _processes.check_alone("a release of a whole computation")
     issuer = issuer_of(f"{event!r}|{configuration}", ledger, secret)
     note = SEEDED if issuer.secret.reproducible else ""
     issuer.ledger.charge(event, stream=issuer.stream, source=source, note=note)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _links, _validate
+from jaxdp import _links, _shards, _validate
 from jaxdp.normals import noised
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import NoiseKey
@@ -140,7 +140,7 @@ def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
 
     Raises:
         ValueError: there is neither, or both; a ticket inside ``jit``, where its key would be
-            compiled in and used again by every call.
+            compiled in and used again by every call; a sum of one process among several.
     """
     if key is not None:
         if not isinstance(key, NoiseKey):
@@ -162,6 +162,7 @@ def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
             "draw must not be used inside jit: its noise key would be compiled in, and every call "
             "would add the same noise. Pass draw.key() in as an argument (key=)"
         )
+    _shards.check_shared(summed.value)
     if summed.leaked is not None:
         summed.ticket.trust(LEAKED)
     return summed.ticket.spend("an update", verified=summed.untouched)

@@ -85,6 +85,9 @@ def test_a_full_disk_of_process_0_stops_both(said):
 def test_refusals(said):
     assert "made after jax.distributed.initialize" in said[0]["a_ledger_from_before_is_refused"]
     assert "two releases from one draw" in said[0]["a_step_is_charged_once"]
+    # Both would add one noise, each to what it computed from records of its own.
+    assert said[0]["a_sum_of_one_process_is_refused"] == [True, True]
+    assert "must be computed in one process" in said[0]["a_projection_is_refused"]
 
 
 def test_charges_ahead_stay_and_are_used(said):
@@ -158,6 +161,11 @@ def test_processes_at_different_steps_release_nothing(trained):
         assert before
         assert lost == [True, True]
         assert words.startswith("step must be the same in every process")
+
+
+def test_a_checkpoint_that_process_0_finds_damaged_is_left_out_by_all(trained):
+    # What was shown of steps 3 and 4 stays charged.
+    assert trained[0]["a_damaged_checkpoint_is_left_out"] == [8, [2, 4, 6]]
 
 
 def test_a_run_of_two_processes_goes_on_in_one(trained, folder):

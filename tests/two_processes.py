@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxdp
@@ -130,6 +131,22 @@ def a_ledger_from_text_keeps_its_charges():
     old = jaxdp.Ledger.from_json(TEXT)
     old.charge(acc.Gaussian(2.0))
     return old.steps, old.epsilon(1e-5).upper
+
+
+def a_sum_of_one_process_is_refused():
+    # As in other libraries: each process has its own shard, and no mesh.
+    own = np.full((100, 3), 1.0 + INDEX, np.float32)
+    grad_fn, sampler = MECH.clipped_grad(lambda w, x: jnp.sum(w * x)), MECH.sampler(100)
+    tx = MECH.privatize()
+    params, draw = jnp.zeros(3), sampler.draw()
+    summed, _ = grad_fn.sum(params, own, draw)
+    eager = refused(lambda: tx.update(summed, tx.init(params), params))
+    update = jaxdp.compile_update(tx)
+    return eager is not None, refused(lambda: update(params, tx.init(params), summed)) is not None
+
+
+def a_projection_is_refused():
+    return refused(lambda: jaxdp.preprocess.dp_pca(np.eye(4) + INDEX, 2, 1.0))
 
 
 SCENARIOS = [value for value in list(globals().values()) if getattr(value, "__doc__", 0) is None]

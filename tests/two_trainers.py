@@ -115,6 +115,20 @@ def a_run_goes_on_where_it_was():
     return found, ledger.steps, two.epsilon().upper, [row["step"] for row in two.history]
 
 
+def a_damaged_checkpoint_is_left_out():
+    run("damaged").fit(4)
+    if INDEX == 0:
+        kept = FOLDER / "damaged" / "secret" / "checkpoints" / "4"
+        largest = max((p for p in kept.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+        largest.write_bytes(bytes(100))
+    _processes.first(lambda: "")
+    two = run("damaged")
+    two.fit(6)
+    _processes.first(lambda: "")
+    ledger = jaxdp.Ledger(FOLDER / "damaged" / "ledger.jsonl")
+    return ledger.steps, [row["step"] for row in two.history]
+
+
 def a_run_of_other_records_is_refused():
     other = jaxdp.Run(
         FOLDER / "other", loss_of, MECH, optax.sgd(0.1), X + INDEX, params=PARAMS,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _rows
+from jaxdp import _processes, _rows
 from jaxdp.clipping import _batch, captured, rounding
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.normals import noised
@@ -284,6 +284,8 @@ def is_energy(value: Any) -> bool:
 
 def check_energy(algorithm: Any, energy: Any, ledger: Any) -> None:
     """Raises ValueError unless the energy is what the algorithm charges, to this ledger."""
+    if energy is not None:
+        _processes.check_alone("energy")
     charged = energy.mechanism if isinstance(energy, PrivateEnergy) else None
     if charged != algorithm.energy:
         raise ValueError(

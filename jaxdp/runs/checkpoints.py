@@ -145,8 +145,11 @@ class Checkpoints:
     def _latest(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:
         if _processes.count() == 1:
             return self._latest_of_one(read, last)
+        _ = self._manager  # made by all together: process 0 needs it to put aside what is damaged
         # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
         found = _processes.first(lambda: str(self._latest_of_one(lambda step: step, last) or ""))
+        if _processes.index():
+            self._manager.reload()  # what process 0 put aside is to be saved again, by all
         return read(int(found)) if found else None
 
     def _latest_of_one(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
 from jaxdp.clipping import rounding
 from jaxdp.mechanism import issuer_of
@@ -100,6 +100,7 @@ class ReleasedBlocks:
 
         A draw almost always fits one physical batch; a larger one is never cut, it compiles again.
         """
+        _processes.check_alone("a sweep")
         rows = self.batch_size + 6 * int(np.ceil(np.sqrt(self.batch_size))) + 8
         issuer = issuer_of(_Charged(self), ledger, secret)
         return Sampler(self.sampling, num_records, -(-rows // 8) * 8, issuer)
