@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _shards
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Placement, on
+from jaxdp._shards import met as tags_met
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
-from jaxdp.noise import opened
+from jaxdp.noise import if_alike, opened
 from jaxdp.optimizers.energy import DrawnEnergy, OpenEnergy
 from jaxdp.tickets import NoiseKey, Ticket
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, never_flattened
@@ -119,7 +119,7 @@ class PrivateStep:
     ) -> Any:
         """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
         whole: Any = self.whole
-        met = _shards.met(ticket, params)
+        met = tags_met(ticket, params)
         if not self.links.parts:
             whole.eval_shape(
                 params,
@@ -181,7 +181,7 @@ class PrivateStep:
         clipped, info = self.grad_fn.one_pass(
             params, data, indices, mask, rng, gathered=gathered, **context
         )
-        summed = _if_alike(self.grad_fn.summed(params, clipped, **context), met)
+        summed = if_alike(self.grad_fn.summed(params, clipped, **context), met)
         params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
         return params, opt_state, StepInfo(optax.tree.norm(updates)), info if told else None
 
@@ -251,28 +251,6 @@ class _Handed(Summed):
 never_flattened(_Handed)
 
 
-def _if_alike(summed: Summed, met: jax.Array | None) -> Summed:
-    """The sum; NaN where processes are at different tickets.
-
-    One of them may have lost a step, by an error that its own loop went on after. It would add
-    other noise to one sum, or one noise to sums of other draws, which subtracts away.
-
-    Args:
-        summed: the sum.
-        met: uint32 [devices, 2], see ``_shards.met``.
-    """
-    if met is None:
-        return summed
-    alike = jnp.all(jnp.max(met, axis=0) == jnp.min(met, axis=0))
-
-    def kept(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: jnp.where(alike, x, jnp.nan), tree)
-
-    l2 = kept(jnp.asarray(summed.l2, jnp.float32))
-    votes, leaked = kept(summed.votes), kept(summed.leaked)
-    return Summed(kept(summed.value), l2, summed.unscale, votes, leaked=leaked)
-
-
 def _handed(summed: Summed) -> Summed:
     return _Handed(summed.value, summed.l2, summed.unscale, summed.votes, summed.ticket)
 
@@ -315,8 +293,7 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         extra: dict[str, Any],
         met: jax.Array | None = None,
     ) -> Any:
-        summed = _if_alike(Summed(**parts), met)
-        return inside(params, opt_state, summed, key, extra)
+        return inside(params, opt_state, if_alike(Summed(**parts), met), key, extra)
 
     compiled = jax.jit(put_together, donate_argnums=(0, 1) if donate else ())
     known: set[Any] = set()
@@ -337,7 +314,7 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         named = ("value", "unscale", "votes", "leaked")
         parts = {"l2": l2, **{name: getattr(summed, name) for name in named}}
         ticket = summed.ticket
-        met = None if key is not None else _shards.met(ticket, params)
+        met = tags_met(None if key is not None else ticket, params)
         kind = _kind((params, opt_state, parts, extra))
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
