@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _shards
-from jaxdp._alike import if_alike
 from jaxdp._frozen import filled, like
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
-from jaxdp.noise import opened
+from jaxdp.noise import if_alike, opened
 from jaxdp.optimizers.energy import DrawnEnergy, OpenEnergy
 from jaxdp.tickets import NoiseKey, Ticket
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, never_flattened
@@ -120,7 +119,7 @@ class PrivateStep:
     ) -> Any:
         """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
         whole: Any = self.whole
-        met = _shards.met(ticket, params)
+        met = tags_met(ticket, params)
         if not self.links.parts:
             whole.eval_shape(
                 params,

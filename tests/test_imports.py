@@ -41,7 +41,6 @@ FLOW = [
     "mechanism",
     "batches",
     "optimizers",
-    "_alike",
     "_frozen",
     "step",
     "_memory",
