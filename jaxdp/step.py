@@ -119,7 +119,7 @@ class PrivateStep:
     ) -> Any:
         """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
         whole: Any = self.whole
-        met = tags_met(ticket, params)
+        met = _shards.met(ticket, params)
         if not self.links.parts:
             whole.eval_shape(
                 params,
