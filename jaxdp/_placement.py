@@ -231,7 +231,9 @@ def _mesh_of(leaf: Any) -> Mesh | None:
     sharding = leaf.sharding
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return None
-    return automatic(sharding.mesh) if sharding.mesh.size > 1 else None
+    mesh = automatic(sharding.mesh)
+    # Arrays with an explicit axis of one device are not like those without.
+    return mesh if mesh.size > 1 or mesh is not sharding.mesh else None
 
 
 def _spec(leaf: Any) -> P:
