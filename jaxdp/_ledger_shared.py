@@ -90,7 +90,7 @@ class _Line:
     """
 
     def __init__(self, path: Path | None):
-        self._path, self._next = str(path or ""), itertools.count()
+        self._path, self._next = str(path or ""), 0
 
     @functools.cached_property
     def _name(self) -> str:
@@ -98,10 +98,12 @@ class _Line:
         return f"ledger/{of}/{next(_named[of])}"
 
     def tell(self, **message: Any) -> None:
-        _processes.tell(f"{self._name}/{next(self._next)}", json.dumps(message))
+        _processes.tell(f"{self._name}/{self._next}", json.dumps(message))
+        self._next += 1
 
     def hear(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(_processes.hear(f"{self._name}/{next(self._next)}"))
+        found: dict[str, Any] = json.loads(_processes.hear(f"{self._name}/{self._next}"))
+        self._next += 1  # not where Ctrl-C came first
         return found
 
 
