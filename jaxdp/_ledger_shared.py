@@ -19,8 +19,8 @@ from jaxdp._entries import Entry, Streams
 from jaxdp._ledger_file import Chain, LedgerFile, LedgerMemory, Row
 
 Rows = list[tuple[str, Row]]
-# Rows of one message: a few hundred kilobytes.
-_TOGETHER = 500
+# Rows, and hashes of rows, of one message: a few hundred kilobytes; the service takes 4 MB at most.
+_TOGETHER, _HEADS_TOGETHER = 500, 10_000
 _named: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -173,7 +173,9 @@ class Told:
         for first in range(0, len(rows), _TOGETHER):
             self._line.tell(rows=rows[first : first + _TOGETHER], old=True)
         heads = [head.hex() for head in self.chain.heads]
-        self._line.tell(heads=heads, head=self.chain.head.hex(), chained=self.chained)
+        for first in range(0, len(heads), _HEADS_TOGETHER):
+            self._line.tell(rows=[], heads=heads[first : first + _HEADS_TOGETHER])
+        self._line.tell(rows=[], head=self.chain.head.hex(), chained=self.chained)
         self._joined = True
 
 
@@ -275,11 +277,10 @@ class Heard:
             raise StorageError(
                 f"process 0 could not charge, so nobody goes on: {message['failed']}"
             )
-        if "heads" in message:
-            self.chain.heads |= {bytes.fromhex(head) for head in message["heads"]}
+        self.chain.heads |= {bytes.fromhex(head) for head in message.get("heads", ())}
+        if "chained" in message:
             self.chain.head, self.chained = bytes.fromhex(message["head"]), message["chained"]
             self._joined = True
-            return
         old = message.get("old", False)
         for row, head in message["rows"]:
             self._take_in(row, old)

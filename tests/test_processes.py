@@ -69,6 +69,11 @@ def test_process_0_wrote_every_charge_once(said):
     assert (steps, begun) == (10, 2)
 
 
+def test_a_file_of_many_rows_is_known_to_all(said):
+    steps, _ = said[0]["a_long_file_is_told_in_parts"]
+    assert steps == 1_201
+
+
 def test_disagreements_are_refused_in_all_processes_before_a_charge(said):
     words, exists = said[0]["other_mechanisms_are_refused"]
     assert words.startswith("mechanism must be the same in every process")

@@ -14,6 +14,7 @@ import numpy as np
 import jaxdp
 from jaxdp import _durable, _processes
 from jaxdp import accounting as acc
+from jaxdp._entries import Entry
 
 INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
 EARLY = jaxdp.Ledger()
@@ -63,6 +64,19 @@ def it_is_opened_again():
     found = drawn(sampler, 2)
     ledger.close()
     return found, ledger.steps, ledger.begun
+
+
+def a_long_file_is_told_in_parts():
+    path = FOLDER / "long.jsonl"
+    if INDEX == 0:
+        with path.open("w", encoding="utf-8") as file:  # of the format before there was a chain
+            for step in range(1_200):
+                entry = Entry(acc.Gaussian(1.0 + step % 2), step, 1, "old")
+                file.write(json.dumps(entry.to_dict()) + "\n")
+    _processes.first(lambda: "")
+    ledger = jaxdp.Ledger(path)
+    ledger.charge(acc.Gaussian(3.0))
+    return ledger.steps, ledger.head.hex()
 
 
 def other_mechanisms_are_refused():
