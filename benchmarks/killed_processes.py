@@ -141,7 +141,7 @@ def check(folder):
     return np.unique(np.concatenate(each), axis=0), max(len(noises) for noises in each)
 
 
-def killed(kills, base, rng):
+def killed(kills, base, rng, kept):
     """Runs until so many kills were done and the last run is finished."""
     one_life(made(base / "warm", 3), rng, None)  # compiles
     began = time.monotonic()
@@ -158,9 +158,16 @@ def killed(kills, base, rng):
         noises.append(found)
         again += most - STEPS
         runs += 1
+        every, limit = np.concatenate(noises), SIGMAS / np.sqrt(WIDTH)
+        assert largest(every) < limit, "a noise was used twice"
+        # After every run, so that a benchmark that is stopped has its figures.
+        text = json.dumps(_told(done, runs, lives, whole, again, every, limit), indent=1)
+        kept.write_text(text + "\n")
         print(f"{done} kills, {runs} runs", file=sys.stderr, flush=True)
-    every, most = np.concatenate(noises), SIGMAS / np.sqrt(WIDTH)
-    assert largest(every) < most, "a noise was used twice"
+    return text
+
+
+def _told(done, runs, lives, whole, again, every, limit):
     return {
         "kills": done,
         "runs finished": runs,
@@ -169,7 +176,7 @@ def killed(kills, base, rng):
         "steps done again": again,
         "noises made, seen or not": len(every),
         "largest correlation of two": largest(every),
-        "at most": most,
+        "at most": limit,
     }
 
 
@@ -185,9 +192,7 @@ def main():
         return
     kept = Path(__file__).with_name("results") / "killed_processes.json"
     with tempfile.TemporaryDirectory() as name:
-        text = json.dumps(killed(given.kills, Path(name), random.Random(given.seed)), indent=1)
-    print(text)
-    kept.write_text(text + "\n")
+        print(killed(given.kills, Path(name), random.Random(given.seed), kept))
 
 
 if __name__ == "__main__":

@@ -261,7 +261,8 @@ class Trainer:
             raise ValueError("delta must be given: the noise was not calibrated for one; got None")
         if not self.ledger.entries:
             raise ValueError(
-                "ledger must hold a charge to have an epsilon, got none: no step was taken yet"
+                "ledger must hold a charge to have an epsilon, got an empty one: no step was "
+                "taken yet. Take batches from trainer.batches() first"
             )
         return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.ahead())
 

@@ -15,6 +15,7 @@ import jaxdp
 from jaxdp import _durable, _processes
 from jaxdp import accounting as acc
 from jaxdp._entries import Entry
+from tests.two_trainers import refused
 
 INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
 EARLY = jaxdp.Ledger()
@@ -22,15 +23,6 @@ EARLIER = jaxdp.Ledger()
 EARLIER.charge(acc.Gaussian(2.0), 4)
 TEXT = EARLIER.to_json()
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
-
-
-def refused(call):
-    """The words of a refusal; None where there was none."""
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def drawn(sampler, count=3):
