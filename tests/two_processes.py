@@ -15,7 +15,7 @@ import jaxdp
 from jaxdp import _durable, _processes
 from jaxdp import accounting as acc
 from jaxdp._entries import Entry
-from tests.two_trainers import refused
+from tests.two_trainers import refused, told
 
 INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
 EARLY = jaxdp.Ledger()
@@ -155,10 +155,6 @@ def a_projection_is_refused():
     return refused(lambda: jaxdp.preprocess.dp_pca(np.eye(4) + INDEX, 2, 1.0))
 
 
-SCENARIOS = [value for value in list(globals().values()) if getattr(value, "__doc__", 0) is None]
-
 if __name__ == "__main__":
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
-    for scenario in SCENARIOS:
-        if callable(scenario) and scenario.__module__ == __name__:
-            print(json.dumps([scenario.__name__, scenario()]), flush=True)
+    told(globals(), __name__)

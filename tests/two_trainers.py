@@ -1,7 +1,9 @@
 """One of two processes that train: as tests/two_processes.py, with two devices each."""
 
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import jax
@@ -30,6 +32,18 @@ def refused(call):
     except ValueError as error:
         return str(error)
     return None
+
+
+def told(names, module):
+    """Prints what every scenario of a module returns; ends at once where one fails."""
+    try:
+        for name, scenario in list(names.items()):
+            if getattr(scenario, "__module__", "") == module and name.count("_") > 1:
+                print(json.dumps([name, scenario()]), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # JAX would wait for the other process
 
 
 class Read:
@@ -206,6 +220,4 @@ def a_process_that_lost_a_step_releases_nothing():
 if __name__ == "__main__":
     INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
-    for name, scenario in list(globals().items()):
-        if getattr(scenario, "__module__", "") == __name__ and name.count("_") > 1:
-            print(json.dumps([name, scenario()]), flush=True)
+    told(globals(), __name__)
