@@ -107,7 +107,7 @@ def rejecting(ledger, noise=1.0):
 
 def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
     proposals = []
-    original = jaxdp.noise.noised
+    original = jaxdp.noise.gaussian.noised
 
     def spy(tree, *rest):
         out = original(tree, *rest)
@@ -116,7 +116,7 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
         )
         return out
 
-    monkeypatch.setattr(jaxdp.noise, "noised", spy)
+    monkeypatch.setattr(jaxdp.noise.gaussian, "noised", spy)
     ledger = jaxdp.Ledger()
     trainer = rejecting(ledger)
     state = trainer.init({"w": jnp.zeros(300)})
