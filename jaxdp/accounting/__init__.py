@@ -16,6 +16,7 @@ from jaxdp.accounting.calibration import (
     calibrate_sampling_prob,
     calibrate_steps,
 )
+from jaxdp.accounting.correlated import CorrelatedNoise, CyclicPoisson
 from jaxdp.accounting.curves import advantage, mu_gdp, renyi_curve, trade_off
 from jaxdp.accounting.events import (
     Composed,
@@ -37,12 +38,12 @@ from jaxdp.accounting.truncated import TruncatedPoisson
 from jaxdp.accounting.tuned import Geometric, Logarithmic, NegativeBinomial, PoissonTries, Tuned
 
 __all__ = [
-    "ZCDP", "Bound", "BudgetExceededError", "Claim", "Composed", "DiscreteGaussian",
-    "DiscreteLaplace", "EpsilonDelta", "Event", "ExponentialMechanism", "FixedSizeSampled",
-    "Gaussian", "Geometric", "Laplace", "Logarithmic", "MixtureOfGaussians", "NegativeBinomial",
-    "NonPrivate", "PerUser", "PoissonSampled", "PoissonTries", "RandomAllocation",
-    "RandomizedResponse", "Relation", "RenyiFilter", "Repeated", "ShuffledEpoch",
-    "TruncatedPoisson", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
+    "ZCDP", "Bound", "BudgetExceededError", "Claim", "Composed", "CorrelatedNoise", "CyclicPoisson",
+    "DiscreteGaussian", "DiscreteLaplace", "EpsilonDelta", "Event", "ExponentialMechanism",
+    "FixedSizeSampled", "Gaussian", "Geometric", "Laplace", "Logarithmic", "MixtureOfGaussians",
+    "NegativeBinomial", "NonPrivate", "PerUser", "PoissonSampled", "PoissonTries",
+    "RandomAllocation", "RandomizedResponse", "Relation", "RenyiFilter", "Repeated",
+    "ShuffledEpoch", "TruncatedPoisson", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
     "calibrate_noise_multiplier", "calibrate_sampling_prob", "calibrate_steps", "delta", "epsilon",
     "epsilons_over_steps", "group_delta", "group_epsilon", "hidden_state", "mu_gdp", "renyi_curve",
     "supports", "trade_off",

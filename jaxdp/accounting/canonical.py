@@ -11,6 +11,7 @@ from jaxdp.accounting import fixed_size, hidden_state
 from jaxdp.accounting.base import Event, Part
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
 from jaxdp.accounting.chains import Array, NoisyChain
+from jaxdp.accounting.correlated import CorrelatedNoise, CyclicPoisson
 from jaxdp.accounting.events import (
     Composed,
     FixedSizeSampled,
@@ -84,14 +85,7 @@ def flatten(event: Event, relation: Relation) -> Run:
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
     found = _Found(relation)
     found.collect(event, 1)
-    others = _merged(found.counts)
-    for chains, n in found.hidden.items():
-        _add_hidden(chains, n, found)
-    infinite = "; ".join(dict.fromkeys(found.reasons))
-    parts = tuple(found.parts.items())
-    if not found.hidden:
-        return Run(others, infinite, parts=parts)
-    return Run(_merged(found.counts), infinite, tuple(found.hidden.items()), others, parts)
+    return found.run()
 
 
 def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
@@ -130,14 +124,30 @@ def batch_values(event: HiddenState, bound: Bounding = hidden_state.shifted) -> 
 
 
 class _Found:
-    """The parts that an event is made of, under one relation."""
+    """The parts that an event is made of, under one relation.
 
-    def __init__(self, relation: Relation) -> None:
-        self.relation = relation
+    Args:
+        relation: which data sets are neighbours.
+        sampled: name of the sampled event that the event is within, or "".
+    """
+
+    def __init__(self, relation: Relation, sampled: str = "") -> None:
+        self.relation, self.sampled = relation, sampled
         self.counts: dict[Step, int] = {}
         self.reasons: list[str] = []
         self.hidden: dict[HiddenState, int] = {}
         self.parts: dict[Part, int] = {}
+
+    def run(self) -> Run:
+        """The flat form of everything collected."""
+        others = _merged(self.counts)
+        for chains, n in self.hidden.items():
+            _add_hidden(chains, n, self)
+        infinite = "; ".join(dict.fromkeys(self.reasons))
+        parts = tuple(self.parts.items())
+        if not self.hidden:
+            return Run(others, infinite, parts=parts)
+        return Run(_merged(self.counts), infinite, tuple(self.hidden.items()), others, parts)
 
     def collect(self, event: Event, times: int) -> None:
         """Adds ``times`` occurrences of ``event``."""
@@ -165,6 +175,8 @@ class _Found:
                 self.hidden[event] = self.hidden.get(event, 0) + times
             case PerUser(inner, _):
                 self.collect(inner, times)
+            case CorrelatedNoise() | CyclicPoisson():
+                self._correlated(event, times)
             case Part():
                 self._part(event, times)
             case _:
@@ -182,11 +194,22 @@ class _Found:
         else:
             self.parts[event] = self.parts.get(event, 0) + times
 
+    def _correlated(self, event: CorrelatedNoise | CyclicPoisson, times: int) -> None:
+        if self.sampled:
+            raise UnsupportedEventError(
+                f"{self.sampled} of a {type(event).__name__} event: it is a whole run with draws "
+                "of its own, and its amplification by sampling has no bound here"
+            )
+        self._unless(event, event.refuses(self.relation))
+        self.collect(event.independent, times)
+
     def _sampled(self, event: Event, inner: Event, q: float, sampling: str, times: int) -> None:
         """Adds a sampled event: everything inside saw one draw, so it is one joint Gaussian."""
         if q == 0 and not isinstance(inner, NonPrivate):
             return
-        run = flatten(inner, self.relation)
+        found = _Found(self.relation, type(event).__name__)
+        found.collect(inner, 1)
+        run = found.run()
         if run.hidden:
             raise UnsupportedEventError(
                 f"{type(event).__name__} of a HiddenState event: its partition is of all records, "

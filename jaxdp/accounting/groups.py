@@ -8,6 +8,7 @@ from jaxdp.accounting import _validate as check
 from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting.correlated import CorrelatedNoise
 from jaxdp.accounting.events import Composed, Gaussian, NonPrivate, PoissonSampled, Repeated
 from jaxdp.accounting.mixtures import MixtureOfGaussians
 from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
@@ -34,9 +35,9 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
             return Gaussian(z / k)
         case PoissonSampled():
             return _sampled(event, k, relation)
-        case Repeated(inner, n) | PerUser(inner, n):
+        case Repeated(inner, n) | PerUser(inner, n) | CorrelatedNoise(inner, n):
             one = grouped(inner, k, relation)
-            return None if one is None else type(event)(one, n)
+            return None if one is None else type(event)(one, n)  # type: ignore[arg-type]
         case Composed(events):
             each = [grouped(inner, k, relation) for inner in events]
             known = [one for one in each if one is not None]

@@ -55,6 +55,17 @@ def describe(event: acc.Event) -> str:
                 f"{describe(inner)}, each of {dataset_size:,} records drawn with probability "
                 f"{sampling_prob:.4g} and at most {cap:,} of them kept"
             )
+        case acc.CorrelatedNoise(inner, steps):
+            return (
+                f"a run of {steps:,} steps with correlated noise over records in a public order, "
+                f"together {describe(inner)}"
+            )
+        case acc.CyclicPoisson(inner, sampling_prob, bands, steps):
+            return (
+                f"a run of {steps:,} steps with noise correlated over {bands:,} of them, in turn "
+                f"over {bands:,} groups of records, each record of the group drawn with "
+                f"probability {sampling_prob:.4g}; every draw moves {describe(inner)}"
+            )
         case acc.PerUser(inner, records):
             return f"{describe(inner)}, where a user with at most {records:,} records is one record"
         case acc.Repeated(inner, count):
