@@ -29,6 +29,8 @@ _accountant = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+# Noise that is correlated over the steps, with its own way to draw records.
+_CORRELATED = ("cyclic_poisson", "fixed_order")
 # The numbers of each sampling, beside noise and steps: options that must come with it.
 _NEEDED = {
     "poisson": ("sampling_prob",),
@@ -37,29 +39,40 @@ _NEEDED = {
     "allocation": ("steps_per_epoch",),
     "shuffle": ("steps_per_epoch",),
     "truncated_poisson": ("sampling_prob", "cap", "dataset_size"),
+    "cyclic_poisson": ("sampling_prob", "bands"),
+    "fixed_order": (),
 }
 
 
 @click.command()
 @click.option(
     "--sampling",
-    type=click.Choice(SAMPLINGS),
+    type=click.Choice((*SAMPLINGS, *_CORRELATED)),
     default="poisson",
     show_default=True,
-    help="How batches are drawn.",
+    help="How batches are drawn. The last two have noise that is correlated over the steps: "
+    "cyclic_poisson draws from one of --bands groups in turn (banded matrices), fixed_order takes "
+    "records in a public order (not under add_or_remove_one).",
 )
 @click.option(
     "--sampling-prob",
     type=float,
-    help="Poisson sampling probability: expected batch size / data set size (1: all).",
+    help="Poisson sampling probability: expected batch size / data set size (1: all); of "
+    "cyclic_poisson bands times that.",
 )
+@click.option("--bands", type=int, help="Of cyclic_poisson: bands of the strategy, and groups.")
 @click.option("--steps-per-epoch", type=int, help="Of allocation and shuffle.")
 @click.option("--participations", type=int, help="Steps of an epoch that a record is in [1].")
 @click.option("--batch-size", type=int, help="Of fixed_size.")
 @click.option("--dataset-size", type=int, help="Of fixed_size and truncated_poisson, exact.")
 @click.option("--cap", type=int, help="Largest batch of truncated_poisson.")
 @click.option(
-    "--noise-multiplier", type=float, required=True, help="Noise standard deviation / clip norm."
+    "--noise-multiplier",
+    type=float,
+    required=True,
+    help="Noise standard deviation / clip norm. Of cyclic_poisson and fixed_order: standard "
+    "deviation of the noise before it is correlated / (clip norm * sensitivity of the strategy, "
+    "which is its largest column norm and what one record moves over the whole run).",
 )
 @click.option("--steps", type=int, required=True, help="Number of steps (not epochs).")
 @click.option("--delta", type=float, required=True, help="Delta, strictly between 0 and 1.")
@@ -88,6 +101,8 @@ def epsilon(
                     --steps 5000 --delta 1e-5
       jaxdp epsilon --sampling allocation --steps-per-epoch 118 --noise-multiplier 1.23 \\
                     --steps 5000 --delta 1e-5
+      jaxdp epsilon --sampling cyclic_poisson --sampling-prob 0.08 --bands 8 \\
+                    --noise-multiplier 2.71 --steps 2000 --delta 1e-5
     """
     if claims and sampling != "poisson":
         raise click.UsageError("--claims must come with --sampling poisson: papers assume it")
@@ -193,6 +208,8 @@ def _sampled(sampling: str, released: acc.Gaussian, steps: int, given: dict[str,
         ),
         "shuffle": lambda event, steps_per_epoch: acc.ShuffledEpoch(event, steps_per_epoch),
         "truncated_poisson": acc.TruncatedPoisson,
+        "cyclic_poisson": lambda event, **known: acc.CyclicPoisson(event, steps=steps, **known),
+        "fixed_order": lambda event: acc.CorrelatedNoise(event, steps),
     }
     event = makes[sampling](released, **given)
     return acc.Repeated(event, -(-steps // event.block))
