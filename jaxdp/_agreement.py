@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jaxdp import _validate
-from jaxdp.sampling import FixedSize, FullBatch, Shuffled, steps_of_a_block
+from jaxdp.sampling import FixedOrder, FixedSize, FullBatch, RunSampling, Shuffled, steps_of_a_block
 from jaxdp.sampling.named import rate
 from jaxdp.schedules import NoiseSchedule
 
@@ -31,6 +31,31 @@ def check_mechanism(mechanism: Any) -> None:
     if mechanism.delta is not None:
         _validate.fraction("delta", mechanism.delta)
     _check_sizes(mechanism)
+    _check_strategy(mechanism)
+
+
+def _check_strategy(mechanism: Any) -> None:
+    """Raises ValueError where noise and sampling of a whole run do not belong to each other."""
+    strategy, rule = mechanism.strategy, mechanism.sampling
+    whole = isinstance(rule, RunSampling)
+    if (strategy is not None) != whole:
+        raise ValueError(
+            "strategy must be given with CyclicPoisson or FixedOrder sampling, and with no other: "
+            "correlated noise is proven for a record that takes part at known times, got "
+            f"{strategy!r} with {rule}"
+        )
+    if strategy is None:
+        return
+    if strategy.steps != rule.block(mechanism.dataset_size):
+        raise ValueError(
+            f"steps must be those of the sampling ({rule.block(mechanism.dataset_size)}) for the "
+            f"strategy, got {strategy.steps}"
+        )
+    for name in ("count_noise_multiplier", "records_per_user"):
+        if (found := getattr(mechanism, name)) is not None:
+            raise ValueError(f"{name} must be None with correlated noise, got {found}: no proof")
+    if isinstance(mechanism.noise_multiplier, NoiseSchedule):
+        raise ValueError("noise_multiplier must be one number with a strategy, got a schedule")
 
 
 def _check_kinds(mechanism: Any) -> None:
@@ -41,7 +66,8 @@ def _check_kinds(mechanism: Any) -> None:
         raise ValueError(
             f"rule must be a clipping rule such as jaxdp.clip(0.1), got {mechanism.rule!r}"
         )
-    rules = (["choose", "event", "check"], ["epoch", "block", "event", "check"])
+    whole = ["arrange", "of_step", "block", "event", "check"]
+    rules = (["choose", "event", "check"], ["epoch", "block", "event", "check"], whole)
     if not any(has(mechanism.sampling, *names) for names in rules):
         raise ValueError(
             f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {mechanism.sampling!r}"
@@ -72,7 +98,7 @@ def _check_sizes(mechanism: Any) -> None:
         raise ValueError(
             f"batch_size must be {of} * dataset_size = {expected:g}, rounded, got {batch}"
         )
-    if isinstance(sampling, FixedSize | Shuffled) and sampling.batch_size != batch:
+    if isinstance(sampling, FixedSize | FixedOrder | Shuffled) and sampling.batch_size != batch:
         raise ValueError(
             f"batch_size must be that of the sampling ({sampling.batch_size}), got {batch}"
         )

@@ -8,9 +8,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from jaxdp import _processes, _validate
+from jaxdp import accounting as acc
+from jaxdp._entries import SEEDED
+from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
-from jaxdp.tickets import Account, Ticket
+from jaxdp.tickets import Account, Ticket, block_generator
 
 
 class Issuer:
@@ -52,7 +57,7 @@ class Issuer:
         draws: str = "",
     ):
         self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
-        self.step = _validate.integer("first_step", first_step, least=0)
+        self.step = self._first = _validate.integer("first_step", first_step, least=0)
         self.reserve = _validate.integer("reserve", reserve, least=1)
         named = f"{mechanism!r}|{incarnation}".encode()
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
@@ -97,10 +102,18 @@ class Issuer:
                 self.mechanism.multipliers(self.step),
                 self._account,
                 self._draws,
+                first=self.step == self._first,
             )
             self._live[self.step] = ticket
             self.step += 1
         return ticket
+
+    def generator(self, block: int) -> np.random.Generator:
+        """NumPy's Philox at the beginning of the stream of the first ``block`` steps.
+
+        The same at every start of a run; see ``draws``.
+        """
+        return block_generator(self.secret, self._draws, block, 0)
 
     def issued(self, ticket: Any) -> bool:
         """True if the ticket is one of this issuer's."""
@@ -188,3 +201,50 @@ class Issuer:
                 replay=self._replay,
             )
             self._reserved = first + count
+
+
+def issuer_of(
+    mechanism: Any, ledger: Ledger | None = None, secret: Secret | None = None, **options: Any
+) -> Issuer:
+    """The issuer of a mechanism's tickets, on a new stream of the ledger.
+
+    A secret from the operating system gives other keys to every stream; a seed that a person chose
+    gives them by the number of streams before, so that a figure can be made again. Several
+    processes get one secret and one stream.
+
+    Raises:
+        ValueError: the ledger is no ``Ledger``; processes disagree.
+    """
+    ledger = Ledger() if ledger is None else ledger
+    if not isinstance(ledger, Ledger):
+        raise ValueError(f"ledger must be a jaxdp.Ledger, got {type(ledger).__name__}")
+    secret = Secret.of_all_processes(secret)
+    _processes.agree(mechanism=mechanism, options=sorted(options.items()), **_processes.versions())
+    stream, before = ledger.new_stream()
+    if secret.reproducible:
+        options = {"incarnation": str(before), "note": SEEDED, **options}
+    return Issuer(mechanism, ledger, secret, stream, **{"incarnation": stream, **options})
+
+
+def released_once(
+    event: acc.Event,
+    configuration: str,
+    ledger: Ledger | None = None,
+    secret: Secret | None = None,
+    source: str = "mechanism",
+) -> Secret:
+    """Charges a whole computation as one release, and returns the secret of its randomness.
+
+    Args:
+        event: what is released.
+        configuration: names the computation and its public numbers; goes into the randomness, as
+            the event does.
+        ledger: the ledger that is charged; None makes one that is then dropped.
+        secret: None takes one from the operating system.
+        source: as for ``Entry``.
+    """
+    _processes.check_alone("a release of a whole computation")
+    issuer = issuer_of(f"{event!r}|{configuration}", ledger, secret)
+    note = SEEDED if issuer.secret.reproducible else ""
+    issuer.ledger.charge(event, stream=issuer.stream, source=source, note=note)
+    return issuer.secret.child(issuer.label)

@@ -9,6 +9,7 @@ from jaxdp import _processes, _shards
 from jaxdp._placement import Placement
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.ledger import Ledger
+from jaxdp.noise.correlated import check_step
 from jaxdp.types import PyTree
 
 
@@ -29,8 +30,16 @@ class TrainState(NamedTuple):
     past: Any
 
 
-def check_state(state: Any) -> None:
-    """Raises ValueError for what is no state, or one whose memory a step has reused."""
+def check_state(state: Any, step: int | None = None) -> None:
+    """Raises ValueError for what is no state, or one whose memory a step has reused.
+
+    Args:
+        state: of the caller.
+        step: drawn, where its noise goes on from that of the step before; else None.
+
+    Raises:
+        ValueError: likewise for a state after another number of steps.
+    """
     if not isinstance(state, TrainState):
         raise ValueError(
             "state must be a TrainState, from trainer.init(params) or the step before, "
@@ -42,6 +51,8 @@ def check_state(state: Any) -> None:
             "step has reused: write state, info = trainer.step(state, batch). To come back to "
             "a state later keep copy.deepcopy(state)"
         )
+    if step is not None:
+        check_step(step, int(state.step))
 
 
 def check_past(state: TrainState, ledger: Ledger) -> None:

@@ -279,3 +279,12 @@ def charged(ledger: Ledger, mechanism: Mechanism) -> int:
     length = 1 if isinstance(noise, (int, float)) else noise.steps
     events = {event for event, _, _ in mechanism.events(0, length)}
     return sum(n * e.block for e, n in event_counts(ledger.entries).items() if e in events)
+
+
+def first_step(ledger: Ledger, mechanism: Mechanism) -> tuple[int, int]:
+    """(the first step of another trainer on this ledger, steps that are behind it besides).
+
+    Correlated noise begins anew: what it would go on from is in no ledger.
+    """
+    before = charged(ledger, mechanism)
+    return (before, 0) if mechanism.strategy is None else (0, before)

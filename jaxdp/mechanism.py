@@ -1,20 +1,25 @@
 """One object that makes the sampler, the clipped sum, the noise and the ledger event together."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxdp import _processes, _validate
+from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_mechanism
-from jaxdp._entries import SEEDED, count_blocks
-from jaxdp._issuer import Issuer
+from jaxdp._entries import count_blocks
+from jaxdp._issuer import issuer_of
 from jaxdp.clipping import ClippedGrad, Rule, clip, clipped_grad, rounding
-from jaxdp.noise import privatize
+from jaxdp.noise import Strategy, privatize, privatize_correlated
+from jaxdp.noise.correlated import part_of
+from jaxdp.noise.participation import participation
+from jaxdp.noise.sensitivity import sensitivity
 from jaxdp.sampling import Sampler, Sampling, by_name
 from jaxdp.sampling.named import expected_size, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
@@ -50,6 +55,9 @@ class Mechanism:
         delta: that it was calibrated for; None likewise.
         records_per_user: where the privacy unit is a user (``jaxdp.sources.users``), the most
             records of one user that enter a step; None where it is a record.
+        strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
+            step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
+            relative to the largest norm by which one record moves all of it.
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -65,6 +73,7 @@ class Mechanism:
     steps: int | None = None
     delta: float | None = None
     records_per_user: int | None = None
+    strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
         check_mechanism(self)
@@ -96,8 +105,14 @@ class Mechanism:
         Where steps are drawn together the event is that of a whole epoch, of ``event.block`` steps.
 
         Raises:
-            ValueError: a noise schedule ends before these steps do.
+            ValueError: a noise schedule, or the strategy of correlated noise, ends before these
+                steps do.
         """
+        if self.strategy is not None and first_step + steps > self.strategy.steps:
+            raise ValueError(
+                f"steps must be within the {self.strategy.steps} of the strategy, which nothing is "
+                f"proven beyond, got {first_step + steps}"
+            )
         if isinstance(self.noise_multiplier, NoiseSchedule):
             levels = self.noise_multiplier.levels_between(first_step, steps)
             return [(self._event(z), first, count) for z, first, count in levels]
@@ -105,6 +120,8 @@ class Mechanism:
 
     def multipliers(self, step: int) -> dict[str, float]:
         """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
+        if self.strategy is not None:
+            return {part_of(self.strategy): self._fresh}
         whole = self.noise_multiplier
         whole = whole(step) if isinstance(whole, NoiseSchedule) else whole
         if self.count_noise_multiplier is None:
@@ -141,10 +158,23 @@ class Mechanism:
             step: the step, counted from 0; an int32 scalar inside ``jit``.
         """
         each = self.l2(params) / self.batch_size
+        if self.strategy is not None:
+            rows = jnp.asarray(self.strategy.inverse_row_norms(), jnp.float32)
+            row = jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+            return self._fresh * each * row
         if not isinstance(self.noise_multiplier, NoiseSchedule):
             return self.noise_multiplier * each
         table = self.noise_multiplier.table()
         return each * jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+
+    @functools.cached_property
+    def _fresh(self) -> float:
+        """Standard deviation of the normals that correlated noise is made of, over ``l2``."""
+        assert self.strategy is not None and not isinstance(self.noise_multiplier, NoiseSchedule)
+        each = participation(self.sampling, self.dataset_size)
+        exact = self.noise_multiplier * sensitivity(self.strategy, each).value
+        rounded = np.float32(exact)  # as the noise has it, never less
+        return float(rounded if rounded >= exact else np.nextafter(rounded, np.float32(np.inf)))
 
     def l2(self, params: PyTree) -> float:
         """The sensitivity: the largest norm by which one record changes the clipped sum.
@@ -179,6 +209,8 @@ class Mechanism:
 
     def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
         """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""
+        if self.strategy is not None:
+            return privatize_correlated(self.strategy, self._fresh, self.batch_size, **options)
         if self.count_noise_multiplier is None:
             return privatize(self.noise_multiplier, self.batch_size, **options)
         return privatize(self.multipliers(0)["gradient"], self.batch_size, **options)
@@ -192,6 +224,7 @@ class Mechanism:
         physical_batch_size: int | None = None,
         first_step: int = 0,
         reserve: int = 1,
+        identities: Sequence[Any] | None = None,
     ) -> Sampler:
         """A sampler that charges every step to a ledger before it draws the step's records.
 
@@ -203,16 +236,25 @@ class Mechanism:
             physical_batch_size: rows of one physical batch; None chooses for the device.
             first_step: the first step of the noise schedule; draws and noise are new in any case.
             reserve: steps charged at a time; see ``jaxdp._issuer.Issuer``.
+            identities: an integer, string or bytes for each record, that stays its own whatever the
+                other records are; for cyclic Poisson sampling.
 
         Raises:
             ValueError: the records cannot be drawn from like this.
         """
         self.sampling.check(num_records, self.dataset_size)
+        if self.strategy is not None and first_step:
+            raise ValueError(
+                "first_step must be 0 with correlated noise, whose run is one event on one "
+                f"arrangement of the records, got {first_step}: jaxdp.Run goes on after an "
+                "interruption"
+            )
         if physical_batch_size is None:
             usual = default_physical_batch_size(self.batch_size)
             physical_batch_size = getattr(self.sampling, "cap", usual)
         issuer = issuer_of(self, ledger, secret, first_step=first_step, reserve=reserve)
-        return Sampler(self.sampling, num_records, physical_batch_size, issuer)
+        known = None if identities is None else lambda: identities
+        return Sampler(self.sampling, num_records, physical_batch_size, issuer, known)
 
     def epsilon(
         self,
@@ -222,55 +264,6 @@ class Mechanism:
     ) -> acc.Bound:
         """Bounds on epsilon after ``steps`` steps at ``delta``."""
         return acc.epsilon(self.total(steps), delta, relation=relation)
-
-
-def issuer_of(
-    mechanism: Any, ledger: "Ledger | None" = None, secret: Secret | None = None, **options: Any
-) -> Issuer:
-    """The issuer of a mechanism's tickets, on a new stream of the ledger.
-
-    A secret from the operating system gives other keys to every stream; a seed that a person chose
-    gives them by the number of streams before, so that a figure can be made again. Several
-    processes get one secret and one stream.
-
-    Raises:
-        ValueError: the ledger is no ``Ledger``; processes disagree.
-    """
-    from jaxdp.ledger import Ledger
-
-    ledger = Ledger() if ledger is None else ledger
-    if not isinstance(ledger, Ledger):
-        raise ValueError(f"ledger must be a jaxdp.Ledger, got {type(ledger).__name__}")
-    secret = Secret.of_all_processes(secret)
-    _processes.agree(mechanism=mechanism, options=sorted(options.items()), **_processes.versions())
-    stream, before = ledger.new_stream()
-    if secret.reproducible:
-        options = {"incarnation": str(before), "note": SEEDED, **options}
-    return Issuer(mechanism, ledger, secret, stream, **{"incarnation": stream, **options})
-
-
-def released_once(
-    event: acc.Event,
-    configuration: str,
-    ledger: "Ledger | None" = None,
-    secret: Secret | None = None,
-    source: str = "mechanism",
-) -> Secret:
-    """Charges a whole computation as one release, and returns the secret of its randomness.
-
-    Args:
-        event: what is released.
-        configuration: names the computation and its public numbers; goes into the randomness, as
-            the event does.
-        ledger: the ledger that is charged; None makes one that is then dropped.
-        secret: None takes one from the operating system.
-        source: as for ``Entry``.
-    """
-    _processes.check_alone("a release of a whole computation")
-    issuer = issuer_of(f"{event!r}|{configuration}", ledger, secret)
-    note = SEEDED if issuer.secret.reproducible else ""
-    issuer.ledger.charge(event, stream=issuer.stream, source=source, note=note)
-    return issuer.secret.child(issuer.label)
 
 
 def dp_sgd(

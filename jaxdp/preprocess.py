@@ -4,8 +4,8 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp._issuer import released_once
 from jaxdp.ledger import Ledger
-from jaxdp.mechanism import released_once
 from jaxdp.seeds import Secret
 
 _ROWS = 4_096

@@ -24,7 +24,7 @@ from jaxdp.seeds import Secret
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["words", "multipliers", "tag", "step"],
+    data_fields=["words", "multipliers", "tag", "step", "before"],
     meta_fields=["parts"],
 )
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,8 @@ class NoiseKey:
         multipliers: float32 [parts]; the noise multiplier that was charged for it.
         tag: uint32 [2]; a name of the key that does not reveal it.
         step: int32 scalar; the step of the noise schedule.
+        before: uint32 [2]; the tag of the step before, which correlated noise goes on from; zeros
+            for the first step that an issuer hands out.
         parts: names of the parts, such as ("gradient",).
     """
 
@@ -43,6 +45,7 @@ class NoiseKey:
     multipliers: Any
     tag: Any
     step: Any
+    before: Any
     parts: tuple[str, ...] = ("gradient",)
 
     def __repr__(self) -> str:
@@ -76,7 +79,8 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     wrapped = jax.random.wrap_key_data(data, impl="threefry2x32")
     split = jax.random.key_data(jax.random.split(wrapped, len(multipliers) + 1))
     stds = jnp.asarray(list(multipliers.values()), jnp.float32)
-    return NoiseKey(split[1:], stds, split[0], jnp.asarray(step, jnp.int32), tuple(multipliers))
+    step, before = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
+    return NoiseKey(split[1:], stds, split[0], step, before, tuple(multipliers))
 
 
 class Ticket:
@@ -86,6 +90,7 @@ class Ticket:
         step: the step of the noise schedule, counted from 0.
         multipliers: noise multiplier of every part of the step's event.
         account: the ledger's callbacks.
+        first: True if it is the first that its issuer handed out.
     """
 
     def __init__(
@@ -96,11 +101,13 @@ class Ticket:
         multipliers: dict[str, float],
         account: "Account",
         draws: str = "",
+        first: bool = True,
     ):
-        self.step = step
+        self.step, self.first = step, first
         self._draws = draws or label
         self.multipliers = dict(multipliers)
         self._secret, self._label, self.account = secret, f"{label}|{step}", account
+        self._before = f"{label}|{step - 1}"
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._spent = ""
@@ -121,6 +128,11 @@ class Ticket:
     def tag(self) -> np.ndarray:
         """A name [2] of its draw and noise key, uint32, that does not reveal them."""
         return _words(self._secret, f"tag|{self._label}")
+
+    @property
+    def before(self) -> np.ndarray:
+        """The tag [2] of the step before it; zeros where another issuer handed that out."""
+        return np.zeros(2, np.uint32) if self.first else _words(self._secret, f"tag|{self._before}")
 
     def key(self) -> NoiseKey:
         """Spends the ticket and returns its noise key, for an update that the caller compiles.
@@ -186,11 +198,9 @@ class Ticket:
             block: steps that are drawn together; the generator is then at the beginning of the
                 stream of the block that this step is in. 0 for a step by itself.
         """
-        named = f"draw|{self._label}"
         if block:
-            named = f"epoch|{self._draws}|{block}|{self.step // block}"
-        key = np.frombuffer(self._secret.stream(named), dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=key))
+            return block_generator(self._secret, self._draws, block, self.step // block)
+        return _philox(self._secret, f"draw|{self._label}")
 
     def rng(self, name: str) -> jax.Array:
         """A JAX key for randomness that is not noise, such as dropout and augmentation."""
@@ -205,6 +215,7 @@ class Ticket:
             np.zeros(count, np.float32),
             np.zeros(2, np.uint32),
             np.int32(0),
+            np.zeros(2, np.uint32),
             tuple(self.multipliers),
         )
 
@@ -223,6 +234,7 @@ class Ticket:
             np.asarray(list(self.multipliers.values()), np.float32),
             self.tag,
             np.int32(self.step),
+            self.before,
             tuple(self.multipliers),
         )
 
@@ -257,6 +269,16 @@ class Account:
     opened: Callable[[int], None]
     assume: Callable[[str], None]
     trust: Callable[[str], None]
+
+
+def block_generator(secret: Secret, draws: str, block: int, number: int) -> np.random.Generator:
+    """NumPy's Philox at the beginning of the stream of a block of steps, the ``number``-th."""
+    return _philox(secret, f"epoch|{draws}|{block}|{number}")
+
+
+def _philox(secret: Secret, named: str) -> np.random.Generator:
+    key = np.frombuffer(secret.stream(named), dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def _words(secret: Secret, label: str) -> np.ndarray:

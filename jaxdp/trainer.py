@@ -1,6 +1,7 @@
 """A private training loop: ``init``, ``batches``, ``step``."""
 
 import dataclasses
+import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,24 +15,24 @@ import optax
 from jaxdp import _processes, _shards
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
-from jaxdp._issuer import Issuer
+from jaxdp._issuer import Issuer, issuer_of
 from jaxdp._memory import rows_that_fit
 from jaxdp._placement import agreed, among, placement
 from jaxdp._state import TrainState, agree_on_step, check_past, check_state
-from jaxdp.batches import Batches, ChargedBatch, check_batch, placed, rows_of_a_pass
-from jaxdp.batches import charged as charged_to
+from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed, rows_of_a_pass
 from jaxdp.batches import steps_left as left_of
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
-from jaxdp.mechanism import Mechanism, issuer_of
+from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.arrays import DeviceArrays
+from jaxdp.sources.identities import identities
 from jaxdp.step import PrivateStep
 from jaxdp.types import ClipInfo, PyTree, StepInfo
 
@@ -124,7 +125,7 @@ class Trainer:
         self._step = PrivateStep(
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
-        self._plan = None
+        self._plan, self._before = None, 0  # the steps of other trainers with this ledger
         self._settled = self._spread(None)
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
@@ -197,7 +198,8 @@ class Trainer:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         self.end_batches()
-        count = left_of(self.mechanism, self._sampler.step, steps, epochs, beyond)
+        before = self._before + self._sampler.step
+        count = left_of(self.mechanism, before, steps, epochs, beyond)
         _processes.agree(step=self._sampler.step, steps=count)
         batches = Batches(self._sampler, self.source, count, self._place)
         self._batches = weakref.ref(batches)
@@ -327,7 +329,7 @@ class Trainer:
         check_batch(batch)
         if not self._sampler.issuer.issued(batch.draw.ticket):
             raise ValueError("batch must be of this trainer, got one of another trainer")
-        check_state(state)
+        check_state(state, batch.draw.step if self.mechanism.strategy else None)
         batch.check_untouched()
         check_past(state, self.ledger)
 
@@ -343,10 +345,8 @@ class Trainer:
     def _new_issuer(self, reserve: int | None) -> Issuer:
         self.ledger.join()
         usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
-        steps = {
-            "reserve": usual if reserve is None else reserve,
-            "first_step": charged_to(self.ledger, self.mechanism),
-        }
+        first, self._before = first_step(self.ledger, self.mechanism)
+        steps = {"reserve": usual if reserve is None else reserve, "first_step": first}
         return issuer_of(self.mechanism, self.ledger, self._secret, **steps)
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
@@ -354,7 +354,8 @@ class Trainer:
         cap = getattr(mechanism.sampling, "cap", None)
         size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
         size = self._place.rounded(size) if self._place else size
-        return Sampler(mechanism.sampling, len(self.source), size, issuer)
+        known = functools.partial(identities, self.source)
+        return Sampler(mechanism.sampling, len(self.source), size, issuer, known)
 
     def _spread(self, params: PyTree) -> bool:
         """Spreads the step over the mesh asked for, or that records or parameters lie on.

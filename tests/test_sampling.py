@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from jaxdp import Ledger, Secret, dp_sgd
 from jaxdp import accounting as acc
-from jaxdp.mechanism import issuer_of
+from jaxdp._issuer import issuer_of
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler, pad
 from tests.statistics import is_binomial
 

@@ -15,8 +15,7 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp._issuer import Issuer
-from jaxdp.mechanism import issuer_of
+from jaxdp._issuer import Issuer, issuer_of
 from jaxdp.tickets import simulated_key
 
 MECH = jaxdp.dp_sgd(1.0, 0.1, 25, 50)

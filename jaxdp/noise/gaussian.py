@@ -84,12 +84,12 @@ def privatize(
         >>> updates.shape
         (3,)
     """
-    _refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     multiplier_at, on_host = _multipliers(noise_multiplier), _on_host(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
 
     def init(params: PyTree) -> PrivatizeState:
-        _check_floating(params)
+        check_floating(params)
         leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
         return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
 
@@ -101,24 +101,16 @@ def privatize(
         key: NoiseKey | None = None,
         **extra: Any,
     ) -> tuple[PyTree, PrivatizeState]:
-        _check_update(updates, params, extra)
-        _check_made_for(updates, state)
-        if key is None and updates.ticket is not None:  # before it is spent
-            found = _links.Seen(multipliers={"gradient": on_host})
-            found.agree(updates.ticket.step, updates.ticket.multipliers)
-        key = opened(updates, key, state, params)
-        words, charged = key.part("gradient")
-        _links.adds("gradient", on_host)
-        multiplier = _agreed(multiplier_at(key.step), charged)
+        check_update(updates, params, extra)
+        check_made_for(updates, state.leaves)
+        key, words, multiplier = spent(
+            "gradient", multiplier_at, on_host, updates, key, (state, params)
+        )
         tag = jnp.asarray(key.tag)
         fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
         std = multiplier * updates.l2 * fresh
         noisy = noised(updates.value, std, words, sharded_over, replicated_over)
-        mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
-        if updates.unscale is not None:
-            mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
-        like = updates.value if params is None else params
-        mean = jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
+        mean = mean_of(noisy, updates, params, divisor)
         return mean, PrivatizeState(tag, state.leaves)
 
     return optax.GradientTransformationExtraArgs(init, _links.own(update))
@@ -128,6 +120,45 @@ LEAKED = (
     "a sum came with un-noised means, by clipping that is not jaxdp's own: that a record adds at "
     "most l2 to it was not verified, and nothing covers what is computed from the means"
 )
+
+
+def spent(
+    part: str,
+    multiplier_at: Callable[[Any], Any],
+    on_host: Callable[[int], float],
+    summed: Summed,
+    key: NoiseKey | None,
+    around: Any,
+) -> tuple[NoiseKey, jax.Array, jax.Array]:
+    """(key of the step, words of the part, its noise multiplier); the sum's ticket is spent.
+
+    Args:
+        part: of the step's event.
+        multiplier_at: from the step to the multiplier that is added.
+        on_host: the same, of Python numbers.
+        summed: the sum.
+        key: of a compiled update, or None.
+        around: as for ``opened``.
+
+    Raises:
+        ValueError: as ``opened``; the step was charged for another multiplier.
+    """
+    if key is None and summed.ticket is not None:  # before it is spent
+        found = _links.Seen(multipliers={part: on_host})
+        found.agree(summed.ticket.step, summed.ticket.multipliers)
+    key = opened(summed, key, around)
+    words, charged = key.part(part)
+    _links.adds(part, on_host)
+    return key, words, _agreed(multiplier_at(key.step), charged)
+
+
+def mean_of(noisy: PyTree, summed: Summed, params: PyTree | None, divisor: float) -> PyTree:
+    """The noisy mean, unscaled, with the parameters' dtypes."""
+    mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
+    if summed.unscale is not None:
+        mean = jax.tree.map(jnp.multiply, mean, summed.unscale)
+    like = summed.value if params is None else params
+    return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
 
 
 def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
@@ -218,7 +249,8 @@ def _agreed(multiplier: Any, charged: Any) -> jax.Array:
     return jnp.where(same, multiplier, jnp.nan)
 
 
-def _check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
+def check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
+    """Raises TypeError for what is no ``Summed``, ValueError for what is computed from data."""
     if not isinstance(updates, Summed):
         raise TypeError(
             "privatize must come first in the chain and take the Summed that clipping returns, "
@@ -248,18 +280,19 @@ def _check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
         raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
 
 
-def _check_made_for(updates: Summed, state: PrivatizeState) -> None:
+def check_made_for(updates: Summed, leaves: Any) -> None:
     """Before the ticket is spent: the other links' states would not fit either."""
     found = len(jax.tree.leaves(updates.value))
-    if not isinstance(state.leaves, jax.core.Tracer) and int(state.leaves) != found:
+    if not isinstance(leaves, jax.core.Tracer) and int(leaves) != found:
         raise ValueError(
             "state must be made for the parameters that are trained, "
             "tx.init(grad_fn.trained(params)), with None at frozen ones; got one of "
-            f"{int(state.leaves)} arrays for a sum of {found}"
+            f"{int(leaves)} arrays for a sum of {found}"
         )
 
 
-def _refuse_injected(**numbers: Any) -> None:
+def refuse_injected(**numbers: Any) -> None:
+    """Raises ValueError for a number that is an array, which the ledger could not follow."""
     for name, value in numbers.items():
         if isinstance(value, jax.Array):
             raise ValueError(
@@ -268,7 +301,8 @@ def _refuse_injected(**numbers: Any) -> None:
             )
 
 
-def _check_floating(params: PyTree) -> None:
+def check_floating(params: PyTree) -> None:
+    """Raises ValueError if a parameter is not floating-point."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             name = jax.tree_util.keystr(path)

@@ -62,6 +62,20 @@ class Algorithm:
                 "mechanism must name its leak for an algorithm that clips by un-noised statistics, "
                 "got an empty one"
             )
+        self._check_correlated()
+
+    def _check_correlated(self) -> None:
+        """Refuses, with correlated noise, what follows earlier releases before the noise."""
+        if self.mechanism.strategy is None:
+            return
+        for name in ("scale", "raw", "bound", "noise", "energy", "gradient"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} must be None with correlated noise: clip norms and scales that follow "
+                    "noisy releases, steps that are rejected and gradients of an algorithm's own "
+                    "are not covered by its proof; got an algorithm that has one. Take SGD, "
+                    "momentum or Adam"
+                )
 
     def noise_link(self) -> optax.GradientTransformation:
         """The first link of the chain, which takes the ``Summed`` and adds the noise."""

@@ -55,3 +55,14 @@ def check_guarantee(kept: RunState, path: Path, delta: float | None, relation: R
                 f"{name} must stay that of the run in {path}, {getattr(kept, name)}, got {given}: "
                 "its rows have epsilons of that one; run.epsilon() tells those of others"
             )
+
+
+def check_tail(mechanism: Any, step: int, path: Any) -> None:
+    """Raises ValueError if steps that were shown, from ``step`` on, cannot be charged once more."""
+    if not mechanism.sampling.tail_again:
+        raise ValueError(
+            f"the checkpoint must hold all steps that were shown, got one after {step}: steps with "
+            "correlated noise that is amplified by sampling cannot be repeated, for no bound is "
+            f"proven. Put back the last checkpoint of {path}, or begin another run, whose cost "
+            "adds to this one's"
+        )

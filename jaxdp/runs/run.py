@@ -25,6 +25,7 @@ from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
+from jaxdp.runs.agreed import check_tail
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.state import RunState
@@ -170,6 +171,8 @@ class Started:
     def issuer(self, mechanism: Any, step: int, plan: Plan, part: str = "") -> Issuer:
         """Tickets of a mechanism of the run from ``step`` on, within what it was charged for."""
         secret = self.secret.child(part) if part else self.secret
+        if (whole := getattr(mechanism, "strategy", None) is not None) and self.state.lost:
+            check_tail(mechanism, step, self.directory.path)
         said = [plan.note] + [SEEDED] * secret.reproducible
         stream = f"{self.stream}/{part}" if part else self.stream
         return Issuer(
@@ -182,8 +185,9 @@ class Started:
             reserve=plan.every,
             source="mechanism",
             replay=True,
-            # An epoch that was begun is charged: its steps are done again on the draw that it has.
-            draws=stream,
+            # An epoch that was begun is charged: its steps are done again on the draw that it has;
+            # with correlated noise also where they are charged anew.
+            draws=self.name if whole else stream,
             note="; ".join(filter(None, said)),
         )
 

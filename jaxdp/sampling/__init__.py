@@ -13,20 +13,25 @@ from jaxdp.sampling.rules import (
     FixedSize,
     FullBatch,
     Poisson,
+    RunSampling,
     Sampling,
     StepSampling,
     TruncatedPoisson,
     steps_of_a_block,
 )
 from jaxdp.sampling.sampler import Sampler, pad
+from jaxdp.sampling.whole import CyclicPoisson, FixedOrder
 
 __all__ = [
     "NAMES",
+    "CyclicPoisson",
     "EpochSampling",
+    "FixedOrder",
     "FixedSize",
     "FullBatch",
     "Poisson",
     "RandomAllocation",
+    "RunSampling",
     "Sampler",
     "Sampling",
     "Shuffled",

@@ -8,6 +8,7 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.sampling.epochs import RandomAllocation, Shuffled
 from jaxdp.sampling.rules import FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
+from jaxdp.sampling.whole import CyclicPoisson
 
 _TYPES: dict[str, type] = {
     "poisson": Poisson,
@@ -92,6 +93,8 @@ def rate(sampling: Sampling, batch_size: int, dataset_size: int) -> float:
         return sampling.sampling_prob
     if isinstance(sampling, RandomAllocation):
         return sampling.participations / sampling.steps_per_epoch
+    if isinstance(sampling, CyclicPoisson):
+        return sampling.sampling_prob / sampling.bands
     return batch_size / dataset_size
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -52,6 +52,41 @@ class EpochSampling(Sampling, Protocol):
         Args:
             rng: Philox, at the beginning of the epoch's stream.
             num_records: n.
+        """
+
+
+@runtime_checkable
+class RunSampling(Sampling, Protocol):
+    """A rule under which a whole run is one event, charged at its first step: correlated noise.
+
+    Attributes:
+        tail_again: True if the last steps may be released once more, with other noise, for the
+            price of the whole event.
+    """
+
+    @property
+    def tail_again(self) -> bool:
+        """True if the last steps may be released twice for the price of two events."""
+
+    def block(self, dataset_size: int) -> int:
+        """The number of steps of the run."""
+
+    def arrange(self, rng: np.random.Generator, num_records: int, identities: Any) -> Any:
+        """What the draws of all steps have in common.
+
+        Args:
+            rng: Philox, at the beginning of the run's stream.
+            num_records: n.
+            identities: what identifies each record, [n]; None where nothing was given.
+        """
+
+    def of_step(self, arranged: Any, step: int, rng: np.random.Generator) -> np.ndarray:
+        """The positions of one step, int64 [k]; otherwise as ``choose``.
+
+        Args:
+            arranged: from ``arrange``.
+            step: of the run.
+            rng: of the step.
         """
 
 
@@ -174,8 +209,9 @@ class TruncatedPoisson:
 
 
 def steps_of_a_block(sampling: Sampling, dataset_size: int) -> int:
-    """The number of consecutive steps that the rule draws at once; 1 for most."""
-    return sampling.block(dataset_size) if isinstance(sampling, EpochSampling) else 1
+    """The number of consecutive steps that are one event of the rule; 1 for most."""
+    whole = isinstance(sampling, EpochSampling | RunSampling)
+    return sampling.block(dataset_size) if whole else 1
 
 
 def require_near_size(num_records: int, dataset_size: int) -> None:

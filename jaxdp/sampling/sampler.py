@@ -1,12 +1,19 @@
 """The sampler: draws each step's records, after the step was charged."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from jaxdp import _rows, _validate
 from jaxdp._issuer import Issuer
-from jaxdp.sampling.rules import EpochSampling, Sampling, StepSampling, steps_of_a_block
+from jaxdp.sampling.rules import (
+    EpochSampling,
+    RunSampling,
+    Sampling,
+    StepSampling,
+    steps_of_a_block,
+)
 from jaxdp.tickets import Ticket
 from jaxdp.types import Draw
 
@@ -28,10 +35,17 @@ class Sampler:
         physical_batch_size: rows of one physical batch; a larger draw takes several, none is ever
             truncated.
         issuer: charges and issues the tickets.
+        identities: makes what identifies each record, [num_records], for a rule that needs it;
+            called once, before the first draw. None where there is nothing.
     """
 
     def __init__(
-        self, sampling: Sampling, num_records: int, physical_batch_size: int, issuer: Issuer
+        self,
+        sampling: Sampling,
+        num_records: int,
+        physical_batch_size: int,
+        issuer: Issuer,
+        identities: Callable[[], Any] | None = None,
     ):
         _validate.integer("num_records", num_records, least=0)
         if num_records > _rows.MOST_RECORDS:
@@ -52,6 +66,7 @@ class Sampler:
         # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
         self._by_step = isinstance(sampling, StepSampling)
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
+        self._identities, self._arranged = identities, None
 
     @property
     def sampling(self) -> Sampling:
@@ -101,6 +116,8 @@ class Sampler:
         Args:
             until: steps from this one on are not charged ahead.
         """
+        if isinstance(self._sampling, RunSampling):
+            self._arrange(self._sampling)  # before anything is charged: it may be refused
         ticket = self._issuer.issue(until)
         if until is None:
             self._issuer.handed_out(ticket.step)
@@ -112,6 +129,8 @@ class Sampler:
     def _chosen(self, ticket: Ticket) -> np.ndarray:
         if self._by_step:
             return cast(StepSampling, self._sampling).choose(ticket.generator(), self._num_records)
+        if isinstance(self._sampling, RunSampling):
+            return self._sampling.of_step(self._arranged, ticket.step, ticket.generator())
         rule = cast(EpochSampling, self._sampling)
         size = rule.block(self._num_records)
         number, place = divmod(ticket.step, size)
@@ -121,6 +140,12 @@ class Sampler:
             batches = rule.epoch(ticket.generator(size), self._num_records)
             self._epoch = number, batches
         return batches[place]
+
+    def _arrange(self, rule: RunSampling) -> None:
+        if self._arranged is None:
+            known = None if self._identities is None else self._identities()
+            rng = self._issuer.generator(rule.block(self._num_records))
+            self._arranged = rule.arrange(rng, self._num_records, known)
 
     def close(self, unused: int = 0) -> None:
         """Gives back to the ledger what was charged ahead, and the last ``unused`` draws.

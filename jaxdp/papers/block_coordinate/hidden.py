@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.mechanism import released_once
+from jaxdp._issuer import released_once
 from jaxdp.normals import noised
 from jaxdp.papers.block_coordinate.network import Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.mechanism import released_once
+from jaxdp._issuer import released_once
 from jaxdp.papers import claims
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition

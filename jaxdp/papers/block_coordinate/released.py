@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
+from jaxdp._issuer import issuer_of
 from jaxdp.clipping import rounding
-from jaxdp.mechanism import issuer_of
 from jaxdp.papers.block_coordinate.network import Network, Weights, in_float32
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule

@@ -1,0 +1,180 @@
+"""Correlated Gaussian noise on clipped sums: the matrix mechanism as a link of an optax chain.
+
+Over n steps the sums G get the noise C⁻¹Z, with C lower triangular and Z independent normals, so
+that what they have in common cancels in the steps to come. Releasing G + C⁻¹Z is releasing CG + Z
+(Denisov et al. 2022, arXiv:2202.08312, Section 2), one Gaussian mechanism for the whole run.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import _links, _validate
+from jaxdp.noise.gaussian import (
+    check_floating,
+    check_made_for,
+    check_update,
+    mean_of,
+    refuse_injected,
+    spent,
+)
+from jaxdp.noise.recurrences import Recurrence, recurrence
+from jaxdp.noise.strategies import Strategy
+from jaxdp.normals import noised
+from jaxdp.tickets import NoiseKey
+from jaxdp.types import PyTree, Summed
+
+
+class CorrelatedState(NamedTuple):
+    """State of ``privatize_correlated``. **Secret**: the sums follow from its buffers and updates.
+
+    Attributes:
+        last: uint32 [2], the tag of the last key that was used.
+        leaves: int32 scalar; how many parameters it was made for, to tell frozen ones apart.
+        step: int32 scalar; the step that comes next.
+        buffers: pytree like the parameters, float32 [m, ...]: of the noise so far, what the noise
+            to come depends on.
+    """
+
+    last: jax.Array
+    leaves: jax.Array
+    step: jax.Array
+    buffers: PyTree
+
+
+def part_of(strategy: Strategy) -> str:
+    """The name of the part of a step's event whose noise is correlated by this strategy."""
+    return f"correlated by {strategy!r}"
+
+
+def privatize_correlated(
+    strategy: Strategy,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    *,
+    sharded_over: tuple[str, ...] = (),
+    replicated_over: tuple[str, ...] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """Adds noise correlated over the steps to a ``Summed``, and divides by the expected batch size.
+
+    Step i adds noise_multiplier · l2 · (C⁻¹Z)_i, where Z are independent standard normals, a row a
+    step, and C is the strategy. The rows before are kept in the state, as far as the strategy looks
+    back; the row of the step comes from the key of its ticket.
+
+    Formal guarantee: the updates of all steps are one Gaussian mechanism with multiplier
+    noise_multiplier / s, where s is the strategy's sensitivity under the participation of a record
+    (``jaxdp.noise.sensitivity``): docs/correlated_noise.md. Take ``mechanism.privatize()`` of
+    ``jaxdp.dp_mf``, which sets the one by the other.
+
+    Each update goes on from the state of the step before it. A state of another step, or of other
+    releases, gives NaN; ``jaxdp.Trainer`` refuses it in words.
+
+    Args:
+        strategy: of as many steps as there are to be.
+        noise_multiplier: standard deviation of Z over ``l2``.
+        expected_batch_size: as for ``privatize``.
+        sharded_over: as for ``privatize``.
+        replicated_over: as for ``privatize``.
+
+    Returns:
+        A transformation like ``privatize``'s. Its state holds ``buffers`` of the parameters' size
+        for every step that the strategy looks back, in float32, and is secret.
+
+    Raises:
+        ValueError: as ``privatize``; a state of another step than the key's.
+        TypeError: as ``privatize``.
+    """
+    refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    multiplier = np.float32(_validate.non_negative("noise_multiplier", noise_multiplier))
+    divisor = _validate.positive("expected_batch_size", expected_batch_size)
+    part, rows = part_of(strategy), recurrence(strategy)
+
+    def init(params: PyTree) -> CorrelatedState:
+        check_floating(params)
+        buffers = jax.tree.map(lambda p: jnp.zeros((rows.size, *jnp.shape(p)), jnp.float32), params)
+        leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
+        return CorrelatedState(jnp.zeros(2, jnp.uint32), leaves, jnp.zeros((), jnp.int32), buffers)
+
+    def update(
+        updates: Summed,
+        state: CorrelatedState,
+        params: PyTree | None = None,
+        *,
+        key: NoiseKey | None = None,
+        **extra: Any,
+    ) -> tuple[PyTree, CorrelatedState]:
+        check_update(updates, params, extra)
+        check_made_for(updates, state.leaves)
+        _check_next(updates, state)
+        key, words, charged = spent(
+            part, lambda _: multiplier, lambda _: float(multiplier), updates, key, (state, params)
+        )
+        # Into the noise itself: what goes on from a wrong state stays NaN.
+        one = jnp.where(_continues(state, key, strategy.steps), 1.0, jnp.nan)
+
+        def fresh(tree: PyTree) -> PyTree:
+            return noised(tree, one, words, sharded_over, replicated_over)
+
+        noise, buffers = _next_row(rows, state, fresh)
+        std = charged * updates.l2
+        noisy = jax.tree.map(lambda value, row: value + std * row, updates.value, noise)
+        mean = mean_of(noisy, updates, params, divisor)
+        return mean, CorrelatedState(jnp.asarray(key.tag), state.leaves, state.step + 1, buffers)
+
+    return optax.GradientTransformationExtraArgs(init, _links.own(update))
+
+
+def _next_row(rows: Recurrence, state: CorrelatedState, fresh: Any) -> tuple[PyTree, PyTree]:
+    """(the noise of a step, the buffers after it); ``fresh`` adds the step's own normals."""
+    weights, scale = rows.weights(state.step)
+    past = jax.tree.map(lambda kept: _weighted(weights, kept), state.buffers)
+    if rows.keeps_inputs:
+        normals = fresh(jax.tree.map(jnp.zeros_like, past))
+        noise = jax.tree.map(jnp.add, past, normals)
+        kept = normals
+    else:
+        noise = jax.tree.map(lambda row: row * scale, fresh(past))
+        kept = noise
+    return noise, jax.tree.map(lambda b, row: rows.kept(b, row, state.step), state.buffers, kept)
+
+
+def _weighted(weights: jax.Array, kept: jax.Array) -> jax.Array:
+    # In full: accelerators would round the noise of earlier steps, which then does not cancel.
+    return jnp.tensordot(weights, kept, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+
+def _continues(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:
+    """bool scalar: True if the key is of the step after the state's, and no more than there are."""
+    before = jnp.asarray(key.before)
+    follows = jnp.all(before == 0) | jnp.all(before == state.last)
+    return (jnp.asarray(key.step) == state.step) & follows & (state.step < steps)
+
+
+def _check_next(summed: Summed, state: CorrelatedState) -> None:
+    """Refuses, where it can be seen, a state that the ticket does not go on from."""
+    if summed.ticket is None or isinstance(state.step, jax.core.Tracer):
+        return
+    check_step(summed.ticket.step, int(state.step))
+
+
+def check_step(ticket: int, state: int) -> None:
+    """Raises ValueError if a step with correlated noise does not go on from the state.
+
+    Args:
+        ticket: the step that was drawn.
+        state: the steps that the state has behind it.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if ticket != state:
+        raise ValueError(
+            f"state must be that of the step before for correlated noise, got one after {state} "
+            f"steps for the draw of step {ticket}, counted from 0: the noise of a step cancels "
+            "that of the steps before it, so that none can be left out, repeated or taken in "
+            "another order. Take every batch, in order, each with the state that the step before "
+            "returned; jaxdp.Run goes on after an interruption"
+        )

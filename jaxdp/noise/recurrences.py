@@ -1,0 +1,111 @@
+"""The recurrences by which correlated noise is made step by step, from a few buffers.
+
+A strategy C of b bands needs the noise y of the b - 1 steps before, a banded inverse their normals
+z, a buffered one its own sums of y: no step looks back further, however many there are.
+"""
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, Strategy, Toeplitz
+
+
+class Recurrence(Protocol):
+    """Rows of C⁻¹Z, one a step: scale · (weights · buffers + z).
+
+    Attributes:
+        size: the number m of buffers.
+        keeps_inputs: True if buffers hold the normals z; else they follow the noise y.
+    """
+
+    size: int
+    keeps_inputs: bool
+
+    def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(float32 [m], the weight of each buffer; scalar scale) of a step."""
+
+    def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
+        """The buffers [m, ...] after a step whose row (y, or z) is [...]."""
+
+
+class _Ring:
+    """The rows of the last m steps; that of step i lies at i mod m."""
+
+    keeps_inputs = False
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def lags(self, step: jax.Array) -> jax.Array:
+        """int32 [m], in 1..m: how many steps ago the row of each buffer was made."""
+        return jnp.mod(step - 1 - jnp.arange(self.size), max(self.size, 1)) + 1
+
+    def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
+        if not self.size:
+            return buffers
+        # In place, where the memory of the state is reused.
+        place = jnp.mod(step, self.size)
+        return jax.lax.dynamic_update_index_in_dim(buffers, row, place, axis=0)
+
+
+class _Bands(_Ring):
+    """y_i = z_i - Σ_j c_j y_(i-j), or with the normals before, y_i = Σ_j d_j z_(i-j)."""
+
+    def __init__(self, coefficients: tuple[float, ...], keeps_inputs: bool):
+        super().__init__(len(coefficients) - 1)
+        self.keeps_inputs = keeps_inputs
+        self._weights = np.asarray(coefficients, np.float32) * (1 if keeps_inputs else -1)
+
+    def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.take(jnp.asarray(self._weights), self.lags(step)), jnp.float32(1)
+
+
+class _Rows(_Ring):
+    """y_i = (z_i - Σ_j C_(i,i-j) y_(i-j)) / C_ii, for a matrix without structure."""
+
+    def __init__(self, strategy: Dense):
+        super().__init__(strategy.bands - 1)
+        matrix = strategy.matrix()
+        lag = np.arange(strategy.bands)
+        places = np.arange(strategy.steps)[:, None] - lag
+        found = np.take_along_axis(matrix, np.maximum(places, 0), axis=1)
+        self._table = np.where(places >= 0, found, 0).astype(np.float32)
+
+    def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        row = jnp.take(jnp.asarray(self._table), step, axis=0, mode="clip")
+        return -jnp.take(row, self.lags(step)), 1 / row[0]
+
+
+class _Sums:
+    """y_i = z_i - Σ_k ω_k s_k, then s_k ← θ_k s_k + y_i."""
+
+    keeps_inputs = False
+
+    def __init__(self, strategy: Buffered):
+        self.size = len(strategy.scales)
+        self._scales = np.asarray(strategy.scales, np.float32)
+        self._decays = np.asarray(strategy.decays, np.float32)
+
+    def weights(self, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return -jnp.asarray(self._scales), jnp.float32(1)
+
+    def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
+        decays = self._decays.reshape(-1, *(1,) * row.ndim)
+        return decays * buffers + row
+
+
+def recurrence(strategy: Strategy) -> Recurrence:
+    """The recurrence of a strategy; ValueError for one of another kind."""
+    match strategy:
+        case Toeplitz():
+            return _Bands(strategy.coefficients, keeps_inputs=False)
+        case BandedInverse():
+            return _Bands(strategy.coefficients, keeps_inputs=True)
+        case Buffered():
+            return _Sums(strategy)
+        case Dense():
+            return _Rows(strategy)
+    raise ValueError(f"strategy must be one of jaxdp.noise, got {strategy!r}")
