@@ -1,5 +1,52 @@
-"""Noise: independent Gaussian noise for every step, as the first link of an optax chain."""
+"""Noise: independent or correlated Gaussian noise, as the first link of an optax chain.
 
+Correlated noise is described on the host: a strategy C, a workload A, the errors of the two, and
+the sensitivity under a participation.
+"""
+
+from jaxdp.noise.dense import Dense
+from jaxdp.noise.errors import max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import LEAKED, PrivatizeState, if_alike, opened, privatize
+from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, Single
+from jaxdp.noise.sensitivity import Sensitivity, sensitivity
+from jaxdp.noise.strategies import (
+    BandedInverse,
+    Buffered,
+    Strategy,
+    Toeplitz,
+    ToeplitzStrategy,
+    banded_inverse_square_root,
+    from_dict,
+    identity,
+    square_root,
+)
+from jaxdp.noise.workloads import Workload
 
-__all__ = ["LEAKED", "PrivatizeState", "if_alike", "opened", "privatize"]
+__all__ = [
+    "LEAKED",
+    "BandedInverse",
+    "Buffered",
+    "Cyclic",
+    "Dense",
+    "FixedOrder",
+    "MinSeparation",
+    "Participation",
+    "PrivatizeState",
+    "Sensitivity",
+    "Single",
+    "Strategy",
+    "Toeplitz",
+    "ToeplitzStrategy",
+    "Workload",
+    "banded_inverse_square_root",
+    "from_dict",
+    "identity",
+    "if_alike",
+    "max_error",
+    "opened",
+    "privatize",
+    "rms_error",
+    "sensitivity",
+    "square_root",
+    "step_errors",
+]

@@ -1,0 +1,415 @@
+"""Strategies: lower-triangular matrices C, with whose inverse the noise of the steps is correlated.
+
+A run of n steps with the strategy C releases C G + Z, row by row, where row i of G is the sum of
+the clipped gradients of step i and Z is independent Gaussian noise; after C^-1, which is
+post-processing, that is G plus the noise Y = C^-1 Z, whose rows are correlated (the matrix
+mechanism; Denisov, McMahan, Rush, Smith and Thakurta 2022, arXiv:2202.08312). The loop computes Y
+from float32 numbers, so a strategy is, by definition, the matrix of exactly these float32 numbers.
+
+Strategies are immutable, and equal where their numbers are. Matrices are float64, on the host.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.noise import _series
+
+_UNIT = 2.0**-53  # the largest relative error of one rounding
+
+
+class Strategy(ABC):
+    """A lower-triangular matrix C [n, n] with a positive diagonal.
+
+    Attributes:
+        steps: n >= 1.
+    """
+
+    types: ClassVar[dict[str, type["Strategy"]]] = {}
+    steps: int
+
+    def __init_subclass__(cls) -> None:
+        Strategy.types[cls.__name__] = cls
+
+    @property
+    @abstractmethod
+    def bands(self) -> int:
+        """The number of bands: C[i, j] = 0 for i - j >= bands; n where C is full."""
+
+    @abstractmethod
+    def matrix(self) -> np.ndarray:
+        """float64 [n, n]: C."""
+
+    @abstractmethod
+    def column_norms(self) -> np.ndarray:
+        """float64 [n]: the l2 norm of every column of C."""
+
+    @abstractmethod
+    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
+        """float64 [n, stop - start]: these columns of C^-1."""
+
+    def inverse_row_norms(self) -> np.ndarray:
+        """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
+        total = np.zeros(self.steps)
+        for start in range(0, self.steps, 256):
+            stop = min(start + 256, self.steps)
+            total += np.square(self.inverse_columns(start, stop)).sum(axis=1)
+        return np.asarray(np.sqrt(total))
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
+
+
+class ToeplitzStrategy(Strategy):
+    """A strategy whose C is Toeplitz: C[i, j] = c_(i-j)."""
+
+    @abstractmethod
+    def first_column(self) -> np.ndarray:
+        """float64 [n]: c, the first column of C."""
+
+    @abstractmethod
+    def first_inverse_column(self) -> np.ndarray:
+        """float64 [n]: the first column of C^-1, which is Toeplitz as well.
+
+        Raises:
+            ValueError: when it exceeds float64 within n steps.
+        """
+
+    @abstractmethod
+    def column_bound(self) -> np.ndarray:
+        """float64 [n]: at least the absolute value of the first column, rounding included."""
+
+    @property
+    @abstractmethod
+    def non_negative(self) -> bool:
+        """True where all of C is proven to be at least 0."""
+
+    @property
+    @abstractmethod
+    def non_increasing(self) -> bool:
+        """True where c is proven to be non-negative and nowhere to increase."""
+
+    def matrix(self) -> np.ndarray:
+        """float64 [n, n]: C."""
+        return _columns(self.first_column(), 0, self.steps)
+
+    def column_norms(self) -> np.ndarray:
+        """float64 [n]: the l2 norm of every column of C; the first is the largest."""
+        return np.asarray(np.sqrt(np.cumsum(np.square(self.first_column())))[::-1])
+
+    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
+        """float64 [n, stop - start]: these columns of C^-1."""
+        return _columns(self.first_inverse_column(), start, stop)
+
+    def inverse_row_norms(self) -> np.ndarray:
+        """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
+        return np.asarray(np.sqrt(np.cumsum(np.square(self.first_inverse_column()))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
+        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {"type": type(self).__name__, **fields}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Toeplitz(ToeplitzStrategy):
+    """C is Toeplitz with these coefficients, and zero beyond them: C[i, j] = coefficients[i - j].
+
+    The noise is y_i = z_i - sum_(j>=1) coefficients[j] y_(i-j).
+
+    Attributes:
+        coefficients: 1 to n numbers, rounded to float32; the first is 1. Their number is ``bands``.
+        steps: n.
+    """
+
+    coefficients: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_series(self)
+
+    def __repr__(self) -> str:
+        return f"Toeplitz(coefficients={_series.shown(self.coefficients)}, steps={self.steps})"
+
+    @property
+    def bands(self) -> int:
+        """The number of bands: C[i, j] = 0 for i - j >= bands."""
+        return len(self.coefficients)
+
+    @property
+    def non_negative(self) -> bool:
+        """True where all of C is at least 0."""
+        return min(self.coefficients) >= 0
+
+    @property
+    def non_increasing(self) -> bool:
+        """True where c is non-negative and nowhere increases."""
+        return self.non_negative and all(a >= b for a, b in pairwise(self.coefficients))
+
+    def first_column(self) -> np.ndarray:
+        """float64 [n]: c, exactly."""
+        return _padded(self.coefficients, self.steps)
+
+    def column_bound(self) -> np.ndarray:
+        """float64 [n]: |c|, exactly."""
+        return np.abs(self.first_column())
+
+    def first_inverse_column(self) -> np.ndarray:
+        """float64 [n]: the first column of C^-1; ValueError where it exceeds float64."""
+        return _within(
+            self, _series.filtered([1.0], self.coefficients, _series.impulse(self.steps))
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class BandedInverse(ToeplitzStrategy):
+    """C^-1 is Toeplitz with these coefficients, and zero beyond them (C itself is full).
+
+    The noise is y_i = sum_j coefficients[j] z_(i-j).
+
+    Attributes:
+        coefficients: 1 to n numbers, rounded to float32; the first is 1.
+        steps: n.
+    """
+
+    coefficients: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_series(self)
+
+    def __repr__(self) -> str:
+        return f"BandedInverse(coefficients={_series.shown(self.coefficients)}, steps={self.steps})"
+
+    @property
+    def bands(self) -> int:
+        """The number of bands of C: n, but for the identity."""
+        return self.steps if any(self.coefficients[1:]) else 1
+
+    @property
+    def non_negative(self) -> bool:
+        """True where no coefficient but the first is above 0: c is then a sum of products >= 0."""
+        return all(d <= 0 for d in self.coefficients[1:])
+
+    @property
+    def non_increasing(self) -> bool:
+        """True where c is proven to be non-negative and nowhere to increase.
+
+        (1 - x) c(x) is 1 / p(x), where p has the prefix sums of the coefficients. If they are
+        non-negative, non-increasing and log-convex, all coefficients of 1 / p but the first are at
+        most 0 (Kaluza 1928, Math. Z. 28, Satz 3), so that c does not increase. The three are
+        checked in exact arithmetic.
+        """
+        sums = list(accumulate(map(Fraction, self.coefficients)))
+        sums += sums[-1:]  # they stay there: once more is all that the last condition needs
+        convex = all(b * b <= a * c for a, b, c in zip(sums, sums[1:], sums[2:], strict=False))
+        return self.non_negative and sums[-1] >= 0 and convex
+
+    def first_column(self) -> np.ndarray:
+        """float64 [n]: c; ValueError where it exceeds float64."""
+        return _within(
+            self, _series.filtered([1.0], self.coefficients, _series.impulse(self.steps))
+        )
+
+    def column_bound(self) -> np.ndarray:
+        """float64 [n]: at least |c|.
+
+        The computed column f satisfies d * f = (1, 0, ...) - e, where each |e_i| is at most (w + 2)
+        units of rounding times (|d| * |f|)_i, for w coefficients d. So f - c = -c * e, nowhere
+        above D = |c|_1 E for the largest |e_i| = E; and |c|_1 <= |f|_1 + n D. Together
+        D <= |f|_1 E / (1 - n E).
+
+        Raises:
+            ValueError: when n E is above 1e-7, or the column exceeds float64.
+        """
+        found = np.abs(self.first_column())
+        width = len(self.coefficients)
+        moved = _series.filtered(np.abs(self.coefficients), [1.0], found).max()
+        most = 2 * (width + 4) * _UNIT * moved  # twice, for the rounding of this very line
+        if self.steps * most > 1e-7:
+            raise ValueError(f"{self!r} has a column that rounding leaves unknown: use fewer steps")
+        return np.asarray(found + 4 * found.sum() * most)
+
+    def first_inverse_column(self) -> np.ndarray:
+        """float64 [n]: the coefficients, exactly."""
+        return _padded(self.coefficients, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffered(ToeplitzStrategy):
+    """BLT, a buffered linear Toeplitz matrix: c_0 = 1, c_j = sum_k scales[k] decays[k]^(j-1).
+
+    Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024, arXiv:2404.16706; McMahan, Xu and Zhang
+    2024, arXiv:2408.08868. The noise needs one buffer s_k, at first 0, per scale:
+    y_i = z_i - sum_k scales[k] s_k, and then s_k becomes decays[k] s_k + y_i.
+
+    Attributes:
+        scales: m numbers above 0, rounded to float32.
+        decays: m numbers from 0 to below 1, rounded to float32.
+        steps: n.
+    """
+
+    scales: tuple[float, ...]
+    decays: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_steps(self)
+        for name in ("scales", "decays"):
+            object.__setattr__(self, name, _series.float32s(name, getattr(self, name)))
+        if len(self.scales) != len(self.decays):
+            raise ValueError(
+                f"decays must have one number per scale ({len(self.scales)}), got {self.decays!r}"
+            )
+        if min(self.scales) <= 0:
+            raise ValueError(f"scales must be above 0 in float32, got {self.scales!r}")
+        if min(self.decays) < 0 or max(self.decays) >= 1:
+            raise ValueError(f"decays must be in [0, 1) in float32, got {self.decays!r}")
+
+    @property
+    def bands(self) -> int:
+        """The number of bands of C: 2 where all decays are 0, otherwise n."""
+        return self.steps if any(self.decays) else min(2, self.steps)
+
+    @property
+    def non_negative(self) -> bool:
+        """True: c is a sum of products of numbers that are at least 0."""
+        return True
+
+    @property
+    def non_increasing(self) -> bool:
+        """True where the scales sum to at most 1 = c_0; from c_1 on, c never increases."""
+        return sum(map(Fraction, self.scales)) <= 1
+
+    def first_column(self) -> np.ndarray:
+        """float64 [n]: c; c_j is off by a factor of at most 1 + (n + m) 2^-52, but for underflow.
+
+        Each power is a product of j factors, in some order, and nothing is subtracted.
+        """
+        column = _series.impulse(self.steps)
+        for scale, decay in zip(self.scales, self.decays, strict=True):
+            powers = np.full(self.steps, decay)
+            powers[:2] = 1.0  # c_0 is written below
+            column += scale * np.cumprod(powers)
+        column[0] = 1.0
+        return column
+
+    def column_bound(self) -> np.ndarray:
+        """float64 [n]: at least c; 1e-290 is more than n underflows lose."""
+        widened = self.first_column() * (1 + (self.steps + len(self.scales) + 2) * 2.0**-51)
+        widened[1:] += 1e-290
+        widened[0] = 1.0
+        return np.asarray(widened)
+
+    def first_inverse_column(self) -> np.ndarray:
+        """float64 [n]: the first column of C^-1; ValueError where it exceeds float64.
+
+        d_j = -v (L - v v^T)^(j-1) v, where v has the square roots of the scales and the diagonal
+        matrix L the decays: a sum of powers of the eigenvalues of that symmetric matrix.
+        """
+        v = np.sqrt(self.scales)
+        values, vectors = np.linalg.eigh(np.diag(self.decays) - np.outer(v, v))
+        column = _series.impulse(self.steps)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for value, weight in zip(values, np.square(v @ vectors), strict=True):
+                powers = value ** np.arange(self.steps - 1, dtype=np.float64)
+                column[1:] -= weight * powers
+        return _within(self, column)
+
+
+def identity(steps: int) -> Toeplitz:
+    """The identity: independent noise, that of DP-SGD."""
+    return Toeplitz((1.0,), steps)
+
+
+def square_root(steps: int, bands: int | None = None) -> Toeplitz:
+    """The square root of the matrix of prefix sums: the coefficients of (1 - x)^(-1/2).
+
+    Fichtenberger, Henzinger and Upadhyay 2022, arXiv:2202.11205; cut after ``bands`` of them:
+    Kalinin and Lampert 2024, arXiv:2405.13763.
+
+    Args:
+        steps: n.
+        bands: how many coefficients are kept, 1..n; None for all.
+    """
+    return Toeplitz(_binomial(-1.0, steps, bands), steps)
+
+
+def banded_inverse_square_root(steps: int, bands: int) -> BandedInverse:
+    """BISR: the inverse has the first ``bands`` coefficients of (1 - x)^(1/2).
+
+    Kalinin, McKenna, Upadhyay and Lampert 2025, arXiv:2505.12128.
+
+    Args:
+        steps: n.
+        bands: how many coefficients the inverse has, 1..n.
+    """
+    return BandedInverse(_binomial(-3.0, steps, bands), steps)
+
+
+def from_dict(description: Any) -> Strategy:
+    """The strategy that a description by ``to_dict`` stands for.
+
+    Raises:
+        ValueError: when the type is unknown, or a field is missing, unknown or wrong.
+    """
+    known = isinstance(description, dict) and description.get("type") in Strategy.types
+    if not known:
+        raise ValueError(f"description must have a 'type', got {str(description)[:80]!r}")
+    fields = {k: v for k, v in description.items() if k != "type"}
+    try:
+        return Strategy.types[description["type"]](**fields)
+    except TypeError as error:
+        raise ValueError(f"description of a {description['type']}: {error}") from None
+
+
+def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
+    """Coefficients of a power of 1 - x: each is (first + 2 j) / (2 j) of the one before."""
+    steps = _validate.integer("steps", steps, least=1)
+    width = steps if bands is None else _validate.integer("bands", bands, least=1)
+    if width > steps:
+        raise ValueError(f"bands must be at most steps ({steps}), got {bands!r}")
+    j = np.arange(1.0, width)
+    return tuple(np.concatenate([[1.0], np.cumprod((first + 2 * j) / (2 * j))]).tolist())
+
+
+def _check_steps(strategy: Strategy) -> None:
+    steps = _validate.integer("steps", strategy.steps, least=1)
+    object.__setattr__(strategy, "steps", steps)
+
+
+def _check_series(strategy: Toeplitz | BandedInverse) -> None:
+    _check_steps(strategy)
+    coefficients = _series.float32s("coefficients", strategy.coefficients)
+    if coefficients[0] != 1:
+        raise ValueError(f"coefficients[0] must be 1, got {coefficients[0]!r}")
+    if len(coefficients) > strategy.steps:
+        raise ValueError(
+            f"coefficients must be at most steps ({strategy.steps}), got {len(coefficients)}"
+        )
+    object.__setattr__(strategy, "coefficients", coefficients)
+
+
+def _padded(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
+    column = np.zeros(steps)
+    column[: len(coefficients)] = coefficients
+    return column
+
+
+def _columns(first: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """float64 [n, stop - start]: columns of the lower-triangular Toeplitz matrix."""
+    padded = np.concatenate([np.zeros(len(first) - 1), first])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, len(first))
+    return np.ascontiguousarray(windows[::-1][start:stop].T)
+
+
+def _within(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
+    if not np.isfinite(column).all():
+        raise ValueError(f"{strategy!r} is unstable: its noise exceeds float64 within its steps")
+    return column
