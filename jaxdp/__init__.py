@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         normalize,
         per_layer,
     )
+    from jaxdp.correlated import dp_mf
     from jaxdp.ledger import Ledger
     from jaxdp.mechanism import Mechanism, dp_sgd
     from jaxdp.noise import privatize
@@ -46,6 +47,7 @@ _HOME = {
     "compile_update": "step",
     "Trainer": "trainer",
     "coordinate_box": "clipping",
+    "dp_mf": "correlated",
     "dp_sgd": "mechanism",
     "normalize": "clipping",
     "per_layer": "clipping",
@@ -56,6 +58,7 @@ _SUBMODULES = (
     "auditing",
     "batches",
     "clipping",
+    "correlated",
     "data",
     "ledger",
     "mechanism",
@@ -95,6 +98,7 @@ __all__ = [
     "clipped_grad",
     "compile_update",
     "coordinate_box",
+    "dp_mf",
     "dp_sgd",
     "normalize",
     "per_layer",

@@ -113,7 +113,9 @@ def dp_mf(
         _validate.one_of("sampling", sampling, SAMPLINGS),
         workload,
         _validate.one_of("error", error, tuple(ERRORS)),
-        None if noise_multiplier is None else _validate.positive("noise_multiplier", noise_multiplier),
+        None
+        if noise_multiplier is None
+        else _validate.positive("noise_multiplier", noise_multiplier),
         epsilon,
         delta,
         acc.Relation(relation or _usual_relation(sampling)),
@@ -152,7 +154,9 @@ class _Asked:
         kind = strategy or ("banded" if amplified else "buffered")
         _validate.one_of("strategy", kind, STRATEGIES)
         if bands is not None:
-            return self.with_strategy(self.strategy(kind, _validate.integer("bands", bands, least=1)))
+            return self.with_strategy(
+                self.strategy(kind, _validate.integer("bands", bands, least=1))
+            )
         if kind == "banded":
             return min(self.by_bands(), key=self.expected_error)
         usual = {"banded_inverse": min(self.steps, 16), "buffered": _BUFFERS}
@@ -187,9 +191,7 @@ class _Asked:
         if bands > self.steps:
             raise ValueError(f"bands must be at most steps ({self.steps}), got {bands}")
         make: dict[str, Callable[[], Any]] = {
-            "banded": lambda: optimise.optimal_banded(
-                self.steps, bands, self.workload, self.error
-            ),
+            "banded": lambda: optimise.optimal_banded(self.steps, bands, self.workload, self.error),
             "banded_inverse": lambda: banded_inverse_square_root(self.steps, bands),
             "square_root": lambda: square_root(self.steps),
             "identity": lambda: identity(self.steps),
@@ -234,9 +236,7 @@ class _Asked:
         return CyclicPoisson(share, bands, self.steps)
 
 
-def expected_error(
-    mechanism: Mechanism, workload: Workload = _PREFIX, error: str = "rms"
-) -> float:
+def expected_error(mechanism: Mechanism, workload: Workload = _PREFIX, error: str = "rms") -> float:
     """The standard deviation of the noise in a workload's sums of clipped gradients, in clip norms.
 
     Args:

@@ -51,7 +51,7 @@ class Mechanism:
         count_noise_multiplier: where a count of the clipped records is released from the same draw
             (quantile clipping), the standard deviation of its noise over ½; ``noise_multiplier`` is
             then that of gradient and count together.
-        steps: how many steps the noise was calibrated for; None if it was given.
+        steps: how many steps the noise was calibrated for, or the strategy made for; else None.
         delta: that it was calibrated for; None likewise.
         records_per_user: where the privacy unit is a user (``jaxdp.sources.users``), the most
             records of one user that enter a step; None where it is a record.
@@ -77,6 +77,8 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         check_mechanism(self)
+        if self.strategy is not None and self.steps is None:
+            object.__setattr__(self, "steps", self.strategy.steps)
         if self.count_noise_multiplier is not None:
             split_noise(self.noise_multiplier, self.count_noise_multiplier)
 

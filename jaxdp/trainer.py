@@ -198,8 +198,7 @@ class Trainer:
             known = "call trainer.init(params), which chooses, or give the number that was chosen"
             raise ValueError(f'physical_batch_size must be known to draw, got "auto": {known}')
         self.end_batches()
-        before = self._before + self._sampler.step
-        count = left_of(self.mechanism, before, steps, epochs, beyond)
+        count = left_of(self.mechanism, self._before + self._sampler.step, steps, epochs, beyond)
         _processes.agree(step=self._sampler.step, steps=count)
         batches = Batches(self._sampler, self.source, count, self._place)
         self._batches = weakref.ref(batches)
@@ -346,8 +345,8 @@ class Trainer:
         self.ledger.join()
         usual = max(1, min(64, (self.mechanism.steps or 1_000) // 50))
         first, self._before = first_step(self.ledger, self.mechanism)
-        steps = {"reserve": usual if reserve is None else reserve, "first_step": first}
-        return issuer_of(self.mechanism, self.ledger, self._secret, **steps)
+        options = {"reserve": usual if reserve is None else reserve, "first_step": first}
+        return issuer_of(self.mechanism, self.ledger, self._secret, **options)
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
         mechanism, rows = self.mechanism, None if self._to_fit else rows

@@ -39,6 +39,7 @@ FLOW = [
     "_agreement",
     "noise",
     "mechanism",
+    "correlated",
     "batches",
     "optimizers",
     "_frozen",

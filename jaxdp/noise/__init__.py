@@ -4,6 +4,7 @@ Correlated noise is described on the host: a strategy C, a workload A, the error
 the sensitivity under a participation.
 """
 
+from jaxdp.noise.correlated import CorrelatedState, privatize_correlated
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import LEAKED, PrivatizeState, if_alike, opened, privatize
@@ -26,6 +27,7 @@ __all__ = [
     "LEAKED",
     "BandedInverse",
     "Buffered",
+    "CorrelatedState",
     "Cyclic",
     "Dense",
     "FixedOrder",
@@ -45,6 +47,7 @@ __all__ = [
     "max_error",
     "opened",
     "privatize",
+    "privatize_correlated",
     "rms_error",
     "sensitivity",
     "square_root",

@@ -7,6 +7,8 @@ takes part otherwise.
 import dataclasses
 
 from jaxdp import _validate
+from jaxdp import sampling as rules
+from jaxdp.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +88,24 @@ def _check(participation: MinSeparation | FixedOrder) -> None:
     for name in ("participations", "separation"):
         value = _validate.integer(name, getattr(participation, name), least=1)
         object.__setattr__(participation, name, value)
+
+
+def participation(sampling: Sampling, dataset_size: int) -> Participation:
+    """The participation that a sampling rule of a whole run keeps to.
+
+    Args:
+        sampling: cyclic Poisson, or a fixed order.
+        dataset_size: the number of records.
+
+    Raises:
+        ValueError: another rule.
+    """
+    if isinstance(sampling, rules.CyclicPoisson):
+        return Cyclic(sampling.bands)
+    if isinstance(sampling, rules.FixedOrder):
+        passes = sampling.separation(dataset_size)
+        times = -(-sampling.steps // passes)
+        return Single() if times == 1 else FixedOrder(passes, times)
+    raise ValueError(
+        f"sampling must be CyclicPoisson or FixedOrder for correlated noise, got {sampling}"
+    )

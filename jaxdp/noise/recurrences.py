@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, Strategy, Toeplitz
+from jaxdp.noise.dense import Dense
+from jaxdp.noise.strategies import BandedInverse, Buffered, Strategy, Toeplitz
 
 
 class Recurrence(Protocol):
@@ -94,7 +95,7 @@ class _Sums:
 
     def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
         decays = self._decays.reshape(-1, *(1,) * row.ndim)
-        return decays * buffers + row
+        return decays * buffers + row[None]
 
 
 def recurrence(strategy: Strategy) -> Recurrence:

@@ -163,7 +163,15 @@ def sa_dpsgd(
         max_rejections: μ0.
         energy: the mechanism of a private energy; None for a public one.
         restore_inner: see ``annealing``.
+
+    Raises:
+        ValueError: a mechanism with correlated noise.
     """
+    if mechanism.strategy is not None:
+        raise ValueError(
+            "strategy must be None for annealing, got correlated noise: no proof covers candidates "
+            "that are rejected"
+        )
     sgd = optax.sgd(
         _check.learning_rate(learning_rate), momentum=_check.decay("momentum", momentum) or None
     )

@@ -185,8 +185,7 @@ class Started:
             reserve=plan.every,
             source="mechanism",
             replay=True,
-            # An epoch that was begun is charged: its steps are done again on the draw that it has;
-            # with correlated noise also where they are charged anew.
+            # Steps of an epoch, or a run, that is one event are done again on its one draw.
             draws=self.name if whole else stream,
             note="; ".join(filter(None, said)),
         )

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.noise import optimise, strategies
+from jaxdp.noise import Dense, optimise, strategies
 from jaxdp.noise.correlated import part_of, privatize_correlated
 from jaxdp.normals import noised
 from jaxdp.tickets import NoiseKey, simulated_key
@@ -22,8 +22,8 @@ STRATEGIES = {
     "two bands": strategies.Toeplitz((1.0, 0.5), N),
     "banded inverse": strategies.banded_inverse_square_root(N, 5),
     "buffered": strategies.Buffered((0.2, 0.3), (0.95, 0.5), N),
-    "dense": optimise.optimal_dense(N),
-    "dense, banded": optimise.optimal_dense(N, bands=3),
+    "dense": Dense.of(np.tril(np.random.default_rng(0).uniform(0.1, 0.4, (N, N))) + np.eye(N)),
+    "dense, banded": Dense.of(np.tril(np.triu(np.full((N, N), 0.3), -2)) + np.eye(N)),
 }
 
 
@@ -41,8 +41,7 @@ def flat(tree):
 
 
 def rows(strategy, multiplier=1.0, l2=1.0, batch=1.0, params=PARAMS):
-    """The updates [n, parameters] of sums of zeros, and the normals [n, parameters] of their keys.
-    """
+    """The updates [n, parameters] of sums of zeros, and the normals [n, parameters] of their keys."""
     tx = privatize_correlated(strategy, multiplier, batch)
     update = jax.jit(lambda state, key: tx.update(summed(l2=l2, params=params), state, key=key))
     state, found, fresh = tx.init(params), [], []
@@ -90,9 +89,13 @@ def test_members_of_a_vmap_and_a_scan_get_the_noise_of_their_own_keys():
     strategy = STRATEGIES["four bands"]
     tx = privatize_correlated(strategy, 1.0, 1.0)
     seeds = [1, 2]
-    stacked = jax.tree.map(lambda *k: jnp.stack([jnp.asarray(x) for x in k]),
-                           *[jax.tree.map(lambda *s: jnp.stack([jnp.asarray(x) for x in s]),
-                                          *keys(strategy, seed=s)) for s in seeds])
+    stacked = jax.tree.map(
+        lambda *k: jnp.stack([jnp.asarray(x) for x in k]),
+        *[
+            jax.tree.map(lambda *s: jnp.stack([jnp.asarray(x) for x in s]), *keys(strategy, seed=s))
+            for s in seeds
+        ],
+    )
 
     def member(each):
         def body(state, key):
@@ -108,7 +111,8 @@ def test_members_of_a_vmap_and_a_scan_get_the_noise_of_their_own_keys():
             updates, state = tx.update(summed(), state, key=key)
             jax.tree.map(
                 lambda a, b, i=i: np.testing.assert_allclose(a[place, i], b, atol=2e-5),
-                both, updates,
+                both,
+                updates,
             )
 
 
@@ -130,7 +134,11 @@ def test_what_does_not_go_on_from_the_state_is_nan_for_ever(wrong):
     assert np.isfinite(flat(updates)).all()
     other = keys(strategy, seed=9)
     alien = NoiseKey(
-        other[4].words, other[4].multipliers, other[4].tag, other[4].step, other[3].tag,
+        other[4].words,
+        other[4].multipliers,
+        other[4].tag,
+        other[4].step,
+        other[3].tag,
         other[4].parts,
     )
     after, key = {
