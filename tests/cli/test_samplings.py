@@ -31,6 +31,12 @@ def call(*args):
     return CliRunner().invoke(app, [str(arg) for arg in args], catch_exceptions=True)
 
 
+def test_a_public_order_is_refused_where_a_record_is_removed():
+    found = call("epsilon", "--sampling", "fixed_order", *COMMON)
+    assert "one removed record shifts every position" in str(found.exception)
+    assert call("train", "--sampling", "fixed_order").exit_code == 2  # not a sampling of batches
+
+
 def test_the_names_are_those_of_the_package():
     assert SAMPLINGS == sampling.NAMES
 
@@ -58,6 +64,12 @@ def test_the_names_are_those_of_the_package():
             6,
         ),
         (("--sampling", "full_batch", *COMMON), acc.Gaussian(2.0), 6),
+        (
+            ("--sampling", "cyclic_poisson", "--sampling-prob", "0.1", "--bands", "4", *COMMON),
+            acc.CyclicPoisson(acc.Gaussian(2.0), 0.1, 4, 6),
+            1,
+        ),
+        (("--sampling", "fixed_order", *COMMON), acc.CorrelatedNoise(acc.Gaussian(2.0), 6), 1),
     ],
 )
 def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch, args, event, count):
@@ -80,6 +92,11 @@ def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch, args, event, co
         (COMMON, "--sampling-prob must come with --sampling poisson"),
         ((*EPOCH, "--sampling-prob", "0.1", *COMMON), "--sampling-prob must not come with"),
         ((*EPOCH, "--claims", *COMMON), "--claims must come with --sampling poisson"),
+        (
+            ("--sampling", "cyclic_poisson", "--sampling-prob", "0.1", *COMMON),
+            "--bands must come with --sampling cyclic_poisson",
+        ),
+        (("--sampling", "fixed_order", "--bands", "4", *COMMON), "--bands must not come with"),
     ],
 )
 def test_epsilon_refuses_numbers_of_another_sampling(monkeypatch, args, words):
