@@ -119,7 +119,10 @@ class Placement:
         return dataclasses.replace(self, records=records)
 
     def like(self, params: PyTree, tree: PyTree) -> PyTree:
-        """Shardings for a tree: of parts that are built like ``params`` theirs, else whole."""
+        """Shardings for a tree: of parts that are built like ``params`` theirs, else whole.
+
+        Likewise of parts that hold several copies of them, [m, ...] each.
+        """
         structure: Any = jax.tree.structure(params)
         cuts = [_spec(leaf) for leaf in jax.tree.leaves(params)]
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
@@ -129,8 +132,11 @@ class Placement:
 
         def one(node: Any) -> PyTree:
             leaves, own = jax.tree.flatten(node)
-            same = own == structure and [np.shape(leaf) for leaf in leaves] == shapes
-            found = cuts if same else [P()] * len(leaves)
+            found, built = [P()] * len(leaves), [np.shape(leaf) for leaf in leaves]
+            if own == structure and built == shapes:
+                found = cuts
+            elif own == structure and all(built) and [shape[1:] for shape in built] == shapes:
+                found = [P(None, *cut) for cut in cuts]
             return jax.tree.unflatten(own, [NamedSharding(self.mesh, spec) for spec in found])
 
         return jax.tree.map(one, tree, is_leaf=is_like)

@@ -93,11 +93,21 @@ PLACES = {
 }
 
 
-def trained(params, mesh=None, axes=None, source=(X, Y), loss=loss_fn, optimizer=None, **options):
+def trained(
+    params,
+    mesh=None,
+    axes=None,
+    source=(X, Y),
+    loss=loss_fn,
+    optimizer=None,
+    mechanism=MECHANISM,
+    steps=2,
+    **options,
+):
     """The trainer, its state after two steps, and the records of each."""
     trainer = jaxdp.Trainer(
         loss,
-        MECHANISM,
+        mechanism,
         optimizer or optax.adam(1e-2),
         source,
         secret=jaxdp.Secret.from_seed(7),
@@ -106,7 +116,7 @@ def trained(params, mesh=None, axes=None, source=(X, Y), loss=loss_fn, optimizer
         **options,
     )
     state, drawn = trainer.init(params), []
-    for batch in trainer.batches(2):
+    for batch in trainer.batches(steps):
         drawn.append(sorted(batch.draw.indices[batch.draw.mask].tolist()))
         state, _ = trainer.step(state, batch)
     return trainer, state, drawn
@@ -232,6 +242,23 @@ def noise():
                     assert all((copy == same[0]).all() for copy in same), name
     finally:
         jax.config.update("jax_threefry_partitionable", before)
+
+
+def correlated():
+    """Correlated noise is that of one device, and its buffers are cut as the parameters are."""
+    for strategy, bands in (("banded", 3), ("identity", None)):
+        mechanism = jaxdp.dp_mf(1.0, 0.5, 64, ROWS, steps=6, strategy=strategy, bands=bands)
+        _, alone, drawn = trained(fresh(), mechanism=mechanism, steps=4)
+        for name in ("8x1, fully sharded", "2x2x2, fully sharded and tensor parallel"):
+            mesh, axes, lay = PLACES[name]
+            params = lay(mesh, fresh())
+            _, state, found = trained(params, mesh, axes, mechanism=mechanism, steps=4)
+            assert found == drawn
+            close(alone.params, state.params)
+            kept = state.opt_state[0].buffers
+            for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(kept), strict=True):
+                cut = NamedSharding(mesh, P(None, *a.sharding.spec))
+                assert not b.size or b.sharding.is_equivalent_to(cut, b.ndim), name
 
 
 def sources():
@@ -407,6 +434,7 @@ CHECKS = (
     steps,
     exchanged,
     noise,
+    correlated,
     sources,
     broken,
     chains,

@@ -14,6 +14,7 @@ CHECKS = (
     "steps",
     "exchanged",
     "noise",
+    "correlated",
     "sources",
     "broken",
     "chains",

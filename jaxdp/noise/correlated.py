@@ -94,7 +94,7 @@ def privatize_correlated(
 
     def init(params: PyTree) -> CorrelatedState:
         check_floating(params)
-        buffers = jax.tree.map(lambda p: jnp.zeros((rows.size, *jnp.shape(p)), jnp.float32), params)
+        buffers = jax.tree.map(lambda p: _copies(p, rows.size), params)
         leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
         return CorrelatedState(jnp.zeros(2, jnp.uint32), leaves, jnp.zeros((), jnp.int32), buffers)
 
@@ -125,6 +125,12 @@ def privatize_correlated(
         return mean, CorrelatedState(jnp.asarray(key.tag), state.leaves, state.step + 1, buffers)
 
     return optax.GradientTransformationExtraArgs(init, _links.own(update))
+
+
+def _copies(param: Any, count: int) -> jax.Array:
+    """Zeros float32 [count, ...], cut over devices as the parameter is."""
+    like = jnp.zeros_like(param, dtype=jnp.float32)
+    return jnp.broadcast_to(like[None], (count, *like.shape))
 
 
 def _next_row(rows: Recurrence, state: CorrelatedState, fresh: Any) -> tuple[PyTree, PyTree]:
