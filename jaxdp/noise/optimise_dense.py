@@ -48,7 +48,7 @@ def optimal_dense(
     found = (start.T @ start)[free]
     if len(found):
         loss = _loss(workload, free, steps)
-        found = lowest(loss, [found], f"dense, {steps} steps", ftol=1e-11)
+        found = lowest(loss, [found], f"dense, {steps} steps", ftol=1e-10, maxcor=10)
     return Dense.of(_factor(_square(found, free, steps)))
 
 
