@@ -5,22 +5,18 @@ with the clip norm 1; the strategies are rounded to float32 at the end, and only
 sensitivity taken (``jaxdp.noise.sensitivity``).
 """
 
-import warnings
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from jaxdp import _validate
 from jaxdp.noise import _gramian, _series
+from jaxdp.noise._minimise import INFEASIBLE, Loss, lowest
 from jaxdp.noise.participation import Cyclic, Participation, Single, repeats
 from jaxdp.noise.strategies import Buffered, Toeplitz, square_root
 from jaxdp.noise.workloads import PREFIX_SUMS, Workload
 
 ERRORS = ("rms", "max")
 _LONGEST_MEMORY = 1 - 2.0**-24  # the largest float32 below 1
-
-Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
+_LEAST_SCALE = 1e-30
 
 
 def optimal_banded(
@@ -44,17 +40,27 @@ def optimal_banded(
     Warns:
         RuntimeWarning: when the optimum was not reached.
     """
+    _validate.one_of("error", error, ERRORS)
     start = square_root(steps, bands)
-    weights = _weights(start.steps, error)
     target = workload.toeplitz(start.steps)
-    if start.bands == 1:
-        return start
-
-    def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        return _banded_loss(np.concatenate([[1.0], free]), target, weights)
-
-    found = _minimum(loss, np.asarray(start.coefficients[1:]), f"{bands} bands")
+    found = np.asarray(start.coefficients[1:])
+    # Long runs make all but a narrow valley unstable: shorter ones lead into it.
+    for length in _lengths(start.steps, start.bands) if len(found) else ():
+        found = lowest(_banded(target[:length], error), [found], f"{bands} bands, {length} steps")
     return Toeplitz((1.0, *found.tolist()), start.steps)
+
+
+def _lengths(steps: int, bands: int) -> list[int]:
+    lengths = [steps]
+    while lengths[-1] > 64 * bands:
+        lengths.append(lengths[-1] // 8)
+    return lengths[::-1]
+
+
+def _banded(target: np.ndarray, error: str) -> Loss:
+    steps = len(target)
+    weights = np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
+    return lambda free: _banded_loss(np.concatenate([[1.0], free]), target, weights)
 
 
 def _banded_loss(
@@ -67,10 +73,10 @@ def _banded_loss(
     """
     response = _series.filtered([1.0], coefficients, target)
     again = _series.filtered([1.0], coefficients, response)
+    if not np.abs(again).max() < 1e100:
+        return INFEASIBLE, np.zeros(len(coefficients) - 1)
     weighted = weights * response
     total, square = weighted @ response, coefficients @ coefficients
-    if not np.isfinite(total) or not np.isfinite(again).all():
-        return np.inf, np.zeros(len(coefficients) - 1)
     n = len(target)
     slopes = np.array([weighted[j:] @ again[: n - j] for j in range(1, len(coefficients))])
     gradient = -2 * slopes / total + 2 * coefficients[1:] / square
@@ -115,14 +121,12 @@ def optimal_buffered(
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
         return _buffered_loss(free, steps, often, workload.momentum, error)
 
-    found = _minimum_of(loss, _starts(steps, buffers), f"{buffers} buffers")
+    found = lowest(loss, _starts(steps, buffers), f"{buffers} buffers, {steps} steps")
     scales, decays = _parameters(found)
     order = np.argsort(-decays)
-    return Buffered(
-        tuple(scales[order].tolist()),
-        tuple(np.minimum(decays[order], _LONGEST_MEMORY).tolist()),
-        steps,
-    )
+    scales = np.maximum(scales[order], _LEAST_SCALE)
+    decays = np.minimum(decays[order], _LONGEST_MEMORY)
+    return Buffered(tuple(scales.tolist()), tuple(decays.tolist()), steps)
 
 
 def _parameters(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +166,7 @@ def _buffered_loss(
         square = _pattern_square(scales, decays, steps, often)
         values = np.log(total if error == "rms" else last) + np.log(square)
     if not np.isfinite(values).all():
-        return np.inf, np.zeros(len(free))
+        return INFEASIBLE, np.zeros(len(free))
     return float(values[0].real), values.imag / 1e-30
 
 
@@ -186,29 +190,3 @@ def _pattern_square(
     sums = (1 - pairs ** (lengths[:, None, None] - 1)) / (1 - pairs)
     rest = np.einsum("...pk,...pkl,...pl->...p", taken, sums, taken)
     return np.asarray((first + rest).sum(axis=-1))
-
-
-def _weights(steps: int, error: str) -> np.ndarray:
-    """float64 [n]: of the squares of a Toeplitz response in the square of the error."""
-    _validate.one_of("error", error, ERRORS)
-    return np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
-
-
-def _minimum(loss: Gradient, start: np.ndarray, name: str, **options: Any) -> np.ndarray:
-    return _minimum_of(loss, [start], name, **options)
-
-
-def _minimum_of(
-    loss: Gradient, starts: list[np.ndarray], name: str, **options: Any
-) -> np.ndarray:
-    """The lowest of the minima from each start; warns where none of them converged."""
-    from scipy import optimize  # slow to import
-
-    options = {"maxiter": 2_000, "maxfun": 10_000, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-7} | options
-    runs = [
-        optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
-        for start in starts
-    ]
-    for r in runs: print(name, r.fun, r.nit, r.nfev, r.message, np.abs(r.jac).max())
-    best = min(runs, key=lambda run: run.fun)
-    return np.asarray(best.x)
