@@ -1,4 +1,4 @@
-"""DP-SGD with correlated noise (DP-MF): the mechanism of a whole run, and the best strategy for it."""
+"""DP-SGD with correlated noise (DP-MF): the mechanism of a whole run, and its best strategy."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.clipping import Rule, clip
 from jaxdp.mechanism import Mechanism
-from jaxdp.noise import optimise
+from jaxdp.noise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.errors import max_error, rms_error
 from jaxdp.noise.participation import participation
 from jaxdp.noise.sensitivity import sensitivity
@@ -184,14 +184,14 @@ class _Asked:
         """The strategy of a kind; ValueError for too many bands."""
         if kind == "buffered":
             once = participation(self._rule(1), self.dataset_size)
-            return optimise.optimal_buffered(self.steps, bands, once, self.workload, self.error)
+            return optimal_buffered(self.steps, bands, once, self.workload, self.error)
         if kind == "dense":
             once = participation(self._rule(1), self.dataset_size)
-            return optimise.optimal_dense(self.steps, once, self.workload)
+            return optimal_dense(self.steps, once, self.workload)
         if bands > self.steps:
             raise ValueError(f"bands must be at most steps ({self.steps}), got {bands}")
         make: dict[str, Callable[[], Any]] = {
-            "banded": lambda: optimise.optimal_banded(self.steps, bands, self.workload, self.error),
+            "banded": lambda: optimal_banded(self.steps, bands, self.workload, self.error),
             "banded_inverse": lambda: banded_inverse_square_root(self.steps, bands),
             "square_root": lambda: square_root(self.steps),
             "identity": lambda: identity(self.steps),
@@ -207,7 +207,8 @@ class _Asked:
         )
         if self.noise_multiplier is not None:
             return dataclasses.replace(start, noise_multiplier=self.noise_multiplier)
-        assert self.epsilon is not None and self.delta is not None
+        assert self.epsilon is not None
+        assert self.delta is not None
         found = acc.calibrate(
             lambda noise: rule.event(acc.Gaussian(noise), self.dataset_size),
             self.epsilon,

@@ -172,7 +172,8 @@ class Mechanism:
     @functools.cached_property
     def _fresh(self) -> float:
         """Standard deviation of the normals that correlated noise is made of, over ``l2``."""
-        assert self.strategy is not None and not isinstance(self.noise_multiplier, NoiseSchedule)
+        assert self.strategy is not None
+        assert not isinstance(self.noise_multiplier, NoiseSchedule)
         each = participation(self.sampling, self.dataset_size)
         exact = self.noise_multiplier * sensitivity(self.strategy, each).value
         rounded = np.float32(exact)  # as the noise has it, never less

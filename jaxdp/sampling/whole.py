@@ -107,9 +107,9 @@ class CyclicPoisson:
 class FixedOrder:
     """Batches in one order, the same in every pass over the records.
 
-    A record's steps are T = ⌈N/B⌉ apart, exactly. The order is a random permutation that stays secret; nothing rests on that. Neighbours have the
-    same number of records, which is public: one record is replaced by a null record, or by another.
-    No amplification, and none is needed: fewer assumptions than any sampling.
+    A record's steps are T = ⌈N/B⌉ apart, exactly. The order is a random permutation that stays
+    secret, but nothing rests on that: there is no amplification. Neighbours have the same number of
+    records, which is public: one record is replaced by a null record, or by another.
 
     Attributes:
         batch_size: B; the last batch of a pass has what is left.

@@ -1,8 +1,7 @@
 """Identities of records: what stays a record's own whatever the other records are."""
 
-from typing import Any
-
 import hashlib
+from typing import Any
 
 import jax
 import numpy as np
