@@ -12,7 +12,9 @@ from jax.scipy.special import logsumexp
 from jaxdp import _validate
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.captured import declaring
+from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.sampling import CyclicPoisson
 from jaxdp.sampling.named import rate
 from jaxdp.types import PyTree
 
@@ -128,8 +130,13 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
 
 
 def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
-    """Log-likelihood ratios [steps] of noisy sums along the canary, in its clipped norms."""
+    """Log-likelihood ratios of noisy sums [steps] along the canary, in its clipped norms.
+
+    Of every step; with correlated noise of every time that the canary may take part.
+    """
     mechanism = algorithm.mechanism
+    if mechanism.strategy is not None:
+        return _correlated_ratios(mechanism, sums)
     prob = rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)
     z = (
         jnp.asarray(algorithm.mechanism.noise_multiplier, jnp.float32)
@@ -140,6 +147,24 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
     if prob == 1.0:
         return shifted
     stay = jnp.full(sums.shape, np.log1p(-prob), jnp.float32)
+    return logsumexp(jnp.stack([stay, shifted + np.float32(np.log(prob))]), axis=0)
+
+
+def _correlated_ratios(mechanism: Mechanism, sums: jax.Array) -> jax.Array:
+    """As ``log_ratios``: the strategy times the sums has independent noise."""
+    assert mechanism.strategy is not None
+    steps, sampling = len(sums), mechanism.sampling
+    matrix = mechanism.strategy.matrix()[:steps, :steps]
+    (noise,) = mechanism.multipliers(0).values()
+    if isinstance(sampling, CyclicPoisson):
+        moved, prob = matrix[:, :: sampling.bands], sampling.sampling_prob
+    else:
+        turns = sampling.separation(mechanism.dataset_size)  # type: ignore[attr-defined]
+        moved, prob = matrix[:, ::turns].sum(axis=1, keepdims=True), 1.0
+    way = jnp.asarray(moved, jnp.float32)
+    seen = jnp.asarray(matrix, jnp.float32) @ sums @ way
+    shifted = (seen - jnp.sum(way**2, axis=0) / 2) / max(noise, 1e-6) ** 2
+    stay = jnp.full(shifted.shape, np.log1p(-prob) if prob < 1 else -np.inf, jnp.float32)
     return logsumexp(jnp.stack([stay, shifted + np.float32(np.log(prob))]), axis=0)
 
 

@@ -21,7 +21,7 @@ from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
-from jaxdp.sampling import FullBatch
+from jaxdp.sampling import FixedOrder, FullBatch
 
 HELD_OUT = 0.2
 
@@ -139,7 +139,8 @@ def audit_algorithm(
     """Audits an algorithm by ``2 * runs`` trainings of a tiny network with its own mechanism.
 
     Formal guarantee: each audited number exceeds the true epsilon of what was run with probability
-    at most 1 - ``confidence``, under adding or removing a record. It audits this code on a tiny
+    at most 1 - ``confidence``, under adding or removing a record (where records are taken in a
+    fixed order, under replacing one by a null record). It audits this code on a tiny
     network, at the algorithm's own noise, sampling rate, clipping and steps; it cannot vouch for
     parts that are not run, such as the sampler of a real run.
 
@@ -169,12 +170,12 @@ def audit_algorithm(
         algorithm, worlds, steps, score=canary_score(algorithm, canary), energy=judge
     )
     inside, outside = two_worlds(run, runs, seed=seed, progress=progress, chunk=chunk)
-    event = algorithm.total(steps)
+    event, relation = algorithm.total(steps), _relation(algorithm)
     found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
-    proven = acc.epsilon(event, delta).upper
+    proven = acc.epsilon(event, delta, relation).upper
     verdict = None
     if math.isfinite(proven):
-        verdict = audit_event(inside, outside, event, confidence=confidence)
+        verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
     profile = _profile(algorithm, steps, canary, inside, outside, delta, confidence)
     noise = None
     if residuals and _noisy(algorithm):
@@ -204,6 +205,12 @@ def audit_algorithm(
         roc(column[:, 0], column[:, 1]),
         noise,
     )
+
+
+def _relation(algorithm: Algorithm) -> acc.Relation:
+    """The relation of the two worlds: in a fixed order a record that is absent keeps its place."""
+    ordered = isinstance(algorithm.mechanism.sampling, FixedOrder)
+    return acc.Relation.REPLACE_SPECIAL if ordered else acc.Relation.ADD_OR_REMOVE_ONE
 
 
 def _noisy(algorithm: Algorithm) -> bool:
@@ -236,7 +243,7 @@ def _profile(
     noise = mechanism.noise_multiplier
     if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
         return None
-    if isinstance(mechanism.sampling, FullBatch):
+    if isinstance(mechanism.sampling, FullBatch | FixedOrder):
         if not canary.alone:
             return audit_scores(
                 inside, outside, delta, confidence=confidence, kind="gaussian", held_out=0.1

@@ -37,7 +37,8 @@ def audit_noise(
     every step.
 
     Formal guarantee: as ``jaxdp.auditing.audit_residuals``, for an algorithm that releases the
-    sum plus Gaussian noise of its noise multiplier times the sensitivity that the sum carries.
+    sum plus Gaussian noise of its noise multiplier times the sensitivity that the sum carries;
+    where noise is correlated, for what the strategy makes of the sums.
 
     Args:
         algorithm: audited; its chain's links are used as they are.
@@ -102,6 +103,8 @@ def _multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
     given, leak = algorithm.mechanism.noise_multiplier, algorithm.mechanism.leak
     if leak:
         raise ValueError(f"algorithm must release noisy sums alone, got one that leaks: {leak}")
+    if algorithm.mechanism.strategy is not None:
+        (given,) = algorithm.mechanism.multipliers(0).values()
     if isinstance(given, NoiseSchedule):
         levels = given.levels_between(0, steps)
         found = np.concatenate([np.full(count, level) for level, _, count in levels])
@@ -182,6 +185,14 @@ def noise_verdict(
         column = mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 3))
         return np.sum(np.where(column > 0, leaf, 0.0), axis=2)
 
+    def whitened(tree: PyTree) -> PyTree:
+        """The strategy times rows of correlated noise, which then are independent."""
+        strategy, steps = algorithm.mechanism.strategy, mask.shape[1]
+        if strategy is None:
+            return tree
+        matrix = strategy.matrix()[:steps, :steps]
+        return jax.tree.map(lambda leaf: np.einsum("ij,rj...->ri...", matrix, leaf), tree)
+
     released = jax.tree.map(lambda noisy, scale: noisy * size / scale, seen["noisy"], seen["scale"])
     squares = [
         np.square(leaf).reshape(*mask.shape, -1).sum(3) for leaf in jax.tree.leaves(seen["clipped"])
@@ -196,8 +207,8 @@ def noise_verdict(
             "the record in question": jax.tree.map(lambda leaf: leaf[:, :, -1], seen["clipped"]),
         }
     return audit_residuals(
-        released,
-        jax.tree.map(total, seen["clipped"]),
+        whitened(released),
+        whitened(jax.tree.map(total, seen["clipped"])),
         multipliers * seen["l2"],
         confidence=confidence,
         known=known,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
+from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch, Poisson, RandomAllocation
 from jaxdp.types import PyTree
 
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
@@ -152,13 +152,31 @@ def _drawing(
             return ranks[:, step % size] < often
 
         return allocated
+    if isinstance(sampling, CyclicPoisson | FixedOrder):
+        return _in_turn(sampling, algorithm.mechanism.dataset_size, count)
     if not isinstance(sampling, Poisson | FullBatch):
         raise ValueError(
-            "algorithm must sample by Poisson or random allocation, or take the full batch: "
+            "algorithm must sample by Poisson (also cyclic) or random allocation, in a fixed order "
+            "or take the full batch: "
             f"otherwise the two worlds differ in more than one record, got {sampling!r}"
         )
     prob = sampling.sampling_prob if isinstance(sampling, Poisson) else 1.0
     return lambda run, own, step: jax.random.bernoulli(own, prob, (count,))
+
+
+def _in_turn(
+    sampling: CyclicPoisson | FixedOrder, dataset_size: int, count: int
+) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """As ``_drawing``: the last record is among those of the first step, where it tells most."""
+    cyclic = isinstance(sampling, CyclicPoisson)
+    turns = sampling.bands if cyclic else sampling.separation(dataset_size)
+    prob = sampling.sampling_prob if cyclic else 1.0
+    turn = jnp.mod(count - 1 - jnp.arange(count), turns)
+
+    def drawn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
+        return (turn == jnp.mod(step, turns)) & jax.random.bernoulli(own, prob, (count,))
+
+    return drawn
 
 
 def two_worlds(

@@ -94,7 +94,7 @@ class _Sums:
         return -jnp.asarray(self._scales), jnp.float32(1)
 
     def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
-        decays = self._decays.reshape(-1, *(1,) * row.ndim)
+        decays = jnp.asarray(self._decays.reshape(-1, *(1,) * row.ndim))
         return decays * buffers + row[None]
 
 

@@ -210,8 +210,9 @@ class TruncatedPoisson:
 
 def steps_of_a_block(sampling: Sampling, dataset_size: int) -> int:
     """The number of consecutive steps that are one event of the rule; 1 for most."""
-    whole = isinstance(sampling, EpochSampling | RunSampling)
-    return sampling.block(dataset_size) if whole else 1
+    if isinstance(sampling, EpochSampling) or isinstance(sampling, RunSampling):  # noqa: SIM101
+        return sampling.block(dataset_size)
+    return 1
 
 
 def require_near_size(num_records: int, dataset_size: int) -> None:
