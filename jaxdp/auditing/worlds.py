@@ -168,9 +168,10 @@ def _in_turn(
     sampling: CyclicPoisson | FixedOrder, dataset_size: int, count: int
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """As ``_drawing``: the last record is among those of the first step, where it tells most."""
-    cyclic = isinstance(sampling, CyclicPoisson)
-    turns = sampling.bands if cyclic else sampling.separation(dataset_size)
-    prob = sampling.sampling_prob if cyclic else 1.0
+    if isinstance(sampling, CyclicPoisson):
+        turns, prob = sampling.bands, sampling.sampling_prob
+    else:
+        turns, prob = sampling.separation(dataset_size), 1.0
     turn = jnp.mod(count - 1 - jnp.arange(count), turns)
 
     def drawn(run: jax.Array, own: jax.Array, step: jax.Array) -> jax.Array:
