@@ -177,7 +177,8 @@ class Mechanism:
         each = participation(self.sampling, self.dataset_size)
         exact = self.noise_multiplier * sensitivity(self.strategy, each).value
         rounded = np.float32(exact)  # as the noise has it, never less
-        return float(rounded if rounded >= exact else np.nextafter(rounded, np.float32(np.inf)))
+        up = np.nextafter(rounded, np.float32(np.inf))
+        return float(rounded if float(rounded) >= exact else up)
 
     def l2(self, params: PyTree) -> float:
         """The sensitivity: the largest norm by which one record changes the clipped sum.

@@ -269,3 +269,18 @@ def test_a_loop_of_ones_own_goes_through_the_chain():
         params, state, _ = update(params, state, summed)
     assert np.isfinite(params).all()
     assert sampler.ledger.unverified() == []
+
+
+@pytest.mark.parametrize("make", [amplified, in_order], ids=["amplified", "in order"])
+@pytest.mark.parametrize("noise", [0.3, 1.0, 1.7, 2.00001])
+def test_the_noise_is_never_less_than_was_charged(make, noise):
+    """Of the largest move of any record, by brute force over the steps that it takes part in."""
+    mechanism = make(noise)
+    (std,) = mechanism.multipliers(0).values()
+    matrix = mechanism.strategy.matrix()
+    if isinstance(mechanism.sampling, CyclicPoisson):
+        moves = [np.linalg.norm(matrix[:, i]) for i in range(STEPS)]
+    else:
+        moves = [np.linalg.norm(matrix[:, i::12].sum(axis=1)) for i in range(12)]
+    assert std == np.float32(std)
+    assert noise * max(moves) <= std <= noise * max(moves) * (1 + 3e-7)

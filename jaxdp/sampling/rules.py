@@ -72,7 +72,7 @@ class RunSampling(Sampling, Protocol):
         """The number of steps of the run."""
 
     def arrange(self, rng: np.random.Generator, num_records: int, identities: Any) -> Any:
-        """What the draws of all steps have in common.
+        """The part of the draws that all steps have in common.
 
         Args:
             rng: Philox, at the beginning of the run's stream.

@@ -12,7 +12,7 @@ _AT_ONCE = 4096  # records that are read together
 
 
 def identities(source: Source) -> Any:
-    """What identifies each record, [n]: ``source.identities`` where it has them, else its content.
+    """The identity of each record, [n]: ``source.identities`` where it has them, else its content.
 
     The content is read once, all of it, and hashed: uint64 [n]. Equal records share an identity,
     which costs nothing: what is made of it is a function of the record alone.
