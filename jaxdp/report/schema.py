@@ -85,8 +85,8 @@ class Guarantee(Written):
             "cyclic_poisson" or "fixed_order" for correlated noise, or a class's.
         sampling_prob: expected batch size over the declared number of records.
         noise_multiplier: noise standard deviation over what one record can add; of a schedule its
-            first value; with cyclic_poisson and fixed_order, of fresh noise over the most by which a
-            record moves the strategy's sums of a whole run, in one draw or in all steps.
+            first value; with cyclic_poisson and fixed_order, of fresh noise over the most by which
+            a record moves the strategy's sums of a whole run, in one draw or in all steps.
         releases: number of charged releases.
         in_words: everything released, in words.
         epsilon: certified upper bound on epsilon; infinite where nothing is proven.

@@ -48,6 +48,11 @@ def check(config: "RunConfig") -> None:
         )
     if config.steps is None:
         raise ValueError(f"steps must be given with strategy {name}, made for so many; got None")
+    if config.batch_size > config.dataset_size:
+        raise ValueError(
+            f"batch_size must be at most dataset_size ({config.dataset_size}), got "
+            f"{config.batch_size}"
+        )
     _check_bands(config)
     _check_apart(config)
 
