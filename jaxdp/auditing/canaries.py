@@ -192,6 +192,11 @@ def candidates(count: int, params: PyTree) -> Canaries:
 def check(algorithm: Algorithm) -> None:
     """Raises ValueError for algorithms that such canaries cannot audit."""
     mechanism = algorithm.mechanism
+    if mechanism.strategy is not None:
+        raise ValueError(
+            "canaries must be 0 with correlated noise: the audit scores every step by itself, as "
+            "if its noise were independent; got a number of them"
+        )
     if not isinstance(mechanism.sampling, Poisson | FullBatch | RandomAllocation):
         raise ValueError(
             f"canaries must be 0 for {name_of(mechanism.sampling)} sampling: a record more changes "

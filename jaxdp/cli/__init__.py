@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train | export | algorithms | audit | reproduce | epsilon | ...``."""
+"""The command line: ``jaxdp train | plan | export | audit | reproduce | epsilon | ...``."""
 
 import importlib
 import os
@@ -20,6 +20,7 @@ _COMMANDS = {
     "export": "jaxdp.cli.export:export",
     "epsilon": "jaxdp.cli.accounting:epsilon",
     "calibrate": "jaxdp.cli.accounting:calibrate",
+    "plan": "jaxdp.cli.plan:plan",
     "algorithms": "jaxdp.cli.algorithms:algorithms",
     "audit": "jaxdp.cli.audit:audit",
     "reproduce": "jaxdp.papers.command:reproduce",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jaxdp import accounting as acc
-from jaxdp.cli.options import SAMPLINGS
+from jaxdp.cli.options import CORRELATED, SAMPLINGS
 
 _RELATIONS = [r.value for r in acc.Relation]
 _relation = click.option(
@@ -29,8 +29,6 @@ _accountant = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-# Noise that is correlated over the steps, with its own way to draw records.
-_CORRELATED = ("cyclic_poisson", "fixed_order")
 # The numbers of each sampling, beside noise and steps: options that must come with it.
 _NEEDED = {
     "poisson": ("sampling_prob",),
@@ -47,7 +45,7 @@ _NEEDED = {
 @click.command()
 @click.option(
     "--sampling",
-    type=click.Choice((*SAMPLINGS, *_CORRELATED)),
+    type=click.Choice((*SAMPLINGS, *CORRELATED)),
     default="poisson",
     show_default=True,
     help="How batches are drawn. The last two have noise that is correlated over the steps: "

@@ -22,6 +22,11 @@ SAMPLINGS = (
     "shuffle",
     "truncated_poisson",
 )
+# Of whole runs with noise that is correlated over the steps.
+CORRELATED = ("cyclic_poisson", "fixed_order")
+# The names of jaxdp.runs.strategies, likewise.
+STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "identity")
+RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 
 
 class Filled(click.Path):

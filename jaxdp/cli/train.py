@@ -11,10 +11,16 @@ from typing import Any
 import click
 
 from jaxdp.cli.failures import in_words
-from jaxdp.cli.options import SAMPLINGS, Filled, NumberOr, papers
+from jaxdp.cli.options import (
+    CORRELATED,
+    RELATIONS,
+    SAMPLINGS,
+    STRATEGIES,
+    Filled,
+    NumberOr,
+    papers,
+)
 from jaxdp.data.specs import SPECS
-
-_RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 
 
 @click.command()
@@ -77,8 +83,20 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 @click.option("--momentum", type=float, help="Momentum of SGD [default: 0.9].")
 @click.option(
     "--sampling",
-    type=click.Choice(SAMPLINGS),
-    help="How batches are drawn [default: poisson]. shuffle has no amplification.",
+    type=click.Choice((*SAMPLINGS, *CORRELATED)),
+    help="How batches are drawn [default: poisson]. shuffle has no amplification; the last two are "
+    "for --strategy.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    help="Correlate the noise over the steps (DP-MF) [default: independent noise]. banded and "
+    "identity draw by cyclic_poisson, the others in a fixed_order, under replace_special.",
+)
+@click.option(
+    "--bands",
+    type=int,
+    help="Of the strategy; of buffered its buffers [default: the best number for the budget].",
 )
 @click.option(
     "--participations", type=int, help="Steps of an epoch that a record is in, allocation."
@@ -86,8 +104,9 @@ _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 @click.option("--cap", type=int, help="Largest batch, truncated_poisson [default: mean + 6 sd].")
 @click.option(
     "--relation",
-    type=click.Choice(_RELATIONS),
-    help="Which data sets are neighbours [default: add_or_remove_one].",
+    type=click.Choice(RELATIONS),
+    help="Which data sets are neighbours [default: add_or_remove_one; replace_special with "
+    "fixed_order].",
 )
 @click.option(
     "--canaries",

@@ -11,6 +11,7 @@ from jaxdp import _validate
 from jaxdp import clipping as rules
 from jaxdp.clipping.options import check_bound
 from jaxdp.mechanism import Mechanism, with_rule
+from jaxdp.noise import Strategy
 from jaxdp.optimizers import adaptive, pigdo
 from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.algorithm import Algorithm
@@ -33,6 +34,7 @@ class Numbers:
         sampling: a rule, or its name, as for ``jaxdp.dp_sgd``.
         momentum: momentum of SGD, where the algorithm is built on it.
         key: the key of an annealer's acceptance draws.
+        strategy: of correlated noise, where ``sampling`` is a rule of a whole run; else None.
     """
 
     noise_multiplier: float | NoiseSchedule
@@ -43,6 +45,7 @@ class Numbers:
     sampling: str | Sampling = "poisson"
     momentum: float = 0.0
     key: jax.Array | None = None
+    strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
         # Rules know it by names of their own.
@@ -56,13 +59,16 @@ class Numbers:
 
     def mechanism(self, rule: rules.Rule | None = None) -> Mechanism:
         """The mechanism with a clipping rule, flat clipping by default."""
-        return with_rule(
-            rule or rules.clip(self.l2_clip_norm),
-            self.noise_multiplier,
-            self.batch_size,
-            self.dataset_size,
-            self.sampling,
-        )
+        rule = rule or rules.clip(self.l2_clip_norm)
+        sizes = (self.batch_size, self.dataset_size)
+        if self.strategy is None:
+            return with_rule(rule, self.noise_multiplier, *sizes, self.sampling)
+        if isinstance(self.sampling, str):
+            raise ValueError(
+                "sampling must be a rule of a whole run with a strategy, such as "
+                f"jaxdp.sampling.CyclicPoisson, got {self.sampling!r}"
+            )
+        return Mechanism(rule, self.noise_multiplier, self.sampling, *sizes, strategy=self.strategy)
 
 
 @dataclasses.dataclass(frozen=True)

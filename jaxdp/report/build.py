@@ -118,7 +118,13 @@ def _claim(subject: Subject, ledger: Ledger, last: HistoryRow) -> ClaimRow | Non
     """
     algorithm, mechanism = subject.algorithm, subject.algorithm.mechanism
     noise = mechanism.noise_multiplier
-    if algorithm.claim is None or isinstance(noise, NoiseSchedule) or not noise:
+    # Papers' formulas are about steps with independent noise.
+    if (
+        algorithm.claim is None
+        or mechanism.strategy is not None
+        or isinstance(noise, NoiseSchedule)
+        or not noise
+    ):
         return None
     steps = last.step if last.accepted is None else last.accepted
     rate = subject.batch_size / subject.dataset_size

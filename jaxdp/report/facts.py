@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import clipping
+from jaxdp.report import correlated
 from jaxdp.report.schema import Counts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
 from jaxdp.report.words import RELATIONS, show_delta
@@ -25,6 +26,12 @@ _SAMPLINGS: dict[str, str] = {
     "truncated_poisson": "{batch:,} of {size:,} records expected a step, each with probability "
     "{rate:.3g}, independently of the others; of more than {rule.cap:,} that many are kept at "
     "random (truncated Poisson sampling)",
+    "cyclic_poisson": "{batch:,} of {size:,} records expected a step: every record is in one of "
+    "{rule.bands:,} groups by a hash of its content or identity, step after step takes the next "
+    "group, and each record of it with probability {rule.sampling_prob:.3g}, independently of the "
+    "others (cyclic Poisson sampling)",
+    "fixed_order": "{batch:,} of {size:,} records a step: every pass takes the records in one and "
+    "the same order, the last batch what is left (fixed order, no sampling)",
 }
 _RULES: dict[type, Callable[[Any], str]] = {
     clipping.rules.Clip: lambda rule: (
@@ -97,7 +104,7 @@ def _done(subject: Subject, report: Report) -> Rows:
             ),
         ),
         ("Clipping", _RULES.get(type(rule), repr)(rule)),
-        ("Noise multiplier", _noise(subject)),
+        *_noise(subject),
         ("Released", guarantee.in_words),
         *_counted(report.counts),
         *(("Audit", note) for note in report.notes),
@@ -105,8 +112,14 @@ def _done(subject: Subject, report: Report) -> Rows:
     ]
 
 
-def _noise(subject: Subject) -> str:
-    values = subject.noise_multipliers
+def _noise(subject: Subject) -> Rows:
+    mechanism = subject.algorithm.mechanism
+    if mechanism.strategy is not None:
+        return correlated.rows(mechanism)
+    return [("Noise multiplier", _independent(subject.noise_multipliers))]
+
+
+def _independent(values: list[float]) -> str:
     what = "the noise's standard deviation over what one record can add"
     if len(values) == 1:
         return f"{values[0]:.4g}: {what}"

@@ -81,10 +81,12 @@ class Guarantee(Written):
     Attributes:
         relation: which data sets are neighbours: add_or_remove_one, replace_one or replace_special.
         delta: of (epsilon, delta).
-        sampling: how records are drawn: a name of ``jaxdp.sampling.NAMES``, or a class's.
+        sampling: how records are drawn: a name of ``jaxdp.sampling.NAMES``,
+            "cyclic_poisson" or "fixed_order" for correlated noise, or a class's.
         sampling_prob: expected batch size over the declared number of records.
         noise_multiplier: noise standard deviation over what one record can add; of a schedule its
-            first value.
+            first value; with cyclic_poisson and fixed_order, of fresh noise over the most by which
+            a record moves the strategy's sums of a whole run, in one draw or in all steps.
         releases: number of charged releases.
         in_words: everything released, in words.
         epsilon: certified upper bound on epsilon; infinite where nothing is proven.

@@ -64,10 +64,13 @@ def describe(event: acc.Event) -> str:
             return (
                 f"a run of {steps:,} steps with noise correlated over {bands:,} of them, in turn "
                 f"over {bands:,} groups of records, each record of the group drawn with "
-                f"probability {sampling_prob:.4g}; every draw moves {describe(inner)}"
+                f"probability {sampling_prob:.4g}; every draw of a record costs what it does in "
+                f"{describe(inner)}"
             )
         case acc.PerUser(inner, records):
             return f"{describe(inner)}, where a user with at most {records:,} records is one record"
+        case acc.Repeated(inner, 1):
+            return describe(inner)
         case acc.Repeated(inner, count):
             return f"{count:,} times {describe(inner)}"
         case acc.Composed(events):

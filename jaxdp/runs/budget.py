@@ -74,7 +74,7 @@ def steps_within(planned: int | None, steps: int | None) -> int:
 
 def _plain(config: "RunConfig") -> bool:
     """True if a run is one event repeated, which the accountant calibrates by itself."""
-    if config.noise_schedule is not None or config.once():
+    if config.strategy or config.noise_schedule is not None or config.once():
         return False
     made = dataclasses.replace(config, noise_multiplier=1.0, steps=1).private_algorithm()
     rate, released = config.batch_size / config.dataset_size, acc.Gaussian(1.0)

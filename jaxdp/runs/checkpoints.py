@@ -89,7 +89,7 @@ class Checkpoints:
         self.wait()
         import orbax.checkpoint as ocp
 
-        arrays = jax.tree.map(_copied, _arrays(state))
+        arrays = jax.tree.map(_copied, _stored(state))
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
             history=ocp.args.JsonSave([dict(row) for row in history]),
@@ -215,7 +215,7 @@ class Checkpoints:
     def _read(self, step: int, like: TrainState) -> Restored:
         import orbax.checkpoint as ocp
 
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _arrays(like))
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _stored(like))
         with ocp.StandardCheckpointer() as reader:
             kept = reader.metadata(self._folder / str(step) / "state").item_metadata.tree
         # Before orbax reads: where one of its readers fails, the others are not ended in order.
@@ -226,7 +226,7 @@ class Checkpoints:
             history=ocp.args.JsonRestore(),
         )
         loaded = self._manager.restore(step, args=args)
-        arrays = loaded["state"]
+        arrays = jax.tree.map(_or_empty, _arrays(like), loaded["state"])
         state = TrainState(arrays["params"], arrays["opt_state"], step, np.asarray(arrays["past"]))
         return state, loaded["history"]
 
@@ -259,6 +259,20 @@ class Checkpoints:
 
 def _arrays(state: TrainState) -> dict[str, Any]:
     return {"params": state.params, "opt_state": state.opt_state, "past": np.asarray(state.past)}
+
+
+def _stored(state: TrainState) -> dict[str, Any]:
+    """The arrays as orbax takes them: one number stands for each array without any.
+
+    Such as the buffers of noise that looks back at no step.
+    """
+    return jax.tree.map(
+        lambda leaf: leaf if np.size(leaf) else np.zeros(1, leaf.dtype), _arrays(state)
+    )
+
+
+def _or_empty(like: Any, loaded: Any) -> Any:
+    return loaded if np.size(like) else like
 
 
 def _copied(leaf: Any) -> Any:

@@ -15,17 +15,10 @@ from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs import budget
+from jaxdp.runs import budget, checks, strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
 from jaxdp.seeds import Secret
-
-OPTIMIZERS = ("sgd", "adam")
-
-_MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
-# With probability delta nothing is promised: more is no guarantee. Accountants take minutes at
-# either end.
-_DELTAS = (1e-30, 0.1)
 
 # Models whose per-example gradients are never held, and their physical batch size: on a CPU
 # 1.3 to 1.7 times faster than 64 for 784-1000-10 and batches of 600; more gives nothing.
@@ -51,7 +44,7 @@ class RunConfig:
         l2_clip_norm: per-example bound.
         batch_size: expected batch size.
         dataset_size: declared number of training records.
-        sampling: one of ``jaxdp.sampling.NAMES``.
+        sampling: one of ``jaxdp.sampling.NAMES``; with a strategy, cyclic_poisson or fixed_order.
         relation: neighbouring relation of the guarantee.
         epsilon: the budget, where one was given.
         delta: of the guarantee.
@@ -73,6 +66,11 @@ class RunConfig:
         cap: the largest batch of truncated Poisson sampling; None takes the default.
         own: None for a built-in data set; else the example_shape, num_classes and test_size of a
             file's.
+        strategy: of noise that is correlated over the steps, a key of
+            ``jaxdp.runs.strategies.SAMPLINGS``; None for independent noise.
+        bands: of the strategy, as for ``jaxdp.dp_mf``; filled in by ``resolve``.
+        strategy_numbers: those of a strategy that was optimised, as ``Strategy.to_dict`` has them:
+            filled in by ``resolve``, so that a run goes on with the very same on another machine.
     """
 
     dataset: str
@@ -103,6 +101,9 @@ class RunConfig:
     participations: int = 1
     cap: int | None = None
     own: dict[str, Any] | None = None
+    strategy: str | None = None
+    bands: int | None = None
+    strategy_numbers: dict[str, Any] | None = None
 
     @property
     def spec(self) -> DatasetSpec:
@@ -134,6 +135,7 @@ class RunConfig:
             self.sampling_rule(),
             self.momentum,
             (secret or Secret(0, reproducible=True)).jax_key("judge"),
+            None if self.strategy is None else strategies.of(self),
         )
         name = self.algorithm
         if name == "dp-sgd" and self.optimizer == "adam":
@@ -142,6 +144,8 @@ class RunConfig:
 
     def sampling_rule(self) -> Sampling:
         """The sampling rule; ValueError for numbers that it does not have."""
+        if self.strategy is not None:
+            return strategies.rule(self)
         return sampling.by_name(
             self.sampling, self.batch_size, self.dataset_size, self.participations, self.cap
         )
@@ -228,19 +232,21 @@ class RunConfig:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Checks every value and fills in what follows: noise or steps, block and physical batch size.
+    """Checks every value and fills in what follows: noise or steps, bands, block, physical batch.
 
     Raises:
         ValueError: a value is out of range, or the budget cannot be met; the message names it.
     """
     config = _with_whole_steps(config)
-    _check(config)
+    checks.values(config)
     given = (config.epsilon, config.noise_multiplier, config.steps)
     if all(value is not None for value in given):
         raise ValueError(
             "two of epsilon, noise_multiplier and steps must be given, got all three: "
             f"{config.epsilon}, {config.noise_multiplier}, {config.steps}"
         )
+    config = strategies.resolved(config)
+    checks.parts(config)
     config = _with_noise_and_steps(config)
     assert config.steps is not None
     # Refused here, with the event's name, before anything is charged.
@@ -252,7 +258,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
 def _with_whole_steps(config: RunConfig) -> RunConfig:
     """The configuration with the batch size that whole steps of an allocation's epoch make."""
-    if config.sampling != "allocation":
+    if config.sampling != "allocation" or config.strategy is not None:
         return config
     _validate.integer("participations", config.participations, least=1)
     batch_size = sampling.named.expected_size(
@@ -303,97 +309,3 @@ def _with_noise_and_steps(config: RunConfig) -> RunConfig:
             f"got {config.epsilon}"
         )
     return dataclasses.replace(config, steps=steps)
-
-
-def _check(config: RunConfig) -> None:
-    registry.named(config.algorithm)
-    _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
-    _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
-    covered = [
-        r.value
-        for r in sampling.relations(_validate.one_of("sampling", config.sampling, sampling.NAMES))
-    ]
-    _validate.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
-    _validate.integer("participations", config.participations, least=1)
-    if config.cap is not None:
-        _validate.integer("cap", config.cap, least=1)
-    if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
-        raise ValueError(
-            f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
-        )
-    if not 0 <= _validate.non_negative("momentum", config.momentum) < 1:
-        raise ValueError(f"momentum must be at least 0 and below 1, got {config.momentum!r}")
-    if not _validate.positive("delta", config.delta) < 1:
-        raise ValueError(f"delta must be above 0 and below 1, got {config.delta!r}")
-    if not _DELTAS[0] <= config.delta <= _DELTAS[1]:
-        raise ValueError(
-            f"delta must be at least {_DELTAS[0]:g} and at most {_DELTAS[1]:g}, well below 1 over "
-            f"the number of records ({config.dataset_size}), got {config.delta!r}"
-        )
-    if config.epsilon is not None:
-        _validate.positive("epsilon", config.epsilon)
-    if config.noise_multiplier is not None:
-        _validate.positive("noise_multiplier", config.noise_multiplier)
-    rows = None if config.physical_batch_size == "auto" else config.physical_batch_size
-    for name, value in (
-        ("steps", config.steps),
-        ("eval_every", config.eval_every),
-        ("physical_batch_size", rows),
-    ):
-        if value is not None:
-            _validate.integer(name, value, least=1)
-    # Builds the mechanism and the model once, for their own checks.
-    if config.noise_schedule is not None and config.steps is None:
-        raise ValueError("steps must be given with a noise_schedule, got None")
-    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_algorithm()
-    if (
-        registry.ALGORITHMS[config.algorithm].energy in ("public", "test")
-        and not config.spec.test_size
-    ):
-        raise ValueError(
-            f"algorithm {config.algorithm} must come with test records, which judge its "
-            "candidates, got a file without"
-        )
-    _check_projection(config)
-    _check_canaries(config)
-    models.build(
-        config.model,
-        num_classes=config.spec.num_classes,
-        example_shape=config.example_shape(),
-        activation=config.activation,
-        hidden=(_validate.integer("hidden", config.hidden, least=1),),
-    )
-
-
-def _check_canaries(config: RunConfig) -> None:
-    if not _validate.integer("canaries", config.canaries, least=0):
-        return
-    if config.relation != acc.Relation.ADD_OR_REMOVE_ONE.value:
-        raise ValueError(
-            "canaries must be 0 but under add_or_remove_one, for each is a record more or not; got "
-            f"{config.canaries} under {config.relation}"
-        )
-    if config.sensitive:
-        raise ValueError(
-            "sensitive must be False with canaries, whose losses would drown the others', "
-            f"got both, {config.canaries} canaries"
-        )
-    noise = config.noise_multiplier or 1.0
-    audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_algorithm())
-    config.candidates()
-
-
-def _check_projection(config: RunConfig) -> None:
-    if (config.pca_dimensions is None) != (config.pca_noise_multiplier is None):
-        raise ValueError(
-            "pca_dimensions and pca_noise_multiplier must be given together, got "
-            f"{config.pca_dimensions} and {config.pca_noise_multiplier}"
-        )
-    if config.pca_dimensions is None:
-        return
-    _validate.positive("pca_noise_multiplier", config.pca_noise_multiplier)
-    most = math.prod(config.spec.example_shape)
-    if _validate.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
-        raise ValueError(
-            f"pca_dimensions must be at most the {most} of an example, got {config.pca_dimensions}"
-        )

@@ -94,7 +94,14 @@ def command_of(config: RunConfig) -> str:
         options["hidden"] = config.hidden
     if config.participations > 1:
         options["participations"] = config.participations
-    for name in ("cap", "noise_schedule", "pca_dimensions", "pca_noise_multiplier"):
+    for name in (
+        "strategy",
+        "bands",
+        "cap",
+        "noise_schedule",
+        "pca_dimensions",
+        "pca_noise_multiplier",
+    ):
         if getattr(config, name) is not None:
             options[name.replace("_", "-")] = getattr(config, name)
     if config.canaries:

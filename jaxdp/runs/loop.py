@@ -143,6 +143,11 @@ class ConfiguredRun(Run):
                 "one began: its noise could be used again. Start a new run"
             )
         _require_equal_config(RunConfig.from_dict(state.config), self.config)
+        if self.config.strategy is not None and state.mechanism != self._mechanism():
+            raise ValueError(
+                f"strategy must stay that of the run in {self.path}, {state.mechanism}, got "
+                f"{self._mechanism()}, which this machine makes of the same configuration"
+            )
         if self._fingerprint(state.secret.restored()) != state.data:
             raise ValueError(
                 "a resumed run needs the data that it was started with, but the training data "

@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.optimizers import registry
+from jaxdp.runs import strategies
 from jaxdp.runs.config import RunConfig
 
 # Tramèr & Boneh 2021 (arXiv:2011.11660v3, Appendix C) for the image sets; ours for the others.
@@ -75,7 +76,8 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
         given: fields of ``RunConfig``; None leaves one to the recipe.
 
     With neither ``epsilon`` nor ``noise_multiplier``, the budget is epsilon 3; ``steps`` come from
-    the recipe unless they are to follow from the other two.
+    the recipe unless they are to follow from the other two. A strategy of correlated noise brings
+    its own sampling, and that its relation.
 
     Raises:
         ValueError: an unknown data set, or a value that the algorithm does not use.
@@ -88,8 +90,7 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
         "optimizer": "sgd",
         "momentum": 0.9,
         "dataset_size": chosen.dataset_size,
-        "sampling": "poisson",
-        "relation": "add_or_remove_one",
+        "sampling": strategies.SAMPLINGS.get(given.get("strategy") or "", "poisson"),
         "epsilon": None,
         "noise_multiplier": None,
         "delta": 1e-5,
@@ -99,6 +100,8 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     if named := registry.ALGORITHMS.get(given.get("algorithm") or ""):
         defaults.update(named.recipe)
     given = {name: value for name, value in given.items() if value is not None}
+    drawn = given.get("sampling", defaults["sampling"])
+    defaults["relation"] = strategies.usual_relation(drawn)
     _check_used({**defaults, **given}, given)
     if "epsilon" not in given and "noise_multiplier" not in given:
         defaults["epsilon"] = 3.0

@@ -54,13 +54,14 @@ def rehearse(config: RunConfig) -> Times:
     )
     state, times = trainer.init(assemble.fresh_params(config, secret)), []
     began = time.perf_counter()
-    for batch in trainer.batches(1 + _STEPS):
+    limit = 1 + _STEPS if config.strategy is None else config.steps  # a strategy ends there
+    for batch in trainer.batches(min(1 + _STEPS, limit or 1)):
         state, _ = trainer.step(state, batch)
         jax.block_until_ready(state.params)
         now = time.perf_counter()
         times.append(now - began)
         began = now
-    return Times(times[0], statistics.median(times[1:]))
+    return Times(times[0], statistics.median(times[1:] or times))
 
 
 def _random(config: RunConfig) -> data.Dataset:

@@ -8,7 +8,7 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.sampling.epochs import RandomAllocation, Shuffled
 from jaxdp.sampling.rules import FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
-from jaxdp.sampling.whole import CyclicPoisson
+from jaxdp.sampling.whole import CyclicPoisson, FixedOrder
 
 _TYPES: dict[str, type] = {
     "poisson": Poisson,
@@ -19,10 +19,14 @@ _TYPES: dict[str, type] = {
     "truncated_poisson": TruncatedPoisson,
 }
 NAMES = tuple(_TYPES)
+# Of whole runs with correlated noise, whose rules a strategy makes.
+_OF_RUNS: dict[str, type] = {"cyclic_poisson": CyclicPoisson, "fixed_order": FixedOrder}
 _COVERED = {
     "allocation": (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL),
     "shuffle": (acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL),
     "truncated_poisson": (acc.Relation.REPLACE_SPECIAL,),
+    "cyclic_poisson": (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL),
+    "fixed_order": (acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL),
 }
 
 
@@ -78,7 +82,8 @@ def default_cap(batch_size: int, dataset_size: int) -> int:
 
 def name_of(sampling: Sampling) -> str:
     """The name of a rule; that of its class for one of the caller's own."""
-    names = (name for name, kind in _TYPES.items() if type(sampling) is kind)
+    known = {**_TYPES, **_OF_RUNS}
+    names = (name for name, kind in known.items() if type(sampling) is kind)
     return next(names, type(sampling).__name__)
 
 

@@ -6,9 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from jaxdp import accounting as acc
-from jaxdp import sampling
+from jaxdp import correlated, sampling
 from jaxdp.cli import app
-from jaxdp.cli.options import SAMPLINGS
+from jaxdp.cli.options import CORRELATED, RELATIONS, SAMPLINGS, STRATEGIES
+from jaxdp.runs import strategies
 
 EPOCH = ("--sampling", "allocation", "--steps-per-epoch", "4")
 COMMON = ("--noise-multiplier", "2", "--steps", "6", "--delta", "1e-5")
@@ -34,11 +35,16 @@ def call(*args):
 def test_a_public_order_is_refused_where_a_record_is_removed():
     found = call("epsilon", "--sampling", "fixed_order", *COMMON)
     assert "one removed record shifts every position" in str(found.exception)
-    assert call("train", "--sampling", "fixed_order").exit_code == 2  # not a sampling of batches
+    alone = call("train", "--sampling", "fixed_order", "--dry-run")
+    assert "strategy must be given with sampling fixed_order" in str(alone.exception)
 
 
 def test_the_names_are_those_of_the_package():
     assert SAMPLINGS == sampling.NAMES
+    assert CORRELATED == correlated.SAMPLINGS
+    assert tuple(strategies.SAMPLINGS) == STRATEGIES
+    assert {"dense", *STRATEGIES} == set(correlated.STRATEGIES)
+    assert tuple(relation.value for relation in acc.Relation) == RELATIONS
 
 
 @pytest.mark.parametrize(

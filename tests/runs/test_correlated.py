@@ -133,3 +133,12 @@ def test_repeated_steps_of_amplified_noise_are_refused(tmp_path):
     with pytest.raises(ValueError, match="the checkpoint must hold all steps that were shown"):
         made(tmp_path / "r", amplified()).fit()
     assert charges(tmp_path / "r") == {amplified().event: 1}
+
+
+def test_noise_that_looks_back_at_no_step_is_checkpointed_too(tmp_path):
+    alone = jaxdp.dp_mf(1.0, 1.0, BATCH, N, steps=STEPS, bands=1)
+    shown = []
+    made(tmp_path / "r", alone, shown=shown).fit(5)
+    made(tmp_path / "r", alone, shown=shown).fit()
+    assert len(shown) == STEPS + 1
+    assert charges(tmp_path / "r") == {alone.event: 1}

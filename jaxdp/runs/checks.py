@@ -1,0 +1,123 @@
+"""Checks of configurations of runs, in words."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from jaxdp import _validate, models, sampling
+from jaxdp import accounting as acc
+from jaxdp.auditing import canaries as audit_canaries
+from jaxdp.optimizers import registry
+from jaxdp.runs import strategies
+
+if TYPE_CHECKING:
+    from jaxdp.runs.config import RunConfig
+
+OPTIMIZERS = ("sgd", "adam")
+
+_MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
+# With probability delta nothing is promised: more is no guarantee. Accountants take minutes at
+# either end.
+_DELTAS = (1e-30, 0.1)
+
+
+def values(config: "RunConfig") -> None:
+    """Raises ValueError for a value of a wrong kind or out of its range; builds nothing."""
+    registry.named(config.algorithm)
+    _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
+    _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
+    _check_sampling(config)
+    if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
+        raise ValueError(
+            f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
+        )
+    if not 0 <= _validate.non_negative("momentum", config.momentum) < 1:
+        raise ValueError(f"momentum must be at least 0 and below 1, got {config.momentum!r}")
+    if not _validate.positive("delta", config.delta) < 1:
+        raise ValueError(f"delta must be above 0 and below 1, got {config.delta!r}")
+    if not _DELTAS[0] <= config.delta <= _DELTAS[1]:
+        raise ValueError(
+            f"delta must be at least {_DELTAS[0]:g} and at most {_DELTAS[1]:g}, well below 1 over "
+            f"the number of records ({config.dataset_size}), got {config.delta!r}"
+        )
+    if config.epsilon is not None:
+        _validate.positive("epsilon", config.epsilon)
+    if config.noise_multiplier is not None:
+        _validate.positive("noise_multiplier", config.noise_multiplier)
+    rows = None if config.physical_batch_size == "auto" else config.physical_batch_size
+    for name, value in (
+        ("steps", config.steps),
+        ("eval_every", config.eval_every),
+        ("physical_batch_size", rows),
+    ):
+        if value is not None:
+            _validate.integer(name, value, least=1)
+    if config.noise_schedule is not None and config.steps is None:
+        raise ValueError("steps must be given with a noise_schedule, got None")
+
+
+def _check_sampling(config: "RunConfig") -> None:
+    strategies.check(config)
+    if config.strategy is None:
+        _validate.one_of("sampling", config.sampling, sampling.NAMES)
+    covered = [r.value for r in sampling.relations(config.sampling)]
+    _validate.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
+    _validate.integer("participations", config.participations, least=1)
+    if config.cap is not None:
+        _validate.integer("cap", config.cap, least=1)
+
+
+def parts(config: "RunConfig") -> None:
+    """Raises ValueError if mechanism and model, built once for their own checks, refuse theirs."""
+    dataclasses.replace(config, noise_multiplier=config.noise_multiplier or 1.0).private_algorithm()
+    if (
+        registry.ALGORITHMS[config.algorithm].energy in ("public", "test")
+        and not config.spec.test_size
+    ):
+        raise ValueError(
+            f"algorithm {config.algorithm} must come with test records, which judge its "
+            "candidates, got a file without"
+        )
+    _check_projection(config)
+    _check_canaries(config)
+    models.build(
+        config.model,
+        num_classes=config.spec.num_classes,
+        example_shape=config.example_shape(),
+        activation=config.activation,
+        hidden=(_validate.integer("hidden", config.hidden, least=1),),
+    )
+
+
+def _check_canaries(config: "RunConfig") -> None:
+    if not _validate.integer("canaries", config.canaries, least=0):
+        return
+    if config.relation != acc.Relation.ADD_OR_REMOVE_ONE.value:
+        raise ValueError(
+            "canaries must be 0 but under add_or_remove_one, for each is a record more or not; got "
+            f"{config.canaries} under {config.relation}"
+        )
+    if config.sensitive:
+        raise ValueError(
+            "sensitive must be False with canaries, whose losses would drown the others', "
+            f"got both, {config.canaries} canaries"
+        )
+    noise = config.noise_multiplier or 1.0
+    audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_algorithm())
+    config.candidates()
+
+
+def _check_projection(config: "RunConfig") -> None:
+    if (config.pca_dimensions is None) != (config.pca_noise_multiplier is None):
+        raise ValueError(
+            "pca_dimensions and pca_noise_multiplier must be given together, got "
+            f"{config.pca_dimensions} and {config.pca_noise_multiplier}"
+        )
+    if config.pca_dimensions is None:
+        return
+    _validate.positive("pca_noise_multiplier", config.pca_noise_multiplier)
+    most = math.prod(config.spec.example_shape)
+    if _validate.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
+        raise ValueError(
+            f"pca_dimensions must be at most the {most} of an example, got {config.pca_dimensions}"
+        )

@@ -1,0 +1,113 @@
+"""`jaxdp plan`: the errors of mechanisms for one budget."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import jaxdp
+from jaxdp.cli import app
+from jaxdp.cli.plan import _best, _makers
+
+REFERENCE = {"epsilon": 2.0, "delta": 1e-5, "steps": 2_000, "batch_size": 500}
+SMALL = {"epsilon": 2.0, "delta": 1e-5, "steps": 30, "batch_size": 20, "dataset_size": 200}
+
+
+def call(numbers, *args):
+    given = [str(part) for name, value in numbers.items() for part in (option(name), value)]
+    return CliRunner().invoke(app, ["plan", *given, *args])
+
+
+def option(name):
+    return f"--{name.replace('_', '-')}"
+
+
+@pytest.fixture(scope="module")
+def small():
+    return call(SMALL, "--json")
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # a step of the optimiser too far
+def test_the_reference_has_its_numbers():
+    makers = dict(_makers(0.0, **REFERENCE, dataset_size=50_000))
+    plain, banded, buffered = (makers[name]() for name in ("DP-SGD", "BandMF", "BLT"))
+    assert (banded.bands, banded.memory) == (8, 7)
+    assert banded.noise_multiplier == pytest.approx(2.70808, rel=2e-4)
+    assert banded.rms_error == pytest.approx(31.3595, rel=2e-4)
+    assert plain.rms_error == pytest.approx(36.35, rel=2e-4)
+    assert plain.memory == 0
+    assert (buffered.relation, buffered.memory) == ("replace_special", 4)
+    assert _best([plain, banded, buffered], "add_or_remove_one") is banded
+    assert all(1.999 < row.epsilon <= 2 for row in (plain, banded, buffered))
+
+
+def test_json_has_every_mechanism_and_the_best(small):
+    answer = json.loads(small.stdout.splitlines()[-1])
+    assert [row["name"] for row in answer["rows"]] == [
+        "DP-SGD, Poisson sampling",
+        "DP-SGD, random allocation",
+        "BandMF, cyclic Poisson",
+        "BLT, fixed order",
+        "banded, fixed order",
+    ]
+    strict = [row for row in answer["rows"] if row["relation"] == "add_or_remove_one"]
+    assert answer["best"] == min(strict, key=lambda row: row["rms_error"])["name"]
+    assert answer["refused"] == {}
+    assert {name: answer[name] for name in SMALL} == SMALL
+    assert all(row["epsilon"] <= 2 and row["max_error"] >= row["rms_error"] for row in strict)
+
+
+def test_errors_are_those_of_the_mechanism(small):
+    found = json.loads(small.stdout.splitlines()[-1])["rows"][2]
+    mechanism = jaxdp.dp_mf(l2_clip_norm=1.0, **SMALL)
+    assert found["rms_error"] == jaxdp.correlated.expected_error(mechanism)
+    assert found["max_error"] == jaxdp.correlated.expected_error(mechanism, error="max")
+    assert found["noise_multiplier"] == mechanism.noise_multiplier
+
+
+def test_the_table_says_which_to_take_and_what_the_weaker_promise_is():
+    found = call({**SMALL, "batch_size": 19, "momentum": 0.9})
+    assert found.exit_code == 0
+    assert "Least error under add_or_remove_one: take " in found.stdout
+    assert "another, weaker promise" in " ".join(found.stdout.split())
+    assert "random allocation: whole epochs, 33 steps with 19 records each" in found.stdout
+    assert "about ten seconds" in found.stderr
+    table = found.stdout.splitlines()
+    (start,) = (i for i, line in enumerate(table) if line.split()[:1] == ["relation"])
+    assert all("  " in line for line in table[start + 1 : start + 6])
+
+
+def test_momentum_makes_the_errors_those_of_the_parameters():
+    one, other = (dict(_makers(m, **SMALL))["DP-SGD"]() for m in (0.0, 0.9))
+    assert other.noise_multiplier == one.noise_multiplier
+    assert other.rms_error > 3 * one.rms_error
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"epsilon": -1}, "epsilon must be a finite number above 0, got -1"),
+        ({"delta": 1}, "delta must be"),
+        ({"steps": 0}, "steps must be a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+        ({"batch_size": 201}, r"batch_size must be at most dataset_size \(200\), got 201"),
+        ({"dataset_size": 0}, "dataset_size must be a whole number"),
+        ({"momentum": 1}, "momentum must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(changed, words):
+    found = call({**SMALL, **changed})
+    assert found.output == ""
+    with pytest.raises(ValueError, match=words):
+        raise found.exception
+
+
+def test_a_mechanism_that_cannot_be_had_is_named(monkeypatch):
+    def refuse(*args, **options):
+        raise ValueError("no bound")
+
+    monkeypatch.setattr(jaxdp.correlated, "dp_mf", refuse)
+    found = call(SMALL)
+    assert "BandMF: not possible: no bound" in found.stdout
+    monkeypatch.setattr(jaxdp.mechanism, "dp_sgd", refuse)
+    assert str(call(SMALL).exception) == "no bound"
