@@ -175,7 +175,9 @@ class Mechanism:
         assert self.strategy is not None
         assert not isinstance(self.noise_multiplier, NoiseSchedule)
         each = participation(self.sampling, self.dataset_size)
-        exact = self.noise_multiplier * sensitivity(self.strategy, each).value
+        # A factor for what float32 takes off a row: the products of the deviation, a reciprocal.
+        moved = sensitivity(self.strategy, each).value * (1 + 2.0**-21)
+        exact = self.noise_multiplier * moved
         rounded = np.float32(exact)  # as the noise has it, never less
         up = np.nextafter(rounded, np.float32(np.inf))
         return float(rounded if float(rounded) >= exact else up)

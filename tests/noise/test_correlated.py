@@ -121,7 +121,15 @@ def test_members_of_a_vmap_and_a_scan_get_the_noise_of_their_own_keys():
 
 
 @pytest.mark.parametrize(
-    "wrong", ["a step left out", "a step again", "the state before", "another stream", "beyond"]
+    "wrong",
+    [
+        "a step left out",
+        "a step again",
+        "the state before",
+        "another stream",
+        "the first of another stream",
+        "beyond",
+    ],
 )
 def test_what_does_not_go_on_from_the_state_is_nan_for_ever(wrong):
     strategy = STRATEGIES["four bands"]
@@ -150,6 +158,7 @@ def test_what_does_not_go_on_from_the_state_is_nan_for_ever(wrong):
         "a step again": (state, linked[3]),
         "the state before": (before, linked[4]),
         "another stream": (state, alien),
+        "the first of another stream": (state, made[0]),
         "beyond": (state, linked[-1]),
     }[wrong]
     updates, after = tx.update(summed(), after, key=key)
