@@ -10,7 +10,7 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp.noise import _gramian, _series
 from jaxdp.noise._minimise import INFEASIBLE, Loss, lowest
-from jaxdp.noise.participation import Cyclic, Participation, Single, repeats
+from jaxdp.noise.participation import SINGLE, Cyclic, Participation, repeats
 from jaxdp.noise.strategies import Buffered, Toeplitz, square_root
 from jaxdp.noise.workloads import PREFIX_SUMS, Workload
 
@@ -77,8 +77,10 @@ def _banded_loss(
         return INFEASIBLE, np.zeros(len(coefficients) - 1)
     weighted = weights * response
     total, square = weighted @ response, coefficients @ coefficients
-    n = len(target)
-    slopes = np.array([weighted[j:] @ again[: n - j] for j in range(1, len(coefficients))])
+    # einsum, unlike a product of matrices, starts no threads, which take longer than the work.
+    padded = np.concatenate([np.zeros(len(coefficients) - 1), again])
+    delayed = np.lib.stride_tricks.sliding_window_view(padded, len(again))[-2::-1]
+    slopes = np.einsum("jt,t->j", delayed, weighted)
     gradient = -2 * slopes / total + 2 * coefficients[1:] / square
     return float(np.log(total) + np.log(square)), gradient
 
@@ -86,7 +88,7 @@ def _banded_loss(
 def optimal_buffered(
     steps: int,
     buffers: int,
-    participation: Participation | None = None,
+    participation: Participation = SINGLE,
     workload: Workload = PREFIX_SUMS,
     error: str = "rms",
 ) -> Buffered:
@@ -98,7 +100,7 @@ def optimal_buffered(
     Args:
         steps: n.
         buffers: m >= 1; each costs the memory of one gradient in training.
-        participation: None or ``Single()``, a ``MinSeparation`` or a ``FixedOrder``.
+        participation: any but ``Cyclic``.
         workload: A, of a constant learning rate.
         error: "rms" or "max".
 
@@ -116,7 +118,7 @@ def optimal_buffered(
     workload.learning_rate  # noqa: B018  (refuses a schedule)
     if isinstance(participation, Cyclic):
         raise ValueError(f"participation must not be cyclic, got {participation!r}")
-    often = repeats(participation or Single(), steps)
+    often = repeats(participation, steps)
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
         return _buffered_loss(free, steps, often, workload.momentum, error)
@@ -181,7 +183,8 @@ def _pattern_square(
     """
     count, separation = often
     before = np.arange(count)
-    lengths = np.minimum(separation, steps - before * separation)
+    lengths = np.full(count, separation)
+    lengths[-1] = steps - (count - 1) * separation
     a, d = scales[..., None, :], decays[..., None, :]
     held = d ** (separation - 1) * (1 - d ** (separation * before[:, None])) / (1 - d**separation)
     first = (1 + (a * held).sum(axis=-1)) ** 2

@@ -203,7 +203,7 @@ class BandedInverse(ToeplitzStrategy):
 
         (1 - x) c(x) is 1 / p(x), where p has the prefix sums of the coefficients. If they are
         non-negative, non-increasing and log-convex, all coefficients of 1 / p but the first are at
-        most 0 (Kaluza 1928, Math. Z. 28, Satz 3), so that c does not increase. The three are
+        most 0 (Kaluza 1928, Math. Z. 28), so that c does not increase. The three are
         checked in exact arithmetic.
         """
         sums = list(accumulate(map(Fraction, self.coefficients)))
@@ -406,7 +406,7 @@ def _columns(first: np.ndarray, start: int, stop: int) -> np.ndarray:
     """float64 [n, stop - start]: columns of the lower-triangular Toeplitz matrix."""
     padded = np.concatenate([np.zeros(len(first) - 1), first])
     windows = np.lib.stride_tricks.sliding_window_view(padded, len(first))
-    return np.ascontiguousarray(windows[::-1][start:stop].T)
+    return np.array(windows[::-1][start:stop].T, order="C")
 
 
 def _within(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
