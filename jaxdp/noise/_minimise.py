@@ -21,6 +21,8 @@ def lowest(
 ) -> np.ndarray:
     """The lowest of the local minima found from each start, float64 like the starts.
 
+    A RuntimeWarning says when the best of them is no minimum, its gradient above ``steepest``.
+
     Args:
         loss: gives the logarithm of a loss and its gradient; ``INFEASIBLE`` and zeros where it has
             none.
@@ -28,9 +30,6 @@ def lowest(
         name: of the thing optimised, for the warning.
         steepest: the largest slope that passes for none.
         **options: of L-BFGS-B in scipy.
-
-    Warns:
-        RuntimeWarning: when the best of them is no minimum: its gradient is above ``steepest``.
     """
     from scipy import optimize  # slow to import
 
@@ -49,6 +48,6 @@ def lowest(
     return np.asarray(best.x)
 
 
-def warn(message: str) -> None:
+def warn(message: str, callers: int = 3) -> None:
     """Warns, where the optimiser was called, that its result is not the optimum."""
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(message, RuntimeWarning, stacklevel=callers + 1)

@@ -26,7 +26,8 @@ def optimal_banded(
 
     For one participation, a minimum separation or a fixed order of at least ``bands``, and cyclic
     participation: the sensitivity is then proportional to the norm of the coefficients, up to what
-    the end of the run cuts off. McKenna 2024, arXiv:2405.15913, optimises likewise.
+    the end of the run cuts off. McKenna 2024, arXiv:2405.15913, optimises likewise. A
+    RuntimeWarning says when the optimum was not reached.
 
     Args:
         steps: n.
@@ -36,9 +37,6 @@ def optimal_banded(
 
     Raises:
         ValueError: when an argument is out of its range.
-
-    Warns:
-        RuntimeWarning: when the optimum was not reached.
     """
     _validate.one_of("error", error, ERRORS)
     start = square_root(steps, bands)
@@ -76,8 +74,8 @@ def _banded_loss(
     if not np.abs(again).max() < 1e100:
         return INFEASIBLE, np.zeros(len(coefficients) - 1)
     weighted = weights * response
-    total, square = weighted @ response, coefficients @ coefficients
-    # einsum, unlike a product of matrices, starts no threads, which take longer than the work.
+    # Unlike products of matrices, these start no threads, which take longer than the work.
+    total, square = (weighted * response).sum(), np.square(coefficients).sum()
     padded = np.concatenate([np.zeros(len(coefficients) - 1), again])
     delayed = np.lib.stride_tricks.sliding_window_view(padded, len(again))[-2::-1]
     slopes = np.einsum("jt,t->j", delayed, weighted)
@@ -95,7 +93,8 @@ def optimal_buffered(
     """The buffered strategy (BLT) with the least error times sensitivity.
 
     One evaluation takes O(log n) operations, and O(k) for k participations (arXiv:2408.08868
-    optimises likewise), so n may be millions. A local optimum: the best from several starts.
+    optimises likewise), so n may be millions. A local optimum: the best from several starts. A
+    RuntimeWarning says when none was reached.
 
     Args:
         steps: n.
@@ -107,9 +106,6 @@ def optimal_buffered(
     Raises:
         ValueError: when an argument is out of its range, or the participation is cyclic (a buffered
             strategy has no bands).
-
-    Warns:
-        RuntimeWarning: when no start reached an optimum.
     """
     steps = _validate.integer("steps", steps, least=1)
     buffers = _validate.integer("buffers", buffers, least=1)

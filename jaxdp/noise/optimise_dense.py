@@ -25,7 +25,8 @@ def optimal_dense(
     arXiv:2211.06530): those of a fixed order's epochs; under a minimum separation b, and for cyclic
     participation, those b or more apart, which leaves b bands (arXiv:2306.08153). The optimum
     among such X; without repeated participation, among all. An iteration takes n^3 operations:
-    seconds for 512 steps.
+    seconds for 512 steps. A RuntimeWarning says when, by duality, the square of the error
+    is not proven to be within 1e-4 of the least.
 
     Args:
         steps: n.
@@ -35,9 +36,6 @@ def optimal_dense(
 
     Raises:
         ValueError: when an argument is out of its range.
-
-    Warns:
-        RuntimeWarning: when the square of the error may be 1e-4 of itself above the least.
     """
     steps = _validate.integer("steps", steps, least=1)
     workload.check(steps)
@@ -52,7 +50,7 @@ def optimal_dense(
         found = lowest(loss, [found], name, steepest=np.inf, ftol=1e-10, maxcor=10)
         gap = _gap(workload.matrix(steps), _square(found, free, steps), free)
         if gap > _LARGEST_GAP:
-            warn(f"{name}: the squared error is up to a factor of {1 + gap:.6g} above the least")
+            warn(f"{name}: the squared error is up to a factor of {1 + gap:.6g} above the least", 2)
     return Dense.of(_factor(_square(found, free, steps)))
 
 
