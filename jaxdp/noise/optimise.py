@@ -10,7 +10,7 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp.noise import _gramian, _series
 from jaxdp.noise._minimise import INFEASIBLE, Loss, lowest
-from jaxdp.noise.participation import SINGLE, Cyclic, Participation, repeats
+from jaxdp.noise.participation import SINGLE, Cyclic, MinSeparation, Participation, repeats
 from jaxdp.noise.strategies import Buffered, Toeplitz, square_root
 from jaxdp.noise.workloads import PREFIX_SUMS, Workload
 
@@ -116,24 +116,35 @@ def optimal_buffered(
         raise ValueError(f"participation must not be cyclic, got {participation!r}")
     often = repeats(participation, steps)
 
-    def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        return _buffered_loss(free, steps, often, workload.momentum, error)
+    # The pattern 0, b, 2 b, ... is the worst under a minimum separation where c does not increase.
+    falling = isinstance(participation, MinSeparation) and often[0] > 1
 
-    found = lowest(loss, _starts(steps, buffers), f"{buffers} buffers, {steps} steps")
-    scales, decays = _parameters(found)
+    def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        return _buffered_loss(free, steps, often, workload.momentum, error, falling)
+
+    found = lowest(loss, _starts(steps, buffers, falling), f"{buffers} buffers, {steps} steps")
+    scales, decays = _parameters(found, falling)
     order = np.argsort(-decays)
-    scales = np.maximum(scales[order], _LEAST_SCALE)
+    # Rounded to float32, a sum of 1 may come out above it.
+    scales = np.maximum(scales[order] * (1 - falling * 2.0**-20), _LEAST_SCALE)
     decays = np.minimum(decays[order], _LONGEST_MEMORY)
     return Buffered(tuple(scales.tolist()), tuple(decays.tolist()), steps)
 
 
-def _parameters(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scales and decays of unconstrained numbers [..., 2 m]: their logarithm and log-odds."""
+def _parameters(free: np.ndarray, falling: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The scales and decays of unconstrained numbers [..., 2 m]: their logarithm and log-odds.
+
+    If c is to be ``falling``, the logarithms are of shares beside a share of 1, so that the scales
+    sum to less than 1.
+    """
     half = free.shape[-1] // 2
-    return np.exp(free[..., :half]), 1 / (1 + np.exp(-free[..., half:]))
+    scales = np.exp(free[..., :half])
+    if falling:
+        scales = scales / (1 + scales.sum(axis=-1, keepdims=True))
+    return scales, 1 / (1 + np.exp(-free[..., half:]))
 
 
-def _starts(steps: int, buffers: int) -> list[np.ndarray]:
+def _starts(steps: int, buffers: int, falling: bool) -> list[np.ndarray]:
     """Free numbers of sums near the square root's coefficients, over several ranges of decays.
 
     j^(-1/2) is the integral of s^(-1/2) exp(-s j) over s, divided by the square root of pi: its sum
@@ -145,12 +156,18 @@ def _starts(steps: int, buffers: int) -> list[np.ndarray]:
         rates = np.sqrt(edges[1:] * edges[:-1])
         scales = np.sqrt(rates) * np.log(edges[1] / edges[0]) / np.pi
         scales *= min(1.0, 0.5 / scales.sum())
+        scales /= 1 - scales.sum() if falling else 1
         starts.append(np.concatenate([np.log(scales), np.log((1 - rates) / rates)]))
     return starts
 
 
 def _buffered_loss(
-    free: np.ndarray, steps: int, often: tuple[int, int], momentum: float, error: str
+    free: np.ndarray,
+    steps: int,
+    often: tuple[int, int],
+    momentum: float,
+    error: str,
+    falling: bool,
 ) -> tuple[float, np.ndarray]:
     """log error^2 + log sensitivity^2 and its gradient, by a complex step in every direction.
 
@@ -159,7 +176,7 @@ def _buffered_loss(
     """
     moved = free + 1e-30j * np.eye(len(free))
     with np.errstate(all="ignore"):
-        scales, decays = _parameters(moved)
+        scales, decays = _parameters(moved, falling)
         last, total = _gramian.square_sums(scales, decays, momentum, steps)
         square = _pattern_square(scales, decays, steps, often)
         values = np.log(total if error == "rms" else last) + np.log(square)

@@ -58,16 +58,16 @@ def test_the_gradient_of_banded_strategies(workload, error):
 
 @pytest.mark.parametrize("often", [(1, 500), (7, 60), (3, 200), (500, 1)])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("error", ["rms", "max"])
-def test_the_gradient_of_buffered_strategies(often, momentum, error):
+@pytest.mark.parametrize(("error", "falling"), [("rms", False), ("max", True)])
+def test_the_gradient_of_buffered_strategies(often, momentum, error, falling):
     at = np.array([-3.0, -1.5, 5.0, 1.0])
 
     def loss(free):
-        return optimise._buffered_loss(free, 500, often, momentum, error)
+        return optimise._buffered_loss(free, 500, often, momentum, error, falling)
 
     np.testing.assert_allclose(loss(at)[1], differences(loss, at), rtol=1e-6, atol=1e-8)
     # The loss is that of the strategy which these numbers stand for, but for float32.
-    scales, decays = optimise._parameters(at)
+    scales, decays = optimise._parameters(at, falling)
     strategy = noise.Buffered(tuple(scales), tuple(decays), 500)
     both = losses(strategy, noise.MinSeparation(*often), noise.Workload(momentum))
     factor = 1.0 if error == "rms" else 1 / np.sqrt(500)
@@ -106,6 +106,17 @@ def test_more_buffers_are_no_worse(participation):
     assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(rms))
     assert all(noise.sensitivity(s, participation).exact for s in found)
     assert rms[2] < 1.01 * losses(noise.square_root(1_000), participation)[0]
+
+
+@pytest.mark.parametrize("participation", [noise.MinSeparation(10, 6), noise.MinSeparation(30, 2)])
+def test_buffered_strategies_stay_where_the_sensitivity_is_exact(participation):
+    """Momentum and a short separation lead to c_1 > c_0 otherwise."""
+    found = noise.optimal_buffered(64, 2, participation, HEAVY)
+    assert noise.sensitivity(found, participation).exact
+    assert (
+        losses(found, participation, HEAVY)[0]
+        < losses(noise.Buffered((0.9,), (0.5,), 64), participation, HEAVY)[0]
+    )
 
 
 def test_all_matrices_contain_the_others():
