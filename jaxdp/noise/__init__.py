@@ -15,14 +15,13 @@ from jaxdp.noise.sensitivity import Sensitivity, sensitivity
 from jaxdp.noise.strategies import (
     BandedInverse,
     Buffered,
-    Strategy,
     Toeplitz,
-    ToeplitzStrategy,
     banded_inverse_square_root,
     from_dict,
     identity,
     square_root,
 )
+from jaxdp.noise.strategy import Strategy, ToeplitzStrategy
 from jaxdp.noise.workloads import Workload
 
 __all__ = [

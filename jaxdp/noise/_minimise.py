@@ -10,21 +10,26 @@ Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 # In the units of a logarithm of a loss: far beyond any, and yet finite for the line search.
 INFEASIBLE = 1e4
-_STEEPEST = 1e-4
 
 
-def lowest(loss: Loss, starts: Iterable[np.ndarray], name: str, **options: Any) -> np.ndarray:
+def lowest(
+    loss: Loss,
+    starts: Iterable[np.ndarray],
+    name: str,
+    steepest: float = 1e-4,
+    **options: Any,
+) -> np.ndarray:
     """The lowest of the local minima found from each start, float64 like the starts.
+
+    A RuntimeWarning says when the best of them is no minimum, its gradient above ``steepest``.
 
     Args:
         loss: gives the logarithm of a loss and its gradient; ``INFEASIBLE`` and zeros where it has
             none.
         starts: float64 [p] each.
         name: of the thing optimised, for the warning.
+        steepest: the largest slope that passes for none.
         **options: of L-BFGS-B in scipy.
-
-    Warns:
-        RuntimeWarning: when the best of them is no minimum: its gradient is above 1e-4.
     """
     from scipy import optimize  # slow to import
 
@@ -34,12 +39,15 @@ def lowest(loss: Loss, starts: Iterable[np.ndarray], name: str, **options: Any) 
         for start in starts
     ]
     best = min(runs, key=lambda run: float(run.fun))
-    steepest = float(np.abs(best.jac).max())
-    if not steepest <= _STEEPEST:
-        warnings.warn(
+    slope = float(np.abs(best.jac).max())
+    if not slope <= steepest:
+        warn(
             f"{name}: no optimum was reached in {best.nit} iterations; the best has a gradient of "
-            f"{steepest:.2g} in the logarithm of its loss, {best.message}",
-            RuntimeWarning,
-            stacklevel=3,
+            f"{slope:.2g} in the logarithm of its loss, {best.message}"
         )
     return np.asarray(best.x)
+
+
+def warn(message: str, callers: int = 3) -> None:
+    """Warns, where the optimiser was called, that its result is not the optimum."""
+    warnings.warn(message, RuntimeWarning, stacklevel=callers + 1)

@@ -105,6 +105,51 @@ def test_gradients_in_more_dimensions_are_bounded_too(strategy, seed):
         assert noise.sensitivity(strategy, participation).value >= moved
 
 
+def random_strategy(rng):
+    """Any kind, more often of one sign, falling, or of few bands than by chance."""
+    n, kind = int(rng.integers(1, 8)), rng.integers(4)
+    if kind == 0:
+        m = int(rng.integers(1, 4))
+        scales = rng.uniform(0.01, 1.5, m) / m
+        return noise.Buffered(tuple(scales), tuple(rng.uniform(0, 0.999, m)), n)
+    sign = rng.choice([0, 1, -1])
+    if kind == 1:
+        matrix = np.tril(rng.normal(size=(n, n)))
+        matrix = sign * np.abs(matrix) if sign else matrix
+        matrix = np.triu(matrix, -int(rng.integers(0, n)))
+        np.fill_diagonal(matrix, rng.uniform(0.1, 1.5, n))
+        return noise.Dense.of(matrix)
+    rest = rng.normal(size=int(rng.integers(0, n))) * rng.choice([0.1, 0.5, 1])
+    rest = sign * np.abs(rest) if sign else rest
+    rest = np.sort(rest)[::-1] if rng.random() < 0.3 else rest
+    return (noise.Toeplitz, noise.BandedInverse)[kind - 2]((1.0, *rest), n)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_never_below_brute_force_at_random(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(150):
+        b, k = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+        participation = (noise.MinSeparation(k, b), noise.FixedOrder(b, k))[rng.integers(2)]
+        check(random_strategy(rng), participation)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "participation"),
+    [
+        # 1, 0, 1, 0, ...: steps 0 and 4 are worse than 0 and 3.
+        (noise.BandedInverse((1, 0, -1), 7), noise.MinSeparation(2, 3)),
+        # c_1 > c_0.
+        (noise.Buffered((0.9, 0.9), (0.5, 0.2), 7), noise.MinSeparation(3, 2)),
+        # The products of the columns are above 0, above 0, and below: no signs suit all three.
+        (noise.Dense.of(np.array([[1, 0, 0], [1, 1, 0], [-3, 1, 1]])), noise.FixedOrder(1, 3)),
+    ],
+    ids=["inverse", "buffered", "dense"],
+)
+def test_what_is_not_proven_is_a_bound(strategy, participation):
+    assert not check(strategy, participation).exact
+
+
 def exact_column(strategy):
     """The first column in rational numbers."""
     n = strategy.steps

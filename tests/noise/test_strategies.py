@@ -245,5 +245,6 @@ HOST = {
     "participation",
     "sensitivity",
     "strategies",
+    "strategy",
     "workloads",
 }
