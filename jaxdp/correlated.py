@@ -13,11 +13,11 @@ from jaxdp.noise.errors import max_error, rms_error
 from jaxdp.noise.participation import participation
 from jaxdp.noise.sensitivity import sensitivity
 from jaxdp.noise.strategies import (
-    Strategy,
     banded_inverse_square_root,
     identity,
     square_root,
 )
+from jaxdp.noise.strategy import Strategy
 from jaxdp.noise.workloads import Workload
 from jaxdp.sampling import CyclicPoisson, FixedOrder
 

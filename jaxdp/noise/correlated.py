@@ -22,7 +22,7 @@ from jaxdp.noise.gaussian import (
     spent,
 )
 from jaxdp.noise.recurrences import Recurrence, recurrence
-from jaxdp.noise.strategies import Strategy
+from jaxdp.noise.strategy import Strategy
 from jaxdp.normals import noised
 from jaxdp.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed

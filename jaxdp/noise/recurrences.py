@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.noise.dense import Dense
-from jaxdp.noise.strategies import BandedInverse, Buffered, Strategy, Toeplitz
+from jaxdp.noise.strategies import BandedInverse, Buffered, Toeplitz
+from jaxdp.noise.strategy import Strategy
 
 
 class Recurrence(Protocol):
