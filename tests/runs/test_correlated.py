@@ -1,5 +1,6 @@
 """Runs with correlated noise: interrupted, gone on with, and put back."""
 
+import itertools
 import shutil
 
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ def test_a_run_goes_on_with_the_noise_that_it_had(tmp_path, make):
     made(tmp_path / "r", make(), shown=shown).fit(5)
     made(tmp_path / "r", make(), shown=shown).fit()
     # The last parameters are shown once more at the start: a crash may have come before.
-    trajectory = [shown[0]] + [b for a, b in zip(shown, shown[1:], strict=False) if (a != b).any()]
+    trajectory = [shown[0]] + [b for a, b in itertools.pairwise(shown) if (a != b).any()]
     assert len(trajectory) == STEPS
     assert is_gaussian(normals(make(), trajectory), 1.0)
     assert charges(tmp_path / "r") == {make().event: 1}
