@@ -27,7 +27,6 @@ def small():
     return call(SMALL, "--json")
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # a step of the optimiser too far
 def test_the_reference_has_its_numbers():
     makers = dict(_makers(0.0, **REFERENCE, dataset_size=50_000))
     plain, banded, buffered = (makers[name]() for name in ("DP-SGD", "BandMF", "BLT"))

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp import noise, runs
+from jaxdp import runs
 from jaxdp.cli import main
 from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
+from jaxdp.noise import gaussian
 from jaxdp.report import to_html, to_markdown
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.audit import audit_run
@@ -190,8 +191,8 @@ def test_a_right_run_is_audited_and_a_broken_one_caught(tmp_path, monkeypatch):
     assert found.proven == pytest.approx(
         Ledger(tmp_path / "right/ledger.jsonl").epsilon(1e-5).upper
     )
-    added = noise.noised
-    monkeypatch.setattr(noise, "noised", lambda tree, std, *key: added(tree, std / 50, *key))
+    added = gaussian.noised
+    monkeypatch.setattr(gaussian, "noised", lambda tree, std, *key: added(tree, std / 50, *key))
     charged = {**quiet, "noise_multiplier": 20.0}
     broken = audit_run(finished(tmp_path / "broken", config(**charged)))
     assert broken.proven < 1.5
