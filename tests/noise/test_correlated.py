@@ -174,3 +174,13 @@ def test_it_is_first_in_the_chain_and_takes_a_summed():
     tx = optax.chain(privatize_correlated(STRATEGIES["four bands"], 1.0, 1.0), optax.sgd(0.1))
     with pytest.raises(TypeError, match="must come first in the chain"):
         tx.update(PARAMS, tx.init(PARAMS))
+
+
+@pytest.mark.parametrize("keeps", ["noise", "normals"])
+def test_a_step_writes_one_buffer_in_place(keeps):
+    make = strategies.square_root if keeps == "noise" else strategies.banded_inverse_square_root
+    strategy, params = make(N, 9), {"w": jnp.zeros((400, 400))}
+    tx = privatize_correlated(strategy, 1.0, 1.0)
+    update = jax.jit(lambda s, k: tx.update(summed(params=params), s, key=k), donate_argnums=0)
+    compiled = update.lower(tx.init(params), keys(strategy, count=1)[0]).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 5 * params["w"].nbytes
