@@ -8,7 +8,7 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp.clipping import Rule, clip
 from jaxdp.mechanism import Mechanism
-from jaxdp.noise import optimise
+from jaxdp.noise import optimise, optimise_dense
 from jaxdp.noise.errors import max_error, rms_error
 from jaxdp.noise.participation import participation
 from jaxdp.noise.sensitivity import sensitivity
@@ -187,7 +187,7 @@ class _Asked:
             return optimise.optimal_buffered(self.steps, bands, once, self.workload, self.error)
         if kind == "dense":
             once = participation(self._rule(1), self.dataset_size)
-            return optimise.optimal_dense(self.steps, once, self.workload)
+            return optimise_dense.optimal_dense(self.steps, once, self.workload)
         if bands > self.steps:
             raise ValueError(f"bands must be at most steps ({self.steps}), got {bands}")
         make: dict[str, Callable[[], Any]] = {

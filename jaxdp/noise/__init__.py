@@ -1,26 +1,27 @@
 """Noise: independent or correlated Gaussian noise, as the first link of an optax chain.
 
 Correlated noise is described on the host: a strategy C, a workload A, the errors of the two, and
-the sensitivity under a participation.
+the sensitivity under a participation; optimised strategies have the least of their product.
 """
 
 from jaxdp.noise.correlated import CorrelatedState, privatize_correlated
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import LEAKED, PrivatizeState, if_alike, opened, privatize
+from jaxdp.noise.optimise import optimal_banded, optimal_buffered
+from jaxdp.noise.optimise_dense import optimal_dense
 from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, Single
 from jaxdp.noise.sensitivity import Sensitivity, sensitivity
 from jaxdp.noise.strategies import (
     BandedInverse,
     Buffered,
-    Strategy,
     Toeplitz,
-    ToeplitzStrategy,
     banded_inverse_square_root,
     from_dict,
     identity,
     square_root,
 )
+from jaxdp.noise.strategy import Strategy, ToeplitzStrategy
 from jaxdp.noise.workloads import Workload
 
 __all__ = [
@@ -46,6 +47,9 @@ __all__ = [
     "if_alike",
     "max_error",
     "opened",
+    "optimal_banded",
+    "optimal_buffered",
+    "optimal_dense",
     "privatize",
     "privatize_correlated",
     "rms_error",

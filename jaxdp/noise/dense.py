@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp.noise import _series
-from jaxdp.noise.strategies import Strategy, _check_steps
+from jaxdp.noise.strategy import Strategy, check_steps
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -27,7 +27,7 @@ class Dense(Strategy):
     steps: int
 
     def __post_init__(self) -> None:
-        _check_steps(self)
+        check_steps(self)
         if isinstance(self.entries, str):
             object.__setattr__(self, "entries", base64.b64decode(self.entries, validate=True))
         if not isinstance(self.entries, bytes):

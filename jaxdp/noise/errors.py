@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from jaxdp.noise import _gramian
-from jaxdp.noise.strategies import Buffered, Strategy, ToeplitzStrategy
+from jaxdp.noise.strategies import Buffered
+from jaxdp.noise.strategy import Strategy, ToeplitzStrategy
 from jaxdp.noise.workloads import PREFIX_SUMS, Workload
 
 _BLOCK = 256

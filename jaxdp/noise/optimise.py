@@ -5,22 +5,18 @@ with the clip norm 1; the strategies are rounded to float32 at the end, and only
 sensitivity taken (``jaxdp.noise.sensitivity``).
 """
 
-import warnings
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from jaxdp import _validate
 from jaxdp.noise import _gramian, _series
-from jaxdp.noise.participation import Cyclic, Participation, Single, repeats
+from jaxdp.noise._minimise import INFEASIBLE, Loss, lowest
+from jaxdp.noise.participation import SINGLE, Cyclic, MinSeparation, Participation, repeats
 from jaxdp.noise.strategies import Buffered, Toeplitz, square_root
 from jaxdp.noise.workloads import PREFIX_SUMS, Workload
 
 ERRORS = ("rms", "max")
 _LONGEST_MEMORY = 1 - 2.0**-24  # the largest float32 below 1
-
-Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
+_LEAST_SCALE = 1e-30
 
 
 def optimal_banded(
@@ -30,7 +26,8 @@ def optimal_banded(
 
     For one participation, a minimum separation or a fixed order of at least ``bands``, and cyclic
     participation: the sensitivity is then proportional to the norm of the coefficients, up to what
-    the end of the run cuts off. McKenna 2024, arXiv:2405.15913, optimises likewise.
+    the end of the run cuts off. McKenna 2024, arXiv:2405.15913, optimises likewise. A
+    RuntimeWarning says when the optimum was not reached.
 
     Args:
         steps: n.
@@ -40,21 +37,28 @@ def optimal_banded(
 
     Raises:
         ValueError: when an argument is out of its range.
-
-    Warns:
-        RuntimeWarning: when the optimum was not reached.
     """
+    _validate.one_of("error", error, ERRORS)
     start = square_root(steps, bands)
-    weights = _weights(start.steps, error)
     target = workload.toeplitz(start.steps)
-    if start.bands == 1:
-        return start
-
-    def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        return _banded_loss(np.concatenate([[1.0], free]), target, weights)
-
-    found = _minimum(loss, np.asarray(start.coefficients[1:]), f"{bands} bands")
+    found = np.asarray(start.coefficients[1:])
+    # Long runs make all but a narrow valley unstable: shorter ones lead into it.
+    for length in _lengths(start.steps, start.bands) if len(found) else ():
+        found = lowest(_banded(target[:length], error), [found], f"{bands} bands, {length} steps")
     return Toeplitz((1.0, *found.tolist()), start.steps)
+
+
+def _lengths(steps: int, bands: int) -> list[int]:
+    lengths = [steps]
+    while lengths[-1] > 64 * bands:
+        lengths.append(lengths[-1] // 8)
+    return lengths[::-1]
+
+
+def _banded(target: np.ndarray, error: str) -> Loss:
+    steps = len(target)
+    weights = np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
+    return lambda free: _banded_loss(np.concatenate([[1.0], free]), target, weights)
 
 
 def _banded_loss(
@@ -67,12 +71,14 @@ def _banded_loss(
     """
     response = _series.filtered([1.0], coefficients, target)
     again = _series.filtered([1.0], coefficients, response)
+    if not np.abs(again).max() < 1e100:
+        return INFEASIBLE, np.zeros(len(coefficients) - 1)
     weighted = weights * response
-    total, square = weighted @ response, coefficients @ coefficients
-    if not np.isfinite(total) or not np.isfinite(again).all():
-        return np.inf, np.zeros(len(coefficients) - 1)
-    n = len(target)
-    slopes = np.array([weighted[j:] @ again[: n - j] for j in range(1, len(coefficients))])
+    # Unlike products of matrices, these start no threads, which take longer than the work.
+    total, square = (weighted * response).sum(), np.square(coefficients).sum()
+    padded = np.concatenate([np.zeros(len(coefficients) - 1), again])
+    delayed = np.lib.stride_tricks.sliding_window_view(padded, len(again))[-2::-1]
+    slopes = np.einsum("jt,t->j", delayed, weighted)
     gradient = -2 * slopes / total + 2 * coefficients[1:] / square
     return float(np.log(total) + np.log(square)), gradient
 
@@ -80,28 +86,26 @@ def _banded_loss(
 def optimal_buffered(
     steps: int,
     buffers: int,
-    participation: Participation | None = None,
+    participation: Participation = SINGLE,
     workload: Workload = PREFIX_SUMS,
     error: str = "rms",
 ) -> Buffered:
     """The buffered strategy (BLT) with the least error times sensitivity.
 
     One evaluation takes O(log n) operations, and O(k) for k participations (arXiv:2408.08868
-    optimises likewise), so n may be millions. A local optimum: the best from several starts.
+    optimises likewise), so n may be millions. A local optimum: the best from several starts. A
+    RuntimeWarning says when none was reached.
 
     Args:
         steps: n.
         buffers: m >= 1; each costs the memory of one gradient in training.
-        participation: None or ``Single()``, a ``MinSeparation`` or a ``FixedOrder``.
+        participation: any but ``Cyclic``.
         workload: A, of a constant learning rate.
         error: "rms" or "max".
 
     Raises:
         ValueError: when an argument is out of its range, or the participation is cyclic (a buffered
             strategy has no bands).
-
-    Warns:
-        RuntimeWarning: when no start reached an optimum.
     """
     steps = _validate.integer("steps", steps, least=1)
     buffers = _validate.integer("buffers", buffers, least=1)
@@ -110,28 +114,37 @@ def optimal_buffered(
     workload.learning_rate  # noqa: B018  (refuses a schedule)
     if isinstance(participation, Cyclic):
         raise ValueError(f"participation must not be cyclic, got {participation!r}")
-    often = repeats(participation or Single(), steps)
+    often = repeats(participation, steps)
+
+    # The pattern 0, b, 2 b, ... is the worst under a minimum separation where c does not increase.
+    falling = isinstance(participation, MinSeparation) and often[0] > 1
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        return _buffered_loss(free, steps, often, workload.momentum, error)
+        return _buffered_loss(free, steps, often, workload.momentum, error, falling)
 
-    found = _minimum_of(loss, _starts(steps, buffers), f"{buffers} buffers")
-    scales, decays = _parameters(found)
+    found = lowest(loss, _starts(steps, buffers, falling), f"{buffers} buffers, {steps} steps")
+    scales, decays = _parameters(found, falling)
     order = np.argsort(-decays)
-    return Buffered(
-        tuple(scales[order].tolist()),
-        tuple(np.minimum(decays[order], _LONGEST_MEMORY).tolist()),
-        steps,
-    )
+    # Rounded to float32, a sum of 1 may come out above it.
+    scales = np.maximum(scales[order] * (1 - falling * 2.0**-20), _LEAST_SCALE)
+    decays = np.minimum(decays[order], _LONGEST_MEMORY)
+    return Buffered(tuple(scales.tolist()), tuple(decays.tolist()), steps)
 
 
-def _parameters(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scales and decays of unconstrained numbers [..., 2 m]: their logarithm and log-odds."""
+def _parameters(free: np.ndarray, falling: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The scales and decays of unconstrained numbers [..., 2 m]: their logarithm and log-odds.
+
+    If c is to be ``falling``, the logarithms are of shares beside a share of 1, so that the scales
+    sum to less than 1.
+    """
     half = free.shape[-1] // 2
-    return np.exp(free[..., :half]), 1 / (1 + np.exp(-free[..., half:]))
+    scales = np.exp(free[..., :half])
+    if falling:
+        scales = scales / (1 + scales.sum(axis=-1, keepdims=True))
+    return scales, 1 / (1 + np.exp(-free[..., half:]))
 
 
-def _starts(steps: int, buffers: int) -> list[np.ndarray]:
+def _starts(steps: int, buffers: int, falling: bool) -> list[np.ndarray]:
     """Free numbers of sums near the square root's coefficients, over several ranges of decays.
 
     j^(-1/2) is the integral of s^(-1/2) exp(-s j) over s, divided by the square root of pi: its sum
@@ -143,12 +156,18 @@ def _starts(steps: int, buffers: int) -> list[np.ndarray]:
         rates = np.sqrt(edges[1:] * edges[:-1])
         scales = np.sqrt(rates) * np.log(edges[1] / edges[0]) / np.pi
         scales *= min(1.0, 0.5 / scales.sum())
+        scales /= 1 - scales.sum() if falling else 1
         starts.append(np.concatenate([np.log(scales), np.log((1 - rates) / rates)]))
     return starts
 
 
 def _buffered_loss(
-    free: np.ndarray, steps: int, often: tuple[int, int], momentum: float, error: str
+    free: np.ndarray,
+    steps: int,
+    often: tuple[int, int],
+    momentum: float,
+    error: str,
+    falling: bool,
 ) -> tuple[float, np.ndarray]:
     """log error^2 + log sensitivity^2 and its gradient, by a complex step in every direction.
 
@@ -157,12 +176,12 @@ def _buffered_loss(
     """
     moved = free + 1e-30j * np.eye(len(free))
     with np.errstate(all="ignore"):
-        scales, decays = _parameters(moved)
+        scales, decays = _parameters(moved, falling)
         last, total = _gramian.square_sums(scales, decays, momentum, steps)
         square = _pattern_square(scales, decays, steps, often)
         values = np.log(total if error == "rms" else last) + np.log(square)
     if not np.isfinite(values).all():
-        return np.inf, np.zeros(len(free))
+        return INFEASIBLE, np.zeros(len(free))
     return float(values[0].real), values.imag / 1e-30
 
 
@@ -177,7 +196,8 @@ def _pattern_square(
     """
     count, separation = often
     before = np.arange(count)
-    lengths = np.minimum(separation, steps - before * separation)
+    lengths = np.full(count, separation)
+    lengths[-1] = steps - (count - 1) * separation
     a, d = scales[..., None, :], decays[..., None, :]
     held = d ** (separation - 1) * (1 - d ** (separation * before[:, None])) / (1 - d**separation)
     first = (1 + (a * held).sum(axis=-1)) ** 2
@@ -186,29 +206,3 @@ def _pattern_square(
     sums = (1 - pairs ** (lengths[:, None, None] - 1)) / (1 - pairs)
     rest = np.einsum("...pk,...pkl,...pl->...p", taken, sums, taken)
     return np.asarray((first + rest).sum(axis=-1))
-
-
-def _weights(steps: int, error: str) -> np.ndarray:
-    """float64 [n]: of the squares of a Toeplitz response in the square of the error."""
-    _validate.one_of("error", error, ERRORS)
-    return np.arange(steps, 0, -1) / steps if error == "rms" else np.ones(steps)
-
-
-def _minimum(loss: Gradient, start: np.ndarray, name: str, **options: Any) -> np.ndarray:
-    return _minimum_of(loss, [start], name, **options)
-
-
-def _minimum_of(
-    loss: Gradient, starts: list[np.ndarray], name: str, **options: Any
-) -> np.ndarray:
-    """The lowest of the minima from each start; warns where none of them converged."""
-    from scipy import optimize  # slow to import
-
-    options = {"maxiter": 2_000, "maxfun": 10_000, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-7} | options
-    runs = [
-        optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
-        for start in starts
-    ]
-    for r in runs: print(name, r.fun, r.nit, r.nfev, r.message, np.abs(r.jac).max())
-    best = min(runs, key=lambda run: run.fun)
-    return np.asarray(best.x)

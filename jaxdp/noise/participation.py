@@ -74,10 +74,17 @@ class Cyclic:
 
 
 Participation = Single | MinSeparation | FixedOrder | Cyclic
+SINGLE = Single()
 
 
 def repeats(participation: Participation, steps: int) -> tuple[int, int]:
-    """The most steps that one release counts a record in, at least 1, and their distance."""
+    """The most steps that one release counts a record in, at least 1, and their distance.
+
+    Raises:
+        ValueError: when it is no participation.
+    """
+    if not isinstance(participation, Participation):
+        raise ValueError(f"participation must be one of {Participation}, got {participation!r}")
     if isinstance(participation, Single | Cyclic):
         return 1, steps
     separation = participation.separation

@@ -17,7 +17,8 @@ import math
 import numpy as np
 
 from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, repeats
-from jaxdp.noise.strategies import BandedInverse, Buffered, Strategy, ToeplitzStrategy
+from jaxdp.noise.strategies import BandedInverse, Buffered
+from jaxdp.noise.strategy import Strategy, ToeplitzStrategy
 
 _LARGEST_GRAM = 2_048
 

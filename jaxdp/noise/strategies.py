@@ -10,111 +10,17 @@ Strategies are immutable, and equal where their numbers are. Matrices are float6
 """
 
 import dataclasses
-from abc import ABC, abstractmethod
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from jaxdp import _validate
 from jaxdp.noise import _series
+from jaxdp.noise.strategy import Strategy, ToeplitzStrategy, check_steps
 
 _UNIT = 2.0**-53  # the largest relative error of one rounding
-
-
-class Strategy(ABC):
-    """A lower-triangular matrix C [n, n] with a positive diagonal.
-
-    Attributes:
-        steps: n >= 1.
-    """
-
-    types: ClassVar[dict[str, type["Strategy"]]] = {}
-    steps: int
-
-    def __init_subclass__(cls) -> None:
-        Strategy.types[cls.__name__] = cls
-
-    @property
-    @abstractmethod
-    def bands(self) -> int:
-        """The number of bands: C[i, j] = 0 for i - j >= bands; n where C is full."""
-
-    @abstractmethod
-    def matrix(self) -> np.ndarray:
-        """float64 [n, n]: C."""
-
-    @abstractmethod
-    def column_norms(self) -> np.ndarray:
-        """float64 [n]: the l2 norm of every column of C."""
-
-    @abstractmethod
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
-
-    def inverse_row_norms(self) -> np.ndarray:
-        """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
-        total = np.zeros(self.steps)
-        for start in range(0, self.steps, 256):
-            stop = min(start + 256, self.steps)
-            total += np.square(self.inverse_columns(start, stop)).sum(axis=1)
-        return np.asarray(np.sqrt(total))
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
-
-
-class ToeplitzStrategy(Strategy):
-    """A strategy whose C is Toeplitz: C[i, j] = c_(i-j)."""
-
-    @abstractmethod
-    def first_column(self) -> np.ndarray:
-        """float64 [n]: c, the first column of C."""
-
-    @abstractmethod
-    def first_inverse_column(self) -> np.ndarray:
-        """float64 [n]: the first column of C^-1, which is Toeplitz as well.
-
-        Raises:
-            ValueError: when it exceeds float64 within n steps.
-        """
-
-    @abstractmethod
-    def column_bound(self) -> np.ndarray:
-        """float64 [n]: at least the absolute value of the first column, rounding included."""
-
-    @property
-    @abstractmethod
-    def non_negative(self) -> bool:
-        """True where all of C is proven to be at least 0."""
-
-    @property
-    @abstractmethod
-    def non_increasing(self) -> bool:
-        """True where c is proven to be non-negative and nowhere to increase."""
-
-    def matrix(self) -> np.ndarray:
-        """float64 [n, n]: C."""
-        return _columns(self.first_column(), 0, self.steps)
-
-    def column_norms(self) -> np.ndarray:
-        """float64 [n]: the l2 norm of every column of C; the first is the largest."""
-        return np.asarray(np.sqrt(np.cumsum(np.square(self.first_column())))[::-1])
-
-    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
-        """float64 [n, stop - start]: these columns of C^-1."""
-        return _columns(self.first_inverse_column(), start, stop)
-
-    def inverse_row_norms(self) -> np.ndarray:
-        """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
-        return np.asarray(np.sqrt(np.cumsum(np.square(self.first_inverse_column()))))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
-        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        return {"type": type(self).__name__, **fields}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -203,7 +109,7 @@ class BandedInverse(ToeplitzStrategy):
 
         (1 - x) c(x) is 1 / p(x), where p has the prefix sums of the coefficients. If they are
         non-negative, non-increasing and log-convex, all coefficients of 1 / p but the first are at
-        most 0 (Kaluza 1928, Math. Z. 28, Satz 3), so that c does not increase. The three are
+        most 0 (Kaluza 1928, Math. Z. 28), so that c does not increase. The three are
         checked in exact arithmetic.
         """
         sums = list(accumulate(map(Fraction, self.coefficients)))
@@ -260,7 +166,7 @@ class Buffered(ToeplitzStrategy):
     steps: int
 
     def __post_init__(self) -> None:
-        _check_steps(self)
+        check_steps(self)
         for name in ("scales", "decays"):
             object.__setattr__(self, name, _series.float32s(name, getattr(self, name)))
         if len(self.scales) != len(self.decays):
@@ -379,13 +285,8 @@ def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
     return tuple(np.concatenate([[1.0], np.cumprod((first + 2 * j) / (2 * j))]).tolist())
 
 
-def _check_steps(strategy: Strategy) -> None:
-    steps = _validate.integer("steps", strategy.steps, least=1)
-    object.__setattr__(strategy, "steps", steps)
-
-
 def _check_series(strategy: Toeplitz | BandedInverse) -> None:
-    _check_steps(strategy)
+    check_steps(strategy)
     coefficients = _series.float32s("coefficients", strategy.coefficients)
     if coefficients[0] != 1:
         raise ValueError(f"coefficients[0] must be 1, got {coefficients[0]!r}")
@@ -400,13 +301,6 @@ def _padded(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
     column = np.zeros(steps)
     column[: len(coefficients)] = coefficients
     return column
-
-
-def _columns(first: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """float64 [n, stop - start]: columns of the lower-triangular Toeplitz matrix."""
-    padded = np.concatenate([np.zeros(len(first) - 1), first])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, len(first))
-    return np.ascontiguousarray(windows[::-1][start:stop].T)
 
 
 def _within(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
