@@ -1,5 +1,7 @@
 """The link that adds correlated noise: the rows of C⁻¹Z, and refusals of what does not go on."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,7 +112,7 @@ def test_members_of_a_vmap_and_a_scan_get_the_noise_of_their_own_keys():
         for i, key in enumerate(keys(strategy, seed=seed)):
             updates, state = tx.update(summed(), state, key=key)
             jax.tree.map(
-                lambda a, b, i=i: np.testing.assert_allclose(a[place, i], b, atol=2e-5),
+                lambda a, b, at=(place, i): np.testing.assert_allclose(a[at], b, atol=2e-5),
                 both,
                 updates,
             )
@@ -125,7 +127,7 @@ def test_what_does_not_go_on_from_the_state_is_nan_for_ever(wrong):
     made = keys(strategy, count=N + 1)
     linked = [made[0]] + [
         NoiseKey(k.words, k.multipliers, k.tag, k.step, before.tag, k.parts)
-        for before, k in zip(made, made[1:], strict=False)
+        for before, k in itertools.pairwise(made)
     ]
     state = tx.init(PARAMS)
     last = N if wrong == "beyond" else 4
