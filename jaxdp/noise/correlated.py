@@ -137,13 +137,10 @@ def _next_row(rows: Recurrence, state: CorrelatedState, fresh: Any) -> tuple[PyT
     """(the noise of a step, the buffers after it); ``fresh`` adds the step's own normals."""
     weights, scale = rows.weights(state.step)
     past = jax.tree.map(lambda kept: _weighted(weights, kept), state.buffers)
-    if rows.keeps_inputs:
-        normals = fresh(jax.tree.map(jnp.zeros_like, past))
-        noise = jax.tree.map(jnp.add, past, normals)
-        kept = normals
-    else:
-        noise = jax.tree.map(lambda row: row * scale, fresh(past))
-        kept = noise
+    noise = jax.tree.map(lambda row: row * scale, fresh(past))
+    # The normals are what the noise has beyond the past: made apart from it they would not wait
+    # for the past to be read, and XLA would copy all buffers before one of them is written.
+    kept = jax.tree.map(jnp.subtract, noise, past) if rows.keeps_inputs else noise
     return noise, jax.tree.map(lambda b, row: rows.kept(b, row, state.step), state.buffers, kept)
 
 

@@ -112,9 +112,7 @@ def test_members_of_a_vmap_and_a_scan_get_the_noise_of_their_own_keys():
         for i, key in enumerate(keys(strategy, seed=seed)):
             updates, state = tx.update(summed(), state, key=key)
             jax.tree.map(
-                lambda a, b, place=place, i=i: np.testing.assert_allclose(
-                    a[place, i], b, atol=2e-5
-                ),
+                lambda a, b, at=(place, i): np.testing.assert_allclose(a[at], b, atol=2e-5),
                 both,
                 updates,
             )
