@@ -30,7 +30,7 @@ from jaxdp.seeds import Secret
 RESULTS = Path(__file__).parent / "results" / "correlated_accuracy.json"
 EPSILON, DELTA = 2.0, 1e-5
 BATCH, CLIP, MOMENTUM, HIDDEN = 600, 1.0, 0.9, (64,)
-RATES = (0.1, 0.2, 0.4, 0.8)
+RATES = (0.2, 0.4, 0.8, 1.6, 3.2)
 TUNING, SEEDS = 0, (1, 2, 3, 4, 5)
 DATASETS, EPOCHS = ("mnist", "fashion_mnist"), (1, 4)
 # Of the method's epsilon; it says less under replace_special, where a record is set to zero.
