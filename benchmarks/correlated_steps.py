@@ -137,7 +137,7 @@ class Runner:
         """Of one more step."""
         if self.at is None:
             fresh = jax.jit(lambda p: (jax.tree.map(jnp.zeros_like, p), self.init(p)))
-            self.at = jax.tree.map(jnp.array, fresh(self.params))
+            self.at = fresh(self.params)
         key = jax.device_get(self.key(self.step))
         began = time.perf_counter()
         self.at = jax.block_until_ready(self.run(*self.at, key))
