@@ -106,23 +106,33 @@ def test_the_noise_of_a_strategy_whose_inverse_grows_is_fresh(name):
     assert (one[-1] == two[-1]).mean() < 0.01
 
 
-@pytest.mark.xfail(strict=True, reason="fresh noise is rounded away: delta 0.3 at epsilon 0.34")
+@pytest.mark.xfail(strict=True, reason="fresh noise is rounded away: any record is told apart")
 def test_a_record_is_not_seen_through_a_strategy_whose_inverse_grows():
-    n, batch = 48, 4096
+    n, batch, others, runs = 48, 4096, 511.5, 100_000
     try:
         mechanism = jaxdp.dp_mf(
             10.0, 1.0, batch, batch * n, "fixed_order", steps=n, strategy=Toeplitz((1.0, 2.0), n)
         )
-        assert mechanism.epsilon(n, 1e-5, ZERO_OUT).upper < 0.35
-        # Each coordinate is a run of one parameter. Step 30 sums to 1,023.5 without a record.
-        seen = []
-        for value in (1023.5, 1024.5):
-            rows = released(mechanism, [0.0] * 30 + [value] + [0.0] * (n - 31), 2000)
-            seen.append((rows[30] + 2 * rows[29] == 2048).mean())
+        # Each coordinate is a run of one parameter. Others add 511.5 in step 28, the record 1.
+        given = [[0.0] * 28 + [others + added] for added in (0.0, 1.0)]
+        without, added = (released(mechanism, sums, runs) for sums in given)
     except ValueError:
         return  # refused
-    without, with_record = seen
-    assert with_record <= np.exp(0.35) * without + 1e-5 + 0.05
+    assert mechanism.epsilon(n, 1e-5, ZERO_OUT).upper < 0.35
+    fresh = next(iter(mechanism.multipliers(0).values()))
+    std = np.float32(fresh) * np.float32(mechanism.l2(jnp.zeros(1)))
+
+    def seen(rows):
+        """The share of runs that the adversary, who knows the others, calls one with the record."""
+        y = -2 * np.float32(rows[27] / std).astype(float)
+        fused, apart = np.float32(others + std * y), np.float32(others + np.float32(std * y))
+        # Where float32 leaves nothing of a fresh normal, and y follows from std * y.
+        far = (abs(y) > 2**28) & (np.frexp(abs(y))[0] < 0.7)
+        return (far & (rows[28] != fused) & (rows[28] != apart)).mean()
+
+    # As measured 0.03 against 0, as the tests compile. Where XLA fuses multiplication and addition
+    # 5e-4 against 3e-4, for one parameter.
+    assert seen(added) <= np.exp(0.35) * seen(without) + 1e-5 + 5e-5
 
 
 # Breaks: runs.
