@@ -63,6 +63,7 @@ class Issuer:
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
         self._draws = draws or self.label
         self._source, self._note, self._replay = source, note, replay
+        self.arranged: Any = None  # of a run with correlated noise: the sampler, and its records
         self._reserved = self.step
         self._handed = self.step
         self._kept = self.step  # steps before this one are never given back

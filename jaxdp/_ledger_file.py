@@ -26,7 +26,7 @@ class Chain:
     def __init__(self, key: bytes = b""):
         self._key = key
         self.head = b""
-        self.heads: set[bytes] = set()
+        self.heads: dict[bytes, int] = {}  # and their order
 
     def next(self, row: Row) -> str:
         """Appends one row, and returns its hash in hexadecimal."""
@@ -41,10 +41,15 @@ class Chain:
             self.head + text, digest_size=16, key=self._key[:64], person=b"jaxdp ledger"
         ).digest()
 
+    def holds(self, head: bytes, since: bytes = b"") -> bool:
+        """True if ``head`` was once the head, after ``since`` if that is given."""
+        heads = self.heads
+        return head in heads and (not since or heads[head] > heads.get(since, len(heads)))
+
     def take(self, found: bytes) -> None:
         """Continues from a hash."""
         self.head = found
-        self.heads.add(found)
+        self.heads.setdefault(found, len(self.heads))
 
 
 def header(key: bytes = b"") -> Row:

@@ -277,7 +277,8 @@ class Heard:
             raise StorageError(
                 f"process 0 could not charge, so nobody goes on: {message['failed']}"
             )
-        self.chain.heads |= {bytes.fromhex(head) for head in message.get("heads", ())}
+        for head in message.get("heads", ()):
+            self.chain.heads.setdefault(bytes.fromhex(head), len(self.chain.heads))
         if "chained" in message:
             self.chain.head, self.chained = bytes.fromhex(message["head"]), message["chained"]
             self._joined = True

@@ -95,9 +95,9 @@ class Ledger:
             self._book.begin()
         return self._book.chain.head
 
-    def holds(self, head: bytes) -> bool:
-        """True if ``head`` was once this ledger's: it then holds all releases up to that head."""
-        return head in self._book.chain.heads
+    def holds(self, head: bytes, since: bytes = b"") -> bool:
+        """True if ``head`` was this ledger's (after ``since``): it holds all releases up to it."""
+        return self._book.chain.holds(head, since)
 
     @property
     def begun(self) -> int:

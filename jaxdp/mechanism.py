@@ -77,8 +77,10 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         check_mechanism(self)
-        if self.strategy is not None and self.steps is None:
-            object.__setattr__(self, "steps", self.strategy.steps)
+        if self.strategy is not None:
+            _ = self._fresh  # refuses what has no sensitivity, such as bands beyond the groups
+            if self.steps is None:
+                object.__setattr__(self, "steps", self.strategy.steps)
         if self.count_noise_multiplier is not None:
             split_noise(self.noise_multiplier, self.count_noise_multiplier)
 

@@ -92,7 +92,6 @@ def unstable(name):
     )
 
 
-@pytest.mark.xfail(strict=True, reason="a strategy whose inverse grows is not refused")
 @pytest.mark.parametrize("name", ["momentum, cut", "buffered", "dense"])
 def test_the_noise_of_a_strategy_whose_inverse_grows_is_fresh(name):
     try:
@@ -106,7 +105,6 @@ def test_the_noise_of_a_strategy_whose_inverse_grows_is_fresh(name):
     assert (one[-1] == two[-1]).mean() < 0.01
 
 
-@pytest.mark.xfail(strict=True, reason="fresh noise is rounded away: any record is told apart")
 def test_a_record_is_not_seen_through_a_strategy_whose_inverse_grows():
     n, batch, others, runs = 48, 4096, 511.5, 100_000
     try:
@@ -162,7 +160,6 @@ def put_back(folder, name):
     shutil.copytree(folder / name, folder / "secret/checkpoints")
 
 
-@pytest.mark.xfail(strict=True, reason="the tails of two branches are charged as one event")
 def test_every_tail_that_is_made_again_is_charged(tmp_path):
     # Rows 0..11, then rows 3, 4 from the checkpoint of 3, then rows 6..11 from the first run's of
     # 6: two tails. Under a C of both signs their distance is 1.73 noise, and 1.41 is charged.
@@ -219,7 +216,6 @@ def steps_apart(draws):
     return min(b - a for steps in at.values() for a, b in itertools.pairwise(steps))
 
 
-@pytest.mark.xfail(strict=True, reason="a run goes on with other identities, so other groups")
 def test_a_run_keeps_the_groups_of_its_records(tmp_path, monkeypatch):
     seen, step_and_look = [], jaxdp.Trainer.step_and_look
 
@@ -237,7 +233,6 @@ def test_a_run_keeps_the_groups_of_its_records(tmp_path, monkeypatch):
     assert steps_apart(seen) >= 3
 
 
-@pytest.mark.xfail(strict=True, reason="the failed start is written down before it is refused")
 def test_the_last_checkpoint_can_be_put_back_as_the_words_say(tmp_path):
     folder, mechanism = tmp_path / "r", amplified()
     run_of(folder, mechanism).fit(3)
@@ -251,7 +246,6 @@ def test_the_last_checkpoint_can_be_put_back_as_the_words_say(tmp_path):
     run_of(folder, mechanism).fit()
 
 
-@pytest.mark.xfail(strict=True, reason="refused after a block was trained and the event charged")
 @pytest.mark.parametrize(
     ("make", "relation"),
     [(in_order, acc.Relation.ADD_OR_REMOVE_ONE), (amplified, acc.Relation.REPLACE_ONE)],
@@ -267,7 +261,6 @@ def test_a_relation_without_a_bound_is_refused_before_a_charge(tmp_path, make, r
 # Breaks: parts that do not belong together.
 
 
-@pytest.mark.xfail(strict=True, reason="checked at the first draw, after its charge")
 def test_more_bands_than_groups_are_refused_when_the_mechanism_is_made():
     strategy = Toeplitz((1.0, 0.9, 0.8, 0.7), STEPS)
     # As it is, its epsilon is a number, for what has no bound.
@@ -277,7 +270,6 @@ def test_more_bands_than_groups_are_refused_when_the_mechanism_is_made():
         )
 
 
-@pytest.mark.xfail(strict=True, reason="another Sampler on the issuer may take other records")
 def test_a_fixed_order_is_of_the_declared_number_of_records():
     mechanism = in_order(strategy="identity")  # charged for 2 times in 18 steps
     try:
@@ -288,7 +280,6 @@ def test_a_fixed_order_is_of_the_declared_number_of_records():
     assert sum(0 in d.indices[d.mask] for d in draws) <= 2
 
 
-@pytest.mark.xfail(strict=True, reason="another Sampler on the issuer may have other groups")
 def test_the_groups_belong_to_the_run():
     mechanism = amplified(batch_size=40)
     try:
@@ -302,7 +293,6 @@ def test_the_groups_belong_to_the_run():
     assert steps_apart([d.indices[d.mask] for d in draws]) >= 3
 
 
-@pytest.mark.xfail(strict=True, reason="where the state is one for all, members share the noise")
 @pytest.mark.parametrize(
     "strategy", [Toeplitz((1.0, 0.5), STEPS), BandedInverse((1.0, -0.5), STEPS)]
 )
@@ -348,7 +338,6 @@ def on_shards(strategy, into):
     )
 
 
-@pytest.mark.xfail(strict=True, reason="buffers that do not vary over an axis get one noise there")
 def test_shards_of_a_sum_do_not_share_their_noise():
     # jaxdp.privatize looks at the sum, and gives 8 numbers; here it is 2, each on 4 devices.
     found = on_shards("jaxdp.noise.square_root(18)", '(P("m"), P())')
@@ -356,7 +345,6 @@ def test_shards_of_a_sum_do_not_share_their_noise():
     assert not found.returncode or "ValueError" in found.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="XLA refuses buffers without a row inside shard_map")
 def test_noise_without_buffers_works_on_shards():
     found = on_shards("jaxdp.noise.identity(18)", '(P("m"), P())')
     assert found.stdout.endswith("distinct 8\n"), found.stderr[-300:]

@@ -118,7 +118,7 @@ def privatize_correlated(
         def fresh(tree: PyTree) -> PyTree:
             return noised(tree, one, words, sharded_over, replicated_over)
 
-        noise, buffers = _next_row(rows, state, fresh)
+        noise, buffers = _next_row(rows, state, updates.value, fresh)
         std = charged * updates.l2
         noisy = jax.tree.map(lambda value, row: value + std * row, updates.value, noise)
         mean = mean_of(noisy, updates, params, divisor)
@@ -133,10 +133,19 @@ def _copies(param: Any, count: int) -> jax.Array:
     return jnp.broadcast_to(like[None], (count, *like.shape))
 
 
-def _next_row(rows: Recurrence, state: CorrelatedState, fresh: Any) -> tuple[PyTree, PyTree]:
+def _next_row(
+    rows: Recurrence, state: CorrelatedState, value: PyTree, fresh: Any
+) -> tuple[PyTree, PyTree]:
     """(the noise of a step, the buffers after it); ``fresh`` adds the step's own normals."""
     weights, scale = rows.weights(state.step)
-    past = jax.tree.map(lambda kept: _weighted(weights, kept), state.buffers)
+
+    def from_past(kept: jax.Array, leaf: jax.Array) -> jax.Array:
+        # Zero, but with a lane for every sum of a vmap, and a part for every shard of a mesh: each
+        # needs normals of its own, also where the past is one for all.
+        zero = jnp.where(jnp.zeros(leaf.shape, bool), leaf, 0.0).astype(jnp.float32)
+        return zero + _weighted(weights, kept) if rows.size else zero
+
+    past = jax.tree.map(from_past, state.buffers, value)
     noise = jax.tree.map(lambda row: row * scale, fresh(past))
     # The normals are what the noise has beyond the past: made apart from it they would not wait
     # for the past to be read, and XLA would copy all buffers before one of them is written.

@@ -14,6 +14,8 @@ from jaxdp.noise.dense import Dense
 from jaxdp.noise.strategies import BandedInverse, Buffered, Toeplitz
 from jaxdp.noise.strategy import Strategy
 
+_MOST_CARRIED = 2.0**12
+
 
 class Recurrence(Protocol):
     """Rows of C⁻¹Z, one a step: scale · (weights · buffers + z).
@@ -99,8 +101,36 @@ class _Sums:
         return decays * buffers + row[None]
 
 
+def check_stable(strategy: Strategy) -> None:
+    """Raises ValueError where float32 would round a step's own normals away.
+
+    Row i of C times the noise is z_i and what is rounded: at most 2^-24 of sum_j |C_ij y_j|, where
+    y_j has the standard deviation of row j of the inverse. 2^-12 of z_i is let pass; the square
+    root of the prefix sums stays below that for millions of steps.
+
+    Args:
+        strategy: any.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    found = strategy.carried()
+    if not found <= _MOST_CARRIED:
+        raise ValueError(
+            f"strategy must have an inverse that stays within float32, got {strategy!r}, whose "
+            f"noise of earlier steps is {found:.3g} times that of a step and would round it away: "
+            f"at most {_MOST_CARRIED:g}. Take one whose inverse decays, such as "
+            "jaxdp.noise.optimal_banded makes"
+        )
+
+
 def recurrence(strategy: Strategy) -> Recurrence:
-    """The recurrence of a strategy; ValueError for one of another kind."""
+    """The recurrence of a strategy.
+
+    Raises:
+        ValueError: one of another kind, or whose noise float32 does not hold.
+    """
+    check_stable(strategy)
     match strategy:
         case Toeplitz():
             return _Bands(strategy.coefficients, keeps_inputs=False)

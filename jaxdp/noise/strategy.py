@@ -1,5 +1,6 @@
 """The interface of a strategy: what the noise, its errors and its sensitivity need to know."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -50,6 +51,22 @@ class Strategy(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
 
+    def carried(self) -> float:
+        """max_i sum_j |C_ij| s_j, where s_j is the standard deviation of the noise of step j.
+
+        The size of what has to cancel for a step's own normals to be left; infinite where the noise
+        exceeds float64.
+        """
+        try:
+            deviations = self.inverse_row_norms()
+        except ValueError:
+            return math.inf
+        return float(np.max(self.weighed(deviations)))
+
+    def weighed(self, values: np.ndarray) -> np.ndarray:
+        """float64 [n]: |C| times the values [n]."""
+        return np.asarray(np.abs(self.matrix()) @ values)
+
 
 class ToeplitzStrategy(Strategy):
     """A strategy whose C is Toeplitz: C[i, j] = c_(i-j)."""
@@ -87,6 +104,13 @@ class ToeplitzStrategy(Strategy):
     def column_norms(self) -> np.ndarray:
         """float64 [n]: the l2 norm of every column of C; the first is the largest."""
         return np.asarray(np.sqrt(np.cumsum(np.square(self.first_column())))[::-1])
+
+    def weighed(self, values: np.ndarray) -> np.ndarray:
+        """float64 [n]: |C| times the values [n]."""
+        from scipy import signal
+
+        column = np.abs(self.first_column())[: self.bands]
+        return np.asarray(signal.oaconvolve(column, values)[: self.steps])
 
     def inverse_columns(self, start: int, stop: int) -> np.ndarray:
         """float64 [n, stop - start]: these columns of C^-1."""

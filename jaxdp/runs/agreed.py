@@ -7,6 +7,8 @@ from typing import Any
 
 from jaxdp import _processes
 from jaxdp.accounting import Relation
+from jaxdp.accounting.canonical import flatten
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 
@@ -57,12 +59,6 @@ def check_guarantee(kept: RunState, path: Path, delta: float | None, relation: R
             )
 
 
-def check_tail(mechanism: Any, step: int, path: Any) -> None:
-    """Raises ValueError if steps that were shown, from ``step`` on, cannot be charged once more."""
-    if not mechanism.sampling.tail_again:
-        raise ValueError(
-            f"the checkpoint must hold all steps that were shown, got one after {step}: steps with "
-            "correlated noise that is amplified by sampling cannot be repeated, for no bound is "
-            f"proven. Put back the last checkpoint of {path}, or begin another run, whose cost "
-            "adds to this one's"
-        )
+def check_relation(algorithm: Algorithm, relation: Relation) -> None:
+    """Raises ValueError where a step has no bound under the relation, before any is charged."""
+    flatten(algorithm.total(1), relation)

@@ -133,6 +133,8 @@ class Run:
         if delta is not None:
             _validate.fraction("delta", delta)
         self._relation = acc.Relation(relation)
+        if self._delta is not None:
+            agreed.check_relation(self.algorithm, self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
         self._canaries = None
         if _validate.integer("canaries", canaries, least=0):

@@ -25,7 +25,7 @@ from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
-from jaxdp.runs.agreed import check_tail
+from jaxdp.runs import branches
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.state import RunState
@@ -150,14 +150,6 @@ class Started:
         name = self.name
         return f"{name}/{self.state.lost}" if self.state.lost else name
 
-    def goes_on_from(self, step: int) -> None:
-        """Charges the steps to come anew where some that were shown are to be done again."""
-        before = self.state.lost
-        while step < max(self.state.shown, self.ledger.shown(self.stream)):
-            self.state = dataclasses.replace(self.state, lost=self.state.lost + 1, shown=step)
-        if self.state.lost > before:
-            self.directory.save_state(self.state)
-
     def shows(self, step: int) -> None:
         """Writes down that the steps up to this one may be seen from now on.
 
@@ -171,8 +163,7 @@ class Started:
     def issuer(self, mechanism: Any, step: int, plan: Plan, part: str = "") -> Issuer:
         """Tickets of a mechanism of the run from ``step`` on, within what it was charged for."""
         secret = self.secret.child(part) if part else self.secret
-        if (whole := getattr(mechanism, "strategy", None) is not None) and self.state.lost:
-            check_tail(mechanism, step, self.directory.path)
+        whole = getattr(mechanism, "strategy", None) is not None
         said = [plan.note] + [SEEDED] * secret.reproducible
         stream = f"{self.stream}/{part}" if part else self.stream
         return Issuer(
@@ -375,7 +366,7 @@ def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[Train
             f"{run.directory.ledger} must hold every charge of the last checkpoint, but some are "
             "missing: what was released can no longer be accounted for"
         )
-    run.goes_on_from(state.step)
+    branches.begin(run, state, plan.algorithm.mechanism)
     if any(e.stream == run.stream and e.end > state.step for e in run.ledger.entries):
         run.ledger.trust(INTERRUPTED)
     return state, rows

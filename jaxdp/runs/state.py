@@ -47,9 +47,18 @@ class RunState(Written):
         config: of a run of ``jaxdp train``: its ``RunConfig``.
         data_file: of a run on a file: its path.
         data_dir: where prepared data sets lie, if it was given.
+        branch: of a run with correlated noise that had to go back: the ledger's heads at the state
+            that it went back to, and then, hexadecimal.
     """
 
-    LEFT_OUT: ClassVar = ("starts", "physical_batch_size", "config", "data_file", "data_dir")
+    LEFT_OUT: ClassVar = (
+        "starts",
+        "physical_batch_size",
+        "config",
+        "data_file",
+        "data_dir",
+        "branch",
+    )
 
     secret: KeptSecret
     starts: tuple[str, ...] | None = None
@@ -64,3 +73,4 @@ class RunState(Written):
     config: dict[str, Any] | None = None
     data_file: str | None = None
     data_dir: str | None = None
+    branch: tuple[str, ...] | None = None

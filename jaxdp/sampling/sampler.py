@@ -62,11 +62,13 @@ class Sampler:
             raise ValueError(
                 f"num_records must be the declared dataset_size ({declared}), got {num_records}"
             )
+        if isinstance(sampling, RunSampling):
+            sampling.check(num_records, declared)
         self._sampling, self._num_records, self._issuer = sampling, num_records, issuer
         # Asked once: Python takes as long to compare a rule with a protocol as to make a draw.
         self._by_step = isinstance(sampling, StepSampling)
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])  # the one drawn last, its batches
-        self._identities, self._arranged = identities, None
+        self._identities = identities
 
     @property
     def sampling(self) -> Sampling:
@@ -130,7 +132,8 @@ class Sampler:
         if self._by_step:
             return cast(StepSampling, self._sampling).choose(ticket.generator(), self._num_records)
         if isinstance(self._sampling, RunSampling):
-            return self._sampling.of_step(self._arranged, ticket.step, ticket.generator())
+            arranged = self._arrange(self._sampling)
+            return self._sampling.of_step(arranged, ticket.step, ticket.generator())
         rule = cast(EpochSampling, self._sampling)
         size = rule.block(self._num_records)
         number, place = divmod(ticket.step, size)
@@ -141,11 +144,20 @@ class Sampler:
             self._epoch = number, batches
         return batches[place]
 
-    def _arrange(self, rule: RunSampling) -> None:
-        if self._arranged is None:
+    def _arrange(self, rule: RunSampling) -> Any:
+        """The arrangement of the records, one for the whole run: that of the first sampler."""
+        if self._issuer.arranged is None:
             known = None if self._identities is None else self._identities()
             rng = self._issuer.generator(rule.block(self._num_records))
-            self._arranged = rule.arrange(rng, self._num_records, known)
+            found = rule.arrange(rng, self._num_records, known)
+            self._issuer.arranged = self, found
+        owner, found = self._issuer.arranged
+        if owner is not self:
+            raise ValueError(
+                "sampler must be the only one of a run with correlated noise, got a second one of "
+                "its issuer: its records could be in other groups"
+            )
+        return found
 
     def close(self, unused: int = 0) -> None:
         """Gives back to the ledger what was charged ahead, and the last ``unused`` draws.

@@ -107,9 +107,7 @@ def test_random_canaries_have_one_coordinate():
 def test_sampling_that_changes_who_else_is_drawn_is_refused(name):
     algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 4, name), 0.1)
     _, worlds = audit.tiny_worlds(algorithm)
-    with pytest.raises(
-        ValueError, match="algorithm must sample by Poisson"
-    ):
+    with pytest.raises(ValueError, match="algorithm must sample by Poisson"):
         auditing.training_run(algorithm, worlds, 1)
 
 

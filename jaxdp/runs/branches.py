@@ -1,0 +1,62 @@
+"""Branches of a run: a stream of its own wherever steps that were shown are done again."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+def begin(run: Any, state: Any, mechanism: Any) -> None:
+    """Charges the steps to come anew where some that were shown are to be done again.
+
+    With correlated noise each state that a run goes back to begins a branch, also one from before
+    an earlier branch: its steps go on from the noise of its own past.
+
+    Args:
+        run: a ``Started``, whose state is changed and written.
+        state: the ``TrainState`` that was restored.
+        mechanism: of the gradient.
+
+    Raises:
+        ValueError: such steps cannot be charged, for no bound is proven; nothing is written.
+    """
+    whole, before = mechanism.strategy is not None, run.state
+    while _to_be_left(run, state, before, whole):
+        if whole:
+            check_tail(mechanism, state.step, run.directory.path)
+        run.state = dataclasses.replace(run.state, lost=run.state.lost + 1, shown=state.step)
+    if run.state is before:
+        return
+    if whole:
+        branch = (_past(state).hex(), run.ledger.head.hex())
+        run.state = dataclasses.replace(run.state, branch=branch)
+    run.directory.save_state(run.state)
+
+
+def _to_be_left(run: Any, state: Any, before: Any, whole: bool) -> bool:
+    """True if the run's stream holds steps that the state has not behind it."""
+    if state.step < max(run.state.shown, run.ledger.shown(run.stream)):
+        return True
+    if not whole or not run.state.lost:
+        return False
+    if run.state is not before:  # a new branch has a stream of its own
+        return any(entry.stream == run.stream for entry in run.ledger.entries)
+    if run.state.branch is None:
+        return True
+    start, since = map(bytes.fromhex, run.state.branch)
+    return _past(state) != start and not run.ledger.holds(_past(state), since)
+
+
+def _past(state: Any) -> bytes:
+    return np.asarray(state.past, np.uint32).tobytes()
+
+
+def check_tail(mechanism: Any, step: int, path: Any) -> None:
+    """Raises ValueError if steps that were shown, from ``step`` on, cannot be charged once more."""
+    if not mechanism.sampling.tail_again:
+        raise ValueError(
+            f"the checkpoint must hold all steps that were shown, got one after {step}: steps with "
+            "correlated noise that is amplified by sampling cannot be repeated, for no bound is "
+            f"proven. Put back the last checkpoint of {path}, or begin another run, whose cost "
+            "adds to this one's"
+        )
