@@ -129,7 +129,7 @@ def folder_name(name: str, run: int) -> str:
 
 
 def has_gpu() -> bool:
-    """True if rows that need a GPU can run here."""
+    """True if long rows can run here without being named."""
     return jax.default_backend() != "cpu"
 
 
