@@ -61,7 +61,7 @@ def schedules() -> dict[str, np.ndarray]:
 def chain(factors: np.ndarray) -> acc.chains.NoisyChain:
     """One convex block over so many epochs; a record contributes 1 to its batch's sum."""
     variances = tuple(np.square(MULTIPLIER * factors).tolist())
-    return acc.chains.NoisyChain(BATCHES, len(factors), 1.0, variances, 1.0, DECAY)
+    return acc.chains.NoisyChain(BATCHES, len(factors), (1.0,), variances, (1.0,), (DECAY,))
 
 
 def by_iteration(place: int, epochs: int) -> np.ndarray:
