@@ -164,6 +164,8 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
         "jaxdp": report.jaxdp,
         "config": report.config,
         "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in told["history"]],
+        # Of the same public test examples; beside the curve, which earlier rows have without it.
+        "test_losses": [at.get("test_loss") for at in told["history"]],
     }
 
 
