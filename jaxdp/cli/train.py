@@ -80,7 +80,7 @@ from jaxdp.data.specs import SPECS
 @click.option("--l2-clip-norm", type=float, help="Per-example clipping norm.")
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), help="[default: sgd]")
 @click.option("--learning-rate", type=float, help="Constant learning rate.")
-@click.option("--momentum", type=float, help="Momentum of SGD [default: 0.9].")
+@click.option("--momentum", type=float, help="Momentum of SGD [default: 0.9; 0 for sa-dpsgd].")
 @click.option(
     "--sampling",
     type=click.Choice((*SAMPLINGS, *CORRELATED)),

@@ -23,7 +23,8 @@ class AnnealingState(NamedTuple):
     Attributes:
         inner: state of the wrapped optimizer, as of the last accepted candidate.
         coin: uint32 [2]; the key of the acceptance draws, which are post-processing.
-        energy: float32 scalar, energy of the current parameters; infinite at first.
+        energy: float32 scalar, energy of the current parameters; infinite until a candidate is
+            accepted: that of the initial parameters is measured in the update.
         proposals: int32 scalar, candidates so far: all of them are charged.
         accepted: int32 scalar, how many were accepted, forced ones included.
         forced: int32 scalar, how many were accepted because too many were rejected before.
@@ -51,15 +52,19 @@ def annealing(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps the chain **after the noise**; its updates are candidates, judged by an energy.
 
-    With ΔE the candidate's energy less the current one: accepted if ΔE <= 0, otherwise with
-    probability exp(-ΔE · temperature · accepted so far), and in any case after ``max_rejections``
-    rejections in a row. A rejected candidate gives a zero update and leaves the inner optimizer's
-    state as it was. A candidate whose energy is not a number is never accepted.
+    With ΔE the candidate's energy less the current one, at first that of the initial parameters:
+    accepted if ΔE <= 0, otherwise with probability exp(-ΔE · Q), and in any case after
+    ``max_rejections`` rejections in a row. Q is ``temperature`` for the first candidate and
+    ``temperature`` · accepted so far for the others. A rejected candidate gives a zero update and
+    leaves the inner optimizer's state as it was. A candidate whose energy is not a number is never
+    accepted.
 
     Formal guarantee: judging is post-processing of the noisy gradient and of the energy, so a run
     costs one gradient event, and with a private energy one energy event, for **every proposal**:
     the law of an accepted candidate is not that of an unselected one, so charging acceptances alone
-    is wrong. Noise comes with the tickets of the gradient and of the energy, on rejection as well.
+    is wrong. The first is judged too: a private energy releases its noisy difference to the initial
+    parameters, which is that proposal's one event. Noise comes with the tickets of the gradient and
+    of the energy, on rejection as well.
 
     Args:
         inner: the optimizer of the noisy gradient, momentum and learning rate included.
@@ -115,7 +120,7 @@ def annealing(
             )
             state = state._replace(judged_by=jnp.asarray(tag))
         better, forced = rise <= 0, state.rejected_in_a_row >= limit
-        probability = jnp.exp(-rise * temperature * state.accepted.astype(jnp.float32))
+        probability = jnp.exp(-rise * _heat(state, temperature))
         lucky = jax.random.uniform(chance, dtype=jnp.float32) <= probability
         accept = (better | lucky | forced) & ~jnp.isnan(rise)
         judged = state._replace(proposals=state.proposals + 1)
@@ -141,6 +146,12 @@ def annealing(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _heat(state: AnnealingState, temperature: float) -> jax.Array:
+    """Q of Algorithm 2: Q0 in its line 1, Q0 · τ from its line 22 on, hence 0 while τ is."""
+    accepted = state.accepted.astype(jnp.float32)
+    return temperature * jnp.where(state.proposals == 0, 1.0, accepted)
+
+
 def sa_dpsgd(
     mechanism: Mechanism,
     learning_rate: Any,
@@ -153,6 +164,8 @@ def sa_dpsgd(
     restore_inner: bool = True,
 ) -> Algorithm:
     """SGD with simulated annealing (SA-DPSGD). Every candidate is charged, accepted or not.
+
+    Algorithm 2 has no momentum, which is the default here.
 
     Args:
         mechanism: the mechanism of the gradient.

@@ -49,14 +49,26 @@ class PublicEnergy:
     def rise(
         self, candidate: PyTree, current: PyTree, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """(candidate's energy - ``last``, candidate's energy), float32 scalars."""
-        del current
+        """(candidate's energy - ``last``, candidate's energy), float32 scalars.
+
+        Where ``last`` is infinite, as at first, ``current``'s energy takes its place.
+        """
+        last = jax.lax.cond(
+            jnp.isposinf(last), lambda: self._started(self._mean(current)), lambda: last
+        )
+        energy = self._mean(candidate)
+        return energy - last, energy
+
+    def _mean(self, params: PyTree) -> jax.Array:
         rows = jax.tree.leaves(self.examples)[0].shape[0]
         losses = jax.lax.map(
-            functools.partial(self.loss_fn, candidate), self.examples, batch_size=min(rows, _ROWS)
+            functools.partial(self.loss_fn, params), self.examples, batch_size=min(rows, _ROWS)
         )
-        energy = jnp.mean(losses, dtype=jnp.float32)
-        return energy - last, energy
+        return jnp.mean(losses, dtype=jnp.float32)
+
+    def _started(self, energy: jax.Array) -> jax.Array:
+        # Against a start without an energy every candidate would be judged NaN, for ever.
+        return jnp.where(jnp.isnan(energy), jnp.inf, energy)
 
 
 @dataclasses.dataclass(eq=False)

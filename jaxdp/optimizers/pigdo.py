@@ -92,7 +92,10 @@ def pirmsprop(
     noise_floor: float = 0.1,
     spread: float = 10.0,
 ) -> Algorithm:
-    """PIRMSprop, repaired; arguments as ``piadam`` and ``decay`` of RMSprop."""
+    """PIRMSprop, repaired; arguments as ``piadam`` and ``decay`` of RMSprop.
+
+    The paper does not state the decay: 0.9 is RMSprop's usual one. As published it is Adam's b2.
+    """
     return _pigdo(mechanism, learning_rate, rmsprop_moments(decay, eps, noise_floor), spread)
 
 

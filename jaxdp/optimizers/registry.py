@@ -252,6 +252,8 @@ def built_by(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
 
 _SMALL_RATE = {"learning_rate": 0.002}
 _ADAGRAD_RATE = {"learning_rate": 0.02}
+# SA-DPSGD's Algorithm 2 steps by the noisy gradient itself; its authors' later code has 0.9.
+ANNEALED_RECIPE = {"momentum": 0.0}
 # Of AdaDp's paper.
 ADADP_RECIPE = {"learning_rate": 0.002, "l2_clip_norm": 4.0}
 ALGORITHMS: dict[str, Entry] = {
@@ -262,8 +264,8 @@ ALGORITHMS: dict[str, Entry] = {
     "dp-adam-bc": Entry(_dp_adam_bc, recipe=_SMALL_RATE),
     "dp-rmsprop": Entry(_dp_rmsprop, recipe=_SMALL_RATE),
     "dp-adagrad": Entry(_dp_adagrad, recipe=_ADAGRAD_RATE),
-    "sa-dpsgd": Entry(_sa, energy="public", momentum=True),
-    "sa-dpsgd-private": Entry(_sa_private, energy="private", momentum=True),
+    "sa-dpsgd": Entry(_sa, energy="public", momentum=True, recipe=ANNEALED_RECIPE),
+    "sa-dpsgd-private": Entry(_sa_private, energy="private", momentum=True, recipe=ANNEALED_RECIPE),
     "adadp": Entry(_adadp, recipe=ADADP_RECIPE),
     "piadam": Entry(built_by(pigdo.piadam), recipe=_SMALL_RATE),
     "pirmsprop": Entry(built_by(pigdo.pirmsprop), recipe=_SMALL_RATE),

@@ -66,8 +66,13 @@ def adadp_as_published(
     """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
 
     E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
-    clipping is per example. Charged as ``NonPrivate``: a coordinate in which no other record has a
-    gradient gets noise only if the record is there. Arguments as ``adadp``.
+    clipping is per example.
+
+    One noise is added to the lot's sum and the RMS step is the mean's, as Theorem 1 charges; lines
+    13 and 26 can be read as a noise and a step for every example.
+
+    Charged as ``NonPrivate``: a coordinate in which no other record has a gradient gets noise only
+    if the record is there. Arguments as ``adadp``.
     """
     for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
         _validate.positive(name, value)

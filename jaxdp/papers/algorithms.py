@@ -8,7 +8,14 @@ from collections.abc import Callable
 from jaxdp.clipping import coordinate_box
 from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.optimizers.registry import ADADP_RECIPE, Entry, Numbers, built_by, register
+from jaxdp.optimizers.registry import (
+    ADADP_RECIPE,
+    ANNEALED_RECIPE,
+    Entry,
+    Numbers,
+    built_by,
+    register,
+)
 from jaxdp.papers.adadp import adadp_as_published, adadp_step_only
 from jaxdp.papers.pigdo import pigdo_as_published
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
@@ -79,8 +86,12 @@ def _pigdo_published(name: str) -> Callable[..., Algorithm]:
 
 _PIGDO = {"learning_rate": 0.001, "l2_clip_norm": 4.0}
 ALGORITHMS = {
-    "sa-dpsgd-as-published": Entry(_sa_published, energy="test", momentum=True),
-    "sa-dpsgd-as-published-train": Entry(_sa_published_train, energy="train", momentum=True),
+    "sa-dpsgd-as-published": Entry(
+        _sa_published, energy="test", momentum=True, recipe=ANNEALED_RECIPE
+    ),
+    "sa-dpsgd-as-published-train": Entry(
+        _sa_published_train, energy="train", momentum=True, recipe=ANNEALED_RECIPE
+    ),
     "adadp-noise-only": Entry(
         _adadp_noise_only, recipe={"learning_rate": 0.1, "l2_clip_norm": 4.0}
     ),

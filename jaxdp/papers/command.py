@@ -63,13 +63,17 @@ _detached = click.option("--detach", is_flag=True, help="Go on in the background
 _runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
 
 
+def _time(hours: float) -> str:
+    return f"{hours:g} h on two cores  " if hours else ""
+
+
 @reproduce.command("list")
 def list_rows() -> None:
     """List the rows, in the order of the queue."""
     from jaxdp.papers import queue
 
     for row in queue.ROWS.values():
-        click.echo(f"{row.name:48}{'needs a GPU  ' if row.needs_gpu else ''}{row.paper}".rstrip())
+        click.echo(f"{row.name:48}{_time(row.hours)}{row.paper}".rstrip())
 
 
 @reproduce.command()
@@ -89,7 +93,7 @@ def run(
 ) -> None:
     """Run ROWS that have no result yet, each from its last checkpoint.
 
-    If none is named, all; those that need a GPU only where there is one.
+    If none is named, all; those of three hours and more only where there is a GPU.
     """
     from jaxdp.papers import queue
 
@@ -222,16 +226,16 @@ def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: 
 
 
 def _runnable(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Without the rows that need a GPU, where there is none; says which those are."""
+    """Without the rows that take hours, where there is no GPU; says which those are."""
     from jaxdp.papers import queue
 
     if queue.has_gpu():
         return names
-    waiting = [name for name in names if queue.ROWS[name].needs_gpu]
+    waiting = [name for name in names if queue.ROWS[name].long]
     if waiting:
         click.echo(
-            f"{len(waiting)} rows need a GPU and are left out (`jaxdp reproduce run NAME` runs "
-            f"them all the same): {', '.join(waiting)}",
+            f"{len(waiting)} rows take hours on a processor and are left out (`jaxdp reproduce run "
+            f"NAME` runs them all the same): {', '.join(waiting)}",
             err=True,
         )
     return tuple(name for name in names if name not in waiting)

@@ -87,7 +87,7 @@ def pigdo_as_published(
         learning_rate: a number or an optax schedule.
         name: "adam", "rmsprop" or "adagrad".
         b1: of Adam.
-        b2: of Adam and RMSprop.
+        b2: of Adam and RMSprop, which Table 1 writes alike; not stated.
         eps: a.
     """
     moved, entering = table_1(name, b1, b2)

@@ -129,7 +129,7 @@ def folder_name(name: str, run: int) -> str:
 
 
 def has_gpu() -> bool:
-    """True if rows that need a GPU can run here."""
+    """True if long rows can run here without being named."""
     return jax.default_backend() != "cpu"
 
 
@@ -164,6 +164,8 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
         "jaxdp": report.jaxdp,
         "config": report.config,
         "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in told["history"]],
+        # Of the same public test examples; beside the curve, which earlier rows have without it.
+        "test_losses": [at.get("test_loss") for at in told["history"]],
     }
 
 

@@ -6,6 +6,9 @@ from typing import Any
 from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.recipes import recipe
 
+# From so many hours on, a row runs on a processor only when it is named.
+LONG = 3.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -16,14 +19,20 @@ class Row:
         dataset: of the run.
         given: what differs from the data set's recipe.
         paper: the paper's accuracy and where it stands, or "".
-        needs_gpu: whether the run takes hours on two cores, so that the queue waits for a GPU.
+        hours: estimated hours on two cores, by the time of a few steps; 0 for less than half an
+            hour.
     """
 
     name: str
     dataset: str
     given: dict[str, Any]
     paper: str = ""
-    needs_gpu: bool = False
+    hours: float = 0.0
+
+    @property
+    def long(self) -> bool:
+        """True if it must be named to run without a GPU."""
+        return self.hours >= LONG
 
     def config(self) -> RunConfig:
         """The resolved configuration."""

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxdp import data, models
 from jaxdp.optimizers import registry
@@ -107,17 +108,28 @@ def model_of(config: RunConfig) -> nn.Module:
     )
 
 
-def evaluator(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Callable[[PyTree], float]:
-    """A function from parameters to accuracy on (x, y), which go to the device once."""
+def evaluator(
+    model: nn.Module, x: np.ndarray, y: np.ndarray
+) -> Callable[[PyTree], dict[str, float]]:
+    """A function from parameters to ``test_accuracy`` and ``test_loss``, the mean cross-entropy.
+
+    Args:
+        model: the network.
+        x: public test examples, which go to the device once.
+        y: their labels.
+    """
     size = 1_000
     x, y = jax.device_put((x, y))
 
     @jax.jit
-    def correct(params: PyTree, xs: jax.Array, ys: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.argmax(jnp.asarray(model.apply(params, xs)), axis=-1) == ys)
+    def sums(params: PyTree, xs: jax.Array, ys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = jnp.asarray(model.apply(params, xs))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, ys)
+        return jnp.sum(jnp.argmax(logits, axis=-1) == ys), jnp.sum(losses)
 
-    def accuracy(params: PyTree) -> float:
-        counts = [correct(params, x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)]
-        return sum(int(count) for count in counts) / len(y)
+    def numbers(params: PyTree) -> dict[str, float]:
+        parts = [sums(params, x[i : i + size], y[i : i + size]) for i in range(0, len(y), size)]
+        correct, loss = (sum(float(part) for part in of) for of in zip(*parts, strict=True))
+        return {"test_accuracy": correct / len(y), "test_loss": loss / len(y)}
 
-    return accuracy
+    return numbers

@@ -169,7 +169,7 @@ class ConfiguredRun(Run):
     def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
         plan = super()._plan(run, steps, kept)
         config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
-        self._accuracy = assemble.evaluator(assemble.model_of(config), *told)
+        self._tested = assemble.evaluator(assemble.model_of(config), *told)
         return dataclasses.replace(
             plan,
             told=config.sensitive,
@@ -183,7 +183,7 @@ class ConfiguredRun(Run):
     def _row(self, state: TrainState, trainer: Trainer) -> Row:
         row = super()._row(state, trainer)
         if self.config.spec.test_size:
-            row["test_accuracy"] = self._accuracy(on_host(state.params))
+            row |= self._tested(on_host(state.params))
         return row
 
     def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:

@@ -47,6 +47,10 @@ _RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+# SA-DPSGD, Table 2, where it differs from the algorithm's own default of 10.
+_MAX_REJECTIONS = {"cifar10": 5}
+
+
 def _recipe_of_own(constants: DatasetSpec) -> dict[str, Any]:
     """The defaults for a data set of the caller's own: ten epochs of a small network."""
     batch = max(1, min(256, constants.dataset_size // 8))
@@ -99,6 +103,8 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     }
     if named := registry.ALGORITHMS.get(given.get("algorithm") or ""):
         defaults.update(named.recipe)
+        if not own:
+            given["settings"] = _settings(chosen.name, given["algorithm"], given.get("settings"))
     given = {name: value for name, value in given.items() if value is not None}
     drawn = given.get("sampling", defaults["sampling"])
     defaults["relation"] = strategies.usual_relation(drawn)
@@ -108,6 +114,14 @@ def recipe(dataset: str | DatasetSpec, **given: Any) -> RunConfig:
     if "epsilon" in given and "noise_multiplier" in given:
         defaults["steps"] = None
     return RunConfig(dataset=chosen.name, **{**defaults, **given})
+
+
+def _settings(dataset: str, algorithm: str, given: dict[str, Any] | None) -> dict[str, Any]:
+    """The algorithm's settings: those given, and the data set's for the others."""
+    rejections = _MAX_REJECTIONS.get(dataset)
+    if rejections is None or "max_rejections" not in registry.settings_of(algorithm):
+        return given or {}
+    return {"max_rejections": rejections, **(given or {})}
 
 
 def _check_used(merged: dict[str, Any], given: dict[str, Any]) -> None:

@@ -59,7 +59,9 @@ def test_worse_is_accepted_with_the_papers_probability(rise, temperature, accept
         tx = annealing(optax.identity(), words, temperature, max_rejections=10)
         params = {"w": jnp.zeros(1)}
         state = tx.init(params)._replace(
-            energy=jnp.zeros([], jnp.float32), accepted=jnp.full([], accepted, jnp.int32)
+            energy=jnp.zeros([], jnp.float32),
+            accepted=jnp.full([], accepted, jnp.int32),
+            proposals=jnp.full([], accepted, jnp.int32),
         )
         step, _ = tx.update({"w": jnp.full(1, rise)}, state, params, energy=PUBLIC)
         return step["w"][0] > 0
@@ -69,6 +71,52 @@ def test_worse_is_accepted_with_the_papers_probability(rise, temperature, accept
     p = np.exp(-rise * temperature * accepted)
     assert is_binomial(count, 4000, p)
     assert not is_binomial(count, 4000, np.exp(-rise * temperature * (accepted + 1)))
+
+
+@pytest.mark.parametrize(("rise", "probability"), [(0.1, np.exp(-1.0)), (20.0, 0.0), (-1.0, 1.0)])
+def test_the_first_candidate_is_judged_against_the_start(rise, probability):
+    """Algorithm 2: ΔE = J(w_new) - J(w0), and Q = Q0 = 10; J(w0) is 3 here."""
+
+    def taken(words):
+        tx, params = annealing(optax.identity(), words), {"w": jnp.full(1, 3.0)}
+        step, _ = tx.update({"w": jnp.full(1, rise)}, tx.init(params), params, energy=PUBLIC)
+        return step["w"][0] != 0
+
+    count = int(jax.jit(jax.vmap(taken))(words(4000)).sum())
+    if probability in (0.0, 1.0):
+        assert count == 4000 * probability
+    else:
+        assert is_binomial(count, 4000, probability)
+
+
+def test_after_a_rejected_first_candidate_algorithm_2_takes_any():
+    """Its line 22 sets Q to Q0 · τ, which is 0 as long as none was accepted."""
+    seen = candidates(annealing(optax.identity(), KEY), [20.0, 20.0, 20.0])
+    assert [w for w, _ in seen] == [0, 20, 20]
+    shapes = {str(jax.tree.map(lambda x: (x.shape, x.dtype), state)) for _, state in seen}
+    assert len(shapes) == 1
+    assert [float(state.energy) for _, state in seen] == [np.inf, 20.0, 20.0]
+    assert int(seen[-1][1].forced) == 0
+
+
+def test_a_start_without_an_energy_is_left():
+    energy = PublicEnergy(lambda p, e: jnp.log(p["w"][0]) + 0.0 * e, jnp.zeros(2))
+    seen = candidates(annealing(optax.identity(), KEY), [2.0], energy, {"w": jnp.full(1, -1.0)})
+    assert seen[-1][0] == 1.0
+
+
+def test_a_private_energy_judges_the_first_candidate_for_one_event():
+    """Its noisy difference to the initial parameters, 0.5 a record, is of the one draw."""
+    ledger = jaxdp.Ledger()
+    energy = private(noise=1e-3, ledger=ledger)
+    tx, params = annealing(optax.identity(), KEY, temperature=1e6), {"w": jnp.zeros(1)}
+    step, state = tx.update({"w": jnp.ones(1)}, tx.init(params), params, energy=energy.prepare())
+    assert float(step["w"][0]) == 0.0
+    assert (int(state.proposals), int(state.accepted)) == (1, 0)
+    assert ledger.steps == 1
+    assert acc.Composed((energy.mechanism.event,)) == acc.Composed(
+        tuple(entry.event for entry in ledger.entries)
+    )
 
 
 @pytest.mark.parametrize("restore", [True, False])

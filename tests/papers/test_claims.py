@@ -22,6 +22,21 @@ def test_figures_of_the_papers():
     assert adadp.order == 4
 
 
+@pytest.mark.parametrize(
+    ("noise", "epochs", "printed", "own"),
+    [(2.0, 260, 5.47, 5.471), (4.0, 100, 3.39, 1.696), (8.0, 30, 1.86, 0.464)],
+)
+def test_pigdos_printed_epsilons_are_all_those_of_noise_2(noise, epochs, printed, own):
+    """Its Section 5.2 tells them of 2, 4 and 8; its own formula gives half and a quarter there."""
+
+    def mma(sigma):
+        return claims.modified_moments_accountant(0.01, sigma, 100 * epochs, 1e-5).value
+
+    assert mma(2.0) == pytest.approx(printed, abs=0.005)
+    assert mma(noise) == pytest.approx(own, abs=5e-4)
+    assert acc.epsilon(run(0.01, noise, 100 * epochs), 1e-5).upper < own
+
+
 def test_the_figure_that_adadp_prints_belongs_to_another_mechanism():
     """4.0 at alpha 6 is the Poisson add/remove value, 4.0153."""
     import math

@@ -278,6 +278,8 @@ def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):
     assert line["command"] == "jaxdp reproduce run tiny --runs 1"
     assert line["steps_timed"] == 2
     assert line["curve"][-1] == [2, line["proven_epsilon"], line["test_accuracy"]]
+    assert len(line["test_losses"]) == len(line["curve"])
+    assert line["test_losses"][-1] > 0
     assert line["steps"] == 2
     assert line["claimed_epsilon"] > line["proven_epsilon"] > 0  # both accepted; a loose formula
     assert line["judged_by"].startswith("Not held out")

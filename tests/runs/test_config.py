@@ -93,7 +93,7 @@ def test_sensitive_statistics_are_asked_for_and_apart(tmp_path):
     text = (tmp_path / "loud/SENSITIVE.json").read_text()
     assert "SENSITIVE" in text
     assert "clipped_fraction" in text
-    keys = {"step", "update_norm", "test_accuracy", "epsilon"}
+    keys = {"step", "update_norm", "test_accuracy", "test_loss", "epsilon"}
     assert all(set(row) == keys for row in result.history)
 
 

@@ -32,6 +32,8 @@ REASON = (
 class AsPublished:
     """DP-SBCD's Algorithm 2 (rebuilt from its prose; its formulas are lost in the text at hand).
 
+    U and V come from a forward pass in every sweep: whether the paper keeps them is lost as well.
+
     No guarantee: the event is non-private. ``claim`` gives the figure of Theorem 4.6.
 
     Attributes:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import rows, style
 from jaxdp.papers.tables.rows import Results
 
@@ -41,7 +42,7 @@ def draw(panel: Any, results: Results, names: Sequence[str], paper: Sequence[flo
                 markeredgewidth=1.8,
                 label="paper",
             )
-        if not found:
+        if not found and name in ROWS:
             style.waiting(panel, place, rows.status(name))
     panel.set_xlabel("test accuracy (%)")
     low, high = panel.get_xlim()

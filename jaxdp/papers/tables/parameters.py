@@ -23,8 +23,8 @@ def page(results: Results) -> Page:
             "from the papers' values. In the small sweeps (an MLP of 64 hidden units, epsilon 1) "
             "and in AdaDp's large ones noise and budget are fixed, as in the papers, and the "
             "number of steps follows: a larger batch or less noise means fewer steps. SA-DPSGD's "
-            "large ones keep 40 epochs and take the noise that the budget asks for. The sweeps at "
-            "the papers' size take hours on two cores and wait for a GPU.",
+            "large ones keep 40 epochs, have no momentum, as its Algorithm 2, and take the noise "
+            "that the budget asks for. *h*: estimated hours on two cores.",
             "Choosing parameters by looking at such tables costs privacy that no column counts.",
             rows.LEGEND,
         ),

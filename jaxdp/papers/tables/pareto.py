@@ -19,6 +19,7 @@ COLUMNS = {
     "adadp": "AdaDp, repaired",
     "dp-sgd-tanh": "DP-SGD, tanh",
     "sa-dpsgd": "SA-DPSGD, repaired",
+    "sa-dpsgd-momentum": "SA-DPSGD, repaired, momentum 0.9",
     "auto-s": "AUTO-S",
 }
 EPSILONS = tuple(sorted((*PARETO_EPSILONS, 3.0)))

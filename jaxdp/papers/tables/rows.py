@@ -29,7 +29,6 @@ EPSILONS_LEGEND = (
 )
 LEGEND = f"{EPSILONS_LEGEND} *Accepted*: the share of candidates that an annealed algorithm took."
 MISSING = "not run"
-WAITING = "needs a GPU"
 
 
 class Results:
@@ -63,7 +62,8 @@ def lines(results: Results, name: str) -> list[list[str]]:
 
 def status(name: str) -> str:
     """The reason why a row has no result."""
-    return WAITING if ROWS[name].needs_gpu else MISSING
+    hours = ROWS[name].hours
+    return f"{MISSING}: {hours:g} h" if hours else MISSING
 
 
 def cells(line: dict[str, Any]) -> list[str]:

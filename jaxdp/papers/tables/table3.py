@@ -15,7 +15,9 @@ COLUMNS = {
     "dp-sgd-tanh": "DP-SGD, tanh",
     "auto-s": "AUTO-S",
     "sa-dpsgd": "SA-DPSGD, repaired",
+    "sa-dpsgd-momentum": "SA-DPSGD, repaired, momentum 0.9",
     "sa-dpsgd-as-published": "SA-DPSGD, as published",
+    "sa-dpsgd-as-published-momentum": "SA-DPSGD, as published, momentum 0.9",
     "piadam": "PIAdam, repaired",
     "adadp": "AdaDp, repaired",
 }
@@ -152,7 +154,7 @@ def figure(results: Results) -> Figure:
     for panel, (dataset, levels) in zip(axes, LEVELS.items(), strict=True):
         for i, (algorithm, shown) in enumerate(COLUMNS.items()):
             look = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
-            shift = 0.12 * (i - 3)
+            shift = 0.09 * (i - 4)
             paper = PAPER[dataset].get(algorithm, ())
             claimed = [(x + shift, y) for x, y in zip(range(3), paper, strict=False) if y]
             if claimed:

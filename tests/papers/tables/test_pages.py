@@ -79,7 +79,7 @@ def test_every_row_of_a_target_is_on_its_page(name, tmp_path):
     text = tables.to_markdown(target.page(tables.Results(tmp_path)))
     for row in target.rows:
         shown = next(x for x in text.splitlines() if f"`{row}`" in x)
-        assert (rows.WAITING if ROWS[row].needs_gpu else rows.MISSING) in shown
+        assert rows.status(row) in shown
 
 
 def test_the_commands_are_the_targets():
@@ -186,6 +186,27 @@ def test_the_rows_are_named_for_what_they_do():
                 assert value in numbers, name
 
 
+def test_sa_dpsgd_has_no_momentum_but_where_its_name_says_so():
+    for name, row in ROWS.items():
+        if "sa-dpsgd" in name and "mlp-64" not in name:
+            config = row.config()
+            assert config.momentum == (0.9 if "momentum" in name else 0.0), name
+            rejections = config.settings.get("max_rejections", 10)
+            if row.dataset == "cifar10":
+                assert rejections == 5, name
+    for line in RESULTS.read("papers.json"):
+        if "sa-dpsgd" in line["name"]:
+            assert line["config"]["momentum"] == ROWS[line["name"]].config().momentum
+
+
+def test_the_rows_at_the_rates_of_their_papers_have_them():
+    for dataset in ("mnist", "fashion_mnist", "cifar10"):
+        adadp = ROWS[f"{dataset}-adadp-clip-4"].config()
+        assert (adadp.learning_rate, adadp.l2_clip_norm) == (0.002, 4.0)
+        piadam = ROWS[f"{dataset}-piadam-clip-4"].config()
+        assert (piadam.learning_rate, piadam.l2_clip_norm) == (0.001, 4.0)
+
+
 def test_a_target_is_rendered_without_running(tmp_path, capsys):
     arguments = ["--render-only", "--results-dir", str(tmp_path / "none"), "--to", str(tmp_path)]
     main(["reproduce", "pareto", *arguments])
@@ -193,12 +214,14 @@ def test_a_target_is_rendered_without_running(tmp_path, capsys):
     assert "pareto.md" in capsys.readouterr().out
 
 
-def test_rows_that_need_a_gpu_are_named_and_left_out(monkeypatch, capsys):
+def test_rows_that_take_hours_are_named_and_left_out(monkeypatch, capsys):
     from jaxdp.papers import command
 
-    names = ("mnist-dp-sgd-tanh", "cifar10-dp-sgd-tanh")
+    names = ("mnist-dp-sgd-tanh", "cifar10-sa-dpsgd")
     assert command._runnable(names) == names[:1]
-    assert "1 rows need a GPU" in capsys.readouterr().err
+    assert "1 rows take hours" in capsys.readouterr().err
+    assert rows.status("cifar10-sa-dpsgd") == "not run: 3.5 h"
+    assert rows.status("mnist-dp-sgd-tanh") == "not run"
     monkeypatch.setattr(queue, "has_gpu", lambda: True)
     assert command._runnable(names) == names
 
