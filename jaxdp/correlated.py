@@ -23,6 +23,7 @@ from jaxdp.sampling import CyclicPoisson, FixedOrder
 
 SAMPLINGS = ("cyclic_poisson", "fixed_order")
 STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "dense", "identity")
+BANDED = ("banded", "identity")  # what cyclic Poisson sampling amplifies
 ERRORS = {"rms": rms_error, "max": max_error}
 # More bands help little, and each is another copy of the parameters.
 _MOST_BANDS = 64
@@ -71,7 +72,8 @@ def dp_mf(
             "square_root", "dense" (small n), "identity", or one of ``jaxdp.noise``. None takes
             "banded" with cyclic Poisson sampling, else "buffered".
         bands: of a banded strategy (of "banded_inverse": of the inverse); buffers of a buffered
-            one. None takes the number with the least error.
+            one. None takes the number with the least error; with ``noise_multiplier`` and cyclic
+            Poisson sampling it must be given.
         workload: the sums of gradients whose error the strategy makes least.
         error: of their errors, "rms" or "max".
         rule: as for ``jaxdp.dp_sgd``.
@@ -150,17 +152,34 @@ class _Asked:
             if bands is not None:
                 raise ValueError(f"bands must be None for a strategy of its own, got {bands}")
             return self.with_strategy(strategy)
-        amplified = self.sampling == "cyclic_poisson"
-        kind = strategy or ("banded" if amplified else "buffered")
-        _validate.one_of("strategy", kind, STRATEGIES)
+        kind = self._kind(strategy)
         if bands is not None:
             return self.with_strategy(
                 self.strategy(kind, _validate.integer("bands", bands, least=1))
             )
         if kind == "banded":
+            if self.noise_multiplier is not None and self.sampling == "cyclic_poisson":
+                raise ValueError(
+                    "bands must be given with noise_multiplier: which number is best depends on "
+                    "the budget, for more bands are amplified less; got None"
+                )
             return min(self.by_bands(), key=self.expected_error)
         usual = {"banded_inverse": min(self.steps, 16), "buffered": _BUFFERS}
         return self.with_strategy(self.strategy(kind, usual.get(kind, self.steps)))
+
+    def _kind(self, strategy: Any) -> str:
+        """The name of a strategy that the sampling has a proof for."""
+        amplified = self.sampling == "cyclic_poisson"
+        if strategy is None:
+            return "banded" if amplified else "buffered"
+        if not isinstance(strategy, str):
+            raise ValueError(
+                "strategy must be a name, or a strategy such as jaxdp.noise.Dense.of(matrix), got "
+                f"{_validate.described(strategy)}"
+            )
+        hint = "; strategies without bands need sampling='fixed_order'" if amplified else ""
+        _validate.one_of("strategy", strategy, BANDED if amplified else STRATEGIES, hint)
+        return strategy
 
     def by_bands(self) -> Iterator[Mechanism]:
         """Mechanisms with optimal banded strategies of more and more bands, while these help."""

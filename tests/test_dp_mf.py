@@ -195,8 +195,14 @@ def test_identities_must_be_given_where_records_are_not_seen():
     ("changed", "words"),
     [
         ({"sampling": "poisson"}, "sampling"),
-        ({"strategy": "buffered", "bands": 2}, "bands"),
-        ({"strategy": "square_root"}, "bands"),
+        ({"strategy": "buffered", "bands": 2}, "strategies without bands need sampling='fixed"),
+        ({"strategy": "square_root"}, "strategies without bands need sampling='fixed_order'"),
+        (
+            {"strategy": strategies.square_root(STEPS), "bands": None},
+            "bands must be at most dataset_size",
+        ),
+        ({"strategy": np.eye(STEPS)}, "strategy must be a name, or a strategy such as"),
+        ({"bands": None}, "bands must be given with noise_multiplier"),
         ({"bands": 13}, "bands must be at most"),
         ({"bands": 0}, "bands must be a whole number of at least 1"),
         ({"steps": 0}, "steps"),
@@ -210,6 +216,12 @@ def test_identities_must_be_given_where_records_are_not_seen():
 def test_wrong_arguments_are_named(changed, words):
     with pytest.raises(ValueError, match=words):
         jaxdp.dp_mf(1.0, **{**NUMBERS, "bands": 2, **changed})
+
+
+def test_dp_sgd_says_which_function_correlates_noise():
+    numbers = {name: value for name, value in NUMBERS.items() if name != "steps"}
+    with pytest.raises(ValueError, match=r"got 'cyclic_poisson': correlated noise, jaxdp.dp_mf"):
+        jaxdp.dp_sgd(1.0, sampling="cyclic_poisson", **numbers)
 
 
 def test_strategy_and_sampling_belong_together():

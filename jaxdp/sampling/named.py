@@ -46,7 +46,8 @@ def by_name(
     Raises:
         ValueError: an unknown name, or a number that the rule does not have or allow.
     """
-    _validate.one_of("sampling", name, NAMES)
+    hint = ": correlated noise, jaxdp.dp_mf" if name in _OF_RUNS else ""
+    _validate.one_of("sampling", name, NAMES, hint)
     batch_size = _validate.integer("batch_size", batch_size, least=1)
     dataset_size = _validate.integer("dataset_size", dataset_size, least=1)
     if batch_size > dataset_size:
