@@ -202,10 +202,10 @@ def _config(run: Path) -> Any:
 
 def _of_run(run: Path, steps: int | None, delta: float | None) -> tuple[str, Any, int, float]:
     config = _config(run)
-    if config.relation != "add_or_remove_one":
-        raise ValueError(
-            f"run must be under add_or_remove_one to be audited, got {config.relation}"
-        )
+    # The two worlds of a fixed order: a record, and a null record in its place.
+    worlds = "replace_special" if config.sampling == "fixed_order" else "add_or_remove_one"
+    if config.relation != worlds:
+        raise ValueError(f"run must be under {worlds} to be audited, got {config.relation}")
     if steps is None:
         assert config.steps is not None
         steps = min(config.steps, _MOST_STEPS)

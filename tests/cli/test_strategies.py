@@ -87,3 +87,16 @@ def test_what_does_not_fit_is_refused_before_any_work(tmp_path, args, words):
     found = train("--out", tmp_path / "r", *args)
     assert words in str(found.exception)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("name", ["banded", "buffered"])
+def test_a_run_is_audited_under_its_own_relation(reported, name):
+    out, *_ = reported[name]
+    result = CliRunner().invoke(
+        app, ["audit", str(out), "--runs", "200", "--seed", "1", "--json", "--steps", "8"]
+    )
+    assert result.exception is None, result.output
+    row = json.loads(result.output.splitlines()[-1])
+    assert row["proven"] <= 3
+    assert not row["broken"]
+    assert not row["noise_refuted"]
