@@ -83,7 +83,10 @@ def resume(
     Raises:
         ValueError: the data or the configuration differ.
     """
-    secret = directory.load_state().secret.restored()
+    state = directory.load_state()
+    if state.config is not None:  # before what was changed is built, and refused in other words
+        _require_equal_config(RunConfig.from_dict(state.config), config)
+    secret = state.secret.restored()
     run = ConfiguredRun(config, directory, dataset, secret, progress, mesh, new=False)
     return run.result()
 
