@@ -5,15 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 from jaxdp import clipping
+from jaxdp._extras import needed
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers.adadp import adadp
 from jaxdp.optimizers.adaptive import sgd
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import plane
 from jaxdp.papers.adadp import adadp_as_published
+
+with needed("jaxdp.papers.beale", "papers", "matplotlib"):
+    from matplotlib.figure import Figure
 
 # Start, rates, clipping and noise are not stated in the paper; these are ours.
 START, MINIMUM, NOISE, BOUND, STEPS = (1.0, 1.5), (3.0, 0.5), 0.5, 2.0, 150

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
+from jaxdp._extras import needed
 from jaxdp.accounting import hidden_state as hs
 from jaxdp.papers import claims
 from jaxdp.papers.tables import style
+
+with needed("jaxdp.papers.curves", "papers", "matplotlib"):
+    from matplotlib.figure import Figure
 
 # PIGDO, Figure 4: as stated there.
 Q, NOISE, DELTA = 0.01, 2.0, 1e-5

@@ -6,11 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
+from jaxdp._extras import needed
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.types import PyTree
+
+with needed("jaxdp.papers.plane", "papers", "matplotlib"):
+    from matplotlib.figure import Figure
 
 # Okabe & Ito's colours; line styles differ as well.
 STYLES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"))
