@@ -40,6 +40,14 @@ def featured(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
     return dataclasses.replace(dataset, train_x=train_x, test_x=test_x)
 
 
+def stand_in(config: RunConfig, dataset: data.Dataset) -> np.ndarray:
+    """The training examples; where others will be made of them, zeros of those' shape, unread."""
+    shape = config.example_shape()
+    if shape == dataset.train_x.shape[1:]:
+        return dataset.train_x
+    return np.broadcast_to(np.float32(0), (len(dataset.train_x), *shape))
+
+
 def projected(
     config: RunConfig, dataset: data.Dataset, secret: Secret, components: np.ndarray | None
 ) -> tuple[data.Dataset, np.ndarray | None]:

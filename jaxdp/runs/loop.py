@@ -116,7 +116,7 @@ class ConfiguredRun(Run):
             directory.path,
             assemble.loss_of(config),
             config.private_algorithm(secret),
-            source=(dataset.train_x, dataset.train_y),
+            source=(assemble.stand_in(config, dataset), dataset.train_y),
             params=assemble.fresh_params(config, secret),
             every=config.eval_every,
             progress=progress,
