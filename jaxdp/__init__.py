@@ -60,6 +60,7 @@ _SUBMODULES = (
     "clipping",
     "correlated",
     "data",
+    "features",
     "ledger",
     "mechanism",
     "models",

@@ -190,7 +190,7 @@ def _in_buckets(draw: Draw, source: BucketedText, place: Placement | None) -> Ch
 def placed(source: Source, place: Placement | None = None) -> Source:
     """The source, with small arrays in memory moved to the device, or to all of a mesh, once."""
     if isinstance(source, DeviceArrays) and place is not None:
-        return DeviceArrays.of(place.put(source.arrays))
+        return dataclasses.replace(source, arrays=place.put(source.arrays))
     if not isinstance(source, HostArrays):
         return source
     leaves = jax.tree.leaves(source.arrays)

@@ -49,6 +49,7 @@ FLOW = [
     "trainer",
     "auditing",
     "preprocess",
+    "features",
     "models",
     "data",
     "report",

@@ -70,6 +70,11 @@ from jaxdp.data.specs import SPECS
     help="How the noise multiplier moves from its first value, such as exponential:0.01:117.",
 )
 @click.option("--hidden", type=int, help="Width of an MLP's hidden layer [default: 64].")
+@click.option(
+    "--features",
+    type=click.Choice(["scattering"]),
+    help="Train on fixed features of each image, which cost no privacy [default: none].",
+)
 @click.option("--pca-dimensions", type=int, help="Project privately first (DP-PCA).")
 @click.option("--pca-noise-multiplier", type=float, help="Noise of that projection.")
 @click.option("--epsilon", type=float, help="Budget [default: 3, unless --noise-multiplier].")

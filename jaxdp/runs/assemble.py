@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import data, models
+from jaxdp import data, features, models
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.preprocess import dp_pca, project
@@ -23,6 +23,29 @@ from jaxdp.types import PyTree
 def loss_of(config: RunConfig) -> Callable[..., jax.Array]:
     """The loss of one example."""
     return models.cross_entropy(model_of(config))
+
+
+def featured(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
+    """The data with each example's fixed features in its place: nothing is released or charged.
+
+    Args:
+        config: resolved.
+        dataset: as loaded.
+    """
+    if config.features is None:
+        return dataset
+    train_x, test_x = (
+        features.by_name(config.features, x) for x in (dataset.train_x, dataset.test_x)
+    )
+    return dataclasses.replace(dataset, train_x=train_x, test_x=test_x)
+
+
+def stand_in(config: RunConfig, dataset: data.Dataset) -> np.ndarray:
+    """The training examples; where others will be made of them, zeros of those' shape, unread."""
+    shape = config.example_shape()
+    if shape == dataset.train_x.shape[1:]:
+        return dataset.train_x
+    return np.broadcast_to(np.float32(0), (len(dataset.train_x), *shape))
 
 
 def projected(

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from jaxdp import _validate, models, sampling
+from jaxdp import _validate, features, models, sampling
 from jaxdp import accounting as acc
 from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.optimizers import registry
@@ -78,6 +78,7 @@ def parts(config: "RunConfig") -> None:
             f"algorithm {config.algorithm} must come with test records, which judge its "
             "candidates, got a file without"
         )
+    _check_features(config)
     _check_projection(config)
     _check_canaries(config)
     models.build(
@@ -105,6 +106,18 @@ def _check_canaries(config: "RunConfig") -> None:
     noise = config.noise_multiplier or 1.0
     audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_algorithm())
     config.candidates()
+
+
+def _check_features(config: "RunConfig") -> None:
+    if config.features is None:
+        return
+    shape = features.shape_of(config.features, config.spec.example_shape)
+    if config.pca_dimensions is not None:
+        raise ValueError(
+            f"pca_dimensions must be None with features, of which a record has {math.prod(shape)}: "
+            f"the noise of so large a matrix leaves nothing; got {config.pca_dimensions} with "
+            f"features {config.features}"
+        )
 
 
 def _check_projection(config: "RunConfig") -> None:

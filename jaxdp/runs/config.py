@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate, models, sampling
+from jaxdp import _validate, features, models, sampling
 from jaxdp import accounting as acc
 from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.data.specs import DatasetSpec, spec
@@ -69,6 +69,8 @@ class RunConfig:
         strategy: of noise that is correlated over the steps, a key of
             ``jaxdp.runs.strategies.SAMPLINGS``; None for independent noise.
         bands: of the strategy, as for ``jaxdp.dp_mf``; filled in by ``resolve``.
+        features: None, or one of ``jaxdp.features.NAMES``: fixed features of each record, which the
+            model sees in its place, at no cost.
         strategy_numbers: those of a strategy that was optimised, as ``Strategy.to_dict`` has them:
             filled in by ``resolve``, so that a run goes on with the very same on another machine.
     """
@@ -104,6 +106,7 @@ class RunConfig:
     strategy: str | None = None
     bands: int | None = None
     strategy_numbers: dict[str, Any] | None = None
+    features: str | None = None
 
     @property
     def spec(self) -> DatasetSpec:
@@ -174,6 +177,8 @@ class RunConfig:
         """The shape of one example as the model sees it."""
         if self.pca_dimensions is not None:
             return (self.pca_dimensions,)
+        if self.features is not None:
+            return features.shape_of(self.features, self.spec.example_shape)
         return self.spec.example_shape
 
     def candidates(self) -> audit_canaries.Canaries | None:

@@ -98,6 +98,7 @@ def command_of(config: RunConfig) -> str:
         "strategy",
         "bands",
         "cap",
+        "features",
         "noise_schedule",
         "pca_dimensions",
         "pca_noise_multiplier",
@@ -123,12 +124,22 @@ def _training(config: RunConfig) -> Rows:
                 f"(noise multiplier {show(config.pca_noise_multiplier or 0.0)})",
             )
         ]
+    made = []
+    if config.features is not None:
+        made = [
+            (
+                "Features",
+                f"{config.features}, a fixed function of each record, of no data of anybody's: "
+                "computed before training, at no cost in privacy",
+            )
+        ]
     epochs = config.steps * config.batch_size / config.dataset_size
     return [
         ("Algorithm", config.algorithm),
         ("Optimizer", optimizer(config)),
         ("Steps", steps_in_words(config.steps, epochs)),
         ("Model", f"{config.model} ({config.activation}){width}"),
+        *made,
         *projected,
     ]
 

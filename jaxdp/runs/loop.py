@@ -20,6 +20,8 @@ from jaxdp.runs.run import Plan, Progress, Result, Row, Started
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
+from jaxdp.sources.arrays import DeviceArrays, KnownArrays
+from jaxdp.sources.identities import identities
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo
 
@@ -114,7 +116,7 @@ class ConfiguredRun(Run):
             directory.path,
             assemble.loss_of(config),
             config.private_algorithm(secret),
-            source=(dataset.train_x, dataset.train_y),
+            source=(assemble.stand_in(config, dataset), dataset.train_y),
             params=assemble.fresh_params(config, secret),
             every=config.eval_every,
             progress=progress,
@@ -166,8 +168,15 @@ class ConfiguredRun(Run):
         return self.dataset.fingerprint(secret.stream("data hash"))
 
     def _records(self, run: Started) -> Source:
-        self.dataset = _projected(self.config, self.dataset, run)
-        return as_source(jax.device_put((self.dataset.train_x, self.dataset.train_y)))
+        raw = (self.dataset.train_x, self.dataset.train_y)
+        self.dataset = _projected(self.config, assemble.featured(self.config, self.dataset), run)
+        source = DeviceArrays.of(jax.device_put((self.dataset.train_x, self.dataset.train_y)))
+        if self.config.features is None or self.config.sampling != "cyclic_poisson":
+            return source
+        # Groups by the record as it was loaded: the last digits of its features are another
+        # machine's own, and a run that goes on there must keep its groups.
+        known = identities(as_source(raw))
+        return KnownArrays(source.arrays, source.example, identities=known)
 
     def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
         plan = super()._plan(run, steps, kept)
@@ -206,7 +215,7 @@ def _check_several(config: RunConfig) -> None:
         raise ValueError(
             f"algorithm must judge no candidates in several processes, got {config.algorithm}"
         )
-    for name in ("pca_dimensions", "sensitive"):
+    for name in ("features", "pca_dimensions", "sensitive"):
         if getattr(config, name, None):
             raise ValueError(
                 f"{name} must be left out in several processes, got {getattr(config, name)}"

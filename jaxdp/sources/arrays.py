@@ -43,6 +43,17 @@ class DeviceArrays:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class KnownArrays(DeviceArrays):
+    """A source of records on the device that were made of others, whose identities they keep.
+
+    Attributes:
+        identities: [N], see ``jaxdp.sources.identities.identities``. Sensitive.
+    """
+
+    identities: Any = dataclasses.field(repr=False, kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class HostArrays:
     """A source of records in the host's memory, or in a file that is read on access.
 

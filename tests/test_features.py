@@ -1,0 +1,158 @@
+"""Scattering beside sums in float64, and what is true of it whatever the image."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import features
+
+
+def gaussian(sides, deviation, slant=1.0, angle=0.0, frequency=0.0):
+    """A Gaussian on the torus, times a wave; the quadratic form by a rotation matrix."""
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    form = turn @ np.diag([1, slant**2]) @ turn.T / (2 * deviation**2)
+    found = np.zeros(sides, complex)
+    for wraps in itertools.product(range(-4, 5), repeat=2):
+        at = np.stack(np.indices(sides), -1) + np.array(wraps) * sides
+        phase = frequency * at @ turn[:, 0]
+        found += np.exp(-np.einsum("...a,ab,...b", at, form, at) + 1j * phase)
+    return found
+
+
+def wavelet(sides, scale, orientations, index):
+    numbers = (0.8 * 2**scale, 4 / orientations)
+    angle = (int(orientations - orientations / 2 - 1) - index) * np.pi / orientations
+    wave = gaussian(sides, *numbers, angle, 0.75 * np.pi / 2**scale)
+    bell = gaussian(sides, *numbers, angle)
+    norm = 2 * np.pi * numbers[0] ** 2 / numbers[1]
+    return (wave - bell * wave.sum() / bell.sum()) / norm
+
+
+def convolved(image, kernel, step):
+    """A sum over all pixels for every output pixel: no Fourier transform."""
+    (height, width), rows = image.shape, np.indices(image.shape).reshape(2, -1)
+    down = (rows[0][:, None] - rows[0][None]) % height
+    across = (rows[1][:, None] - rows[1][None]) % width
+    full = kernel[down, across] @ image.reshape(-1)
+    return full.reshape(image.shape)[::step, ::step]
+
+
+def reference(image, scales, orientations):
+    """[h, w, paths] of one plane, path after path."""
+    cell = 2**scales
+    padded = np.pad(image, [(cell, cell + -side % cell) for side in image.shape], mode="reflect")
+
+    def averaged(plane, scale):
+        low = gaussian(plane.shape, 0.8 * 2.0 ** (scales - 1 - scale)).real
+        return convolved(plane, low / low.sum(), 2 ** (scales - scale))[1:-1, 1:-1]
+
+    def modulus(plane, scale, index):
+        return np.abs(convolved(plane, wavelet(plane.shape, scale, orientations, index), 2**scale))
+
+    first = {(j, a): modulus(padded, j, a) for j in range(scales) for a in range(orientations)}
+    paths = [averaged(padded, 0)] + [averaged(plane, j) for (j, _), plane in first.items()]
+    for j, k in itertools.combinations(range(scales), 2):
+        for a, b in itertools.product(range(orientations), repeat=2):
+            paths.append(averaged(modulus(first[j, a], k - j, b), k))
+    return np.stack(paths, -1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales", "orientations"),
+    [
+        ((8, 8, 1), 2, 3),
+        ((9, 6, 2), 1, 4),
+        ((7, 10, 1), 2, 2),
+        ((8, 8, 1), 3, 1),
+        ((5, 4, 1), 2, 8),
+    ],
+)
+def test_scattering_is_the_direct_sums(shape, scales, orientations):
+    images = np.random.default_rng(1).normal(size=(2, *shape)).astype(np.float32)
+    found = features.scattering(images, scales, orientations)
+    for image, row in zip(images, found, strict=True):
+        planes = [reference(plane, scales, orientations) for plane in np.moveaxis(image, -1, 0)]
+        np.testing.assert_allclose(row, np.concatenate(planes, -1), atol=2e-6)
+    assert found.dtype == np.float32
+    assert found.shape[-1] == shape[-1] * features.number_of_paths(scales, orientations)
+
+
+def test_constants_have_their_mean_and_no_more():
+    found = features.scattering(np.full((1, 16, 12, 1), 7.0), 2, 8)
+    np.testing.assert_allclose(found[..., 0], 7, rtol=1e-6)
+    assert np.abs(found[..., 1:]).max() < 1e-5
+
+
+@pytest.mark.parametrize("scales", [1, 2, 3])
+def test_a_shift_of_the_image_by_a_cell_shifts_its_features(scales):
+    cell = 2**scales
+    image = np.zeros((1, 8 * cell, 8 * cell, 1), np.float32)
+    inner = slice(2 * cell, 5 * cell)  # far from the edges, where reflection would show
+    image[:, inner, inner] = np.random.default_rng(0).random((1, 3 * cell, 3 * cell, 1))
+    one, other = (
+        features.scattering(each, scales, 4) for each in (image, np.roll(image, cell, (1, 2)))
+    )
+    assert np.abs(one).max() > 0.01
+    np.testing.assert_allclose(other[:, 1:, 1:], one[:, :-1, :-1], atol=1e-6)
+
+
+def test_the_energy_is_at_most_that_of_the_image():
+    """Per pixel, up to what subsampling folds: 1 is reached by constants."""
+    rng = np.random.default_rng(2)
+    smooth = np.cumsum(np.cumsum(rng.normal(size=(4, 32, 32, 1)), 1), 2)
+    for images in (rng.normal(size=(4, 32, 32, 1)), smooth, rng.random((4, 32, 32, 1))):
+        found = features.scattering(images, 2, 8)
+        wide = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)], mode="reflect")
+        assert (
+            np.square(found).sum((1, 2, 3)) * 4**2 < np.square(wide).sum((1, 2, 3)) * 1.01
+        ).all()
+
+
+def test_an_image_has_the_same_features_among_others():
+    """To the last digit: in another batch, at another place, alone."""
+    images = np.random.default_rng(3).random((300, 28, 28, 1), np.float32)
+    order = np.random.default_rng(4).permutation(300)
+    found = features.by_name("scattering", images)
+    assert found.shape[1:] == features.shape_of("scattering", (28, 28, 1)) == (7, 7, 81)
+    np.testing.assert_array_equal(features.by_name("scattering", images[order]), found[order])
+    np.testing.assert_array_equal(features.by_name("scattering", images[17:18]), found[17:18])
+    images[5] = np.nan  # a broken one stays alone, too
+    broken = features.by_name("scattering", images)
+    np.testing.assert_array_equal(np.delete(broken, 5, 0), np.delete(found, 5, 0))
+    assert np.isnan(broken[5]).any()
+
+
+def test_groups_have_mean_0_and_variance_1():
+    x = np.random.default_rng(5).normal(3, 2, size=(5, 4, 3, 6)).astype(np.float32)
+    x[0, ..., :2] = 4.0
+    found = features.group_normalised(x, 3).reshape(5, 12, 3, 2)
+    np.testing.assert_allclose(found.mean((1, 3)), 0, atol=1e-5)
+    np.testing.assert_allclose(found.std((1, 3))[1:], 1, atol=1e-4)
+    assert (found[0, :, 0] == 0).all()
+
+
+IMAGES = np.zeros((1, 8, 8, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: features.scattering(IMAGES[0]), r"images must be .*got shape \(8, 8, 1\)"),
+        (lambda: features.scattering(IMAGES, 4), "scales must be at most log2 .* 8 by 8; got 4"),
+        (lambda: features.scattering(IMAGES, 0), "scales must be a whole number"),
+        (lambda: features.scattering(IMAGES, 1, 0), "orientations must be a whole number"),
+        (lambda: features.group_normalised(np.zeros((2, 10)), 3), "groups must divide the 10"),
+        (lambda: features.group_normalised(np.zeros(3), 3), r"x must be .*got shape \(3,\)"),
+        (lambda: features.by_name("wavelets", IMAGES), "features must be one of scattering; got"),
+        (
+            lambda: features.shape_of("scattering", (9,)),
+            r"must be given images .*got examples \(9,",
+        ),
+    ],
+)
+def test_wrong_arguments_are_told_in_words(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+    assert jaxdp.features is features
