@@ -60,7 +60,7 @@ def test_random_allocation_is_audited(capsys):
 
 def test_a_run_of_a_sampling_with_other_relations_is_refused(capsys, monkeypatch):
     """A shuffled run, say: its relations are replace_one and replace_special."""
-    config = SimpleNamespace(relation="replace_special", canaries=0)
+    config = SimpleNamespace(relation="replace_special", canaries=0, sampling="shuffle")
     monkeypatch.setattr("jaxdp.cli.audit._config", lambda run: config)
     status, shown = run(capsys, "a-run")
     assert status == 2
