@@ -34,6 +34,9 @@ MEMORY = {
     "GPT 3.4 M, scan and remat, 8 rows of 128": (
         lambda: networks_large.gpt(8, 128, 1000, 256, 4, 4, shapes=True), 1),
     "WRN-16-4, 64 rows": (lambda: networks.wide_resnet(64), 16),
+    "WRN-16-4, 64 rows, 16 augmentations": (
+        lambda: networks_large.with_views(networks.wide_resnet(64)), 8),
+    "ViT-B/16, 64 rows": (lambda: networks_large.vision_transformer(64), 16),
     "ResNet-18, 32 rows": (lambda: networks_large.resnet18(32), 8),
     "small CNN, 32 rows": (lambda: networks_large.small_cnn(32), 16),
     "LSTM text, 32 rows of 64": (lambda: networks_large.recurrent(), 16),
@@ -55,10 +58,12 @@ SPEED = {
 IN_TORCH = {name for name in SPEED if "scan" not in name and "WRN" not in name}
 
 
-def memory() -> dict:
-    """Mebibytes of temporary memory, ordinary and ours."""
-    rows = {}
+def memory(only: str = "", known: dict | None = None) -> dict:
+    """Mebibytes of temporary memory, ordinary and ours; of those networks that are named so."""
+    rows = dict(known or {})
     for name, (make, microbatch) in MEMORY.items():
+        if only not in name:
+            continue
         params, loss_fn, batch = make()
         found = {
             "ordinary": temporary(mean_gradient(loss_fn), params, batch),
@@ -199,12 +204,13 @@ def tpu() -> dict:
     return rows
 
 
-PARTS = {"memory": memory, "compile": compile_times, "precision": precision, "tpu": tpu}
+PARTS = {"compile": compile_times, "precision": precision, "tpu": tpu}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["memory", "speed", "compile", "precision"])
+    parser.add_argument("--only", default="", help="of memory: networks with this in their name")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -215,7 +221,10 @@ def main() -> None:
         "jax": jax.__version__,
     }
     for part in args.parts:
-        rows[part] = speed(args.rounds) if part == "speed" else PARTS[part]()
+        if part == "memory":
+            rows[part] = memory(args.only, rows.get(part) if args.only else None)
+        else:
+            rows[part] = speed(args.rounds) if part == "speed" else PARTS[part]()
         args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks import networks
+from jaxdp import clipping
 
 
 def _normal(key, *shape):
@@ -45,10 +46,10 @@ def _affine(p, x):
     return x @ p["w"] + p["b"]
 
 
-def _block(heads, x, p):
+def _block(heads, x, p, causal=True):
     length, width = x.shape
     qkv = _affine(p["qkv"], _layer_norm(p["ln_1"], x)).reshape(length, 3, heads, width // heads)
-    mixed = jax.nn.dot_product_attention(*(qkv[None, :, i] for i in range(3)), is_causal=True)[0]
+    mixed = jax.nn.dot_product_attention(*(qkv[None, :, i] for i in range(3)), is_causal=causal)[0]
     x = x + _affine(p["out"], mixed.reshape(length, width))
     return x + _affine(p["down"], jax.nn.gelu(_affine(p["up"], _layer_norm(p["ln_2"], x))))
 
@@ -138,3 +139,50 @@ def recurrent(cell=nn.OptimizedLSTMCell, batch=32, length=64, width=128):
     """A text classifier with recurrent cells."""
     tokens = jax.random.randint(jax.random.key(0), (batch, length), 0, 1000)
     return networks._classifier(Recurrent(cell, width), tokens)
+
+
+def vision_transformer(batch=64, size=224, patch=16, width=768, layers=12, heads=12, classes=1000):
+    """ViT-B/16 (as it stands): 86 million parameters, blocks written out; shapes alone."""
+    places = (size // patch) ** 2 + 1
+
+    def make():
+        keys = iter(jax.random.split(jax.random.key(0), 4))
+        params = _gpt_params(next(keys), 1, places, width, layers)
+        blocks = params.pop("blocks")
+        params["blocks"] = [jax.tree.map(lambda p, i=i: p[i], blocks) for i in range(layers)]
+        params["patch"] = {"w": _normal(next(keys), patch, patch, 3, width), "b": jnp.zeros(width)}
+        params["head"] = {"w": _normal(next(keys), width, classes), "b": jnp.zeros(classes)}
+        return params, (jnp.zeros((batch, size, size, 3)), jnp.zeros(batch, jnp.int32))
+
+    def loss_fn(params, example):
+        image, label = example
+        strides, kernel = (patch, patch), params["patch"]["w"]
+        layout = ("NHWC", "HWIO", "NHWC")
+        cut = jax.lax.conv_general_dilated(
+            image[None], kernel, strides, "VALID", dimension_numbers=layout
+        )
+        x = cut.reshape(-1, width) + params["patch"]["b"]
+        x = jnp.concatenate([params["wte"], x]) + params["wpe"]
+        for block in params["blocks"]:
+            x = _block(heads, x, block, causal=False)
+        logits = _affine(params["head"], _layer_norm(params["ln"], x)[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+    params, batch = jax.eval_shape(make)
+    return params, loss_fn, batch
+
+
+def with_views(made, views=16):
+    """A network for images whose every record is seen in so many random flips and shifts."""
+    params, loss_fn, batch = made
+
+    def augment(example, key):
+        image, label = example
+        flip, shift = jax.random.split(key)
+        image = jnp.where(jax.random.bernoulli(flip), image[:, ::-1], image)
+        y, x = jax.random.randint(shift, (2,), 0, 9)
+        padded = jnp.pad(image, ((4, 4), (4, 4), (0, 0)))
+        return jax.lax.dynamic_slice(padded, (y, x, 0), image.shape), label
+
+    mean = clipping.augmented(loss_fn, augment, views)
+    return params, lambda params, example: mean(params, example, jax.random.key(0)), batch
