@@ -23,21 +23,34 @@ _HOURS = {"fashion_mnist": (0.0, 0.0), "mnist": (0.0, 0.0)}
 ALGORITHMS = ("sa-dpsgd", "sa-dpsgd-as-published")
 
 
-def affordable(epsilon: float, dataset: str) -> int:
-    """The greatest number of accepted steps that Theorem 1 (corrected) claims epsilon for."""
+def affordable(epsilon: float, dataset: str, printed: bool = False) -> int:
+    """The greatest number of accepted steps for which Theorem 1 claims at most epsilon.
+
+    Args:
+        epsilon: to be claimed.
+        dataset: a key of ``NOISE``.
+        printed: as for ``claimed``.
+    """
     low, high = 0, 1
-    while claimed(high, dataset) <= epsilon:
+    while claimed(high, dataset, printed) <= epsilon:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if claimed(middle, dataset) <= epsilon else (low, middle)
+        fits = claimed(middle, dataset, printed) <= epsilon
+        low, high = (middle, high) if fits else (low, middle)
     return low
 
 
-def claimed(accepted: int, dataset: str) -> float:
-    """The epsilon that the paper's Theorem 1 claims of so many accepted steps."""
+def claimed(accepted: int, dataset: str, printed: bool = False) -> float:
+    """The epsilon that the paper's Theorem 1 claims of so many accepted steps.
+
+    Args:
+        accepted: their number.
+        dataset: a key of ``NOISE``.
+        printed: without the logarithm, as equation (4) is printed.
+    """
     rate = recipe(dataset).batch_size / spec(dataset).dataset_size
-    return claims.sa_dpsgd_theorem_1(rate, NOISE[dataset], accepted, DELTA).value
+    return claims.sa_dpsgd_theorem_1(rate, NOISE[dataset], accepted, DELTA, printed).value
 
 
 def row_name(dataset: str, algorithm: str, momentum: bool) -> str:

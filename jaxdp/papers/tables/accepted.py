@@ -42,8 +42,8 @@ def page(results: Results) -> Page:
             "[Table 1](table1.md) gives every algorithm noise and steps that *prove* (3, 1e-5); "
             "there SA-DPSGD's rejected candidates leave fewer accepted steps. The paper charges "
             "accepted steps alone. These rows do as it did: the noise of its Table 2, and "
-            "candidates until the accepted ones claim (3, 1e-5) by its Theorem 1 (with the "
-            "logarithm that equation 4 lacks; as printed a dozen steps would be the end).",
+            "candidates until the accepted ones claim (3, 1e-5) by its Theorem 1, with the "
+            "logarithm that equation (4) lacks.",
             "*Claimed*: by Theorem 1, of the accepted steps; runs end with a block, so that it is "
             "a little over 3. *ε of the steps taken*: the exact epsilon of as many steps, rejected "
             "ones included, **had their number been fixed beforehand**. It was not: it follows "
@@ -61,8 +61,8 @@ def page(results: Results) -> Page:
         (
             Plot(
                 "accepted.png",
-                "Test accuracy against the number of candidates, rejected ones included; the dashed "
-                "line is the paper's accuracy. A panel without curves has no run.",
+                "Test accuracy against the number of candidates, rejected ones included; the "
+                "dashed line is the paper's accuracy. A panel without curves has no run.",
             ),
         ),
         tuple(_section(results, dataset) for dataset in accepted.NOISE),
@@ -72,9 +72,10 @@ def page(results: Results) -> Page:
 
 def _section(results: Results, dataset: str) -> Section:
     number = accepted.affordable(accepted.EPSILON, dataset)
+    printed = accepted.affordable(accepted.EPSILON, dataset, printed=True)
     text = (
-        f"σ {accepted.NOISE[dataset]:g}: {number:,} accepted steps claim epsilon 3; a run may take "
-        f"{(accepted.MAX_REJECTIONS + 1) * number:,}."
+        f"σ {accepted.NOISE[dataset]:g}: {number:,} accepted steps claim epsilon 3 (equation (4) "
+        f"as printed: {printed}); a run may take {(accepted.MAX_REJECTIONS + 1) * number:,}."
     )
     body = [cells for name in SHOWN for cells in _lines(results, dataset, name)]
     return Section(spec(dataset).title, (text,), Table(HEADERS, body))
