@@ -109,6 +109,12 @@ class Issuer:
             self.step += 1
         return ticket
 
+    def charge_until(self, step: int) -> None:
+        """Charges all steps before this one now, unless they are charged."""
+        with self._lock:
+            if step > self._reserved:
+                self._charge(step)
+
     def generator(self, block: int) -> np.random.Generator:
         """NumPy's Philox at the beginning of the stream of the first ``block`` steps.
 

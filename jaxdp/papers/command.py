@@ -18,6 +18,7 @@ _FOLDER = Path("runs/reproduce")
 # Named here, so that `--help` need not wait for JAX; jaxdp.papers.tables.TARGETS makes them.
 _TARGETS = {
     "table1": "SA-DPSGD's Table 1: accuracy at (3, 1e-5) on three data sets.",
+    "accepted": "SA-DPSGD until its accepted steps claim epsilon 3.",
     "table3": "SA-DPSGD's Table 3: the epsilon that an accuracy takes.",
     "pareto": "Accuracy against proven epsilon, three runs a point.",
     "mlp": "AdaDp's and PIGDO's networks at noise 8, 4 and 2.",

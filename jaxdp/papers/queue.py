@@ -109,11 +109,11 @@ def work_through(
 
 def run_row(row: Row, folder: Path, dataset: data.Dataset, progress: Progress) -> RunResult:
     """Starts the row's run, or goes on with it."""
-    directory = RunDirectory(folder)
+    directory, enough = RunDirectory(folder), row.enough if row.accepted is not None else None
     if directory.exists():
         config = RunConfig.from_dict(directory.load_state().config or {})
-        return resume(config, directory, dataset, progress)
-    return start(row.config(), directory, dataset, Secret.new(), progress)
+        return resume(config, directory, dataset, progress, enough=enough)
+    return start(row.config(), directory, dataset, Secret.new(), progress, enough=enough)
 
 
 def row_named(name: str) -> Row:
@@ -155,6 +155,7 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
         "delta": report.guarantee.delta,
         "claimed_epsilon": told["claim"] and told["claim"]["epsilon"],
         **audited_columns(report.audited),
+        "accepted": counts.accepted if counts else None,
         "acceptance_rate": counts.accepted / counts.proposals if counts else None,
         "noise_multiplier": report.guarantee.noise_multiplier,
         "steps": report.history[-1].step,

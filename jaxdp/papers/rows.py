@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdp.papers import repeats, sweeps
+from jaxdp.papers import accepted, repeats, sweeps
 from jaxdp.papers.row import Row
 
 _CNN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -216,6 +216,7 @@ for _row in (
     *sweeps.ROWS,
     *_claims(),
     _after_the_slash(),
+    *accepted.ROWS,
     *_fashion(),
     *_table_1("cifar10", "", epsilon=3.0, steps=1_465),
 ):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from jaxdp.sources.identities import identities
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo
 
+Enough = Callable[[Row], bool]
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RunResult(Result):
@@ -44,6 +47,7 @@ def start(
     secret: Secret,
     progress: Progress,
     mesh: jax.sharding.Mesh | None = None,
+    enough: Enough | None = None,
 ) -> RunResult:
     """Starts a run in a new directory; the configuration must be resolved.
 
@@ -54,12 +58,14 @@ def start(
         secret: the randomness.
         progress: called after every step.
         mesh: whose devices share the records of every step; None for one device.
+        enough: ends the run early, see ``Plan``; the configuration's steps are charged all the
+            same, at the start.
 
     Raises:
         ValueError: the directory holds a run already, or is in use.
     """
     agreed.taken(directory.create)
-    return ConfiguredRun(config, directory, dataset, secret, progress, mesh).result()
+    return ConfiguredRun(config, directory, dataset, secret, progress, mesh, True, enough).result()
 
 
 def resume(
@@ -68,6 +74,7 @@ def resume(
     dataset: data.Dataset,
     progress: Progress,
     mesh: jax.sharding.Mesh | None = None,
+    enough: Enough | None = None,
 ) -> RunResult:
     """Continues a run from its last checkpoint.
 
@@ -81,6 +88,7 @@ def resume(
         dataset: must be the same data.
         progress: called after every step.
         mesh: as for ``start``; it may be another one than before.
+        enough: as for ``start``, and the same as there.
 
     Raises:
         ValueError: the data or the configuration differ.
@@ -89,7 +97,7 @@ def resume(
     if state.config is not None:  # before what was changed is built, and refused in other words
         _require_equal_config(RunConfig.from_dict(state.config), config)
     secret = state.secret.restored()
-    run = ConfiguredRun(config, directory, dataset, secret, progress, mesh, new=False)
+    run = ConfiguredRun(config, directory, dataset, secret, progress, mesh, False, enough)
     return run.result()
 
 
@@ -98,6 +106,7 @@ class ConfiguredRun(Run):
 
     Args:
         new: False for a run that began before.
+        enough: as for ``start``.
     """
 
     def __init__(
@@ -109,9 +118,11 @@ class ConfiguredRun(Run):
         progress: Progress,
         mesh: jax.sharding.Mesh | None = None,
         new: bool = True,
+        enough: Enough | None = None,
     ):
         _check_several(config)
         self.config, self.dataset, self._is_new = config, dataset, new
+        self._enough = enough
         super().__init__(
             directory.path,
             assemble.loss_of(config),
@@ -187,6 +198,7 @@ class ConfiguredRun(Run):
             told=config.sensitive,
             block=self._block,
             traceable=plan.mesh is None,
+            enough=self._enough,
             energy=lambda sampler: assemble.energy_of(
                 config, (self._plain_loss, seen), (plan.loss_fn, plan.source.arrays), sampler
             ),

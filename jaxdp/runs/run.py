@@ -88,6 +88,8 @@ class Plan:
         durable: called with a step whose checkpoint is durable, and at the start with that of the
             state that the run goes on from: what may be seen from now on.
         energy: from a function that makes samplers on the run's ledger to what judges candidates.
+        enough: from the public part of a block's row to whether the run ends with that block. Then
+            all ``steps`` are charged before the first: how many are taken is itself a release.
         told: whether ``block`` is handed clipping information.
         note: what the ledger says of every charge.
         physical_batch_size: records of one compiled microbatch; None for the usual number, "auto"
@@ -110,6 +112,7 @@ class Plan:
     evaluate: Callable[[PyTree], Row] | None = None
     durable: Callable[[int], None] | None = None
     energy: Callable[[Callable[..., Sampler]], Energy] | None = None
+    enough: Callable[[Row], bool] | None = None
     told: bool = False
     note: str = ""
     physical_batch_size: int | Literal["auto"] | None = None
@@ -166,7 +169,7 @@ class Started:
         whole = getattr(mechanism, "strategy", None) is not None
         said = [plan.note] + [SEEDED] * secret.reproducible
         stream = f"{self.stream}/{part}" if part else self.stream
-        return Issuer(
+        made = Issuer(
             mechanism,
             self.ledger,
             secret,
@@ -180,6 +183,9 @@ class Started:
             draws=self.name if whole else stream,
             note="; ".join(filter(None, said)),
         )
+        if plan.enough is not None:
+            made.charge_until(plan.steps)
+        return made
 
 
 @contextlib.contextmanager
@@ -293,7 +299,7 @@ def _blocks(
     began, norms = state.step, []
     seen: list[Any] = []
     infos: list[ClipInfo] = []
-    for batch in _block_by_block(trainer, state.step, plan):
+    for batch in _block_by_block(trainer, state.step, plan, rows):
         state, info, clipped = trainer.step_and_look(state, batch, told=plan.told)
         if state.step == began + 1:
             checkpoints.prepare()  # while the device works, and not after a whole block
@@ -321,12 +327,14 @@ def _blocks(
     return state
 
 
-def _block_by_block(trainer: Trainer, step: int, plan: Plan) -> Iterator[ChargedBatch]:
+def _block_by_block(
+    trainer: Trainer, step: int, plan: Plan, rows: list[Row]
+) -> Iterator[ChargedBatch]:
     """The batches that are left. Each block is charged when the one before it was taken.
 
     So the order of the ledger's lines does not tell how long steps took, which is private.
     """
-    while step < plan.steps:
+    while step < plan.steps and not (rows and plan.enough and plan.enough(public(rows[-1]))):
         end = min(plan.steps, (step // plan.every + 1) * plan.every)
         yield from trainer.batches(end - step)
         step = end

@@ -207,6 +207,22 @@ def test_the_rows_at_the_rates_of_their_papers_have_them():
         assert (piadam.learning_rate, piadam.l2_clip_norm) == (0.001, 4.0)
 
 
+def test_a_row_until_accepted_shows_claimed_taken_and_proven(tmp_path):
+    name = "fashion_mnist-sa-dpsgd-as-published-until-accepted"
+    curve = [[2_000, 3.25, 0.8], [3_500, 4.56789, 0.87654]]
+    made = line(name, accepted=1_160, steps=3_500, steps_timed=3_500, curve=curve)
+    made |= {"proven_epsilon": 9.3937, "test_accuracy": 0.87654}
+    text = tables.to_markdown(tables.TARGETS["accepted"].page(results(tmp_path, made)))
+    (shown,) = [x for x in text.splitlines() if f"`{name}`" in x]
+    assert "| 87.41 % |" in shown
+    assert "| 87.65 % | 1,160 / 3,500 | 3.004 | 4.568 | 9.394 |" in shown
+    short = results(tmp_path, {**made, "accepted": 900})
+    assert "900 / 3,500, of 1,157 to reach" in tables.to_markdown(
+        tables.TARGETS["accepted"].page(short)
+    )
+    tables.TARGETS["accepted"].figures["accepted.png"](short)
+
+
 def test_a_target_is_rendered_without_running(tmp_path, capsys):
     arguments = ["--render-only", "--results-dir", str(tmp_path / "none"), "--to", str(tmp_path)]
     main(["reproduce", "pareto", *arguments])
