@@ -12,7 +12,7 @@ from jaxdp import accounting as acc
 from jaxdp.noise import Dense, FixedOrder, Toeplitz, sensitivity
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import Summed
-from test_attack_correlated import (
+from tests.test_attack_correlated import (
     ZERO_OUT,
     N,
     WithIdentities,
