@@ -27,6 +27,8 @@ from jaxdp.normals import noised
 from jaxdp.tickets import NoiseKey
 from jaxdp.types import PyTree, Summed
 
+_LEAST = 1e-30
+
 
 class CorrelatedState(NamedTuple):
     """State of ``privatize_correlated``. **Secret**: the sums follow from its buffers and updates.
@@ -118,8 +120,11 @@ def privatize_correlated(
         def fresh(tree: PyTree) -> PyTree:
             return noised(tree, one, words, sharded_over, replicated_over)
 
-        noise, buffers = _next_row(rows, state, updates.value, fresh)
-        std = charged * updates.l2
+        l2 = jnp.asarray(updates.l2, jnp.float32)
+        noise, buffers = _next_row(rows, state, updates.value, l2, fresh)
+        std = charged * l2
+        # Below, float32 would flush noise to none.
+        std = jnp.where((std < _LEAST) & (charged > 0), jnp.nan, std)
         noisy = jax.tree.map(lambda value, row: value + std * row, updates.value, noise)
         mean = mean_of(noisy, updates, params, divisor)
         return mean, CorrelatedState(jnp.asarray(key.tag), state.leaves, state.step + 1, buffers)
@@ -134,15 +139,15 @@ def _copies(param: Any, count: int) -> jax.Array:
 
 
 def _next_row(
-    rows: Recurrence, state: CorrelatedState, value: PyTree, fresh: Any
+    rows: Recurrence, state: CorrelatedState, value: PyTree, l2: jax.Array, fresh: Any
 ) -> tuple[PyTree, PyTree]:
     """(the noise of a step, the buffers after it); ``fresh`` adds the step's own normals."""
     weights, scale = rows.weights(state.step)
 
     def from_past(kept: jax.Array, leaf: jax.Array) -> jax.Array:
-        # Zero, but with a lane for every sum of a vmap, and a part for every shard of a mesh: each
-        # needs normals of its own, also where the past is one for all.
-        zero = jnp.where(jnp.zeros(leaf.shape, bool), leaf, 0.0).astype(jnp.float32)
+        # Zero, but with a lane for every sum (and sensitivity) of a vmap, and a part for every
+        # shard of a mesh: each needs normals of its own, also where the past is one for all.
+        zero = jnp.where(jnp.zeros(leaf.shape, bool), leaf + l2, 0.0).astype(jnp.float32)
         return zero + _weighted(weights, kept) if rows.size else zero
 
     past = jax.tree.map(from_past, state.buffers, value)

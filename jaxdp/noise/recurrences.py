@@ -15,6 +15,7 @@ from jaxdp.noise.strategies import BandedInverse, Buffered, Toeplitz
 from jaxdp.noise.strategy import Strategy
 
 _MOST_CARRIED = 2.0**12
+_DIAGONAL = 2.0**30  # and its inverse: further off, float32 flushes rows of noise to none
 
 
 class Recurrence(Protocol):
@@ -114,6 +115,13 @@ def check_stable(strategy: Strategy) -> None:
     Raises:
         ValueError: it is refused.
     """
+    if isinstance(strategy, Dense):
+        diagonal = strategy.matrix().diagonal()
+        if not 1 / _DIAGONAL <= diagonal.min() <= diagonal.max() <= _DIAGONAL:
+            raise ValueError(
+                "strategy must have a diagonal between 1e-9 and 1e9, got one from "
+                f"{diagonal.min():.3g} to {diagonal.max():.3g}: a common factor changes nothing"
+            )
     found = strategy.carried()
     if not found <= _MOST_CARRIED:
         raise ValueError(

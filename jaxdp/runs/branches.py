@@ -21,6 +21,8 @@ def begin(run: Any, state: Any, mechanism: Any) -> None:
         ValueError: such steps cannot be charged, for no bound is proven; nothing is written.
     """
     whole, before = mechanism.strategy is not None, run.state
+    if whole and (latest := _latest(run)) > run.state.lost:  # an older state was put back
+        run.state = dataclasses.replace(run.state, lost=latest)
     while _to_be_left(run, state, before, whole):
         if whole:
             check_tail(mechanism, state.step, run.directory.path)
@@ -31,6 +33,13 @@ def begin(run: Any, state: Any, mechanism: Any) -> None:
         branch = (_past(state).hex(), run.ledger.head.hex())
         run.state = dataclasses.replace(run.state, branch=branch)
     run.directory.save_state(run.state)
+
+
+def _latest(run: Any) -> int:
+    """The number of the last branch that the ledger holds a charge of; 0 for none."""
+    streams = {entry.stream for entry in run.ledger.entries}
+    numbers = (str(stream).removeprefix(f"{run.name}/") for stream in streams)
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def _to_be_left(run: Any, state: Any, before: Any, whole: bool) -> bool:

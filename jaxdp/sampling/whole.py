@@ -161,11 +161,19 @@ def _groups(key: bytes, identities: Iterable[Any], bands: int) -> np.ndarray:
     """int64 [n]: the group of each identity, by a keyed hash of it alone."""
 
     def group(identity: Any) -> int:
-        named = identity if isinstance(identity, bytes) else repr(_plain(identity)).encode()
-        digest = hashlib.blake2b(named, digest_size=8, key=key).digest()
+        digest = hashlib.blake2b(named(identity), digest_size=8, key=key).digest()
         return int.from_bytes(digest, "big") % bands
 
     return np.fromiter(map(group, identities), np.int64)
+
+
+def named(identity: Any) -> bytes:
+    """The identity of a record as bytes, the same from NumPy and from Python.
+
+    Raises:
+        ValueError: it is no integer, string or bytes.
+    """
+    return identity if isinstance(identity, bytes) else repr(_plain(identity)).encode()
 
 
 def _plain(identity: Any) -> int | str | bytes:

@@ -5,6 +5,7 @@ import hashlib
 import jax
 import numpy as np
 
+from jaxdp.sampling.whole import named
 from jaxdp.seeds import Secret
 from jaxdp.sources.source import Source
 
@@ -23,8 +24,10 @@ def fingerprint(source: Source, secret: Secret) -> str:
     found = hashlib.blake2b(key=secret.stream("data hash"), digest_size=16)
     count = len(source)
     found.update(str(count).encode())
-    for identity in getattr(source, "identities", None) or ():
-        found.update(repr(identity).encode())  # the groups of correlated noise follow from them
+    known = getattr(source, "identities", None)
+    for identity in () if known is None else known:  # groups of correlated noise follow from them
+        name = named(identity)
+        found.update(len(name).to_bytes(8, "big") + name)
     some = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64))
     if any(not leaf.is_fully_addressable for leaf in _on_devices(source)):
         found.update(f"{source.example}".encode())
