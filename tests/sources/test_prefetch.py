@@ -16,12 +16,18 @@ import pytest
 from jaxdp.sources import as_source, prefetch
 
 
+BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
+
+
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "jaxdp-prefetch"]
+    alive = {thread for thread in threading.enumerate() if thread.name == "jaxdp-prefetch"}
+    return alive - BEFORE
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
+    BEFORE.clear()
+    BEFORE.update(threads())
     yield
     until(lambda: not threads())
 
