@@ -15,7 +15,6 @@ import pytest
 
 from jaxdp.sources import as_source, prefetch
 
-
 BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
 
 
