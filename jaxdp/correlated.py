@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.clipping import Rule, clip
+from jaxdp.clipping import Rule
+from jaxdp.clipping.rules import rule_of
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.errors import max_error, rms_error
@@ -97,9 +98,7 @@ def dp_mf(
         >>> mechanism.epsilon(200, delta=1e-5).upper <= 2.0
         True
     """
-    if (rule is None) == (l2_clip_norm is None):
-        raise ValueError(f"give one of l2_clip_norm and rule, got {l2_clip_norm!r} and {rule!r}")
-    rule = clip(l2_clip_norm) if rule is None else rule  # type: ignore[arg-type]
+    rule = rule_of(l2_clip_norm, rule)
     if (noise_multiplier is None) == (epsilon is None):
         raise ValueError(
             "give noise_multiplier, or a budget of epsilon and delta, got "

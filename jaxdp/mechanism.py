@@ -15,10 +15,12 @@ from jaxdp import accounting as acc
 from jaxdp._agreement import check_mechanism
 from jaxdp._entries import count_blocks
 from jaxdp._issuer import issuer_of
-from jaxdp.clipping import ClippedGrad, Rule, clip, clipped_grad, rounding
+from jaxdp.clipping import ClippedGrad, Rule, clipped_grad, rounding
+from jaxdp.clipping.rules import rule_of
 from jaxdp.noise import Strategy, privatize, privatize_correlated
 from jaxdp.noise.correlated import part_of
 from jaxdp.noise.participation import participation
+from jaxdp.noise.recurrences import check_stable
 from jaxdp.noise.sensitivity import sensitivity
 from jaxdp.sampling import Sampler, Sampling, by_name
 from jaxdp.sampling.named import expected_size, whole_epochs
@@ -78,6 +80,7 @@ class Mechanism:
     def __post_init__(self) -> None:
         check_mechanism(self)
         if self.strategy is not None:
+            check_stable(self.strategy)
             _ = self._fresh  # refuses what has no sensitivity, such as bands beyond the groups
             if self.steps is None:
                 object.__setattr__(self, "steps", self.strategy.steps)
@@ -329,9 +332,7 @@ def dp_sgd(
         >>> mechanism.epsilon(1_000, delta=1e-5).upper <= 3.0
         True
     """
-    if (rule is None) == (l2_clip_norm is None):
-        raise ValueError(f"give one of l2_clip_norm and rule, got {l2_clip_norm!r} and {rule!r}")
-    rule = clip(l2_clip_norm) if rule is None else rule  # type: ignore[arg-type]
+    rule = rule_of(l2_clip_norm, rule)
     budget = {"epsilon": epsilon, "delta": delta, "steps": steps}
     if (noise_multiplier is None) == (epsilon is None):
         raise ValueError(

@@ -246,3 +246,10 @@ def _everywhere(square_norms: PyTree, factor: jax.Array) -> PyTree:
 def _refuse_bound(rule: str, bound: jax.Array | None) -> None:
     if bound is not None:
         raise ValueError(f"bound must be None for {rule}: only jaxdp.clip takes one at run time")
+
+
+def rule_of(l2_clip_norm: float | None, rule: Rule | None) -> Rule:
+    """The clipping rule that was given, or flat clipping; ValueError for both or neither."""
+    if (rule is None) == (l2_clip_norm is None):
+        raise ValueError(f"give one of l2_clip_norm and rule, got {l2_clip_norm!r} and {rule!r}")
+    return clip(l2_clip_norm) if rule is None else rule  # type: ignore[arg-type]
