@@ -67,6 +67,7 @@ class Issuer:
         self._reserved = self.step
         self._handed = self.step
         self._kept = self.step  # steps before this one are never given back
+        self._counts_all = False
         self._live: weakref.WeakValueDictionary[int, Ticket] = weakref.WeakValueDictionary()
         self._account = Account(
             functools.partial(self._spent, ledger.verified),
@@ -110,8 +111,12 @@ class Issuer:
         return ticket
 
     def charge_until(self, step: int) -> None:
-        """Charges all steps before this one now, unless they are charged."""
+        """Charges all steps before this one now, unless they are charged, and counts them for good.
+
+        For a number of steps that releases decide: epsilon is then that of all, from the first.
+        """
         with self._lock:
+            self._counts_all = True
             if step > self._reserved:
                 self._charge(step)
 
@@ -137,6 +142,10 @@ class Issuer:
         # A run may hold charges of steps that an earlier process took and nobody saw.
         ahead = self._replay or handed < self._reserved
         return (self.stream, handed) if ahead else None
+
+    def uncounted(self) -> tuple[str, int] | None:
+        """(stream, step): the steps from here on are not in epsilon yet; None if all are."""
+        return None if self._counts_all else self.ahead()
 
     def close(self, unused: int = 0) -> None:
         """Gives back the steps that were charged ahead and never handed out.

@@ -265,7 +265,7 @@ class Trainer:
                 "ledger must hold a charge to have an epsilon, got an empty one: no step was "
                 "taken yet. Take batches from trainer.batches() first"
             )
-        return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.ahead())
+        return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.uncounted())
 
     def unverified(self) -> list[str]:
         """The assumptions that jaxdp could not verify, one sentence each; [] if there is none."""

@@ -4,12 +4,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from jaxdp import accounting as acc
 from jaxdp.data.specs import spec
 from jaxdp.papers import accepted
 from jaxdp.papers.rows import PAPER, ROWS
 from jaxdp.papers.tables import rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
+from jaxdp.runs.config import RunConfig
 
 NAMES = tuple(row.name for row in accepted.ROWS)
 # Of the plots' axes, in percent: below it is the beginning of a run.
@@ -107,12 +109,18 @@ def _cells(line: dict[str, Any], dataset: str) -> list[str]:
         rows.percent(line["test_accuracy"]),
         f"{line['accepted']:,} / {line['steps']:,}{reached}",
         rows.shown_epsilon(accepted.claimed(line["accepted"], dataset)),
-        rows.shown_epsilon(line["curve"][-1][1]),
+        rows.shown_epsilon(_of_steps_taken(line)),
         rows.shown_epsilon(line["proven_epsilon"]),
         rows.shown_seconds(line),
         str(line.get("run", 1)),
         line["machine"],
     ]
+
+
+def _of_steps_taken(line: dict[str, Any]) -> float:
+    """The epsilon of as many steps, had their number been fixed."""
+    total = RunConfig.from_dict(line["config"]).total(line["steps"])
+    return acc.epsilon(total, accepted.DELTA).upper
 
 
 def figure(results: Results) -> Figure:
