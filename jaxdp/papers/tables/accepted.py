@@ -11,7 +11,6 @@ from jaxdp.papers.rows import PAPER, ROWS
 from jaxdp.papers.tables import rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
-from jaxdp.runs.config import RunConfig
 
 NAMES = tuple(row.name for row in accepted.ROWS)
 # Of the plots' axes, in percent: below it is the beginning of a run.
@@ -119,7 +118,7 @@ def _cells(line: dict[str, Any], dataset: str) -> list[str]:
 
 def _of_steps_taken(line: dict[str, Any]) -> float:
     """The epsilon of as many steps, had their number been fixed."""
-    total = RunConfig.from_dict(line["config"]).total(line["steps"])
+    total = ROWS[line["name"]].config().total(line["steps"])
     return acc.epsilon(total, accepted.DELTA).upper
 
 

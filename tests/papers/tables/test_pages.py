@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from jaxdp import accounting as acc
 from jaxdp.cli import main
 from jaxdp.papers import census, queue, repeats, tables
 from jaxdp.papers.command import _TARGETS, reproduce
@@ -209,13 +210,16 @@ def test_the_rows_at_the_rates_of_their_papers_have_them():
 
 def test_a_row_until_accepted_shows_claimed_taken_and_proven(tmp_path):
     name = "fashion_mnist-sa-dpsgd-as-published-until-accepted"
-    curve = [[2_000, 3.25, 0.8], [3_500, 4.56789, 0.87654]]
+    curve = [[2_000, 9.3937, 0.8], [3_500, 9.3937, 0.87654]]
+    step = acc.PoissonSampled(acc.Gaussian(2.15), 2_048 / 60_000)
+    taken = acc.epsilon(acc.Repeated(step, 3_500), 1e-5).upper
     made = line(name, accepted=1_160, steps=3_500, steps_timed=3_500, curve=curve)
     made |= {"proven_epsilon": 9.3937, "test_accuracy": 0.87654}
     text = tables.to_markdown(tables.TARGETS["accepted"].page(results(tmp_path, made)))
     (shown,) = [x for x in text.splitlines() if f"`{name}`" in x]
     assert "| 87.41 % |" in shown
-    assert "| 87.65 % | 1,160 / 3,500 | 3.004 | 4.568 | 9.394 |" in shown
+    assert 4.4 < taken <= 4.401
+    assert "| 87.65 % | 1,160 / 3,500 | 3.004 | 4.401 | 9.394 |" in shown
     short = results(tmp_path, {**made, "accepted": 900})
     assert "900 / 3,500, of 1,157 to reach" in tables.to_markdown(
         tables.TARGETS["accepted"].page(short)
