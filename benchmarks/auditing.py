@@ -27,10 +27,9 @@ from benchmarks.auditing_hidden import hidden
 from benchmarks.auditing_peer import coverage
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
-from jaxdp.auditing import audit_scores, training_run, two_worlds
+from jaxdp.auditing import audit_one_run, audit_ranks, audit_scores, training_run, two_worlds
 from jaxdp.auditing.adversaries import canary_score, iterate_score
 from jaxdp.auditing.audit import audit_algorithm, tiny_worlds
-from jaxdp.auditing.bounds import one_run_bound
 from jaxdp.auditing.events import family_bound
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
@@ -335,7 +334,9 @@ def peer(python, draws=12, count=2000):
         for i in range(draws):
             pair = cut[f"{name}/{i}"]
             ours["gdp"].append(audit_scores(*pair, DELTA, kind="gaussian", held_out=0.1).epsilon)
-            ours["clopper_pearson"].append(audit_scores(*pair, DELTA, seed=i).epsilon)
+            ours["clopper_pearson"].append(
+                audit_ranks(*(s[:, 0] if s.ndim > 1 else s for s in pair), DELTA).epsilon
+            )
             ours["one_run"].append(_one_run(*(s[:1000] for s in pair)))
         kinds = theirs[f"{name}/0"]
         their = {k: [theirs[f"{name}/{i}"][k] for i in range(draws)] for k in kinds}
@@ -362,12 +363,10 @@ def peer(python, draws=12, count=2000):
     return rows
 
 
-def _one_run(inside, outside, guesses=(20, 50, 100, 200, 400, 800)):
-    """The most confident ``in`` guesses, corrected for the numbers of guesses that were tried."""
+def _one_run(inside, outside):
+    """The scores as those of one run's canaries."""
     both = np.r_[inside, outside]
-    truth = (np.arange(len(both)) < len(inside))[np.argsort(-both, kind="stable")]
-    level = 1 - 0.05 / len(guesses)
-    return max(one_run_bound(int(truth[:r].sum()), r, len(both), DELTA, level) for r in guesses)
+    return audit_one_run(both, np.arange(len(both)) < len(inside), DELTA).epsilon
 
 
 def main():

@@ -23,7 +23,8 @@ def row_of(folder):
     audited = report["audited"]
     kept = (
         "canaries", "steps", "delta", "confidence", "proven", "audited", "audited_profile",
-        "profile_assumes", "verdict", "what",
+        "profile_assumes", "audited_family", "family_assumes", "audited_last", "reachable",
+        "all_right", "points", "verdict", "what",
     )  # fmt: skip
     return {
         "dataset": report["dataset"], "model": report["model"], "algorithm": report["algorithm"],

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import special, stats
+from scipy import stats
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -179,8 +179,17 @@ def scores(case: Case, sums: np.ndarray) -> np.ndarray:
     first, second = (log_ratio(mean).reshape(epochs) for mean in (here, gone))
     if isinstance(case.sampling, SameBins):
         first, second = (a.sum(axis=1, keepdims=True) for a in (first, second))
-    ratio = special.logsumexp(first, axis=-1) - special.logsumexp(second, axis=-1)
+    times = getattr(case.sampling, "participations", 1)
+    ratio = _of_subsets(first, times) - _of_subsets(second, times)
     return np.c_[ratio.sum(axis=1), x.max(axis=1)]
+
+
+def _of_subsets(logs: np.ndarray, times: int) -> np.ndarray:
+    """The log of the sum, over all subsets of ``times`` steps, of exp of the sum of their logs."""
+    sums = [np.zeros(logs.shape[:-1])] + [np.full(logs.shape[:-1], -np.inf)] * times
+    for step in np.moveaxis(logs, -1, 0):
+        sums = sums[:1] + [np.logaddexp(sums[k], sums[k - 1] + step) for k in range(1, times + 1)]
+    return sums[-1]
 
 
 def _share(sampling, batch: int, records: int) -> float:
@@ -229,6 +238,7 @@ def cases(quick: bool) -> dict[str, Case]:
     return {
         "Poisson": Case(Poisson(0.1), 0.7, **ten),
         "random allocation": Case(RandomAllocation(10), 0.7, **ten),
+        "random allocation, twice": Case(RandomAllocation(10, 2), 1.0, **ten),
         "truncated Poisson, cap 3": Case(TruncatedPoisson(0.1, 3), 0.7, **ten, relation=zeroed),
         "fixed size": Case(FixedSize(2), 1.4, **ten, relation=other, others=-1),
         "shuffled": Case(Shuffled(2), 0.7, **{**ten, **passes, "threshold": 3.0}),

@@ -10,6 +10,7 @@ from jaxdp._version import __version__
 
 if TYPE_CHECKING:
     from jaxdp import accounting
+    from jaxdp.checks import check, check_loop
     from jaxdp.clipping import (
         augmented,
         auto_s,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jaxdp.noise import privatize
     from jaxdp.optimizers import Algorithm
     from jaxdp.runs.front import Run
+    from jaxdp.runs.tuning import tune
     from jaxdp.seeds import Secret
     from jaxdp.step import compile_update
     from jaxdp.trainer import Trainer
@@ -41,6 +43,8 @@ _HOME = {
     "Summed": "types",
     "augmented": "clipping",
     "auto_s": "clipping",
+    "check": "checks",
+    "check_loop": "checks",
     "clip": "clipping",
     "clip_and_sum": "clipping",
     "clipped_grad": "clipping",
@@ -52,16 +56,19 @@ _HOME = {
     "normalize": "clipping",
     "per_layer": "clipping",
     "privatize": "noise",
+    "tune": "runs.tuning",
 }
 _SUBMODULES = (
     "accounting",
     "auditing",
     "batches",
+    "checks",
     "clipping",
     "correlated",
     "data",
     "features",
     "ledger",
+    "linear",
     "mechanism",
     "models",
     "noise",
@@ -79,7 +86,7 @@ _SUBMODULES = (
     "types",
 )
 
-_OF_AN_EXTRA = {"Run", "models", "report", "runs"}
+_OF_AN_EXTRA = {"Run", "models", "report", "runs", "tune"}
 
 __all__ = [
     "Algorithm",
@@ -94,6 +101,8 @@ __all__ = [
     "accounting",
     "augmented",
     "auto_s",
+    "check",
+    "check_loop",
     "clip",
     "clip_and_sum",
     "clipped_grad",
@@ -104,6 +113,7 @@ __all__ = [
     "normalize",
     "per_layer",
     "privatize",
+    "tune",
 ]
 
 

@@ -91,6 +91,28 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     sync_directory(path.parent)
 
 
+def write_bytes_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """As ``write_atomically``, for bytes."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        _sync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Fills a file that is there; a crash may leave it torn, so nobody may rely on it before."""
+    with path.open("r+b") as file:
+        file.truncate()
+        file.write(content)
+        file.flush()
+        _sync(file.fileno())
+
+
 @contextlib.contextmanager
 def private() -> Iterator[None]:
     """Creates whatever is created inside for its owner alone: files 0600, folders 0700.

@@ -151,7 +151,7 @@ class Issuer:
         """Gives back the steps that were charged ahead and never handed out.
 
         In several processes they stay charged, for another one may have handed them out; the
-        tickets to come use them.
+        tickets to come use them. So do those of ``charge_until``.
 
         Args:
             unused: the number of tickets, the last ones issued, that nobody saw; they become void.
@@ -170,6 +170,8 @@ class Issuer:
             self.step -= unused
             self._handed = min(self._handed, self.step)
             if _processes.count() > 1:
+                return
+            if self._counts_all:
                 return
             end, self._reserved = self._reserved, self.step
             if end > self.step and not self._replay:

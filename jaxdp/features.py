@@ -16,21 +16,25 @@ import numpy as np
 
 from jaxdp import _validate
 
-# Of images at once: this many complex numbers are held for the second order.
+# Of a batch, as if the second order of all its images were held at once.
 _NUMBERS_AT_ONCE = 1 << 23
 # Copies of the grid, on each side, over which a filter is wrapped: more change no digit.
 _WRAPS = 3
 # Tramèr and Boneh's for the linear model on Fashion-MNIST: 3 of a channel's 81 paths to a group.
 _SCALES, _ORIENTATIONS, _GROUPS = 2, 8, 27
 
-NAMES = ("scattering",)
+# Of the random filters: side, how many, cells that they are pooled to; the seed is public.
+_SIDE, _FILTERS, _CELLS, _SEED, _RANDOM_GROUPS = 5, 40, 7, 0, 16
+
+NAMES = ("scattering", "random_convolutions")
 
 
 def by_name(name: str, images: np.ndarray) -> np.ndarray:
     """The features ``name`` of each image, as ``jaxdp train --features`` computes them.
 
     "scattering" is ``scattering`` of two scales and eight orientations, then ``group_normalised``
-    in 27 groups.
+    in 27 groups. "random_convolutions" is ``random_convolutions`` of 40 filters of 5 × 5, averaged
+    to 7 × 7 cells, with seed 0, then ``group_normalised`` in 16 groups.
 
     Args:
         name: one of ``NAMES``.
@@ -47,8 +51,15 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     rows = _rows_at_once(shape, 1, 1) * 8
     found = np.empty((len(images), *shape), np.float32)
     for start in range(0, len(images), rows):  # both in turn, lest all be held twice
-        part = scattering(images[start : start + rows], _SCALES, _ORIENTATIONS)
-        found[start : start + rows] = group_normalised(part, _GROUPS)
+        part = images[start : start + rows]
+        if name == "scattering":
+            found[start : start + rows] = group_normalised(
+                scattering(part, _SCALES, _ORIENTATIONS), _GROUPS
+            )
+        else:
+            found[start : start + rows] = group_normalised(
+                random_convolutions(part, _FILTERS, _SIDE, _CELLS, _SEED), _RANDOM_GROUPS
+            )
     return found
 
 
@@ -63,12 +74,15 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
         ValueError: an unknown name, or an example that is not an image of at least 4 × 4.
     """
     _validate.one_of("features", name, NAMES)
-    if len(example_shape) != 3 or min(example_shape[:2]) < 2**_SCALES:
+    least = 2**_SCALES if name == "scattering" else max(_SIDE, _CELLS)
+    if len(example_shape) != 3 or min(example_shape[:2]) < least:
         raise ValueError(
             f"features {name} must be given images (height, width, channels) of at least "
-            f"{2**_SCALES} by {2**_SCALES}, got examples {tuple(example_shape)}"
+            f"{least} by {least}, got examples {tuple(example_shape)}"
         )
     height, width, channels = example_shape
+    if name == "random_convolutions":
+        return (_CELLS, _CELLS, 2 * _FILTERS)
     paths = number_of_paths(_SCALES, _ORIENTATIONS)
     return (-(-height // 2**_SCALES), -(-width // 2**_SCALES), channels * paths)
 
@@ -93,8 +107,8 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
     images are continued by reflection. The modulus of scale j is kept at every 2^j-th pixel, and
     filters there are sampled anew; φ sums to 1, each ψ to 0.
 
-    Privacy: a fixed function of each image alone, in float32; no statistic of other images enters.
-    It costs nothing. Images are computed in batches of one size, the last one filled with zeros.
+    Privacy: a fixed function of each image alone, to the last digit; no statistic of other images
+    enters. It costs nothing. Within a compiled batch images are computed one after the other.
 
     Args:
         images: [n, height, width, channels], finite numbers; [0, 1] is usual.
@@ -120,6 +134,57 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
     return _mapped(
         functools.partial(_scattered, scales=scales, orientations=orientations), images, rows
     )
+
+
+def random_convolutions(
+    images: np.ndarray, filters: int = 40, side: int = 5, cells: int = 7, seed: int = 0
+) -> np.ndarray:
+    """Responses of each image to fixed random filters, rectified on both sides and averaged.
+
+    Filters of ``side`` × ``side`` over all channels, their numbers normal, brought to mean 0 and
+    norm 1, from NumPy's Philox generator with ``seed``; each response r gives max(r, 0) and max(-r,
+    0), averaged over a grid of cells (Coates, Lee and Ng 2011, "An analysis of single-layer
+    networks in unsupervised feature learning", with random filters in place of learnt ones).
+
+    Privacy: filters are public constants, drawn without any data; the features of an image are a
+    function of that image alone, in float32. It costs nothing.
+
+    Args:
+        images: [n, height, width, channels], finite numbers; [0, 1] is usual.
+        filters: how many.
+        side: of a filter, at most height and width.
+        cells: of the grid on each side, at most height and width.
+        seed: public; another one has other filters.
+
+    Returns:
+        float32 [n, cells, cells, 2 · filters] on the host, the positive parts first.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    images = _checked(images)
+    for name, value in (("filters", filters), ("side", side), ("cells", cells)):
+        _validate.integer(name, value, least=1)
+    if max(side, cells) > min(images.shape[1:3]):
+        raise ValueError(
+            f"side and cells must be at most height and width, of images {images.shape[1]} by "
+            f"{images.shape[2]}; got {side} and {cells}"
+        )
+    _validate.integer("seed", seed, least=0)
+    drawn = random_filters(filters, side, images.shape[3], seed)
+    rows = _rows_at_once((*images.shape[1:3], filters), 2, 0)
+    return _mapped(
+        functools.partial(_responses, filters=jnp.asarray(drawn), cells=cells), images, rows
+    )
+
+
+def random_filters(filters: int, side: int, channels: int, seed: int) -> np.ndarray:
+    """float32 [side, side, channels, filters]: normal numbers, each filter of mean 0 and norm 1."""
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    drawn = rng.normal(size=(side * side * channels, filters))
+    drawn -= drawn.mean(axis=0)
+    drawn /= np.maximum(np.linalg.norm(drawn, axis=0), 1e-12)
+    return drawn.reshape(side, side, channels, filters).astype(np.float32)
 
 
 def group_normalised(x: np.ndarray, groups: int) -> np.ndarray:
@@ -175,25 +240,54 @@ def _mapped(function: Callable[[jax.Array], jax.Array], x: np.ndarray, rows: int
     return found
 
 
+@functools.partial(jax.jit, static_argnames="cells")
+def _responses(images: jax.Array, filters: jax.Array, cells: int) -> jax.Array:
+    exact = jax.lax.Precision.HIGHEST
+    found = jax.lax.conv_general_dilated(
+        images, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=exact
+    )
+    both = jnp.concatenate([jax.nn.relu(found), jax.nn.relu(-found)], axis=-1)
+    down, across = (jnp.asarray(_cells(side, cells)) for side in both.shape[1:3])
+    return jnp.einsum("ai,nijc,bj->nabc", down, both, across, precision=exact)
+
+
+@functools.lru_cache(maxsize=64)
+def _cells(side: int, cells: int) -> np.ndarray:
+    """float32 [cells, side]: weights of the mean over each cell; sizes differ by 1 at most."""
+    edges = np.arange(cells + 1) * side // cells
+    place = np.arange(side)
+    inside = (place >= edges[:-1, None]) & (place < edges[1:, None])
+    return (inside / inside.sum(1, keepdims=True)).astype(np.float32)
+
+
+# One image after the other: a computation of many at once may round an image by its place among
+# the others (so does XLA's Fourier transform on a CPU), and with it by who else is there.
 @functools.partial(jax.jit, static_argnames="groups")
 def _normalised(x: jax.Array, groups: int) -> jax.Array:
-    grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
-    centred = grouped - jnp.mean(grouped, axis=(1, 3), keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=(1, 3), keepdims=True)
-    return (centred * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+    def one(image: jax.Array) -> jax.Array:
+        grouped = image.reshape(-1, groups, image.shape[-1] // groups)
+        centred = grouped - jnp.mean(grouped, axis=(0, 2), keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=(0, 2), keepdims=True)
+        return (centred * jax.lax.rsqrt(variance + 1e-5)).reshape(image.shape)
+
+    return jax.lax.map(one, x)
 
 
 @functools.partial(jax.jit, static_argnames=("scales", "orientations"))
 def _scattered(images: jax.Array, scales: int, orientations: int) -> jax.Array:
-    count, height, width, channels = images.shape
-    planes = images.transpose(0, 3, 1, 2).reshape(-1, height, width)
+    one = functools.partial(_scattered_alone, scales=scales, orientations=orientations)
+    return jax.lax.map(one, images)
+
+
+def _scattered_alone(image: jax.Array, scales: int, orientations: int) -> jax.Array:
+    height, width, _ = image.shape
+    planes = image.transpose(2, 0, 1)
     # A cell of 2^J on each side, which is cut off again, and what completes the last one.
     cell = 2**scales
     sides = [(cell, cell + -side % cell) for side in (height, width)]
     padded = jnp.pad(planes, [(0, 0), *sides], mode="reflect")
     paths = jnp.concatenate(_orders(padded, scales, orientations), axis=1)
-    found = paths.reshape(count, channels, *paths.shape[1:])
-    return found.transpose(0, 3, 4, 1, 2).reshape(count, *paths.shape[2:], -1)
+    return paths.transpose(2, 3, 0, 1).reshape(*paths.shape[2:], -1)
 
 
 def _orders(padded: jax.Array, scales: int, orientations: int) -> list[jax.Array]:

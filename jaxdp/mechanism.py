@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate
+from jaxdp import _noises, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_mechanism
 from jaxdp._entries import count_blocks
 from jaxdp._issuer import issuer_of
 from jaxdp.clipping import ClippedGrad, Rule, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
-from jaxdp.noise import Strategy, privatize, privatize_correlated
-from jaxdp.noise.correlated import part_of
+from jaxdp.noise import Strategy
 from jaxdp.noise.participation import participation
 from jaxdp.noise.recurrences import check_stable
 from jaxdp.noise.sensitivity import sensitivity
@@ -60,6 +59,8 @@ class Mechanism:
         strategy: how the noise is correlated over the steps (``jaxdp.dp_mf``); None where every
             step has noise of its own. The whole run is then one event, and ``noise_multiplier`` is
             relative to the largest norm by which one record moves all of it.
+        noise: "gaussian" (float32), or "grid" (integers from a cryptographic generator,
+            docs/grid_noise.md: rounding and generator are then within the guarantee).
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -76,12 +77,14 @@ class Mechanism:
     delta: float | None = None
     records_per_user: int | None = None
     strategy: Strategy | None = None
+    noise: str = "gaussian"
 
     def __post_init__(self) -> None:
         check_mechanism(self)
+        _noises.check_noise(self)
         if self.strategy is not None:
             check_stable(self.strategy)
-            _ = self._fresh  # refuses what has no sensitivity, such as bands beyond the groups
+            _ = self.fresh  # refuses what has no sensitivity, such as bands beyond the groups
             if self.steps is None:
                 object.__setattr__(self, "steps", self.strategy.steps)
         if self.count_noise_multiplier is not None:
@@ -127,14 +130,7 @@ class Mechanism:
 
     def multipliers(self, step: int) -> dict[str, float]:
         """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
-        if self.strategy is not None:
-            return {part_of(self.strategy): self._fresh}
-        whole = self.noise_multiplier
-        whole = whole(step) if isinstance(whole, NoiseSchedule) else whole
-        if self.count_noise_multiplier is None:
-            return {"gradient": whole}
-        rest = split_noise(whole, self.count_noise_multiplier)
-        return {"gradient": rest, "votes": self.count_noise_multiplier}
+        return _noises.multipliers(self, step)
 
     def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
         """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
@@ -146,7 +142,7 @@ class Mechanism:
         if isinstance(self.noise_multiplier, NoiseSchedule):
             table = self.noise_multiplier.table()
             noise = jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
-            return simulated_key(key, {"gradient": noise}, step)
+            return simulated_key(key, {_noises.gradient_part(self): noise}, step)
         return simulated_key(key, self.multipliers(0), step)
 
     def total(self, steps: int) -> acc.Event:
@@ -164,18 +160,10 @@ class Mechanism:
             params: pytree of the parameters' shapes.
             step: the step, counted from 0; an int32 scalar inside ``jit``.
         """
-        each = self.l2(params) / self.batch_size
-        if self.strategy is not None:
-            rows = jnp.asarray(self.strategy.inverse_row_norms(), jnp.float32)
-            row = jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
-            return self._fresh * each * row
-        if not isinstance(self.noise_multiplier, NoiseSchedule):
-            return self.noise_multiplier * each
-        table = self.noise_multiplier.table()
-        return each * jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+        return _noises.std(self, params, step)
 
     @functools.cached_property
-    def _fresh(self) -> float:
+    def fresh(self) -> float:
         """Standard deviation of the normals that correlated noise is made of, over ``l2``."""
         assert self.strategy is not None
         assert not isinstance(self.noise_multiplier, NoiseSchedule)
@@ -204,10 +192,7 @@ class Mechanism:
         return dataclasses.replace(self, leak=reason)
 
     def _event(self, noise_multiplier: float) -> acc.Event:
-        if self.leak:
-            return acc.NonPrivate(self.leak)
-        event = self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
-        return event if self.records_per_user is None else acc.PerUser(event, self.records_per_user)
+        return _noises.event(self, noise_multiplier)
 
     def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
@@ -220,11 +205,7 @@ class Mechanism:
 
     def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
         """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""
-        if self.strategy is not None:
-            return privatize_correlated(self.strategy, self._fresh, self.batch_size, **options)
-        if self.count_noise_multiplier is None:
-            return privatize(self.noise_multiplier, self.batch_size, **options)
-        return privatize(self.multipliers(0)["gradient"], self.batch_size, **options)
+        return _noises.link(self, options)
 
     def sampler(
         self,
@@ -291,6 +272,7 @@ def dp_sgd(
     steps: int | None = None,
     schedule: NoiseSchedule | None = None,
     relation: acc.Relation | str = acc.Relation.ADD_OR_REMOVE_ONE,
+    noise: str = "gaussian",
 ) -> Mechanism:
     """The mechanism of DP-SGD (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1).
 
@@ -316,6 +298,7 @@ def dp_sgd(
         steps: how many steps the budget is for; rounded up to the epochs that are charged whole.
         schedule: the shape of the noise over the steps, to be scaled to the budget.
         relation: the neighbouring relation of the budget.
+        noise: as for ``Mechanism``.
 
     Returns:
         The mechanism, for ``jaxdp.Trainer`` or a loop of your own.
@@ -339,9 +322,9 @@ def dp_sgd(
             "give noise_multiplier, or a budget of epsilon, delta and steps, got "
             f"noise_multiplier={noise_multiplier!r} and {budget}"
         )
-    noise = 1.0 if noise_multiplier is None else noise_multiplier
-    made = with_rule(rule, noise, batch_size, dataset_size, sampling)
-    made = dataclasses.replace(made, records_per_user=records_per_user)
+    first = 1.0 if noise_multiplier is None else noise_multiplier
+    made = with_rule(rule, first, batch_size, dataset_size, sampling)
+    made = dataclasses.replace(made, records_per_user=records_per_user, noise=noise)
     if noise_multiplier is None:
         return _calibrated(made, budget, schedule, acc.Relation(relation))
     if delta is not None or steps is not None or schedule is not None:

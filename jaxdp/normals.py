@@ -47,7 +47,7 @@ def noised(
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    keys = [_of_shard(words, leaf, sharded_over, replicated_over) for leaf in leaves]
+    keys = [of_shard(words, leaf, sharded_over, replicated_over) for leaf in leaves]
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     with _placement.on(_placement.mesh_around(values)):
@@ -218,16 +218,30 @@ def _repeated(words: jax.Array) -> jax.Array:
     return jnp.any((first[1:] == first[:-1]) & (second[1:] == second[:-1]))
 
 
-def _of_shard(
+def of_shard(
     words: jax.Array,
     leaf: jax.Array,
     sharded_over: tuple[str, ...],
     replicated_over: tuple[str, ...],
 ) -> jax.Array:
     """The key for this device's part of a leaf: another one where the value is another part."""
+    for axis in cut_over(leaf, sharded_over, replicated_over):
+        index = jax.lax.axis_index(axis).astype(jnp.uint32)
+        words = jnp.stack(_threefry(words[0], words[1], jnp.uint32(0xFFFFFFFF), index))
+    return words
+
+
+def cut_over(
+    leaf: jax.Array, sharded_over: tuple[str, ...], replicated_over: tuple[str, ...]
+) -> list[str]:
+    """The axes of a ``shard_map`` or ``pmap`` around over which devices hold other parts, sorted.
+
+    Raises:
+        ValueError: an axis over which that is neither seen nor said.
+    """
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if not axes:
-        return words
+        return []
     typed = bool(tracked_axes())
     cut = varying(leaf) if typed else set(sharded_over)
     if unknown := set(axes) - cut - set(replicated_over) if not typed else set():
@@ -236,10 +250,7 @@ def _of_shard(
             f"for {sorted(unknown)}: whether devices hold one sum (and need one noise) or parts of "
             "it (and need noise each) cannot be seen inside shard_map or pmap"
         )
-    for axis in sorted(cut & set(axes)):
-        index = jax.lax.axis_index(axis).astype(jnp.uint32)
-        words = jnp.stack(_threefry(words[0], words[1], jnp.uint32(0xFFFFFFFF), index))
-    return words
+    return sorted(cut & set(axes))
 
 
 def _threefry(

@@ -63,6 +63,11 @@ class Secret:
         data = self.entropy.to_bytes(16, "big") + name.encode()
         return hashlib.blake2b(data, digest_size=16, person=b"jaxdp stream").digest()
 
+    def key(self, name: str) -> bytes:
+        """32 bytes for one named use: a key of a cipher (BLAKE2b keyed with the secret)."""
+        secret, data = self.entropy.to_bytes(16, "big"), name.encode()
+        return hashlib.blake2b(data, digest_size=32, key=secret, person=b"jaxdp key").digest()
+
     def child(self, name: str) -> "Secret":
         """A secret derived from this one for a part of a run, such as the draws of an energy."""
         entropy = int.from_bytes(self.stream(f"child {name}"), "big")

@@ -17,7 +17,13 @@ from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise import if_alike, opened
-from jaxdp.optimizers.energy import DrawnEnergy, OpenEnergy
+from jaxdp.optimizers.energy import (
+    DrawnEnergy,
+    PublicEnergy,
+    blanked,
+    check_judged,
+    taken_apart,
+)
 from jaxdp.tickets import NoiseKey, Ticket
 from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, never_flattened
 
@@ -129,7 +135,7 @@ class PrivateStep:
                 mask,
                 ticket.blank(),
                 rng,
-                _blank(extra),
+                blanked(extra),
                 met,
                 gathered=gathered,
                 told=told,
@@ -236,7 +242,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
         moved = filled(optax.apply_updates(trained, updates), params)
         return moved, after, StepInfo(update_norm=optax.tree.norm(updates))
 
-    return _across_jit(inside, links, donate)
+    return _across_jit(inside, links, donate, assuming=True)
 
 
 class _Handed(Summed):
@@ -282,8 +288,13 @@ def _explain(error: Exception | None, chain: Any, trained: PyTree, found: Any) -
         ) from error
 
 
-def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callable[..., Any]:
-    """Compiles ``inside``, which takes a ``Summed``; the one place where a sum is taken apart."""
+def _across_jit(
+    inside: Callable[..., Any], links: Seen, donate: bool, assuming: bool = False
+) -> Callable[..., Any]:
+    """Compiles ``inside``, which takes a ``Summed``; the one place where a sum is taken apart.
+
+    ``assuming``: tells the ledger that a ``PublicEnergy`` is assumed public; a trainer does itself.
+    """
 
     def put_together(
         params: PyTree,
@@ -315,6 +326,7 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         if not isinstance(summed, Summed):
             raise TypeError(f"summed must be a Summed from clipping, got {type(summed).__name__}")
         _check_key(summed, key)
+        check_judged(summed.ticket, extra.get("energy"))
         _check_reused(params, opt_state)
         l2 = jnp.asarray(summed.l2, jnp.float32)
         named = ("value", "unscale", "votes", "leaked")
@@ -325,7 +337,7 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
         if kind not in known:  # traced, and refused, before anything is spent
             blank = ticket.blank() if key is None and ticket is not None else key
             with among_held(held):
-                compiled.eval_shape(params, opt_state, parts, blank, _blank(extra), met, held=held)
+                compiled.eval_shape(params, opt_state, parts, blank, blanked(extra), met, held=held)
             if donate:
                 _check_apart(params, opt_state)
             known.add(kind)
@@ -333,6 +345,8 @@ def _across_jit(inside: Callable[..., Any], links: Seen, donate: bool) -> Callab
             links.agree(ticket.step, ticket.multipliers)
             if links.others:
                 ticket.trust(OTHERS)
+            if assuming and isinstance(extra.get("energy"), PublicEnergy):
+                ticket.assume(PublicEnergy.ASSUMED)
         once = opened(summed, key), taken_apart(extra), met
         with among_held(held):
             return compiled(params, opt_state, parts, *once, held=held)
@@ -374,19 +388,3 @@ def _kind(tree: PyTree) -> Any:
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, DrawnEnergy))
     each = ((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
     return structure, *each
-
-
-def _blank(extra: dict[str, Any]) -> dict[str, Any]:
-    """Extra arguments shaped as ``taken_apart`` returns them; nothing is spent."""
-    energy = extra.get("energy")
-    return {**extra, "energy": energy.blank()} if isinstance(energy, DrawnEnergy) else extra
-
-
-def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
-    """The extra arguments in a form that passes through ``jit``; a drawn energy is spent."""
-    energy = extra.get("energy")
-    if isinstance(energy, OpenEnergy):
-        energy.once()
-    if not isinstance(energy, DrawnEnergy):
-        return extra
-    return {**extra, "energy": energy.spent(verified=True)}

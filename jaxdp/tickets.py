@@ -21,10 +21,14 @@ import numpy as np
 from jaxdp import _links
 from jaxdp.seeds import Secret
 
+# The part of a step's event whose noise is on an integer grid (``jaxdp.noise.grid``). Its key is
+# long, and it has no other: nothing else can be taken for its noise.
+ON_GRID = "gradient on an integer grid"
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["words", "multipliers", "tag", "step", "before"],
+    data_fields=["words", "multipliers", "tag", "step", "before", "long"],
     meta_fields=["parts"],
 )
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,7 @@ class NoiseKey:
         before: uint32 [2]; the tag of the step before, which correlated noise goes on from; zeros
             for the first step that an issuer hands out.
         parts: names of the parts, such as ("gradient",).
+        long: uint32 [8], a ChaCha20 key; None where no part's noise is on an integer grid.
     """
 
     words: Any
@@ -47,6 +52,7 @@ class NoiseKey:
     step: Any
     before: Any
     parts: tuple[str, ...] = ("gradient",)
+    long: Any = None
 
     def __repr__(self) -> str:
         return f"NoiseKey(<secret>, parts={self.parts})"
@@ -80,7 +86,10 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     split = jax.random.key_data(jax.random.split(wrapped, len(multipliers) + 1))
     stds = jnp.asarray(list(multipliers.values()), jnp.float32)
     step, before = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
-    return NoiseKey(split[1:], stds, split[0], step, before, tuple(multipliers))
+    parts, long = tuple(multipliers), None
+    if ON_GRID in parts:
+        long = jax.random.bits(jax.random.wrap_key_data(split[-1], impl="threefry2x32"), (8,))
+    return NoiseKey(split[1:], stds, split[0], step, before, parts, long)
 
 
 class Ticket:
@@ -217,6 +226,7 @@ class Ticket:
             np.int32(0),
             np.zeros(2, np.uint32),
             tuple(self.multipliers),
+            np.zeros(8, np.uint32) if ON_GRID in self.multipliers else None,
         )
 
     def trust(self, what: str) -> None:
@@ -236,7 +246,11 @@ class Ticket:
             np.int32(self.step),
             self.before,
             tuple(self.multipliers),
+            self._long() if ON_GRID in self.multipliers else None,
         )
+
+    def _long(self) -> np.ndarray:
+        return np.frombuffer(self._secret.key(f"noise {ON_GRID}|{self._label}"), dtype="<u4")
 
     def __reduce__(self) -> Any:
         raise TypeError(

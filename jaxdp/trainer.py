@@ -21,13 +21,14 @@ from jaxdp._placement import agreed, among, placement
 from jaxdp._state import TrainState, agree_on_step, check_past, check_state
 from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed, rows_of_a_pass
 from jaxdp.batches import steps_left as left_of
+from jaxdp.checks.start import planned
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy
+from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
@@ -69,6 +70,7 @@ class Trainer:
         data_axes: the axes of the mesh that rows are cut over; None takes those that the records
             are cut over, else the one called "data", else the first.
         reserve: steps that are charged at a time; see ``jaxdp._issuer.Issuer``.
+        average: decay of an average of the iterates, which ``released`` returns; None for none.
         issuer: for ``jaxdp.Run``, which issues its tickets itself; None makes one.
         clipping: further options of ``jaxdp.clipped_grad``: ``engine``, ``microbatch_size``,
             ``rng_name``.
@@ -109,10 +111,11 @@ class Trainer:
         mesh: jax.sharding.Mesh | None = None,
         data_axes: Sequence[str] | None = None,
         reserve: int | None = None,
+        average: float | None = None,
         issuer: Issuer | None = None,
         **clipping: Any,
     ):
-        algorithm = as_algorithm(mechanism, optimizer)
+        algorithm = as_algorithm(mechanism, optimizer, average)
         self.algorithm, self.energy = algorithm, energy
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         self.source: Source = as_source(source)
@@ -236,12 +239,16 @@ class Trainer:
         rng = None
         if getattr(self._grad_fn, "takes_rng", False):
             rng = draw.ticket.rng("examples")
-        extra = {} if self.energy is None else {"energy": self.energy.prepare()}
+        extra = judging(self.energy, draw.ticket, self.mechanism.leak)
         once = len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad)
         take = self._at_once if once else self._by_passes
         with among(self._place):
             params, opt_state, info, infos = take(state, batch, rng, extra, told)
         return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
+
+    def released(self, state: TrainState) -> PyTree:
+        """The parameters to evaluate and publish: the average where there is one, else the last."""
+        return self.algorithm.released(state.params, state.opt_state)
 
     def epsilon(
         self,
@@ -390,11 +397,4 @@ class Trainer:
         return state._replace(params=params, opt_state=opt_state)
 
     def _planned(self, params: PyTree) -> tuple[Any, ...]:
-        """The plan of the gradients, which names what is assumed public; () without one."""
-        if not isinstance(self._grad_fn, ClippedGrad):
-            return ()
-        rows = self._sampler.physical_batch_size
-        shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
-        plan = self._grad_fn.plan(params, jax.tree.map(shape, self.source.example))
-        captured.check_rows(plan, (), records=self._sampler.num_records)
-        return plan
+        return planned(self._grad_fn, params, self.source, self._sampler)

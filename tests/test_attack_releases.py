@@ -311,8 +311,8 @@ def test_a_data_set_of_quite_another_size_is_refused(records):
 @pytest.mark.parametrize("rows", [8, None])
 @pytest.mark.parametrize("source", [X, Records(X)])
 def test_a_trainer_names_what_its_loss_captured(rows, source):
-    mean = jnp.asarray(X.mean(0))
-    train = trainer(lambda p, x: loss_fn(p, x - mean), source, physical_batch_size=rows)
+    public = jnp.asarray([0.1, 0.2, 0.3, 0.4])
+    train = trainer(lambda p, x: loss_fn(p, x - public), source, physical_batch_size=rows)
     trained(train)
     assert train.unverified() == [
         "assumed to be public, computed from no record: a captured array float32 [4]"
@@ -326,7 +326,7 @@ def test_a_trainer_names_what_its_loss_captured(rows, source):
 def test_a_loss_that_captures_the_data_set_is_refused_whatever_the_source(rows, source):
     data = jnp.asarray(X)
     train = trainer(lambda p, x: loss_fn(p, x - data.mean(0)), source, physical_batch_size=rows)
-    with pytest.raises(ValueError, match="may hold the records"):
+    with pytest.raises(ValueError, match=r"may hold the records|of the records"):
         trained(train)
     assert str(N) not in "".join(train.unverified())
     train.close()

@@ -52,6 +52,10 @@ def test_the_code_of_correlated_noise_runs():
     executed(DOCS / "correlated_noise.md", {})
 
 
+def test_the_code_of_linear_models_runs():
+    executed(DOCS / "tabular.md", {})
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -145,7 +145,10 @@ IMAGES = np.zeros((1, 8, 8, 1), np.float32)
         (lambda: features.scattering(IMAGES, 1, 0), "orientations must be a whole number"),
         (lambda: features.group_normalised(np.zeros((2, 10)), 3), "groups must divide the 10"),
         (lambda: features.group_normalised(np.zeros(3), 3), r"x must be .*got shape \(3,\)"),
-        (lambda: features.by_name("wavelets", IMAGES), "features must be one of scattering; got"),
+        (
+            lambda: features.by_name("wavelets", IMAGES),
+            "features must be one of scattering, random_convolutions; got",
+        ),
         (
             lambda: features.shape_of("scattering", (9,)),
             r"must be given images .*got examples \(9,",
@@ -156,3 +159,44 @@ def test_wrong_arguments_are_told_in_words(call, words):
     with pytest.raises(ValueError, match=words):
         call()
     assert jaxdp.features is features
+
+
+def test_random_convolutions_are_sums_over_pixels():
+    images = np.random.default_rng(0).random((3, 9, 8, 2)).astype(np.float32)
+    found = features.random_convolutions(images, filters=4, side=3, cells=2, seed=5)
+    filters = features.random_filters(4, 3, 2, 5).astype(np.float64)
+    padded = np.pad(images.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    responses = np.zeros((3, 9, 8, 4))
+    for i, j in itertools.product(range(9), range(8)):
+        responses[:, i, j] = np.einsum("nabc,abcf->nf", padded[:, i : i + 3, j : j + 3], filters)
+    for a, b in itertools.product(range(2), repeat=2):
+        cell = responses[:, [slice(0, 4), slice(4, 9)][a], b * 4 : b * 4 + 4]
+        both = [np.maximum(cell, 0).mean((1, 2)), np.maximum(-cell, 0).mean((1, 2))]
+        np.testing.assert_allclose(found[:, a, b], np.concatenate(both, -1), atol=1e-5)
+
+
+def test_random_filters_are_public_constants():
+    filters = features.random_filters(6, 5, 1, 0)
+    np.testing.assert_array_equal(filters, features.random_filters(6, 5, 1, 0))
+    assert np.abs(filters - features.random_filters(6, 5, 1, 1)).max() > 0.1
+    flat = filters.reshape(-1, 6).astype(np.float64)
+    np.testing.assert_allclose(flat.mean(0), 0, atol=1e-7)
+    np.testing.assert_allclose(np.linalg.norm(flat, axis=0), 1, rtol=1e-6)
+
+
+def test_random_convolutions_of_an_image_do_not_depend_on_the_others():
+    images = np.random.default_rng(1).random((5, 12, 12, 1)).astype(np.float32)
+    all_at_once = features.by_name("random_convolutions", images)
+    assert all_at_once.shape == (5, *features.shape_of("random_convolutions", (12, 12, 1)))
+    for i in range(5):
+        np.testing.assert_array_equal(
+            features.by_name("random_convolutions", images[i : i + 1])[0], all_at_once[i]
+        )
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"side": 9}, {"cells": 9}, {"filters": 0}, {"seed": -1}, {"side": 0}]
+)
+def test_random_convolutions_out_of_range_are_refused(numbers):
+    with pytest.raises(ValueError, match=next(iter(numbers))):
+        features.random_convolutions(np.zeros((2, 8, 8, 1), np.float32), **numbers)

@@ -22,6 +22,7 @@ from jaxdp.accounting.events import (
     Composed,
     FixedSizeSampled,
     Gaussian,
+    GridNoise,
     NonPrivate,
     PoissonSampled,
     Repeated,
@@ -29,6 +30,7 @@ from jaxdp.accounting.events import (
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
 from jaxdp.accounting.groups import group_delta, group_epsilon
 from jaxdp.accounting.mixtures import MixtureOfGaussians
+from jaxdp.accounting.objective import ObjectivePerturbation
 from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
 from jaxdp.accounting.sampled import PerUser, RandomAllocation
@@ -40,9 +42,10 @@ from jaxdp.accounting.tuned import Geometric, Logarithmic, NegativeBinomial, Poi
 __all__ = [
     "ZCDP", "Bound", "BudgetExceededError", "Claim", "Composed", "CorrelatedNoise", "CyclicPoisson",
     "DiscreteGaussian", "DiscreteLaplace", "EpsilonDelta", "Event", "ExponentialMechanism",
-    "FixedSizeSampled", "Gaussian", "Geometric", "Laplace", "Logarithmic", "MixtureOfGaussians",
-    "NegativeBinomial", "NonPrivate", "PerUser", "PoissonSampled", "PoissonTries",
-    "RandomAllocation", "RandomizedResponse", "Relation", "RenyiFilter", "Repeated",
+    "FixedSizeSampled", "Gaussian", "Geometric", "GridNoise", "Laplace", "Logarithmic",
+    "MixtureOfGaussians", "NegativeBinomial", "NonPrivate", "ObjectivePerturbation", "PerUser",
+    "PoissonSampled",
+    "PoissonTries", "RandomAllocation", "RandomizedResponse", "Relation", "RenyiFilter", "Repeated",
     "ShuffledEpoch", "TruncatedPoisson", "Tuned", "UnsupportedEventError", "advantage", "calibrate",
     "calibrate_noise_multiplier", "calibrate_sampling_prob", "calibrate_steps", "delta", "epsilon",
     "epsilons_over_steps", "group_delta", "group_epsilon", "hidden_state", "mu_gdp", "renyi_curve",

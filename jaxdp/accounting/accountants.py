@@ -298,9 +298,7 @@ def ask(
     Raises:
         UnsupportedEventError: when the accountant refuses the run or cannot resolve it.
     """
-    refusal = refuses(run, relation, accountant)
-    if refusal:
-        raise UnsupportedEventError(refusal)
+    check(run, relation, accountant)
     if known := trivial(run):
         return known if query == "epsilon" else replace(known, upper=min(known.upper, 1.0))
     if query == "delta" and value == math.inf and not run.parts:
@@ -328,6 +326,12 @@ def _hidden(
     name = "log_sobolev" if accountant == "log_sobolev" else f"shifted, {bound.accountant}"
     words = "; ".join(part for part in (bound.note, last_iterate.note(run)) if part)
     return Bound(0.0, None, bound.upper, name, words)
+
+
+def check(run: Run, relation: Relation, accountant: str) -> None:
+    """Raises UnsupportedEventError if the accountant has no bound for this run."""
+    if refusal := refuses(run, relation, accountant):
+        raise UnsupportedEventError(refusal)
 
 
 def refuses(run: Run, relation: Relation, accountant: str) -> str:

@@ -16,6 +16,7 @@ from jaxdp.accounting.events import (
     Composed,
     FixedSizeSampled,
     Gaussian,
+    GridNoise,
     HiddenState,
     NonPrivate,
     PoissonSampled,
@@ -81,11 +82,28 @@ def flatten(event: Event, relation: Relation) -> Run:
         ValueError: when ``relation`` is not a ``Relation``.
         UnsupportedEventError: when the event, or the event under this relation, has no bound here.
     """
+    run, distance = apart(event, relation)
+    if distance:
+        raise UnsupportedEventError(
+            "GridNoise: its noise is a Gaussian's but for a total-variation distance, which has an "
+            "epsilon at a delta and no other bound here"
+        )
+    return run
+
+
+def apart(event: Event, relation: Relation) -> tuple[Run, float]:
+    """As ``flatten``, and how far in total variation the release is from that run's.
+
+    Whoever takes the run must charge the distance; see ``jaxdp.accounting.near``.
+
+    Raises:
+        ValueError: when ``relation`` is not a ``Relation``.
+    """
     if not isinstance(relation, Relation):
         raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
     found = _Found(relation)
     found.collect(event, 1)
-    return found.run()
+    return found.run(), found.distance * (1 + 1e-9)
 
 
 def _merged(counts: dict[Step, int]) -> tuple[tuple[Step, int], ...]:
@@ -137,6 +155,7 @@ class _Found:
         self.reasons: list[str] = []
         self.hidden: dict[HiddenState, int] = {}
         self.parts: dict[Part, int] = {}
+        self.distance = 0.0
 
     def run(self) -> Run:
         """The flat form of everything collected."""
@@ -175,6 +194,8 @@ class _Found:
                 self.hidden[event] = self.hidden.get(event, 0) + times
             case PerUser(inner, _):
                 self.collect(inner, times)
+            case GridNoise(inner, distance):
+                self._near(inner, distance, times)
             case CorrelatedNoise() | CyclicPoisson():
                 self._correlated(event, times)
             case Part():
@@ -193,6 +214,14 @@ class _Found:
             self.reasons.append(event.infinite())
         else:
             self.parts[event] = self.parts.get(event, 0) + times
+
+    def _near(self, inner: Event, distance: float, times: int) -> None:
+        if self.sampled:
+            raise UnsupportedEventError(
+                f"{self.sampled} of a GridNoise event: put it around the sampled event"
+            )
+        self.distance += times * distance
+        self.collect(inner, times)
 
     def _correlated(self, event: CorrelatedNoise | CyclicPoisson, times: int) -> None:
         if self.sampled:

@@ -13,9 +13,10 @@ from jaxdp.accounting import _validate as check
 from jaxdp.accounting.accountants import trivial
 from jaxdp.accounting.base import Array, Event
 from jaxdp.accounting.bounds import ADD, Bound, Relation
-from jaxdp.accounting.canonical import Run, flatten
+from jaxdp.accounting.canonical import Run, apart, flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.loss import separation
+from jaxdp.accounting.near import NOTHING_LEFT
 from jaxdp.accounting.queries import delta, epsilon, rough_delta
 from jaxdp.accounting.rdp import run_rdp
 from jaxdp.accounting.roots import bracket_decreasing
@@ -99,7 +100,7 @@ def profile(event: Event, relation: Relation, delta_at: float) -> Profile:
     end = epsilon(event, delta_at, relation).upper
     if not math.isfinite(end):
         return []
-    steps = flatten(event, relation).steps
+    steps = apart(event, relation)[0].steps
     count = min(_MOST, max(_POINTS, math.ceil(2 * end)))
     count = max(6, count // max(1, len(steps) // _LEVELS))
     if min((step.noise_multiplier for step, _ in steps), default=math.inf) < _FAINT:
@@ -126,8 +127,10 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
     Arguments and errors as for ``epsilon``; ``delta_min`` is public, in [1e-300, 1), or 0.
     """
     least = check.target("delta_min", delta_min)
-    run = flatten(event, relation)
+    run, distance = apart(event, relation)
     whole = _without_sampling(run, relation)
+    if distance:
+        whole = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
     if least == 0 or whole.lower > 0:
         epsilon(event, 0.0, relation)  # refuses what must be refused
         return whole

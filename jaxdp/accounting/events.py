@@ -113,6 +113,34 @@ class Composed(Event):
 
 
 @dataclass(frozen=True)
+class GridNoise(Event):
+    """``event`` released on an integer grid, with discrete Gaussian noise in place of Gaussian.
+
+    The discrete Gaussian is post-processing of the Gaussian noise that ``event`` names, but for a
+    total-variation distance (docs/grid_noise.md). Every epsilon is computed for what that leaves
+    of delta: (1 + e^epsilon) distance is taken off. There is no epsilon at delta 0, and no Renyi
+    divergence.
+
+    Attributes:
+        event: the release, as if its noise were Gaussian.
+        distance: in [0, 1), of one occurrence: all coordinates of all its steps.
+    """
+
+    event: Event
+    distance: float
+
+    def __post_init__(self) -> None:
+        check.fields(self, event=an_event, distance=check.probability)
+        if isinstance(self.event, GridNoise):
+            raise ValueError(f"event={self.event!r}: expected one that is not on a grid already")
+
+    @property
+    def block(self) -> int:
+        """As ``Event.block``."""
+        return self.event.block
+
+
+@dataclass(frozen=True)
 class NonPrivate(Event):
     """A release for which no guarantee is known; its epsilon is infinite.
 

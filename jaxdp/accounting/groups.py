@@ -9,7 +9,14 @@ from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import flatten
 from jaxdp.accounting.correlated import CorrelatedNoise
-from jaxdp.accounting.events import Composed, Gaussian, NonPrivate, PoissonSampled, Repeated
+from jaxdp.accounting.events import (
+    Composed,
+    Gaussian,
+    GridNoise,
+    NonPrivate,
+    PoissonSampled,
+    Repeated,
+)
 from jaxdp.accounting.mixtures import MixtureOfGaussians
 from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
 from jaxdp.accounting.queries import delta as record_delta
@@ -35,7 +42,12 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
             return Gaussian(z / k)
         case PoissonSampled():
             return _sampled(event, k, relation)
-        case Repeated(inner, n) | PerUser(inner, n) | CorrelatedNoise(inner, n):
+        case (
+            Repeated(inner, n)
+            | PerUser(inner, n)
+            | CorrelatedNoise(inner, n)
+            | GridNoise(inner, n)  # the distance is that of each data set's own law
+        ):
             one = grouped(inner, k, relation)
             return None if one is None else type(event)(one, n)  # type: ignore[arg-type]
         case Composed(events):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxdp.accounting import _validate as check
-from jaxdp.accounting import accountants
+from jaxdp.accounting import accountants, near
 from jaxdp.accounting.base import Array, Event, Unresolved
 from jaxdp.accounting.bounds import ADD, Bound, Relation, UnsupportedEventError
-from jaxdp.accounting.canonical import Run, flatten
+from jaxdp.accounting.canonical import Run, apart
 from jaxdp.accounting.events import Repeated
 
 
@@ -47,10 +47,15 @@ def epsilon(
         1.83
     """
     delta = check.target("delta", delta)
-    run = flatten(event, relation)
-    if delta in (0, 1) and not accountants.refuses(run, relation, accountant):
-        return _pure(run, relation) if delta == 0 else Bound(0, 0, 0, "none", "any release has it")
+    run, distance = apart(event, relation)
     goal = None if tolerance is None else check.positive("tolerance", tolerance)
+    if distance and 0 < delta < 1:
+        accountants.check(run, relation, accountant)
+        return near.epsilon_near(run, relation, accountant, delta, goal, distance)
+    if delta in (0, 1) and not accountants.refuses(run, relation, accountant):
+        if delta == 0 and distance:
+            return Bound(0.0, None, math.inf, "none", near.NOTHING_LEFT)
+        return _pure(run, relation) if delta == 0 else Bound(0, 0, 0, "none", "any release has it")
     return accountants.ask("epsilon", run, relation, accountant, delta, goal)
 
 
@@ -79,7 +84,10 @@ def delta(
     if check.real("epsilon", epsilon) != math.inf:
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
         epsilon = min(check.non_negative("epsilon", epsilon), 1e100)
-    run = flatten(event, relation)
+    run, distance = apart(event, relation)
+    if distance:
+        accountants.check(run, relation, accountant)
+        return near.delta_near(run, relation, accountant, epsilon, distance)
     if epsilon == math.inf and run.parts and not accountants.refuses(run, relation, accountant):
         return _impossible(run, relation)
     return accountants.ask("delta", run, relation, accountant, epsilon)
@@ -104,10 +112,16 @@ def quick_epsilon(event: Event, delta: float, relation: Relation = ADD) -> float
 
     Arguments and errors as for ``epsilon``.
     """
-    run = flatten(event, relation)
+    run, distance = apart(event, relation)
     quick = accountants.quick_epsilon(run, relation, delta)
     if quick is not None:
-        return quick
+        share = near.taken(quick, distance)
+        if share >= delta:
+            return math.inf
+        again = accountants.quick_epsilon(run, relation, delta - share) if share else quick
+        return quick if again is None else again
+    if distance:
+        return near.epsilon_near(run, relation, "auto", delta, None, distance).upper
     try:
         return accountants.rough_epsilon(run, relation, delta)
     except Unresolved:
@@ -119,8 +133,9 @@ def rough_delta(event: Event, epsilon: float, relation: Relation = ADD) -> float
 
     Arguments and errors as for ``delta``.
     """
-    run = flatten(event, relation)
-    return accountants.rough_delta(run, relation, check.non_negative("epsilon", epsilon))
+    run, distance = apart(event, relation)
+    found = accountants.rough_delta(run, relation, check.non_negative("epsilon", epsilon))
+    return min(1.0, (found + near.taken(epsilon, distance)) * (1 + 1e-15)) if distance else found
 
 
 def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -> bool:
@@ -130,7 +145,7 @@ def supports(event: Event, relation: Relation = ADD, accountant: str = "auto") -
         ValueError: for something that is not an event, a relation or an accountant.
     """
     try:
-        return not accountants.refuses(flatten(event, relation), relation, accountant)
+        return not accountants.refuses(apart(event, relation)[0], relation, accountant)
     except UnsupportedEventError:
         return False
 

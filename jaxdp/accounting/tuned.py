@@ -20,6 +20,7 @@ from jaxdp.accounting.canonical import flatten
 
 _MARGIN = 1 + 1e-12  # of rounding, on everything that must not come out too small
 _POINTS = 32
+_LEAST_MASS = 1e-250
 
 
 class Tries(abc.ABC):
@@ -76,6 +77,8 @@ class _Truncated(Tries):
         # P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1).
         """As ``Tries.sample``."""
         left, k, mass = rng.random(), 1, self.expected() * self.gamma ** (1 + self.eta)
+        if mass < _LEAST_MASS:  # too small to sum from; 0 is then as good as impossible too
+            return max(1, int(rng.negative_binomial(self.eta, self.gamma)))
         while left > mass and mass > 0:
             left -= mass
             mass *= (1 - self.gamma) * (k + self.eta) / (k + 1)

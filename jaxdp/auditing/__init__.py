@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from jaxdp.auditing.bounds import epsilon_bound, gaussian_bound
     from jaxdp.auditing.canaries import Canaries
     from jaxdp.auditing.events import audit_event
+    from jaxdp.auditing.guessed import (
+        audit_guesses,
+        audit_one_run,
+        audit_one_run_family,
+        audit_one_run_gaussian,
+    )
+    from jaxdp.auditing.measures import AttackMeasures, attack_measures, audit_ranks, audit_splits
     from jaxdp.auditing.one_run import RunAudit, audit_canaries
     from jaxdp.auditing.reference import audit_noise
     from jaxdp.auditing.residuals import audit_residuals
@@ -22,16 +29,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlgorithmAudit",
+    "AttackMeasures",
     "Audited",
     "Canaries",
     "RunAudit",
     "Worlds",
+    "attack_measures",
     "audit_algorithm",
     "audit_canaries",
     "audit_event",
+    "audit_guesses",
     "audit_noise",
+    "audit_one_run",
+    "audit_one_run_family",
+    "audit_one_run_gaussian",
+    "audit_ranks",
     "audit_residuals",
     "audit_scores",
+    "audit_splits",
     "epsilon_bound",
     "gaussian_bound",
     "training_run",
@@ -41,22 +56,33 @@ __all__ = [
 # Imported when asked for: attacks need scipy.stats, which takes a second, and training none of it.
 _HOME = {
     "AlgorithmAudit": "audit",
+    "AttackMeasures": "measures",
     "Audited": "scores",
     "Canaries": "canaries",
     "RunAudit": "one_run",
     "Worlds": "worlds",
+    "attack_measures": "measures",
     "audit_algorithm": "audit",
     "audit_canaries": "one_run",
     "audit_event": "events",
+    "audit_guesses": "guessed",
     "audit_noise": "reference",
+    "audit_one_run": "guessed",
+    "audit_one_run_family": "guessed",
+    "audit_one_run_gaussian": "guessed",
+    "audit_ranks": "measures",
     "audit_residuals": "residuals",
     "audit_scores": "scores",
+    "audit_splits": "measures",
     "epsilon_bound": "bounds",
     "gaussian_bound": "bounds",
     "training_run": "worlds",
     "two_worlds": "worlds",
 }
-_SUBMODULES = ("bounds", "events", "features", "residuals", "scores")
+_SUBMODULES = (
+    "assumed", "bounds", "events", "features", "guessed", "guesses", "measures", "ranks",
+    "residuals", "scores",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

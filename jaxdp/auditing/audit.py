@@ -11,9 +11,11 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.auditing import adversaries
+from jaxdp.auditing import adversaries, bounds
 from jaxdp.auditing.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
-from jaxdp.auditing.events import Verdict, audit_event, family_bound
+from jaxdp.auditing.bounds import Counts
+from jaxdp.auditing.events import Verdict, audit_event, family_bound, tradeoff_of
+from jaxdp.auditing.measures import Point, points
 from jaxdp.auditing.reference import RUNS, audit_noise
 from jaxdp.auditing.residuals import ResidualVerdict
 from jaxdp.auditing.scores import Audited, audit_scores
@@ -43,6 +45,9 @@ class AlgorithmAudit:
         event: what is charged.
         adversary: the adversary, in words.
         roc: float [k, 2], rates of false alarms and hits of the chosen score, for a plot.
+        reachable: the bound that ideal scores of the charged event would give, about; None where
+            nothing is proven.
+        points: false-alarm and hit rates at fixed ranks, with intervals.
         noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
             that adds no noise or names a leak.
     """
@@ -59,6 +64,8 @@ class AlgorithmAudit:
     event: acc.Event
     adversary: str
     roc: np.ndarray
+    reachable: float | None = None
+    points: tuple[Point, ...] = ()
     noise: ResidualVerdict | None = None
 
     @property
@@ -83,11 +90,13 @@ class AlgorithmAudit:
         elif math.isinf(self.proven):
             words = f"Nothing is proven, and the attack shows {self.audited}."
         else:
-            best = max(self.audited.epsilon, self.profile.epsilon if self.profile else 0.0)
             words = (
                 "Nothing contradicts the proven guarantee; the attack reaches "
-                f"{best / self.proven if self.proven else 1.0:.0%} of it."
+                f"{self._share(self.audited)} of it with nothing assumed."
             )
+            if self.profile is not None:
+                share = self._share(self.profile)
+                words += f" Provided that {self.profile.assumes}, it reaches {share}."
         if self.claim_refuted:
             assert self.claimed is not None
             words += (
@@ -96,6 +105,9 @@ class AlgorithmAudit:
         if self.noise is not None and self.noise.refuted:
             words += " BROKEN: the noise is not what was charged."
         return words
+
+    def _share(self, found: Audited) -> str:
+        return f"{found.epsilon / self.proven if self.proven else 1.0:.0%}"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; infinity becomes the string "inf"."""
@@ -111,6 +123,8 @@ class AlgorithmAudit:
             "audited": self.audited.epsilon,
             "audited_profile": None if self.profile is None else self.profile.epsilon,
             "profile_assumes": None if self.profile is None else self.profile.assumes,
+            "reachable": self.reachable,
+            "points": [point.to_list() for point in self.points],
             "p_value": None if self.verdict is None else self.verdict.p_value,
             "broken": self.broken,
             "claim_refuted": self.claim_refuted,
@@ -189,6 +203,8 @@ def audit_algorithm(
             seed=None if seed is None else seed + 1,  # not the runs that were just attacked
         )
     assert found.rule is not None
+    assert found.counts is not None
+    kept = found.counts.without
     column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
     return AlgorithmAudit(
         steps,
@@ -203,7 +219,34 @@ def audit_algorithm(
         event,
         canary.words,
         roc(column[:, 0], column[:, 1]),
+        None if verdict is None else reachable(event, relation, kept, delta, confidence),
+        points(column[:, 0], column[:, 1], confidence),
         noise,
+    )
+
+
+def reachable(
+    event: acc.Event, relation: acc.Relation, runs: int, delta: float, confidence: float = 0.95
+) -> float:
+    """About the bound that ideal scores of an event give, from ``runs`` runs in each world.
+
+    The best of a few thresholds, with as many false alarms and misses as are to be expected there.
+
+    Args:
+        event: what was charged.
+        relation: under which the worlds are neighbours.
+        runs: tested in each world.
+        delta: of the bound.
+        confidence: of the bound.
+    """
+    alarms = np.array([0.0, *np.logspace(-3.5, np.log10(0.5), 10)])
+    misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
+    return max(
+        bounds.epsilon_bound(
+            Counts(round(a * runs), runs, round(b * runs), runs), delta, confidence, rule
+        )
+        for a, b in zip(alarms, misses, strict=True)
+        for rule in ("sum", "alarms")
     )
 
 

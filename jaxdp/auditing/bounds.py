@@ -146,7 +146,7 @@ def epsilon_bound(
     """
     check_delta(delta)
     level = _level(confidence)
-    return _largest_refuted(lambda e: p_value(counts, approximate_dp(e, delta), rule), level)
+    return largest_refuted(lambda e: p_value(counts, approximate_dp(e, delta), rule), level)
 
 
 def mu_bound(counts: Counts, confidence: float = 0.95, rule: str = "sum") -> float:
@@ -154,7 +154,7 @@ def mu_bound(counts: Counts, confidence: float = 0.95, rule: str = "sum") -> flo
 
     Formal guarantee: as ``epsilon_bound``, of a mechanism that is mu-GDP.
     """
-    return _largest_refuted(lambda mu: p_value(counts, gaussian_dp(mu), rule), _level(confidence))
+    return largest_refuted(lambda mu: p_value(counts, gaussian_dp(mu), rule), _level(confidence))
 
 
 def gaussian_bound(
@@ -216,7 +216,7 @@ def one_run_bound(
     Formal guarantee: see ``one_run_p_value``; the number of guesses was fixed beforehand.
     """
     level = _level(confidence)
-    return _largest_refuted(lambda e: one_run_p_value(correct, guesses, canaries, e, delta), level)
+    return largest_refuted(lambda e: one_run_p_value(correct, guesses, canaries, e, delta), level)
 
 
 def _binomial_tail(runs: int, chance: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -228,7 +228,7 @@ def _binomial_tail(runs: int, chance: float) -> Callable[[np.ndarray], np.ndarra
     return at_least
 
 
-def _largest_refuted(p_of: Callable[[float], float], level: float) -> float:
+def largest_refuted(p_of: Callable[[float], float], level: float) -> float:
     """The largest parameter refuted at ``level``: p grows with the parameter."""
     if not p_of(0.0) <= level:
         return 0.0

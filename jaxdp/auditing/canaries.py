@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy import special
 
 from jaxdp import _validate
 from jaxdp.auditing.entered import WithCanaries
+from jaxdp.auditing.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import CoordinateBox
@@ -29,6 +31,9 @@ from jaxdp.types import PyTree
 
 _PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
 _PLACES = 8  # fixes the coordinates, which are public
+_BLOCK = 1_000  # steps that are looked at together for what the coordinates share
+_FEWEST = 20  # steps, or candidates, below which noise has no edge to speak of
+_MANY = 2_000  # candidates that tell a step's noise by themselves
 _RARE = 0.25  # up to this rate the median over steps is hardly moved by the candidate itself
 
 
@@ -142,6 +147,7 @@ class Canaries:
             scale=_through(algorithm.scale),
             raw=_through(algorithm.raw),
             counts=_through(algorithm.counts),
+            average=_through(algorithm.average),
         )
 
     def _at(self, tree: PyTree) -> jax.Array:
@@ -224,12 +230,78 @@ def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
     z, rate = _noise(algorithm, len(seen)), _rate(algorithm)
     if rate < _RARE:
+        seen = seen - _shared(seen, z, rate)
         seen = seen - _background(seen)
-    spread = max(1.4826 * float(np.median(np.abs(seen) / np.maximum(z, 1e-6))), 1.0)
+    # By step: ordinary gradients shrink as the model learns. Of few candidates, over all steps.
+    axis = 1 if seen.shape[1] >= _MANY else None
+    spread = 1.4826 * np.median(np.abs(seen) / np.maximum(z, 1e-6), axis=axis, keepdims=True)
     with np.errstate(divide="ignore"):
         stay = np.log1p(-rate)
-    ratios = (2 * seen - 1) / (2 * np.square(np.maximum(z * spread, 1e-6)))
+    ratios = (2 * seen - 1) / (2 * np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6)))
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
+
+
+def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
+    """Scores [m] from the sum of the noisy gradients alone: all that SGD's last iterate has.
+
+    The log-likelihood ratio of a sum over T steps with noise of variance z^2 each, of which a
+    candidate that took part is in a binomial number. What ordinary records do at a coordinate
+    cannot be told from noise here, so the noise is taken to be as large as the sums' spread.
+    """
+    seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
+    z, rate = _noise(algorithm, len(seen)), _rate(algorithm)
+    total = seen.sum(axis=0)
+    total = total - (np.median(total) - len(seen) * rate / 2)
+    variance = max(
+        np.square(z).sum(), np.square(1.4826 * np.median(np.abs(total - np.median(total))))
+    )
+    spread = 6 * np.sqrt(len(seen) * rate * (1 - rate)) + 1
+    first, last = len(seen) * rate - spread, len(seen) * rate + spread
+    times = np.arange(max(0, int(first)), min(len(seen), int(last) + 1) + 1)
+    weights = binomial_pmf(len(seen), rate)[times]
+    with np.errstate(divide="ignore"):
+        ratios = np.log(weights)[:, None] + (2 * total - times[:, None]) * times[:, None] / (
+            2 * np.maximum(variance, 1e-12)
+        )
+    return special.logsumexp(ratios, axis=0)
+
+
+def simulated(coins: np.ndarray, steps: int, algorithm: Algorithm, seed: int) -> np.ndarray:
+    """float [steps, m], what a run would release of its candidates if nothing else were there."""
+    rng = np.random.default_rng(seed)
+    drawn = (rng.random((steps, len(coins))) < _rate(algorithm)) & coins
+    return drawn + _noise(algorithm, steps) * rng.standard_normal(drawn.shape)
+
+
+def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
+    """The part that moves many coordinates together, which no candidate does: the low-rank one.
+
+    Ordinary gradients of a layer have a low rank; noise has none, and each candidate is alone in
+    its coordinate. The singular values above the noise's edge are kept, shrunk by what noise adds
+    to them (Gavish and Donoho 2017, arXiv:1405.7511, Frobenius loss). Nothing is taken away where
+    the candidates themselves, all together, would come near the edge.
+    """
+    found = []
+    for part, level in zip(
+        *(np.array_split(each, -(-len(seen) // _BLOCK)) for each in (seen, z)), strict=True
+    ):
+        scaled = part / np.maximum(level, 1e-6)
+        steps, m = scaled.shape
+        noise, ratio = np.sqrt(max(steps, m)), min(steps, m) / max(steps, m)
+        edge = noise * (1 + np.sqrt(ratio))
+        signal = rate * np.sqrt(steps * m) / 2 / max(float(level.mean()), 1e-6)
+        if min(steps, m) < _FEWEST or signal > 0.5 * edge:
+            found.append(np.zeros_like(part))
+            continue
+        # The eigenvectors of the smaller side, which cost far less than all singular vectors.
+        wide = scaled if steps <= m else scaled.T
+        squares, left = np.linalg.eigh(wide @ wide.T)
+        above = squares > edge**2
+        y, left = np.sqrt(squares[above]) / noise, left[:, above]
+        kept = np.sqrt(np.square(np.square(y) - ratio - 1) - 4 * ratio) / np.square(y)
+        lowered = (left * kept) @ (left.T @ wide)
+        found.append((lowered if steps <= m else lowered.T) * level)
+    return np.concatenate(found)
 
 
 def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:

@@ -115,13 +115,13 @@ def family_bound(
         tradeoff = tradeoff_of(family(z), relation)
         return bounds.p_value(counts, tradeoff, rule.combine) <= 1 - confidence
 
-    least = _least(refuted, noise)
+    least = least_refuted(refuted, noise)
     value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
     assumes = "the mechanism is what its event says, but for the size of the noise"
     return Audited(value, delta, confidence, "family", assumes, counts, rule)
 
 
-def _least(refuted: Callable[[float], bool], start: float) -> float | None:
+def least_refuted(refuted: Callable[[float], bool], start: float) -> float | None:
     """Nearly the least refuted noise, itself refuted; None where none is."""
     high, step = start, 1.5
     while not refuted(high):
@@ -148,10 +148,12 @@ def tradeoff_of(
 
 
 @functools.lru_cache(maxsize=4096)
-def profile(event: acc.Event, relation: acc.Relation) -> tuple[tuple[float, float], ...]:
+def profile(
+    event: acc.Event, relation: acc.Relation, epsilons: tuple[float, ...] = _EPSILONS
+) -> tuple[tuple[float, float], ...]:
     """Pairs (epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 end the list."""
     found = []
-    for epsilon in _EPSILONS:
+    for epsilon in epsilons:
         found.append((epsilon, acc.queries.rough_delta(event, epsilon, relation)))
         if found[-1][1] < 1e-9:
             break

@@ -1,18 +1,18 @@
 """Lower bounds on epsilon from scores of two worlds; the test is chosen on runs set aside."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from jaxdp import _validate
-from jaxdp.auditing import bounds
+from jaxdp.accounting.gaussian import gaussian_epsilon
+from jaxdp.auditing import bounds, ranks
 from jaxdp.auditing.bounds import Counts
 
-SIDES = ("both", "top")
-_LOOKS = ((0.02, "top"), (0.06, "top"), (0.15, "both"), (0.4, "both"))  # of m
+_BACK = 0.1  # of the error, spent on scores that are lower with the record
 KINDS = ("clopper_pearson", "gaussian")
 _QUANTILES = np.r_[0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, np.linspace(0.04, 0.96, 24)]
 _QUANTILES = np.unique(np.r_[_QUANTILES, 1 - _QUANTILES, 0.0, 1.0])
@@ -81,7 +81,9 @@ def audit_scores(
 
     Formal guarantee: that of ``jaxdp.auditing.epsilon_bound`` (or ``gaussian_bound``), for
     independent runs: the column, its direction, the threshold and the combining rule are chosen on
-    a random part of the runs, the bound is computed on the others.
+    a random part of the runs, the bound is computed on the others. The kind "gaussian" takes the
+    balanced threshold, where false alarms and misses are equally many, by its exact distribution
+    (``jaxdp.auditing.ranks``): of a single column no run is set aside and no seed is drawn.
 
     Args:
         with_record: scores [n] or [n, k] of the runs with the record, k of them a run; not-a-number
@@ -90,7 +92,8 @@ def audit_scores(
         delta: of the bound.
         confidence: in (0, 1).
         kind: "clopper_pearson" for any mechanism, or "gaussian".
-        held_out: fraction of the runs on which the event is chosen.
+        held_out: fraction of the runs on which the event (of the kind "gaussian", the column) is
+            chosen.
         threshold: of a single column, fixed beforehand; then no run is set aside.
         seed: of the random part.
 
@@ -109,12 +112,14 @@ def audit_scores(
         >>> 1.0 < audited.epsilon < proven
         True
     """
-    _check(delta, confidence, kind)
+    check(delta, confidence, kind)
     inside, outside = checked(with_record, without)
     bound = bounds.epsilon_bound if kind == "clopper_pearson" else bounds.gaussian_bound
+    if threshold is None and kind == "gaussian":
+        return _balanced(inside, outside, delta, confidence, held_out, seed)
     if threshold is None:
         chosen, kept = split(inside, outside, held_out, seed)
-        rule = _chosen(chosen, kept, delta, confidence, kind, bound)
+        rule = _chosen(chosen, kept, delta, confidence, bound)
     elif inside.shape[1] > 1:
         raise ValueError(f"threshold must be None for {inside.shape[1]} columns, got {threshold}")
     elif np.ndim(threshold) or np.isnan(threshold):
@@ -125,6 +130,42 @@ def audit_scores(
     value = bound(counts, delta, confidence, rule.combine)
     assumes = GAUSSIAN_ONLY if kind == "gaussian" else ""
     return Audited(value, delta, confidence, kind, assumes, counts, rule)
+
+
+def _balanced(
+    inside: np.ndarray,
+    outside: np.ndarray,
+    delta: float,
+    confidence: float,
+    held_out: float,
+    seed: int,
+) -> Audited:
+    """The bound by the Gaussian profile at the balanced threshold."""
+    column = 0
+    signs: tuple[tuple[int, float], ...] = ((1, 1 - _BACK), (-1, _BACK))
+    if inside.shape[1] > 1:
+        chosen, (inside, outside) = split(inside, outside, held_out, seed)
+        column, sign = _farthest(*chosen)
+        signs = ((sign, 1.0),)
+    one, other = inside[:, column], outside[:, column]
+    tried = [
+        (*ranks.balanced_mu(sign * one, sign * other, share * (1 - confidence)), sign)
+        for sign, share in signs
+    ]
+    mu, c, cut, sign = max(tried)
+    counts, rule = Counts(c, len(other), c, len(one)), Rule(column, sign, cut)
+    value = gaussian_epsilon(mu, delta)[0]
+    return Audited(value, delta, confidence, "gaussian", GAUSSIAN_ONLY, counts, rule)
+
+
+def _farthest(inside: np.ndarray, outside: np.ndarray) -> tuple[int, int]:
+    """(column, sign) whose balanced threshold has the fewest false alarms and misses."""
+    tried = [
+        (ranks.crossing(sign * inside[:, k], sign * outside[:, k])[0], k, sign)
+        for k in range(inside.shape[1])
+        for sign in (1, -1)
+    ]
+    return min(tried)[1:]
 
 
 def audit_all_thresholds(
@@ -153,7 +194,7 @@ def audit_all_thresholds(
         ValueError: there is no threshold.
     """
     # Before the error is shared out: a share of a wrong confidence can look like a right one.
-    _check(delta, confidence, kind)
+    check(delta, confidence, kind)
     inside, outside = checked(with_record, without)
     cuts = np.atleast_1d(np.asarray(thresholds, float))
     if cuts.ndim != 1 or not cuts.size or np.isnan(cuts).any():
@@ -174,69 +215,11 @@ def audit_all_thresholds(
     return Audited(value, delta, confidence, f"{kind}, {looks} looks", assumes, counts, rules[i])
 
 
-def audit_one_run(
-    scores: Any,
-    included: Any,
-    delta: float,
-    *,
-    confidence: float = 0.95,
-    looks: Sequence[tuple[int, str]] | None = None,
-) -> Audited:
-    """A lower bound on epsilon from one training run with many canaries.
-
-    A look makes r guesses: "top": the r canaries with the highest scores are in; "both": half of r
-    are in and as many with the lowest scores are out. Each look is paid for (Bonferroni).
-
-    Formal guarantee: that of ``jaxdp.auditing.bounds.one_run_p_value``: every canary was
-    included by its own fair coin, secret to whoever computed the scores, and the scores are a
-    function of what the run released and of the canaries.
-
-    Args:
-        scores: [m], higher for canaries that seem to be in.
-        included: bool [m], the coins.
-        delta: of the bound.
-        confidence: in (0, 1).
-        looks: pairs (r, side), fixed beforehand; None takes the best of four: 2 and 6 % of m on
-            top, 15 and 40 % on both sides.
-
-    Raises:
-        ValueError: shapes that do not fit, or a look of another kind.
-    """
-    _check(delta, confidence)
-    (values, _), coins = checked(scores, scores), np.asarray(included)
-    if np.ndim(scores) != 1:
-        raise ValueError(f"scores must be [m], one a canary, got shape {np.shape(scores)}")
-    if coins.shape != np.shape(scores) or coins.dtype != bool:
-        raise ValueError(
-            f"included must be bool {np.shape(scores)} like scores, got {coins.dtype} {coins.shape}"
-        )
-    ordered = coins[np.argsort(-values[:, 0], kind="stable")]
-    m = len(ordered)
-    chosen = [(min(m, max(2, round(part * m))), side) for part, side in _LOOKS]
-    chosen = chosen if looks is None else [_look(r, side, m) for r, side in looks]
-    if not chosen:
-        raise ValueError(f"looks must be at least one pair (r, side), got {looks!r}")
-    level = 1 - (1 - confidence) / len(chosen)
-    found = []
-    for r, side in chosen:
-        out = r // 2 if side == "both" else 0
-        correct = int(ordered[: r - out].sum() + (~ordered[m - out :]).sum())
-        found.append(bounds.one_run_bound(correct, r, m, delta, level))
-    assumes = "every canary was included by its own fair coin"
-    return Audited(max(found), delta, confidence, "one run", assumes, None, None)
-
-
-def _check(delta: float, confidence: float, kind: str = KINDS[0]) -> None:
+def check(delta: float, confidence: float, kind: str = KINDS[0]) -> None:
+    """Raises ValueError unless all three are in their range."""
     _validate.one_of("kind", kind, KINDS)
     bounds.check_delta(delta, kind)
     _validate.fraction("confidence", confidence)
-
-
-def _look(r: int, side: str, m: int) -> tuple[int, str]:
-    _validate.one_of("looks", side, SIDES)
-    if _validate.integer("looks", r, least=1) > m:
-        raise ValueError(f"looks must make at most {m} guesses, got {r}")
-    return int(r), side
 
 
 def checked(with_record: Any, without: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -298,7 +281,6 @@ def _chosen(
     kept: Pair,
     delta: float,
     confidence: float,
-    kind: str,
     bound: Callable[..., float],
 ) -> Rule:
     rules, alarms, misses = candidates(chosen)
@@ -307,10 +289,7 @@ def _chosen(
         upper(rate, len(part), 0.05)
         for rate, part in zip((alarms, misses), chosen[::-1], strict=True)
     )
-    if kind == "gaussian":
-        gain = -special.ndtri(a) - special.ndtri(b)
-    else:
-        gain = np.log(np.maximum(np.maximum((1 - b - delta) / a, (1 - a - delta) / b), 1e-9))
+    gain = np.log(np.maximum(np.maximum((1 - b - delta) / a, (1 - a - delta) / b), 1e-9))
     best = int(np.argmax(gain))
     sizes = len(kept[1]), len(kept[0])
     # Half a hit more, for a rate of 0 in few runs is hardly 0.

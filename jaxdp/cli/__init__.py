@@ -1,4 +1,4 @@
-"""The command line: ``jaxdp train | plan | export | audit | reproduce | epsilon | ...``."""
+"""The command line: ``jaxdp train | tune | plan | export | audit | reproduce | epsilon | ...``."""
 
 import importlib
 import os
@@ -17,6 +17,7 @@ with needed("the command jaxdp", "cli", "click", "rich"):
 
 _COMMANDS = {
     "train": "jaxdp.cli.train:train",
+    "tune": "jaxdp.cli.tune:tune",
     "export": "jaxdp.cli.export:export",
     "epsilon": "jaxdp.cli.accounting:epsilon",
     "calibrate": "jaxdp.cli.accounting:calibrate",

@@ -17,8 +17,12 @@ def algorithms() -> None:
     from jaxdp.optimizers import registry
 
     papers()
+    from jaxdp.papers.block_coordinate.command import described
 
     for name, entry in registry.ALGORITHMS.items():
         click.echo(f"{name:29}{', '.join(registry.settings_of(name)) or '-'}")
         if entry.energy:
             click.echo(f"{'':29}({_ENERGIES[entry.energy]})")
+    for name, settings in described():
+        click.echo(f"{name:29}{settings}")
+        click.echo(f"{'':29}(block coordinate descent: other options, and no canaries)")

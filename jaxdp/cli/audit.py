@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp.cli.options import Filled, papers
+from jaxdp.cli.options import BLOCK_ALGORITHMS, Filled, papers
 
 if TYPE_CHECKING:
     from jaxdp.report.schema import AuditRow
@@ -93,7 +93,11 @@ def audit(
     if run is not None:
         _refuse_with_run({"algorithm": algorithm, **numbers}, settings)
         out = out or run
-    if run is not None and not tiny and _config(run).canaries:
+    if (config := _of_blocks(run, algorithm)) is not None:
+        name, found = _blocks_audited(
+            config, steps, numbers, settings, delta, runs, confidence, seed
+        )
+    elif run is not None and not tiny and _config(run).canaries:
         _refuse_with_canaries()
         name, found = _by_canaries(run, delta, confidence)
     else:
@@ -193,6 +197,38 @@ def _built(name: str, numbers: dict[str, Any], settings: tuple[str, ...]) -> Any
     )
 
 
+def _of_blocks(run: Path | None, algorithm: str | None) -> Any:
+    """The configuration of a run of block coordinate descent, or its algorithm's name, or None."""
+    from jaxdp.runs import RunDirectory
+    from jaxdp.runs.audit import report_of
+
+    if run is None:
+        return algorithm if algorithm in BLOCK_ALGORITHMS else None
+    config = report_of(RunDirectory(run)).config or {}
+    return config if config.get("algorithm") in BLOCK_ALGORITHMS else None
+
+
+def _blocks_audited(
+    config: Any,
+    steps: int | None,
+    numbers: dict[str, Any],
+    settings: tuple[str, ...],
+    delta: float | None,
+    runs: int,
+    confidence: float,
+    seed: int | None,
+) -> tuple[str, Any]:
+    from jaxdp.cli.progress import counting_bar
+    from jaxdp.cli.train import parse_settings
+    from jaxdp.papers.block_coordinate.command import audited
+
+    if isinstance(config, str):
+        config = {"algorithm": config, "settings": parse_settings(settings), **numbers}
+    with counting_bar(f"auditing {config['algorithm']}", 2 * runs) as progress:
+        found = audited(config, steps, delta, runs, confidence, seed, progress)
+    return config["algorithm"], found
+
+
 def _config(run: Path) -> Any:
     from jaxdp.runs import RunDirectory
     from jaxdp.runs.audit import config_of
@@ -254,6 +290,16 @@ def _show(row: "AuditRow", as_json: bool) -> None:
     if row.audited_profile is not None:
         value = show_audited(row.audited_profile)
         console.print(f"At least {value}, provided that {row.profile_assumes}.")
+    if row.audited_family is not None:
+        value = show_audited(row.audited_family)
+        console.print(f"At least {value}, provided that {row.family_assumes}.")
+    if row.audited_last is not None:
+        value = show_audited(row.audited_last)
+        console.print(f"At least {value} from the sum of the noisy gradients alone.")
+    if row.reachable is not None:
+        console.print(
+            f"Ideal scores of a mechanism that leaks all that is proven: about {row.reachable:.2f}."
+        )
     runs = "1 run" if row.runs == 1 else f"{row.runs:,} runs"
     console.print(f"Audited: {row.what}; {runs}; canary: {row.adversary}.")
     if row.noise:

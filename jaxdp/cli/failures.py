@@ -65,6 +65,8 @@ def last_words() -> str:
 def _safe(path: Path) -> str:
     """A line on what of a run is safe, and how to resume it."""
     secret = path / "secret"
+    if (secret / "tuning").exists():  # how far it got is secret
+        return f"what was done in {path} is safe; the same command continues the tuning"
     if not (secret / "run.json").exists():
         return f"no run had begun in {path}, and nothing was charged"
     folder = secret / "checkpoints"

@@ -45,9 +45,9 @@ def launch(
     report = _report(result, directory, dataset, date, given)
     reporting.write(report, directory)
     if as_json:
-        click.echo(json.dumps(_public(report, directory), allow_nan=False))
+        click.echo(json.dumps(public_numbers(report, directory), allow_nan=False))
         return
-    _print_summary(report, directory)
+    print_summary(report, directory)
     click.echo(
         f"{result.seconds:.1f} s for {result.steps_run:,} steps (said here only: time depends on "
         "the private data)"
@@ -107,7 +107,7 @@ def _report(
     )
 
 
-def _public(report: "Report", directory: Any) -> dict[str, Any]:
+def public_numbers(report: "Report", directory: Any) -> dict[str, Any]:
     """The result without its curves; no time, which depends on the private data."""
     row = report.to_dict()
     names = (
@@ -135,7 +135,8 @@ def _finite(value: float) -> float | str:
     return value if value < float("inf") else "inf"
 
 
-def _print_summary(report: "Report", directory: Any) -> None:
+def print_summary(report: "Report", directory: Any) -> None:
+    """Prints what was proven, and where the report lies."""
     from jaxdp.report.words import show_delta, show_epsilon
 
     guarantee, accuracy = report.guarantee, report.value

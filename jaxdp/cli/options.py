@@ -22,6 +22,8 @@ SAMPLINGS = (
     "shuffle",
     "truncated_poisson",
 )
+# Those of jaxdp.papers.block_coordinate, which have no optax chain and a command of their own.
+BLOCK_ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
 # Of whole runs with noise that is correlated over the steps.
 CORRELATED = ("cyclic_poisson", "fixed_order")
 # The names of jaxdp.runs.strategies, likewise.

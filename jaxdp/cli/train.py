@@ -1,17 +1,16 @@
 """``jaxdp train``."""
 
-import contextlib
 import dataclasses
-import gc
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from jaxdp._extras import imports_kept
 from jaxdp.cli.failures import in_words
 from jaxdp.cli.options import (
+    BLOCK_ALGORITHMS,
     CORRELATED,
     RELATIONS,
     SAMPLINGS,
@@ -44,6 +43,14 @@ from jaxdp.data.specs import SPECS
     help="Declared number of records of --data, public [default: that of the file].",
 )
 @click.option(
+    "--recipe",
+    "named_recipe",
+    type=click.Choice(["usual", "best"]),
+    default="usual",
+    help="Where options that are not given come from; best says its source, and whether it was "
+    "tuned on this data set.",
+)
+@click.option(
     "--model",
     type=click.Choice(["mnist-cnn", "cifar-cnn", "mlp", "logistic"]),
     help="Network [default: the papers' for the data set].",
@@ -72,7 +79,7 @@ from jaxdp.data.specs import SPECS
 @click.option("--hidden", type=int, help="Width of an MLP's hidden layer [default: 64].")
 @click.option(
     "--features",
-    type=click.Choice(["scattering"]),
+    type=click.Choice(["scattering", "random_convolutions"]),
     help="Train on fixed features of each image, which cost no privacy [default: none].",
 )
 @click.option("--pca-dimensions", type=int, help="Project privately first (DP-PCA).")
@@ -80,11 +87,29 @@ from jaxdp.data.specs import SPECS
 @click.option("--epsilon", type=float, help="Budget [default: 3, unless --noise-multiplier].")
 @click.option("--delta", type=float, help="Delta of the guarantee [default: 1e-5].")
 @click.option("--noise-multiplier", type=float, help="Noise standard deviation / clip norm.")
+@click.option(
+    "--secure-noise",
+    is_flag=True,
+    default=None,
+    help="Noise on an integer grid from ChaCha20: floating point and generator are then within the "
+    "guarantee.",
+)
 @click.option("--steps", type=int, help="Number of steps (not epochs).")
 @click.option("--batch-size", type=int, help="Expected batch size.")
 @click.option("--l2-clip-norm", type=float, help="Per-example clipping norm.")
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), help="[default: sgd]")
-@click.option("--learning-rate", type=float, help="Constant learning rate.")
+@click.option("--learning-rate", type=float, help="Learning rate; with a schedule the greatest.")
+@click.option(
+    "--learning-rate-schedule",
+    metavar="KIND[:WARMUP]",
+    help="constant, cosine or linear, after WARMUP rising steps [default: constant].",
+)
+@click.option(
+    "--average",
+    type=float,
+    metavar="DECAY",
+    help="Evaluate and release a moving average of the parameters, such as 0.99; costs nothing.",
+)
 @click.option("--momentum", type=float, help="Momentum of SGD [default: 0.9; 0 for sa-dpsgd].")
 @click.option(
     "--sampling",
@@ -155,6 +180,7 @@ def train(
     as_json: bool,
     devices: int | str | None,
     distributed: str | None,
+    named_recipe: str,
     **options: Any,
 ) -> None:
     """Train a private classifier and report what was proven.
@@ -166,7 +192,7 @@ def train(
       jaxdp train --dataset mnist --epsilon 3 --delta 1e-5 --batch-size 512 --steps 4700
       jaxdp train --data my.npz --classes 10 --epsilon 3 --delta 1e-6
     """
-    with _imports_kept():
+    with imports_kept():
         from jaxdp import _processes, data
         from jaxdp.cli.devices import joined, mesh_of
         from jaxdp.cli.launch import dry, launch
@@ -183,6 +209,24 @@ def train(
     directory = RunDirectory(_processes.first(lambda: str(out or _free_folder(name))))
     secret = Secret.of_all_processes(None if seed is None else Secret.from_seed(seed))
     own = _own_data(directory, data_file, classes, dataset_size, resume)
+    stored = directory.load_state().config if resume else None
+    if (stored or options).get("algorithm") in BLOCK_ALGORITHMS:
+        from jaxdp.papers.block_coordinate.command import train_blocks
+
+        train_blocks(
+            directory,
+            own,
+            options,
+            _named(),
+            stored,
+            None if resume else secret,
+            _data_dir(directory, data_dir, resume),
+            as_json,
+            None if resume else _given(),
+        )
+        return
+    if named_recipe == "best" and not resume:
+        options |= _best(options, own)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         config = (_stored_config if resume else _new_config)(directory, options, own)
@@ -204,17 +248,6 @@ def train(
             as_json,
             mesh,
         )
-
-
-@contextlib.contextmanager
-def _imports_kept() -> Iterator[None]:
-    """Turns garbage collection off during imports, which makes them faster."""
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 def _check_together(out: Path | None, resume: bool, seed: int | None, dry_run: bool) -> None:
@@ -303,6 +336,12 @@ def _given() -> dict[str, Any]:
     }
 
 
+def _named() -> dict[str, Any]:
+    """The options that were given on the command line, by their parameters' names."""
+    context = click.get_current_context()
+    return {name: value for name, value in context.params.items() if _is_given(name)}
+
+
 def _new_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
     from jaxdp.runs import recipe, resolve
 
@@ -314,6 +353,26 @@ def _new_config(directory: Any, options: dict[str, Any], own: Any) -> Any:
     if own is not None:
         options = {**options, "dataset": own.spec}
     return resolve(recipe(**options))
+
+
+def _best(options: dict[str, Any], own: Any) -> dict[str, Any]:
+    """The best recipe's fields where none were given; says where they come from.
+
+    Raises:
+        ValueError: options that make another model of it.
+    """
+    from jaxdp.runs.recipes import best
+
+    fields, origin = best(options["dataset"] if own is None else own.spec)
+    for name in ("model", "features", "algorithm", "learning_rate", "batch_size", "l2_clip_norm"):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')} must not come with --recipe best, which has its own; "
+                f"got {options[name]}"
+            )
+    for line in origin.lines():
+        click.echo(line)
+    return fields
 
 
 def _stored_config(directory: Any, options: dict[str, Any], own: Any) -> Any:

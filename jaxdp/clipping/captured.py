@@ -5,6 +5,8 @@ is refused. A concrete one is accepted, listed in the plan, and named by the led
 public unless it was declared so. One with as many rows as the batch is refused until declared.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -22,6 +24,7 @@ from jaxdp.tickets import Ticket
 from jaxdp.types import PyTree
 
 _DECLARED = "_jaxdp_constants"
+_look: contextvars.ContextVar[Any] = contextvars.ContextVar("jaxdp_look", default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +113,19 @@ def found(
         gradient = _gradient(loss_fn, flags, params, args)
         coupling.refuse(gradient)
         arrays = _distinct([*arrays, *_arrays(gradient)])
+    if (look := _look.get()) is not None:
+        look(traced, public)
     return tuple(_entry(at, array, public) for at, array in enumerate(arrays))
+
+
+@contextlib.contextmanager
+def looked_at(look: Callable[[Any, Declared], None]) -> Iterator[None]:
+    """Hands every loss that is traced inside to ``look``, with the arrays declared public."""
+    token = _look.set(look)
+    try:
+        yield
+    finally:
+        _look.reset(token)
 
 
 def check_rows(plan: Sequence[LeafPlan], rows: Collection[int], records: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Noise: independent or correlated Gaussian noise, as the first link of an optax chain.
+"""Noise: independent or correlated, or on an integer grid, as the first link of an optax chain.
 
 Correlated noise is described on the host: a strategy C, a workload A, the errors of the two, and
 the sensitivity under a participation; optimised strategies have the least of their product.
@@ -8,6 +8,7 @@ from jaxdp.noise.correlated import CorrelatedState, privatize_correlated
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import LEAKED, PrivatizeState, if_alike, opened, privatize
+from jaxdp.noise.grid import grid_range, privatize_on_grid
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered
 from jaxdp.noise.optimise_dense import optimal_dense
 from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, Single
@@ -43,6 +44,7 @@ __all__ = [
     "Workload",
     "banded_inverse_square_root",
     "from_dict",
+    "grid_range",
     "identity",
     "if_alike",
     "max_error",
@@ -52,6 +54,7 @@ __all__ = [
     "optimal_dense",
     "privatize",
     "privatize_correlated",
+    "privatize_on_grid",
     "rms_error",
     "sensitivity",
     "square_root",

@@ -85,7 +85,7 @@ def privatize(
         (3,)
     """
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
-    multiplier_at, on_host = _multipliers(noise_multiplier), _on_host(noise_multiplier)
+    multiplier_at, on_host = multipliers(noise_multiplier), numbers(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
 
     def init(params: PyTree) -> PrivatizeState:
@@ -221,11 +221,13 @@ def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
     return Summed(kept(summed.value), l2, summed.unscale, votes, leaked=leaked)
 
 
-def _on_host(given: float | NoiseSchedule) -> Callable[[int], float]:
+def numbers(given: float | NoiseSchedule) -> Callable[[int], float]:
+    """From the step to the noise multiplier, of Python numbers."""
     return given if isinstance(given, NoiseSchedule) else lambda step: given
 
 
-def _multipliers(given: float | NoiseSchedule) -> Callable[[Any], Any]:
+def multipliers(given: float | NoiseSchedule) -> Callable[[Any], Any]:
+    """From the step, which may be traced, to the noise multiplier in float32."""
     if not isinstance(given, NoiseSchedule):
         constant = np.float32(_validate.non_negative("noise_multiplier", given))
         return lambda step: constant

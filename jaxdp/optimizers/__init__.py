@@ -13,6 +13,7 @@ from jaxdp.optimizers.adaptive import (
 )
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.annealing import annealing, sa_dpsgd
+from jaxdp.optimizers.average import averaged
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, energy_mechanism
 from jaxdp.optimizers.pigdo import piadagrad, piadam, pirmsprop
 from jaxdp.optimizers.quantile import quantile_algorithm, quantile_clip
@@ -23,6 +24,7 @@ __all__ = [
     "PublicEnergy",
     "adadp",
     "annealing",
+    "averaged",
     "dp_adagrad",
     "dp_adam",
     "dp_adam_bc",

@@ -9,6 +9,7 @@ import optax
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp._frozen import filled
 from jaxdp.clipping import ClippedGrad
 from jaxdp.mechanism import Mechanism
 from jaxdp.types import PyTree
@@ -40,6 +41,8 @@ class Algorithm:
             noisy releases; None where the rule's own norm stays.
         raw: from the state of ``after_noise`` to the un-noised statistics that an algorithm as
             published clips by; ``mechanism.leak`` must then say so.
+        average: from the state of ``after_noise`` to an average of the parameters, see
+            ``jaxdp.optimizers.averaged``; None where the last ones are released.
 
     Raises:
         ValueError: ``raw`` without a leak.
@@ -55,6 +58,7 @@ class Algorithm:
     raw: Callable[[PyTree], PyTree] | None = None
     noise: optax.GradientTransformation | None = None
     bound: Callable[[PyTree], jax.Array] | None = None
+    average: Callable[[PyTree], PyTree] | None = None
 
     def __post_init__(self) -> None:
         if self.raw is not None and not self.mechanism.leak:
@@ -63,6 +67,7 @@ class Algorithm:
                 "got an empty one"
             )
         self._check_correlated()
+        self._check_grid()
 
     def _check_correlated(self) -> None:
         """Refuses, with correlated noise, what follows earlier releases before the noise."""
@@ -75,6 +80,21 @@ class Algorithm:
                     "noisy releases, steps that are rejected and gradients of an algorithm's own "
                     "are not covered by its proof; got an algorithm that has one. Take SGD, "
                     "momentum or Adam"
+                )
+
+    def _check_grid(self) -> None:
+        """Refuses, with noise on a grid, releases that would have ordinary noise."""
+        if self.mechanism.noise != "grid":
+            return
+        for name, what in (
+            ("noise", "a noise link of an algorithm's own"),
+            ("energy", "the private energy that judges candidates"),
+        ):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} must be None with noise on an integer grid: {what} adds ordinary "
+                    "float32 noise, and the guarantee would not be that of the grid; got an "
+                    "algorithm that has one. Take SGD, momentum or Adam"
                 )
 
     def noise_link(self) -> optax.GradientTransformation:
@@ -116,6 +136,12 @@ class Algorithm:
         context = {name: read(opt_state[1]) for name, read in found.items() if read is not None}
         return context if self.bound is None else {**context, "bound": self.bound(opt_state[0])}
 
+    def released(self, params: PyTree, opt_state: PyTree) -> PyTree:
+        """The parameters to evaluate and export: their average, where there is one."""
+        if self.average is None:
+            return params
+        return filled(self.average(opt_state[1]), params)
+
     def counts_of(self, opt_state: PyTree) -> dict[str, int]:
         """The algorithm's counters, from the state of ``chain``."""
         found = {} if self.counts is None else self.counts(opt_state[1])
@@ -146,8 +172,14 @@ class Algorithm:
         return acc.epsilon(self.total(steps), delta, relation=relation)
 
 
-def as_algorithm(mechanism: Mechanism | Algorithm, optimizer: Any) -> Algorithm:
-    """An ``Algorithm``: the one given, or a mechanism with its optimizer."""
+def as_algorithm(
+    mechanism: Mechanism | Algorithm, optimizer: Any, average: float | None = None
+) -> Algorithm:
+    """An ``Algorithm``: the one given, or a mechanism with its optimizer; averaged if asked for."""
+    if average is not None:
+        from jaxdp.optimizers.average import averaged
+
+        return averaged(as_algorithm(mechanism, optimizer), average)
     if isinstance(mechanism, Algorithm):
         if optimizer is not None:
             raise ValueError("optimizer must be None for a Algorithm, which has its own; got one")

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,16 @@ _ROWS = 500  # of one forward pass: the fastest of those tried on a CPU
 class PublicEnergy:
     """The mean loss on examples that are **assumed public**: free of charge.
 
-    Formal guarantee: none is needed as long as the examples are public and none of them is a
-    record of the private data. They must not be the examples on which accuracy is reported:
-    every step is chosen by looking at them.
+    Formal guarantee: none is needed as long as the examples, and what the loss captures, are public
+    and no record of the private data is among them: the ledger notes that as assumed. They must
+    not be the examples on which accuracy is reported: every step is chosen by looking at them.
 
     Attributes:
         loss_fn: ``(params, example) -> scalar`` for one example.
         examples: pytree of arrays [m, ...].
     """
+
+    ASSUMED: ClassVar = "the examples of a PublicEnergy, which judge every candidate, and its loss"
 
     loss_fn: LossFn
     examples: PyTree
@@ -97,6 +99,11 @@ class PrivateEnergy:
             raise ValueError(
                 "mechanism must be a Mechanism from energy_mechanism, whose event is charged, got "
                 f"{self.mechanism!r}"
+            )
+        if self.mechanism.strategy is not None:
+            raise ValueError(
+                "mechanism of an energy must have independent noise, got one of correlated noise: "
+                "an energy's is drawn anew at every step, and its event would be far too cheap"
             )
         if isinstance(self.mechanism.noise_multiplier, NoiseSchedule):
             raise ValueError("noise_multiplier of an energy must be one number, got a schedule")
@@ -287,6 +294,48 @@ def energy_mechanism(
         dataset_size: the declared number of records.
     """
     return dp_sgd(noise_multiplier, bound, batch_size, dataset_size)
+
+
+def judging(energy: Any, ticket: Ticket, leak: str) -> dict[str, Any]:
+    """The extra arguments by which an energy judges the candidate of a ticket's step.
+
+    Args:
+        energy: a ``PublicEnergy``, which the ledger then notes as assumed public; a
+            ``PrivateEnergy``, whose draw is charged here; or None.
+        ticket: of the gradient.
+        leak: of the gradient's mechanism, which says more than any assumption.
+    """
+    if isinstance(energy, PublicEnergy) and not leak:
+        ticket.assume(PublicEnergy.ASSUMED)
+    return {} if energy is None else {"energy": energy.prepare()}
+
+
+def check_judged(ticket: Ticket | None, energy: Any) -> None:
+    """Raises ValueError for a private energy that another ledger than the sum's was charged for."""
+    if not isinstance(energy, DrawnEnergy) or ticket is None:
+        return
+    if energy.ticket.account.trust != ticket.account.trust:
+        raise ValueError(
+            "energy must be charged to the ledger of the sum, got one with a ledger of its own, "
+            "whose cost would be missing in the sum's epsilon: make both samplers with one ledger, "
+            "mechanism.sampler(..., ledger=ledger)"
+        )
+
+
+def blanked(extra: dict[str, Any]) -> dict[str, Any]:
+    """Extra arguments shaped as ``taken_apart`` returns them; nothing is spent."""
+    energy = extra.get("energy")
+    return {**extra, "energy": energy.blank()} if isinstance(energy, DrawnEnergy) else extra
+
+
+def taken_apart(extra: dict[str, Any]) -> dict[str, Any]:
+    """The extra arguments in a form that passes through ``jit``; a drawn energy is spent."""
+    energy = extra.get("energy")
+    if isinstance(energy, OpenEnergy):
+        energy.once()
+    if not isinstance(energy, DrawnEnergy):
+        return extra
+    return {**extra, "energy": energy.spent(verified=True)}
 
 
 def is_energy(value: Any) -> bool:

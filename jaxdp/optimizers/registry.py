@@ -30,22 +30,24 @@ class Numbers:
         l2_clip_norm: C.
         batch_size: expected batch size.
         dataset_size: declared number of records.
-        learning_rate: constant rate.
+        learning_rate: a number, or an optax schedule.
         sampling: a rule, or its name, as for ``jaxdp.dp_sgd``.
         momentum: momentum of SGD, where the algorithm is built on it.
         key: the key of an annealer's acceptance draws.
         strategy: of correlated noise, where ``sampling`` is a rule of a whole run; else None.
+        noise: "gaussian", or "grid" as for ``jaxdp.dp_sgd``.
     """
 
     noise_multiplier: float | NoiseSchedule
     l2_clip_norm: float
     batch_size: int
     dataset_size: int
-    learning_rate: float
+    learning_rate: Any
     sampling: str | Sampling = "poisson"
     momentum: float = 0.0
     key: jax.Array | None = None
     strategy: Strategy | None = None
+    noise: str = "gaussian"
 
     def __post_init__(self) -> None:
         # Rules know it by names of their own.
@@ -62,7 +64,8 @@ class Numbers:
         rule = rule or rules.clip(self.l2_clip_norm)
         sizes = (self.batch_size, self.dataset_size)
         if self.strategy is None:
-            return with_rule(rule, self.noise_multiplier, *sizes, self.sampling)
+            made = with_rule(rule, self.noise_multiplier, *sizes, self.sampling)
+            return dataclasses.replace(made, noise=self.noise)
         if isinstance(self.sampling, str):
             raise ValueError(
                 "sampling must be a rule of a whole run with a strategy, such as "
@@ -99,7 +102,8 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
         settings: further keyword arguments of the algorithm, such as ``{"temperature": 5.0}``.
 
     Raises:
-        ValueError: an unknown name or setting, or a value out of its range.
+        ValueError: an unknown name or setting, or a value out of its range; noise that the
+            algorithm would pass over.
     """
     entry = named(name)
     known = settings_of(name)
@@ -113,6 +117,11 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
         raise ValueError(
             f"mechanism of {name} must name its leak, since un-noised training records judge its "
             "candidates, got an empty one"
+        )
+    if made.mechanism.noise != numbers.noise:
+        raise ValueError(
+            f"noise must be {made.mechanism.noise!r} for {name}, which makes its own mechanism, "
+            f"got {numbers.noise!r}"
         )
     return made
 

@@ -34,6 +34,8 @@ with needed("jaxdp.papers.census", "papers", "sklearn"):
 BINS = 10
 # The two logits' gradient is (p - y) times the ten inputs: no longer than sqrt(2 * 10) = 4.47.
 _CLIPPING = {"logistic": 4.5, "mlp": 6.0}
+# With `blackfemale` there are eleven: sqrt(2 * 11) = 4.69.
+_CLIPPING_OF_ELEVEN = 4.7
 _RATE = 0.1
 # The recipe's: clipping that nearly every gradient feels, and rates that make up for it.
 _TIGHT, _TIGHT_RATES = 0.5, {"logistic": 1.0, "mlp": 3.0}
@@ -49,17 +51,20 @@ class CensusRow:
         model: "logistic" or "mlp".
         epsilon: the proven budget; None trains without noise and clipping, hence without privacy.
         tight: whether gradients are clipped to 0.5, as in the recipe of ``jaxdp train``.
+        blackfemale: whether the slides' last column is a feature, the product of two that are.
     """
 
     model: str
     epsilon: float | None
     tight: bool = False
+    blackfemale: bool = False
 
     @property
     def name(self) -> str:
         """As in the file of results."""
         budget = "not-private" if self.epsilon is None else f"epsilon-{self.epsilon:g}"
-        return f"pums-{self.model}-{budget}" + ("-tight" if self.tight else "")
+        feature = "-blackfemale" if self.blackfemale else ""
+        return f"pums-{self.model}{feature}-{budget}" + ("-tight" if self.tight else "")
 
     def config(self) -> RunConfig:
         """The resolved configuration; of what is not private, the one of epsilon 3."""
@@ -70,17 +75,33 @@ class CensusRow:
                 epsilon=self.epsilon or 3.0,
                 physical_batch_size=1_152,
                 learning_rate=_TIGHT_RATES[self.model] if self.tight else _RATE,
-                l2_clip_norm=_TIGHT if self.tight else _CLIPPING[self.model],
+                l2_clip_norm=self._clipping(),
             )
         )
 
+    def _clipping(self) -> float:
+        if self.tight:
+            return _TIGHT
+        return _CLIPPING_OF_ELEVEN if self.blackfemale else _CLIPPING[self.model]
 
+    def features(self, x: np.ndarray) -> np.ndarray:
+        """The inputs of the model, [n, 9] or [n, 10], each -1 or 1, of the columns x [n, 9]."""
+        return with_blackfemale(x) if self.blackfemale else x
+
+
+_EPSILONS = (0.5, 1.0, 3.0, None)
 ROWS = {
     row.name: row
-    for model in _CLIPPING
     for row in (
-        *(CensusRow(model, epsilon) for epsilon in (0.5, 1.0, 3.0, None)),
-        CensusRow(model, 1.0, tight=True),
+        *(
+            row
+            for model in _CLIPPING
+            for row in (
+                *(CensusRow(model, epsilon) for epsilon in _EPSILONS),
+                CensusRow(model, 1.0, tight=True),
+            )
+        ),
+        *(CensusRow("logistic", epsilon, blackfemale=True) for epsilon in _EPSILONS),
     )
 }
 
@@ -113,21 +134,22 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
     assert config.steps is not None
     algorithm = config.private_algorithm(secret) if row.epsilon else _not_private(config)
     model = assemble.model_of(config)
+    train_x, test_x = row.features(dataset.train_x), row.features(dataset.test_x)
     trainer = Trainer(
         models.cross_entropy(model),
         algorithm,
-        source=(dataset.train_x, dataset.train_y),
+        source=(train_x, dataset.train_y),
         secret=secret,
         ledger=ledger,
         physical_batch_size=config.physical_batch_size,
     )
-    state = trainer.init(assemble.fresh_params(config, secret))
+    state = trainer.init(models.init(model, secret.jax_key("init"), train_x.shape[1:]))
     began = time.perf_counter()
     for batch in trainer.batches(config.steps):
         state, _ = trainer.step(state, batch)
     jax.block_until_ready(state.params)
     seconds = time.perf_counter() - began
-    logits = model.apply(state.params, jnp.asarray(dataset.test_x))
+    logits = model.apply(state.params, jnp.asarray(test_x))
     chance = np.asarray(jax.nn.softmax(jnp.asarray(logits))[:, 1], np.float64)
     return {
         "name": row.name,
@@ -149,6 +171,15 @@ def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]
         "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
         "jaxdp": __version__,
     }
+
+
+def with_blackfemale(x: np.ndarray) -> np.ndarray:
+    """The columns of ``PUMS_COLUMNS`` [n, 9] and one more, 1 for Black women and -1 for others.
+
+    A logistic regression cannot form it: it is a product of two columns.
+    """
+    both = (x[:, PUMS_COLUMNS.index("black")] > 0) & (x[:, PUMS_COLUMNS.index("sex")] > 0)
+    return np.concatenate([x, np.where(both, 1, -1).astype(x.dtype)[:, None]], axis=1)
 
 
 def _not_private(config: RunConfig) -> Algorithm:

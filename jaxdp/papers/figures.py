@@ -1,5 +1,6 @@
 """The papers' figures, drawn with the algorithms themselves; settings not stated there are ours."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +20,16 @@ with needed("jaxdp.papers.figures", "papers", "matplotlib"):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from jaxdp.papers import beale, curves, plane
+    from jaxdp.papers import adadp_noise, beale, curves, plane
 
 
-def save_all(folder: Path) -> list[tuple[Path, str]]:
-    """Draws every figure; returns each path with a sentence of what was found."""
+def save_all(folder: Path, results: Path) -> list[tuple[Path, str]]:
+    """Draws every figure; returns each path with a sentence of what was found.
+
+    Args:
+        folder: of the figures.
+        results: folder of the stored rows: AdaDp's noise is drawn if it is there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[], tuple[Figure, str]]] = {
         "beale.png": beale.figure,
@@ -32,6 +38,9 @@ def save_all(folder: Path) -> list[tuple[Path, str]]:
         "moments.png": curves.moments,
         "block_coordinate.png": curves.block_coordinate,
     }
+    if (stored := results / adadp_noise.FILE).exists():
+        kept = json.loads(stored.read_text(encoding="utf-8"))
+        makers["adadp_noise.png"] = lambda: adadp_noise.figure(kept)
     found = []
     for name, make in makers.items():
         figure, sentence = make()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdp.papers import accepted, repeats, sweeps
+from jaxdp.papers import accepted, adadp_rows, pigdo_sweeps, repeats, sweeps
 from jaxdp.papers.row import Row
 
 _CNN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -76,6 +76,11 @@ CLAIMS = (
 )
 
 
+# CIFAR-10, three epochs.
+CIFAR_SHORT_STEPS = 150
+CIFAR_SHORT = ("dp-sgd-relu", "dp-sgd-tanh", "auto-s", "sa-dpsgd", "sa-dpsgd-as-published")
+
+
 # Hours of a 40-epoch row (CIFAR-10: 30); a public energy is a forward pass over 5,000 images more a
 # step, or over 10,000 as published.
 _HOURS = {"mnist": (0.0, 0.7, 1.3), "fashion_mnist": (0.0, 0.0, 0.0), "cifar10": (2.0, 3.5, 5.0)}
@@ -116,6 +121,14 @@ def _after_the_slash() -> Row:
     return Row(f"mnist-{name}", "mnist", given, _printed("mnist", name), 7.0)
 
 
+def _cifar_short() -> list[Row]:
+    """A tenth of the steps of Table 1, for as much of the time."""
+    rows = {
+        row.name: row for row in _table_1("cifar10", "-short", epsilon=3.0, steps=CIFAR_SHORT_STEPS)
+    }
+    return [rows[f"cifar10-{name}-short"] for name in CIFAR_SHORT]
+
+
 def _pareto() -> list[Row]:
     return [
         Row(
@@ -147,6 +160,13 @@ def _claims() -> list[Row]:
 _MLP_HOURS = {"adadp-as-published": 0.5, "piadam-as-published": 20.0}
 
 
+# Of the algorithms that are not PIGDO's, as on DP-PCA's components.
+_PIXEL_RATES: dict[str, dict[str, Any]] = {
+    "dp-sgd": {"learning_rate": 0.1, "momentum": 0.0},
+    "adadp": {"learning_rate": 0.002},
+}
+
+
 def _pixels(dataset: str, name: str, noise: float, epochs: int) -> Row:
     """A row of PIGDO's network, which sees all 784 pixels."""
     given = {
@@ -158,7 +178,7 @@ def _pixels(dataset: str, name: str, noise: float, epochs: int) -> Row:
         "noise_multiplier": noise,
         "steps": 100 * epochs,
         "l2_clip_norm": 4.0,
-        "learning_rate": 0.001,
+        **_PIXEL_RATES.get(name, {"learning_rate": 0.001}),
     }
     hours = _MLP_HOURS.get(name, 0.2) * epochs / 100
     row = f"{dataset}-mlp-{name}-noise-{noise:g}"
@@ -197,7 +217,7 @@ def _mlp() -> list[Row]:
             row = f"mnist-mlp-pca-{name}-noise-{noise:g}"
             rows.append(Row(row, "mnist", given, hours=round(hours, 1) if hours >= 0.5 else 0.0))
         # As published, 5 to 9 s a step on a CPU: 800,000 non-linear functions of each gradient.
-        for name in ("piadam", "dp-adam", "piadam-as-published", *OTHER_PIGDO):
+        for name in ("piadam", "dp-adam", "piadam-as-published", *OTHER_PIGDO, *_PIXEL_RATES):
             rows.append(_pixels("mnist", name, noise, epochs))
     return rows
 
@@ -213,11 +233,14 @@ for _row in (
     *repeats.RATES,
     *repeats.ROWS,
     *_mlp(),
+    *adadp_rows.ROWS,
     *sweeps.ROWS,
+    *pigdo_sweeps.ROWS,
     *_claims(),
     _after_the_slash(),
     *accepted.ROWS,
     *_fashion(),
+    *_cifar_short(),
     *_table_1("cifar10", "", epsilon=3.0, steps=1_465),
 ):
     ROWS.setdefault(_row.name, _row)

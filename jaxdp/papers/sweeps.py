@@ -32,7 +32,7 @@ def _annealing(base: Row, setting: str, records: int | None) -> list[tuple[Sweep
         float(v): {"batch_size": v, **({"steps": round(records / v)} if records else {})}
         for v in (256, 384, 768, 1_024)
     }
-    rates: Values = {v: {"learning_rate": v} for v in (0.1, 0.25, 1.0, 2.0)}
+    rates: Values = {v: {"learning_rate": v} for v in (0.1, 0.25, 1.0, 1.5, 2.0)}
     heats = _settings("temperature", 0.1, 1.0, 100.0)
     rejections = _settings("max_rejections", 1, 3, 30)
     return [
@@ -49,11 +49,13 @@ def _annealing(base: Row, setting: str, records: int | None) -> list[tuple[Sweep
 def _adadp(
     base: Row, setting: str, lots: tuple[int, ...], noises: tuple[float, ...]
 ) -> list[tuple[Sweep, list[Row]]]:
-    """The three sweeps of AdaDp."""
+    """The four sweeps of AdaDp; its rate is held, Figure 5 (a) moves it from 0.0008 to 0.005."""
     noise = base.given["noise_multiplier"]
+    rates: Values = {v: {"learning_rate": v} for v in (0.0008, 0.0014, 0.003, 0.005)}
     return [
         _swept("AdaDp", parameter, setting, base, slug, {**values, ours: {}})
         for parameter, slug, ours, values in (
+            ("learning rate η", "learning-rate", 0.002, rates),
             ("local clipping factor β", "beta", 1.2, _settings("beta", 0.4, 0.8, 2.0, 4.0)),
             ("lot size L", "lot", 600.0, {float(v): {"batch_size": v} for v in lots}),
             ("noise multiplier σ*", "noise", noise, {v: {"noise_multiplier": v} for v in noises}),

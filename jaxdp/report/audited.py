@@ -6,6 +6,8 @@ import re
 from jaxdp.report.schema import AuditRow
 from jaxdp.report.words import show_audited, show_delta, show_epsilon
 
+_NEAR = 0.8  # of what could be found
+
 
 def table(row: AuditRow) -> list[tuple[str, str, str]]:
     """Rows of the table: (which epsilon, its value, its share of the proven one)."""
@@ -29,7 +31,56 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
                 _share(row, row.audited_profile),
             )
         )
+    if row.audited_family is not None:
+        name = f"Audited, provided that {row.family_assumes}"
+        value = f"at least {show_audited(row.audited_family)}"
+        found.append((name, value, _share(row, row.audited_family)))
+    if row.audited_last is not None:
+        name = "Audited, from the sum of the noisy gradients alone"
+        value = f"at least {show_audited(row.audited_last)}"
+        found.append((name, value, _share(row, row.audited_last)))
+    if row.reachable is not None:
+        name = "The most that this audit could show of a run that leaks all that is proven"
+        found.append((name, f"about {row.reachable:.2f}", _share(row, row.reachable)))
+    for alarms, _, _, hits, low, high in row.points or ():
+        name = f"Used records found, where {alarms:.2g} of the unused ones are accused"
+        found.append((name, f"{hits:.1%} ({low:.1%} to {high:.1%})", ""))
     return found
+
+
+def advice(row: AuditRow) -> str:
+    """A paragraph on what to do, for readers who are no statisticians."""
+    if row.broken or row.noise_refuted:
+        return (
+            "Do not publish this model. The attack shows that the program does not keep the "
+            "guarantee that it states: something is wrong in the code or in what was charged. Find "
+            "it, and train anew."
+        )
+    if math.isinf(row.proven):
+        return (
+            "Do not rely on privacy here: nothing is proven. The audited number tells only what "
+            "this one attack found; another may find more."
+        )
+    words = (
+        f"Go by the proven number, {show_epsilon(row.proven)}. The audit is an alarm that did not "
+        "ring: it attacks the program and looks for more leakage than is proven, and found none. "
+    )
+    if row.reachable is None:
+        return words + "A small audited number does not mean that the model leaks little."
+    if row.reachable < 0.05:
+        return words + (
+            "But this audit was too small to hear anything: ask for more canaries or more runs."
+        )
+    part = row.audited / row.reachable
+    if part >= _NEAR:
+        judged = "so it found about all that it could have found"
+    else:
+        judged = f"so the attack got {part:.0%} of what a perfect one would have got"
+    return words + (
+        f"Its own number, {show_audited(row.audited)}, is no measure of privacy: even a program "
+        f"that leaks all of {show_epsilon(row.proven)} would have shown only about "
+        f"{row.reachable:.2f} here, {judged}."
+    )
 
 
 def how(row: AuditRow) -> str:

@@ -66,7 +66,7 @@ def build(
         notes=tuple(ledger.notes()),
         unverified=tuple(said for said in ledger.unverified() if said not in told_elsewhere),
         assumed=words.ASSUMED,
-        outside_the_guarantee=words.OUTSIDE
+        outside_the_guarantee=words.outside(ledger.event)
         + ((words.ONE_RECORD,) if subject.records_per_user is None else ()),
         history=rows,
         parameters=origin.parameters(params),

@@ -5,10 +5,11 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import clipping
+from jaxdp.noise import grid_range
 from jaxdp.report import correlated
 from jaxdp.report.schema import Counts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
-from jaxdp.report.words import RELATIONS, show_delta
+from jaxdp.report.words import HIDDEN, RELATIONS, show_delta
 
 CODE = ("Command", "SHA-256 of ledger.jsonl")  # set in a monospaced font
 
@@ -30,6 +31,8 @@ _SAMPLINGS: dict[str, str] = {
     "{rule.bands:,} groups by a hash of its content or identity, step after step takes the next "
     "group, and each record of it with probability {rule.sampling_prob:.3g}, independently of the "
     "others (cyclic Poisson sampling)",
+    HIDDEN: "every record in one of {size:,} / {batch:,} fixed batches, of a secret partition that "
+    "was drawn once",
     "fixed_order": "{batch:,} of {size:,} records a step: every pass takes the records in one and "
     "the same order, the last batch what is left (fixed order, no sampling)",
 }
@@ -104,7 +107,7 @@ def _done(subject: Subject, report: Report) -> Rows:
             ),
         ),
         ("Clipping", _RULES.get(type(rule), repr)(rule)),
-        *_noise(subject),
+        *_noise(subject, report),
         ("Released", guarantee.in_words),
         *_counted(report.counts),
         *(("Audit", note) for note in report.notes),
@@ -112,11 +115,18 @@ def _done(subject: Subject, report: Report) -> Rows:
     ]
 
 
-def _noise(subject: Subject) -> Rows:
+def _noise(subject: Subject, report: Report) -> Rows:
     mechanism = subject.algorithm.mechanism
     if mechanism.strategy is not None:
         return correlated.rows(mechanism)
-    return [("Noise multiplier", _independent(subject.noise_multipliers))]
+    found = [("Noise multiplier", _independent(subject.noise_multipliers))]
+    if mechanism.noise != "grid":
+        return found
+    said = "discrete Gaussian integers from ChaCha20, added to the sum rounded to integers"
+    if report.parameters:
+        most = grid_range(mechanism.noise_multiplier, report.parameters)
+        said += f"; coordinates of the sum beyond {most:,.0f} clip norms are clipped"
+    return [*found, ("Noise", said)]
 
 
 def _independent(values: list[float]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxdp.report import audited, cautions, facts, levels
 from jaxdp.report.schema import AuditRow, Guarantee, Report
-from jaxdp.report.words import show_delta, show_epsilon, show_factor, show_rate
+from jaxdp.report.words import HIDDEN, show_delta, show_epsilon, show_factor, show_rate
 
 GLOSSARY = (
     (
@@ -90,8 +90,8 @@ def meaning(report: Report) -> list[str]:
     found = [
         f"With {neighbours}, the probability of anything that this run shows changes by a factor "
         f"of at most {show_factor(epsilon)}, but for a probability of "
-        f"{_one_in(guarantee.delta)}. This holds against whoever sees every "
-        "intermediate model and knows all other records."
+        f"{_one_in(guarantee.delta)}. This holds against whoever {_seen(report)} "
+        "and knows all other records."
     ]
     found += [
         f"An attacker who may wrongly accuse {show_rate(rate)} of the records that were not used "
@@ -100,6 +100,15 @@ def meaning(report: Report) -> list[str]:
         for rate, hits in _hits(report)[-1:]
     ]
     return found
+
+
+def _seen(report: Report) -> str:
+    if report.guarantee.sampling == HIDDEN:
+        return (
+            "sees the released model alone (one look at a state between, also an accuracy of it, "
+            "voids the number)"
+        )
+    return "sees every intermediate model"
 
 
 def attack(report: Report) -> list[tuple[str, str, str]]:
@@ -149,9 +158,11 @@ def _hits(report: Report) -> list[tuple[float, float]]:
 def _audited(row: AuditRow) -> list[str]:
     rows = [(name, value, share or "-") for name, value, share in audited.table(row)]
     return [
+        audited.advice(row),
+        "",
         f"{audited.how(row)}.",
         "",
-        *_table(("", "epsilon", "of the proven"), rows),
+        *_table(("", "value", "of the proven"), rows),
         audited.verdict(row),
         "",
         "![ROC of the attack and the proven region](roc.png)",

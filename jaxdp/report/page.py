@@ -63,9 +63,11 @@ def _shown(report: Report, folder: Path) -> dict[str, Any]:
         "audited": row
         and {
             "table": audited.table(row),
+            "advice": audited.advice(row),
             "how": audited.how(row),
             "verdict": audited.verdict(row),
             "shown": show_audited(row.audited),
+            "most": None if row.reachable is None else f"{row.reachable:.2f}",
             "confidence": f"{row.confidence:.0%}",
             "what": row.what,
         },

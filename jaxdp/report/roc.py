@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
@@ -37,8 +38,27 @@ def save_roc(audit: "AlgorithmAudit | RunAudit", path: Path, title: str) -> Path
         label = f"proven limit, epsilon {show_epsilon(audit.proven)} (but for chance)"
         plots.bounded(axes, curve, label)
     axes.plot(seen[:, 0], seen[:, 1], color=BLUE, label="this attack", linestyle="--")
+    if audit.points:
+        _points(axes, np.array([point.to_list() for point in audit.points]), audit.confidence)
     plots.legend(figure)
     write_atomically(path.with_suffix(".svg"), svg.standalone(svg.inline(figure, "roc", WORDS)))
     axes.set_title(f"{title}\n{axes.get_title(loc='left')}", loc="left", fontsize=11)
     plots.save_png(figure, path)
     return path
+
+
+def _points(axes: Axes, points: np.ndarray, confidence: float) -> None:
+    """Draws points [k, 6] with their intervals."""
+    alarms, hits = points[:, :3], points[:, 3:]
+    spreads = [np.abs(each[:, 1:] - each[:, :1]).T for each in (alarms, hits)]
+    axes.errorbar(
+        alarms[:, 0],
+        hits[:, 0],
+        xerr=spreads[0],
+        yerr=spreads[1],
+        fmt="o",
+        color=BLUE,
+        markersize=5,
+        capsize=3,
+        label=f"rates of the table, intervals at {confidence:.0%}",
+    )

@@ -5,8 +5,13 @@ import math
 
 from jaxdp import accounting as acc
 
-OUTSIDE = (
-    "Floating-point attacks: noise is float32 from a non-cryptographic generator.",
+_FLOATS = "Floating-point attacks: noise is float32 from a non-cryptographic generator."
+_DRAWS = (
+    "The generator of the draws, Philox with a key of 128 bits, is statistical: that it tells "
+    "nothing of who was drawn is not proven. (Noise and floating point are inside the guarantee: "
+    "integers from ChaCha20, docs/grid_noise.md.)"
+)
+_OUTSIDE = (
     "Timing: the time of a step grows with the number of records drawn.",
     "Accuracy on the test set is published without noise: the test set is assumed public.",
     "Hyper-parameters chosen by looking at results on the private data.",
@@ -26,6 +31,21 @@ RELATIONS = {
     acc.Relation.REPLACE_ONE: "one record replaced by another",
     acc.Relation.REPLACE_SPECIAL: "one record replaced by a null record",
 }
+
+
+def outside(event: acc.Event) -> tuple[str, ...]:
+    """Sentences about what no guarantee of a run with this event covers."""
+    return (_DRAWS if on_grid(event) else _FLOATS, *_OUTSIDE)
+
+
+def on_grid(event: acc.Event) -> bool:
+    """True if all noise of a run is on an integer grid."""
+    match event:
+        case acc.Composed(events):
+            return bool(events) and all(on_grid(part) for part in events)
+        case acc.Repeated(inner, _):
+            return on_grid(inner)
+    return isinstance(event, acc.GridNoise)
 
 
 def describe(event: acc.Event) -> str:
@@ -69,6 +89,11 @@ def describe(event: acc.Event) -> str:
             )
         case acc.PerUser(inner, records):
             return f"{describe(inner)}, where a user with at most {records:,} records is one record"
+        case acc.GridNoise(inner, distance):
+            return (
+                f"{describe(inner)}, on an integer grid: the noise is within {distance:.2g} of it "
+                "in total variation, charged to delta"
+            )
         case acc.Repeated(inner, 1):
             return describe(inner)
         case acc.Repeated(inner, count):
@@ -107,6 +132,11 @@ def describe(event: acc.Event) -> str:
             return f"a choice by an exponential mechanism of epsilon {epsilon:.4g}"
         case acc.EpsilonDelta(epsilon, delta):
             return f"a release that is stated to be ({epsilon:.4g}, {delta:.4g})-private"
+        case acc.ObjectivePerturbation(noise_multiplier, curvature):
+            return (
+                f"the minimum of a logistic loss with a random linear term (noise multiplier "
+                f"{noise_multiplier:.4g}, curvature {curvature:.4g})"
+            )
         case acc.ZCDP(rho, xi):
             return f"a release that is stated to be ({xi:.4g}, {rho:.4g})-zero-concentrated private"
         case acc.MixtureOfGaussians(noise_multiplier, sensitivities, _):
@@ -119,6 +149,8 @@ def describe(event: acc.Event) -> str:
     return repr(event)
 
 
+# The sampling of a run whose last state alone is released.
+HIDDEN = "secret_partition"
 ENERGIES = {
     "public": "Half of the test set, at most 5,000 examples, judged every candidate and is assumed "
     "public; accuracy is told of the other examples.",

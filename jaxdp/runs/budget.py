@@ -76,7 +76,8 @@ def _plain(config: "RunConfig") -> bool:
     """True if a run is one event repeated, which the accountant calibrates by itself."""
     if config.strategy or config.noise_schedule is not None or config.once():
         return False
-    made = dataclasses.replace(config, noise_multiplier=1.0, steps=1).private_algorithm()
+    tried = {"noise_multiplier": 1.0, "steps": 1, "learning_rate_schedule": None}
+    made = dataclasses.replace(config, **tried).private_algorithm()  # type: ignore[arg-type]
     rate, released = config.batch_size / config.dataset_size, acc.Gaussian(1.0)
     # A registered algorithm may release something else than the noise it is given.
     plain = released if rate == 1 else acc.PoissonSampled(released, rate)

@@ -139,7 +139,10 @@ class Checkpoints:
         return self._latest(lambda step: self._read(step, like))
 
     def params(self, last: int) -> tuple[int, PyTree] | None:
-        """The latest whole step up to ``last`` and its parameters as dicts; see ``restore``."""
+        """The latest whole step up to ``last`` and its parameters as dicts; see ``restore``.
+
+        Of a run that averages its parameters, the average.
+        """
         return self._latest(self._read_params, last)
 
     def _latest(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:
@@ -210,7 +213,9 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         with ocp.StandardCheckpointer() as reader:
-            return step, reader.restore(self._folder / str(step) / "state")["params"]
+            kept = reader.restore(self._folder / str(step) / "state")
+        average = _named("average_of_params", kept["opt_state"])
+        return step, kept["params"] if average is None else average
 
     def _read(self, step: int, like: TrainState) -> Restored:
         import orbax.checkpoint as ocp
@@ -269,6 +274,16 @@ def _stored(state: TrainState) -> dict[str, Any]:
     return jax.tree.map(
         lambda leaf: leaf if np.size(leaf) else np.zeros(1, leaf.dtype), _arrays(state)
     )
+
+
+def _named(name: str, tree: Any) -> Any:
+    """The first part of that name in a tree of dicts and lists; None without one."""
+    if isinstance(tree, dict):
+        if name in tree:
+            return tree[name]
+        tree = list(tree.values())
+    found = (_named(name, part) for part in tree) if isinstance(tree, list | tuple) else ()
+    return next((part for part in found if part is not None), None)
 
 
 def _or_empty(like: Any, loaded: Any) -> Any:

@@ -52,8 +52,11 @@ def values(config: "RunConfig") -> None:
     ):
         if value is not None:
             _validate.integer(name, value, least=1)
-    if config.noise_schedule is not None and config.steps is None:
-        raise ValueError("steps must be given with a noise_schedule, got None")
+    for name in ("noise_schedule", "learning_rate_schedule"):
+        if getattr(config, name) is not None and config.steps is None:
+            raise ValueError(f"steps must be given with a {name}, got None")
+    if config.average is not None:
+        _validate.fraction("average", config.average)
 
 
 def _check_sampling(config: "RunConfig") -> None:
@@ -80,6 +83,7 @@ def parts(config: "RunConfig") -> None:
         )
     _check_features(config)
     _check_projection(config)
+    _check_noise(config)
     _check_canaries(config)
     models.build(
         config.model,
@@ -118,6 +122,17 @@ def _check_features(config: "RunConfig") -> None:
             f"the noise of so large a matrix leaves nothing; got {config.pca_dimensions} with "
             f"features {config.features}"
         )
+
+
+def _check_noise(config: "RunConfig") -> None:
+    if not config.secure_noise:
+        return
+    for name in ("strategy", "pca_dimensions"):
+        if (found := getattr(config, name)) is not None:
+            raise ValueError(
+                f"{name} must be None with secure_noise, got {found!r}: its noise is float32 yet, "
+                "and the guarantee would not be that of noise on an integer grid"
+            )
 
 
 def _check_projection(config: "RunConfig") -> None:

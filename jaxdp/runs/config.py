@@ -13,8 +13,9 @@ from jaxdp import accounting as acc
 from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
-from jaxdp.optimizers import registry
+from jaxdp.optimizers import rates, registry
 from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.optimizers.average import averaged
 from jaxdp.runs import budget, checks, strategies
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule, parse
@@ -71,8 +72,13 @@ class RunConfig:
         bands: of the strategy, as for ``jaxdp.dp_mf``; filled in by ``resolve``.
         features: None, or one of ``jaxdp.features.NAMES``: fixed features of each record, which the
             model sees in its place, at no cost.
+        average: None, or the decay of an average of the parameters, which is evaluated and released
+            in their place.
+        learning_rate_schedule: None, or how the rate moves, see ``jaxdp.optimizers.rates``.
         strategy_numbers: those of a strategy that was optimised, as ``Strategy.to_dict`` has them:
             filled in by ``resolve``, so that a run goes on with the very same on another machine.
+        secure_noise: whether the noise is on an integer grid, from a cryptographic generator
+            (``jaxdp.dp_sgd(noise="grid")``).
     """
 
     dataset: str
@@ -107,6 +113,9 @@ class RunConfig:
     bands: int | None = None
     strategy_numbers: dict[str, Any] | None = None
     features: str | None = None
+    average: float | None = None
+    learning_rate_schedule: str | None = None
+    secure_noise: bool = False
 
     @property
     def spec(self) -> DatasetSpec:
@@ -134,16 +143,26 @@ class RunConfig:
             self.l2_clip_norm,
             self.batch_size,
             self.dataset_size,
-            self.learning_rate,
+            self.rate(),
             self.sampling_rule(),
             self.momentum,
             (secret or Secret(0, reproducible=True)).jax_key("judge"),
             None if self.strategy is None else strategies.of(self),
+            "grid" if self.secure_noise else "gaussian",
         )
         name = self.algorithm
         if name == "dp-sgd" and self.optimizer == "adam":
             name = "dp-adam"
-        return registry.build(name, numbers, self.settings)
+        made = registry.build(name, numbers, self.settings)
+        return made if self.average is None else averaged(made, self.average)
+
+    def rate(self) -> Any:
+        """The learning rate: a number, or an optax schedule."""
+        if self.learning_rate_schedule is None:
+            return self.learning_rate
+        if self.steps is None:
+            raise ValueError("steps must be given with a learning_rate_schedule, got None")
+        return rates.schedule(self.learning_rate_schedule, self.learning_rate, self.steps)
 
     def sampling_rule(self) -> Sampling:
         """The sampling rule; ValueError for numbers that it does not have."""

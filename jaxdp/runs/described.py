@@ -100,11 +100,15 @@ def command_of(config: RunConfig) -> str:
         "cap",
         "features",
         "noise_schedule",
+        "learning_rate_schedule",
+        "average",
         "pca_dimensions",
         "pca_noise_multiplier",
     ):
         if getattr(config, name) is not None:
             options[name.replace("_", "-")] = getattr(config, name)
+    if config.secure_noise:
+        options["secure-noise"] = True
     if config.canaries:
         options["canaries"] = config.canaries
     if config.settings:
@@ -153,7 +157,11 @@ def optimizer(config: RunConfig) -> str:
         "Adam" if config.optimizer == "adam" else "SGD" if known else f"that of {config.algorithm}"
     )
     parts = [name, f"learning rate {config.learning_rate:.4g}"]
+    if config.learning_rate_schedule is not None:
+        parts[-1] += f" ({config.learning_rate_schedule})"
     if name == "SGD" and config.momentum:
         parts.append(f"momentum {config.momentum:.4g}")
+    if config.average is not None:
+        parts.append(f"average of the parameters with decay {show(config.average)}")
     parts += [f"{key.replace('_', ' ')} {show(value)}" for key, value in config.settings.items()]
     return ", ".join(parts)

@@ -66,9 +66,8 @@ class Run:
         params: the parameters before the first step, computed from no record.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
-            ``epsilon`` and ``update_norm``. The report is headed by the first.
-        every: steps between checkpoints, which are also those between evaluations; None takes a
-            twentieth of the run.
+            ``epsilon`` and ``update_norm``; the first heads the report.
+        every: steps between checkpoints and evaluations; None takes a twentieth of the run.
         progress: called with the number of steps taken, and with a row that is durable or None;
             None shows a bar in a terminal and in a notebook.
         secret: of a new run; None takes one from the operating system.
@@ -85,6 +84,7 @@ class Run:
             each put in by its own coin. ``audit`` reads what the run released of them.
         about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
             public.
+        average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
 
     Raises:
@@ -112,12 +112,13 @@ class Run:
         relation: acc.Relation = ADD_OR_REMOVE_ONE,
         canaries: int = 0,
         about: Mapping[str, str] | None = None,
+        average: float | None = None,
         report: bool = True,
     ):
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
         self.directory = RunDirectory(folder)
-        self.algorithm = as_algorithm(mechanism, optimizer)
+        self.algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
         check_source(self.algorithm.mechanism, self.source)
         self._params = jax.tree.map(np.asarray, params)
@@ -158,7 +159,7 @@ class Run:
             steps: of the whole run; None takes those that the noise was calibrated for.
 
         Returns:
-            The parameters after the last step.
+            The parameters after the last step, or their average.
 
         Raises:
             ValueError: more steps than the noise was calibrated for; see the class.
@@ -263,13 +264,12 @@ class Run:
                 self._bar(steps) as progress,
             ):
                 plan, self.history = self._plan(run, steps, kept), self.directory.load_history()
-                state, rows, taken, seconds = trained(run, plan, self._shown(progress))
+                params, rows, taken, seconds = trained(run, plan, self._shown(progress))
                 self._finished(rows)
                 self.history = [public(row) for row in rows]
                 self.directory.save_history(self.history)
-                return Result(
-                    state.params, run.ledger, self.history, run.secret.reproducible, seconds, taken
-                )
+                seeded = run.secret.reproducible
+                return Result(params, run.ledger, self.history, seeded, seconds, taken)
         finally:
             self.directory.unlock()
 

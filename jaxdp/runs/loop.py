@@ -88,7 +88,8 @@ def resume(
         dataset: must be the same data.
         progress: called after every step.
         mesh: as for ``start``; it may be another one than before.
-        enough: as for ``start``, and the same as there.
+        enough: as for ``start``, and the same as there; without one the run takes all its steps,
+            and its rows go on to tell the epsilon of all.
 
     Raises:
         ValueError: the data or the configuration differ.
@@ -151,7 +152,8 @@ class ConfiguredRun(Run):
             assert self._secret is not None
             if self.directory.exists() or self.directory.ledger.exists():
                 raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
-            return dataclasses.replace(self._new(self._secret), config=self.config.to_dict())
+            kept = dataclasses.replace(self._new(self._secret), config=self.config.to_dict())
+            return self._marked(kept)
         state = self.directory.load_state()
         if state.starts is None or state.config is None:
             raise ValueError(
@@ -170,7 +172,11 @@ class ConfiguredRun(Run):
                 "changed: what was released of the old ones would be charged to the new. Start a "
                 "new run, in another folder"
             )
-        return state
+        return self._marked(state)
+
+    def _marked(self, state: RunState) -> RunState:
+        """With a note of ``enough``, for later starts that may be told of none."""
+        return state if self._enough is None else dataclasses.replace(state, until_enough=True)
 
     def _configuration(self) -> str:
         return json.dumps(self.config.to_dict(), sort_keys=True)
@@ -207,7 +213,7 @@ class ConfiguredRun(Run):
     def _row(self, state: TrainState, trainer: Trainer) -> Row:
         row = super()._row(state, trainer)
         if self.config.spec.test_size:
-            row |= self._tested(on_host(state.params))
+            row |= self._tested(on_host(trainer.released(state)))
         return row
 
     def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:

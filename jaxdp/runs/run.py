@@ -21,7 +21,6 @@ from jaxdp import _processes, _shards
 from jaxdp._entries import SEEDED
 from jaxdp._issuer import Issuer
 from jaxdp._placement import agreed, placement
-from jaxdp.batches import ChargedBatch
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
@@ -88,7 +87,7 @@ class Plan:
         durable: called with a step whose checkpoint is durable, and at the start with that of the
             state that the run goes on from: what may be seen from now on.
         energy: from a function that makes samplers on the run's ledger to what judges candidates.
-        enough: from the public part of a block's row to whether the run ends with that block. Then
+        enough: from the public part of a durable block's row to whether the run ends there. Then
             all ``steps`` are charged before the first: how many are taken is itself a release.
         told: whether ``block`` is handed clipping information.
         note: what the ledger says of every charge.
@@ -96,8 +95,9 @@ class Plan:
             for as many as fit, which is written down at the first start.
         mesh: whose devices share the rows of a step; None for one device, or as parameters lie.
         data_axes: as for ``jaxdp.Trainer``.
-        traceable: whether the parameters lie on one device and the optimizer's ``init`` can be
-            compiled, which saves many small compilations.
+        trainer: from (run, this plan, state) to what takes the steps in place of a ``Trainer``,
+            with tickets of ``run.issuer``; None makes a ``Trainer``.
+        traceable: whether parameters on one device and ``init`` can be made by one compilation.
     """
 
     loss_fn: Callable[..., Any]
@@ -106,7 +106,7 @@ class Plan:
     params: Callable[[Secret], PyTree]
     steps: int
     every: int
-    row: Callable[[TrainState, Trainer], Row]
+    row: Callable[[TrainState, Any], Row]
     seen: Callable[[TrainState], Any] | None = None
     block: Callable[[int, list[Any], list[ClipInfo]], Row] | None = None
     evaluate: Callable[[PyTree], Row] | None = None
@@ -118,6 +118,7 @@ class Plan:
     physical_batch_size: int | Literal["auto"] | None = None
     mesh: jax.sharding.Mesh | None = None
     data_axes: Sequence[str] | None = None
+    trainer: Callable[["Started", "Plan", TrainState], Any] | None = None
     traceable: bool = False
 
 
@@ -183,7 +184,7 @@ class Started:
             draws=self.name if whole else stream,
             note="; ".join(filter(None, said)),
         )
-        if plan.enough is not None:
+        if plan.enough is not None or self.state.until_enough:
             made.charge_until(plan.steps)
         return made
 
@@ -236,31 +237,29 @@ def public(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != "sensitive"}
 
 
-def trained(
-    run: Started, plan: Plan, progress: Progress
-) -> tuple[TrainState, list[Row], int, float]:
-    """Trains the steps that are left; returns (last state, all rows, steps taken now, seconds)."""
+def trained(run: Started, plan: Plan, progress: Progress) -> tuple[PyTree, list[Row], int, float]:
+    """Trains the steps that are left; returns (released, all rows, steps taken now, seconds)."""
     checkpoints = Checkpoints(run.directory.checkpoints)
     try:
         state, rows = _restored(checkpoints, run, plan)
-        trainer = _trainer(run, plan, state)
+        trainer = (plan.trainer or _trainer)(run, plan, state)
         run.shows(state.step)
         if plan.durable is not None:
             plan.durable(state.step)
         if rows and plan.evaluate is not None:  # a crash may have come before it
-            rows[-1] |= plan.evaluate(state.params)
+            rows[-1] |= plan.evaluate(trainer.released(state))
         progress(state.step, public(rows[-1]) if rows else None)
         first, began = state.step, time.perf_counter()
         try:
             state = _blocks(run, trainer, state, rows, plan, checkpoints, progress)
         finally:
             trainer.end_batches()
-        return state, rows, state.step - first, time.perf_counter() - began
+        return trainer.released(state), rows, state.step - first, time.perf_counter() - began
     finally:
         checkpoints.close()
 
 
-def _trainer(run: Started, plan: Plan, state: TrainState) -> Trainer:
+def _trainer(run: Started, plan: Plan, state: TrainState) -> Any:
     def sampler(mechanism: Any, num_records: int, rows: int) -> Sampler:
         issuer = run.issuer(mechanism, state.step, plan, "energy")
         return Sampler(mechanism.sampling, num_records, rows, issuer)
@@ -288,7 +287,7 @@ def _trainer(run: Started, plan: Plan, state: TrainState) -> Trainer:
 
 def _blocks(
     run: Started,
-    trainer: Trainer,
+    trainer: Any,
     state: TrainState,
     rows: list[Row],
     plan: Plan,
@@ -321,15 +320,15 @@ def _blocks(
         if plan.evaluate is not None:
             checkpoints.wait()
             run.shows(state.step)
-            row |= plan.evaluate(state.params)
+            row |= plan.evaluate(trainer.released(state))
+        if plan.enough is not None:  # it may show what it sees
+            saved.show()
         norms, seen, infos = [], [], []
     saved.show()
     return state
 
 
-def _block_by_block(
-    trainer: Trainer, step: int, plan: Plan, rows: list[Row]
-) -> Iterator[ChargedBatch]:
+def _block_by_block(trainer: Any, step: int, plan: Plan, rows: list[Row]) -> Iterator[Any]:
     """The batches that are left. Each block is charged when the one before it was taken.
 
     So the order of the ledger's lines does not tell how long steps took, which is private.

@@ -49,6 +49,8 @@ class RunState(Written):
         data_dir: where prepared data sets lie, if it was given.
         branch: of a run with correlated noise that had to go back: the ledger's heads at the state
             that it went back to, and then, hexadecimal.
+        until_enough: True where releases decide the number of steps, so that all that may be taken
+            are charged and counted from the first.
     """
 
     LEFT_OUT: ClassVar = (
@@ -58,6 +60,7 @@ class RunState(Written):
         "data_file",
         "data_dir",
         "branch",
+        "until_enough",
     )
 
     secret: KeptSecret
@@ -74,3 +77,4 @@ class RunState(Written):
     data_file: str | None = None
     data_dir: str | None = None
     branch: tuple[str, ...] | None = None
+    until_enough: bool | None = None

@@ -8,7 +8,7 @@ import pytest
 from scipy import special
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import events, rdp, tuned
+from jaxdp.accounting import canonical, events, rdp, tuned
 
 ADD, REPLACE, SPECIAL = acc.Relation
 LAWS = [
@@ -197,7 +197,7 @@ def test_tuning_costs_more_than_a_run_and_composes():
     assert one < best_ < 4 * one
     assert best_ < both < best_ + one * 1.5
     orders = np.asarray(rdp.DEFAULT_ORDERS)
-    total = rdp.run_rdp(acc.queries.flatten(acc.Repeated(event, 3), ADD), ADD)
+    total = rdp.run_rdp(canonical.flatten(acc.Repeated(event, 3), ADD), ADD)
     np.testing.assert_allclose(total, 3 * event.renyi(ADD, orders))
     assert np.all(np.diff(event.renyi(ADD, orders)) >= 0)
     fixed = acc.Repeated(acc.FixedSizeSampled(acc.Gaussian(3.0), 1_000, 50), 20)

@@ -68,7 +68,7 @@ RIGHT = {
         "thresholds": [2.0],
         "confidence": 0.9,
     },
-    auditing.scores.audit_one_run: {
+    auditing.audit_one_run: {
         "scores": COINS.astype(float),
         "included": COINS,
         "delta": 1e-5,
@@ -128,7 +128,7 @@ ALSO = [(many_runs, {"confidence": c}, "confidence") for c in CONFIDENCES] + [
     (auditing.scores.audit_all_thresholds, {"delta": 0.0, "kind": "gaussian"}, "delta"),
     (auditing.audit_scores, {"threshold": math.nan}, "threshold"),
     (auditing.audit_scores, {"threshold": [1.0, 2.0]}, "threshold"),
-    (auditing.scores.audit_one_run, {"looks": []}, "looks"),
+    (auditing.audit_one_run, {"looks": []}, "looks"),
 ]
 
 
@@ -184,4 +184,4 @@ def test_scores_of_several_columns_are_not_taken_for_canaries():
     """Two columns would count twice the correct guesses."""
     coins = np.stack([COINS, COINS], axis=1)
     with pytest.raises(ValueError, match=r"^scores must be \[m\]"):
-        auditing.scores.audit_one_run(coins.astype(float), coins, 1e-5)
+        auditing.audit_one_run(coins.astype(float), coins, 1e-5)

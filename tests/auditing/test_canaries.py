@@ -10,8 +10,8 @@ from jaxdp import accounting as acc
 from jaxdp import models
 from jaxdp import optimizers as opt
 from jaxdp.auditing.canaries import candidates, check, scores
+from jaxdp.auditing.guessed import audit_one_run
 from jaxdp.auditing.one_run import audit_canaries
-from jaxdp.auditing.scores import audit_one_run
 from jaxdp.clipping import rounding
 from jaxdp.mechanism import with_rule
 from jaxdp.optimizers import registry

@@ -62,6 +62,7 @@ def test_a_run_of_a_sampling_with_other_relations_is_refused(capsys, monkeypatch
     """A shuffled run, say: its relations are replace_one and replace_special."""
     config = SimpleNamespace(relation="replace_special", canaries=0, sampling="shuffle")
     monkeypatch.setattr("jaxdp.cli.audit._config", lambda run: config)
+    monkeypatch.setattr("jaxdp.cli.audit._of_blocks", lambda run, algorithm: None)
     status, shown = run(capsys, "a-run")
     assert status == 2
     assert "under add_or_remove_one to be audited, got replace_special" in shown.err

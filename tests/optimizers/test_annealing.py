@@ -180,7 +180,8 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
     assert counts["accepted"] == sum(moved) < 4
     assert ledger.steps == 8  # every candidate, not every acceptance
     assert state.step == len(tags) == 8
-    assert trainer.unverified() == []
+    (said,) = trainer.unverified()
+    assert said.endswith(PublicEnergy.ASSUMED)
     jax.effects_barrier()
     assert len(proposals) == 8
     for i, one in enumerate(proposals):

@@ -91,17 +91,33 @@ def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_p
     assert free["auc"] > 0.7
 
 
-def test_no_logistic_gradient_is_longer_than_its_clipping():
+def test_the_added_column_is_one_for_black_women_alone():
+    x = -np.ones((4, 9), np.float32)
+    x[1:3, PUMS_COLUMNS.index("black")] = 1
+    x[2:4, PUMS_COLUMNS.index("sex")] = 1
+    added = census.with_blackfemale(x)
+    assert added.dtype == np.float32
+    np.testing.assert_array_equal(added[:, :9], x)
+    assert added[:, 9].tolist() == [-1, -1, 1, -1]
+    row = census.ROWS["pums-logistic-blackfemale-epsilon-1"]
+    np.testing.assert_array_equal(row.features(x), added)
+    assert census.ROWS["pums-logistic-epsilon-1"].features(x) is x
+
+
+@pytest.mark.parametrize(("name", "inputs"), [("logistic", 10), ("logistic-blackfemale", 11)])
+def test_no_logistic_gradient_is_longer_than_its_clipping(name, inputs):
     import jax
 
     from jaxdp import models
     from jaxdp.runs import assemble
 
-    model = assemble.model_of(census.ROWS["pums-logistic-epsilon-1"].config())
-    params = jax.tree.map(
-        lambda leaf: 50.0 * leaf, models.init(model, Secret.new().jax_key("init"), (9,))
-    )
+    row = census.ROWS[f"pums-{name}-epsilon-1"]
+    model = assemble.model_of(row.config())
     x, _, _ = people(64)
+    x = row.features(x)
+    params = jax.tree.map(
+        lambda leaf: 50.0 * leaf, models.init(model, Secret.new().jax_key("init"), x.shape[1:])
+    )
     longest = 0.0
     for label in (0, 1):
         grads = jax.vmap(jax.grad(models.cross_entropy(model)), (None, 0))(
@@ -109,4 +125,5 @@ def test_no_logistic_gradient_is_longer_than_its_clipping():
         )
         squares = sum((leaf.reshape(64, -1) ** 2).sum(axis=1) for leaf in jax.tree.leaves(grads))
         longest = max(longest, float(np.sqrt(squares.max())))
-    assert 0.9 * np.sqrt(20) < longest <= np.sqrt(20) * (1 + 1e-5) < census._CLIPPING["logistic"]
+    bound = np.sqrt(2 * inputs)
+    assert 0.9 * bound < longest <= bound * (1 + 1e-5) < row.config().l2_clip_norm

@@ -99,7 +99,11 @@ def test_recipes_for_features_bring_a_linear_model():
     ("dataset", "changes", "words"),
     [
         ("pums", {}, r"features scattering must be given images .* got examples \(9,\)"),
-        ("digits", {"features": "wavelets"}, "features must be one of scattering; got 'wavelets'"),
+        (
+            "digits",
+            {"features": "wavelets"},
+            "features must be one of scattering, random_convolutions; got 'wavelets'",
+        ),
         (
             "digits",
             {"pca_dimensions": 5, "pca_noise_multiplier": 4.0},

@@ -1,19 +1,34 @@
-"""Whole runs of hidden-state block coordinate descent, whose last iterates alone are seen."""
+"""Audits of block coordinate descent: whole runs in two neighbouring worlds."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.auditing import audit_event, audit_scores, two_worlds
+from jaxdp.auditing.audit import HELD_OUT, AlgorithmAudit, roc
 from jaxdp.auditing.worlds import Run
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_block
+from jaxdp.papers.block_coordinate.network import Network
+from jaxdp.papers.block_coordinate.published import claimed_for
+from jaxdp.papers.block_coordinate.released import ReleasedBlocks, noise_share
+from jaxdp.papers.block_coordinate.sweep import sums_given, sweep
 from jaxdp.types import PyTree
+
+Data = tuple[jax.Array, jax.Array]
+FAR = 100.0  # a wanted output so far off that every gradient of the record is clipped
+_TINY = 4  # records of a tiny world
+_MOST_STEPS = 50
 
 
 def hidden_run(
     algorithm: HiddenBlocks,
-    data: tuple[jax.Array, jax.Array],
-    other: tuple[jax.Array, jax.Array],
+    data: Data,
+    other: Data,
     *,
     partition: bool = True,
     score: Callable[[list[jax.Array]], jax.Array] | None = None,
@@ -48,9 +63,7 @@ def hidden_run(
             "partition must be True for an algorithm charged for its average, got False"
         )
     handed_on = score or (lambda blocks: jnp.concatenate([jnp.ravel(w) for w in blocks]))
-    start = algorithm.network.init(jax.random.key(0))
-    if algorithm.direct:
-        start = (jnp.zeros_like(start[0]),)
+    start = algorithm.init(jax.random.key(0))
 
     def run(words: jax.Array, member: jax.Array) -> jax.Array:
         noise, draw = jax.random.split(jax.random.wrap_key_data(words))
@@ -63,11 +76,163 @@ def hidden_run(
         full = jnp.ones((records // size, size), bool)
         cut = batches(x, other[0]), batches(y, other[1]), full
         weights, released = start, []
-        for sweep in range(algorithm.sweeps):
-            for block in reversed(range(algorithm.network.blocks)):
-                key = jax.random.fold_in(jax.random.fold_in(noise, sweep), block)
-                weights = train_block(algorithm, block, weights, cut, key, sweep, None)
-                released.append(weights[block])
+        for number, block in algorithm.order:
+            key = jax.random.fold_in(jax.random.fold_in(noise, number), block)
+            weights = train_block(algorithm, block, weights, cut, key, number, None)
+            released.append(weights[block])
         return handed_on(released)
 
     return run
+
+
+def released_run(algorithm: ReleasedBlocks, data: Data, steps: int) -> Run:
+    """One whole run of R1, for ``jaxdp.auditing.two_worlds``; the worlds differ in the last record.
+
+    It hands on one number, the logarithm of the likelihood ratio of all releases: the record's
+    contribution to every block is computed again from what was released, as an adversary can who
+    knows the record and that all others contribute nothing.
+
+    Args:
+        algorithm: R1 without rescaling.
+        data: (x [n, d_0], y [n, d_L]); all records but the last must contribute nothing, x = 0.
+        steps: sweeps.
+
+    Raises:
+        ValueError: another record has an input, or the algorithm rescales.
+    """
+    x, y = (jnp.asarray(part, jnp.float32) for part in data)
+    if np.any(np.asarray(x[:-1])) or algorithm.rescale is not None:
+        raise ValueError(
+            "data must hold zeros but for the last record, and the algorithm must not rescale, got "
+            "others: the score would be no likelihood ratio"
+        )
+    network, rate = algorithm.network, algorithm.sampling.sampling_prob
+    clips = jnp.asarray(algorithm.l2_clip_norms, jnp.float32)
+    start, count = network.init(jax.random.key(0)), x.shape[0]
+    levels = jnp.asarray([algorithm.multipliers(step) for step in range(steps)], jnp.float32)
+    last = x[-1:], y[-1:], jnp.ones(1, bool)
+    size = algorithm.step_size / algorithm.batch_size
+
+    def run(words: jax.Array, member: jax.Array) -> jax.Array:
+        there = (jnp.arange(count) < count - 1) | member
+
+        def body(weights: PyTree, now: tuple[jax.Array, jax.Array]) -> tuple[PyTree, jax.Array]:
+            draw, noise = jax.random.split(now[0])
+            stds = now[1] * clips * noise_share(algorithm.batch_size)
+            new = sweep(
+                network, algorithm.proximal, None, algorithm.step_size,
+                float(algorithm.batch_size), weights, x, y,
+                jax.random.bernoulli(draw, rate, (count,)) & there, clips, stds, noise,
+            )  # fmt: skip
+            sums = sums_given(network, weights, new, *last, clips)
+            noisy = [(old - moved) / size for old, moved in zip(weights, new, strict=True)]
+            ratio = _log_ratio(noisy, sums, stds)
+            return new, jnp.logaddexp(jnp.log1p(-rate), jnp.log(rate) + ratio)
+
+        keys = jax.random.split(jax.random.wrap_key_data(words), steps)
+        return jnp.sum(jax.lax.scan(body, start, (keys, levels))[1])[None]
+
+    return run
+
+
+def _log_ratio(noisy: list[jax.Array], sums: list[jax.Array], stds: jax.Array) -> jax.Array:
+    """log N(noisy; sums, stds^2) - log N(noisy; 0, stds^2), over all blocks."""
+    each = (
+        (jnp.sum(seen * own) - 0.5 * jnp.sum(own * own)) / std**2
+        for seen, own, std in zip(noisy, sums, stds, strict=True)
+    )
+    return jnp.asarray(sum(each))
+
+
+def tiny(algorithm: ReleasedBlocks | HiddenBlocks) -> ReleasedBlocks | HiddenBlocks:
+    """The same noise, clip norms, rate and losses on four records and a network of a few weights.
+
+    The blocks are as many as the algorithm's; of a convolution there is none, the others are
+    clipped alike. A hidden run keeps its step size, epochs and weight decay, over two batches.
+    """
+    old = algorithm.network
+    network = Network((2, *(2,) * (old.blocks - 1), 2), old.activation_bound, old.gamma, old.loss)
+    if isinstance(algorithm, HiddenBlocks):
+        return dataclasses.replace(
+            algorithm, network=network, dataset_size=_TINY, batch_size=2, sweeps=1
+        )
+    size = max(1, round(1 / algorithm.sampling.sampling_prob))
+    # A large step tells nothing more: the weights before it are known.
+    return dataclasses.replace(
+        algorithm, network=network, batch_size=1, dataset_size=size, rescale=None,
+        proximal=dataclasses.replace(algorithm.proximal, spectral_radius=None, sparsity=0.0,
+                                     weight_decay=0.0),
+    )  # fmt: skip
+
+
+def audit_blocks(
+    algorithm: ReleasedBlocks | HiddenBlocks,
+    steps: int,
+    delta: float,
+    *,
+    runs: int = 2_000,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> AlgorithmAudit:
+    """Audits R1, R2 or R3 by ``2 * runs`` trainings of a tiny network by its own compiled sweep.
+
+    Formal guarantee: the audited number exceeds the true epsilon of what was run with probability
+    at most 1 - ``confidence``: of R1 under add-or-remove-one, of R2 and R3 under replace-one.
+
+    Args:
+        algorithm: audited; ``tiny`` says what is kept of it.
+        steps: sweeps of R1, at most 50; not read for a hidden run.
+        delta: of the epsilons.
+        runs: in each world.
+        confidence: of the audited number.
+        seed: of the runs; None takes one from the operating system.
+        progress: called with the number of runs done.
+    """
+    steps = min(_validate.integer("steps", steps, least=1), _MOST_STEPS)
+    small, hidden = tiny(algorithm), isinstance(algorithm, HiddenBlocks)
+    event: acc.Event
+    if isinstance(small, HiddenBlocks):
+        steps, event, relation = 1, small.event(), acc.Relation.REPLACE_ONE
+        run = hidden_run(small, *_replaced(small), score=_first_weights)
+        words = "a record of another class in its place"
+    else:
+        event, relation = small.events(steps), acc.Relation.ADD_OR_REMOVE_ONE
+        run = released_run(small, _alone(small), steps)
+        words = "a record whose wanted output is far off, alone among records of zeros"
+    inside, outside = two_worlds(run, runs, seed=seed, progress=progress)
+    found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
+    assert found.rule is not None
+    column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
+    verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
+    return AlgorithmAudit(
+        steps, runs, delta, confidence,
+        claimed_for(small, steps, delta) if hidden else None,
+        acc.epsilon(event, delta, relation).upper,
+        found, None, verdict, event, words, roc(column[:, 0], column[:, 1]),
+    )  # fmt: skip
+
+
+def _alone(small: ReleasedBlocks) -> Data:
+    """Three records of zeros, and one with an input of the largest length."""
+    bound, far = small.network.activation_bound, FAR * small.network.activation_bound
+    x = np.zeros((_TINY, 2), np.float32)
+    x[-1, 0] = bound
+    y = np.zeros((_TINY, 2), np.float32)
+    y[-1, 0] = far
+    return jnp.asarray(x), jnp.asarray(y)
+
+
+def _replaced(small: HiddenBlocks) -> tuple[Data, Data]:
+    """Records without the first feature, and one with nothing else, of either class."""
+    bound = small.network.activation_bound
+    x = np.zeros((_TINY, 2), np.float32)
+    x[:-1, 1], x[-1, 0] = np.array([0.5, -0.5, 0.25]) * bound, bound
+    y = np.zeros((_TINY, 2), np.float32)
+    y[:-1, 0], y[-1, 0] = (0.3, -0.3, 0.1), FAR * bound
+    return (jnp.asarray(x), jnp.asarray(y)), (jnp.asarray(x[-1]), jnp.asarray(-y[-1]))
+
+
+def _first_weights(released: list[jax.Array]) -> jax.Array:
+    """The weights of the first input, of one class less those of another, in every block."""
+    return jnp.stack([w[0, 0] - w[-1, 0] if len(w) > 1 else w[0, 0] for w in released])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._issuer import released_once
 from jaxdp.normals import noised
-from jaxdp.papers.block_coordinate.network import Lifted, Network, Weights
+from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
 from jaxdp.papers.block_coordinate.released import check_data, clip_norms, noise_share
@@ -71,6 +72,7 @@ class HiddenBlocks:
         _validate.positive("noise_multiplier", self.noise_multiplier)
         norms = clip_norms(self.l2_clip_norms, self.network.blocks)
         object.__setattr__(self, "l2_clip_norms", norms)
+        self._check_softmax()
         step, most = _validate.positive("step_size", self.step_size), 2 / self.network.smoothness
         if step > most:
             raise ValueError(
@@ -91,6 +93,44 @@ class HiddenBlocks:
             )
         if self.direct and self.network.blocks > 1:
             raise ValueError(f"direct must be False for {self.network.blocks} layers, got True")
+        self._check_noise()
+
+    def _check_softmax(self) -> None:
+        """A clipped cross-entropy is no convex loss: its clip norm must be beyond any gradient."""
+        network, norm = self.network, self.l2_clip_norms[-1]
+        least = SOFTMAX_RESIDUAL * network.activation_bound
+        if network.loss == "softmax" and norm < least:
+            raise ValueError(
+                f"l2_clip_norms of a softmax block must be at least sqrt(2) B = {least:.7g}, which "
+                f"no gradient exceeds: clipped it would be the gradient of no convex loss; got "
+                f"{norm!r}"
+            )
+
+    def _check_noise(self) -> None:
+        """Noise that rounding swallows does not blur what a hidden chain counts on it to blur.
+
+        Eight float32 roundings of a usual weight before the first step, N(0, 1/fan_in), at least.
+        """
+        for block, norm in enumerate(self.l2_clip_norms):
+            noise = self.step_size * min(self.multipliers()) * norm / self.batch_size
+            least = 2.0**-20 / math.sqrt(self.network.shape(block)[1])
+            if noise < least and not self.direct:  # R3 begins with zeros
+                raise ValueError(
+                    "step_size * noise_multiplier * l2_clip_norm / batch_size must be at least "
+                    f"{least:.3g} in block {block}, below which noise is lost in the rounding of "
+                    f"the weights that it is added to, got {noise:.3g}"
+                )
+
+    @property
+    def order(self) -> list[tuple[int, int]]:
+        """(sweep, block) of every training of a block: last block first, in every sweep."""
+        blocks = range(self.network.blocks - 1, -1, -1)
+        return [(sweep, block) for sweep in range(self.sweeps) for block in blocks]
+
+    def init(self, key: jax.Array) -> Weights:
+        """The weights before the first step, of the key alone; zeros for R3."""
+        weights = self.network.init(key)
+        return (jnp.zeros_like(weights[0]),) if self.direct else weights
 
     def multipliers(self) -> tuple[float, ...]:
         """z of each inner epoch."""
@@ -105,7 +145,7 @@ class HiddenBlocks:
             step_sizes=self.step_size,
             noise_multipliers=self.multipliers(),
             l2_clip_norm=self.l2_clip_norms[block],
-            smoothness=self.network.smoothness,
+            smoothness=self.network.smoothness_of(block),
             weight_decay=self.proximal.certain_decay(self.step_size),
             diameter=self.proximal.diameter(self.network.shape(block)),
         )
@@ -118,6 +158,21 @@ class HiddenBlocks:
         """
         chains = [self.chain(i) for i in range(self.network.blocks)]
         return acc.events.HiddenState(tuple(chains * self.sweeps), self.average, exposed)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChargedWhole:
+    """The one event of a whole hidden run, and its noise, for an issuer."""
+
+    algorithm: HiddenBlocks
+
+    def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
+        """The event of the whole run, for its one step."""
+        return [(self.algorithm.event(), first_step, steps)]
+
+    def multipliers(self, step: int) -> dict[str, float]:
+        """The noise multiplier of every sum."""
+        return {"run": self.algorithm.noise_multiplier}
 
 
 def train_hidden(
@@ -151,16 +206,14 @@ def train_hidden(
         )
     event = algorithm.event(WATCHED if watch is not None else "")
     secret = released_once(event, repr(algorithm), ledger, secret)
-    batches = secret_partition(data, algorithm.batch_size, secret)
-    weights, key = algorithm.network.init(secret.jax_key("init")), secret.jax_key("noise")
-    if algorithm.direct:
-        weights = (jnp.zeros_like(weights[0]),)
-    for sweep in range(algorithm.sweeps):
-        for block in reversed(range(algorithm.network.blocks)):
-            one = jax.random.fold_in(jax.random.fold_in(key, sweep), block)
-            weights = train_block(algorithm, block, weights, batches, one, sweep, watch)
-            if on_release is not None:
-                on_release(sweep, block, weights)
+    rng = secret.philox("partition", 0)
+    batches = secret_partition(data, algorithm.batch_size, rng)
+    weights, key = algorithm.init(secret.jax_key("init")), secret.jax_key("noise")
+    for sweep, block in algorithm.order:
+        one = jax.random.fold_in(jax.random.fold_in(key, sweep), block)
+        weights = train_block(algorithm, block, weights, batches, one, sweep, watch)
+        if on_release is not None:
+            on_release(sweep, block, weights)
     return weights
 
 
@@ -180,8 +233,8 @@ def train_block(
     for at in range(0, algorithm.inner_epochs, each):
         now = slice(at, at + each)
         new = _inner_loop(
-            algorithm.proximal, float(algorithm.step_size), float(algorithm.batch_size),
-            algorithm.network.gamma, weights[block], frozen, mask,
+            algorithm.network, block, algorithm.proximal, float(algorithm.step_size),
+            float(algorithm.batch_size), weights[block], frozen, mask,
             np.float32(algorithm.l2_clip_norms[block]), stds[now], epochs[now], key,
         )  # fmt: skip
         weights = (*weights[:block], new, *weights[block + 1 :])
@@ -198,25 +251,27 @@ def _lift(
 
     def one(batch: tuple[jax.Array, jax.Array]) -> Lifted:
         lifted = network.lift(block, weights, *batch)
-        return lifted._replace(u=batch[1]) if direct else lifted
+        keep = not direct or network.is_softmax(block)
+        return lifted if keep else lifted._replace(u=batch[1])
 
     lifted: Lifted = jax.lax.map(one, (x, y))
     return lifted
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _inner_loop(
-    proximal: Proximal, step_size: float, divisor: float, gamma: float, w: jax.Array,
-    frozen: Lifted, mask: jax.Array, l2_clip_norm: jax.Array, stds: jax.Array,
+    network: Network, block: int, proximal: Proximal, step_size: float, divisor: float,
+    w: jax.Array, frozen: Lifted, mask: jax.Array, l2_clip_norm: jax.Array, stds: jax.Array,
     epochs: jax.Array, key: jax.Array,
 ) -> jax.Array:  # fmt: skip
     """The last iterate of noisy proximal gradient descent on one block; nothing else leaves.
 
     Args:
+        network: gives the block's loss.
+        block: i.
         proximal: P.
         step_size: eta.
         divisor: b.
-        gamma: the splitting's weight.
         w: the block's released weights [d_i, d_{i-1}].
         frozen: V [l, b, d_{i-1}] and U [l, b, d_i].
         mask: bool [l, b].
@@ -228,8 +283,8 @@ def _inner_loop(
 
     def step(w: jax.Array, batch: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         v, u, rows, std, noise_key = batch
-        residuals = gamma * (v @ w.T - u)
-        total = clipped_sum(residuals, v, rows, l2_clip_norm)
+        residuals = network.residual(block, (v @ w.T).reshape(u.shape), u, u)
+        total = clipped_sum(residuals, v, rows, l2_clip_norm, convex=True)
         noisy = noised(total, std, jax.random.key_data(noise_key))
         return proximal(w - step_size / divisor * noisy, step_size), None
 

@@ -1,6 +1,7 @@
-"""The fully connected ReLU network of block coordinate descent, and its lifted variables."""
+"""The ReLU network of block coordinate descent, and its lifted variables."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -8,16 +9,21 @@ import jax.numpy as jnp
 
 from jaxdp import _validate
 from jaxdp.papers.block_coordinate import forms
+from jaxdp.papers.block_coordinate.patches import Patches
 
 Weights = tuple[jax.Array, ...]
+LOSSES = ("squared", "softmax")
+# The norm of softmax(u) - y is at most this for a one-hot y.
+SOFTMAX_RESIDUAL = math.sqrt(2.0)
 
 
 class Lifted(NamedTuple):
     """The data of one example for the training of one block: minimise |W v - u|^2.
 
     Attributes:
-        v: V_{i-1} [d_{i-1}], the block's input, of norm at most ``activation_bound``.
-        u: U_i [d_i], the block's target.
+        v: V_{i-1} [d_{i-1}], the block's input, of length at most ``activation_bound``; of a
+            convolution [positions, d_{i-1}], a patch at each.
+        u: U_i [d_i], the block's target; of a softmax block the one-hot label.
     """
 
     v: jax.Array
@@ -37,14 +43,20 @@ class Network:
 
     Attributes:
         widths: (d_0, ..., d_L): inputs, hidden layers, outputs.
-        activation_bound: B in [1e-10, 1e10]; the input of every layer is shortened to this norm
+        activation_bound: B in [1e-10, 1e10]; the input of every layer is shortened to this length
             (Assumption 3.1).
         gamma: weight of the splitting's quadratic terms; 1 in DP-SBCD.
+        loss: "squared", as in DP-SBCD, or "softmax": cross-entropy of the outputs, which the last
+            block minimises itself; what is wanted is then the class of the largest y.
+        patches: None, or the convolution that the first block is: one matrix for all patches of
+            an image of d_0 numbers; d_1 is positions times channels.
     """
 
     widths: tuple[int, ...]
     activation_bound: float
     gamma: float = 1.0
+    loss: str = "squared"
+    patches: Patches | None = None
 
     def __post_init__(self) -> None:
         widths = tuple(self.widths)
@@ -54,6 +66,9 @@ class Network:
         object.__setattr__(self, "widths", widths)
         in_float32("activation_bound", self.activation_bound)
         _validate.positive("gamma", self.gamma)
+        _validate.one_of("loss", self.loss, LOSSES)
+        if self.patches is not None:
+            self.patches.check(widths)
 
     @property
     def blocks(self) -> int:
@@ -62,11 +77,25 @@ class Network:
 
     @property
     def smoothness(self) -> float:
-        """gamma B^2, of one example's loss in one block (DP-SBCD, Lemma 3.2)."""
-        return self.gamma * self.activation_bound**2
+        """The largest ``smoothness_of`` a block."""
+        return max(self.smoothness_of(block) for block in range(self.blocks))
+
+    def smoothness_of(self, block: int) -> float:
+        """The smoothness of one example's loss in a block: gamma B^2 (DP-SBCD, Lemma 3.2).
+
+        Of a softmax block B^2 / 2: the Hessian of log-sum-exp, diag(p) - p p', is at most 1/2.
+        """
+        weight = 0.5 if self.is_softmax(block) else self.gamma
+        return weight * self.activation_bound**2
+
+    def is_softmax(self, block: int) -> bool:
+        """True if the block minimises the cross-entropy."""
+        return self.loss == "softmax" and block == self.blocks - 1
 
     def shape(self, block: int) -> tuple[int, int]:
-        """(d_i, d_{i-1}) of W_i; blocks count from 0."""
+        """The shape of W_i, (d_i, d_{i-1}); of a convolution (channels, numbers of a patch)."""
+        if block == 0 and self.patches is not None:
+            return self.patches.channels, self.patches.numbers
         return self.widths[block + 1], self.widths[block]
 
     def init(self, key: jax.Array) -> Weights:
@@ -88,9 +117,24 @@ class Network:
         products: list[jax.Array] = []
         for i, w in enumerate(weights):
             v = x if i == 0 else jax.nn.relu(products[-1])
+            if i == 0 and self.patches is not None:
+                v = self.patches.cut(x)
             inputs.append(forms.clip_to_ball(v, self.activation_bound))
-            products.append(inputs[-1] @ w.T)
+            products.append((inputs[-1] @ w.T).reshape(-1))
         return inputs, products
+
+    def residual(self, block: int, products: jax.Array, u: jax.Array, y: jax.Array) -> jax.Array:
+        """The gradient [m, d_i] of a block's loss with respect to its products.
+
+        Args:
+            block: i, from 0.
+            products: W_i V_{i-1} [m, d_i].
+            u: U_i [m, d_i]; not read by a softmax block.
+            y: the wanted outputs [m, d_L]; read by a softmax block.
+        """
+        if self.is_softmax(block):
+            return jax.nn.softmax(products) - forms.one_hot(y)
+        return self.gamma * (products - u)
 
     def target(
         self, block: int, weights: Weights, factor: jax.Array | None, product: jax.Array,
@@ -107,6 +151,8 @@ class Network:
             u_next: U_{i+1}, already updated; None for the last block.
         """
         if factor is None or u_next is None:
+            if self.loss == "softmax":
+                return forms.softmax_u(forms.one_hot(y), product, self.gamma)
             return forms.last_u(forms.last_v(y, product, self.gamma), product)
         v = forms.hidden_v(weights[block + 1], factor, product, u_next)
         return forms.hidden_u(forms.clip_to_ball(v, self.activation_bound), product)
@@ -117,6 +163,8 @@ class Network:
 
         def one(x: jax.Array, y: jax.Array) -> Lifted:
             inputs, products = self.forward(weights, x)
+            if self.is_softmax(block):
+                return Lifted(inputs[block], forms.one_hot(y))
             u = self.target(self.blocks - 1, weights, None, products[-1], y, None)
             for i in reversed(range(block, self.blocks - 1)):
                 u = self.target(i, weights, factors[i], products[i], y, u)

@@ -14,13 +14,14 @@ from jaxdp.papers import claims
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal
-from jaxdp.papers.block_coordinate.released import check_data, compiled_sweep
+from jaxdp.papers.block_coordinate.released import ReleasedBlocks, check_data, compiled_sweep
 from jaxdp.papers.block_coordinate.schedules import CONSTANT, SweepSchedule
 from jaxdp.papers.block_coordinate.spectral import Rescale
 from jaxdp.seeds import Secret
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
+    from jaxdp.papers.block_coordinate.hidden import HiddenBlocks
 
 REASON = (
     "DP-SBCD as published: the sensitivity of a gradient is assumed and not enforced, the blocks "
@@ -92,6 +93,34 @@ class AsPublished:
         return claims.dp_sbcd_theorem_4_6(self.chains(sensitivity), delta, order)
 
 
+def claimed_for(made: "ReleasedBlocks | HiddenBlocks", steps: int, delta: float) -> acc.Claim:
+    """Theorem 4.6's figure for a run of R1, R2 or R3, had it been one of the paper's.
+
+    A replaced record moves a batch's clipped total by at most twice the clip norm. Under R1 each
+    sweep is a step of every block's chain over fixed batches; R2 and R3 have their own chains.
+
+    Args:
+        made: R1, R2 or R3.
+        steps: sweeps of R1; not read for the others.
+        delta: in (0, 1).
+    """
+    if not isinstance(made, ReleasedBlocks):
+        chains = [made.chain(block) for _, block in made.order]
+        return claims.dp_sbcd_theorem_4_6(chains, delta)
+    batches = -(-made.dataset_size // made.batch_size)
+    chains = [
+        acc.chains.NoisyChain(
+            batches=batches,
+            epochs=-(-steps // batches),
+            contributions=(made.step_size * norm / made.batch_size,),
+            variances=((made.step_size * z * norm / made.batch_size) ** 2,),
+            proximal=(1 / (1 + made.step_size * made.proximal.weight_decay),),
+        )
+        for z, norm in zip(made.noise_multipliers, made.l2_clip_norms, strict=True)
+    ]
+    return claims.dp_sbcd_theorem_4_6(chains, delta)
+
+
 def train_as_published(
     algorithm: AsPublished,
     data: tuple[jax.Array, jax.Array],
@@ -103,7 +132,8 @@ def train_as_published(
     """Trains over one fixed partition; the ledger is charged as non-private first."""
     data = check_data(algorithm.network, data)
     secret = released_once(algorithm.event, repr(algorithm), ledger, secret, source="by hand")
-    x, y, mask = secret_partition(data, algorithm.batch_size, secret)
+    rng = secret.philox("partition", 0)
+    x, y, mask = secret_partition(data, algorithm.batch_size, rng)
     weights, key = algorithm.network.init(secret.jax_key("init")), secret.jax_key("noise")
     unclipped = np.full(algorithm.network.blocks, np.inf, np.float32)
     on_sum = algorithm.batch_size / algorithm.step_size * algorithm.noise_std

@@ -81,6 +81,10 @@ class ReleasedBlocks:
         """z_i of each block at a step."""
         return tuple(z * self.schedule.at(step) for z in self.noise_multipliers)
 
+    def init(self, key: jax.Array) -> Weights:
+        """The weights before the first step, of the key alone."""
+        return self.network.init(key)
+
     def event(self, step: int = 0) -> acc.Event:
         """The accounting event of one sweep."""
         joint = acc.events.joint_gaussian(self.multipliers(step))
@@ -101,9 +105,15 @@ class ReleasedBlocks:
         A draw almost always fits one physical batch; a larger one is never cut, it compiles again.
         """
         _processes.check_alone("a sweep")
+        self.sampling.check(num_records, self.dataset_size)
+        issuer = issuer_of(Charged(self), ledger, secret)
+        return Sampler(self.sampling, num_records, self.physical_batch_size, issuer)
+
+    @property
+    def physical_batch_size(self) -> int:
+        """Rows of one physical batch, which almost every draw fits."""
         rows = self.batch_size + 6 * int(np.ceil(np.sqrt(self.batch_size))) + 8
-        issuer = issuer_of(_Charged(self), ledger, secret)
-        return Sampler(self.sampling, num_records, -(-rows // 8) * 8, issuer)
+        return -(-rows // 8) * 8
 
     def step(self, weights: Weights, data: tuple[jax.Array, jax.Array], draw: Draw) -> Weights:
         """One compiled sweep over the records of a draw.
@@ -118,6 +128,8 @@ class ReleasedBlocks:
                 f"data must hold the {draw.num_records} records that the sampler draws from, got "
                 f"{data[0].shape[0]}"
             )
+        count, most = int(np.count_nonzero(draw.mask)), rounding.most_records(self.batch_size)
+        rounding.check_records(count, most)  # the noise covers the rounding of so many
         if draw.ticket is None:
             raise ValueError("draw must come from sampler(), which charges it, got one by hand")
         words = draw.ticket.spend("a sweep", verified=True).words[0]
@@ -133,16 +145,18 @@ class ReleasedBlocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Charged:
+class Charged:
     """The events and the noise of stretches of sweeps, for an issuer."""
 
     algorithm: ReleasedBlocks
 
     def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
+        """Each sweep's event, one after the other."""
         each = range(first_step, first_step + steps)
         return [(self.algorithm.event(step), step, 1) for step in each]
 
     def multipliers(self, step: int) -> dict[str, float]:
+        """The noise multiplier of all blocks of a sweep together."""
         return {
             "sweep": float(
                 acc.events.joint_gaussian(self.algorithm.multipliers(step)).noise_multiplier
@@ -171,7 +185,7 @@ def train(
     """
     secret = secret or Secret.new()
     data = jax.device_put(check_data(algorithm.network, data))
-    weights = algorithm.network.init(secret.jax_key("init"))
+    weights = algorithm.init(secret.jax_key("init"))
     sampler = algorithm.sampler(data[0].shape[0], ledger=ledger, secret=secret)
     for step in range(_validate.integer("steps", steps, least=0)):
         weights = algorithm.step(weights, data, sampler.draw())

@@ -54,7 +54,7 @@ def sweep(
     factor, u = None, None
     for i in reversed(range(network.blocks)):
         u = _targets(network, i, tuple(new), factor, products[i], y, u)
-        residuals = network.gamma * (products[i] - u)
+        residuals = network.residual(i, products[i], u, y)
         total = clipped_sum(residuals, inputs[i], mask, l2_clip_norms[i])
         words = jax.random.key_data(jax.random.fold_in(noise_key, i))
         noisy = noised(total, noise_stds[i], words)
@@ -63,6 +63,32 @@ def sweep(
             new[i] = rescale(new[i], jax.random.fold_in(power_key, i))
         factor = forms.ridge_factor(new[i]) if i > 0 else None
     return tuple(new)
+
+
+def sums_given(
+    network: Network, old: Weights, new: Weights, x: jax.Array, y: jax.Array, mask: jax.Array,
+    l2_clip_norms: jax.Array,
+) -> list[jax.Array]:  # fmt: skip
+    """The clipped sum of every block in the sweep that went from ``old`` to ``new``, for an audit.
+
+    Args:
+        network: the network.
+        old: the weights before the sweep, released.
+        new: the weights after it, released; the blocks above one are read for its sum.
+        x: float32 [m, d_0].
+        y: float32 [m, d_L].
+        mask: bool [m].
+        l2_clip_norms: float32 [L].
+    """
+    inputs, products = jax.vmap(lambda row: network.forward(old, row))(x)
+    factor, u, found = None, None, []
+    for i in reversed(range(network.blocks)):
+        mixed = (*old[: i + 1], *new[i + 1 :])
+        u = _targets(network, i, mixed, factor, products[i], y, u)
+        residuals = network.residual(i, products[i], u, y)
+        found.append(clipped_sum(residuals, inputs[i], mask, l2_clip_norms[i]))
+        factor = forms.ridge_factor(new[i]) if i > 0 else None
+    return found[::-1]
 
 
 def _targets(
@@ -78,23 +104,48 @@ def _targets(
 
 
 def clipped_sum(
-    residuals: jax.Array, v: jax.Array, mask: jax.Array, l2_clip_norm: jax.Array
-) -> jax.Array:
+    residuals: jax.Array, v: jax.Array, mask: jax.Array, l2_clip_norm: jax.Array,
+    convex: bool = False,
+) -> jax.Array:  # fmt: skip
     """The sum [d_i, d_{i-1}] of clipped gradients r v^T over the rows that the mask lets through.
 
     Formal guarantee: one row more or less changes it by at most ``l2_clip_norm`` in the Frobenius
     norm, and by ``rounding.of_sum`` of it through the rounding of the others
-    (docs/clip_bound.md). A non-finite row contributes zero.
+    (docs/clip_bound.md, Theorem 1). A non-finite row contributes zero.
 
     Args:
-        residuals: gamma (W v - u), [m, d_i].
-        v: [m, d_{i-1}].
+        residuals: of the block's loss with respect to its products, [m, d_i].
+        v: [m, d_{i-1}]; of a convolution [m, t, d_{i-1}], and d_i is t times channels.
         mask: bool [m].
         l2_clip_norm: C.
+        convex: clip so that the clipped loss stays convex, as a hidden chain needs. Without
+            positions there is no other way of clipping.
     """
     # Norm and sum must see the same numbers.
     residuals, v = rounding.written((residuals, v))
+    if v.ndim == 3:
+        return _over_positions(residuals, v, mask, l2_clip_norm, convex)
     clip = jax.vmap(forms.clipped_residual, (0, 0, None))
     short = jnp.where(mask[:, None], clip(residuals, v, l2_clip_norm), 0.0)
     size = rounding.even(v.shape[0], rounding.ROWS)
     return outer_sum([(short[:, None], v[:, None])], size)[0]
+
+
+def _over_positions(
+    residuals: jax.Array, v: jax.Array, mask: jax.Array, l2_clip_norm: jax.Array, convex: bool
+) -> jax.Array:
+    """The clipped sum of a convolution: every row's gradient is formed, and then added once."""
+    residuals = residuals.reshape(*v.shape[:2], -1)
+    if convex:
+        residuals = jax.vmap(forms.clipped_residual, (0, 0, None))(residuals, v, l2_clip_norm)
+    # Written: what follows reads the very numbers that are added.
+    grads = rounding.written(rounding.exact("mtp,mtq->mpq", residuals, v))
+    norms = jnp.sqrt(rounding.squares(grads.reshape(grads.shape[0], -1))[1])
+    if not convex:
+        bound = l2_clip_norm * (1.0 - rounding.MARGIN)
+        factors = jnp.where(norms > bound, bound / jnp.maximum(norms, bound), 1.0)
+        grads = grads * factors[:, None, None]
+    kept = mask & jnp.isfinite(norms)
+    grads = jnp.where(kept[:, None, None], grads, 0.0)
+    blocks = rounding.cut(grads, rounding.even(grads.shape[0], rounding.ROWS))
+    return rounding.pairwise(jnp.sum(blocks, axis=1))

@@ -31,6 +31,12 @@ def row_name(algorithm: str, epsilon: float) -> str:
 
 
 NAMES = tuple(row.name for row in repeats.ROWS)
+# With the rates that were tried, and the single runs.
+EVERY = (
+    *NAMES,
+    *(row.name for row in repeats.RATES),
+    *(row_name(algorithm, epsilon) for algorithm in COLUMNS for epsilon in EPSILONS),
+)
 
 
 def page(results: Results) -> Page:
@@ -56,14 +62,16 @@ def page(results: Results) -> Page:
 
 def caption(results: Results) -> str:
     """A caption: runs of a point, meaning of the bars, choice of the rates."""
-    counts = {len(runs) for points in drawn(results).values() for _, runs in points}
+    points_of = drawn(results)
+    counts = {len(runs) for points in points_of.values() for _, runs in points}
+    borrowed = " (SA-DPSGD: DP-SGD's rate)" if set(points_of) - set(repeats.TRIED) else ""
     least, most = min(counts, default=repeats.LEAST_RUNS), max(counts, default=0)
     told = f"{least} runs" if most <= least else f"{least} to {most} runs"
     return (
         f"Test accuracy against proven epsilon (delta 1e-5) on MNIST, {told} a point with fresh "
         "starting weights, draws and noise. Line: mean; band: from the worst run to the best; "
         "small dots: the runs. One learning rate an algorithm, the same at every budget, chosen on "
-        "Fashion-MNIST at epsilon 2."
+        f"Fashion-MNIST at epsilon 2{borrowed}."
     )
 
 
@@ -134,9 +142,9 @@ def _repeated(results: Results) -> Section:
 
 
 def _summary(runs: Sequence[float]) -> list[str]:
-    """Mean, standard deviation between runs, worst and best."""
+    """Mean, standard deviation between runs, worst and best; of one run, that it is single."""
     if len(runs) < 2:
-        return [rows.MISSING, "", "", ""]
+        return [f"{rows.percent(runs[0])}, single" if runs else rows.MISSING, "", "", ""]
     spread = f"{100 * statistics.stdev(runs):.2f}"
     return [rows.percent(statistics.mean(runs)), spread, *map(rows.percent, (min(runs), max(runs)))]
 
@@ -170,14 +178,15 @@ def _runs(results: Results) -> Section:
 
 
 def _rates_told() -> str:
-    chosen = ", ".join(f"{rate:g} for {COLUMNS[m]}" for m, rate in repeats.CHOSEN.items())
+    chosen = ", ".join(f"{repeats.CHOSEN[m]:g} for {COLUMNS[m]}" for m in repeats.TRIED)
     return (
         "One learning rate an algorithm, the same at every budget: the one of those tried that did "
         f"best on Fashion-MNIST at epsilon {repeats.TRIED_AT:g}, one run each ({chosen}). "
         "Fashion-MNIST is public and holds no record of MNIST, so the choice costs no epsilon; "
-        "nothing was chosen by results on MNIST. One rate is a compromise: at epsilon 0.5, where "
-        "noise is largest, DP-SGD does better with a smaller one (its single run below, of 600 "
-        "steps)."
+        "nothing was chosen by results on MNIST. SA-DPSGD has DP-SGD's rate and momentum, none of "
+        "its own: its paper compares the two at equal hyper-parameters. One rate is a compromise: "
+        "at epsilon 0.5, where noise is largest, DP-SGD does better with a smaller one (its single "
+        "run below, of 600 steps)."
     )
 
 

@@ -1,35 +1,25 @@
 """Unemployment from census columns: accuracy, calibration, and what the noise does to groups."""
 
-import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
-from scipy.stats import binomtest, t
-
-from jaxdp.papers.tables import rows
+from jaxdp.papers.tables import pums_feature, rows
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.pums_groups import (
+    BUDGETS,
+    MODELS,
+    SHOWN,
+    TIGHT,
+    Lines,
+    by_group,
+    errors,
+    found,
+    interval,
+    shift,
+    shift_cell,
+    spread,
+)
 from jaxdp.papers.tables.rows import Results
-
-FILE = "pums.json"
-MODELS = {"logistic": "logistic regression", "mlp": "MLP, 64 hidden units"}
-BUDGETS = ("epsilon-0.5", "epsilon-1", "epsilon-3", "not-private")
-TIGHT = "epsilon-1-tight"
-SHOWN = {
-    "epsilon-0.5": "ε 0.5",
-    "epsilon-1": "ε 1",
-    "epsilon-3": "ε 3",
-    "not-private": "not private",
-    TIGHT: "ε 1, clipped to 0.5",
-}
-Lines = Sequence[dict[str, Any]]
-
-
-def found(results: Results, model: str, budget: str) -> Lines:
-    """The runs of one setting, in order."""
-    name = f"pums-{model}-{budget}"
-    lines = [line for line in results.read(FILE) or [] if line["name"] == name]
-    return sorted(lines, key=lambda line: line["run"])
 
 
 def page(results: Results) -> Page:
@@ -59,7 +49,8 @@ def page(results: Results) -> Page:
             ),
         ),
         (
-            *(_models(results, model) for model in MODELS),
+            *(_models(results, model) for model in (*MODELS, pums_feature.MODEL)),
+            pums_feature.section(results),
             *(_groups(results, model) for model in MODELS),
         ),
         "jaxdp reproduce pums",
@@ -68,7 +59,8 @@ def page(results: Results) -> Page:
 
 def _models(results: Results, model: str) -> Section:
     body = []
-    for budget in (*BUDGETS, TIGHT):
+    with_tight = (TIGHT,) if model in MODELS else ()
+    for budget in (*BUDGETS, *with_tight):
         lines, name = found(results, model, budget), f"`pums-{model}-{budget}`"
         if not lines:
             body.append([SHOWN[budget], name, rows.MISSING, *[""] * 8])
@@ -104,8 +96,9 @@ def _models(results: Results, model: str) -> Section:
     notes = [_majority(results, model)]
     if model == "logistic" and found(results, model, TIGHT):
         notes.append(_about_clipping(results))
+    title = MODELS.get(model, "logistic regression with `blackfemale`")
     return Section(
-        MODELS[model][0].upper() + MODELS[model][1:],
+        title[0].upper() + title[1:],
         ("Mean ± standard deviation over the runs; seconds: the median.",),
         Table(headers, body),
         notes,
@@ -154,7 +147,7 @@ def _groups(results: Results, model: str) -> Section:
         for lines in everyone.values():
             cells.append(_error_cell([line["groups"][place] for line in lines]))
         cells.append(
-            _shift_cell(
+            shift_cell(
                 *(
                     [line["groups"][place] for line in everyone[budget]]
                     for budget in (BUDGETS[0], BUDGETS[-1])
@@ -182,55 +175,11 @@ def _groups(results: Results, model: str) -> Section:
     )
 
 
-def _shift_cell(strict: Lines, free: Lines) -> str:
-    if min(len(strict), len(free)) < 2:
-        return "–"
-    mean, low, high = shift(strict, free)
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-
-
 def _error_cell(groups: Lines) -> str:
     if not groups:
         return rows.MISSING
     low, high = interval(groups)
     return f"{spread(errors(groups), digits=1)} ({100 * low:.1f} to {100 * high:.1f})"
-
-
-def errors(groups: Lines) -> list[float]:
-    """The error of one group, run by run."""
-    return [group["errors"] / group["size"] for group in groups]
-
-
-def interval(groups: Lines) -> tuple[float, float]:
-    """Wilson's 95 % interval of the mean error, for the number of test records alone."""
-    size = groups[0]["size"]
-    mean = round(statistics.mean(group["errors"] for group in groups))
-    bounds = binomtest(mean, size).proportion_ci(0.95, method="wilson")
-    return bounds.low, bounds.high
-
-
-def by_group(lines: Lines) -> dict[str, Lines]:
-    """Every group's counts, run by run."""
-    names = [group["group"] for group in lines[0]["groups"]]
-    return {name: [line["groups"][i] for line in lines] for i, name in enumerate(names)}
-
-
-def shift(strict: Lines, free: Lines) -> tuple[float, float, float]:
-    """The rise of a group's error from no privacy to the strictest budget, in points.
-
-    With Welch's 95 % interval over the runs, for these test records.
-    """
-    first, second = errors(strict), errors(free)
-    parts = [statistics.variance(values) / len(values) for values in (first, second)]
-    mean, spread_of_mean = statistics.mean(first) - statistics.mean(second), math.sqrt(sum(parts))
-    reach = 0.0
-    if spread_of_mean:
-        # Welch 1947, with Satterthwaite's degrees of freedom; scipy's warns where runs are equal.
-        freedom = sum(parts) ** 2 / sum(
-            part**2 / (len(values) - 1) for part, values in zip(parts, (first, second), strict=True)
-        )
-        reach = float(t.ppf(0.975, freedom)) * spread_of_mean
-    return 100 * mean, 100 * (mean - reach), 100 * (mean + reach)
 
 
 def small_groups(results: Results, model: str) -> str:
@@ -277,16 +226,6 @@ def _plain(name: str) -> str:
 def _width(groups: Lines) -> str:
     low, high = interval(groups)
     return f"{100 * (high - low):.0f}"
-
-
-def spread(values: Sequence[float], percent: bool = True, digits: int = 2) -> str:
-    """Mean ± standard deviation; of one value, the value."""
-    scale, unit = (100, " %") if percent else (1, "")
-    digits = digits if percent else 3
-    mean = f"{scale * statistics.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean + unit
-    return f"{mean} ± {scale * statistics.stdev(values):.{digits}f}{unit}"
 
 
 def _numbers(runs: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from jaxdp.papers import census
 from jaxdp.papers.tables import style
-from jaxdp.papers.tables.pums import (
+from jaxdp.papers.tables.pums_groups import (
     BUDGETS,
     MODELS,
     SHOWN,

@@ -2,6 +2,8 @@
 
 import json
 import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,14 @@ def cells(line: dict[str, Any]) -> list[str]:
 def percent(share: float) -> str:
     """As in 98.35 %."""
     return f"{100 * share:.2f} %"
+
+
+def mean_and_spread(shares: Sequence[float]) -> list[str]:
+    """Mean ± standard deviation in percent and the number of runs; of one run, "single"."""
+    if len(shares) == 1:
+        return [percent(shares[0]), "single"]
+    spread = 100 * statistics.stdev(shares)
+    return [f"{100 * statistics.mean(shares):.2f} ± {spread:.2f} %", str(len(shares))]
 
 
 def shown_epsilon(epsilon: float | str | None) -> str:

@@ -8,15 +8,23 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jaxdp.papers import census, repeats
+from jaxdp.papers import not_private as free
 from jaxdp.papers.tables import (
     accepted,
     accountants,
+    adadp,
     claims,
+    figure3,
+    left,
     mlp,
+    not_private,
     parameters,
     pareto,
+    pigdo,
     pums,
+    pums_groups,
     pums_plot,
+    short,
     table1,
     table3,
 )
@@ -45,15 +53,23 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "table1": Target(table1.NAMES, table1.page, {"table1.png": table1.figure}),
+    "short": Target(short.NAMES, short.page, {}, runs=repeats.LEAST_RUNS),
+    "not_private": Target(
+        not_private.NAMES, not_private.page, {}, free.FILE, runs=repeats.LEAST_RUNS
+    ),
     "accepted": Target(accepted.NAMES, accepted.page, {"accepted.png": accepted.figure}),
-    "table3": Target(table3.NAMES, table3.page, {"table3.png": table3.figure}),
+    "table3": Target(
+        table3.NAMES, table3.page, {"table3.png": table3.figure, "figure3.png": figure3.figure}
+    ),
     "pareto": Target(
         pareto.NAMES, pareto.page, {"pareto.png": pareto.figure}, runs=repeats.LEAST_RUNS
     ),
     "mlp": Target(mlp.NAMES, mlp.page, {"mlp.png": mlp.figure}),
+    "adadp": Target(adadp.NAMES, adadp.page, {"adadp.png": adadp.figure}),
+    "pigdo": Target(pigdo.NAMES, pigdo.page, {"pigdo.png": pigdo.figure}),
     "parameters": Target(parameters.NAMES, parameters.page, {"parameters.png": parameters.figure}),
     "pums": Target(
-        tuple(census.ROWS), pums.page, {"pums.png": pums_plot.figure}, pums.FILE, runs=10
+        tuple(census.ROWS), pums.page, {"pums.png": pums_plot.figure}, pums_groups.FILE, runs=10
     ),
     "accountants": Target(
         (),
@@ -64,6 +80,7 @@ TARGETS: dict[str, Target] = {
         },
         accountants.FILE,
     ),
+    "left": Target(left.NAMES, left.page, {}),
     "claims": Target(claims.NAMES, claims.page, {"claims.png": claims.figure}),
 }
 

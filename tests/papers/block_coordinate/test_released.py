@@ -126,9 +126,9 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
     net = bc.Network((60, 50, 40), 1.0)
     m = bc.ReleasedBlocks(net, (2.0, 3.0), (0.3, 0.1), 0.5, 16, 64)
     weights = tuple(jnp.zeros(net.shape(i)) for i in range(2))
-    x, y = jnp.zeros((4, 60)), jnp.zeros((4, 40))
+    x, y = jnp.zeros((64, 60)), jnp.zeros((64, 40))
     ledger, secret = jaxdp.Ledger(), jaxdp.Secret.new()
-    samplers = [m.sampler(4, ledger=ledger, secret=secret) for _ in range(2)]
+    samplers = [m.sampler(64, ledger=ledger, secret=secret) for _ in range(2)]
     draws = [samplers[0].draw(), samplers[0].draw(), samplers[1].draw()]
     first, second, other = (
         m.step(weights, (x, y), dataclasses.replace(d, mask=np.zeros_like(d.mask))) for d in draws
@@ -142,7 +142,7 @@ def test_noise_has_the_stated_scale_in_every_block_and_is_never_used_twice():
     assert are_uncorrelated(first[0].ravel()[:2000], first[1].ravel()[:2000])
     with pytest.raises(ValueError, match="ticket must be spent once"):
         m.step(weights, (x, y), draws[0])
-    by_hand = jaxdp.types.Draw(draws[0].indices, draws[0].mask, 0, 4)
+    by_hand = jaxdp.types.Draw(draws[0].indices, draws[0].mask, 0, 64)
     with pytest.raises(ValueError, match="draw must come from sampler"):
         m.step(weights, (x, y), by_hand)
     assert ledger.steps == 3
@@ -187,12 +187,12 @@ def test_a_run_is_a_function_of_its_secret_and_compiles_once():
 
 def test_larger_draws_are_not_cut():
     m = algorithm(z=0.0)
-    weights, data_ = NET.init(jax.random.key(1)), data(16)
+    weights, data_ = NET.init(jax.random.key(1)), data(64)
     indices, mask = np.arange(16, dtype=np.int32).reshape(2, 8), np.ones((2, 8), bool)
     both = m.step(
-        weights, data_, dataclasses.replace(m.sampler(16).draw(), indices=indices, mask=mask)
+        weights, data_, dataclasses.replace(m.sampler(64).draw(), indices=indices, mask=mask)
     )
-    exact = sweep(m, weights, *data_, np.ones(16, bool))
+    exact = sweep(m, weights, *data_, np.arange(64) < 16)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), both, exact)
 
 
@@ -215,7 +215,8 @@ def test_it_learns_without_noise_and_projection_keeps_it_lipschitz():
         (lambda: bc.ReleasedBlocks(NET, 1.0, 1.0, 1.0, 2, 1), "batch_size"),
         (lambda: bc.train(algorithm(), (np.zeros((4, 5)), np.zeros((4, 3))), 1), "data"),
         (lambda: bc.train(algorithm(), (np.zeros((4, 6)), np.zeros((3, 3))), 1), "data"),
-        (lambda: bc.train(algorithm(), data(8), -1), "steps"),
+        (lambda: bc.train(algorithm(), data(64), -1), "steps"),
+        (lambda: algorithm().sampler(16), "dataset_size must be the number of records"),
     ],
 )
 def test_bad_input_is_named(build, name):

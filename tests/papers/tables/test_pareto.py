@@ -34,6 +34,19 @@ def test_a_point_with_fewer_runs_is_not_drawn_and_stays_on_the_page(tmp_path):
     assert ", 3 runs a point" in text
 
 
+def test_one_run_is_called_single(tmp_path):
+    text = tables.to_markdown(pareto.page(results(tmp_path, *runs(1.0, 0.91))))
+    assert "| DP-SGD, tanh | 1 | 1 | 91.00 %, single |  |  |  |" in text
+    assert "| AUTO-S | 1 | 0 | not run |  |  |  |" in text
+
+
+def test_every_algorithm_has_a_rate_and_a_name():
+    assert set(repeats.REPEATED) == set(repeats.CHOSEN) <= set(pareto.COLUMNS)
+    untried = set(repeats.CHOSEN) - set(repeats.TRIED)
+    assert untried == {"sa-dpsgd-momentum"}
+    assert repeats.CHOSEN["sa-dpsgd-momentum"] == repeats.CHOSEN[METHOD]
+
+
 def test_the_mean_stands_within_the_runs_at_the_proven_epsilon(tmp_path):
     found = results(tmp_path, *runs(1.0, 0.9, 0.9, 0.96, 0.96, proven_epsilon=0.875))
     (axes,) = pareto.figure(found).axes
@@ -42,6 +55,13 @@ def test_the_mean_stands_within_the_runs_at_the_proven_epsilon(tmp_path):
     assert (*dots.get_xdata(), *dots.get_ydata()) == pytest.approx((*[0.875] * 4, 90, 90, 96, 96))
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (min(band), max(band)) == pytest.approx((90.0, 96.0))
+
+
+def test_the_caption_says_whose_rate_is_anothers(tmp_path):
+    name = repeats.row_name("sa-dpsgd-momentum", 1.0)
+    found = results(tmp_path, *[line(name, run=i) for i in (1, 2, 3)])
+    assert "(SA-DPSGD: DP-SGD's rate)" in pareto.caption(found)
+    assert "DP-SGD's" not in pareto.caption(results(tmp_path, *runs(1.0, *3 * [0.9])))
 
 
 def test_the_number_of_runs_is_told_where_points_differ(tmp_path):

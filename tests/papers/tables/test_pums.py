@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import ttest_ind
 
 from jaxdp.papers import census
-from jaxdp.papers.tables import Results, pums, pums_plot
+from jaxdp.papers.tables import Results, pums_feature, pums_groups, pums_plot
 
 
 def group(errors, size=100):
@@ -15,18 +15,21 @@ def group(errors, size=100):
 def test_the_shift_is_welchs():
     rng = np.random.default_rng(0)
     first, second = rng.integers(20, 60, 10).tolist(), rng.integers(30, 40, 8).tolist()
-    mean, low, high = pums.shift(group(first), group(second))
+    mean, low, high = pums_groups.shift(group(first), group(second))
     welch = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     assert mean == pytest.approx(np.mean(first) - np.mean(second))
     assert (low, high) == pytest.approx((welch.low, welch.high))
 
 
 def test_runs_that_agree_shift_nothing_and_warn_of_nothing():
-    assert pums.shift(group([30, 30]), group([30, 30])) == (0.0, 0.0, 0.0)
+    assert pums_groups.shift(group([30, 30]), group([30, 30])) == (0.0, 0.0, 0.0)
 
 
 def test_the_interval_is_wider_for_fewer_people():
-    few, many = pums.interval(group([5] * 3, 10)), pums.interval(group([500] * 3, 1_000))
+    few, many = (
+        pums_groups.interval(group([5] * 3, 10)),
+        pums_groups.interval(group([500] * 3, 1_000)),
+    )
     # Wilson's interval of 5 in 10, worked out by hand: (5 + z²/2 ± z √(2.5 + z²/4)) / (10 + z²).
     z = 1.959964
     half = z * np.sqrt(2.5 + z**2 / 4) / (10 + z**2)
@@ -49,9 +52,10 @@ def test_the_mean_calibration_curve_weighs_bins_by_their_size():
 
 def test_the_committed_rows_hold_ten_runs_of_every_setting(request):
     results = Results(request.config.rootpath / "benchmarks" / "results")
-    for model in pums.MODELS:
-        for budget in (*pums.BUDGETS, pums.TIGHT):
-            lines = pums.found(results, model, budget)
+    for model in (*pums_groups.MODELS, pums_feature.MODEL):
+        tight = () if model == pums_feature.MODEL else (pums_groups.TIGHT,)
+        for budget in (*pums_groups.BUDGETS, *tight):
+            lines = pums_groups.found(results, model, budget)
             assert [line["run"] for line in lines] == list(range(1, 11))
             row = census.ROWS[lines[0]["name"]]
             for line in lines:

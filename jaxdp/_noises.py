@@ -1,0 +1,102 @@
+"""The noise of a mechanism: its parts, the link that adds it, its standard deviation, its event."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdp import accounting as acc
+from jaxdp.noise import grid, privatize, privatize_correlated, privatize_on_grid
+from jaxdp.noise.correlated import part_of
+from jaxdp.schedules import NoiseSchedule, split_noise
+from jaxdp.tickets import ON_GRID
+from jaxdp.types import PyTree
+
+# ``Mechanism.noise``: float32 Gaussians, or integers from a cryptographic generator.
+NOISES = ("gaussian", "grid")
+
+
+def check_noise(mechanism: Any) -> None:
+    """Raises ValueError where noise on a grid is asked for, and parts of the release cannot be."""
+    if mechanism.noise not in NOISES:
+        raise ValueError(f"noise must be one of {NOISES}, got {mechanism.noise!r}")
+    if mechanism.noise != "grid":
+        return
+    for name, what in (
+        ("strategy", "noise that is correlated over the steps"),
+        ("count_noise_multiplier", "the count that quantile clipping releases"),
+    ):
+        if getattr(mechanism, name) is not None:
+            raise ValueError(
+                f"noise must be 'gaussian' with {name}: {what} is not on the integer grid yet, and "
+                "part of the release would have ordinary noise; got 'grid'"
+            )
+    levels = mechanism.noise_multiplier
+    if not isinstance(levels, NoiseSchedule) and levels <= 0:
+        raise ValueError(f"noise_multiplier must be above 0 for noise on a grid, got {levels}")
+
+
+def gradient_part(mechanism: Any) -> str:
+    """The name of the gradient among the parts of a step's event."""
+    if mechanism.strategy is not None:
+        return part_of(mechanism.strategy)
+    return ON_GRID if mechanism.noise == "grid" else "gradient"
+
+
+def multipliers(mechanism: Any, step: int) -> dict[str, float]:
+    """The noise multiplier of each part of step ``step``."""
+    part = gradient_part(mechanism)
+    if mechanism.strategy is not None:
+        return {part: mechanism.fresh}
+    whole = mechanism.noise_multiplier
+    whole = whole(step) if isinstance(whole, NoiseSchedule) else whole
+    if mechanism.count_noise_multiplier is None:
+        return {part: whole}
+    rest = split_noise(whole, mechanism.count_noise_multiplier)
+    return {part: rest, "votes": mechanism.count_noise_multiplier}
+
+
+def link(mechanism: Any, options: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
+    """The link of an optax chain that adds the mechanism's noise."""
+    size = mechanism.batch_size
+    if mechanism.strategy is not None:
+        return privatize_correlated(mechanism.strategy, mechanism.fresh, size, **options)
+    if mechanism.noise == "grid":
+        return privatize_on_grid(mechanism.noise_multiplier, size, **options)
+    if mechanism.count_noise_multiplier is None:
+        return privatize(mechanism.noise_multiplier, size, **options)
+    return privatize(multipliers(mechanism, 0)["gradient"], size, **options)
+
+
+def std(mechanism: Any, params: PyTree, step: int | jax.Array) -> float | jax.Array:
+    """As ``Mechanism.noise_std``."""
+    l2 = mechanism.l2(params)
+    each = l2 / mechanism.batch_size
+    if mechanism.strategy is not None:
+        rows = jnp.asarray(mechanism.strategy.inverse_row_norms(), jnp.float32)
+        row = jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+        return mechanism.fresh * each * row
+    noise = mechanism.noise_multiplier
+    scheduled = isinstance(noise, NoiseSchedule)
+    at: Any = noise
+    if scheduled:
+        at = jnp.take(noise.table(), jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+    if mechanism.noise != "grid":
+        return each * at
+    largest = max(level for level, _ in noise.levels) if scheduled else noise
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    law = grid.law_for(float(largest), count)
+    return grid.grid_std(law, at, count, l2) / mechanism.batch_size
+
+
+def event(mechanism: Any, noise_multiplier: float) -> acc.Event:
+    """The accounting event of a step, or of an epoch that is one event, with this noise."""
+    if mechanism.leak:
+        return acc.NonPrivate(mechanism.leak)
+    found = mechanism.sampling.event(acc.Gaussian(noise_multiplier), mechanism.dataset_size)
+    if mechanism.records_per_user is not None:
+        found = acc.PerUser(found, mechanism.records_per_user)
+    if mechanism.noise == "grid":
+        found = acc.GridNoise(found, found.block * grid.DISTANCE)
+    return found

@@ -1,0 +1,198 @@
+"""``jaxdp.check``: the user's own loss and pipeline, run on neighbouring data."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from jaxdp.checks import company, drawing, loss, pipeline, records, where
+from jaxdp.checks import neighbours as near
+from jaxdp.checks.findings import Checked, Finding, in_order
+from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.clipping.ghost.plan import LeafPlan
+from jaxdp.mechanism import Mechanism
+from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.sources import Source, as_source
+from jaxdp.types import PyTree
+
+# Rows of the test of gradients; another number where the loss captured an array of so many rows.
+_ROWS = (6, 7, 5, 9, 11, 13)
+_UNLIKE = 9_973  # rows of the plan: as many as no captured array has by chance
+
+
+def check(
+    loss_fn: Callable[..., Any] | None,
+    params: PyTree,
+    source: Any,
+    mechanism: Mechanism | Algorithm,
+    *,
+    gradients: Callable[..., Any] | None = None,
+    build: Callable[[Any], Any] | None = None,
+    preprocess: Callable[[Any], Any] | None = None,
+    raw: Any = None,
+    public: Mapping[str, Callable[[Any], Any]] | None = None,
+    loader: Callable[[int], Iterable[Any]] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    **clipping: Any,
+) -> Checked:
+    """Runs a loss and its pipeline on neighbouring data, and tells what breaks the guarantee.
+
+    Nothing is charged and nothing released: what it prints is for the owner of the data. It finds
+    breaches that its tests reach, each named in ``Checked.tested``; it proves nothing. The tests
+    are differential (the same example in other company; neighbouring data sets), as in Cebere et
+    al. 2026 (Re:cord-play, arXiv:2602.17454v1).
+
+    Args:
+        loss_fn: the loss of one example, as for ``jaxdp.Trainer``; None with ``gradients``.
+        params: pytree of the parameters.
+        source: the records, as for ``jaxdp.Trainer``.
+        mechanism: from ``jaxdp.dp_sgd``, or a ``jaxdp.Algorithm``.
+        gradients: in place of a loss: your own ``(params, rows) -> per-example gradients``
+            [m, ...], as ``jaxdp.clip_and_sum`` takes them.
+        build: from records to a loss, or to (loss, parameters), where a function makes them.
+        preprocess: from all records to all records, as it is applied before ``source``.
+        raw: what ``preprocess``, ``build`` and ``public`` are given: a pytree of arrays [n, ...] or
+            a list of records; None gives them those of ``source``. The first 256 are used.
+        public: functions of the records whose results are used as public constants, by name: a
+            clip bound, a schedule, a vocabulary.
+        loader: from a seed to the batches of one epoch (positions [k], or records), where another
+            loader than jaxdp's draws.
+        collate: from a list of records to a batch, where one is used; it is given those of ``raw``
+            or ``source``.
+        clipping: as for ``jaxdp.Trainer``: ``trainable``, ``constants``, ``rng_name``, ``engine``.
+
+    Raises:
+        ValueError: an argument is not what it should be; the loss cannot be used at all.
+
+    Example:
+        >>> data = {"x": jnp.ones((1_000, 3)), "y": jnp.ones(1_000)}
+        >>> loss_fn = lambda w, example: (example["x"] @ w - example["y"]) ** 2
+        >>> mechanism = jaxdp.dp_sgd(1.0, 1.0, 100, 1_000)
+        >>> jaxdp.check(loss_fn, jnp.zeros(3), data, mechanism).ok
+        True
+    """
+    began = time.perf_counter()
+    if (loss_fn is None) == (gradients is None):
+        raise ValueError(
+            f"give one of loss_fn and gradients, got {_named(loss_fn)} and {_named(gradients)}"
+        )
+    given, source = source, as_source(source)
+    found: list[Finding] = []
+    tested: list[str] = []
+    assumed: list[str] = []
+    if loss_fn is not None:
+        more, assumed = _of_loss(loss_fn, params, source, mechanism, clipping)
+        found += more
+        tested += ["the loss: refusals, state, what it captured, its examples in other company"]
+    found += pipeline.reading(source, 6, type(given))
+    tested += ["reading: the same records in other company, and again"]
+    if gradients is not None:
+        found += company.per_example(gradients, params, near.records_of(source, _ROWS[0]))
+        tested += ["per-example gradients: rows in other company, in other places, and again"]
+    data = near.records_of(source, pipeline.RECORDS) if raw is None else raw
+    if preprocess is not None:
+        found += pipeline.preprocessing(preprocess, data)
+        tested += ["preprocessing of neighbouring data sets"]
+    if build is not None:
+        found += pipeline.builds(build, data, _Differ(source, mechanism, params, clipping))
+        tested += ["the loss made of neighbouring data sets"]
+    if public:
+        found += pipeline.public_values(public, data)
+        tested += [f"public values of neighbouring data sets: {', '.join(public)}"]
+    if collate is not None:
+        found += pipeline.collating(collate, _listed(data))
+        tested += ["collating a record with others"]
+    if loader is not None:
+        rule = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
+        found += drawing.loader(loader, rule, records.columns(source))
+        tested += ["three epochs of the loader, beside the sampling that is charged"]
+    seconds = time.perf_counter() - began
+    return Checked(in_order(found), tuple(tested), tuple(assumed), seconds)
+
+
+def _of_loss(
+    loss_fn: Callable[..., Any],
+    params: PyTree,
+    source: Source,
+    mechanism: Mechanism | Algorithm,
+    clipping: dict[str, Any],
+) -> tuple[list[Finding], list[str]]:
+    grad_fn = mechanism.clipped_grad(loss_fn, **clipping)
+    if not isinstance(grad_fn, ClippedGrad):
+        raise ValueError(
+            "mechanism must clip the gradients of one loss to be checked, got one whose "
+            f"clipped_grad is a {type(grad_fn).__name__}"
+        )
+    example = source.example
+    try:
+        plan = grad_fn.plan(params, _shapes(example, _UNLIKE))
+        captured.check_rows(plan, (), records=len(source))
+    except ValueError as error:
+        return [loss.refused(error, grad_fn, params, example)], []
+    except Exception as error:
+        if "racer" not in type(error).__name__:
+            raise
+        return loss.leaked(error, grad_fn), []
+    first = _traced_again(grad_fn, params, example)
+    if isinstance(first, list):
+        return first, []
+    if found := loss.remembers(grad_fn, params, example, first):
+        return found, []
+    found = loss.holds_records(first, records.columns(source))
+    found += loss.shared_keys(first, grad_fn.takes_rng)
+    rows = _rows_besides(plan)
+    if not found and len(source) > 1:
+        found += company.clipped(grad_fn, params, near.records_of(source, rows))
+    return found, [entry.assumed for entry in plan if entry.assumed]
+
+
+def _traced_again(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> Any:
+    try:
+        return loss.trace(grad_fn, params, example)
+    except Exception as error:  # it was traced before, for the plan
+        return loss.leaked(error, grad_fn)
+
+
+def _rows_besides(plan: tuple[LeafPlan, ...]) -> int:
+    """A number of rows that is no first axis of a captured array, which would be refused."""
+    shapes = [entry.shape[:1] for entry in plan if isinstance(entry, captured.Constant)]
+    return next((size for size in _ROWS if (size,) not in shapes), _ROWS[-1] + 4)
+
+
+class _Differ:
+    """Tells how two results of ``build`` differ: parameters, captured arrays, operations."""
+
+    def __init__(
+        self, source: Source, mechanism: Any, params: PyTree, clipping: dict[str, Any]
+    ) -> None:
+        self._example, self._mechanism = source.example, mechanism
+        self._params, self._clipping = params, clipping
+
+    def __call__(self, one: Any, two: Any) -> str:
+        """Words on how they differ; "" where they do not."""
+        losses, starts = zip(*(self._parts(made) for made in (one, two)), strict=True)
+        if not near.same(*starts):
+            return "the parameters differ"
+        traced = [
+            loss.trace(self._mechanism.clipped_grad(f, **self._clipping), p, self._example)
+            for f, p in zip(losses, starts, strict=True)
+        ]
+        return loss.difference(*traced)
+
+    def _parts(self, made: Any) -> tuple[Any, PyTree]:
+        return made if isinstance(made, tuple) else (made, self._params)
+
+
+def _shapes(example: PyTree, rows: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), example)
+
+
+def _listed(data: Any) -> list[Any]:
+    return (
+        data if isinstance(data, list) else [near.record(data, i) for i in range(near.count(data))]
+    )
+
+
+def _named(function: Any) -> str:
+    return "None" if function is None else where.of_function(function) or repr(function)

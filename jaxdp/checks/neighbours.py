@@ -1,0 +1,155 @@
+"""Small data sets that differ in one record, made of the user's own records."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp.sources import Source
+from jaxdp.types import PyTree
+
+_MORE = 12  # records that are left out, besides the extremes
+
+
+class Pair(NamedTuple):
+    """A neighbour of a data set.
+
+    Attributes:
+        words: how it differs.
+        data: the neighbour.
+        rows: int [n'], the record of the first data set that each of its own comes from.
+        changed: the most records by which anything computed record by record may differ.
+    """
+
+    words: str
+    data: Any
+    rows: np.ndarray
+    changed: int
+
+
+def count(data: Any) -> int:
+    """The number of records of a list of records, or a pytree of arrays [N, ...]."""
+    return len(data) if isinstance(data, list) else len(jax.tree.leaves(data)[0])
+
+
+def take(data: Any, indices: Any) -> Any:
+    """The records at ``indices``, of the same kind as ``data``."""
+    if isinstance(data, list):
+        return [data[i] for i in indices]
+    return jax.tree.map(lambda leaf: leaf[np.asarray(indices)], data)
+
+
+def neighbours(data: Any) -> Iterator[Pair]:
+    """Neighbours that tell most: without the largest, smallest, longest record; with odd ones."""
+    size = count(data)
+    everyone = np.arange(size)
+    sizes = [measure(take(data, [i])) for i in range(size)]
+    chosen = {
+        "the largest record": int(np.argmax([s[0] for s in sizes])),
+        "the smallest record": int(np.argmin([s[0] for s in sizes])),
+        "the longest record": int(np.argmax([s[1] for s in sizes])),
+        "the first record": 0,
+        "the last record": size - 1,
+    }
+    chosen |= {f"record {at}": int(at) for at in np.linspace(0, size - 1, _MORE).astype(int)}
+    done: set[int] = set()
+    for words, at in chosen.items():
+        if at not in done and size > 1:
+            done.add(at)
+            rows = np.delete(everyone, at)
+            yield Pair(f"without {words}", take(data, rows), rows, 1)
+    other = np.where(everyone == size - 1, 0, everyone)
+    words = "with a copy of the first record in place of the last"
+    yield Pair(words, take(data, other), other, 2)
+    if not isinstance(data, list):
+        words = "with the last record made 8 times larger"
+        yield Pair(words, _larger(data, size - 1), everyone, 2)
+
+
+def measure(record: Any) -> tuple[float, float]:
+    """(size of the numbers, length) of one record, for choosing extremes."""
+    total, length = 0.0, 0.0
+    for leaf in jax.tree.leaves(record):
+        if isinstance(leaf, str | bytes):
+            length += len(leaf)
+            continue
+        value = np.asarray(leaf)
+        length += np.count_nonzero(value) if value.dtype.kind in "biufc" else value.size
+        if value.dtype.kind in "biuf" and value.size:
+            total += float(np.nansum(np.abs(value.astype(np.float64))))
+    return total, length
+
+
+def _larger(data: Any, at: int) -> Any:
+    def grown(leaf: Any) -> Any:
+        value = np.array(leaf)
+        if value.dtype.kind == "f":
+            value[at] *= 8
+        return value if isinstance(leaf, np.ndarray) else jax.numpy.asarray(value)
+
+    return jax.tree.map(grown, data)
+
+
+def records_of(source: Source, most: int) -> PyTree:
+    """At most ``most`` records, spread over a source: pytree of NumPy arrays [m, ...]."""
+    rows = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64))
+    return source.gather(rows, np.ones(len(rows), bool))
+
+
+def differing(one: Any, two: Any, rows: np.ndarray) -> tuple[int, int]:
+    """(records of one result that the other lacks, and the other way round), in any order.
+
+    Args:
+        one: records, the result of the first data set.
+        two: the result of its neighbour.
+        rows: where the neighbour's records come from: tried first, so that rounding does not count.
+    """
+    if count(two) == len(rows) and count(one) > int(rows.max(initial=0)):
+        near = [same(record(one, r), record(two, i)) for i, r in enumerate(rows)]
+        if near.count(False) <= 1:
+            return count(one) - len(rows) + near.count(False), near.count(False)
+    mine, others = _keys(one), _keys(two)
+    left = [record(one, i) for key, each in mine.items() for i in each[len(others.get(key, ())) :]]
+    right = [record(two, i) for key, each in others.items() for i in each[len(mine.get(key, ())) :]]
+    matched = 0
+    for each in left:
+        at = next((i for i, other in enumerate(right) if same(each, other)), None)
+        if at is not None:
+            right.pop(at)
+            matched += 1
+    return len(left) - matched, len(right)
+
+
+def record(data: Any, at: int) -> Any:
+    """One record of a list or of a pytree of arrays [N, ...]."""
+    if isinstance(data, list):
+        return data[at]
+    return jax.tree.map(lambda leaf: np.asarray(leaf[at]), data)
+
+
+def same(one: Any, two: Any) -> bool:
+    """True if two pytrees hold the same numbers, to rounding; functions at a few steps."""
+    a, b = jax.tree.leaves(one), jax.tree.leaves(two)
+    return len(a) == len(b) and all(_same_leaf(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same_leaf(x: Any, y: Any) -> bool:
+    if callable(x) and callable(y):  # such as schedules
+        return all(same(x(step), y(step)) for step in (0, 1, 10, 1_000))
+    x, y = np.asarray(x), np.asarray(y)
+    if x.shape != y.shape:
+        return False
+    if x.dtype.kind not in "fc" or y.dtype.kind not in "fc":
+        return bool(np.all(x == y))
+    size = float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
+    return bool(np.allclose(x, y, rtol=1e-5, atol=1e-6 * size, equal_nan=True))
+
+
+def _keys(data: Any) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for i in range(count(data)):
+        leaves = jax.tree.leaves(record(data, i))
+        key = repr([v if isinstance(v, str) else np.asarray(v).tobytes() for v in leaves])
+        found.setdefault(key.encode(), []).append(i)
+    return found

@@ -1,0 +1,307 @@
+"""A run of block coordinate descent in a folder: durable ledger, checkpoints, resume, report."""
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import accounting as acc
+from jaxdp import clipping, data
+from jaxdp.mechanism import with_rule
+from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.papers.block_coordinate.hidden import ChargedWhole, HiddenBlocks
+from jaxdp.papers.block_coordinate.network import Network, Weights
+from jaxdp.papers.block_coordinate.published import claimed_for
+from jaxdp.papers.block_coordinate.released import Charged
+from jaxdp.papers.block_coordinate.settings import BlockConfig, Blocks, prepared, records
+from jaxdp.papers.block_coordinate.training import (
+    HiddenTrainer,
+    SweepTrainer,
+    named,
+    unnamed,
+)
+from jaxdp.report import build, levels, origin
+from jaxdp.report.schema import TEST_ACCURACY, Report
+from jaxdp.report.subject import Names, Subject, steps_in_words
+from jaxdp.report.words import HIDDEN
+from jaxdp.runs import agreed
+from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs.front import Run
+from jaxdp.runs.run import Plan, Progress, Result, Row, Started
+from jaxdp.runs.state import RunState
+from jaxdp.seeds import Secret
+from jaxdp.sources import Source
+from jaxdp.trainer import TrainState
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockAlgorithm(Algorithm):
+    """Block coordinate descent as an ``Algorithm``: its events, for reports and refusals.
+
+    Its steps are taken by a trainer of its own; ``mechanism`` names the public numbers.
+
+    Attributes:
+        blocks: R1, or R2 and R3.
+    """
+
+    blocks: Blocks | None = None
+
+    def total(self, steps: int) -> acc.Event:
+        """Everything that is released: of so many sweeps of R1, or by a whole hidden run."""
+        assert self.blocks is not None
+        if isinstance(self.blocks, HiddenBlocks):
+            event = self.blocks.event()
+            return event if steps == 1 else acc.Repeated(event, steps)
+        return self.blocks.events(steps)
+
+
+def algorithm_of(config: BlockConfig) -> BlockAlgorithm:
+    """The algorithm of a resolved configuration."""
+    assert config.noise_multiplier is not None
+    hidden, made = config.is_hidden, config.blocks()
+    mechanism = with_rule(
+        clipping.clip(max(made.l2_clip_norms)),
+        config.noise_multiplier,
+        config.batch_size,
+        config.dataset_size,
+        "fixed_size" if hidden else "poisson",
+    )
+    claim = None
+    if config.relation == acc.Relation.REPLACE_ONE.value:  # the paper's, and none other
+        claim = lambda rate, noise, steps, delta: claimed_for(made, steps, delta)  # noqa: E731
+    return BlockAlgorithm(mechanism, optax.identity(), claim=claim, blocks=made)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockSubject(Subject):
+    """The public facts of such a run; a hidden one draws no batches: they are fixed."""
+
+    @property
+    def sampling(self) -> str:
+        """The name of the rule by which records come into batches."""
+        blocks = getattr(self.algorithm, "blocks", None)
+        return HIDDEN if isinstance(blocks, HiddenBlocks) else super().sampling
+
+    @property
+    def epochs(self) -> float:
+        """The number of times that a record is used, on average."""
+        blocks = getattr(self.algorithm, "blocks", None)
+        if isinstance(blocks, HiddenBlocks):
+            return float(blocks.inner_epochs * len(blocks.order))
+        return super().epochs
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class BlockResult(Result):
+    """A finished run of a configuration.
+
+    Attributes:
+        config: the configuration.
+    """
+
+    config: BlockConfig
+
+
+class BlockRun(Run):
+    """A run of ``jaxdp train --algorithm sbcd``, ``sbcd-hidden`` or ``sbcd-one-layer``.
+
+    Formal guarantee: as for ``jaxdp.Run``. R1 releases every sweep. Of a hidden run nothing is
+    shown, evaluated or written outside ``secret/`` before its end: no row, no accuracy, no
+    checkpoint that ``jaxdp export`` would take.
+
+    Args:
+        config: resolved.
+        directory: of the run.
+        dataset: the data.
+        secret: of a new run; None resumes the one in the directory.
+        progress: called after every step.
+    """
+
+    def __init__(
+        self, config: BlockConfig, directory: RunDirectory, dataset: data.Dataset,
+        secret: Secret | None, progress: Progress,
+    ):  # fmt: skip
+        self.config, self.dataset, self._blocks = config, dataset, config.blocks()
+        self._is_new = secret is not None
+        kept = secret or directory.load_state().secret.restored()
+        key = kept.jax_key("init")
+        start = self._blocks.init(key)
+        super().__init__(
+            directory.path,
+            _no_loss,
+            algorithm_of(config),
+            source=(dataset.train_x, dataset.train_y),
+            params=named(start),
+            every=config.eval_every,
+            progress=progress,
+            secret=kept,
+            delta=config.delta,
+            relation=acc.Relation(config.relation),
+        )
+        self.directory = directory
+
+    def result(self) -> BlockResult:
+        """Trains what is left."""
+        found = self._fitted(self.config.steps)
+        (self.directory.secret / _KEPT).unlink(missing_ok=True)
+        return BlockResult(**vars(found), config=self.config)
+
+    def report_of(self, result: BlockResult, date: str, command: str | None = None) -> Report:
+        """The report of the finished run.
+
+        Args:
+            result: of the run.
+            date: on which it began.
+            command: that gives the run; None writes one with all public numbers.
+        """
+        found = build(
+            subject_of(self.config, np.asarray(self.dataset.test_y), command),
+            history=result.history,
+            params=result.params,
+            ledger=result.ledger,
+            reproducible=result.reproducible,
+            ledger_file=self.directory.ledger,
+            date=date,
+        )
+        if found.claim is None or not isinstance(self._blocks, HiddenBlocks):
+            return found
+        steps = sum(self._blocks.chain(block).steps for _, block in self._blocks.order)
+        return dataclasses.replace(found, claim=dataclasses.replace(found.claim, steps=steps))
+
+    def _kept(self) -> RunState:
+        if self._is_new:
+            assert self._secret is not None
+            if self.directory.exists() or self.directory.ledger.exists():
+                raise ValueError(f"out must be a new folder, got {self.path}: a run began there")
+            return dataclasses.replace(self._new(self._secret), config=self.config.to_dict())
+        state = self.directory.load_state()
+        before, now = state.config or {}, json.loads(json.dumps(self.config.to_dict()))
+        changed = [name for name in now if before.get(name) != now[name]]
+        if changed:
+            parts = [f"{n} ({before.get(n)!r} then, {now[n]!r} now)" for n in changed]
+            raise ValueError(
+                f"a resumed run must keep its configuration; changed: {', '.join(parts)}"
+            )
+        agreed.check_guarantee(state, self.path, self._delta, self._relation)
+        if self._fingerprint(state.secret.restored()) != state.data:
+            raise ValueError(
+                "a resumed run needs the data that it was started with, but the training data "
+                "changed: what was released of the old ones would be charged to the new. Start a "
+                "new run, in another folder"
+            )
+        return state
+
+    def _mechanism(self) -> str:
+        return repr(self._blocks)
+
+    def _configuration(self) -> str:
+        return json.dumps(self.config.to_dict(), sort_keys=True)
+
+    def _fingerprint(self, secret: Secret) -> str:
+        return self.dataset.fingerprint(secret.stream("data hash"))
+
+    def _records(self, run: Started) -> Source:
+        return self.source  # the trainer makes its own of them
+
+    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+        plan = super()._plan(run, steps, kept)
+        return dataclasses.replace(plan, trainer=self._trainer)
+
+    def _trainer(self, run: Started, plan: Plan, state: TrainState) -> Any:
+        data = jax.device_put(records(self.config, self.dataset))
+        if isinstance(self._blocks, HiddenBlocks):
+            issuer = run.issuer(ChargedWhole(self._blocks), state.step, plan)
+            kept = run.directory.secret / _KEPT
+            return HiddenTrainer(self._blocks, data, run.ledger, issuer, kept)
+        issuer = run.issuer(Charged(self._blocks), state.step, plan)
+        return SweepTrainer(self._blocks, data, run.ledger, issuer)
+
+    def _row(self, state: TrainState, trainer: Any) -> Row:
+        row: Row = {"epsilon": trainer.epsilon(self.config.delta, self._relation).upper}
+        if self.config.spec.test_size:
+            x = prepared(self.config, self.dataset.test_x)
+            row |= accuracy(self.config.network, unnamed(state.params), x, self.dataset.test_y)
+        return row
+
+
+_KEPT = "blocks.json"
+
+
+def _no_loss(params: Any, example: Any) -> jax.Array:
+    """Stands where a ``Run`` wants a loss: sweeps have none."""
+    del params, example
+    return jnp.zeros(())
+
+
+def accuracy(network: Network, weights: Weights, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """``test_accuracy`` of released weights on public examples, a thousand at a time."""
+    predict = _predictor(network)
+    found = [np.asarray(predict(weights, x[i : i + 1_000])) for i in range(0, len(x), 1_000)]
+    return {"test_accuracy": float(np.mean(np.concatenate(found) == np.asarray(y)))}
+
+
+@functools.cache
+def _predictor(network: Network) -> Any:
+    return jax.jit(lambda weights, x: jnp.argmax(network.apply(weights, x), axis=1))
+
+
+def subject_of(config: BlockConfig, test_labels: Any, command: str | None) -> BlockSubject:
+    """The public facts of a resolved configuration; arguments as for ``BlockRun.report_of``."""
+    spec, model = config.spec, "convolution" if config.chosen.channels else "mlp"
+    model = "logistic" if config.algorithm == "sbcd-one-layer" else model
+    return BlockSubject(
+        f"{config.algorithm.upper()} on {spec.title}",
+        algorithm_of(config),
+        config.steps,
+        config.delta,
+        acc.Relation(config.relation),
+        _training(config),
+        command or command_of(config),
+        TEST_ACCURACY if spec.test_size else None,
+        levels.levels(config.dataset, model, spec.num_classes, test_labels),
+        names=Names(config.algorithm, config.dataset, model, "relu"),
+        config=config.to_dict(),
+    )
+
+
+def _training(config: BlockConfig) -> list[tuple[str, str]]:
+    made, chosen = config.blocks(), config.chosen
+    widths = "-".join(str(width) for width in made.network.widths)
+    first = f", of which the first {made.network.patches}" if made.network.patches else ""
+    if isinstance(made, HiddenBlocks):
+        said = (
+            f"1 release, of {made.inner_epochs:,} passes over the data for each of "
+            f"{len(made.order)} trainings of a block; all states between are hidden"
+        )
+    else:
+        epochs = config.steps * config.batch_size / config.dataset_size
+        said = steps_in_words(config.steps, epochs) + ", each a sweep over all blocks"
+    norms = ", ".join(f"{norm:.4g}" for norm in made.l2_clip_norms)
+    return [
+        ("Algorithm", config.algorithm),
+        ("Optimizer", f"block coordinate descent, step size {config.learning_rate:.4g}"),
+        ("Steps", said),
+        ("Model", f"ReLU network {widths}{first}, loss {made.network.loss}"),
+        ("Blocks", f"clipped each by itself, to {norms}; noise is added to each"),
+        ("Settings", ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(chosen).items())),
+    ]
+
+
+def command_of(config: BlockConfig) -> str:
+    """The command with every public number of a resolved configuration written out."""
+    names = ["dataset", "algorithm", "noise_multiplier", "delta", "batch_size", "l2_clip_norm"]
+    names += ["learning_rate", "relation", "hidden"] + ([] if config.is_hidden else ["steps"])
+    names = [name for name in names if name not in config.unread]
+    options: dict[str, Any] = {name.replace("_", "-"): getattr(config, name) for name in names}
+    if config.own is not None:
+        del options["dataset"]
+        options["data"] = f"{config.dataset}.npz"
+        options |= {"classes": config.own["num_classes"], "dataset-size": config.dataset_size}
+    if config.settings:
+        options["set"] = [f"{name}={value}" for name, value in config.settings.items()]
+    return origin.command(options)

@@ -1,0 +1,265 @@
+"""The public configuration of a run of block coordinate descent, and what follows from it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate, data
+from jaxdp import accounting as acc
+from jaxdp.data.specs import DatasetSpec, spec
+from jaxdp.papers.block_coordinate.hidden import HiddenBlocks
+from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Network
+from jaxdp.papers.block_coordinate.patches import Patches
+from jaxdp.papers.block_coordinate.proximal import Proximal
+from jaxdp.papers.block_coordinate.released import ReleasedBlocks
+
+Blocks = ReleasedBlocks | HiddenBlocks
+ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
+ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE.value, acc.Relation.REPLACE_ONE.value
+# A few units above sqrt(2), so that no softmax gradient is ever clipped.
+_ABOVE = 1 + 2.0**-20
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of ``--set NAME=VALUE``.
+
+    Attributes:
+        layers: hidden layers of ``hidden`` units; with ``channels`` those after the convolution.
+        bound: B, the length that every layer's input is shortened to.
+        scale: public factor on the inputs; 0 for 3 over the square root of their number.
+        softmax: 1 for a softmax block at the end, 0 for the squared loss.
+        channels: of a convolution as the first block; 0 for none.
+        kernel: the side of its patches.
+        stride: their distance.
+        epochs: passes over the data for every block of a hidden run.
+        sweeps: how often a hidden run trains every block.
+        weight_decay: of the proximal step.
+        radius: of the ball that singular values are clipped to; 0 for none.
+    """
+
+    layers: int = 1
+    bound: float = 1.5
+    scale: float = 0.0
+    softmax: int = 1
+    channels: int = 0
+    kernel: int = 5
+    stride: int = 2
+    epochs: int = 20
+    sweeps: int = 1
+    weight_decay: float = 0.0
+    radius: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("layers", 0), ("channels", 0), ("epochs", 1), ("sweeps", 1)):
+            _validate.integer(name, getattr(self, name), least=least)
+        _validate.one_of("softmax", self.softmax, (0, 1))
+        _validate.positive("bound", self.bound)
+        for name in ("scale", "weight_decay", "radius"):
+            _validate.non_negative(name, getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """The public configuration of a run; nothing in it is computed from private data.
+
+    Attributes:
+        dataset: name of the data set.
+        algorithm: "sbcd" (R1), "sbcd-hidden" (R2) or "sbcd-one-layer" (R3).
+        batch_size: expected, of R1; of every fixed batch, of the others.
+        dataset_size: declared number of training records.
+        learning_rate: the step size of a block.
+        l2_clip_norm: of one record's gradient in a block; a hidden softmax block has its own.
+        relation: of the guarantee; replace_one for the hidden ones.
+        delta: of the guarantee.
+        epsilon: the budget, where one was given.
+        noise_multiplier: of a whole sweep, for R1; of a batch's sum, for the others.
+        steps: sweeps of R1, each over one draw; 1 for a hidden run, which is one release.
+        hidden: units of a hidden layer.
+        eval_every: sweeps between evaluations of R1.
+        own: None for a built-in data set; else example_shape, num_classes and test_size.
+        settings: see ``Settings``.
+    """
+
+    dataset: str
+    algorithm: str
+    batch_size: int
+    dataset_size: int
+    learning_rate: float
+    l2_clip_norm: float
+    relation: str
+    delta: float
+    epsilon: float | None
+    noise_multiplier: float | None
+    steps: int
+    hidden: int
+    eval_every: int
+    own: dict[str, Any] | None = None
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_hidden(self) -> bool:
+        """True if only the last state is released."""
+        return self.algorithm != "sbcd"
+
+    @property
+    def chosen(self) -> Settings:
+        """The settings, checked."""
+        return settings_of(self.algorithm, self.settings)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The fields that mean nothing with the algorithm and its settings."""
+        if self.algorithm != "sbcd-one-layer":
+            return ()
+        return ("hidden", "l2_clip_norm") if self.chosen.softmax else ("hidden",)
+
+    @property
+    def spec(self) -> DatasetSpec:
+        """The public constants of the data set."""
+        if self.own is None:
+            return spec(self.dataset)
+        shape, own = tuple(self.own["example_shape"]), self.own
+        return DatasetSpec(
+            self.dataset, self.dataset, "", shape, own["num_classes"], self.dataset_size,
+            own["test_size"],
+        )  # fmt: skip
+
+    @property
+    def network(self) -> Network:
+        """The network."""
+        chosen, patches = self.chosen, None
+        inputs = math.prod(self.spec.example_shape)
+        widths = [inputs + 1]
+        if chosen.channels:
+            patches = _patches(self.spec.example_shape, chosen)
+            widths = [inputs, patches.outputs]
+        widths += [self.hidden] * (0 if self.algorithm == "sbcd-one-layer" else chosen.layers)
+        loss = "softmax" if chosen.softmax else "squared"
+        return Network((*widths, self.spec.num_classes), chosen.bound, loss=loss, patches=patches)
+
+    def blocks(self, noise_multiplier: float | None = None) -> Blocks:
+        """The algorithm; ValueError names a value that is out of range.
+
+        Args:
+            noise_multiplier: another than the configuration's.
+        """
+        z = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        if z is None:
+            raise ValueError("noise_multiplier must be a number once resolved, got None")
+        network, chosen = self.network, self.chosen
+        proximal = Proximal(chosen.weight_decay, spectral_radius=chosen.radius or None)
+        norms = (self.l2_clip_norm,) * network.blocks
+        if not self.is_hidden:
+            each = z * math.sqrt(network.blocks)
+            return ReleasedBlocks(
+                network, (each,) * network.blocks, norms, self.learning_rate, self.batch_size,
+                self.dataset_size, proximal,
+            )  # fmt: skip
+        if chosen.softmax:
+            norms = (*norms[1:], SOFTMAX_RESIDUAL * chosen.bound * _ABOVE)
+        return HiddenBlocks(
+            network, z, norms, self.learning_rate, self.batch_size, self.dataset_size,
+            chosen.epochs, chosen.sweeps, proximal,
+            average=self.dataset_size % self.batch_size == 0,
+            direct=self.algorithm == "sbcd-one-layer",
+        )  # fmt: skip
+
+    def total(self, noise_multiplier: float | None = None) -> acc.Event:
+        """Everything that the run releases."""
+        made = self.blocks(noise_multiplier)
+        return made.event() if isinstance(made, HiddenBlocks) else made.events(self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary for JSON; ``from_dict`` is its inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> "BlockConfig":
+        """The configuration that ``to_dict`` wrote; ValueError for other fields."""
+        try:
+            return cls(**row)
+        except TypeError as error:
+            raise ValueError(
+                f"config must have the fields of BlockConfig, got another version's: {error}"
+            ) from error
+
+
+def settings_of(algorithm: str, given: Mapping[str, Any]) -> Settings:
+    """The settings of an algorithm; ValueError for one that it does not have."""
+    names = setting_names(algorithm)
+    for name in given:
+        if name not in names:
+            raise ValueError(
+                f"settings of {algorithm} must be among {', '.join(names)}; got {name!r}"
+            )
+    return Settings(**given)
+
+
+def setting_names(algorithm: str) -> tuple[str, ...]:
+    """The names of an algorithm's settings."""
+    without = {
+        "sbcd": ("epochs", "sweeps"),
+        "sbcd-hidden": (),
+        "sbcd-one-layer": ("layers", "sweeps", "channels", "kernel", "stride"),
+    }[algorithm]
+    return tuple(f.name for f in dataclasses.fields(Settings) if f.name not in without)
+
+
+def _patches(shape: tuple[int, ...], chosen: Settings) -> Patches:
+    if len(shape) != 3:
+        raise ValueError(
+            f"channels must be 0 for examples of shape {shape}, which are no images; got "
+            f"{chosen.channels}"
+        )
+    height, width, depth = shape
+    return Patches((height, width, depth), chosen.kernel, chosen.stride, chosen.channels)
+
+
+def resolved(config: BlockConfig) -> BlockConfig:
+    """Checks every value, and fills in the noise that a budget of epsilon asks for.
+
+    Raises:
+        ValueError: a value is out of range, or the budget cannot be met; the message names it.
+    """
+    _validate.one_of("algorithm", config.algorithm, ALGORITHMS)
+    _validate.fraction("delta", config.delta)
+    for name in ("steps", "eval_every", "hidden", "batch_size", "dataset_size"):
+        _validate.integer(name, getattr(config, name), least=1)
+    if config.is_hidden and config.steps != 1:
+        raise ValueError(f"steps of a hidden run must be 1, its one release; got {config.steps}")
+    covered = (REPLACE,) if config.is_hidden else (ADD, REPLACE)
+    _validate.one_of("relation", config.relation, covered, f" with algorithm {config.algorithm}")
+    if (config.epsilon is None) == (config.noise_multiplier is None):
+        raise ValueError(
+            "epsilon or noise_multiplier must be given, and not both, got "
+            f"{config.epsilon} and {config.noise_multiplier}"
+        )
+    relation = acc.Relation(config.relation)
+    config.blocks(config.noise_multiplier or 1.0)
+    if config.noise_multiplier is None:
+        assert config.epsilon is not None
+        budget = _validate.positive("epsilon", config.epsilon)
+        noise = acc.calibrate(config.total, budget, config.delta, relation)
+        config = dataclasses.replace(config, noise_multiplier=float(noise))
+    acc.epsilon(config.total(), config.delta, relation)
+    return config
+
+
+def prepared(config: BlockConfig, x: np.ndarray) -> np.ndarray:
+    """Examples as the network sees them, float32 [n, d_0]: scaled, and a constant where it fits."""
+    flat = np.asarray(x, np.float32).reshape(len(x), -1)
+    flat = flat * np.float32(config.chosen.scale or 3 / math.sqrt(flat.shape[1]))
+    if config.network.patches is not None:
+        return flat
+    return np.concatenate([flat, np.full((len(x), 1), 0.5, np.float32)], axis=1)
+
+
+def records(config: BlockConfig, dataset: data.Dataset) -> tuple[jnp.ndarray, jnp.ndarray]:
+    """(x [N, d_0], y [N, classes]) of the training records; sensitive."""
+    wanted = np.eye(config.spec.num_classes, dtype=np.float32)[np.asarray(dataset.train_y)]
+    return jnp.asarray(prepared(config, dataset.train_x)), jnp.asarray(wanted)

@@ -1,0 +1,132 @@
+"""SA-DPSGD's column "nonDP": its networks trained without privacy, which guarantees nothing.
+
+Ordinary training: mean gradients of shuffled batches, no clipping, no noise. The paper states no
+optimizer for it; ours is SGD with momentum.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxdp import __version__, data, models
+from jaxdp.papers import networks, queue  # noqa: F401  (registers the networks)
+from jaxdp.runs import assemble
+from jaxdp.types import PyTree
+
+FILE = "not_private.json"
+BATCH, RATE, MOMENTUM = 256, 0.05, 0.9
+# In percent: SA-DPSGD, Table 1, the last column.
+PAPER = {"mnist": 99.09, "fashion_mnist": 89.01, "cifar10": 79.02}
+_MODELS = {"mnist": "mnist-cnn", "fashion_mnist": "mnist-cnn", "cifar10": "cifar-cnn"}
+# CIFAR-10's network takes about an hour of two cores for 30 epochs.
+_EPOCHS = {"mnist": 20, "fashion_mnist": 20, "cifar10": 10}
+
+
+@dataclasses.dataclass(frozen=True)
+class FreeRow:
+    """One training without privacy.
+
+    Attributes:
+        dataset: of the run.
+        activation: "relu" or "tanh".
+        epochs: of the run.
+    """
+
+    dataset: str
+    activation: str
+    epochs: int
+
+    @property
+    def name(self) -> str:
+        """As in the file of results."""
+        return f"{self.dataset}-{self.activation}-not-private"
+
+
+ROWS = {
+    row.name: row
+    for dataset, epochs in _EPOCHS.items()
+    for activation in ("relu", "tanh")
+    for row in [FreeRow(dataset, activation, epochs)]
+}
+
+
+def work(
+    results: Path, folder: Path, data_dir: Path | None, runs: int, shown: Callable[[int], None]
+) -> None:
+    """Runs every row ``runs`` times, but those that ``results`` holds; tells how many are done."""
+    done = len(queue.finished(results))
+
+    def one(row: FreeRow, number: int) -> dict[str, Any]:
+        nonlocal done
+        line = run(row, data.load(row.dataset, data_dir))
+        done += 1
+        shown(done)
+        return line
+
+    shown(done)
+    queue.work_through(ROWS, folder, results, one, runs)
+
+
+def run(row: FreeRow, dataset: data.Dataset) -> dict[str, Any]:
+    """Trains once, without any guarantee, and measures after every epoch; a line of the results."""
+    model = models.build(
+        _MODELS[row.dataset],
+        num_classes=dataset.spec.num_classes,
+        example_shape=dataset.spec.example_shape,
+        activation=row.activation,
+    )
+    rng, tx = np.random.default_rng(), optax.sgd(RATE, MOMENTUM)
+    params = models.init(
+        model, jax.random.key(int(rng.integers(2**31))), dataset.spec.example_shape
+    )
+    evaluate = assemble.evaluator(model, dataset.test_x, dataset.test_y)
+    step, state = _step(model, tx), tx.init(params)
+    curve, seconds = [], 0.0
+    for epoch in range(1, row.epochs + 1):
+        began = time.perf_counter()
+        order = rng.permutation(len(dataset.train_x))
+        for i in range(0, len(order) - BATCH + 1, BATCH):
+            chosen = order[i : i + BATCH]
+            batch = dataset.train_x[chosen], dataset.train_y[chosen]
+            params, state = step(params, state, batch)
+        jax.block_until_ready(params)
+        seconds += time.perf_counter() - began
+        found = evaluate(params)
+        curve.append([epoch, found["test_accuracy"], found["test_loss"]])
+    return {
+        "name": row.name,
+        "dataset": row.dataset,
+        "activation": row.activation,
+        "test_accuracy": curve[-1][1],
+        "proven_epsilon": "inf",
+        "private": False,
+        "curve": curve,
+        "epochs": row.epochs,
+        "seconds": round(seconds, 1),
+        "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
+        "jaxdp": __version__,
+    }
+
+
+def _step(model: Any, tx: optax.GradientTransformation) -> Callable[..., tuple[PyTree, PyTree]]:
+    """A compiled step on the mean loss of a batch."""
+
+    def loss(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, y = batch
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
+
+    @jax.jit
+    def step(
+        params: PyTree, state: PyTree, batch: tuple[jax.Array, jax.Array]
+    ) -> tuple[PyTree, PyTree]:
+        updates, state = tx.update(jax.grad(loss)(params, batch), state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step

@@ -1,0 +1,169 @@
+"""AdaDp's Table I (the epsilon that an accuracy takes) and its Figure 4 (a, b) (ablations)."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from jaxdp.papers import adadp_rows as adadp
+from jaxdp.papers import claims
+from jaxdp.papers.tables import rows, style
+from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.rows import Results
+from jaxdp.papers.tables.table3 import crossing
+
+TABLE_1 = {
+    "dp-sgd": "DP-SGD",
+    "adadp": "AdaDp, repaired",
+    "adadp-as-published": "AdaDp, as published",
+}
+# At noise 8; the first and the last are rows of Figure 2 (a).
+CURVES = {
+    "dp-sgd": "DP-SGD",
+    "adadp-step-only": "AdaL, the step alone",
+    "adadp-noise-only": "AdaN, the noise alone, repaired",
+    "adadp": "AdaDp, repaired",
+}
+NAMES = (
+    *map(adadp.table_1_name, TABLE_1),
+    *map(adadp.ablation_name, CURVES),
+)
+_Q = 600 / 60_000
+
+
+def page(results: Results) -> Page:
+    """Both tables."""
+    return Page(
+        "AdaDp: the epsilon that an accuracy takes, and its two components",
+        (
+            "MNIST, DP-PCA-60-1000-10, lot size 600, clipping norm 4, the paper's rates. *Proven* "
+            "holds for everything released up to there, DP-PCA included; *Theorem 1* is the "
+            "paper's formula for the same number of steps, which leaves DP-PCA out. ∞: AdaDp as "
+            "published proves nothing. Poisson sampling, one record added or removed. Machines "
+            "were shared with other work: seconds say little. *h*: estimated hours on two cores.",
+        ),
+        (
+            Plot(
+                "adadp.png",
+                "Left: the epsilon at which an accuracy was first reached, by Theorem 1: ours "
+                "(filled) and printed (hollow); lower is better, what is missing was not reached "
+                "or not run. Right: test accuracy by epochs at noise 8.",
+            ),
+        ),
+        (_table_1(results), _ablations(results)),
+        "jaxdp reproduce adadp",
+    )
+
+
+def _table_1(results: Results) -> Section:
+    body = []
+    for level, printed in adadp.PRINTED.items():
+        for place, (algorithm, shown) in enumerate(TABLE_1.items()):
+            name = adadp.table_1_name(algorithm)
+            # The paper's AdaDp is the published one.
+            paper = {0: f"{printed[0]:.2f}", 2: f"{printed[1]:.2f}"}.get(place, "–")
+            first = [f"{level} %", shown, paper, f"`{name}`"]
+            found = results.runs(name)
+            body += [[*first, *_reached(line, level)] for line in found]
+            if not found:
+                body.append([*first, rows.status(name), *[""] * 6])
+    headers = (
+        "accuracy",
+        "algorithm",
+        "printed ε",
+        "row",
+        "reached at",
+        "test accuracy at the end",
+        "Theorem 1's ε",
+        "proven ε",
+        "seconds",
+        "run",
+        "machine",
+    )
+    return Section(
+        f"Table I, MNIST: noise {adadp.NOISE:g}, DP-PCA {adadp.PCA_NOISE:g}, delta {adadp.DELTA:g}",
+        (
+            "Runs are evaluated after every epoch. The number of epochs is ours: the paper states "
+            "none. Where one stops is chosen by looking at the test set, and epsilon is that of a "
+            "run whose number of steps was fixed beforehand. " + _affordable(),
+        ),
+        Table(headers, body),
+    )
+
+
+def theorem_1(steps: int, delta: float = adadp.DELTA) -> float:
+    """The epsilon that the paper's formula gives for so many steps at Table I's noise."""
+    return claims.adadp_theorem_1(_Q, adadp.NOISE, steps, delta).value
+
+
+def _affordable() -> str:
+    """A sentence: the epochs for which Theorem 1 gives what the table prints for AdaDp."""
+    parts = []
+    for level, (_, epsilon) in adadp.PRINTED.items():
+        epochs = next((e for e in range(1, 500) if theorem_1(100 * e) > epsilon), 500) - 1
+        parts.append(f"{epochs} for {level} %")
+    return f"Theorem 1 gives what is printed for AdaDp after these epochs: {', '.join(parts)}."
+
+
+def _reached(line: dict[str, Any], level: float) -> list[str]:
+    at = crossing(line, level)
+    last = [rows.shown_seconds(line), str(line.get("run", 1)), line["machine"]]
+    ends = rows.percent(line["test_accuracy"])
+    if at is None:
+        return ["not reached", ends, "–", "–", *last]
+    step, proven = at
+    claimed = rows.shown_epsilon(theorem_1(step))
+    told = f"step {step:,} of {line['steps']:,}"
+    return [told, ends, claimed, rows.shown_epsilon(proven), *last]
+
+
+def _ablations(results: Results) -> Section:
+    body = [
+        [shown, *line]
+        for algorithm, shown in CURVES.items()
+        for line in rows.lines(results, adadp.ablation_name(algorithm))
+    ]
+    return Section(
+        "Figure 4 (a, b): noise 8, DP-PCA 16, 30 epochs, delta 1e-5",
+        (
+            "The paper's text: AdaN is more accurate than AdaL; it prints no figures. Rates 0.001 "
+            "(AdaL), 0.1 (AdaN, DP-SGD) and 0.002 (AdaDp).",
+        ),
+        Table(("algorithm", *rows.COLUMNS), body),
+    )
+
+
+def figure(results: Results) -> Figure:
+    """Epsilon by accuracy, and curves at noise 8."""
+    drawn, (left, right) = style.panels(1, 2, (13, 5.4))
+    levels = list(adadp.PRINTED)
+    looks = [{"color": c, "marker": m} for c, m in zip(style.COLOURS, style.MARKERS, strict=True)]
+    for i, (algorithm, shown) in enumerate(TABLE_1.items()):
+        left.plot([], [], ls="none", markersize=9, label=shown, **looks[i])
+        for line in results.runs(adadp.table_1_name(algorithm)):
+            for place, level in enumerate(levels):
+                if at := crossing(line, level):
+                    left.plot(place, theorem_1(at[0]), ls="none", markersize=9, **looks[i])
+    for i, column in ((0, 0), (2, 1)):
+        printed = [pair[column] for pair in adadp.PRINTED.values()]
+        style_of = {"fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8}
+        left.plot(range(len(levels)), printed, ls="none", **style_of, **looks[i])
+    left.set_xticks(range(len(levels)), [f"{level} %" for level in levels])
+    left.set(xlabel="test accuracy first reached", ylabel="epsilon by Theorem 1", xlim=(-0.5, 3.5))
+    left.set_ylim(bottom=0)
+    left.legend(loc="upper left")
+    style.title(left, "Table I, noise 3, delta 1e-4")
+    for i, (algorithm, shown) in enumerate(CURVES.items()):
+        for line in results.runs(adadp.ablation_name(algorithm)):
+            steps, _, shares = zip(*line["curve"], strict=True)
+            right.plot(
+                [step / 100 for step in steps],
+                [100 * share for share in shares],
+                color=style.COLOURS[i],
+                linestyle=style.DASHES[i],
+                linewidth=2,
+                label=shown,
+            )
+    right.set(xlabel="epochs", ylabel="test accuracy (%)")
+    style.title(right, "Figure 4 (a, b), noise 8")
+    right.legend(loc="lower right") if right.lines else style.nothing_yet(right)
+    return drawn

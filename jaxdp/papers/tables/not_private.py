@@ -1,0 +1,50 @@
+"""SA-DPSGD's column "nonDP": the same networks, trained without privacy."""
+
+from jaxdp.data.specs import spec
+from jaxdp.papers import not_private
+from jaxdp.papers.tables import rows
+from jaxdp.papers.tables.page import Page, Section, Table
+from jaxdp.papers.tables.rows import Results
+
+NAMES = tuple(not_private.ROWS)
+
+
+def page(results: Results) -> Page:
+    """One table."""
+    kept = results.read(not_private.FILE) or []
+    body = []
+    for name, row in not_private.ROWS.items():
+        lines = [line for line in kept if line["name"] == name]
+        first = [spec(row.dataset).title, row.activation, f"{not_private.PAPER[row.dataset]:.2f} %"]
+        if not lines:
+            body.append([*first, f"`{name}`", rows.MISSING, "", str(row.epochs), "", ""])
+            continue
+        found = rows.mean_and_spread([line["test_accuracy"] for line in lines])
+        seconds = f"{max(line['seconds'] for line in lines):.0f}"
+        machine = ", ".join(dict.fromkeys(line["machine"] for line in lines))
+        body.append([*first, f"`{name}`", *found, str(row.epochs), seconds, machine])
+    headers = (
+        "data set",
+        "activation",
+        "paper",
+        "row",
+        "test accuracy",
+        "runs",
+        "epochs",
+        "seconds",
+        "machine",
+    )
+    return Page(
+        "Without privacy: the column nonDP of SA-DPSGD's Table 1",
+        (
+            f"The networks of [Table 1](table1.md), trained by SGD (rate {not_private.RATE:g}, "
+            f"momentum {not_private.MOMENTUM:g}, batches of {not_private.BATCH}, no clipping or "
+            "noise): **no guarantee at all**. "
+            "The paper states neither optimizer nor epochs for its column. Accuracy after the last "
+            "epoch, of all test examples; mean ± standard deviation where there are several runs. "
+            "Machines were shared with other work: seconds say little.",
+        ),
+        (),
+        (Section("Ordinary training", (), Table(headers, body)),),
+        "jaxdp reproduce not_private",
+    )

@@ -1,0 +1,135 @@
+"""``jaxdp.check``: its words, its arguments, and programs that it must not accuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import jaxdp
+from benchmarks.planted_pipelines import MECHANISM, PARAMS, X, Y, check, loss_fn
+from jaxdp.optimizers import sgd
+
+X.flags.writeable = Y.flags.writeable = False
+
+
+def test_a_finding_is_told_in_words():
+    mean = X.mean(axis=0)
+    found = check(lambda params, x, y: loss_fn(params, x - mean, y))
+    said = str(found)
+    assert said.startswith("1 broken, 0 suspicious")
+    assert "BROKEN, captured (checks/test_front.py:" in said
+    assert "  why: every example's gradient then depends" in said
+    assert "  do: use a public constant" in said
+    assert "assumed to be public: a captured array float32 [6]" in said
+    with pytest.raises(ValueError, match="the records' mean"):
+        found.raise_if_broken()
+
+
+def test_a_right_program_says_what_was_tested():
+    found = check()
+    assert found.ok
+    assert found.findings == ()
+    assert str(found).startswith("nothing broken")
+    assert len(found.tested) == 2
+    found.raise_if_broken()
+
+
+def test_a_number_that_equals_a_statistic_is_a_suspicion():
+    largest = float(X.max())
+    found = check(lambda params, x, y: loss_fn(params, x / largest, y))
+    assert found.ok
+    assert "the records' largest number" in found.suspicions[0].what
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_captured_key_is_a_suspicion(captured):
+    key = jax.random.key(0)
+
+    def loss(params, x, y):
+        own = key if captured else jax.random.key(0)
+        return loss_fn(params, x + jax.random.normal(own, x.shape), y)
+
+    found = check(loss)
+    assert found.ok
+    assert "a key that it captured" in found.suspicions[0].what
+
+
+def test_dropout_by_the_key_of_each_example_is_right():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.LayerNorm()(nn.Dense(4)(x))
+            return nn.Dense(2)(nn.Dropout(0.5, deterministic=False)(x))
+
+    net = Net()
+    params = net.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X[0])
+
+    def loss(params, x, y, rng):
+        logits = net.apply(params, x, rngs={"dropout": rng})
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+    assert check(loss, params=params).findings == ()
+
+
+def test_a_frozen_part_and_declared_constants_are_right():
+    back = jax.random.normal(jax.random.key(0), (6, 6))
+
+    def loss(params, x, y):
+        return loss_fn(params, jnp.tanh(x @ back @ params["back"]), y)
+
+    params = PARAMS | {"back": back}
+    trainable = {"w": True, "b": True, "back": False}
+    found = check(loss, params=params, trainable=trainable, constants=back)
+    assert found.findings == ()
+    assert found.assumed == ("the frozen parameter ['back']",)
+
+
+def test_an_algorithm_is_checked_as_its_mechanism():
+    assert jaxdp.check(loss_fn, PARAMS, (X, Y), sgd(MECHANISM, 0.1)).ok
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loader_that_samples_as_charged_passes(seed):
+    sampler = MECHANISM.sampler(len(X), secret=jaxdp.Secret.from_seed(seed))
+
+    def loader(_):
+        for _ in range(10):
+            draw = sampler.draw()
+            yield draw.indices[draw.mask]
+
+    assert check(loader=loader).findings == ()
+
+
+def test_a_loader_of_records_is_followed_by_their_numbers():
+    def loader(seed):
+        order = np.random.default_rng(seed).permutation(len(X))
+        for at in range(0, len(X), 12):
+            yield X[order[at : at + 12]], Y[order[at : at + 12]]
+
+    assert [f.kind for f in check(loader=loader).broken] == ["sampling"]
+
+
+def test_preprocessing_that_cannot_be_repeated_is_a_suspicion():
+    rng = np.random.default_rng(0)
+    found = check(preprocess=lambda data: (data[0] + rng.normal(size=data[0].shape), data[1]))
+    assert found.ok
+    assert "another result when it is called again" in found.suspicions[0].what
+
+
+def test_gradients_of_a_mean_are_refused():
+    def gradients(params, rows):
+        return jax.grad(lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0, 0))(p, *rows)))(params)
+
+    found = check(None, gradients=gradients)
+    assert "not one row for each example" in found.broken[0].what
+
+
+def test_bad_input_is_named_and_errors_of_the_loss_are_its_own():
+    with pytest.raises(ValueError, match="give one of loss_fn and gradients, got None and None"):
+        check(None)
+    with pytest.raises(KeyError, match="none"):
+        check(lambda params, x, y: loss_fn(params, x, y) * params["none"])
+    with pytest.raises(ValueError, match="params must be a pytree of arrays"):
+        check(params="none")

@@ -1,0 +1,160 @@
+"""Loops of a user: five well-known mistakes are caught, and what is right is left alone."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+import jaxdp
+from benchmarks import planted_loops as planted
+
+KINDS = dict(
+    zip(
+        ["noise_scaled_to_the_mean", "clipped_by_batch", "shuffled_epochs"],
+        ["sensitivity", "sensitivity", "sampling"],
+        strict=True,
+    )
+) | {"noise_of_a_checkpoint": "repeat", "epochs_counted_for_steps": "steps"}
+BY_NAME = [pytest.param(m, id=m.loop.__name__) for m in planted.MISTAKES]
+
+
+@pytest.mark.parametrize("mistake", BY_NAME)
+def test_a_mistake_is_caught_and_its_line_named(mistake):
+    found = mistake.check(right=False)
+    assert [f.kind for f in found.broken] == [KINDS[mistake.loop.__name__]]
+    assert found.broken[0].where.startswith("benchmarks/planted_loops.py:")
+
+
+@pytest.mark.parametrize("mistake", BY_NAME)
+def test_its_twin_is_not_accused(mistake):
+    assert mistake.check(right=True).findings == ()
+
+
+def test_the_ledger_says_what_the_loop_would_not():
+    assert "epsilon 2.26 for 8 draws" in planted.counted_by_the_ledger()
+    assert "spent once" in planted.one_draw_for_two_updates()
+
+
+MECHANISM = jaxdp.dp_sgd(1.0, 1.0, planted.BATCH, planted.RECORDS)
+LINEAR = (np.random.default_rng(5).normal(size=(planted.RECORDS, 20)).astype(np.float32),)
+
+
+def linear(data, seed, *, divide=False, centre=False, noise=1.0, key=None, stop=False):
+    """One release a step, of records that are their own gradients."""
+    rng = np.random.default_rng(seed)
+    (x,) = data
+    x = x - x.mean(0) if centre else x
+    rows = planted.clipped(x)
+    for step in range(3):
+        drawn = planted.poisson(rng)
+        own = rng.normal(size=20) if key is None else np.random.default_rng(key).normal(size=20)
+        size = max(1, drawn.sum()) if divide else planted.BATCH
+        yield (rows[drawn].sum(0) + noise * own) / size
+        if stop and np.abs(x).max() > 5 and step == 1:
+            return
+
+
+def kinds(check):
+    return {finding.kind for finding in check.broken}
+
+
+def check(seeds=3, mechanism=MECHANISM, **options):
+    loop = lambda data, seed: linear(data, seed, **options)  # noqa: E731
+    return jaxdp.check_loop(loop, LINEAR, mechanism, seeds=seeds)
+
+
+def test_a_right_loop_passes():
+    assert check().findings == ()
+
+
+def test_a_divisor_that_is_realised_is_seen():
+    found = check(divide=True, seeds=4)
+    assert "divisor" in kinds(found)
+    assert "times fewer records were drawn with it" in str(found)
+
+
+def test_statistics_of_the_whole_data_set_are_seen():
+    assert "company" in kinds(check(centre=True))
+
+
+def test_noise_scaled_by_the_loss_of_all_records_is_seen():
+    def loop(data, seed):
+        rng, total = np.random.default_rng(seed), np.zeros(20)
+        for _ in range(3):
+            level = 0.5 + np.mean((data[0] @ total) ** 2)
+            drawn = planted.clipped(data[0])[planted.poisson(rng)].sum(0)
+            total = drawn + max(1.0, level) * rng.normal(size=20)
+            yield total
+
+    assert "company" in kinds(jaxdp.check_loop(loop, LINEAR, MECHANISM))
+
+
+def test_a_release_without_noise_is_seen():
+    assert "noise" in kinds(check(noise=0.0))
+
+
+def test_one_noise_for_all_runs_is_seen():
+    assert kinds(check(key=0)) & {"noise", "repeat"}
+
+
+def test_a_stop_that_looks_at_a_record_is_seen():
+    assert kinds(check(stop=True)) == {"steps"}
+
+
+def test_batches_of_one_size_charged_as_poisson_are_seen():
+    def loop(data, seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(2):
+            rows = rng.choice(planted.RECORDS, planted.BATCH, replace=False)
+            yield planted.clipped(data[0])[rows].sum(0) + rng.normal(size=20)
+
+    found = jaxdp.check_loop(loop, LINEAR, MECHANISM, seeds=10)
+    assert kinds(found) == {"sampling"}
+    fixed = dataclasses.replace(MECHANISM, sampling=jaxdp.sampling.FixedSize(planted.BATCH))
+    assert jaxdp.check_loop(loop, LINEAR, fixed).ok
+
+
+def test_noise_that_comes_back_after_a_restart_is_seen():
+    def lives(data, seed, *, fresh):
+        for life, step in itertools.product(range(2), range(2)):
+            draws = np.random.default_rng([seed, life, step, 1])
+            entropy = [seed, step, life] if fresh else [seed, step]
+            noise = np.random.default_rng(entropy).normal(size=20)
+            yield planted.clipped(data[0])[planted.poisson(draws)].sum(0) + noise
+
+    def once(data, seed):
+        yield from linear(data, seed)
+
+    found = [
+        jaxdp.check_loop(once, LINEAR, MECHANISM, restart=lambda d, s, f=f: lives(d, s, fresh=f))
+        for f in (False, True)
+    ]
+    assert kinds(found[0]) == {"repeat"}
+    assert found[1].ok
+
+
+def test_one_release_shown_twice_is_no_second_release():
+    def shown_again(data, seed):
+        first, *_ = linear(data, seed)
+        yield from (first, first)
+
+    assert jaxdp.check_loop(shown_again, LINEAR, MECHANISM).ok
+
+
+def test_a_loop_that_cannot_be_repeated_is_a_suspicion():
+    def loop(data, seed):
+        yield from linear(data, np.random.SeedSequence().entropy)
+
+    found = jaxdp.check_loop(loop, LINEAR, MECHANISM)
+    assert found.ok
+    assert [f.kind for f in found.suspicions] == ["state"]
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"data must hold 4 to 64 records.* got 3"):
+        jaxdp.check_loop(linear, (LINEAR[0][:3],), MECHANISM)
+    with pytest.raises(ValueError, match="of must be one of"):
+        jaxdp.check_loop(linear, LINEAR, MECHANISM, of="losses")
+    with pytest.raises(ValueError, match="loop must give a pytree"):
+        jaxdp.check_loop(lambda data, seed: [], LINEAR, MECHANISM)

@@ -1,0 +1,50 @@
+"""Planted losses and pipelines are found, by the right test and line; their twins pass."""
+
+import inspect
+
+import pytest
+
+from benchmarks import planted_pipelines as planted
+
+KINDS = {
+    "statistics_of_the_records": "captured",
+    "closure_over_a_batch": "captured",
+    "cache_of_the_first_example": "state",
+    "python_counter": "state",
+    "shared_dropout_key": "company",
+    "batch_norm_under_vmap": "company",
+    "collective_in_the_loss": "refused",
+    "divided_by_the_batch": "divisor",
+    "table_outside_the_source": "refused",
+    "callback_to_python": "refused",
+    "fitted_preprocessing": "preprocess",
+    "fitted_vocabulary": "preprocess",
+    "duplicates_removed_by_their_neighbours": "preprocess",
+    "class_weights_of_the_records": "captured",
+    "shuffling_loader": "sampling",
+    "source_with_a_memory": "source",
+    "padding_to_the_longest": "collate",
+    "clip_bound_of_the_records": "public",
+    "schedule_of_the_records": "public",
+}
+
+
+def test_every_planted_one_is_listed():
+    assert [function.__name__ for function in planted.PIPELINES] == list(KINDS)
+
+
+@pytest.mark.parametrize("function", planted.PIPELINES, ids=lambda f: f.__name__)
+def test_a_planted_mistake_is_found_where_it_stands(function):
+    found = function(False)
+    (first, *_) = found.broken
+    assert first.kind == KINDS[function.__name__]
+    file, line = first.where.split(":")
+    assert file == "benchmarks/planted_pipelines.py"
+    home = planted.RunningMean if first.kind == "source" else function
+    lines, start = inspect.getsourcelines(home)
+    assert start <= int(line) < start + len(lines)
+
+
+@pytest.mark.parametrize("function", planted.PIPELINES, ids=lambda f: f.__name__)
+def test_its_twin_is_not_accused(function):
+    assert function(True).findings == ()

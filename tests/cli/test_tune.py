@@ -1,0 +1,71 @@
+"""``jaxdp tune``: what it says, what it refuses, and what it leaves."""
+
+import json
+
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp.cli import main
+from jaxdp.cli.tune import law_of
+
+ARGS = ["tune", "--model", "logistic", "--steps", "3", "--search", "learning_rate=0.03:3"]
+
+
+def said(capsys, *args, status=0):
+    found = 0
+    try:
+        main([*ARGS, *map(str, args)])
+    except SystemExit as error:
+        found = error.code
+    assert found == status
+    return capsys.readouterr()
+
+
+def test_a_tuning_says_no_more_with_three_tries_than_with_one(tmp_path, monkeypatch, capsys):
+    lines = []
+    for count in (1, 3):
+        monkeypatch.setattr(acc.Geometric, "sample", lambda self, rng, k=count: k)
+        out = said(capsys, "--out", tmp_path / str(count), "--json")
+        assert out.err == ""
+        first, row = out.out.splitlines()
+        found = json.loads(row)
+        assert found["epsilon"] <= 3.0
+        assert 0.03 <= found["candidate"]["learning_rate"] <= 3
+        assert 0 < found["test_accuracy"] <= 1
+        lines.append((first, sorted(found), found["epsilon"], found["noise_multiplier"]))
+    assert lines[0] == lines[1]
+    again = said(capsys, "--out", tmp_path / "3").out  # finished: the same result
+    assert "proven epsilon 3.000" in again
+    assert "test records that chose" in again
+
+
+@pytest.mark.parametrize("cap", ["--max-trials", "--timeout"])
+def test_a_cap_is_refused_with_its_reason(tmp_path, capsys, cap):
+    err = said(capsys, "--out", tmp_path / "t", cap, 5, status=2).err
+    assert "a cap on tries or on time would be another law" in err
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--search", "batch_size=10,20"], "search"),
+        (["--search", "momentum=2,3"], "momentum"),
+        (["--tries", "geometric"], "--tries must be"),
+        (["--tries", "five:5"], "--tries must be"),
+        (["--algorithm", "sa-dpsgd"], "judge no candidates"),
+        (["--epsilon", "3", "--noise-multiplier", "1"], "epsilon or noise_multiplier"),
+        (["--classes", "3"], "must come with --data"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(tmp_path, capsys, args, words):
+    err = said(capsys, *args, "--out", tmp_path / "t", status=2).err
+    assert words in err
+    assert not (tmp_path / "t").exists()
+
+
+def test_laws_by_name():
+    assert law_of("geometric:0.1") == acc.Geometric(0.1)
+    assert law_of("logarithmic:0.1") == acc.Logarithmic(0.1)
+    assert law_of("negative_binomial:0.5:0.1") == acc.NegativeBinomial(0.5, 0.1)
+    assert law_of("poisson:10") == acc.PoissonTries(10.0)

@@ -1,0 +1,146 @@
+"""The average of iterates: the numbers, every door, and that it costs and changes nothing else."""
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import optimizers, runs
+from jaxdp.cli import main
+from jaxdp.optimizers import rates
+from jaxdp.runs.export import export_params
+from tests.runs.small import config, dataset, go
+
+X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+DATA = (X, X.sum(axis=1))
+NOISE = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "batch_size": 10, "dataset_size": 50}
+
+
+def loss_fn(w, x, y):
+    return (jnp.vdot(x, w) - y) ** 2
+
+
+def iterates(decay):
+    secret = jaxdp.Secret.from_seed(3)
+    mechanism = jaxdp.dp_sgd(**NOISE)
+    trainer = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), DATA, secret=secret, average=decay)
+    state, found = trainer.init(jnp.zeros(3)), []
+    for batch in trainer.batches(5):
+        state, _ = trainer.step(state, batch)
+        found.append(np.asarray(state.params, np.float64))
+    return found, np.asarray(trainer.released(state)), trainer.epsilon(1e-5).upper
+
+
+def test_the_average_is_of_the_iterates_and_moves_none_of_them():
+    plain, last, epsilon = iterates(None)
+    found, average, spent = iterates(0.8)
+    np.testing.assert_array_equal(plain, found)
+    np.testing.assert_array_equal(last, plain[-1].astype(np.float32))
+    weights = 0.2 * 0.8 ** np.arange(4, -1, -1)
+    expected = weights @ np.asarray(plain) / weights.sum()
+    np.testing.assert_allclose(average, expected, rtol=1e-5)
+    assert spent == epsilon
+
+
+def test_the_average_before_the_first_step_is_the_parameters():
+    trainer = jaxdp.Trainer(loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA, average=0.9)
+    state = trainer.init(jnp.arange(3.0))
+    np.testing.assert_array_equal(trainer.released(state), [0.0, 1.0, 2.0])
+
+
+def test_algorithms_that_read_their_state_still_do():
+    mechanism = jaxdp.dp_sgd(**NOISE)
+    plain = optimizers.adadp(
+        mechanism=jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 10, 50),
+        learning_rate=0.1,
+    )
+    made = optimizers.averaged(plain, 0.9)
+    step = made.step(loss_fn)
+    before, after = plain.step(loss_fn).init(jnp.zeros(3)), step.init(jnp.zeros(3))
+    jax.tree.map(np.testing.assert_array_equal, made.context(after), plain.context(before))
+    assert made.total(7) == plain.total(7)
+    judged = optimizers.sa_dpsgd(mechanism, 0.1, jax.random.key(0))
+    kept = optimizers.averaged(judged, 0.9)
+    assert kept.counts_of(kept.step(loss_fn).init(jnp.zeros(3)))["proposals"] == 0
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, 2, "0.9", float("nan")])
+def test_a_decay_out_of_range_is_refused(decay):
+    algorithm = optimizers.sgd(jaxdp.dp_sgd(**NOISE), 0.1)
+    with pytest.raises(ValueError, match="decay"):
+        optimizers.averaged(algorithm, decay)
+
+
+def test_an_algorithm_is_averaged_once():
+    made = optimizers.averaged(optimizers.sgd(jaxdp.dp_sgd(**NOISE), 0.1), 0.9)
+    with pytest.raises(ValueError, match="averaged twice"):
+        optimizers.averaged(made, 0.9)
+
+
+def test_a_run_shows_returns_and_exports_the_average(tmp_path):
+    rows = dataset()
+    plain = go(tmp_path / "a", config())
+    found = go(tmp_path / "b", config(average=0.9))
+    target = tmp_path / "params.msgpack"
+    export_params(runs.RunDirectory(tmp_path / "b"), target)
+    exported = flax.serialization.msgpack_restore(target.read_bytes())
+    jax.tree.map(np.testing.assert_array_equal, dict(found.params), exported)
+    apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), plain.params, found.params)
+    assert max(jax.tree.leaves(apart)) > 1e-3
+    assert [r["epsilon"] for r in plain.history] == [r["epsilon"] for r in found.history]
+    model = runs.loop.assemble.model_of(config())
+    told = runs.loop.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
+    assert found.history[-1]["test_loss"] == pytest.approx(told["test_loss"], rel=1e-6)
+
+
+def test_the_front_door_evaluates_the_average(tmp_path):
+    seen = []
+    run = jaxdp.Run(
+        tmp_path / "r",
+        loss_fn,
+        jaxdp.dp_sgd(**NOISE),
+        optax.sgd(0.1),
+        DATA,
+        params=jnp.zeros(3),
+        evaluate=lambda w: seen.append(w) or {"size": float(np.abs(w).sum())},
+        progress=lambda step, row: None,
+        average=0.5,
+        report=False,
+        every=2,
+    )
+    np.testing.assert_array_equal(seen[-1] if run.fit(4) is None else run.params, seen[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("constant", [2, 2, 2, 2, 2, 2, 2, 2]),
+        ("linear", [2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25]),
+        ("linear:4", [0.5, 1, 1.5, 2, 2, 1.5, 1, 0.5]),
+        ("constant:2", [1, 2, 2, 2, 2, 2, 2, 2]),
+        ("constant:1", [2, 2, 2, 2, 2, 2, 2, 2]),
+        ("cosine", [1 + np.cos(np.pi * t / 8) for t in range(8)]),
+    ],
+)
+def test_rates_by_name(text, expected):
+    made = rates.schedule(text, 2.0, 8)
+    np.testing.assert_allclose([float(made(t)) for t in range(8)], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["", "steps", "cosine:", "cosine:-1", "linear:8", "linear:x"])
+def test_rates_in_other_words_are_refused(text):
+    with pytest.raises(ValueError, match="learning_rate_schedule"):
+        rates.schedule(text, 2.0, 8)
+
+
+def test_both_options_of_the_command_line(tmp_path):
+    out = tmp_path / "r"
+    args = ["--model", "logistic", "--steps", "4", "--learning-rate-schedule", "cosine:1"]
+    main(["train", *args, "--average", "0.9", "--out", str(out)])
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert "(cosine:1)" in text
+    assert "average of the parameters with decay 0.9" in text
+    assert "--average 0.9" in text

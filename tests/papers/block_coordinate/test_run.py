@@ -1,0 +1,270 @@
+"""Runs of block coordinate descent in a folder: resumed, copied back, looked at, refused."""
+
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp.cli import main
+from jaxdp.papers.block_coordinate import training
+from jaxdp.papers.block_coordinate.command import configured
+from jaxdp.papers.block_coordinate.run import BlockRun
+from jaxdp.runs import RunDirectory
+from jaxdp.runs.export import export_params
+from jaxdp.seeds import Secret
+from tests.runs.small import dataset, ignore
+
+SMALL = {"batch_size": 40, "dataset_size": 200, "hidden": 4, "noise_multiplier": 1.0}
+
+
+class Stopped(Exception):
+    """A crash."""
+
+
+def config(algorithm="sbcd", **given):
+    return configured(algorithm, "digits", {**SMALL, **given})
+
+
+def sweeps(**given):
+    return config(steps=6, eval_every=2, **given)
+
+
+def hidden(**settings):
+    return config("sbcd-hidden", settings={"epochs": 2, "sweeps": 2, **settings})
+
+
+def go(folder, cfg, progress=ignore, seed=None, data=None):
+    directory = RunDirectory(folder)
+    secret = None if directory.exists() else Secret.new()
+    secret = Secret.from_seed(seed) if secret is not None and seed is not None else secret
+    run = BlockRun(cfg, directory, data or dataset(), secret, progress)
+    return run, run.result()
+
+
+def outside(folder):
+    """Every file outside ``secret/``, with its content."""
+    files = (p for p in folder.rglob("*") if p.is_file() and "secret" not in p.parts)
+    return {p.name: p.read_bytes() for p in files}
+
+
+def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_path, monkeypatch):
+    used, step = [], training.ReleasedBlocks.step
+
+    def watched(self, weights, data, draw):
+        used.append((draw.step, draw.ticket.tag.tobytes(), draw.indices))
+        return step(self, weights, data, draw)
+
+    monkeypatch.setattr(training.ReleasedBlocks, "step", watched)
+    seen = []
+
+    def crash(at, row):
+        seen.append(row)
+        if at == 5 and len([s for s, *_ in used if s == 4]) == 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        go(tmp_path / "r", sweeps(), crash)
+    _, result = go(tmp_path / "r", sweeps(), crash)
+    event = sweeps().blocks().event()
+    assert result.ledger.event == acc.Composed((acc.Repeated(event, 6),))
+    assert [row["step"] for row in result.history] == [2, 4, 6]
+    assert [row for row in seen if row and row not in result.history] == []
+    assert len(used) > 6  # some were done again
+    assert len({key for _, key, _ in used}) == len(used)  # never with the noise of before
+    again = [rows for s, _, rows in used if s == 4]
+    assert len(again) == 2
+    assert not np.array_equal(*again)  # nor on the same draw
+    assert result.ledger.epsilon(1e-5).upper == pytest.approx(result.history[-1]["epsilon"])
+    assert any("interrupted" in said for said in result.ledger.unverified())
+
+
+def caught(monkeypatch, crash_at=None):
+    """(partition, key) of every training of a block; crashes before the one of that number."""
+    found, train = [], training.train_block
+
+    def watched(algorithm, block, weights, batches, key, sweep, watch):
+        if crash_at is not None and len(found) == crash_at:
+            found.append(None)
+            raise Stopped
+        found.append(
+            (np.asarray(batches[0]).tobytes(), np.asarray(jax.random.key_data(key)).tobytes())
+        )
+        assert watch is None
+        return train(algorithm, block, weights, batches, key, sweep, watch)
+
+    monkeypatch.setattr(training, "train_block", watched)
+    return found
+
+
+def test_a_hidden_run_that_crashes_stays_one_hidden_state(tmp_path, monkeypatch):
+    found, folder = caught(monkeypatch, crash_at=2), tmp_path / "r"
+    with pytest.raises(Stopped):
+        go(folder, hidden())
+    assert set(outside(folder)) == {"ledger.jsonl"}  # charged, and nothing else is to be seen
+    with pytest.raises(ValueError, match="must have a checkpoint that was shown"):
+        export_params(RunDirectory(folder), tmp_path / "early")
+    assert not (tmp_path / "early").exists()
+    _, result = go(folder, hidden())
+    trained = [each for each in found if each is not None]
+    assert len(trained) == 4  # two blocks, two sweeps: the two that were kept are not trained again
+    assert len({partition for partition, _ in trained}) == 1
+    assert len({key for _, key in trained}) == 4
+    event = hidden().blocks().event()
+    assert result.ledger.event == acc.Composed((acc.Repeated(event, 1),))
+    assert [row["step"] for row in result.history] == [1]
+    assert not (folder / "secret" / "blocks.json").exists()
+
+
+def test_nothing_of_a_hidden_run_is_outside_secret_while_it_trains(tmp_path, monkeypatch):
+    """An attack: look at everything outside ``secret/``, before and after each block."""
+    folder, looks, train = tmp_path / "r", [], training.train_block
+
+    def spying(*given):
+        looks.append(outside(folder))
+        new = train(*given)
+        looks.append(outside(folder))
+        return new
+
+    monkeypatch.setattr(training, "train_block", spying)
+    shown = []
+    go(folder, hidden(), lambda step, row: shown.append((step, row)))
+    assert len(looks) == 8
+    assert all(look == looks[0] and set(look) == {"ledger.jsonl"} for look in looks)
+    rows = [row for _, row in shown if row is not None]
+    assert [row["step"] for row in rows] == [1]
+
+
+def test_an_old_copy_of_the_secrets_costs_a_whole_run_more(tmp_path, monkeypatch):
+    """An attack: finish, put the old secret/ back, and have a second ending for one charge."""
+    found, folder = caught(monkeypatch, crash_at=3), tmp_path / "r"
+    with pytest.raises(Stopped):
+        go(folder, hidden())
+    shutil.copytree(folder / "secret", tmp_path / "old")
+    _, first = go(folder, hidden())
+    shutil.rmtree(folder / "secret")
+    shutil.copytree(tmp_path / "old", folder / "secret")
+    _, second = go(folder, hidden())
+    event = hidden().blocks().event()
+    assert second.ledger.event == acc.Composed((acc.Repeated(event, 2),))
+    replaced = acc.Relation.REPLACE_ONE
+    assert second.ledger.epsilon(1e-5, replaced).upper > first.ledger.epsilon(1e-5, replaced).upper
+    again = [each for each in found if each is not None][4:]
+    assert len(again) == 4  # from the start, not from the block that was kept
+    assert len({partition for partition, _ in found[:2] + again}) == 2
+    keys = [each[1] for each in found if each is not None]
+    assert len(set(keys)) == len(keys)
+
+
+def test_an_old_copy_of_the_secrets_of_r1_is_charged_anew(tmp_path):
+    folder = tmp_path / "r"
+
+    def crash(at, row):
+        if at == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        go(folder, sweeps(), crash)
+    shutil.copytree(folder / "secret", tmp_path / "old")
+    go(folder, sweeps())
+    shutil.rmtree(folder / "secret")
+    shutil.copytree(tmp_path / "old", folder / "secret")
+    _, result = go(folder, sweeps())
+    steps = result.ledger.steps
+    assert steps == 6 + 4  # the four after the checkpoint that was put back
+
+
+def test_one_seed_gives_one_run(tmp_path):
+    for cfg in (sweeps(), hidden()):
+        ends = [go(tmp_path / f"{cfg.algorithm}{i}", cfg, seed=3)[1] for i in range(2)]
+        for a, b in zip(*(jax.tree.leaves(end.params) for end in ends), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_other_data_and_other_numbers_are_refused(tmp_path):
+    go(tmp_path / "r", sweeps())
+    with pytest.raises(ValueError, match="the training data changed"):
+        go(tmp_path / "r", sweeps(), data=dataset(1))
+    with pytest.raises(ValueError, match=r"changed: learning_rate \(8.0 then, 1.0 now\)"):
+        go(tmp_path / "r", sweeps(learning_rate=1.0))
+
+
+def command(folder, *more, algorithm="sbcd-one-layer"):
+    main(["train", "--algorithm", algorithm, "--out", str(folder), *more])
+
+
+def test_the_command_line_trains_reports_resumes_and_exports(tmp_path, capsys):
+    folder = tmp_path / "r"
+    numbers = ["--noise-multiplier", "5", "--set", "epochs=2", "--batch-size", "479"]
+    command(folder, *numbers, "--json")
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert row["relation"] == "replace_one"
+    assert row["sampling"] == "secret_partition"
+    assert 0 < row["epsilon"] < row["claimed_epsilon"] or row["epsilon"] > 0
+    text = (folder / "report.md").read_text()
+    assert "every intermediate model" not in text
+    assert "one look at a state between" in text
+    assert "secret partition that was drawn once" in text
+    assert "DP-SBCD, Theorem 4.6" in text
+    proven = json.loads((folder / "report.json").read_text())["guarantee"]["epsilon"]
+    main(["train", "--resume", "--out", str(folder)])  # nothing is left to do, nor charged
+    assert json.loads((folder / "report.json").read_text())["guarantee"]["epsilon"] == proven
+    main(["export", str(folder), "--to", str(tmp_path / "p.msgpack")])
+    assert (tmp_path / "p.msgpack").stat().st_size > 4 * 650
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "words"),
+    [
+        ("sbcd", ["--canaries", "5"], "canaries must not be given with algorithm sbcd"),
+        ("sbcd", ["--strategy", "banded"], "strategy must not be given with algorithm sbcd"),
+        ("sbcd", ["--devices", "2"], "devices must"),
+        ("sbcd", ["--model", "mlp"], "model must not be given"),
+        ("sbcd", ["--sampling", "shuffle"], "sampling must not be given"),
+        ("sbcd", ["--optimizer", "adam"], "optimizer must not be given"),
+        ("sbcd", ["--features", "scattering"], "features must not be given"),
+        ("sbcd", ["--sensitive"], "sensitive must not be given"),
+        ("sbcd", ["--dry-run"], "dry_run must not be given"),
+        ("sbcd", ["--set", "epochs=2"], "settings of sbcd must be among"),
+        ("sbcd", ["--epsilon", "3", "--noise-multiplier", "1"], "and not both"),
+        ("sbcd-hidden", ["--steps", "5"], "a hidden run is one release"),
+        ("sbcd-hidden", ["--eval-every", "5"], "would release the state that is hidden"),
+        ("sbcd-hidden", ["--relation", "add_or_remove_one"], "relation must be one of replace_one"),
+        ("sbcd-one-layer", ["--set", "layers=2"], "settings of sbcd-one-layer must be among"),
+        ("sbcd-hidden", ["--learning-rate", "9"], r"step_size must be at most 2/\(gamma B\^2\)"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_in_words(tmp_path, capsys, algorithm, more, words):
+    with pytest.raises(SystemExit):
+        command(tmp_path / "r", *more, algorithm=algorithm)
+    assert re.search(words, capsys.readouterr().err)
+    assert not (tmp_path / "r" / "ledger.jsonl").exists()
+
+
+def test_another_option_at_a_resumed_run_is_refused(tmp_path, capsys):
+    go(tmp_path / "r", sweeps())
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", "--out", str(tmp_path / "r"), "--canaries", "3"])
+    assert "canaries must not be given" in capsys.readouterr().err
+
+
+def test_algorithms_are_listed(capsys):
+    main(["algorithms"])
+    printed = capsys.readouterr().out
+    assert "sbcd-one-layer" in printed
+    assert "kernel" in printed
+
+
+def test_the_audit_of_a_run_goes_into_its_report(tmp_path, capsys):
+    folder = tmp_path / "r"
+    command(
+        folder, "--noise-multiplier", "2", "--steps", "2", "--batch-size", "100", algorithm="sbcd"
+    )
+    main(["audit", str(folder), "--runs", "200", "--seed", "1", "--json"])
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert row["audited"] <= row["proven"]
+    assert not row["broken"]
+    assert json.loads((folder / "report.json").read_text())["audited"]["runs"] == 400

@@ -1,0 +1,141 @@
+"""Private linear models of one release: their noise, their events, and the minimum they rest on."""
+
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import accounting as acc
+from jaxdp import linear
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2_000, 4))
+TRUE = np.asarray([1.0, -2.0, 0.5, 0.0])
+Y = np.where(RNG.random(2_000) < 1 / (1 + np.exp(-X @ TRUE)), 1.0, -1.0)
+
+
+def secret(number):
+    return jaxdp.Secret.from_seed(number)
+
+
+def test_least_squares_with_little_noise_is_least_squares():
+    target = X @ TRUE
+    found = linear.dp_least_squares(X, target, 1e-6, row_norm=20.0, label_bound=30.0)
+    np.testing.assert_allclose(found, TRUE, atol=1e-5)
+
+
+def test_the_noise_of_least_squares_is_as_charged():
+    ones, z = np.ones((500, 1)), 3.0
+    found = [
+        linear.dp_least_squares(ones, ones[:, 0], z, secret(i), ridge=0.0)[0] for i in range(400)
+    ]
+    # (n + z√2 a) / (n + z√2 b), nearly.
+    assert np.std(found) == pytest.approx(2 * z / 500, rel=0.12)
+
+
+def test_symmetric_noise_is_spherical_under_the_frobenius_norm():
+    rng = np.random.default_rng(1)
+    drawn = np.stack([linear._symmetric_noise(rng, 3) for _ in range(20_000)])
+    np.testing.assert_array_equal(drawn, drawn.transpose(0, 2, 1))
+    variance = drawn.var(axis=0)
+    np.testing.assert_allclose(np.diag(variance), 1, rtol=0.05)
+    np.testing.assert_allclose(variance[0, 1], 0.5, rtol=0.05)
+
+
+def test_the_statistics_of_one_record_are_within_the_sensitivity():
+    for scale in (0.1, 1.0, 1e6, 1e200, 1e-300):
+        second, first = linear._statistics(X[:1] * scale, Y[:1] * 9, 1.5, 2.0)
+        assert np.linalg.norm(second) <= 1.5**2
+        assert np.linalg.norm(first) <= 1.5 * 2.0
+    bad = np.asarray([[np.nan, 1, 1, 1], [np.inf, 1, 1, 1], [1.0, 1, 1, 1]])
+    second, first = linear._statistics(bad, np.asarray([1.0, 1.0, np.nan]), 1.5, 2.0)
+    assert not second.any()
+    assert not first.any()
+
+
+def test_the_ridge_is_chosen_from_the_noisy_matrix():
+    none = np.zeros((10, 6))
+    found = [linear.dp_least_squares(none, np.zeros(10), 1.0, secret(i)) for i in range(30)]
+    assert np.isfinite(found).all()
+    assert np.median(np.abs(found)) < 3
+
+
+def test_both_charge_their_event_before_they_release():
+    ledger = jaxdp.Ledger()
+    linear.dp_least_squares(X, Y, 4.0, ledger=ledger)
+    linear.dp_logistic(X, Y, 3.0, ridge=2.0, ledger=ledger)
+    events = acc.Composed((acc.Gaussian(4.0), linear.logistic_event(3.0, 2.0)))
+    assert ledger.epsilon(1e-5).upper == pytest.approx(acc.epsilon(events, 1e-5).upper, rel=1e-3)
+    assert ledger.unverified() == []
+
+
+def test_logistic_regression_with_little_noise_is_the_minimum():
+    found = linear.dp_logistic(X, Y, 1e-3, ridge=0.5, row_norm=20.0, gradient_tolerance=1e-7)
+    wrong = 1 / (1 + np.exp(Y * (X @ found)))
+    np.testing.assert_allclose(0.5 * found - X.T @ (wrong * Y), 0, atol=0.2)
+    assert np.corrcoef(found, TRUE)[0, 1] > 0.99
+
+
+def test_the_noise_of_logistic_regression_is_as_charged():
+    none = np.zeros((5, 1))
+    found = [
+        linear.dp_logistic(none, np.ones(5), 3.0, secret(i), ridge=2.0, row_norm=1.5)[0]
+        for i in range(400)
+    ]
+    assert np.std(found) == pytest.approx(3.0 * 1.5 / 2.0, rel=0.12)
+    output = [
+        linear.dp_logistic(
+            none, np.ones(5), 1e-9, secret(i), ridge=2.0, row_norm=1.5, gradient_tolerance=0.01
+        )[0]
+        for i in range(400)
+    ]
+    assert np.std(output) == pytest.approx(100 * 2 * 0.01 / 2.0, rel=0.12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_gradient_of_what_is_found_is_within_the_tolerance(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 9_000))
+    rows = linear._shortened(rng.normal(size=(count, 7)) * rng.choice([0.01, 1.0, 100.0]), 2.0)
+    term, ridge, tolerance = rng.normal(size=7) * rng.choice([0.1, 10.0]), 0.3, 1e-7
+    weights = linear._minimum(rows, term, ridge, tolerance, 2.0)
+    wide = rows.astype(np.longdouble)
+    wrong = 1 / (1 + np.exp(wide @ weights.astype(np.longdouble)))
+    exact = ridge * weights.astype(np.longdouble) + term - wide.T @ wrong
+    assert np.linalg.norm(exact) <= tolerance
+    _, computed, _ = linear._at(rows, term, ridge, weights)
+    rounding = linear._rounding(rows, weights, term, ridge, 2.0)
+    assert np.linalg.norm(exact - computed) <= rounding < tolerance
+
+
+def test_a_minimum_that_is_not_reached_is_refused_and_stays_charged():
+    ledger = jaxdp.Ledger()
+    with pytest.raises(ValueError, match="gradient_tolerance must be reached"):
+        linear.dp_logistic(X, Y, 1.0, ridge=1.0, gradient_tolerance=1e-30, ledger=ledger)
+    assert ledger.steps == 1
+
+
+def test_records_that_cannot_be_used_count_as_zeros():
+    bad, label = X.copy(), Y.copy()
+    bad[0], label[1] = np.nan, 7.0
+    less = X.copy()
+    less[:2] = 0.0
+    seen = linear.dp_logistic(bad, label, 1.0, secret(3), ridge=1.0)
+    # Zeros move no gradient; the noise is of the same secret.
+    np.testing.assert_allclose(seen, linear.dp_logistic(less, Y, 1.0, secret(3), ridge=1.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: linear.dp_least_squares(X[0], Y, 1.0), "x and y must be arrays"),
+        (lambda: linear.dp_least_squares(X, Y[1:], 1.0), "x and y must be arrays"),
+        (lambda: linear.dp_least_squares(X, Y, 0.0), "noise_multiplier"),
+        (lambda: linear.dp_least_squares(X, Y, 1.0, row_norm=0.0), "row_norm"),
+        (lambda: linear.dp_least_squares(X, Y, 1.0, ridge=-1.0), "ridge"),
+        (lambda: linear.dp_logistic(X, Y, 0.0, ridge=1.0), "noise_multiplier"),
+        (lambda: linear.dp_logistic(X, Y, 1.0, ridge=0.0), "ridge"),
+    ],
+)
+def test_bad_input_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
