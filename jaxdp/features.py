@@ -131,7 +131,7 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
             f"{images.shape[1]} by {images.shape[2]}; got {scales}"
         )
     rows = _rows_at_once(images.shape[1:], orientations**2, 3 * 2**scales)
-    return _mapped(
+    return mapped(
         functools.partial(_scattered, scales=scales, orientations=orientations), images, rows
     )
 
@@ -173,7 +173,7 @@ def random_convolutions(
     _validate.integer("seed", seed, least=0)
     drawn = random_filters(filters, side, images.shape[3], seed)
     rows = _rows_at_once((*images.shape[1:3], filters), 2, 0)
-    return _mapped(
+    return mapped(
         functools.partial(_responses, filters=jnp.asarray(drawn), cells=cells), images, rows
     )
 
@@ -210,7 +210,7 @@ def group_normalised(x: np.ndarray, groups: int) -> np.ndarray:
         raise ValueError(f"x must be an array [n, ..., channels], got shape {np.shape(x)}")
     if x.shape[-1] % _validate.integer("groups", groups, least=1):
         raise ValueError(f"groups must divide the {x.shape[-1]} channels, got {groups}")
-    return _mapped(
+    return mapped(
         functools.partial(_normalised, groups=groups), x, _rows_at_once(x.shape[1:], 1, 0)
     )
 
@@ -229,7 +229,7 @@ def _rows_at_once(shape: tuple[int, ...], paths: int, margin: int) -> int:
     return max(1, min(1024, _NUMBERS_AT_ONCE // (math.prod(sides) * shape[-1] * paths)))
 
 
-def _mapped(function: Callable[[jax.Array], jax.Array], x: np.ndarray, rows: int) -> np.ndarray:
+def mapped(function: Callable[[jax.Array], jax.Array], x: np.ndarray, rows: int) -> np.ndarray:
     """The function of all images, computed ``rows`` at a time."""
     shape = jax.eval_shape(function, jax.ShapeDtypeStruct((rows, *x.shape[1:]), jnp.float32)).shape
     found = np.empty((len(x), *shape[1:]), np.float32)

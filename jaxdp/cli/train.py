@@ -82,6 +82,7 @@ from jaxdp.data.specs import SPECS
     type=click.Choice(["scattering", "random_convolutions"]),
     help="Train on fixed features of each image, which cost no privacy [default: none].",
 )
+@click.option("--whiten-noise-multiplier", type=float, help="Centre and whiten them privately.")
 @click.option("--pca-dimensions", type=int, help="Project privately first (DP-PCA).")
 @click.option("--pca-noise-multiplier", type=float, help="Noise of that projection.")
 @click.option("--epsilon", type=float, help="Budget [default: 3, unless --noise-multiplier].")

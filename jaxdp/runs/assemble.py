@@ -18,6 +18,7 @@ from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
 from jaxdp.types import PyTree
+from jaxdp.whitening import Whitening, dp_whitening, whitened
 
 
 def loss_of(config: RunConfig) -> Callable[..., jax.Array]:
@@ -51,7 +52,7 @@ def stand_in(config: RunConfig, dataset: data.Dataset) -> np.ndarray:
 def projected(
     config: RunConfig, dataset: data.Dataset, secret: Secret, components: np.ndarray | None
 ) -> tuple[data.Dataset, np.ndarray | None]:
-    """The data projected by DP-PCA, and the released components.
+    """The data projected by DP-PCA or whitened, and what was released for it.
 
     Args:
         config: resolved.
@@ -59,6 +60,8 @@ def projected(
         secret: of the run, where the components are still to be released: charge them first.
         components: released before, to be used again.
     """
+    if config.whiten_noise_multiplier is not None:
+        return _whitened(config, config.whiten_noise_multiplier, dataset, secret, components)
     if config.pca_dimensions is None:
         return dataset, None
     assert config.pca_noise_multiplier is not None
@@ -68,6 +71,23 @@ def projected(
         )
     train_x, test_x = (project(x, components) for x in (dataset.train_x, dataset.test_x))
     return dataclasses.replace(dataset, train_x=train_x, test_x=test_x), components
+
+
+def _whitened(
+    config: RunConfig,
+    noise_multiplier: float,
+    dataset: data.Dataset,
+    secret: Secret,
+    released: np.ndarray | None,
+) -> tuple[data.Dataset, np.ndarray]:
+    """The whitened data, and what was released: the mean's rows, then the matrix's."""
+    if released is None:
+        made = dp_whitening(dataset.train_x, noise_multiplier, secret, size=config.dataset_size)
+        released = np.concatenate(made)
+    channels = released.shape[1]
+    parts = Whitening(released[:-channels], released[-channels:])
+    train_x, test_x = (whitened(x, parts) for x in (dataset.train_x, dataset.test_x))
+    return dataclasses.replace(dataset, train_x=train_x, test_x=test_x), released
 
 
 def energy_of(

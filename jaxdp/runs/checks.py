@@ -113,7 +113,14 @@ def _check_canaries(config: "RunConfig") -> None:
 
 
 def _check_features(config: "RunConfig") -> None:
+    if config.whiten_noise_multiplier is not None:
+        _validate.positive("whiten_noise_multiplier", config.whiten_noise_multiplier)
     if config.features is None:
+        if config.whiten_noise_multiplier is not None:
+            raise ValueError(
+                "whiten_noise_multiplier must be None without features, which it whitens; got "
+                f"{config.whiten_noise_multiplier}"
+            )
         return
     shape = features.shape_of(config.features, config.spec.example_shape)
     if config.pca_dimensions is not None:
@@ -127,7 +134,7 @@ def _check_features(config: "RunConfig") -> None:
 def _check_noise(config: "RunConfig") -> None:
     if not config.secure_noise:
         return
-    for name in ("strategy", "pca_dimensions"):
+    for name in ("strategy", "pca_dimensions", "whiten_noise_multiplier"):
         if (found := getattr(config, name)) is not None:
             raise ValueError(
                 f"{name} must be None with secure_noise, got {found!r}: its noise is float32 yet, "

@@ -60,6 +60,8 @@ class RunConfig:
         hidden: width of an MLP's hidden layer.
         pca_dimensions: None, or to how many dimensions examples are projected first, privately.
         pca_noise_multiplier: noise of that projection, see ``jaxdp.preprocess.dp_pca``.
+        whiten_noise_multiplier: None, or the noise of centring and whitening the features, see
+            ``jaxdp.whitening.dp_whitening``.
         canaries: candidates of a one-run audit, each a record more with probability one half. They
             change no public number: ``dataset_size``, and with it the sampling rate and the
             divisor, stay as declared, whatever the coins say.
@@ -105,6 +107,7 @@ class RunConfig:
     hidden: int = 64
     pca_dimensions: int | None = None
     pca_noise_multiplier: float | None = None
+    whiten_noise_multiplier: float | None = None
     canaries: int = 0
     participations: int = 1
     cap: int | None = None
@@ -188,9 +191,8 @@ class RunConfig:
 
     def once(self) -> tuple[acc.Event, ...]:
         """The events before the first step."""
-        if self.pca_noise_multiplier is None:
-            return ()
-        return (acc.Gaussian(self.pca_noise_multiplier),)
+        before = (self.pca_noise_multiplier, self.whiten_noise_multiplier)
+        return tuple(acc.Gaussian(noise) for noise in before if noise is not None)
 
     def example_shape(self) -> tuple[int, ...]:
         """The shape of one example as the model sees it."""

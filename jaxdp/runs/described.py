@@ -104,6 +104,7 @@ def command_of(config: RunConfig) -> str:
         "average",
         "pca_dimensions",
         "pca_noise_multiplier",
+        "whiten_noise_multiplier",
     ):
         if getattr(config, name) is not None:
             options[name.replace("_", "-")] = getattr(config, name)
@@ -126,6 +127,14 @@ def _training(config: RunConfig) -> Rows:
                 "Projection",
                 f"to {config.pca_dimensions} dimensions, chosen privately "
                 f"(noise multiplier {show(config.pca_noise_multiplier or 0.0)})",
+            )
+        ]
+    if config.whiten_noise_multiplier is not None:
+        projected = [
+            (
+                "Whitening",
+                "features centred and their channels' variances evened out by a private mean and "
+                f"covariance (noise multiplier {show(config.whiten_noise_multiplier)})",
             )
         ]
     made = []

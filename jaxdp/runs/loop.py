@@ -233,7 +233,7 @@ def _check_several(config: RunConfig) -> None:
         raise ValueError(
             f"algorithm must judge no candidates in several processes, got {config.algorithm}"
         )
-    for name in ("features", "pca_dimensions", "sensitive"):
+    for name in ("features", "pca_dimensions", "whiten_noise_multiplier", "sensitive"):
         if getattr(config, name, None):
             raise ValueError(
                 f"{name} must be left out in several processes, got {getattr(config, name)}"
@@ -242,7 +242,8 @@ def _check_several(config: RunConfig) -> None:
 
 def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.Dataset:
     """The projected data; the components are charged, released and kept in that order."""
-    directory, stream = run.directory, f"{run.name}/pca"
+    kind = "pca" if config.whiten_noise_multiplier is None else "whitening"
+    directory, stream = run.directory, f"{run.name}/{kind}"
     kept = directory.secret / directory.components.name
     if directory.components.exists() and not kept.exists():
         kept = directory.components  # the release itself
@@ -262,7 +263,7 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
     for event in () if charged else config.once():
         # Once: nobody sees the components before they are kept, and until then they are made anew.
         run.ledger.charge(event, stream=stream, source="mechanism")
-    secret = run.secret.child(f"pca {run.incarnation}")
+    secret = run.secret.child(f"{kind} {run.incarnation}")
     dataset, components = assemble.projected(config, dataset, secret, released)
     if components is not None:
         save_array(directory.secret / directory.components.name, components, mode=0o600)
