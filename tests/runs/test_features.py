@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from jax.sharding import Mesh
 
 from jaxdp import _processes, features, runs
+from jaxdp import accounting as acc
 from jaxdp._placement import Placement
 from jaxdp.batches import placed
 from jaxdp.cli import app
@@ -20,6 +21,7 @@ from jaxdp.runs.rehearsal import rehearse
 from jaxdp.seeds import Secret
 from jaxdp.sources import arrays, as_source
 from jaxdp.sources.identities import identities
+from jaxdp.whitening import Whitening, whitened
 from tests.runs import small
 
 
@@ -62,6 +64,38 @@ def test_a_run_goes_on_with_its_features_and_with_no_others(tmp_path):
         small.go(tmp_path / "r", small.config())
     result = small.go(tmp_path / "r", config())
     assert [row["epsilon"] for row in result.history] == [row["epsilon"] for row in whole.history]
+
+
+def test_whitening_is_charged_before_the_first_step_and_kept(tmp_path):
+    rows, made = small.dataset(), config(whiten_noise_multiplier=8.0)
+    assert made.once() == (acc.Gaussian(8.0),)
+    stopped = []
+
+    def stop(step, row):
+        if step == 6 and not stopped:
+            stopped.append(step)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        small.go(tmp_path / "r", made, stop, rows=rows)
+    kept = np.load(tmp_path / "r" / "components.npy")
+    assert kept.shape == (2 * 2 + 81, 81)
+    result = small.go(tmp_path / "r", made, rows=rows)
+    np.testing.assert_array_equal(np.load(tmp_path / "r" / "components.npy"), kept)
+    told = result.history[-1]["epsilon"]
+    assert told == pytest.approx(acc.epsilon(made.total(12), made.delta).upper)
+    assert told > acc.epsilon(config().total(12), made.delta).upper
+    parts = Whitening(kept[:4], kept[4:])
+    seen = features.by_name("scattering", rows.test_x)
+    test = assemble.evaluator(assemble.model_of(made), whitened(seen, parts), rows.test_y)
+    assert test(result.params).items() <= result.history[-1].items()
+
+
+def test_whitening_without_features_or_on_the_grid_is_refused():
+    with pytest.raises(ValueError, match="whiten_noise_multiplier must be None without features"):
+        runs.resolve(runs.recipe("digits", whiten_noise_multiplier=8.0))
+    with pytest.raises(ValueError, match="whiten_noise_multiplier must be None with secure_noise"):
+        runs.resolve(config(whiten_noise_multiplier=8.0, secure_noise=True))
 
 
 def test_groups_of_correlated_noise_are_those_of_the_images(tmp_path, monkeypatch):
