@@ -322,6 +322,8 @@ def parse_settings(given: tuple[str, ...]) -> dict[str, float | int]:
             sign = ""
         if not sign:
             raise ValueError(f"--set must be NAME=VALUE with a number, got {text!r}")
+        if name in found:
+            raise ValueError(f"--set must name {name} once, got {text!r} too")
         found[name] = int(number) if value.lstrip("+-").isdigit() else number
     return found
 

@@ -23,6 +23,7 @@ ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE.value, acc.Relation.REPLACE_ONE.va
 # A few units above sqrt(2), so that no softmax gradient is ever clipped.
 _ABOVE = 1 + 2.0**-20
 _MOST_LAYERS, _MOST_WEIGHTS = 1_000, 2**28
+_MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +232,13 @@ def resolved(config: BlockConfig) -> BlockConfig:
     """
     _validate.one_of("algorithm", config.algorithm, ALGORITHMS)
     _validate.fraction("delta", config.delta)
+    if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
+        raise ValueError(
+            f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
+        )
+    _validate.positive("l2_clip_norm", config.l2_clip_norm)
+    if config.noise_multiplier is not None:
+        _validate.positive("noise_multiplier", config.noise_multiplier)
     for name in ("steps", "eval_every", "hidden", "batch_size", "dataset_size"):
         _validate.integer(name, getattr(config, name), least=1)
     if config.is_hidden and config.steps != 1:

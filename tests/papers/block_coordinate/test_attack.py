@@ -14,7 +14,9 @@ from jaxdp.papers.block_coordinate.command import configured, train_blocks
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks, train_hidden
 from jaxdp.papers.block_coordinate.network import Lifted, Network
 from jaxdp.papers.block_coordinate.proximal import Proximal
+from jaxdp.papers.block_coordinate.released import compiled_sweep
 from jaxdp.papers.block_coordinate.run import BlockRun, command_of
+from jaxdp.papers.block_coordinate.schedules import SweepSchedule
 from jaxdp.papers.block_coordinate.settings import records
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
 from jaxdp.runs import RunDirectory
@@ -180,6 +182,78 @@ def test_labels_that_are_no_classes_are_refused_before_anything_is_written(tmp_p
 def test_sizes_beyond_memory_and_settings_that_are_not_read_are_refused(given, words):
     with pytest.raises(ValueError, match=words):
         configured("sbcd", "digits", SMALL | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"learning_rate": 1e30}, "learning_rate must be at most 1e"),
+        ({"learning_rate": -1.0}, "learning_rate must be a finite number above 0"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be a finite number above 0"),
+        ({"l2_clip_norm": 0.0}, "l2_clip_norm must be a finite number above 0"),
+    ],
+)
+def test_values_are_refused_by_the_names_that_they_were_given(given, words):
+    with pytest.raises(ValueError, match=words):
+        configured("sbcd", "digits", SMALL | {"hidden": 4} | given)
+
+
+def test_a_long_run_is_charged_without_counting_its_steps():
+    schedule = SweepSchedule((1.0, 0.5, 1.0), steps_each=2)
+    blocks = configured("sbcd", "digits", SMALL | {"hidden": 4}).blocks()
+    blocks = dataclasses.replace(blocks, schedule=schedule)
+    for steps in range(9):
+        each = [blocks.event(step) for step in range(steps)]
+        parts = blocks.events(steps).events
+        assert {part.event: part.count for part in parts} == {e: each.count(e) for e in each}
+    assert sum(part.count for part in blocks.events(10**12).events) == 10**12
+
+
+EVIL = {
+    "nan": np.full(6, np.nan),
+    "one nan": np.array([np.nan, 1, 1, 1, 1, 1]),
+    "inf": np.array([np.inf, -np.inf, 1, 1, 1, 1]),
+    "largest": np.full(6, 3e38),
+    "signs": np.array([1e37, -1e37, 1e37, 1e37, -1e37, -1e37]),
+    "the others": np.array([-1e37, 1e37, -1e37, -1e37, 1e37, 1e37]),
+    "far apart": np.array([3e38, 1e-38, 1e-38, 0, 0, 0]),
+    "denormal": np.full(6, 1e-40),
+    "zero": np.zeros(6),
+}
+
+
+@pytest.mark.parametrize("loss", ["squared", "softmax"])
+@pytest.mark.parametrize("grown", [1.0, 1e4])
+def test_no_record_whatever_it_holds_moves_a_release_by_more_than_its_clip_norm(loss, grown):
+    network = Network((6, 5, 3), 1.5, loss=loss)
+    weights = tuple(w * grown for w in network.init(jax.random.key(1)))
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.normal(size=(16, 6)).astype(np.float32),
+        np.eye(3, dtype=np.float32)[np.zeros(16, int)],
+    )
+    x[:, 1], x[2:6] = 0, x[1]  # a column of zeros, duplicates, one class alone
+    norms, stds = np.full(2, 0.1, np.float32), np.full(2, 0.01, np.float32)
+
+    def moved(x, y, there):
+        new = compiled_sweep(
+            network, Proximal(), None, 5.0, 4.0, weights, x, y, there, norms, stds,
+            jax.random.key(3),
+        )  # fmt: skip
+        assert all(np.isfinite(np.asarray(w)).all() for w in new)
+        return np.asarray(new[-1], np.float64)
+
+    far = 0.0
+    for record in EVIL.values():
+        for wanted in ([0, 0, 1], [np.nan, 0, 0], [np.inf, 0, 0], [3e38, -3e38, 0]):
+            rows, labels = x.copy(), y.copy()
+            rows[7], labels[7] = record, wanted
+            for others in (np.ones(16, bool), np.zeros(16, bool)):  # an empty lot
+                with_it, without = others.copy(), others.copy()
+                with_it[7], without[7] = True, False
+                gap = moved(rows, labels, with_it) - moved(rows, labels, without)
+                far = max(far, float(np.linalg.norm(gap)))
+    assert 0.1 * 5 / 4 * 0.5 < far <= 0.1 * 5 / 4 + 3e-6 * grown
 
 
 def test_a_hidden_run_has_one_step():
