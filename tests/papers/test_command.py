@@ -104,7 +104,7 @@ def test_an_interrupted_row_goes_on_and_says_so(go, tmp_path, capsys, monkeypatc
         return real(config, directory, dataset, secret, stop, enough=enough)
 
     monkeypatch.setattr(queue, "start", interrupted)
-    assert go("run", "tiny", *PLACES) == 130
+    assert go("run", "tiny", *PLACES) != 0
     said = capsys.readouterr().err
     assert "interrupted: rows that are done are in results.json; the same command goes on" in said
     go("status", *PLACES)
