@@ -321,8 +321,9 @@ def parse_settings(given: tuple[str, ...]) -> dict[str, float | int]:
             number = float(value)
         except ValueError:
             sign = ""
-        if not sign:
-            raise ValueError(f"--set must be NAME=VALUE with a number, got {text!r}")
+        if not sign or name in found:
+            wanted = f"name {name} once" if sign else "be NAME=VALUE with a number"
+            raise ValueError(f"--set must {wanted}, got {text!r}")
         found[name] = int(number) if value.lstrip("+-").isdigit() else number
     return found
 

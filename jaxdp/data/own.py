@@ -89,7 +89,8 @@ def _checked(
             f"{y_name} must be at least 0 and below {num_classes}, the number of classes, got a "
             "label outside"
         )
-    values = x.astype(np.float32)
+    with np.errstate(over="ignore"):  # told below, in words
+        values = x.astype(np.float32)
     if x.dtype == np.uint8:
         values /= np.float32(255)
     if not np.isfinite(values).all():

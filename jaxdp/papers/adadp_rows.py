@@ -1,4 +1,4 @@
-"""Rows of AdaDp's Table I (the epsilon that an accuracy takes) and of its Figure 4 (a, b)."""
+"""Rows of AdaDp's Table I (the epsilon that an accuracy takes) and of its Figure 4 (a)."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def table_1_name(algorithm: str) -> str:
 
 
 def ablation_name(algorithm: str) -> str:
-    """The row of Figure 4 (a, b)."""
+    """The row of Figure 4 (a)."""
     return f"mnist-mlp-pca-{algorithm}-noise-8"
 
 

@@ -1,16 +1,21 @@
 """``jaxdp reproduce``: the papers' tables and figures."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxdp._durable import StorageError
 from jaxdp._extras import needed
+from jaxdp._interrupts import status_of
 
 with needed("jaxdp reproduce", "papers", "click", "rich"):
     import click
 
+    from jaxdp.cli.failures import Stopped
     from jaxdp.cli.options import Filled
 
 _RESULTS = Path("benchmarks/results/papers.json")
@@ -112,6 +117,7 @@ def run(
 
     for name in rows:
         queue.row_named(name)
+    queue.finished(results)  # damage is found now, not after hours
     if detach:
         _detach(
             ["run", *rows, "--results", str(results.absolute()), "--runs", str(runs or 1)],
@@ -126,11 +132,14 @@ def run(
 @_results
 @_out
 def status(results: Path, out: Path) -> None:
-    """Show the finished rows and those under way."""
+    """Show the finished rows and those that were begun."""
     from jaxdp.papers import queue
+    from jaxdp.papers.tables.rows import NEEDED
     from jaxdp.report.words import show_epsilon
 
-    finished = queue.finished(results)
+    finished = queue.finished(results, NEEDED)
+    if not finished:
+        click.echo(f"no row is finished: there is none in {results}", err=True)
     for name in queue.ROWS:
         for (of, number), row in finished.items():
             if of != name:
@@ -150,7 +159,7 @@ def status(results: Path, out: Path) -> None:
         numbers = [number for (of, number) in finished if of == name]
         further = queue.folder_name(name, max(numbers, default=0) + 1)
         if (out / further).exists():
-            click.echo(f"{further:48}under way")
+            click.echo(f"{further:48}begun, not finished")
 
 
 @reproduce.command()
@@ -183,8 +192,9 @@ def figures(to: Path, results_dir: Path, data_dir: Path | None) -> None:
 
 def _target(name: str, about: str) -> click.Command:
     """The command of one table or figure."""
+    does = "Runs nothing" if name == "left" else "Runs what is missing"
 
-    @click.command(name, help=f"{about} Runs what is missing, then writes {name}.md and its plots.")
+    @click.command(name, help=f"{about} {does}; writes {name}.md and its plots.")
     @click.option("--render-only", is_flag=True, help="Run nothing; render the rows there are.")
     @_runs
     @_data_dir
@@ -215,10 +225,18 @@ def _target(name: str, about: str) -> click.Command:
             return
         from jaxdp.papers import tables
 
-        if not render_only:
+        if render_only and not results_dir.is_dir():
+            raise ValueError(
+                f"results-dir must be a folder with result rows, got {results_dir}, where there is "
+                "none: a page without a row would be written"
+            )
+        found = tables.Results(results_dir)
+        if not render_only and name != "left":
             _make(name, results_dir, data_dir, out, runs)
-        for path in tables.render(name, tables.Results(results_dir), to):
-            click.echo(str(path))
+            found = tables.Results(results_dir)
+        with _stored():
+            for path in tables.render(name, found, to):
+                click.echo(str(path))
 
     return command
 
@@ -236,10 +254,10 @@ def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: 
     target = tables.TARGETS[name]
     results, times = results_dir / target.file, runs or target.runs
     if name == "pums":
-        with counting_bar("PUMS", times * len(census.ROWS)) as shown:
+        with _stored(results), counting_bar("PUMS", times * len(census.ROWS)) as shown:
             census.work(results, out / "pums", data_dir, times, shown)
     elif name == "not_private":
-        with counting_bar("not private", times * len(not_private.ROWS)) as shown:
+        with _stored(results), counting_bar("not private", times * len(not_private.ROWS)) as shown:
             not_private.work(results, out / "not_private", data_dir, times, shown)
     elif name == "accountants":
         accountants.work(results, out / "accountants", times)
@@ -270,15 +288,31 @@ def _work(
     from jaxdp.papers import queue
     from jaxdp.runs import described
 
-    queue.work(
-        names,
-        out,
-        results,
-        data_dir,
-        described.report,
-        lambda row: progress_bar(row.config(), row.name),
-        runs,
-    )
+    with _stored(results):
+        queue.work(
+            names,
+            out,
+            results,
+            data_dir,
+            described.report,
+            lambda row: progress_bar(row.config(), row.name),
+            runs,
+        )
+
+
+@contextlib.contextmanager
+def _stored(results: Path | None = None) -> Iterator[None]:
+    """Turns interrupts of a queue, and what cannot be written or read, into one line."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        kept = f": rows that are done are in {results}; the same command goes on" if results else ""
+        raise Stopped(f"interrupted{kept}", status_of(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename} cannot be written or read: " if error.filename else ""
+        raise StorageError(f"{where}{error.strerror or error}") from error
 
 
 def _detach(arguments: list[str], data_dir: Path | None, out: Path) -> None:
@@ -286,7 +320,8 @@ def _detach(arguments: list[str], data_dir: Path | None, out: Path) -> None:
     command = [sys.executable, "-m", "jaxdp", "reproduce", *arguments]
     command += ["--out", str(out.absolute())]
     command += ["--data-dir", str(data_dir.absolute())] if data_dir else []
-    out.mkdir(parents=True, exist_ok=True)
+    with _stored():
+        out.mkdir(parents=True, exist_ok=True)
     log = out / "log.txt"
     with open(log, "ab") as file:
         process = subprocess.Popen(

@@ -3,6 +3,7 @@
 import datetime
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,34 @@ def work_through(
 
 
 def run_row(row: Row, folder: Path, dataset: data.Dataset, progress: Progress) -> RunResult:
-    """Starts the row's run, or goes on with it."""
+    """Starts the row's run, or goes on with it.
+
+    Raises:
+        ValueError: the folder holds a run of another configuration.
+    """
     directory, enough = RunDirectory(folder), row.enough if row.accepted is not None else None
     if directory.exists():
-        config = RunConfig.from_dict(directory.load_state().config or {})
+        stored = directory.load_state().config or {}
+        _check_same(row, stored, folder)
+        config = RunConfig.from_dict(stored)
         return resume(config, directory, dataset, progress, enough=enough)
     return start(row.config(), directory, dataset, Secret.new(), progress, enough=enough)
+
+
+def _check_same(row: Row, stored: dict[str, Any], folder: Path) -> None:
+    """Raises ValueError where the run in a folder is not the row's, which would bear its name."""
+    now = json.loads(json.dumps(row.config().to_dict()))
+    for name in sorted(now.keys() & stored.keys()):
+        same = stored[name] == now[name]
+        # Another version of the accountant calibrates them a little differently.
+        if name in ("noise_multiplier", "steps") and stored[name] and now[name]:
+            same = math.isclose(stored[name], now[name], rel_tol=0.01)
+        if not same:
+            raise ValueError(
+                f"{folder} must hold a run of row {row.name}, got one of another configuration, "
+                f"with {name} {stored[name]!r} instead of {now[name]!r}: move it away, or give "
+                "another --out"
+            )
 
 
 def row_named(name: str) -> Row:
@@ -133,11 +156,30 @@ def has_gpu() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def finished(results: Path) -> dict[Key, dict[str, Any]]:
-    """The finished rows by name and run."""
+def finished(results: Path, needed: Iterable[str] = ()) -> dict[Key, dict[str, Any]]:
+    """The finished rows by name and run.
+
+    Args:
+        results: the JSON file; one that is not there holds none.
+        needed: what every line must have besides its name.
+
+    Raises:
+        ValueError: the file cannot be read, is no JSON, or holds something else.
+    """
     if not results.exists():
         return {}
-    lines = json.loads(results.read_text(encoding="utf-8"))
+    try:
+        lines = json.loads(results.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"results must be a JSON file, got {results}: {error}") from error
+    wanted = {"name", *needed}
+    if not isinstance(lines, list) or not all(
+        isinstance(line, dict) and wanted <= line.keys() for line in lines
+    ):
+        raise ValueError(
+            f"results must be a list of rows, each with {', '.join(sorted(wanted))}; got something "
+            f"else in {results}"
+        )
     return {(line["name"], line.get("run", 1)): line for line in lines}
 
 

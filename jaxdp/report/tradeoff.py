@@ -44,11 +44,13 @@ def _mu(
 ) -> tuple[float | None, str]:
     """mu of the Gaussian mechanism that is this one, or is no better wherever it was compared."""
     whole = acc.mu_gdp(event, relation)
-    if whole.lower > 0:
+    if whole.lower > 0 and math.isfinite(whole.upper):
         return _up(whole.upper), "exact"
     least = min(delta, points[0][1])
     found = [mu_between(at, at) for at in points if least <= at[1] < 1 - _SMALL]
-    return (_up(max(found)), "approximate") if found else (None, "")
+    # Next to no noise: no Gaussian mechanism whose mu a float holds is as bad.
+    known = bool(found) and math.isfinite(max(found))
+    return (_up(max(found)), "approximate") if known else (None, "")
 
 
 def _up(value: float) -> float:

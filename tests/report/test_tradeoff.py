@@ -78,3 +78,8 @@ def test_where_nothing_is_proven_there_is_no_curve():
     assert tradeoff(acc.Repeated(acc.Gaussian(0.0), 3), ADD, 1e-5) is None
     fixed = acc.FixedSizeSampled(acc.Gaussian(1.0), 100, 10)
     assert tradeoff(fixed, ADD, 1e-5) is None
+
+
+def test_next_to_no_noise_has_a_curve_and_no_mu():
+    found = tradeoff(sampled(1e-9, 0.125, 4), ADD, 1e-5)
+    assert found is None or (found.mu is None and found.mu_is == "")

@@ -237,6 +237,9 @@ def test_settings_on_the_command_line(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["train", "--algorithm", "adadp", "--set", "beta", "--out", str(tmp_path / "r")])
     assert "--set must be NAME=VALUE with a number" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", "--algorithm", "adadp", "--set", "beta=1", "--set", "beta=2"])
+    assert "--set must name beta once, got 'beta=2'" in capsys.readouterr().err
 
 
 def test_the_queue_keeps_what_is_finished_and_goes_on(tmp_path, monkeypatch):

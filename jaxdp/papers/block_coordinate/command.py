@@ -108,6 +108,7 @@ def configured(algorithm: str, dataset: str | DatasetSpec, given: Mapping[str, A
         "settings": {},
     }
     values |= {name: value for name, value in given.items() if value is not None}
+    _check_convolution(values["settings"])
     size = values["dataset_size"]
     if given.get("batch_size") is None:
         values["batch_size"] = _batch_size(values["batch_size"], size, hidden)
@@ -117,6 +118,15 @@ def configured(algorithm: str, dataset: str | DatasetSpec, given: Mapping[str, A
     values.setdefault("eval_every", -(-values["steps"] // 10))
     constants = own_constants(chosen) if own else None
     return resolved(BlockConfig(chosen.name, algorithm, own=constants, **values))
+
+
+def _check_convolution(settings: Mapping[str, Any]) -> None:
+    for name in ("kernel", "stride"):
+        if name in settings and not settings.get("channels"):
+            raise ValueError(
+                f"{name} must not be set without channels: there is no convolution; got "
+                f"{settings[name]!r}"
+            )
 
 
 def _batch_size(wanted: int, size: int, hidden: bool) -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
 
 WATCHED = "the parameters of a block in training were handed out after every epoch"
+# Standard deviations of a step's noise that a weight may hold, and the least such deviation.
+_SPACINGS, _FLOOR = 2.0**19, 2.0**-100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,8 @@ class HiddenBlocks:
     of proximal gradient descent, clipped record by record and noised, run in one compiled loop that
     returns nothing but its last iterate. Each step is 1-Lipschitz because a clipped block loss is
     convex and gamma B^2-smooth, B enforced by clipping, and the step size is at most
-    2/(gamma B^2). ``event`` charges each block as such a chain; releases compose.
+    2/(gamma B^2). ``event`` charges each block as such a chain; releases compose. Every entry is
+    held in a public box, ``largest``, so that no rounding swallows noise, however weights grow.
 
     Attributes:
         network: the network.
@@ -109,17 +112,35 @@ class HiddenBlocks:
     def _check_noise(self) -> None:
         """Noise that rounding swallows does not blur what a hidden chain counts on it to blur.
 
-        Eight float32 roundings of a usual weight before the first step, N(0, 1/fan_in), at least.
+        The box must hold a usual weight before the first step, N(0, 1/fan_in), a step of all
+        records of a batch, and the ball of a projection, whose rounding is of its radius.
         """
         for block, norm in enumerate(self.l2_clip_norms):
-            noise = self.step_size * min(self.multipliers()) * norm / self.batch_size
-            least = 2.0**-20 / math.sqrt(self.network.shape(block)[1])
-            if noise < least and not self.direct:  # R3 begins with zeros
+            # R3 begins with zeros.
+            start = 0.0 if self.direct else 1 / math.sqrt(self.network.shape(block)[1])
+            sizes = (start, self.step_size * norm, self.proximal.spectral_radius or 0.0)
+            noise, least = self._noise(block), max(_FLOOR, max(sizes) / _SPACINGS)
+            if not noise >= least:
                 raise ValueError(
                     "step_size * noise_multiplier * l2_clip_norm / batch_size must be at least "
                     f"{least:.3g} in block {block}, below which noise is lost in the rounding of "
                     f"the weights that it is added to, got {noise:.3g}"
                 )
+
+    def _noise(self, block: int) -> float:
+        """The least standard deviation of the noise of a step on a weight."""
+        scale = self.step_size * self.l2_clip_norms[block] / self.batch_size
+        return scale * min(self.multipliers())
+
+    def largest(self, block: int) -> float:
+        """The bound on every weight's size, public: 2^19 standard deviations of a step's noise.
+
+        A step starts and moves within it, so the noise is at least 8 of float32's spacings at the
+        sum of both, 2^20. Projection on the box is 1-Lipschitz, as every one on a convex set.
+        """
+        # Products beyond float32 would be dropped where those of a neighbour are shortened.
+        finite = 1e30 / (self.network.activation_bound * self.network.shape(block)[1])
+        return min(_SPACINGS * self._noise(block), finite)
 
     @property
     def order(self) -> list[tuple[int, int]]:
@@ -130,7 +151,10 @@ class HiddenBlocks:
     def init(self, key: jax.Array) -> Weights:
         """The weights before the first step, of the key alone; zeros for R3."""
         weights = self.network.init(key)
-        return (jnp.zeros_like(weights[0]),) if self.direct else weights
+        if self.direct:
+            return (jnp.zeros_like(weights[0]),)
+        boxes = (self.largest(block) for block in range(self.network.blocks))
+        return tuple(jnp.clip(w, -box, box) for w, box in zip(weights, boxes, strict=True))
 
     def multipliers(self) -> tuple[float, ...]:
         """z of each inner epoch."""
@@ -235,7 +259,8 @@ def train_block(
         new = _inner_loop(
             algorithm.network, block, algorithm.proximal, float(algorithm.step_size),
             float(algorithm.batch_size), weights[block], frozen, mask,
-            np.float32(algorithm.l2_clip_norms[block]), stds[now], epochs[now], key,
+            np.float32(algorithm.l2_clip_norms[block]), np.float32(algorithm.largest(block)),
+            stds[now], epochs[now], key,
         )  # fmt: skip
         weights = (*weights[:block], new, *weights[block + 1 :])
         if watch is not None:
@@ -261,8 +286,8 @@ def _lift(
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _inner_loop(
     network: Network, block: int, proximal: Proximal, step_size: float, divisor: float,
-    w: jax.Array, frozen: Lifted, mask: jax.Array, l2_clip_norm: jax.Array, stds: jax.Array,
-    epochs: jax.Array, key: jax.Array,
+    w: jax.Array, frozen: Lifted, mask: jax.Array, l2_clip_norm: jax.Array, largest: jax.Array,
+    stds: jax.Array, epochs: jax.Array, key: jax.Array,
 ) -> jax.Array:  # fmt: skip
     """The last iterate of noisy proximal gradient descent on one block; nothing else leaves.
 
@@ -276,6 +301,7 @@ def _inner_loop(
         frozen: V [l, b, d_{i-1}] and U [l, b, d_i].
         mask: bool [l, b].
         l2_clip_norm: C.
+        largest: every weight is held in [-largest, largest].
         stds: float32 [K], noise on the sum in each epoch.
         epochs: int [K], their numbers, which with the key give the noise.
         key: secret, one for each block and sweep.
@@ -286,7 +312,8 @@ def _inner_loop(
         residuals = network.residual(block, (v @ w.T).reshape(u.shape), u, u)
         total = clipped_sum(residuals, v, rows, l2_clip_norm, convex=True)
         noisy = noised(total, std, jax.random.key_data(noise_key))
-        return proximal(w - step_size / divisor * noisy, step_size), None
+        moved = proximal(w - step_size / divisor * noisy, step_size)
+        return jnp.clip(moved, -largest, largest), None
 
     def epoch(w: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         std, number = now

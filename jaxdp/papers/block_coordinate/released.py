@@ -93,8 +93,8 @@ class ReleasedBlocks:
     def events(self, steps: int) -> acc.Event:
         """Everything that the first ``steps`` sweeps release, equal events counted together."""
         counts: dict[acc.Event, int] = {}
-        for step in range(_validate.integer("steps", steps, least=0)):
-            counts[self.event(step)] = counts.get(self.event(step), 0) + 1
+        for first, number in self.schedule.stages(_validate.integer("steps", steps, least=0)):
+            counts[self.event(first)] = counts.get(self.event(first), 0) + number
         return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
 
     def sampler(

@@ -18,7 +18,13 @@ from jaxdp.papers.block_coordinate.hidden import ChargedWhole, HiddenBlocks
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.published import claimed_for
 from jaxdp.papers.block_coordinate.released import Charged
-from jaxdp.papers.block_coordinate.settings import BlockConfig, Blocks, prepared, records
+from jaxdp.papers.block_coordinate.settings import (
+    BlockConfig,
+    Blocks,
+    check_labels,
+    prepared,
+    records,
+)
 from jaxdp.papers.block_coordinate.training import (
     HiddenTrainer,
     SweepTrainer,
@@ -127,6 +133,7 @@ class BlockRun(Run):
         secret: Secret | None, progress: Progress,
     ):  # fmt: skip
         self.config, self.dataset, self._blocks = config, dataset, config.blocks()
+        check_labels(config, dataset)
         self._is_new = secret is not None
         kept = secret or directory.load_state().secret.restored()
         key = kept.jax_key("init")

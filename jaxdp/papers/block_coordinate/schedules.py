@@ -28,6 +28,17 @@ class SweepSchedule:
         """The factor of a step."""
         return self.factors[min(step // self.steps_each, len(self.factors) - 1)]
 
+    def stages(self, steps: int) -> list[tuple[int, int]]:
+        """(first step, number of steps) of every stage that the first ``steps`` reach."""
+        found, first = [], 0
+        for stage in range(len(self.factors)):
+            last = stage == len(self.factors) - 1
+            number = steps - first if last else min(self.steps_each, steps - first)
+            if number:
+                found.append((first, number))
+            first += number
+        return found
+
     def over(self, steps: int) -> tuple[float, ...]:
         """The factors of the first ``steps`` steps."""
         return tuple(self.at(step) for step in range(steps))

@@ -22,6 +22,8 @@ ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE.value, acc.Relation.REPLACE_ONE.value
 # A few units above sqrt(2), so that no softmax gradient is ever clipped.
 _ABOVE = 1 + 2.0**-20
+_MOST_LAYERS, _MOST_WEIGHTS = 1_000, 2**28
+_MOST_LEARNING_RATE = 1e6  # beyond, float32 overflows in a step or two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, least in (("layers", 0), ("channels", 0), ("epochs", 1), ("sweeps", 1)):
             _validate.integer(name, getattr(self, name), least=least)
+        if self.layers > _MOST_LAYERS:
+            raise ValueError(f"layers must be at most {_MOST_LAYERS:,}, got {self.layers:,}")
         _validate.one_of("softmax", self.softmax, (0, 1))
         _validate.positive("bound", self.bound)
         for name in ("scale", "weight_decay", "radius"):
@@ -228,6 +232,13 @@ def resolved(config: BlockConfig) -> BlockConfig:
     """
     _validate.one_of("algorithm", config.algorithm, ALGORITHMS)
     _validate.fraction("delta", config.delta)
+    if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
+        raise ValueError(
+            f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
+        )
+    _validate.positive("l2_clip_norm", config.l2_clip_norm)
+    if config.noise_multiplier is not None:
+        _validate.positive("noise_multiplier", config.noise_multiplier)
     for name in ("steps", "eval_every", "hidden", "batch_size", "dataset_size"):
         _validate.integer(name, getattr(config, name), least=1)
     if config.is_hidden and config.steps != 1:
@@ -240,6 +251,7 @@ def resolved(config: BlockConfig) -> BlockConfig:
             f"{config.epsilon} and {config.noise_multiplier}"
         )
     relation = acc.Relation(config.relation)
+    _check_weights(config)
     config.blocks(config.noise_multiplier or 1.0)
     if config.noise_multiplier is None:
         assert config.epsilon is not None
@@ -248,6 +260,17 @@ def resolved(config: BlockConfig) -> BlockConfig:
         config = dataclasses.replace(config, noise_multiplier=float(noise))
     acc.epsilon(config.total(), config.delta, relation)
     return config
+
+
+def _check_weights(config: BlockConfig) -> None:
+    network = config.network
+    count = sum(math.prod(network.shape(block)) for block in range(network.blocks))
+    if count > _MOST_WEIGHTS:
+        raise ValueError(
+            f"hidden, layers and channels must make at most {_MOST_WEIGHTS:,} weights (1 GiB), got "
+            f"{count:,}, of hidden {config.hidden:,}, layers {config.chosen.layers:,} and channels "
+            f"{config.chosen.channels:,}"
+        )
 
 
 def prepared(config: BlockConfig, x: np.ndarray) -> np.ndarray:
@@ -259,7 +282,29 @@ def prepared(config: BlockConfig, x: np.ndarray) -> np.ndarray:
     return np.concatenate([flat, np.full((len(x), 1), 0.5, np.float32)], axis=1)
 
 
+def check_labels(config: BlockConfig, dataset: data.Dataset) -> None:
+    """Raises ValueError for labels of the training records that are no classes; names none."""
+    labels, count = np.asarray(dataset.train_y), config.spec.num_classes
+    whole = labels.dtype.kind in "iu" and labels.ndim == 1 and len(labels) == len(dataset.train_x)
+    if not whole:
+        raise ValueError(
+            f"train_y must be whole numbers, one for each of the {len(dataset.train_x)} training "
+            f"records, got {labels.dtype} of shape {labels.shape}"
+        )
+    if labels.size and not (labels.min() >= 0 and labels.max() < count):
+        # Without the label: it is private.
+        raise ValueError(
+            f"train_y must be at least 0 and below {count}, the number of classes, got a label "
+            "outside"
+        )
+
+
 def records(config: BlockConfig, dataset: data.Dataset) -> tuple[jnp.ndarray, jnp.ndarray]:
-    """(x [N, d_0], y [N, classes]) of the training records; sensitive."""
+    """(x [N, d_0], y [N, classes]) of the training records; sensitive.
+
+    Raises:
+        ValueError: a label that is no class; the message does not hold it.
+    """
+    check_labels(config, dataset)
     wanted = np.eye(config.spec.num_classes, dtype=np.float32)[np.asarray(dataset.train_y)]
     return jnp.asarray(prepared(config, dataset.train_x)), jnp.asarray(wanted)

@@ -151,10 +151,6 @@ class HiddenTrainer(_Charging):
             self._keep(weights, at + 1, name)
         return self.moved(state, weights)
 
-    def forget(self) -> None:
-        """Removes the secret file of a run that is finished."""
-        self._kept.unlink(missing_ok=True)
-
     def _keep(self, weights: Weights, done: int, name: str) -> None:
         text = [base64.b64encode(np.asarray(w, np.float32).tobytes()).decode() for w in weights]
         row = {"release": name, "done": done, "weights": text}

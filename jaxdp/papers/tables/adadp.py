@@ -1,4 +1,4 @@
-"""AdaDp's Table I (the epsilon that an accuracy takes) and its Figure 4 (a, b) (ablations)."""
+"""AdaDp's Table I (the epsilon that an accuracy takes) and its Figure 4 (a) (ablations)."""
 
 from typing import Any
 
@@ -123,7 +123,7 @@ def _ablations(results: Results) -> Section:
         for line in rows.lines(results, adadp.ablation_name(algorithm))
     ]
     return Section(
-        "Figure 4 (a, b): noise 8, DP-PCA 16, 30 epochs, delta 1e-5",
+        "Figure 4 (a): noise 8, DP-PCA 16, 30 epochs, delta 1e-5",
         (
             "The paper's text: AdaN is more accurate than AdaL; it prints no figures. Rates 0.001 "
             "(AdaL), 0.1 (AdaN, DP-SGD) and 0.002 (AdaDp).",
@@ -164,6 +164,6 @@ def figure(results: Results) -> Figure:
                 label=shown,
             )
     right.set(xlabel="epochs", ylabel="test accuracy (%)")
-    style.title(right, "Figure 4 (a, b), noise 8")
+    style.title(right, "Figure 4 (a), noise 8")
     right.legend(loc="lower right") if right.lines else style.nothing_yet(right)
     return drawn

@@ -29,6 +29,11 @@ EPSILONS_LEGEND = (
     "at delta 1e-5, one record added or removed. Machines were shared with other work: seconds "
     "say little."
 )
+# Of a row of papers.json, for every page.
+NEEDED = (
+    *("test_accuracy", "claimed_epsilon", "proven_epsilon", "acceptance_rate", "seconds"),
+    *("steps", "steps_timed", "machine"),
+)
 LEGEND = f"{EPSILONS_LEGEND} *Accepted*: the share of candidates that an annealed algorithm took."
 MISSING = "not run"
 
@@ -42,16 +47,21 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._papers = queue.finished(folder / "papers.json")
+        self._papers = queue.finished(folder / "papers.json", NEEDED)
 
     def runs(self, name: str) -> list[dict[str, Any]]:
         """The runs of a row of papers.json, in order."""
         return [line for (of, _), line in sorted(self._papers.items()) if of == name]
 
     def read(self, file: str) -> Any:
-        """Another file of the folder; None where there is none."""
+        """Another file of the folder; None where there is none, ValueError where it is no JSON."""
         path = self.folder / file
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"results must be a JSON file, got {path}: {error}") from error
 
 
 def lines(results: Results, name: str) -> list[list[str]]:

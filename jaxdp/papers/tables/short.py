@@ -1,4 +1,4 @@
-"""Short rows of Table 1's algorithms: mean and spread where there are three runs."""
+"""Short rows of Table 1's algorithms: mean and spread where there are several runs."""
 
 from jaxdp.data.specs import spec
 from jaxdp.papers.rows import ROWS
@@ -23,13 +23,13 @@ NAMES = tuple(
 def page(results: Results) -> Page:
     """One table a data set."""
     return Page(
-        "Five epochs at a proven epsilon of 3, several runs",
+        "Five epochs at a proven epsilon of 3",
         (
             "The algorithms of [Table 1](table1.md), with as many steps as some minutes allow and "
             "the noise that proves (3, 1e-5) for them. Rates are those of the papers or ours for "
-            "40 epochs, not chosen for so few. Runs differ in starting weights, draws and noise; "
-            "*single* means that nothing is known of chance. SA-DPSGD *repaired* is told of the "
-            "5,000 test examples that judged nothing.",
+            "40 epochs, not chosen for so few. Runs of a row differ in starting weights, draws and "
+            "noise; *single* means one run, so that nothing is known of chance. SA-DPSGD "
+            "*repaired* is told of the 5,000 test examples that judged nothing.",
             rows.EPSILONS_LEGEND,
         ),
         (),

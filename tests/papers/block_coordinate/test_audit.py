@@ -47,7 +47,7 @@ def test_half_the_noise_is_caught(monkeypatch):
 
 def test_a_run_is_that_of_training():
     """With the same start and next to no noise, the audited loop ends where training ends."""
-    quiet = bc.HiddenBlocks(bc.Network((2, 1), 1.0), 1e-6, 1.0, 1.0, 4, 4, 5, direct=True)
+    quiet = bc.HiddenBlocks(bc.Network((2, 1), 1.0), 1e-5, 1.0, 1.0, 4, 4, 5, direct=True)
     data, other = worlds(quiet)
     mine = hidden_run(quiet, data, other)(jax.random.key_data(jax.random.key(0)), jnp.asarray(True))
     (trained,) = bc.train_hidden(quiet, data, secret=Secret.from_seed(1))

@@ -54,7 +54,7 @@ def inner(w, frozen, std, epochs=1, proximal=bc.Proximal(), key=0, clip=0.3, mas
     rows = jnp.ones(frozen.v.shape[:2], bool) if mask is None else mask
     return hidden._inner_loop(
         NET, 1, proximal, 0.8, 8.0, w, frozen, rows, np.float32(clip),
-        np.full(epochs, std, np.float32), np.arange(epochs), jax.random.key(key),
+        np.float32(np.inf), np.full(epochs, std, np.float32), np.arange(epochs), jax.random.key(key),
     )  # fmt: skip
 
 

@@ -228,7 +228,7 @@ def test_a_row_until_accepted_shows_claimed_taken_and_proven(tmp_path):
 
 
 def test_a_target_is_rendered_without_running(tmp_path, capsys):
-    arguments = ["--render-only", "--results-dir", str(tmp_path / "none"), "--to", str(tmp_path)]
+    arguments = ["--render-only", "--results-dir", str(tmp_path), "--to", str(tmp_path)]
     main(["reproduce", "pareto", *arguments])
     assert (tmp_path / "pareto.png").exists()
     assert "pareto.md" in capsys.readouterr().out
