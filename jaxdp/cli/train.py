@@ -60,10 +60,7 @@ from jaxdp.data.specs import SPECS
     type=click.Choice(["tanh", "relu", "tempered_sigmoid"]),
     help="Of the hidden layers [default: tanh].",
 )
-@click.option(
-    "--algorithm",
-    help="Private algorithm, see `jaxdp algorithms` [default: dp-sgd].",
-)
+@click.option("--algorithm", help="Private one, see `jaxdp algorithms` [default: dp-sgd].")
 @click.option(
     "--set",
     "settings",
