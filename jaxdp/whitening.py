@@ -22,7 +22,7 @@ _POWER = 0.25
 
 
 class Whitening(NamedTuple):
-    """What ``dp_whitening`` released.
+    """The release of ``dp_whitening``.
 
     Attributes:
         mean: float32 [places, c], of the records, by place.

@@ -53,6 +53,7 @@ FLOW = [
     "preprocess",
     "linear",
     "features",
+    "whitening",
     "models",
     "data",
     "report",
