@@ -87,8 +87,8 @@ _IN_PART = (
 )
 _LINEAR = (
     "Tramer and Boneh 2021 (arXiv:2011.11660v3, Appendix C), a linear model on scattering "
-    "features, which are whitened here; rate and the noise of whitening were chosen on held-out training records of {}; "
-    "the rest follows theirs"
+    "features, which are whitened here; rate and the noise of whitening were chosen on held-out "
+    "training records of {}; the rest follows theirs"
 )
 _WHITENED = {"features": "scattering", "whiten_noise_multiplier": 16.0}
 # The best recipe of each data set that runs on two cores in minutes, and its origin.
