@@ -344,11 +344,11 @@ class Run:
         return bar.shown(self.path.name, steps)
 
     def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+        count = self._count_of_canaries
+        if count and not run.ledger.entries:  # before a projection of the records is charged
+            canary.placed(self.directory, canary.tossed(count, run.secret))
         source = self._records(run)
         if self._canaries is not None:
-            count = self._canaries.count
-            if not run.ledger.entries:
-                canary.placed(self.directory, canary.tossed(count, run.secret))
             coins = canary.kept_coins(count, self.directory, kept.canaries)
             source = self._canaries.entered(placed(source), coins)
         watched = self._canaries is not None

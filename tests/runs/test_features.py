@@ -91,6 +91,14 @@ def test_whitening_is_charged_before_the_first_step_and_kept(tmp_path):
     assert test(result.params).items() <= result.history[-1].items()
 
 
+def test_coins_of_canaries_are_tossed_before_a_whitening_or_projection_is_charged(tmp_path):
+    whitened_first = config(whiten_noise_multiplier=8.0, canaries=20)
+    projected_first = small.config(pca_dimensions=4, pca_noise_multiplier=8.0, canaries=20)
+    for name, made in (("w", whitened_first), ("p", projected_first)):
+        small.go(tmp_path / name, made)
+        assert (tmp_path / name / "secret" / "canaries.json").exists()
+
+
 def test_whitening_without_features_or_on_the_grid_is_refused():
     with pytest.raises(ValueError, match="whiten_noise_multiplier must be None without features"):
         runs.resolve(runs.recipe("digits", whiten_noise_multiplier=8.0))
