@@ -36,7 +36,7 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
         value = f"at least {show_audited(row.audited_family)}"
         found.append((name, value, _share(row, row.audited_family)))
     if row.audited_last is not None:
-        name = "Audited, from the sum of the noisy gradients alone"
+        name = f"Audited, from {last_of(row)}"
         value = f"at least {show_audited(row.audited_last)}"
         found.append((name, value, _share(row, row.audited_last)))
     if row.reachable is not None:
@@ -46,6 +46,11 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
         name = f"Used records found, where {alarms:.2g} of the unused ones are accused"
         found.append((name, f"{hits:.1%} ({low:.1%} to {high:.1%})", ""))
     return found
+
+
+def last_of(row: AuditRow) -> str:
+    """What the audit of the end of a run alone was computed from."""
+    return row.last_of or "the sum of the noisy gradients alone"
 
 
 def advice(row: AuditRow) -> str:

@@ -1,0 +1,70 @@
+"""Candidate records of an audit of a configured run: made of nothing that anybody's model saw."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxdp import _validate, data, features
+
+if TYPE_CHECKING:
+    from jaxdp.runs.config import RunConfig
+
+KINDS = ("gradient", "noise", "blank", "mislabelled")
+_INPUTS = 9  # fixes the candidates, which are public
+
+
+def check(config: "RunConfig") -> None:
+    """Raises ValueError for a kind or a number of candidates that cannot be had."""
+    _validate.one_of("canary_kind", config.canary_kind, KINDS)
+    count = _validate.integer("canaries", config.canaries, least=0)
+    if config.canary_kind == "gradient":
+        return
+    if not count:
+        raise ValueError(
+            f"canaries must be at least 1 with canary_kind {config.canary_kind}, got 0"
+        )
+    if config.pca_dimensions is not None:
+        raise ValueError(
+            "canary_kind must be gradient with pca_dimensions, whose projection would read them "
+            f"without a charge, got {config.canary_kind}"
+        )
+    tests = config.spec.test_size or 0
+    if config.canary_kind == "mislabelled" and not count <= tests // 2:
+        raise ValueError(
+            f"canaries must be at most half of the {tests} test records, which they are taken out "
+            f"of, got {count} mislabelled ones"
+        )
+
+
+def asked_for(config: "RunConfig", dataset: data.Dataset) -> Any:
+    """The number of candidates, or the candidates (x [m, ...], y [m]) themselves.
+
+    Args:
+        config: resolved.
+        dataset: as loaded; of mislabelled candidates its last test records are taken.
+    """
+    if not config.canaries or config.canary_kind == "gradient":
+        return config.canaries
+    x, y = _made(config, dataset)
+    if config.features is not None:
+        x = features.by_name(config.features, x)
+    return x, y.astype(dataset.train_y.dtype)
+
+
+def _made(config: "RunConfig", dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.Generator(np.random.Philox(key=_INPUTS))
+    count, classes = config.canaries, config.spec.num_classes
+    labels = rng.integers(0, classes, count)
+    if config.canary_kind == "mislabelled":
+        other = 1 + labels % (classes - 1) if classes > 1 else labels
+        return dataset.test_x[-count:], (dataset.test_y[-count:] + other) % classes
+    shape = (count, *dataset.train_x.shape[1:])
+    if config.canary_kind == "blank":
+        return np.zeros(shape, np.float32), labels
+    return rng.integers(0, 2, shape).astype(np.float32), labels
+
+
+def tests_left(config: "RunConfig", count: int) -> int:
+    """How many of ``count`` test records are no candidates: the first ones."""
+    taken = config.canaries if config.canary_kind == "mislabelled" else 0
+    return count - taken
