@@ -1,5 +1,6 @@
 """Candidate records of an audit of a configured run: made of nothing that anybody's model saw."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxdp import _validate, data, features
 if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig
 
-KINDS = ("gradient", "noise", "blank", "mislabelled")
+KINDS = ("gradient", "noise", "pixel", "mislabelled")
 _INPUTS = 9  # fixes the candidates, which are public
 
 
@@ -59,9 +60,14 @@ def _made(config: "RunConfig", dataset: data.Dataset) -> tuple[np.ndarray, np.nd
         other = 1 + labels % (classes - 1) if classes > 1 else labels
         return dataset.test_x[-count:], (dataset.test_y[-count:] + other) % classes
     shape = (count, *dataset.train_x.shape[1:])
-    if config.canary_kind == "blank":
-        return np.zeros(shape, np.float32), labels
-    return rng.integers(0, 2, shape).astype(np.float32), labels
+    # Both are unlike any image: what ordinary records do then hardly lies along them.
+    if config.canary_kind == "noise":
+        return rng.standard_normal(shape, np.float32), labels
+    size = math.prod(shape[1:])
+    blank = np.zeros((count, size), np.float32)
+    places = np.concatenate([rng.permutation(size) for _ in range(-(-count // size))])
+    blank[np.arange(count), places[:count]] = math.sqrt(size)  # as long as noise
+    return blank.reshape(shape), labels
 
 
 def tests_left(config: "RunConfig", count: int) -> int:
