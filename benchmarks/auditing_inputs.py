@@ -25,10 +25,11 @@ from jaxdp.seeds import Secret
 RESULT = Path(__file__).parent / "results" / "auditing_inputs.json"
 REGIMES = {
     "mlp, 100 steps of 512": {
-        "model": "mlp", "hidden": 64, "batch_size": 512, "dataset_size": 60_000,
+        "model": "mlp", "hidden": 64, "batch_size": 512, "dataset_size": 60_000, "learning_rate": 0.5,
     },
     "logistic, 100 steps of the full batch": {
         "model": "logistic", "batch_size": 6_000, "dataset_size": 6_000, "sampling": "full_batch",
+        "learning_rate": 20.0,
     },
 }  # fmt: skip
 EPSILONS = 8.0, 4.0, 3.0
@@ -39,7 +40,7 @@ def one(regime, epsilon, kind, dataset, folder):
     """A run, and what its audit finds."""
     config = runs.resolve(
         runs.recipe(
-            "mnist", epsilon=epsilon, momentum=0.0, learning_rate=0.5, canaries=CANARIES,
+            "mnist", epsilon=epsilon, momentum=0.0, canaries=CANARIES,
             canary_kind=kind, steps=STEPS, eval_every=STEPS, **REGIMES[regime],
         )
     )  # fmt: skip

@@ -180,10 +180,10 @@ def _process(port: str, folder: str, index: int) -> None:
 
 def cases(quick: bool) -> dict[str, tuple[Case, bool]]:
     """Each case, and whether it is a planted fault. Ten steps at a rate of 1/10."""
-    runs = 300 if quick else 3_000
+    runs = 300 if quick else 1_000
     ten = {"steps": 10, "delta": 1e-3, "runs": runs, "records": 20, "rows": 20, "threshold": 1.5}
     ten |= {"seed": SEED}
-    pairs = {**ten, "runs": runs // 3}
+    pairs = {**ten, "runs": 100 if quick else 1_000}
     faults = {**pairs, "threshold": None}  # the event is tested, on runs that chose nothing
     poisson, half = Poisson(0.1), Poisson(0.5)
     return {

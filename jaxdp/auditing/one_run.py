@@ -221,7 +221,7 @@ def audit_canaries(
         reachable(algorithm, steps, len(coins), delta, confidence),
         points(inside, outside, confidence) if len(inside) and len(outside) else (),
         event,
-        roc(inside, outside),
+        roc(inside, outside) if len(inside) and len(outside) else np.zeros((0, 2)),
         records,
     )
 
