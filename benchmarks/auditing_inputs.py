@@ -25,7 +25,8 @@ from jaxdp.seeds import Secret
 RESULT = Path(__file__).parent / "results" / "auditing_inputs.json"
 REGIMES = {
     "mlp, 100 steps of 512": {
-        "model": "mlp", "hidden": 64, "batch_size": 512, "dataset_size": 60_000, "learning_rate": 0.5,
+        "model": "mlp", "hidden": 64, "batch_size": 512, "dataset_size": 60_000,
+        "learning_rate": 0.5,
     },
     "logistic, 100 steps of the full batch": {
         "model": "logistic", "batch_size": 6_000, "dataset_size": 6_000, "sampling": "full_batch",

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from jaxdp._written import Written
 
+THIS_RUN = "this very run, once"
 TINY = "the same mechanism on a tiny network"
 
 
