@@ -56,7 +56,7 @@ class Canaries:
 
     @property
     def columns(self) -> int:
-        """How many numbers are released of every step."""
+        """The number of numbers that are released of every step."""
         return self.count
 
     @property

@@ -54,7 +54,7 @@ class RecordCanaries:
 
     @property
     def columns(self) -> int:
-        """How many numbers are released of every step."""
+        """The number of numbers that are released of every step."""
         return PARTS * self.count
 
     @property
@@ -141,7 +141,7 @@ class RecordCanaries:
         return jnp.asarray(value, jnp.float32)
 
     def _by_parts(self, of: Callable[[PyTree], Any]) -> Any:
-        """What ``of`` gives of all candidates, some at a time."""
+        """Applies ``of`` to all candidates, some at a time."""
         size = min(_AT_ONCE, self.count)
         parts = -(-self.count // size)
 

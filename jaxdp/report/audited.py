@@ -55,7 +55,7 @@ def steps_of(row: AuditRow) -> str:
 
 
 def last_of(row: AuditRow) -> str:
-    """What the audit of the end of a run alone was computed from."""
+    """The releases that the audit of the end of a run alone was computed from."""
     return row.last_of or "the sum of the noisy gradients alone"
 
 

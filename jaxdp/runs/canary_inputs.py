@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig
 
 KINDS = ("gradient", "noise", "pixel", "mislabelled")
+_FINEST = 8  # pixels of a side, below which an image has no waves to speak of
 _INPUTS = 9  # fixes the candidates, which are public
 
 
@@ -62,7 +63,7 @@ def _made(config: "RunConfig", dataset: data.Dataset) -> tuple[np.ndarray, np.nd
     shape = (count, *dataset.train_x.shape[1:])
     # Both are unlike any image: what ordinary records do then hardly lies along them.
     if config.canary_kind == "noise":
-        return rng.standard_normal(shape, np.float32), labels
+        return _fine(rng.standard_normal(shape, np.float32)), labels
     size = math.prod(shape[1:])
     blank = np.zeros((count, size), np.float32)
     places = np.concatenate([rng.permutation(size) for _ in range(-(-count // size))])
@@ -70,7 +71,21 @@ def _made(config: "RunConfig", dataset: data.Dataset) -> tuple[np.ndarray, np.nd
     return blank.reshape(shape), labels
 
 
+def _fine(noise: np.ndarray) -> np.ndarray:
+    """Noise [m, ...]; of images [m, height, width, channels] without its coarse waves.
+
+    Images of anything are mostly those, so that less of what other records do lies along it.
+    """
+    if noise.ndim != 4 or min(noise.shape[1:3]) < _FINEST:
+        return noise
+    waves = np.fft.fft2(noise, axes=(1, 2))
+    one, two = (np.abs(np.fft.fftfreq(size)) for size in noise.shape[1:3])
+    waves *= (np.maximum(one[:, None], two[None]) > 0.25)[None, :, :, None]  # cycles a pixel
+    found = np.fft.ifft2(waves, axes=(1, 2)).real
+    return np.asarray(found / found.std(), np.float32)
+
+
 def tests_left(config: "RunConfig", count: int) -> int:
-    """How many of ``count`` test records are no candidates: the first ones."""
+    """The number of the ``count`` test records that are no candidates: the first ones."""
     taken = config.canaries if config.canary_kind == "mislabelled" else 0
     return count - taken

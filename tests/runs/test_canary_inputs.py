@@ -40,6 +40,17 @@ def test_candidates_are_made_of_nothing_that_is_trained_on():
     assert canary_inputs.asked_for(small.config(canaries=7), data) == 7
 
 
+def test_noise_has_no_coarse_waves_where_there_is_an_image_to_hide_in():
+    noise = np.random.default_rng(0).standard_normal((5, 16, 12, 2)).astype(np.float32)
+    found = canary_inputs._fine(noise)
+    assert (found.shape, found.dtype) == (noise.shape, np.float32)
+    assert np.std(found) == pytest.approx(1.0, rel=1e-3)
+    waves = np.abs(np.fft.fft2(found, axes=(1, 2)))
+    assert np.max(waves[:, :5, :4]) < 1e-3 < np.min(waves[:, 6:9, 4:7].max(axis=(0, 3)))
+    for plain in (noise[:, :4], noise[0]):  # too small, and no image
+        np.testing.assert_array_equal(canary_inputs._fine(plain), plain)
+
+
 def test_accuracy_is_measured_on_tests_that_are_no_candidates():
     data = small.dataset()
     for kind, left in (("mislabelled", 100 - M), ("noise", 100)):
