@@ -98,6 +98,18 @@ class Case:
         sizes = sizes[:-1] if record is None else np.r_[sizes[:-1], np.float32(record)]
         return 10 * sizes[:, None] * DIRECTION
 
+    def loss_fn(self, params, example):
+        """The loss of one privacy unit, whose gradient is given."""
+        return loss_fn(params, example)
+
+    def sums(self, there: bool) -> np.ndarray:
+        """Noisy sums [runs, steps] of one world, see ``released``."""
+        return released(self, there)
+
+    def scores(self, sums: np.ndarray) -> np.ndarray:
+        """Attacks [runs, k], see ``scores``."""
+        return scores(self, sums)
+
     def poisson(self) -> acc.Event:
         """The event of Poisson sampling at the same expected batch."""
         share = self.mechanism().batch_size / self.records
@@ -113,9 +125,10 @@ def released(case: Case, there: bool) -> np.ndarray:
 
     Every run has its own secret: that of run i is the case's seed + 2i, or one more.
     """
-    data, found, steps = jnp.asarray(case.data(there)), [], []
+    data, found, steps = jax.tree.map(jnp.asarray, case.data(there)), [], []
+    count = len(jax.tree.leaves(data)[0])
     for run in range(case.runs):
-        steps += drawn(case, case.seed + 2 * run + there, len(data))
+        steps += drawn(case, case.seed + 2 * run + there, count)
         if len(steps) + case.steps > AT_ONCE or run == case.runs - 1:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
             found.append(release(case)(data, *stacked))
@@ -134,7 +147,8 @@ def release(case: Case):
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     @functools.partial(jax.vmap, in_axes=(None, 0, 0, 0))
     def step(data, indices, mask, key):
-        grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, data[indices])
+        rows = jax.tree.map(lambda leaf: leaf[indices], data)
+        grads = jax.vmap(jax.grad(case.loss_fn), (None, 0))(params, rows)
         noisy, _ = tx.update(grads, tx.init(params), params, mask=mask, key=key)
         return noisy @ DIRECTION * mechanism.batch_size
 
@@ -203,7 +217,7 @@ def _share(sampling, batch: int, records: int) -> float:
 
 def audited(case: Case) -> float:
     """The lower bound on epsilon that the attack proves, at 95 %."""
-    pair = [scores(case, released(case, there)) for there in (True, False)]
+    pair = [case.scores(case.sums(there)) for there in (True, False)]
     if case.threshold is not None:
         pair = [score[:, 0] for score in pair]
     return audit_scores(*pair, case.delta, threshold=case.threshold).epsilon

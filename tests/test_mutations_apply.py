@@ -8,7 +8,7 @@ from benchmarks.mutations import Mutant, mutants
 
 ALL = mutants()
 ROOMS = {"clipping", "noise", "sampling", "ledger", "trainer", "accounting", "auditing"}
-ROOMS |= {"correlated", "grid", "optimizers", "papers", "sources", "tuning"}
+ROOMS |= {"checks", "correlated", "grid", "optimizers", "papers", "sources", "tuning"}
 
 
 def test_every_mutant_can_be_applied_and_names_tests_that_are_there():

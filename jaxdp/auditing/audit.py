@@ -28,6 +28,9 @@ from jaxdp.sampling import FixedOrder, FullBatch
 HELD_OUT = 0.2
 
 
+TINY = "the same mechanism on a tiny network"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AlgorithmAudit:
     """An audited algorithm: the claimed, the proven and the audited epsilon.
@@ -50,6 +53,7 @@ class AlgorithmAudit:
         points: false-alarm and hit rates at fixed ranks, with intervals.
         noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
             that adds no noise or names a leak.
+        what: what was attacked, in words.
     """
 
     steps: int
@@ -67,6 +71,7 @@ class AlgorithmAudit:
     reachable: float | None = None
     points: tuple[Point, ...] = ()
     noise: ResidualVerdict | None = None
+    what: str = TINY
 
     @property
     def broken(self) -> bool:
@@ -112,7 +117,7 @@ class AlgorithmAudit:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; infinity becomes the string "inf"."""
         row = {
-            "what": "the same mechanism on a tiny network",
+            "what": self.what,
             "steps": self.steps,
             "runs": 2 * self.runs,
             "delta": self.delta,

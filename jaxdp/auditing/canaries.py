@@ -54,6 +54,16 @@ class Canaries:
         """The number m of candidates."""
         return len(self.places)
 
+    @property
+    def columns(self) -> int:
+        """The number of numbers that are released of every step."""
+        return self.count
+
+    @property
+    def name(self) -> str:
+        """A text that changes with the candidates."""
+        return f"{self.count} canaries"
+
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """The loss of a pair (record, place), as ``entered`` makes them.
 
@@ -141,14 +151,7 @@ class Canaries:
             moved, after = inner.update(updates, state.inner, params, **extra)
             return moved, Watched(after, seen)
 
-        return dataclasses.replace(
-            algorithm,
-            after_noise=optax.GradientTransformationExtraArgs(init, update),
-            scale=_through(algorithm.scale),
-            raw=_through(algorithm.raw),
-            counts=_through(algorithm.counts),
-            average=_through(algorithm.average),
-        )
+        return replaced(algorithm, optax.GradientTransformationExtraArgs(init, update))
 
     def _at(self, tree: PyTree) -> jax.Array:
         leaf = jax.tree.leaves(tree)[self.leaf]
@@ -167,6 +170,18 @@ class Watched(NamedTuple):
 
     inner: PyTree
     seen: jax.Array
+
+
+def replaced(algorithm: Algorithm, after: optax.GradientTransformation) -> Algorithm:
+    """The algorithm with another ``after_noise``, whose state is a ``Watched`` of its own."""
+    return dataclasses.replace(
+        algorithm,
+        after_noise=after,
+        scale=_through(algorithm.scale),
+        raw=_through(algorithm.raw),
+        counts=_through(algorithm.counts),
+        average=_through(algorithm.average),
+    )
 
 
 def _through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
@@ -228,17 +243,36 @@ def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     away, and the noise is taken to be as large as what is left.
     """
     seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
-    z, rate = _noise(algorithm, len(seen)), _rate(algorithm)
-    if rate < _RARE:
-        seen = seen - _shared(seen, z, rate)
-        seen = seen - _background(seen)
-    # By step: ordinary gradients shrink as the model learns. Of few candidates, over all steps.
-    axis = 1 if seen.shape[1] >= _MANY else None
-    spread = 1.4826 * np.median(np.abs(seen) / np.maximum(z, 1e-6), axis=axis, keepdims=True)
+    z, rate = noise_of(algorithm, len(seen)), rate_of(algorithm)
+    seen = without_others(seen, z, rate)
+    spread = spread_of(seen, z)
     with np.errstate(divide="ignore"):
         stay = np.log1p(-rate)
     ratios = (2 * seen - 1) / (2 * np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6)))
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
+
+
+def without_others(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
+    """[steps, m], what is left where an estimate of ordinary records' part is taken away.
+
+    Args:
+        seen: [steps, m].
+        z: [steps, 1], the noise of every step.
+        rate: of sampling; of a large one nothing is taken away.
+    """
+    if rate >= _RARE:
+        return seen
+    seen = seen - _shared(seen, z, rate)
+    return seen - _background(seen)
+
+
+def spread_of(seen: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """The spread of what was seen over the noise: of every step, or [1, 1] of few candidates."""
+    # By step: ordinary gradients shrink as the model learns. Of few candidates, over all steps.
+    axis = 1 if seen.shape[1] >= _MANY else None
+    return np.asarray(
+        1.4826 * np.median(np.abs(seen) / np.maximum(z, 1e-6), axis=axis, keepdims=True)
+    )
 
 
 def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
@@ -249,7 +283,7 @@ def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     cannot be told from noise here, so the noise is taken to be as large as the sums' spread.
     """
     seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
-    z, rate = _noise(algorithm, len(seen)), _rate(algorithm)
+    z, rate = noise_of(algorithm, len(seen)), rate_of(algorithm)
     total = seen.sum(axis=0)
     total = total - (np.median(total) - len(seen) * rate / 2)
     variance = max(
@@ -269,8 +303,8 @@ def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
 def simulated(coins: np.ndarray, steps: int, algorithm: Algorithm, seed: int) -> np.ndarray:
     """float [steps, m], what a run would release of its candidates if nothing else were there."""
     rng = np.random.default_rng(seed)
-    drawn = (rng.random((steps, len(coins))) < _rate(algorithm)) & coins
-    return drawn + _noise(algorithm, steps) * rng.standard_normal(drawn.shape)
+    drawn = (rng.random((steps, len(coins))) < rate_of(algorithm)) & coins
+    return drawn + noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
 
 
 def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
@@ -321,7 +355,7 @@ def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _noise(algorithm: Algorithm, steps: int) -> np.ndarray:
+def noise_of(algorithm: Algorithm, steps: int) -> np.ndarray:
     """[steps, 1], the noise multiplier of every step."""
     noise = algorithm.mechanism.noise_multiplier
     if isinstance(noise, NoiseSchedule):
@@ -329,6 +363,7 @@ def _noise(algorithm: Algorithm, steps: int) -> np.ndarray:
     return np.full((steps, 1), float(noise))
 
 
-def _rate(algorithm: Algorithm) -> float:
+def rate_of(algorithm: Algorithm) -> float:
+    """The share of the steps that a record is drawn in."""
     mechanism = algorithm.mechanism
     return rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)

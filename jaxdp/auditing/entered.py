@@ -1,4 +1,4 @@
-"""A source of records with audit canaries among them."""
+"""Sources of records with audit canaries among them."""
 
 import dataclasses
 from typing import Any
@@ -58,3 +58,49 @@ def _with_zeros(arrays: PyTree, places: np.ndarray) -> PyTree:
     count = jax.tree.leaves(arrays)[0].shape[0]
     tags = np.concatenate([np.full(count, _REAL, np.int32), places])
     return jax.tree.map(longer, arrays), jnp.asarray(tags)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithRecords:
+    """The records of another source, and canaries that are records like them.
+
+    Attributes:
+        real: the other source.
+        added: pytree of NumPy arrays [k, ...], the canaries that take part. **Secret**.
+        example: shape and dtype of one record.
+        on_device: False: rows are gathered on the host.
+    """
+
+    real: Source
+    added: PyTree = dataclasses.field(repr=False)
+    example: PyTree
+    on_device: bool = dataclasses.field(default=False, init=False, repr=False)
+
+    @classmethod
+    def of(cls, source: Source, added: PyTree) -> Source:
+        """Makes the source; on the device where the real records are there."""
+        if isinstance(source, DeviceArrays):
+            both = jax.tree.map(
+                lambda real, own: jnp.concatenate([real, jnp.asarray(own, real.dtype)]),
+                source.arrays,
+                added,
+            )
+            return DeviceArrays.of(both)
+        return cls(source, added, source.example)
+
+    def __len__(self) -> int:
+        return len(self.real) + len(jax.tree.leaves(self.added)[0])
+
+    def gather(self, indices: Any, mask: Any) -> PyTree:
+        """The records at ``indices``, see ``Source.gather``."""
+        indices, mask, count = np.asarray(indices), np.asarray(mask), len(self.real)
+        is_real = mask & (indices < count)
+        rows = self.real.gather(np.where(is_real, indices, 0), is_real)
+        entered = mask & ~is_real
+        chosen = indices[entered] - count
+
+        def placed(row: np.ndarray, own: np.ndarray) -> np.ndarray:
+            row[entered] = own[chosen]
+            return row
+
+        return jax.tree.map(placed, rows, self.added)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp.auditing import canaries
+from jaxdp.auditing import canaries, record_canaries
 from jaxdp.auditing.audit import roc
 from jaxdp.auditing.events import family_bound
 from jaxdp.auditing.guessed import audit_guesses, audit_one_run, audit_one_run_family
@@ -26,6 +26,8 @@ _NUMBERS = 20_000_000  # random numbers for a ceiling
 _RUNS = 9
 _LOOKS = 0.1  # of the error. By simulation: a leak as charged loses 1 %, and faults are still found
 WORDS = "gradients in one coordinate each, read off the noisy gradients of every step"
+RECORDS = "records, their own gradients held against the noisy ones of every step"
+LAST = "the sum of the noisy gradients alone", "the losses of the last iterate alone"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,15 +42,17 @@ class RunAudit:
         claimed: (name, epsilon) of the paper's claim, where there is one.
         proven: the accountant's epsilon of the run's ledger; infinite where nothing is proven.
         audited: the lower bound.
-        profile: the lower bound that assumes ``ASSUMED``; None where the algorithm is another.
+        profile: the lower bound that assumes ``ASSUMED``; None where the algorithm is another, and
+            of records, whose gradients share their directions.
         family: the lower bound that assumes ``FAMILY``; None where the algorithm is another.
         last: the lower bound from the sum of the noisy gradients alone, which assumes nothing; with
-            plain SGD that sum is the last iterate.
+            plain SGD that sum is the last iterate. Of ``records`` from the losses at the end.
         reachable: the bound that ideal scores of the charged mechanism would give, about: the
             median of simulated audits. None where that takes too long.
         points: false-alarm and hit rates at fixed ranks, with intervals.
         event: what was charged.
         roc: float [k, 2], rates of false alarms and hits over the candidates, for a plot.
+        records: the candidates are records for the run's own loss, not gradients.
     """
 
     steps: int
@@ -65,6 +69,7 @@ class RunAudit:
     points: tuple[Point, ...]
     event: acc.Event
     roc: np.ndarray
+    records: bool = False
 
     @property
     def broken(self) -> bool:
@@ -138,13 +143,14 @@ class RunAudit:
             "audited_family": None if self.family is None else self.family.epsilon,
             "family_assumes": None if self.family is None else FAMILY,
             "audited_last": self.last.epsilon,
+            "last_of": LAST[self.records],
             "reachable": self.reachable,
             "all_right": self.ceiling,
             "points": [point.to_list() for point in self.points],
             "p_value": None,
             "broken": self.broken,
             "claim_refuted": self.claim_refuted,
-            "adversary": f"{self.canaries:,} candidates: {WORDS}",
+            "adversary": f"{self.canaries:,} candidates: {RECORDS if self.records else WORDS}",
             "verdict": self.in_words(),
         }
 
@@ -158,6 +164,7 @@ def audit_canaries(
     *,
     confidence: float = 0.95,
     claimed: tuple[str, float] | None = None,
+    records: bool = False,
 ) -> RunAudit:
     """A lower bound on epsilon from the canaries of one run, beside the claimed and the proven.
 
@@ -168,13 +175,14 @@ def audit_canaries(
 
     Args:
         seen: float [steps, m], the noisy gradients at the candidates' coordinates, in units of one
-            clipped record.
+            clipped record; of ``records`` [steps, 3 m], see ``record_canaries.parts``.
         coins: bool [m].
         algorithm: of the run, for its noise and sampling rate.
         event: what was charged.
         delta: of the epsilons.
         confidence: of the bound.
         claimed: (name, epsilon) of the paper's claim.
+        records: the candidates are records, from ``jaxdp.auditing.record_canaries``.
 
     Returns:
         The audit: claimed, proven and audited epsilon.
@@ -182,13 +190,20 @@ def audit_canaries(
     Raises:
         ValueError: shapes that do not fit, or a number out of its range.
     """
-    if np.ndim(seen) != 2 or not np.size(seen) or np.shape(seen)[1:] != np.shape(coins):
+    kind, wide = (record_canaries, record_canaries.PARTS) if records else (canaries, 1)
+    if (
+        np.ndim(seen) != 2
+        or not np.size(seen)
+        or np.ndim(coins) != 1
+        or np.shape(seen)[1] != wide * np.size(coins)
+    ):
         raise ValueError(
-            f"seen must be [steps, m] for coins [m], got {np.shape(seen)} and {np.shape(coins)}"
+            f"seen must be [steps, {'' if wide == 1 else '3 '}m] for coins [m], got "
+            f"{np.shape(seen)} and {np.shape(coins)}"
         )
     for name, value in (("delta", delta), ("confidence", confidence)):
         _validate.fraction(name, value)
-    found, steps = canaries.scores(seen, algorithm), len(seen)
+    found, steps = kind.scores(seen, algorithm), len(seen)
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
     given = (algorithm, steps, found, coins, delta, confidence)
     inside, outside = found[coins], found[~coins]
@@ -200,13 +215,14 @@ def audit_canaries(
         claimed,
         proven,
         _audited(found, coins, delta, confidence),
-        _profile(*given),
+        None if records else _profile(*given),
         _family(*given),
-        audit_guesses(canaries.last_scores(seen, algorithm), coins, delta, confidence=confidence),
+        audit_guesses(kind.last_scores(seen, algorithm), coins, delta, confidence=confidence),
         reachable(algorithm, steps, len(coins), delta, confidence),
         points(inside, outside, confidence) if len(inside) and len(outside) else (),
         event,
-        roc(inside, outside),
+        roc(inside, outside) if len(inside) and len(outside) else np.zeros((0, 2)),
+        records,
     )
 
 

@@ -277,9 +277,10 @@ def _show(row: "AuditRow", as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from jaxdp.report.audited import last_of, steps_of
     from jaxdp.report.words import show_audited, show_epsilon
 
-    title = f"Epsilon of {row.algorithm} after {row.steps:,} steps, delta {row.delta:g}"
+    title = f"Epsilon of {row.algorithm} after {steps_of(row)}, delta {row.delta:g}"
     table = Table(title=title)
     for heading in ("claimed", "proven, at most", f"audited, at least ({row.confidence:.0%})"):
         table.add_column(heading, justify="right")
@@ -295,7 +296,7 @@ def _show(row: "AuditRow", as_json: bool) -> None:
         console.print(f"At least {value}, provided that {row.family_assumes}.")
     if row.audited_last is not None:
         value = show_audited(row.audited_last)
-        console.print(f"At least {value} from the sum of the noisy gradients alone.")
+        console.print(f"At least {value} from {last_of(row)}.")
     if row.reachable is not None:
         console.print(
             f"Ideal scores of a mechanism that leaks all that is proven: about {row.reachable:.2f}."

@@ -25,6 +25,7 @@ SAMPLINGS = (
 # Those of jaxdp.papers.block_coordinate, which have no optax chain and a command of their own.
 BLOCK_ALGORITHMS = ("sbcd", "sbcd-hidden", "sbcd-one-layer")
 # Of whole runs with noise that is correlated over the steps.
+CANARY_KINDS = ("gradient", "noise", "pixel", "mislabelled")
 CORRELATED = ("cyclic_poisson", "fixed_order")
 # The names of jaxdp.runs.strategies, likewise.
 STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "identity")

@@ -11,6 +11,7 @@ from jaxdp._extras import imports_kept
 from jaxdp.cli.failures import in_words
 from jaxdp.cli.options import (
     BLOCK_ALGORITHMS,
+    CANARY_KINDS,
     CORRELATED,
     RELATIONS,
     SAMPLINGS,
@@ -126,9 +127,7 @@ from jaxdp.data.specs import SPECS
     type=int,
     help="Of the strategy; of buffered its buffers [default: the best number for the budget].",
 )
-@click.option(
-    "--participations", type=int, help="Steps of an epoch that a record is in, allocation."
-)
+@click.option("--participations", type=int, help="Steps of an epoch with a record, allocation.")
 @click.option("--cap", type=int, help="Largest batch, truncated_poisson [default: mean + 6 sd].")
 @click.option(
     "--relation",
@@ -136,10 +135,11 @@ from jaxdp.data.specs import SPECS
     help="Which data sets are neighbours [default: add_or_remove_one; replace_special with "
     "fixed_order].",
 )
+@click.option("--canaries", type=int, help="Candidates of an audit, put in by coins [default: 0].")
 @click.option(
-    "--canaries",
-    type=int,
-    help="Candidates of an audit: each is a record more with probability 1/2 [default: 0].",
+    "--canary-kind",
+    type=click.Choice(CANARY_KINDS),
+    help="One coordinate's gradient, or inputs; see docs/auditing.md [default: gradient].",
 )
 @click.option("--eval-every", type=int, help="Steps between evaluations [default: steps / 20].")
 @click.option(

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from jaxdp._written import Written
 
+THIS_RUN = "this very run, once"
 TINY = "the same mechanism on a tiny network"
 
 
@@ -30,6 +31,7 @@ class AuditRow(Written):
         family_assumes: the assumption, in words.
         audited_last: lower bound that assumes nothing, from the sum of the noisy gradients alone,
             which with plain SGD is the last iterate.
+        last_of: what ``audited_last`` was computed from, in words.
         reachable: about the bound that ideal scores of what was charged would give.
         all_right: the bound of an audit in which every canary is guessed right.
         points: (false-positive rate, its low and high end, true-positive rate, its low and high
@@ -54,6 +56,7 @@ class AuditRow(Written):
         "audited_family",
         "family_assumes",
         "audited_last",
+        "last_of",
         "reachable",
         "all_right",
         "points",
@@ -75,6 +78,7 @@ class AuditRow(Written):
     audited_family: float | None = None
     family_assumes: str | None = None
     audited_last: float | None = None
+    last_of: str | None = None
     reachable: float | None = None
     all_right: float | None = None
     points: tuple[tuple[float, float, float, float, float, float], ...] | None = None

@@ -3,6 +3,7 @@
 import math
 import re
 
+from jaxdp.report.audit_row import THIS_RUN
 from jaxdp.report.schema import AuditRow
 from jaxdp.report.words import show_audited, show_delta, show_epsilon
 
@@ -15,7 +16,7 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
     if row.claimed is not None:
         found.append(("Claimed by the paper", show_epsilon(row.claimed), ""))
     proven = "nothing" if math.isinf(row.proven) else f"at most {show_epsilon(row.proven)}"
-    found.append((f"Proven, for the {row.steps:,} steps attacked", proven, ""))
+    found.append((f"Proven, for the {steps_of(row)} attacked", proven, ""))
     found.append(
         (
             f"Audited, at {row.confidence:.0%} confidence",
@@ -36,7 +37,7 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
         value = f"at least {show_audited(row.audited_family)}"
         found.append((name, value, _share(row, row.audited_family)))
     if row.audited_last is not None:
-        name = "Audited, from the sum of the noisy gradients alone"
+        name = f"Audited, from {last_of(row)}"
         value = f"at least {show_audited(row.audited_last)}"
         found.append((name, value, _share(row, row.audited_last)))
     if row.reachable is not None:
@@ -46,6 +47,16 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
         name = f"Used records found, where {alarms:.2g} of the unused ones are accused"
         found.append((name, f"{hits:.1%} ({low:.1%} to {high:.1%})", ""))
     return found
+
+
+def steps_of(row: AuditRow) -> str:
+    """The number of attacked steps in words."""
+    return f"{row.steps:,} {'step' if row.steps == 1 else 'steps'}"
+
+
+def last_of(row: AuditRow) -> str:
+    """The releases that the audit of the end of a run alone was computed from."""
+    return row.last_of or "the sum of the noisy gradients alone"
 
 
 def advice(row: AuditRow) -> str:
@@ -61,9 +72,17 @@ def advice(row: AuditRow) -> str:
             "Do not rely on privacy here: nothing is proven. The audited number tells only what "
             "this one attack found; another may find more."
         )
-    words = (
-        f"Go by the proven number, {show_epsilon(row.proven)}. The audit is an alarm that did not "
-        "ring: it attacks the program and looks for more leakage than is proven, and found none. "
+    proven = f"at most {show_epsilon(row.proven)}"
+    if row.what == THIS_RUN:
+        words = f"Go by the proven number, {show_epsilon(row.proven)}. "
+        attacked = "it attacks the program"
+    else:
+        # Other steps, records and parameters have another epsilon than the run.
+        words = "Go by the guarantee of the run, and not by the numbers of this table. "
+        attacked = f"it attacks {row.what} ({steps_of(row)}, proven: {proven})"
+    words += (
+        f"The audit is an alarm that did not ring: {attacked} and looks for more leakage than is "
+        "proven, and found none. "
     )
     if row.reachable is None:
         return words + "A small audited number does not mean that the model leaks little."
@@ -87,7 +106,7 @@ def how(row: AuditRow) -> str:
     """The attacked run or mechanism, the number of steps and runs, and the adversary, in words."""
     runs = f"{row.runs:,} {'run' if row.runs == 1 else 'runs'}"
     delta = f", delta {show_delta(row.delta)}" if row.delta is not None else ""
-    return f"Audited: {row.what}, {row.steps:,} steps, {runs}{delta}, {row.adversary}"
+    return f"Audited: {row.what}, {steps_of(row)}, {runs}{delta}, {row.adversary}"
 
 
 def verdict(row: AuditRow) -> str:

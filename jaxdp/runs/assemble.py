@@ -14,6 +14,7 @@ from jaxdp import data, features, models
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy
 from jaxdp.preprocess import dp_pca, project
+from jaxdp.runs import canary_inputs
 from jaxdp.runs.config import RunConfig, rows_of_pass
 from jaxdp.sampling import Sampler
 from jaxdp.seeds import Secret
@@ -125,13 +126,15 @@ def test_split(config: RunConfig, dataset: data.Dataset) -> tuple[Any, Any]:
     """(x, y) of the test examples that judge candidates, and of those that accuracy is measured on.
 
     A public energy takes the first half of the test set, at most 5,000, and accuracy the rest. As
-    published all examples do both, so that the accuracy is not held out.
+    published all examples do both, so that the accuracy is not held out. Those that are candidates
+    of an audit are in neither.
     """
     kind = registry.ALGORITHMS[config.algorithm].energy
-    whole = (dataset.test_x, dataset.test_y)
+    left = canary_inputs.tests_left(config, len(dataset.test_y))
+    whole = (dataset.test_x[:left], dataset.test_y[:left])
     if kind != "public":
         return whole, whole
-    cut = min(5_000, len(dataset.test_y) // 2)
+    cut = min(5_000, left // 2)
     return tuple(a[:cut] for a in whole), tuple(a[cut:] for a in whole)
 
 

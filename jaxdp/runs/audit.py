@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.auditing.one_run import RunAudit, audit_canaries
+from jaxdp.auditing.record_canaries import PARTS
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import canaries
@@ -73,10 +74,14 @@ def audit_run(
 def audit_rows_of(
     directory: RunDirectory, algorithm: Algorithm, count: int, delta: float, confidence: float
 ) -> RunAudit:
-    """The audit of a run whose algorithm and number of candidates are given."""
+    """The audit of a run whose algorithm and number of candidates are given.
+
+    Of candidates that are records, three numbers are released of each in every step.
+    """
     report = report_of(directory)
     seen, steps = canaries.released(directory), report.history[-1].step
-    if seen.shape != (steps, count):
+    records = seen.shape == (steps, PARTS * count)
+    if not records and seen.shape != (steps, count):
         raise ValueError(
             f"{directory.canary_gradients} must hold {steps} steps of {count} canaries, got shape "
             f"{seen.shape}"
@@ -100,6 +105,7 @@ def audit_rows_of(
         delta,
         confidence=confidence,
         claimed=claim,
+        records=records,
     )
 
 

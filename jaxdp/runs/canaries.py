@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes
+from jaxdp import _processes, _validate
 from jaxdp._durable import save_array, write_atomically
 from jaxdp.accounting import Relation
 from jaxdp.auditing import canaries as candidates
+from jaxdp.auditing import record_canaries
 from jaxdp.batches import rows_of_a_pass
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.optimizers.algorithm import Algorithm
@@ -27,19 +28,33 @@ NOTE = (
 )
 
 
+Candidates = candidates.Canaries | record_canaries.RecordCanaries
+
+
+def asked(given: Any) -> bool:
+    """True if canaries were asked for: a number above 0, or records.
+
+    Raises:
+        ValueError: a number that is no count.
+    """
+    if isinstance(given, bool | int | float | np.number):
+        return bool(_validate.integer("canaries", given, least=0))
+    return given is not None
+
+
 def found(
-    count: int,
+    given: Any,
     relation: Relation,
     algorithm: Algorithm,
     loss_fn: Callable[..., Any],
     params: PyTree,
     source: Source,
     rows: Any,
-) -> candidates.Canaries:
+) -> Candidates:
     """The candidates of a run's audit.
 
     Args:
-        count: of them, at least 1.
+        given: their number, at least 1, or records.
         relation: of the run's guarantee.
         algorithm: of the run.
         loss_fn: of one example.
@@ -53,15 +68,22 @@ def found(
     if relation is not Relation.ADD_OR_REMOVE_ONE:
         raise ValueError(
             "canaries must be 0 but under add_or_remove_one, for each is a record more or not; "
-            f"got {count} under {relation.value}"
+            f"got {_shown(given)} under {relation.value}"
         )
     if _processes.count() > 1:
-        raise ValueError(f"canaries must be 0 in several processes, got {count}")
-    candidates.check(algorithm)
+        raise ValueError(f"canaries must be 0 in several processes, got {_shown(given)}")
+    counted = isinstance(given, int | np.integer)
+    (candidates if counted else record_canaries).check(algorithm)
     check_captured(loss_fn, algorithm, params, source, None if rows == "auto" else rows)
-    made = candidates.candidates(count, params)
+    if not counted:
+        return record_canaries.record_canaries(given, loss_fn, params, source)
+    made = candidates.candidates(given, params)
     made.require_finite(loss_fn, params, source.example)
     return made
+
+
+def _shown(given: Any) -> str:
+    return str(given) if isinstance(given, int | np.integer) else "records"
 
 
 def tossed(count: int, secret: Secret) -> str:
@@ -182,6 +204,8 @@ def publish(directory: RunDirectory, step: int) -> None:
 
 def released(directory: RunDirectory) -> np.ndarray:
     """float32 [steps, m], the noisy gradients at the canaries' coordinates, a release.
+
+    Of canaries that are records [steps, 3 m]: ``jaxdp.auditing.record_canaries.parts``.
 
     Raises:
         ValueError: the file is missing or damaged.

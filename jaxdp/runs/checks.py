@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from jaxdp import _validate, features, models, sampling
 from jaxdp import accounting as acc
 from jaxdp.auditing import canaries as audit_canaries
+from jaxdp.auditing import record_canaries
 from jaxdp.optimizers import registry
-from jaxdp.runs import strategies
+from jaxdp.runs import canary_inputs, strategies
 
 if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig
@@ -95,7 +96,8 @@ def parts(config: "RunConfig") -> None:
 
 
 def _check_canaries(config: "RunConfig") -> None:
-    if not _validate.integer("canaries", config.canaries, least=0):
+    canary_inputs.check(config)
+    if not config.canaries:
         return
     if config.relation != acc.Relation.ADD_OR_REMOVE_ONE.value:
         raise ValueError(
@@ -108,7 +110,8 @@ def _check_canaries(config: "RunConfig") -> None:
             f"got both, {config.canaries} canaries"
         )
     noise = config.noise_multiplier or 1.0
-    audit_canaries.check(dataclasses.replace(config, noise_multiplier=noise).private_algorithm())
+    kind = audit_canaries if config.canary_kind == "gradient" else record_canaries
+    kind.check(dataclasses.replace(config, noise_multiplier=noise).private_algorithm())
     config.candidates()
 
 

@@ -65,6 +65,7 @@ class RunConfig:
         canaries: candidates of a one-run audit, each a record more with probability one half. They
             change no public number: ``dataset_size``, and with it the sampling rate and the
             divisor, stay as declared, whatever the coins say.
+        canary_kind: one of ``jaxdp.runs.canary_inputs.KINDS``.
         participations: steps of an epoch that a record is in, under random allocation.
         cap: the largest batch of truncated Poisson sampling; None takes the default.
         own: None for a built-in data set; else the example_shape, num_classes and test_size of a
@@ -119,6 +120,7 @@ class RunConfig:
     average: float | None = None
     learning_rate_schedule: str | None = None
     secure_noise: bool = False
+    canary_kind: str = "gradient"
 
     @property
     def spec(self) -> DatasetSpec:
@@ -203,12 +205,12 @@ class RunConfig:
         return self.spec.example_shape
 
     def candidates(self) -> audit_canaries.Canaries | None:
-        """The candidates of the one-run audit; None without one.
+        """The candidates of the one-run audit that are gradients; None without such.
 
         Raises:
             ValueError: more of them than the model has room for.
         """
-        if not self.canaries:
+        if not self.canaries or self.canary_kind != "gradient":
             return None
         model = models.build(
             self.model,

@@ -112,6 +112,8 @@ def command_of(config: RunConfig) -> str:
         options["secure-noise"] = True
     if config.canaries:
         options["canaries"] = config.canaries
+    if config.canary_kind != "gradient":
+        options["canary-kind"] = config.canary_kind
     if config.settings:
         options["set"] = [f"{name}={value}" for name, value in config.settings.items()]
     return origin.command(options)

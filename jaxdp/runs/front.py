@@ -80,8 +80,9 @@ class Run:
         delta: of the guarantee; None takes the one that the noise was calibrated for. Without
             either, rows have no epsilon and there is no report.
         relation: which data sets are neighbours; like ``delta`` fixed when the run begins.
-        canaries: candidates of an audit: records of zeros whose gradient lies in one coordinate,
-            each put in by its own coin. ``audit`` reads what the run released of them.
+        canaries: candidates of an audit, each put in by its own coin; ``audit`` reads what the run
+            released of them. A number of gradients in one coordinate, or arrays [m, ...] of
+            records like the source's: **public**, and none in the source.
         about: words for the report by name, such as {"Title": "Loans", "Model": "ResNet-18"};
             public.
         average: decay of an average of the iterates, released in their place; None for none.
@@ -110,7 +111,7 @@ class Run:
         data_axes: Sequence[str] | None = None,
         delta: float | None = None,
         relation: acc.Relation = ADD_OR_REMOVE_ONE,
-        canaries: int = 0,
+        canaries: int | PyTree = 0,
         about: Mapping[str, str] | None = None,
         average: float | None = None,
         report: bool = True,
@@ -137,8 +138,8 @@ class Run:
         if self._delta is not None:
             agreed.check_relation(self.algorithm, self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
-        self._canaries = None
-        if _validate.integer("canaries", canaries, least=0):
+        self._canaries: canary.Candidates | None = None
+        if canary.asked(canaries):
             records = (self._params, self.source, physical_batch_size)
             found = canary.found(canaries, self._relation, self.algorithm, loss_fn, *records)
             self._canaries, self._loss_fn = found, found.loss(loss_fn)
@@ -241,9 +242,8 @@ class Run:
             raise ValueError(f"{what} must be given for an audit: Run(..., {what}=...); got none")
         if self.directory.exists():
             self.directory.checked_ledger()
-        found = audit.audit_rows_of(
-            self.directory, self.algorithm, self._canaries.count, delta, confidence
-        )
+        count = self._canaries.count
+        found = audit.audit_rows_of(self.directory, self.algorithm, count, delta, confidence)
         row = audit.row_of(self.path.name, found)
         audit.save_audit(self.path, row, found)
         audit.into_report(self.directory, row)
@@ -311,11 +311,11 @@ class Run:
 
     @property
     def _count_of_canaries(self) -> int:
-        return 0 if self._canaries is None else self._canaries.count
+        return self._canaries.count if self._canaries else 0
 
     def _mechanism(self) -> str:
         described = repr((self.algorithm.mechanism, self.algorithm.energy))
-        return described + (f" {self._count_of_canaries} canaries" if self._canaries else "")
+        return described + (f" {self._canaries.name}" if self._canaries else "")
 
     def _configuration(self) -> str:
         """A text of all that makes this run: mechanism, folder and traced programs of a step."""

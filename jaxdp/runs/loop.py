@@ -13,7 +13,7 @@ from jaxdp import accounting as acc
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._shards import on_host
 from jaxdp.optimizers import registry
-from jaxdp.runs import agreed, assemble
+from jaxdp.runs import agreed, assemble, canary_inputs
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
@@ -136,7 +136,7 @@ class ConfiguredRun(Run):
             delta=config.delta,
             physical_batch_size=config.physical_batch_size,
             relation=acc.Relation(config.relation),
-            canaries=config.canaries,
+            canaries=canary_inputs.asked_for(config, dataset),
             mesh=mesh,
         )
         self.directory = directory

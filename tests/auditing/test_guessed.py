@@ -125,6 +125,15 @@ def test_guesses_of_independent_coins_are_never_refuted_by_their_own_law(one_sid
     assert assumed.refuted(r, r, 120, strict, 0.05, one_sided=one_sided)
 
 
+@pytest.mark.parametrize(("epsilon", "r"), [(1.0, 400), (0.5, 400), (2.0, 100)])
+def test_guesses_on_both_sides_of_all_canaries_are_not_halved(epsilon, r):
+    """Where every coin is guessed, what holds if all guesses say "in" would refute the truth."""
+    inverse = assumed._of_pieces(((epsilon, 0.0),))
+    likely = int(stats.binom.isf(0.05, r, special.expit(epsilon)))
+    assert not assumed.refuted(likely, r, r, inverse, 0.05, one_sided=False)
+    assert assumed.refuted(likely, r, r, inverse, 0.05, one_sided=True)
+
+
 def test_the_family_bound_stays_below_the_truth_and_says_what_it_assumes():
     rate, steps, z, m = 0.02, 60, 0.6, 2_000
 

@@ -17,6 +17,19 @@ def pair(seed, mu, runs=300):
     return rng.normal(mu, 1, runs), rng.normal(size=runs)
 
 
+def test_every_split_has_half_of_the_error():
+    """Twice the median of p-values is one, so a single split is one at 97.5 %."""
+    scores = pair(0, 1.5)
+    seed = int(np.random.SeedSequence(4).generate_state(1)[0])
+    found = auditing.audit_splits(*scores, 1e-5, splits=1, seed=4).epsilon
+    halved, whole = (
+        auditing.audit_scores(*scores, 1e-5, confidence=level, seed=seed, held_out=0.2).epsilon
+        for level in (0.975, 0.95)
+    )
+    assert found == pytest.approx(halved, abs=1e-9)
+    assert found < whole
+
+
 def test_the_p_value_at_a_rank_is_exact_for_a_gaussian():
     """At its own mu the p-value is that of the counts: uniform but for their steps."""
     mu, rank, n = 1.0, 4, 60

@@ -111,6 +111,17 @@ def test_a_loader_of_records_is_followed_by_their_numbers():
     assert [f.kind for f in check(loader=loader).broken] == ["sampling"]
 
 
+def test_a_loader_that_visits_every_record_once_is_seen_whatever_its_sizes():
+    def loader(seed):
+        rng = np.random.default_rng(seed)
+        ends = np.sort(rng.choice(np.arange(1, len(X)), 9, replace=False))
+        yield from np.split(rng.permutation(len(X)), ends)
+
+    (found,) = check(loader=loader).broken
+    assert (found.kind, found.certain) == ("sampling", True)
+    assert found.what.startswith("no record comes twice in an epoch, which")
+
+
 def test_preprocessing_that_cannot_be_repeated_is_a_suspicion():
     rng = np.random.default_rng(0)
     found = check(preprocess=lambda data: (data[0] + rng.normal(size=data[0].shape), data[1]))

@@ -23,6 +23,13 @@ Data = tuple[jax.Array, jax.Array]
 FAR = 100.0  # a wanted output so far off that every gradient of the record is clipped
 _TINY = 4  # records of a tiny world
 _MOST_STEPS = 50
+HIDDEN = (
+    "a hidden run of one sweep on a tiny network, over four records in two batches, with the same "
+    "noise, clip norms, epochs, step size and weight decay; its last iterates alone are seen"
+)
+RELEASED = (
+    "sweeps on a tiny network, with the same noise, clip norms and sampling rate, without rescaling"
+)
 
 
 def hidden_run(
@@ -210,6 +217,7 @@ def audit_blocks(
         claimed_for(small, steps, delta) if hidden else None,
         acc.epsilon(event, delta, relation).upper,
         found, None, verdict, event, words, roc(column[:, 0], column[:, 1]),
+        what=HIDDEN if hidden else RELEASED,
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ _USED = {
 _WHY = {
     "canaries": "their gradients would have to be of a loss of all parameters at once; "
     "`jaxdp audit` attacks the algorithm itself in two worlds",
+    "canary_kind": "there are no canaries in a sweep",
     "strategy": "correlated noise is proven for the steps of one clipped gradient, and a sweep has "
     "one for each block",
     "noise_schedule": "a sweep's noise is the same for all here; ReleasedBlocks(schedule=) has one",
