@@ -9,7 +9,7 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.noise import grid, privatize, privatize_on_grid
+from jaxdp.noise import _cells, grid, privatize, privatize_on_grid
 from jaxdp.noise._integers import drawn
 from jaxdp.noise._table import table
 from jaxdp.optimizers import registry
@@ -52,7 +52,7 @@ def test_integers_are_of_one_float32_whatever_computes_it_in_the_same_program():
 
     def whole(made, multiplier, l2, *args):
         c = grid.grid_scale(law, multiplier, count, l2)
-        return grid.on_grid(made(*args), c), c
+        return _cells.on_grid(made(*args), c), c
 
     for made, args in (
         (lambda a, b: a * b, (a, b)),

@@ -127,12 +127,11 @@ def _check_features(config: "RunConfig") -> None:
 def _check_noise(config: "RunConfig") -> None:
     if not config.secure_noise:
         return
-    for name in ("strategy", "pca_dimensions"):
-        if (found := getattr(config, name)) is not None:
-            raise ValueError(
-                f"{name} must be None with secure_noise, got {found!r}: its noise is float32 yet, "
-                "and the guarantee would not be that of noise on an integer grid"
-            )
+    if config.pca_dimensions is not None:
+        raise ValueError(
+            f"pca_dimensions must be None with secure_noise, got {config.pca_dimensions}: its "
+            "noise is float32 yet, and the guarantee would not be that of noise on an integer grid"
+        )
 
 
 def _check_projection(config: "RunConfig") -> None:
