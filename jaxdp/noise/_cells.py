@@ -164,7 +164,7 @@ def _added(
     for group in dict.fromkeys(groups):
         members = [n for n, own in enumerate(groups) if own == group]
         ends = np.cumsum([values[n].size for n in members])
-        drawn = _placement.alike(made(keys[members[0]], int(ends[-1]), law, digits is not None))
+        drawn = made(keys[members[0]], int(ends[-1]), law, digits is not None)
         parts = [jnp.split(part, ends[:-1]) for part in drawn]
         for place, n in enumerate(members):
             own = [part[place].reshape(values[n].shape) for part in parts]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import _placement
 from jaxdp.noise import _chacha
 from jaxdp.noise._table import Table, table
 
@@ -134,10 +135,14 @@ def made(key: jax.Array, size: int, law: Sum, fine: bool = False) -> tuple[jax.A
     count = max(1, -(-size // (blocks * _WORDS)))
     numbers = jnp.arange(count, dtype=jnp.uint32)
 
-    def chunk(number: jax.Array) -> tuple[jax.Array, ...]:
-        return _chunk(key, number * np.uint32(blocks), blocks, law, law.draws + fine)
+    def chunks(numbers: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+        draws = law.draws + fine
+        one = lambda n: _chunk(key, n * np.uint32(blocks), blocks, law, draws)  # noqa: E731
+        found: tuple[jax.Array, ...] = jax.lax.map(one, numbers)
+        return found
 
-    return tuple(part.reshape(-1)[:size] for part in jax.lax.map(chunk, numbers))
+    found = _placement.between(chunks, numbers, key)
+    return tuple(part.reshape(-1)[:size] for part in found)
 
 
 def _chunk(

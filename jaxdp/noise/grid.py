@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _links, _processes, _validate
+from jaxdp import _links, _validate
 from jaxdp.noise._cells import LARGEST, coordinates, noised, shortened
 from jaxdp.noise._integers import Sum, gap
 from jaxdp.noise.gaussian import (
@@ -78,11 +78,10 @@ def privatize_on_grid(
         A transformation like ``privatize``'s, with its state.
 
     Raises:
-        ValueError: as ``privatize``; no noise; too many coordinates for it; several processes; a
-            sum that float32 would round once more, such as one of float64.
+        ValueError: as ``privatize``; no noise; too many coordinates for it; a sum that float32
+            would round once more, such as one of float64.
         TypeError: as ``privatize``.
     """
-    _processes.check_alone("noise on a grid")
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     largest, least = _extremes(noise_multiplier)
     if not 1e-6 <= least <= largest <= 1e6:
@@ -185,15 +184,18 @@ def grid_std(law: Sum, multiplier: Any, coordinates: int, l2: Any) -> jax.Array:
     return np.float32(law.std) / grid_scale(law, multiplier, coordinates, l2)
 
 
-def grid_range(noise_multiplier: float | NoiseSchedule, coordinates: int) -> float:
+def grid_range(
+    noise_multiplier: float | NoiseSchedule, coordinates: int, carried: float = 1.0
+) -> float:
     """The number of clip norms that a coordinate of the sum may have; beyond, it is clipped.
 
     Args:
-        noise_multiplier: as for ``privatize_on_grid``.
+        noise_multiplier: as for ``privatize_on_grid``, or ``Mechanism.fresh`` of correlated noise.
         coordinates: of the whole sum.
+        carried: as for ``law_for``.
     """
     largest, least = _extremes(noise_multiplier)
-    return LARGEST * least / law_for(largest, coordinates).std
+    return LARGEST * least / law_for(largest, coordinates, carried).std
 
 
 def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:

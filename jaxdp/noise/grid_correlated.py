@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _links, _processes, _validate
+from jaxdp import _links, _validate
 from jaxdp.noise._cells import Past, coordinates, noised
 from jaxdp.noise.correlated import CorrelatedState, check_next, continues, part_of
 from jaxdp.noise.gaussian import (
@@ -144,7 +144,6 @@ def privatize_correlated_on_grid(
         ValueError: as ``privatize_correlated`` and ``privatize_on_grid``; another strategy.
         TypeError: as ``privatize``.
     """
-    _processes.check_alone("noise on a grid")
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     if not 1e-6 <= multiplier <= 1e6:

@@ -32,6 +32,19 @@ def in_order():
     return jaxdp.dp_mf(1.0, 1.0, BATCH, N, "fixed_order", steps=STEPS, strategy="buffered", bands=2)
 
 
+def amplified_on_grid():
+    return jaxdp.dp_mf(1.0, 1.0, BATCH, N, steps=STEPS, bands=3, noise="grid")
+
+
+def in_order_on_grid():
+    return jaxdp.dp_mf(
+        1.0, 1.0, BATCH, N, "fixed_order", steps=STEPS, bands=2, noise="grid", strategy="banded"
+    )
+
+
+EVERY = [amplified, in_order, amplified_on_grid, in_order_on_grid]
+
+
 def made(folder, mechanism, progress=None, shown=None):
     def evaluate(params):
         shown.append(np.asarray(params))
@@ -66,7 +79,7 @@ def charges(folder):
     return event_counts(RunDirectory(folder).checked_ledger().entries)
 
 
-@pytest.mark.parametrize("make", [amplified, in_order])
+@pytest.mark.parametrize("make", EVERY)
 def test_what_the_strategy_makes_of_a_run_is_independent_noise(tmp_path, make):
     shown = []
     made(tmp_path / "r", make(), shown=shown).fit()
@@ -77,7 +90,7 @@ def test_what_the_strategy_makes_of_a_run_is_independent_noise(tmp_path, make):
     assert charges(tmp_path / "r") == {make().event: 1}
 
 
-@pytest.mark.parametrize("make", [amplified, in_order])
+@pytest.mark.parametrize("make", EVERY)
 def test_a_run_goes_on_with_the_noise_that_it_had(tmp_path, make):
     shown = []
     made(tmp_path / "r", make(), shown=shown).fit(5)
@@ -89,7 +102,7 @@ def test_a_run_goes_on_with_the_noise_that_it_had(tmp_path, make):
     assert charges(tmp_path / "r") == {make().event: 1}
 
 
-@pytest.mark.parametrize("make", [amplified, in_order])
+@pytest.mark.parametrize("make", EVERY)
 @pytest.mark.parametrize("step", [1, 4, 8])
 def test_a_crash_costs_nothing(tmp_path, make, step):
     with pytest.raises(Stop):
