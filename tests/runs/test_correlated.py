@@ -121,10 +121,11 @@ def put_back(folder, mechanism):
     shutil.move(folder / "kept", folder / "secret/checkpoints")
 
 
-def test_steps_that_were_shown_and_are_repeated_cost_the_whole_event_again(tmp_path):
-    put_back(tmp_path / "r", in_order())
-    made(tmp_path / "r", in_order()).fit()
-    assert charges(tmp_path / "r") == {in_order().event: 2}
+@pytest.mark.parametrize("make", [in_order, in_order_on_grid])
+def test_steps_that_were_shown_and_are_repeated_cost_the_whole_event_again(tmp_path, make):
+    put_back(tmp_path / "r", make())
+    made(tmp_path / "r", make()).fit()
+    assert charges(tmp_path / "r") == {make().event: 2}
 
 
 def test_repeated_steps_keep_the_order_of_the_records(tmp_path, monkeypatch):
@@ -141,11 +142,12 @@ def test_repeated_steps_keep_the_order_of_the_records(tmp_path, monkeypatch):
         assert {other for at, other in seen if at % 10 == step % 10} == {records}
 
 
-def test_repeated_steps_of_amplified_noise_are_refused(tmp_path):
-    put_back(tmp_path / "r", amplified())
+@pytest.mark.parametrize("make", [amplified, amplified_on_grid])
+def test_repeated_steps_of_amplified_noise_are_refused(tmp_path, make):
+    put_back(tmp_path / "r", make())
     with pytest.raises(ValueError, match="the checkpoint must hold all steps that were shown"):
-        made(tmp_path / "r", amplified()).fit()
-    assert charges(tmp_path / "r") == {amplified().event: 1}
+        made(tmp_path / "r", make()).fit()
+    assert charges(tmp_path / "r") == {make().event: 1}
 
 
 def test_noise_that_looks_back_at_no_step_is_checkpointed_too(tmp_path):
