@@ -18,7 +18,9 @@ INDEX, FOLDER = 0, Path()
 N = 200
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, N)
 ON_GRID = jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")
-CORRELATED = jaxdp.dp_mf(1.0, 1.0, 20, N, steps=4, bands=2, noise="grid")
+CORRELATED = jaxdp.dp_mf(
+    1.0, 1.0, 20, N, "fixed_order", steps=4, strategy="banded", bands=2, noise="grid"
+)
 X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
 PARAMS = {"w": np.zeros((6, 3), np.float32), "b": np.zeros(3, np.float32)}
 
