@@ -133,7 +133,7 @@ def test_their_model_is_that_of_one_device_to_rounding(trained):
         ("noise_on_a_grid", two_trainers.ON_GRID),
         ("correlated_noise_on_a_grid", two_trainers.CORRELATED),
     ):
-        one, steps = two_trainers.trained(two_trainers.X, mechanism=mechanism)
+        one, steps = two_trainers.trained(two_trainers.Read(), mechanism=mechanism)
         found, charged = several[name]
         assert charged == steps == 4
         # A sum that is rounded to another cell moves the parameters by less.

@@ -99,7 +99,7 @@ def noise_on_a_grid():
 
 
 def correlated_noise_on_a_grid():
-    return trained(X, mesh=mesh(), mechanism=CORRELATED)
+    return trained(Read(), mesh=mesh(), mechanism=CORRELATED)
 
 
 def in_several_passes():

@@ -314,7 +314,7 @@ def test_a_wrong_state_releases_nothing_now_or_later():
         out, after = update(state, PARAMS, key)
         assert np.isnan(flat(out)).all()
         for later in keys:
-            out, after = update(after, PARAMS, later)
+            out, _ = update(after, PARAMS, later)
             assert np.isnan(flat(out)).all()
     # Of the right step, and with another past.
     other = dataclasses.replace(keys[3], before=np.array([7, 9], np.uint32))
