@@ -19,7 +19,7 @@ def free_port():
         return found.getsockname()[1]
 
 
-def both(module, folder, *arguments, devices=1, timeout=240):
+def both(module, folder, *arguments, devices=1, timeout=480):
     """The lines that two processes print, by scenario."""
     port = free_port()
     started = [
