@@ -284,14 +284,19 @@ def between(make: Callable[..., PyTree], numbers: jax.Array, *shared: Any) -> Py
         shared: arrays.
     """
     mesh, count = _MESH.get(), len(numbers)
-    alone = mesh is None or mesh.size == 1 or jax.sharding.get_abstract_mesh().manual_axes
-    if alone or count == 1 or mesh.devices.flat[0].platform != "cpu":
+    by_hand = jax.sharding.get_abstract_mesh().manual_axes
+    if mesh is None or mesh.size == 1 or by_hand or count == 1 or not _of_processors(mesh):
         return alike(make(numbers, *shared))
     every = P(mesh.axis_names)
     padded = jnp.concatenate([numbers, jnp.zeros(-count % mesh.size, numbers.dtype)])
-    specs = {"in_specs": (every, *(P() for _ in shared)), "out_specs": every}
-    found = alike(jax.shard_map(make, mesh=mesh, **specs)(padded, *shared))
+    own = (every, *(P() for _ in shared))
+    part: Any = jax.shard_map(make, mesh=mesh, in_specs=own, out_specs=every)
+    found = alike(part(padded, *shared))
     return jax.tree.map(lambda rows: rows[:count], found)
+
+
+def _of_processors(mesh: Mesh) -> bool:
+    return bool(mesh.devices.flat[0].platform == "cpu")
 
 
 def laid(
