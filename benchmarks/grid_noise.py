@@ -2,6 +2,7 @@
 
     python -m benchmarks.grid_noise [--rounds 5] [--parameters 1000000 10000000]
     python -m benchmarks.grid_noise --parameters --networks --accuracy 60
+    python -m benchmarks.grid_noise --parameters --networks --bits 40000
 
 Both kinds are timed in turn, so that what else the machine does falls on both; medians are told.
 Accuracy is that of so many runs of each kind in turn, each with a fresh secret: mean and standard
@@ -24,6 +25,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import jaxdp
+from benchmarks import grid_bits
 from jaxdp import models
 from jaxdp.noise import privatize, privatize_on_grid
 from jaxdp.tickets import ON_GRID, simulated_key
@@ -127,7 +129,7 @@ def accuracies(runs: int) -> dict[str, Any]:
 
 def name_of(row: dict[str, Any]) -> Any:
     """The part that a row of the results belongs to."""
-    return row.get("coordinates") or row.get("network") or "accuracy"
+    return row.get("coordinates") or row.get("network") or row.get("kind") or "accuracy"
 
 
 def main() -> None:
@@ -137,6 +139,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, nargs="*", default=[10**6, 10**7])
     parser.add_argument("--networks", nargs="*", default=["mnist-cnn:512", "mlp:256"])
     parser.add_argument("--accuracy", type=int, default=0, help="runs of each kind; 0 for none")
+    parser.add_argument("--bits", type=int, default=0, help="runs of the audit of low-order bits")
     asked = parser.parse_args()
     importlib.import_module("jaxdp.papers.networks")  # the network of MNIST
     rows = []
@@ -156,6 +159,9 @@ def main() -> None:
     if asked.accuracy:
         rows.append(accuracies(asked.accuracy))
         print(rows[-1], flush=True)
+    if asked.bits:
+        rows += [grid_bits.audited(kind, asked.bits) for kind in grid_bits.KINDS]
+        print(*rows[-len(grid_bits.KINDS) :], sep="\n", flush=True)
     measured = [name_of(row) for row in rows]
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     rows += [row for row in stored if name_of(row) not in measured]

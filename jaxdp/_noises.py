@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import accounting as acc
-from jaxdp.noise import grid, privatize, privatize_correlated, privatize_on_grid
+from jaxdp.noise import (
+    grid,
+    grid_correlated,
+    privatize,
+    privatize_correlated,
+    privatize_correlated_on_grid,
+    privatize_on_grid,
+)
 from jaxdp.noise.correlated import part_of
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.tickets import ON_GRID
@@ -23,15 +30,14 @@ def check_noise(mechanism: Any) -> None:
         raise ValueError(f"noise must be one of {NOISES}, got {mechanism.noise!r}")
     if mechanism.noise != "grid":
         return
-    for name, what in (
-        ("strategy", "noise that is correlated over the steps"),
-        ("count_noise_multiplier", "the count that quantile clipping releases"),
-    ):
-        if getattr(mechanism, name) is not None:
-            raise ValueError(
-                f"noise must be 'gaussian' with {name}: {what} is not on the integer grid yet, and "
-                "part of the release would have ordinary noise; got 'grid'"
-            )
+    if mechanism.count_noise_multiplier is not None:
+        raise ValueError(
+            "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
+            "clipping releases is not on the integer grid yet, and part of the release would have "
+            "ordinary noise; got 'grid'"
+        )
+    if mechanism.strategy is not None:
+        grid_correlated.check_dyadic(mechanism.strategy)
     levels = mechanism.noise_multiplier
     if not isinstance(levels, NoiseSchedule) and levels <= 0:
         raise ValueError(f"noise_multiplier must be above 0 for noise on a grid, got {levels}")
@@ -40,7 +46,8 @@ def check_noise(mechanism: Any) -> None:
 def gradient_part(mechanism: Any) -> str:
     """The name of the gradient among the parts of a step's event."""
     if mechanism.strategy is not None:
-        return part_of(mechanism.strategy)
+        named = grid_correlated.part_on_grid if mechanism.noise == "grid" else part_of
+        return named(mechanism.strategy)
     return ON_GRID if mechanism.noise == "grid" else "gradient"
 
 
@@ -61,7 +68,8 @@ def link(mechanism: Any, options: dict[str, Any]) -> optax.GradientTransformatio
     """The link of an optax chain that adds the mechanism's noise."""
     size = mechanism.batch_size
     if mechanism.strategy is not None:
-        return privatize_correlated(mechanism.strategy, mechanism.fresh, size, **options)
+        adds = privatize_correlated_on_grid if mechanism.noise == "grid" else privatize_correlated
+        return adds(mechanism.strategy, mechanism.fresh, size, **options)
     if mechanism.noise == "grid":
         return privatize_on_grid(mechanism.noise_multiplier, size, **options)
     if mechanism.count_noise_multiplier is None:
@@ -76,7 +84,7 @@ def std(mechanism: Any, params: PyTree, step: int | jax.Array) -> float | jax.Ar
     if mechanism.strategy is not None:
         rows = jnp.asarray(mechanism.strategy.inverse_row_norms(), jnp.float32)
         row = jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
-        return mechanism.fresh * each * row
+        return _fresh_std(mechanism, params, l2) / mechanism.batch_size * row
     noise = mechanism.noise_multiplier
     scheduled = isinstance(noise, NoiseSchedule)
     at: Any = noise
@@ -88,6 +96,16 @@ def std(mechanism: Any, params: PyTree, step: int | jax.Array) -> float | jax.Ar
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     law = grid.law_for(float(largest), count)
     return grid.grid_std(law, at, count, l2) / mechanism.batch_size
+
+
+def _fresh_std(mechanism: Any, params: PyTree, l2: float) -> float | jax.Array:
+    """Standard deviation, on the sum, of the noise that correlated noise is made of."""
+    if mechanism.noise != "grid":
+        exact: float = mechanism.fresh * l2
+        return exact
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    law = grid.law_for(mechanism.fresh, count, grid_correlated.carried(mechanism.strategy))
+    return grid.grid_std(law, mechanism.fresh, count, l2)
 
 
 def event(mechanism: Any, noise_multiplier: float) -> acc.Event:

@@ -4,10 +4,11 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -270,6 +271,32 @@ def alike(tree: PyTree) -> PyTree:
     if mesh is None or jax.sharding.get_abstract_mesh().manual_axes:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, P()))
+
+
+def between(make: Callable[..., PyTree], numbers: jax.Array, *shared: Any) -> PyTree:
+    """``make(numbers, *shared)``, of which every device of the mesh makes a part for all.
+
+    On processors alone, where making costs more than exchanging: elsewhere every device makes all.
+
+    Args:
+        make: row i [n, ...] of what it returns depends on number i and ``shared`` alone.
+        numbers: [n].
+        shared: arrays.
+    """
+    mesh, count = _MESH.get(), len(numbers)
+    by_hand = jax.sharding.get_abstract_mesh().manual_axes
+    if mesh is None or mesh.size == 1 or by_hand or count == 1 or not _of_processors(mesh):
+        return alike(make(numbers, *shared))
+    every = P(mesh.axis_names)
+    padded = jnp.concatenate([numbers, jnp.zeros(-count % mesh.size, numbers.dtype)])
+    own = (every, *(P() for _ in shared))
+    part: Any = jax.shard_map(make, mesh=mesh, in_specs=own, out_specs=every)
+    found = alike(part(padded, *shared))
+    return jax.tree.map(lambda rows: rows[:count], found)
+
+
+def _of_processors(mesh: Mesh) -> bool:
+    return bool(mesh.devices.flat[0].platform == "cpu")
 
 
 def laid(

@@ -6,10 +6,11 @@ from typing import Any
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp._noises import NOISES
 from jaxdp.clipping import Rule
 from jaxdp.clipping.rules import rule_of
 from jaxdp.mechanism import Mechanism
-from jaxdp.noise import optimal_banded, optimal_buffered, optimal_dense
+from jaxdp.noise import dyadic, optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.errors import max_error, rms_error
 from jaxdp.noise.participation import participation
 from jaxdp.noise.sensitivity import sensitivity
@@ -25,6 +26,7 @@ from jaxdp.sampling import CyclicPoisson, FixedOrder
 SAMPLINGS = ("cyclic_poisson", "fixed_order")
 STRATEGIES = ("banded", "buffered", "banded_inverse", "square_root", "dense", "identity")
 BANDED = ("banded", "identity")  # what cyclic Poisson sampling amplifies
+ON_GRID = ("banded", "square_root", "identity")  # what noise on an integer grid takes
 ERRORS = {"rms": rms_error, "max": max_error}
 # More bands help little, and each is another copy of the parameters.
 _MOST_BANDS = 64
@@ -48,6 +50,7 @@ def dp_mf(
     epsilon: float | None = None,
     delta: float | None = None,
     relation: acc.Relation | str | None = None,
+    noise: str = "gaussian",
 ) -> Mechanism:
     """The mechanism of DP-SGD with noise that is correlated over the steps (DP-MF, DP-FTRL).
 
@@ -71,7 +74,7 @@ def dp_mf(
         steps: n, of the whole run.
         strategy: "banded" (optimal banded Toeplitz), "buffered" (BLT), "banded_inverse" (BISR),
             "square_root", "dense" (small n), "identity", or one of ``jaxdp.noise``. None takes
-            "banded" with cyclic Poisson sampling, else "buffered".
+            "banded" with cyclic Poisson sampling or noise on a grid, else "buffered".
         bands: of a banded strategy (of "banded_inverse": of the inverse); buffers of a buffered
             one. None takes the number with the least error; with ``noise_multiplier`` and cyclic
             Poisson sampling it must be given.
@@ -82,6 +85,8 @@ def dp_mf(
         delta: of the budget.
         relation: the neighbouring relation of the budget; None takes add_or_remove_one with cyclic
             Poisson sampling, else replace_special.
+        noise: as for ``jaxdp.Mechanism``; "grid" takes "banded", "square_root" and "identity", each
+            with its coefficients rounded by ``jaxdp.noise.dyadic``.
 
     Returns:
         The mechanism, for ``jaxdp.Trainer``, ``jaxdp.Run`` or a loop of your own.
@@ -120,6 +125,7 @@ def dp_mf(
         epsilon,
         delta,
         acc.Relation(relation or _usual_relation(sampling)),
+        _validate.one_of("noise", noise, NOISES),
     )
     return asked.made(strategy, bands)
 
@@ -144,6 +150,7 @@ class _Asked:
     epsilon: float | None
     delta: float | None
     relation: acc.Relation
+    noise: str
 
     def made(self, strategy: str | Strategy | None, bands: int | None) -> Mechanism:
         """The mechanism with a strategy, or with the best of a kind."""
@@ -169,16 +176,20 @@ class _Asked:
     def _kind(self, strategy: Any) -> str:
         """The name of a strategy that the sampling has a proof for."""
         amplified = self.sampling == "cyclic_poisson"
+        gridded = self.noise == "grid"
         if strategy is None:
-            return "banded" if amplified else "buffered"
+            return "banded" if amplified or gridded else "buffered"
         if not isinstance(strategy, str):
             raise ValueError(
                 "strategy must be a name, or a strategy such as jaxdp.noise.Dense.of(matrix), got "
                 f"{_validate.described(strategy)}"
             )
         hint = "; strategies without bands need sampling='fixed_order'" if amplified else ""
-        _validate.one_of("strategy", strategy, BANDED if amplified else STRATEGIES, hint)
-        return strategy
+        known = [each for each in STRATEGIES if not gridded or each in ON_GRID]
+        known = [each for each in known if not amplified or each in BANDED]
+        if gridded and strategy in STRATEGIES and strategy not in ON_GRID:
+            hint = " with noise='grid', which takes coefficients of a few binary digits alone"
+        return _validate.one_of("strategy", strategy, tuple(known), hint)
 
     def by_bands(self) -> Iterator[Mechanism]:
         """Mechanisms with optimal banded strategies of more and more bands, while these help."""
@@ -199,7 +210,11 @@ class _Asked:
         return max(1, min(room, self.steps, _MOST_BANDS))
 
     def strategy(self, kind: str, bands: int) -> Strategy:
-        """The strategy of a kind; ValueError for too many bands."""
+        """The strategy of a kind, as the noise takes it; ValueError for too many bands."""
+        exact = self._exact_strategy(kind, bands)
+        return dyadic(exact) if self.noise == "grid" else exact
+
+    def _exact_strategy(self, kind: str, bands: int) -> Strategy:
         if kind == "buffered":
             once = participation(self._rule(1), self.dataset_size)
             return optimal_buffered(self.steps, bands, once, self.workload, self.error)
@@ -221,14 +236,20 @@ class _Asked:
         """The mechanism with this strategy and the noise that was asked for."""
         rule = self._rule(strategy.bands)
         start = Mechanism(
-            self.rule, 1.0, rule, self.batch_size, self.dataset_size, strategy=strategy
+            self.rule,
+            1.0,
+            rule,
+            self.batch_size,
+            self.dataset_size,
+            strategy=strategy,
+            noise=self.noise,
         )
         if self.noise_multiplier is not None:
             return dataclasses.replace(start, noise_multiplier=self.noise_multiplier)
         assert self.epsilon is not None
         assert self.delta is not None
         found = acc.calibrate(
-            lambda noise: rule.event(acc.Gaussian(noise), self.dataset_size),
+            lambda noise: dataclasses.replace(start, noise_multiplier=noise).event,
             self.epsilon,
             self.delta,
             self.relation,

@@ -10,7 +10,7 @@ epoch that is one event comes from (secret, stream, epoch): a run that was inter
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ from jaxdp import _links
 from jaxdp.seeds import Secret
 
 # The part of a step's event whose noise is on an integer grid (``jaxdp.noise.grid``). Its key is
-# long, and it has no other: nothing else can be taken for its noise.
+# long, and it has no other: nothing else can be taken for its noise. With correlated noise the name
+# of the part begins so.
 ON_GRID = "gradient on an integer grid"
 
 
@@ -73,6 +74,11 @@ class NoiseKey:
         return jnp.asarray(self.words)[index], jnp.asarray(self.multipliers)[index]
 
 
+def _long_key(parts: Iterable[str]) -> bool:
+    """True if a part has noise on an integer grid."""
+    return any(part.startswith(ON_GRID) for part in parts)
+
+
 def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0) -> NoiseKey:
     """A noise key from a JAX key, for simulations and tests: **nothing is charged**.
 
@@ -87,7 +93,7 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     stds = jnp.asarray(list(multipliers.values()), jnp.float32)
     step, before = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
     parts, long = tuple(multipliers), None
-    if ON_GRID in parts:
+    if _long_key(parts):
         long = jax.random.bits(jax.random.wrap_key_data(split[-1], impl="threefry2x32"), (8,))
     return NoiseKey(split[1:], stds, split[0], step, before, parts, long)
 
@@ -226,7 +232,7 @@ class Ticket:
             np.int32(0),
             np.zeros(2, np.uint32),
             tuple(self.multipliers),
-            np.zeros(8, np.uint32) if ON_GRID in self.multipliers else None,
+            np.zeros(8, np.uint32) if _long_key(self.multipliers) else None,
         )
 
     def trust(self, what: str) -> None:
@@ -246,7 +252,7 @@ class Ticket:
             np.int32(self.step),
             self.before,
             tuple(self.multipliers),
-            self._long() if ON_GRID in self.multipliers else None,
+            self._long() if _long_key(self.multipliers) else None,
         )
 
     def _long(self) -> np.ndarray:

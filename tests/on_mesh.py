@@ -261,6 +261,42 @@ def correlated():
                 assert not b.size or b.sharding.is_equivalent_to(cut, b.ndim), name
 
 
+def grid():
+    """Integers on the grid are those of one device, made between the devices, correlated or not."""
+    params = {"large": jnp.zeros((256, 300)), "w": jnp.zeros((16, 8)), "b": jnp.zeros(5)}
+    nothing = lambda p, x: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(p)) * 0.0 * x[0]  # noqa: E731
+    places = {
+        "8x1": (ONE, (P(), P(), P())),
+        "8x1, fully sharded": (ONE, (P("data"), P("data"), P())),
+        "2x2x2": (THREE, (P(("data", "model"), "fsdp"), P("fsdp"), P())),
+        "explicit": (mesh_of((8,), ("data",), AxisType.Explicit), (P("data"), P(), P())),
+    }
+    numbers = {"batch_size": 64, "dataset_size": ROWS, "noise": "grid"}
+    for mechanism in (
+        jaxdp.dp_sgd(1.0, 0.5, **numbers),
+        jaxdp.dp_mf(1.0, 0.5, steps=4, bands=3, **numbers),
+    ):
+        options = {"source": X, "loss": nothing, "optimizer": optax.sgd(1.0), "steps": 4}
+        options["mechanism"] = mechanism
+        alone = trained(params, **options)[1].params
+        assert float(jnp.std(alone["large"])) > 0.001
+        for name, (mesh, each) in places.items():
+            at = dict(zip(params, (NamedSharding(mesh, spec) for spec in each), strict=True))
+            put = {key: jax.device_put(params[key], at[key]) for key in params}
+            state = trained(put, None if name == "explicit" else mesh, **options)[1]
+            for key, leaf in state.params.items():
+                np.testing.assert_array_equal(alone[key], leaf, err_msg=f"{name} {key}")
+                cut = NamedSharding(leaf.sharding.mesh, at[key].spec)
+                assert leaf.sharding.is_equivalent_to(cut, leaf.ndim), name
+            for a, b in zip(
+                jax.tree.leaves(put),
+                jax.tree.leaves(getattr(state.opt_state[0], "buffers", ())),
+                strict=False,
+            ):
+                cut = NamedSharding(b.sharding.mesh, P(None, *a.sharding.spec))
+                assert b.sharding.is_equivalent_to(cut, b.ndim), name
+
+
 def sources():
     """Records on the mesh, on the host, in files and in buckets; microbatches; keys."""
     alone = trained(fresh())[1].params

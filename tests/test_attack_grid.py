@@ -1,15 +1,26 @@
 """Attacks on noise on an integer grid: sensitivity, streams, epsilons, doors that pass over it."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.noise import grid, privatize, privatize_on_grid
+from jaxdp.noise import (
+    Toeplitz,
+    _cells,
+    dyadic,
+    grid,
+    grid_correlated,
+    privatize,
+    privatize_correlated_on_grid,
+    privatize_on_grid,
+)
 from jaxdp.noise._integers import drawn
 from jaxdp.noise._table import table
 from jaxdp.optimizers import registry
@@ -52,7 +63,7 @@ def test_integers_are_of_one_float32_whatever_computes_it_in_the_same_program():
 
     def whole(made, multiplier, l2, *args):
         c = grid.grid_scale(law, multiplier, count, l2)
-        return grid.on_grid(made(*args), c), c
+        return _cells.on_grid(made(*args), c), c
 
     for made, args in (
         (lambda a, b: a * b, (a, b)),
@@ -180,3 +191,59 @@ def test_no_algorithm_passes_over_noise_on_a_grid(name):
     assert made.noise is None
     assert made.energy is None
     assert made.mechanism.leak or isinstance(made.mechanism.event, acc.GridNoise)
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("sampling", ["cyclic_poisson", "fixed_order"])
+def test_a_correlated_run_pays_for_the_distance_of_every_step(sampling):
+    asked = {"epsilon": 3.0, "delta": 1e-5, "steps": 8, "bands": 2, "strategy": "banded"}
+    plain, made = (
+        jaxdp.dp_mf(sampling=sampling, noise=noise, **asked, **NUMBERS)
+        for noise in ("gaussian", "grid")
+    )
+    relation = "add_or_remove_one" if sampling == "cyclic_poisson" else "replace_special"
+    relation = acc.Relation(relation)
+    assert made.event.distance == 8 * 2e-11
+    assert made.noise_multiplier >= plain.noise_multiplier
+    assert made.epsilon(8, 1e-5, relation).upper <= 3.0
+    same = dataclasses.replace(plain, noise_multiplier=made.noise_multiplier)
+    assert same.epsilon(8, 1e-5, relation).upper < made.epsilon(8, 1e-5, relation).upper
+    trainer = jaxdp.Trainer(loss_fn, made, optax.sgd(0.1), DATA)
+    state = trainer.init(jnp.zeros(3))
+    for batch in trainer.batches(1):  # the whole run is charged with its first step
+        state, _ = trainer.step(state, batch)
+    taken = made.epsilon(8, 1e-5, relation).upper
+    assert trainer.epsilon(1e-5, relation).upper >= taken * (1 - 1e-9)
+
+
+def test_sums_at_both_ends_of_the_grid_leave_the_noise_as_it_is():
+    """Nothing of a sum is kept: what is taken back is noise, whatever overflowed before."""
+    strategy = Toeplitz((1.0, -0.75, 0.5), 6)
+    tx = privatize_correlated_on_grid(strategy, 1.0, 1.0)
+    part = grid_correlated.part_on_grid(strategy)
+    buffers = []
+    for size in (0.0, 3e38, -3e38, np.nan):
+        state = tx.init(jnp.zeros(5))
+        for step in range(6):
+            key = simulated_key(jax.random.key(step), {part: 1.0}, step)
+            value = jnp.full(5, size if step % 2 else -size, jnp.float32)
+            out, state = tx.update(Summed(value, 1.0), state, jnp.zeros(5), key=key)
+            assert np.isfinite(out).all()
+        buffers.append(np.asarray(state.buffers))
+    assert all((each == buffers[0]).all() for each in buffers)
+
+
+def test_coefficients_that_round_to_zero_are_charged_as_zero():
+    """The sensitivity is the rounded strategy's, not that of the one that was asked for."""
+    tiny = Toeplitz((1.0, 0.001, -0.0015), 12)
+    made = jaxdp.dp_mf(1.0, strategy=dyadic(tiny), steps=12, noise="grid", **NUMBERS)
+    assert made.strategy.coefficients == (1.0, 0.0, 0.0)
+    assert made.fresh == pytest.approx(1.0, rel=1e-6)
+    assert made.sampling.bands == 3  # more groups than are needed cost, and are safe
+    both = [
+        jaxdp.dp_mf(1.0, strategy=s, steps=12, noise="grid", **NUMBERS)
+        for s in (dyadic(tiny), Toeplitz((1.0, -0.75, 0.5), 12))
+    ]
+    assert both[0].fresh < both[1].fresh
+    norm = math.sqrt(1 + 0.75**2 + 0.5**2)
+    assert norm <= both[1].fresh <= norm * (1 + 1e-5)

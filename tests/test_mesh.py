@@ -15,6 +15,7 @@ CHECKS = (
     "exchanged",
     "noise",
     "correlated",
+    "grid",
     "sources",
     "broken",
     "chains",

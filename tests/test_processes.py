@@ -19,7 +19,7 @@ def free_port():
         return found.getsockname()[1]
 
 
-def both(module, folder, *arguments, devices=1, timeout=240):
+def both(module, folder, *arguments, devices=1, timeout=480):
     """The lines that two processes print, by scenario."""
     port = free_port()
     started = [
@@ -91,7 +91,7 @@ def test_refusals(said):
     assert "made after jax.distributed.initialize" in said[0]["a_ledger_from_before_is_refused"]
     assert "two releases from one draw" in said[0]["a_step_is_charged_once"]
     # Both would add one noise, each to what it computed from records of its own.
-    assert said[0]["a_sum_of_one_process_is_refused"] == [True, True]
+    assert said[0]["a_sum_of_one_process_is_refused"] == [True, True, True]
     assert "must be computed in one process" in said[0]["a_projection_is_refused"]
 
 
@@ -129,6 +129,16 @@ def test_their_model_is_that_of_one_device_to_rounding(trained):
         found, charged = several[name]
         assert charged == steps
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-7), found, params)
+    for name, mechanism in (
+        ("noise_on_a_grid", two_trainers.ON_GRID),
+        ("correlated_noise_on_a_grid", two_trainers.CORRELATED),
+    ):
+        one, steps = two_trainers.trained(two_trainers.Read(), mechanism=mechanism)
+        found, charged = several[name]
+        assert charged == steps == 4
+        # A sum that is rounded to another cell moves the parameters by less.
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), found, one)
+        assert one != params
     (found, _), few, own = several["records_one_by_one"]
     assert (found, few, own) == (several["arrays_of_the_host"][0], True, True)
     assert several["a_secret_of_the_system"][0] != params

@@ -148,7 +148,13 @@ def a_sum_of_one_process_is_refused():
     summed, _ = grad_fn.sum(params, own, draw)
     eager = refused(lambda: tx.update(summed, tx.init(params), params))
     update = jaxdp.compile_update(tx)
-    return eager is not None, refused(lambda: update(params, tx.init(params), summed)) is not None
+    own_step = refused(lambda: update(params, tx.init(params), summed))
+    gridded = jaxdp.dp_sgd(1.0, 1.0, 20, 200, noise="grid")
+    draw = gridded.sampler(100).draw()
+    summed, _ = gridded.clipped_grad(lambda w, x: jnp.sum(w * x)).sum(params, own, draw)
+    link = gridded.privatize()
+    on_grid = refused(lambda: link.update(summed, link.init(params), params))
+    return eager is not None, own_step is not None, on_grid is not None
 
 
 def a_projection_is_refused():

@@ -17,6 +17,10 @@ from jaxdp import _processes
 INDEX, FOLDER = 0, Path()
 N = 200
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, N)
+ON_GRID = jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")
+CORRELATED = jaxdp.dp_mf(
+    1.0, 1.0, 20, N, "fixed_order", steps=4, strategy="banded", bands=2, noise="grid"
+)
 X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
 PARAMS = {"w": np.zeros((6, 3), np.float32), "b": np.zeros(3, np.float32)}
 
@@ -64,11 +68,11 @@ def mesh():
     return jax.make_mesh((jax.device_count(),), ("data",))
 
 
-def trained(source, steps=4, **options):
+def trained(source, steps=4, mechanism=MECH, **options):
     """Parameters after some steps."""
     options = {"secret": jaxdp.Secret.from_seed(1), **options}
     optimizer = optax.sgd(0.1, momentum=0.9)
-    train = jaxdp.Trainer(loss_of, MECH, optimizer, source, **options)
+    train = jaxdp.Trainer(loss_of, mechanism, optimizer, source, **options)
     state = train.init(PARAMS)
     if isinstance(source, Read):
         source.read.clear()  # some are read to see that all processes have the same
@@ -88,6 +92,14 @@ def records_one_by_one():
     everybody = _processes.first(lambda: json.dumps(sorted(source.read)))
     same = sorted(source.read) == json.loads(everybody)
     return found, len(source.read) < 90, same == (INDEX == 0)
+
+
+def noise_on_a_grid():
+    return trained(X, mesh=mesh(), mechanism=ON_GRID)
+
+
+def correlated_noise_on_a_grid():
+    return trained(Read(), mesh=mesh(), mechanism=CORRELATED)
 
 
 def in_several_passes():

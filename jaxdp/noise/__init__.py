@@ -9,6 +9,7 @@ from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import LEAKED, PrivatizeState, if_alike, opened, privatize
 from jaxdp.noise.grid import grid_range, privatize_on_grid
+from jaxdp.noise.grid_correlated import dyadic, privatize_correlated_on_grid
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered
 from jaxdp.noise.optimise_dense import optimal_dense
 from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, Single
@@ -43,6 +44,7 @@ __all__ = [
     "ToeplitzStrategy",
     "Workload",
     "banded_inverse_square_root",
+    "dyadic",
     "from_dict",
     "grid_range",
     "identity",
@@ -54,6 +56,7 @@ __all__ = [
     "optimal_dense",
     "privatize",
     "privatize_correlated",
+    "privatize_correlated_on_grid",
     "privatize_on_grid",
     "rms_error",
     "sensitivity",

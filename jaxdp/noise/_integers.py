@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import _placement
 from jaxdp.noise import _chacha
 from jaxdp.noise._table import Table, table
 
@@ -75,6 +76,12 @@ class Sum:
         return (self.draws * self.table.distance + joined) * (1 + 1e-9)
 
     @property
+    def most(self) -> int:
+        """The largest magnitude of an integer: every draw is of the table."""
+        factors = [math.prod(self.factors[:n]) for n in range(self.draws)]
+        return sum(factors) * self.table.half
+
+    @property
     def table(self) -> Table:
         """The alias table, made on the host."""
         return table(self.sigma, self.slot_bits)
@@ -107,18 +114,42 @@ def integers(key: jax.Array, size: int, law: Sum) -> jax.Array:
     Raises:
         ValueError: too many of them for the generator's counter.
     """
+    return made(key, size, law)[0]
+
+
+def made(key: jax.Array, size: int, law: Sum, fine: bool = False) -> tuple[jax.Array, ...]:
+    """As ``integers``, in a tuple; with ``fine`` another draw for each, independent of them.
+
+    Args:
+        key: as for ``integers``.
+        size: likewise.
+        law: likewise.
+        fine: True adds int32 [size], of the table alone; the integers stay the same.
+
+    Raises:
+        ValueError: as ``integers``.
+    """
     if size > 2**32:
         raise ValueError(f"size must be at most 2**32, got {size}")
     blocks = max(1, min(_BLOCKS, -(-size // _WORDS)))
     count = max(1, -(-size // (blocks * _WORDS)))
     numbers = jnp.arange(count, dtype=jnp.uint32)
-    made = jax.lax.map(lambda n: _chunk(key, n * np.uint32(blocks), blocks, law), numbers)
-    return made.reshape(-1)[:size]
+
+    def chunks(numbers: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+        draws = law.draws + fine
+        one = lambda n: _chunk(key, n * np.uint32(blocks), blocks, law, draws)  # noqa: E731
+        found: tuple[jax.Array, ...] = jax.lax.map(one, numbers)
+        return found
+
+    found = _placement.between(chunks, numbers, key)
+    return tuple(part.reshape(-1)[:size] for part in found)
 
 
-def _chunk(key: jax.Array, start: jax.Array, blocks: int, law: Sum) -> jax.Array:
+def _chunk(
+    key: jax.Array, start: jax.Array, blocks: int, law: Sum, draws: int
+) -> tuple[jax.Array, ...]:
     """The integers [16 · blocks] of ``blocks`` counters from ``start``: word by word."""
-    lanes = np.arange(law.draws * blocks, dtype=np.uint32)
+    lanes = np.arange(draws * blocks, dtype=np.uint32)
 
     def words(lane: jax.Array, level: jax.Array) -> jax.Array:
         """Words uint32 [16, ...] of the lanes: a draw and a counter each."""
@@ -127,9 +158,10 @@ def _chunk(key: jax.Array, start: jax.Array, blocks: int, law: Sum) -> jax.Array
 
     levels = jnp.arange(1, 4, dtype=jnp.uint32)
     first = words(jnp.asarray(lanes), jnp.zeros_like(lanes))
-    made = drawn(law.table, first, lambda lane: words(jnp.broadcast_to(lane, 3), levels))
-    made = made.reshape(_WORDS, law.draws, blocks)
-    return summed(law, [made[:, draw] for draw in range(law.draws)]).reshape(-1)
+    found = drawn(law.table, first, lambda lane: words(jnp.broadcast_to(lane, 3), levels))
+    found = found.reshape(_WORDS, draws, blocks)
+    whole = summed(law, [found[:, draw] for draw in range(law.draws)])
+    return whole.reshape(-1), *(found[:, draw].reshape(-1) for draw in range(law.draws, draws))
 
 
 def drawn(tabled: Table, first: jax.Array, deeper: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -31,14 +31,14 @@ _LEAST = 1e-30
 
 
 class CorrelatedState(NamedTuple):
-    """State of ``privatize_correlated``. **Secret**: the sums follow from its buffers and updates.
+    """State of correlated noise. **Secret**: the sums follow from its buffers and the updates.
 
     Attributes:
         last: uint32 [2], the tag of the last key that was used.
         leaves: int32 scalar; how many parameters it was made for, to tell frozen ones apart.
-        step: int32 scalar; the step that comes next.
-        buffers: pytree like the parameters, float32 [m, ...]: of the noise so far, what the noise
-            to come depends on.
+        step: int32 scalar; the step that comes next. On a grid -1 after a refused one.
+        buffers: pytree like the parameters, float32 [m, ...], on an integer grid int32: of the
+            noise so far, what the noise to come depends on.
     """
 
     last: jax.Array
@@ -110,12 +110,12 @@ def privatize_correlated(
     ) -> tuple[PyTree, CorrelatedState]:
         check_update(updates, params, extra)
         check_made_for(updates, state.leaves)
-        _check_next(updates, state)
+        check_next(updates, state)
         key, words, charged = spent(
             part, lambda _: multiplier, lambda _: float(multiplier), updates, key, (state, params)
         )
         # Into the noise itself: what goes on from a wrong state stays NaN.
-        one = jnp.where(_continues(state, key, strategy.steps), 1.0, jnp.nan)
+        one = jnp.where(continues(state, key, strategy.steps), 1.0, jnp.nan)
 
         def fresh(tree: PyTree) -> PyTree:
             return noised(tree, one, words, sharded_over, replicated_over)
@@ -163,14 +163,14 @@ def _weighted(weights: jax.Array, kept: jax.Array) -> jax.Array:
     return jnp.tensordot(weights, kept, axes=1, precision=jax.lax.Precision.HIGHEST)
 
 
-def _continues(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:
+def continues(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:
     """bool scalar: True if the key is of the step after the state's, and no more than there are."""
     before = jnp.asarray(key.before)
     follows = jnp.all(before == 0) | jnp.all(before == state.last)
     return (jnp.asarray(key.step) == state.step) & follows & (state.step < steps)
 
 
-def _check_next(summed: Summed, state: CorrelatedState) -> None:
+def check_next(summed: Summed, state: CorrelatedState) -> None:
     """Refuses, where it can be seen, a state that the ticket does not go on from."""
     if summed.ticket is None or isinstance(state.step, jax.core.Tracer):
         return

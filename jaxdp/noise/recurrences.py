@@ -36,7 +36,7 @@ class Recurrence(Protocol):
         """The buffers [m, ...] after a step whose row (y, or z) is [...]."""
 
 
-class _Ring:
+class Ring:
     """The rows of the last m steps; that of step i lies at i mod m."""
 
     keeps_inputs = False
@@ -49,6 +49,7 @@ class _Ring:
         return jnp.mod(step - 1 - jnp.arange(self.size), max(self.size, 1)) + 1
 
     def kept(self, buffers: jax.Array, row: jax.Array, step: jax.Array) -> jax.Array:
+        """The buffers [m, ...] after a step whose row is [...]."""
         if not self.size:
             return buffers
         # In place, where the memory of the state is reused.
@@ -56,7 +57,7 @@ class _Ring:
         return jax.lax.dynamic_update_index_in_dim(buffers, row, place, axis=0)
 
 
-class _Bands(_Ring):
+class _Bands(Ring):
     """y_i = z_i - Σ_j c_j y_(i-j), or with the normals before, y_i = Σ_j d_j z_(i-j)."""
 
     def __init__(self, coefficients: tuple[float, ...], keeps_inputs: bool):
@@ -68,7 +69,7 @@ class _Bands(_Ring):
         return jnp.take(jnp.asarray(self._weights), self.lags(step)), jnp.float32(1)
 
 
-class _Rows(_Ring):
+class _Rows(Ring):
     """y_i = (z_i - Σ_j C_(i,i-j) y_(i-j)) / C_ii, for a matrix without structure."""
 
     def __init__(self, strategy: Dense):

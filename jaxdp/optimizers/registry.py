@@ -71,7 +71,14 @@ class Numbers:
                 "sampling must be a rule of a whole run with a strategy, such as "
                 f"jaxdp.sampling.CyclicPoisson, got {self.sampling!r}"
             )
-        return Mechanism(rule, self.noise_multiplier, self.sampling, *sizes, strategy=self.strategy)
+        return Mechanism(
+            rule,
+            self.noise_multiplier,
+            self.sampling,
+            *sizes,
+            strategy=self.strategy,
+            noise=self.noise,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import clipping
-from jaxdp.noise import grid_range
+from jaxdp.mechanism import Mechanism
+from jaxdp.noise import grid_correlated, grid_range
 from jaxdp.report import correlated
 from jaxdp.report.schema import Counts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
@@ -117,16 +118,25 @@ def _done(subject: Subject, report: Report) -> Rows:
 
 def _noise(subject: Subject, report: Report) -> Rows:
     mechanism = subject.algorithm.mechanism
-    if mechanism.strategy is not None:
-        return correlated.rows(mechanism)
+    correlates = mechanism.strategy is not None
     found = [("Noise multiplier", _independent(subject.noise_multipliers))]
+    found = correlated.rows(mechanism) if correlates else found
     if mechanism.noise != "grid":
         return found
     said = "discrete Gaussian integers from ChaCha20, added to the sum rounded to integers"
+    if correlates:
+        said += "; what a step takes back of earlier noise is an integer too"
     if report.parameters:
-        most = grid_range(mechanism.noise_multiplier, report.parameters)
+        most = _clipped_beyond(mechanism, report.parameters)
         said += f"; coordinates of the sum beyond {most:,.0f} clip norms are clipped"
     return [*found, ("Noise", said)]
+
+
+def _clipped_beyond(mechanism: Mechanism, parameters: int) -> float:
+    """The number of clip norms that a coordinate of the sum may have on the grid."""
+    if mechanism.strategy is None:
+        return grid_range(mechanism.noise_multiplier, parameters)
+    return grid_range(mechanism.fresh, parameters, grid_correlated.carried(mechanism.strategy))
 
 
 def _independent(values: list[float]) -> str:

@@ -137,10 +137,10 @@ def _check_features(config: "RunConfig") -> None:
 def _check_noise(config: "RunConfig") -> None:
     if not config.secure_noise:
         return
-    for name in ("strategy", "pca_dimensions", "whiten_noise_multiplier"):
+    for name in ("pca_dimensions", "whiten_noise_multiplier"):
         if (found := getattr(config, name)) is not None:
             raise ValueError(
-                f"{name} must be None with secure_noise, got {found!r}: its noise is float32 yet, "
+                f"{name} must be None with secure_noise, got {found!r}: its noise is in floating point, "
                 "and the guarantee would not be that of noise on an integer grid"
             )
 

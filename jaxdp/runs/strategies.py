@@ -8,6 +8,7 @@ from jaxdp.noise import (
     Strategy,
     Workload,
     banded_inverse_square_root,
+    dyadic,
     from_dict,
     identity,
     square_root,
@@ -52,6 +53,11 @@ def check(config: "RunConfig") -> None:
         raise ValueError(
             f"batch_size must be at most dataset_size ({config.dataset_size}), got "
             f"{config.batch_size}"
+        )
+    if config.secure_noise and name not in correlated.ON_GRID:
+        raise ValueError(
+            f"strategy must be one of {', '.join(correlated.ON_GRID)} with secure_noise, got "
+            f"{name}: noise on an integer grid takes coefficients of a few binary digits alone"
         )
     _check_bands(config)
     _check_apart(config)
@@ -124,6 +130,7 @@ def resolved(config: "RunConfig") -> "RunConfig":
         epsilon=config.epsilon if budget else None,
         delta=config.delta if budget else None,
         relation=config.relation,
+        noise="grid" if config.secure_noise else "gaussian",
     )
     strategy = mechanism.strategy
     assert strategy is not None
@@ -146,7 +153,8 @@ def of(config: "RunConfig") -> Strategy:
     if config.strategy == "identity":
         return identity(config.steps)
     if config.strategy == "square_root":
-        return square_root(config.steps)
+        whole = square_root(config.steps)
+        return dyadic(whole) if config.secure_noise else whole
     if config.strategy == "banded_inverse":
         assert config.bands is not None
         return banded_inverse_square_root(config.steps, config.bands)

@@ -26,6 +26,28 @@ def reported(tmp_path_factory):
     return found
 
 
+def test_noise_on_a_grid_is_correlated_too(tmp_path):
+    out = tmp_path / "grid"
+    result = train("--strategy", "banded", "--bands", 3, "--secure-noise", "--out", out)
+    assert result.exception is None, result.output
+    page = " ".join((out / "report.md").read_text().split())
+    for words in (
+        "a banded Toeplitz strategy of 3 bands",
+        "what a step takes back of earlier noise is an integer too",
+        "on an integer grid: the noise is within",
+        "integers from ChaCha20",
+    ):
+        assert words in page
+    assert "Floating-point attacks" not in page
+    assert json.loads((out / "report.json").read_text())["guarantee"]["epsilon"] <= 3
+    result = CliRunner().invoke(app, ["train", "--resume", "--out", str(out)])
+    assert result.exception is None, result.output
+    result = train("--strategy", "buffered", "--secure-noise", "--out", tmp_path / "no")
+    assert result.exit_code
+    assert "strategy must be one of banded" in str(result.exception)
+    assert not (tmp_path / "no").exists()
+
+
 def test_the_report_says_what_the_noise_multiplier_is_relative_to(reported):
     for name, words in [
         ("banded", "one draw of a record can move what the strategy makes of the run's sums"),

@@ -14,7 +14,7 @@ import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp.noise import grid, grid_range, privatize, privatize_on_grid
+from jaxdp.noise import _cells, grid, grid_range, privatize, privatize_on_grid
 from jaxdp.tickets import ON_GRID, NoiseKey, simulated_key
 from jaxdp.types import Summed
 
@@ -50,8 +50,8 @@ def test_the_noise_is_at_least_that_of_the_theorem(count):
     for multiplier in (0.3, 1.0, 7.77):
         for l2 in np.float32(np.exp(rng.uniform(-30, 30, 4))):
             law, c = scale_of(multiplier, count, l2)
-            assert float(grid._shortened(jnp.float32(c))) == c  # twelve digits
-            assert float(grid._shortened(jnp.float32(c))) == c  # twelve digits
+            assert float(_cells.shortened(jnp.float32(c))) == c  # twelve digits
+            assert float(_cells.shortened(jnp.float32(c))) == c  # twelve digits
             z = Fraction(multiplier)
             moved = Fraction(c) * Fraction(float(l2)) + root * (1 + Fraction(1, 2**22))
             square = Fraction(law._variances()[0] - 4)
@@ -66,14 +66,14 @@ def test_the_noise_is_at_least_that_of_the_theorem(count):
 def test_a_value_is_rounded_to_the_nearest_cell_at_every_magnitude():
     rng = np.random.default_rng(0)
     for _ in range(60):
-        c = float(grid._shortened(jnp.float32(np.exp(rng.uniform(-60, 60)))))
+        c = float(_cells.shortened(jnp.float32(np.exp(rng.uniform(-60, 60)))))
         x = np.float32(rng.standard_normal(SIZE) * np.exp(rng.uniform(-40, 25, SIZE)) / c)
-        made = np.asarray(grid.on_grid(jnp.asarray(x), jnp.float32(c)), np.int64)
+        made = np.asarray(_cells.on_grid(jnp.asarray(x), jnp.float32(c)), np.int64)
         limit = float(np.float32(2**30) / np.float32(c))
         exact = np.clip(x.astype(np.float64), -limit, limit) * c  # 36 digits at most
         assert np.abs(made - exact).max() <= 0.5 + 2.0**-23
     special = jnp.asarray([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-44])
-    assert grid.on_grid(special, jnp.float32(8.0)).tolist() == [0, 2**30, -(2**30), 0, 0, 0]
+    assert _cells.on_grid(special, jnp.float32(8.0)).tolist() == [0, 2**30, -(2**30), 0, 0, 0]
 
 
 def test_rounding_the_worst_way_moves_the_integers_no_farther_than_is_charged():
@@ -82,7 +82,7 @@ def test_rounding_the_worst_way_moves_the_integers_no_farther_than_is_charged():
     near = np.float32(2.0**-12)
     up, down = (np.float32((cells + sign * near) / c) for sign in (1, -1))
     both = [
-        np.asarray(grid.on_grid(jnp.asarray(x), jnp.float32(c)), np.float64) for x in (up, down)
+        np.asarray(_cells.on_grid(jnp.asarray(x), jnp.float32(c)), np.float64) for x in (up, down)
     ]
     apart = np.linalg.norm(both[0] - both[1])
     l2 = float(np.linalg.norm(up.astype(np.float64) - down.astype(np.float64)))
@@ -209,9 +209,6 @@ def test_what_would_have_ordinary_noise_is_refused():
             dataclasses.replace(make(), **{name: bad})
     with pytest.raises(ValueError, match="noise_multiplier must be above 0"):
         jaxdp.dp_sgd(0.0, 0.5, 30, 300, noise="grid")
-    mixed = jaxdp.dp_mf(1.0, 0.5, 30, 300, steps=10, bands=2)
-    with pytest.raises(ValueError, match="correlated over the steps"):
-        dataclasses.replace(mixed, noise="grid")
     numbers = jaxdp.optimizers.registry.Numbers(
         1.0, 0.5, 30, 300, 0.1, key=jax.random.key(0), noise="grid"
     )

@@ -32,6 +32,19 @@ def in_order():
     return jaxdp.dp_mf(1.0, 1.0, BATCH, N, "fixed_order", steps=STEPS, strategy="buffered", bands=2)
 
 
+def amplified_on_grid():
+    return jaxdp.dp_mf(1.0, 1.0, BATCH, N, steps=STEPS, bands=3, noise="grid")
+
+
+def in_order_on_grid():
+    return jaxdp.dp_mf(
+        1.0, 1.0, BATCH, N, "fixed_order", steps=STEPS, bands=2, noise="grid", strategy="banded"
+    )
+
+
+EVERY = [amplified, in_order, amplified_on_grid, in_order_on_grid]
+
+
 def made(folder, mechanism, progress=None, shown=None):
     def evaluate(params):
         shown.append(np.asarray(params))
@@ -66,7 +79,7 @@ def charges(folder):
     return event_counts(RunDirectory(folder).checked_ledger().entries)
 
 
-@pytest.mark.parametrize("make", [amplified, in_order])
+@pytest.mark.parametrize("make", EVERY)
 def test_what_the_strategy_makes_of_a_run_is_independent_noise(tmp_path, make):
     shown = []
     made(tmp_path / "r", make(), shown=shown).fit()
@@ -77,7 +90,7 @@ def test_what_the_strategy_makes_of_a_run_is_independent_noise(tmp_path, make):
     assert charges(tmp_path / "r") == {make().event: 1}
 
 
-@pytest.mark.parametrize("make", [amplified, in_order])
+@pytest.mark.parametrize("make", EVERY)
 def test_a_run_goes_on_with_the_noise_that_it_had(tmp_path, make):
     shown = []
     made(tmp_path / "r", make(), shown=shown).fit(5)
@@ -89,7 +102,7 @@ def test_a_run_goes_on_with_the_noise_that_it_had(tmp_path, make):
     assert charges(tmp_path / "r") == {make().event: 1}
 
 
-@pytest.mark.parametrize("make", [amplified, in_order])
+@pytest.mark.parametrize("make", EVERY)
 @pytest.mark.parametrize("step", [1, 4, 8])
 def test_a_crash_costs_nothing(tmp_path, make, step):
     with pytest.raises(Stop):
@@ -108,10 +121,11 @@ def put_back(folder, mechanism):
     shutil.move(folder / "kept", folder / "secret/checkpoints")
 
 
-def test_steps_that_were_shown_and_are_repeated_cost_the_whole_event_again(tmp_path):
-    put_back(tmp_path / "r", in_order())
-    made(tmp_path / "r", in_order()).fit()
-    assert charges(tmp_path / "r") == {in_order().event: 2}
+@pytest.mark.parametrize("make", [in_order, in_order_on_grid])
+def test_steps_that_were_shown_and_are_repeated_cost_the_whole_event_again(tmp_path, make):
+    put_back(tmp_path / "r", make())
+    made(tmp_path / "r", make()).fit()
+    assert charges(tmp_path / "r") == {make().event: 2}
 
 
 def test_repeated_steps_keep_the_order_of_the_records(tmp_path, monkeypatch):
@@ -128,11 +142,12 @@ def test_repeated_steps_keep_the_order_of_the_records(tmp_path, monkeypatch):
         assert {other for at, other in seen if at % 10 == step % 10} == {records}
 
 
-def test_repeated_steps_of_amplified_noise_are_refused(tmp_path):
-    put_back(tmp_path / "r", amplified())
+@pytest.mark.parametrize("make", [amplified, amplified_on_grid])
+def test_repeated_steps_of_amplified_noise_are_refused(tmp_path, make):
+    put_back(tmp_path / "r", make())
     with pytest.raises(ValueError, match="the checkpoint must hold all steps that were shown"):
-        made(tmp_path / "r", amplified()).fit()
-    assert charges(tmp_path / "r") == {amplified().event: 1}
+        made(tmp_path / "r", make()).fit()
+    assert charges(tmp_path / "r") == {make().event: 1}
 
 
 def test_noise_that_looks_back_at_no_step_is_checkpointed_too(tmp_path):

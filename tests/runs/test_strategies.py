@@ -8,7 +8,7 @@ import pytest
 
 from jaxdp import accounting as acc
 from jaxdp import correlated, runs
-from jaxdp.noise import Workload
+from jaxdp.noise import Workload, dyadic
 from jaxdp.runs import described, strategies
 from jaxdp.runs.rehearsal import rehearse
 from tests.runs import small
@@ -46,6 +46,20 @@ def test_the_mechanism_is_that_of_dp_mf(name):
     assert config.noise_multiplier == pytest.approx(made.noise_multiplier, abs=2e-4)
 
 
+@pytest.mark.parametrize("name", correlated.ON_GRID)
+def test_secure_noise_takes_the_strategy_with_binary_fractions(name):
+    config, ordinary = (resolved(name, secure_noise=secure) for secure in (True, False))
+    mechanism = config.mechanism()
+    assert mechanism.noise == "grid"
+    assert mechanism.strategy == dyadic(ordinary.mechanism().strategy)
+    assert isinstance(mechanism.event, acc.GridNoise)
+    again = runs.RunConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again.mechanism() == mechanism
+    assert "--secure-noise" in described.command_of(config)
+    found = mechanism.epsilon(12, config.delta, acc.Relation(config.relation)).upper
+    assert 2.99 < found <= 3.0
+
+
 def test_only_what_moves_the_parameters_is_optimised_for():
     assert strategies.workload(resolved("banded", momentum=0.9)) == Workload(0.9)
     assert strategies.workload(resolved("banded", algorithm="dp-adam-bc")) == Workload()
@@ -69,6 +83,10 @@ def test_a_resolved_configuration_does_not_choose_again(monkeypatch):
     ("changes", "words"),
     [
         ({"strategy": "dense"}, "strategy must be one of banded, buffered"),
+        (
+            {"strategy": "buffered", "secure_noise": True},
+            "strategy must be one of banded, square_root, identity with secure_noise, got buffered",
+        ),
         ({"strategy": None, "bands": 4}, "bands must be given with a strategy only, got 4"),
         ({"strategy": None, "sampling": "cyclic_poisson"}, "strategy must be given with sampling"),
         ({"sampling": "poisson"}, "sampling must be one of cyclic_poisson, fixed_order"),
