@@ -52,7 +52,7 @@ def _leaves(key: jax.Array, side: int, channels: int) -> dict[str, jax.Array]:
     small = jnp.minimum(0.045 * side / jnp.sqrt(uniform(LEAVES) + 1e-3), 0.6 * side)
     large = uniform(LEAVES, least=0.15 * side, most=0.6 * side)
     light = uniform() + 0.3 * jax.random.normal(next(keys), (LEAVES, 1))
-    tint = 0.12 * jax.random.normal(next(keys), (channels,))
+    tint = 0.12 * jax.random.normal(next(keys), (1, channels))
     tint = tint + 0.1 * jax.random.normal(next(keys), (LEAVES, channels))
     return {
         "radius": jnp.where(jnp.arange(LEAVES) < LARGE, large, small),
@@ -68,7 +68,7 @@ def _leaves(key: jax.Array, side: int, channels: int) -> dict[str, jax.Array]:
 
 def _painted(leaf: dict[str, jax.Array], side: int) -> tuple[jax.Array, jax.Array]:
     """(cover [side, side, 1] in [0, 1], colour [side, side, channels]) of one leaf."""
-    middle = jnp.arange(side) + 0.5
+    middle = jnp.arange(side, dtype=jnp.float32) + 0.5
     down = (middle - leaf["centre"][0])[:, None]
     across = (middle - leaf["centre"][1])[None, :]
     cos, sin = jnp.cos(leaf["angle"]), jnp.sin(leaf["angle"])
@@ -83,4 +83,4 @@ def _painted(leaf: dict[str, jax.Array], side: int) -> tuple[jax.Array, jax.Arra
     place = jnp.cos(turn) * across + jnp.sin(turn) * down
     stripes = jnp.maximum(strength - 0.6, 0) / 2 * jnp.sin((0.3 + 1.5 * rate) * place + phase)
     shade = leaf["slope"][0] * across + leaf["slope"][1] * down
-    return inside[..., None], leaf["colour"] + (stripes + shade)[..., None]
+    return inside[..., None], leaf["colour"].reshape(1, 1, -1) + (stripes + shade)[..., None]

@@ -62,7 +62,7 @@ def view(key: jax.Array, image: jax.Array) -> jax.Array:
     found = jnp.where(jax.random.bernoulli(keys[1]), found[:, ::-1], found)
     contrast = jnp.exp(0.3 * jax.random.normal(keys[2]))
     light = 0.1 * jax.random.normal(keys[3]) + 0.1 * jax.random.normal(keys[4], found.shape[-1:])
-    return jnp.clip((found - 0.5) * contrast + 0.5 + light, 0, 1)
+    return jnp.clip((found - 0.5) * contrast + 0.5 + light.reshape(1, 1, -1), 0, 1)
 
 
 def projected(params: tuple[Weights, jax.Array], images: jax.Array) -> jax.Array:

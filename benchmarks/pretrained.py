@@ -1,6 +1,6 @@
 """Scattering, pre-trained features and both, in a linear model at one proven budget.
 
-python -m benchmarks.pretrained cifar10 --data-dir DIR [--train 20000] [--folder WEIGHTS]
+python -m benchmarks.pretrained cifar10 --data-dir DIR [--train 20000]
 
 Nothing of the test set is seen: records are the first of the training set, and accuracy is told of
 the last 5,000 of it. All three have the same batch, steps, rate and clipping norm.

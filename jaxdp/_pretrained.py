@@ -34,7 +34,7 @@ class Weights(NamedTuple):
 
 
 def recipe(channels: int) -> dict[str, Any]:
-    """How the weights were made: command, seed, steps, and the digest of the arrays."""
+    """The recipe of the weights: command, seed, steps, and the digest of the arrays."""
     text = _folder().joinpath(f"dead_leaves_{channels}.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
@@ -99,7 +99,8 @@ def responses(kept: Weights, images: jax.Array) -> jax.Array:
     padded = padded - 0.5
     variance = over(jnp.square(padded), mean) - jnp.square(over(padded, mean))
     found = over(padded, kept.filters) * jax.lax.rsqrt(jnp.maximum(variance, 0) + CONTRAST**2)
-    both = jnp.concatenate([found - kept.thresholds, -found - kept.thresholds], axis=-1)
+    least = kept.thresholds.reshape(1, 1, 1, -1)
+    both = jnp.concatenate([found - least, -found - least], axis=-1)
     return jax.nn.relu(both)
 
 

@@ -2,8 +2,9 @@
 
 Nothing here is fitted to anybody's data: an image's features are a function of that image and of
 public constants. So computing them is preprocessing record by record, which releases nothing and
-costs no privacy; training on them has the guarantee of training on the images (Tramèr and Boneh 2021,
-"Differentially private learning needs better features (or much more data)", arXiv:2011.11660).
+costs no privacy; training on them has the guarantee of training on the images (Tramèr and Boneh
+2021, "Differentially private learning needs better features (or much more data)",
+arXiv:2011.11660).
 """
 
 import functools
