@@ -21,9 +21,9 @@ from jaxdp import data, features
 
 RESULTS = Path(__file__).parent / "results" / "pretrained.json"
 EPSILON, DELTA, HELD_OUT = 3.0, 1e-5, 5_000
-# Rate and clipping norm are those of Tramèr and Boneh's linear model on Fashion-MNIST, for features
-# of the norm that theirs have there. A first try, vectors of norm 1, rate 80 / 0.1, went badly (23.9 %
-# with scattering on CIFAR-10): the bias then weighs as much as all features together.
+# Rate and clipping norm: those of Tramèr and Boneh's linear model on Fashion-MNIST, at their norm.
+# A first try, norm 1 and rate 80 / 0.1, went badly (23.9 % with scattering on CIFAR-10), probably
+# because the bias then weighs as much as all features together.
 CLIP, RATE, STEPS, SHARE, NORM = 0.1, 16.0, 40, 8, 64.0
 KINDS = ("scattering", "pretrained", "both")
 
