@@ -1,32 +1,31 @@
-"""Fixed features of images: wavelet scattering and group normalisation, each of one image alone.
+"""Fixed features of images: scattering, random and pre-trained convolutions, group normalisation.
 
-Nothing here is fitted to data: an image's features are a function of that image and of public
-constants. So computing them is preprocessing record by record, which releases nothing and costs no
-privacy; training on them has the guarantee of training on the images (Tramèr and Boneh 2021,
-"Differentially private learning needs better features (or much more data)", arXiv:2011.11660).
+Nothing here is fitted to anybody's data: an image's features are a function of that image and of
+public constants. So computing them is preprocessing record by record, which releases nothing and
+costs no privacy; training on them has the guarantee of training on the images (Tramèr and Boneh
+2021, "Differentially private learning needs better features (or much more data)",
+arXiv:2011.11660).
 """
 
 import functools
-import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import _images, _pretrained, _validate
 
-# Of a batch, as if the second order of all its images were held at once.
-_NUMBERS_AT_ONCE = 1 << 23
 # Copies of the grid, on each side, over which a filter is wrapped: more change no digit.
 _WRAPS = 3
 # Tramèr and Boneh's for the linear model on Fashion-MNIST: 3 of a channel's 81 paths to a group.
 _SCALES, _ORIENTATIONS, _GROUPS = 2, 8, 27
 
+# Sides of the smallest image with a place of the pre-trained network in each cell.
+_LEAST = _pretrained.STRIDE * _pretrained.CELLS
 # Of the random filters: side, how many, cells that they are pooled to; the seed is public.
 _SIDE, _FILTERS, _CELLS, _SEED, _RANDOM_GROUPS = 5, 40, 7, 0, 16
 
-NAMES = ("scattering", "random_convolutions")
+NAMES = ("scattering", "random_convolutions", "pretrained")
 
 
 def by_name(name: str, images: np.ndarray) -> np.ndarray:
@@ -34,7 +33,8 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
 
     "scattering" is ``scattering`` of two scales and eight orientations, then ``group_normalised``
     in 27 groups. "random_convolutions" is ``random_convolutions`` of 40 filters of 5 × 5, averaged
-    to 7 × 7 cells, with seed 0, then ``group_normalised`` in 16 groups.
+    to 7 × 7 cells, with seed 0, then ``group_normalised`` in 16 groups. "pretrained" is
+    ``pretrained``, then ``group_normalised`` in 16 groups.
 
     Args:
         name: one of ``NAMES``.
@@ -46,9 +46,9 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: an unknown name, or images that it does not take.
     """
-    images = _checked(images)
+    images = _images.checked(images)
     shape = shape_of(name, images.shape[1:])
-    rows = _rows_at_once(shape, 1, 1) * 8
+    rows = _images.rows_at_once(shape, 1, 1) * 8
     found = np.empty((len(images), *shape), np.float32)
     for start in range(0, len(images), rows):  # both in turn, lest all be held twice
         part = images[start : start + rows]
@@ -56,6 +56,8 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
             found[start : start + rows] = group_normalised(
                 scattering(part, _SCALES, _ORIENTATIONS), _GROUPS
             )
+        elif name == "pretrained":
+            found[start : start + rows] = group_normalised(pretrained(part), _RANDOM_GROUPS)
         else:
             found[start : start + rows] = group_normalised(
                 random_convolutions(part, _FILTERS, _SIDE, _CELLS, _SEED), _RANDOM_GROUPS
@@ -71,16 +73,20 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
         example_shape: of one image, (height, width, channels).
 
     Raises:
-        ValueError: an unknown name, or an example that is not an image of at least 4 × 4.
+        ValueError: an unknown name, or an example that is not an image that it takes: too small,
+            or for "pretrained" one of neither 1 nor 3 channels.
     """
     _validate.one_of("features", name, NAMES)
-    least = 2**_SCALES if name == "scattering" else max(_SIDE, _CELLS)
+    least = {"scattering": 2**_SCALES, "pretrained": _LEAST}.get(name, max(_SIDE, _CELLS))
     if len(example_shape) != 3 or min(example_shape[:2]) < least:
         raise ValueError(
             f"features {name} must be given images (height, width, channels) of at least "
             f"{least} by {least}, got examples {tuple(example_shape)}"
         )
     height, width, channels = example_shape
+    if name == "pretrained":
+        _check_channels(channels)
+        return (_pretrained.CELLS, _pretrained.CELLS, 2 * _pretrained.FILTERS)
     if name == "random_convolutions":
         return (_CELLS, _CELLS, 2 * _FILTERS)
     paths = number_of_paths(_SCALES, _ORIENTATIONS)
@@ -123,15 +129,15 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
     Raises:
         ValueError: an argument is out of its range.
     """
-    images = _checked(images)
+    images = _images.checked(images)
     _validate.integer("orientations", orientations, least=1)
     if 2 ** _validate.integer("scales", scales, least=1) > min(images.shape[1:3]):
         raise ValueError(
             "scales must be at most log2 of height and width, of images "
             f"{images.shape[1]} by {images.shape[2]}; got {scales}"
         )
-    rows = _rows_at_once(images.shape[1:], orientations**2, 3 * 2**scales)
-    return mapped(
+    rows = _images.rows_at_once(images.shape[1:], orientations**2, 3 * 2**scales)
+    return _images.mapped(
         functools.partial(_scattered, scales=scales, orientations=orientations), images, rows
     )
 
@@ -162,7 +168,7 @@ def random_convolutions(
     Raises:
         ValueError: an argument is out of its range.
     """
-    images = _checked(images)
+    images = _images.checked(images)
     for name, value in (("filters", filters), ("side", side), ("cells", cells)):
         _validate.integer(name, value, least=1)
     if max(side, cells) > min(images.shape[1:3]):
@@ -172,10 +178,51 @@ def random_convolutions(
         )
     _validate.integer("seed", seed, least=0)
     drawn = random_filters(filters, side, images.shape[3], seed)
-    rows = _rows_at_once((*images.shape[1:3], filters), 2, 0)
-    return mapped(
+    rows = _images.rows_at_once((*images.shape[1:3], filters), 2, 0)
+    return _images.mapped(
         functools.partial(_responses, filters=jnp.asarray(drawn), cells=cells), images, rows
     )
+
+
+def pretrained(images: np.ndarray) -> np.ndarray:
+    """Responses of a small convolutional network that was trained on dead leaves, not on data.
+
+    128 filters of 6 × 6 after contrast normalisation, rectified above and below a threshold, then
+    averaged over a grid of 4 × 4 cells. The weights are part of jaxdp, one set for grey images and
+    one for colour: ``python -m benchmarks.pretrain`` makes them from images of a random process,
+    opaque leaves one on another, with a public seed (as Baradad et al. 2021, "Learning to see by
+    looking at noise", arXiv:2106.05963, and DP-RandP, arXiv:2306.06076). Their recipe lies beside
+    them in jaxdp/weights, with a digest that is checked.
+
+    Privacy: the weights are public constants, made without any data; the features of an image are a
+    function of that image alone, in float32. It costs nothing.
+
+    Args:
+        images: [n, height, width, channels], finite numbers in [0, 1], at least 8 × 8, of 1 or 3
+            channels.
+
+    Returns:
+        float32 [n, 4, 4, 256] on the host, the positive parts first.
+
+    Raises:
+        ValueError: images of another kind, or weights that are not those of their recipe.
+    """
+    images = _images.checked(images)
+    _check_channels(images.shape[3])
+    if min(images.shape[1:3]) < _LEAST:
+        raise ValueError(
+            f"images must be at least {_LEAST} by {_LEAST} for pretrained, got "
+            f"{images.shape[1]} by {images.shape[2]}"
+        )
+    kept = _pretrained.weights(images.shape[3])
+    function = functools.partial(_cells_of_responses, kept=jax.tree.map(jnp.asarray, kept))
+    shape = (*images.shape[1:3], _pretrained.FILTERS)
+    return _images.mapped(function, images, _images.rows_at_once(shape, 1, 0))
+
+
+def _check_channels(channels: int) -> None:
+    if channels not in _pretrained.CHANNELS:
+        raise ValueError(f"images must have 1 or 3 channels for pretrained, got {channels}")
 
 
 def random_filters(filters: int, side: int, channels: int, seed: int) -> np.ndarray:
@@ -210,34 +257,9 @@ def group_normalised(x: np.ndarray, groups: int) -> np.ndarray:
         raise ValueError(f"x must be an array [n, ..., channels], got shape {np.shape(x)}")
     if x.shape[-1] % _validate.integer("groups", groups, least=1):
         raise ValueError(f"groups must divide the {x.shape[-1]} channels, got {groups}")
-    return mapped(
-        functools.partial(_normalised, groups=groups), x, _rows_at_once(x.shape[1:], 1, 0)
+    return _images.mapped(
+        functools.partial(_normalised, groups=groups), x, _images.rows_at_once(x.shape[1:], 1, 0)
     )
-
-
-def _checked(images: np.ndarray) -> np.ndarray:
-    if getattr(images, "ndim", 0) != 4 or not all(images.shape[1:]):
-        raise ValueError(
-            f"images must be an array [n, height, width, channels], got shape {np.shape(images)}"
-        )
-    return images
-
-
-def _rows_at_once(shape: tuple[int, ...], paths: int, margin: int) -> int:
-    """Images of a batch, a function of public shapes alone."""
-    sides = [side + margin for side in shape[:-1]]
-    return max(1, min(1024, _NUMBERS_AT_ONCE // (math.prod(sides) * shape[-1] * paths)))
-
-
-def mapped(function: Callable[[jax.Array], jax.Array], x: np.ndarray, rows: int) -> np.ndarray:
-    """The function of all images, computed ``rows`` at a time."""
-    shape = jax.eval_shape(function, jax.ShapeDtypeStruct((rows, *x.shape[1:]), jnp.float32)).shape
-    found = np.empty((len(x), *shape[1:]), np.float32)
-    for start in range(0, len(x), rows):
-        part = np.asarray(x[start : start + rows], np.float32)
-        missing = [(0, rows - len(part))] + [(0, 0)] * (x.ndim - 1)
-        found[start : start + rows] = np.asarray(function(jnp.pad(part, missing)))[: len(part)]
-    return found
 
 
 @functools.partial(jax.jit, static_argnames="cells")
@@ -246,18 +268,14 @@ def _responses(images: jax.Array, filters: jax.Array, cells: int) -> jax.Array:
     found = jax.lax.conv_general_dilated(
         images, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=exact
     )
-    both = jnp.concatenate([jax.nn.relu(found), jax.nn.relu(-found)], axis=-1)
-    down, across = (jnp.asarray(_cells(side, cells)) for side in both.shape[1:3])
-    return jnp.einsum("ai,nijc,bj->nabc", down, both, across, precision=exact)
+    return _images.in_cells(
+        jnp.concatenate([jax.nn.relu(found), jax.nn.relu(-found)], axis=-1), cells
+    )
 
 
-@functools.lru_cache(maxsize=64)
-def _cells(side: int, cells: int) -> np.ndarray:
-    """float32 [cells, side]: weights of the mean over each cell; sizes differ by 1 at most."""
-    edges = np.arange(cells + 1) * side // cells
-    place = np.arange(side)
-    inside = (place >= edges[:-1, None]) & (place < edges[1:, None])
-    return (inside / inside.sum(1, keepdims=True)).astype(np.float32)
+@jax.jit
+def _cells_of_responses(images: jax.Array, kept: _pretrained.Weights) -> jax.Array:
+    return _images.in_cells(_pretrained.responses(kept, images), _pretrained.CELLS)
 
 
 # One image after the other: a computation of many at once may round an image by its place among

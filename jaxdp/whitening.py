@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp._images import mapped
 from jaxdp._issuer import released_once
-from jaxdp.features import mapped
 from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
 

@@ -52,6 +52,8 @@ FLOW = [
     "auditing",
     "preprocess",
     "linear",
+    "_images",
+    "_pretrained",
     "features",
     "whitening",
     "models",

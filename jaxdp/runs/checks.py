@@ -140,8 +140,8 @@ def _check_noise(config: "RunConfig") -> None:
     for name in ("pca_dimensions", "whiten_noise_multiplier"):
         if (found := getattr(config, name)) is not None:
             raise ValueError(
-                f"{name} must be None with secure_noise, got {found!r}: its noise is in floating point, "
-                "and the guarantee would not be that of noise on an integer grid"
+                f"{name} must be None with secure_noise, got {found!r}: its noise is in floating "
+                "point, and the guarantee would not be that of noise on an integer grid"
             )
 
 

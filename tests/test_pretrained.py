@@ -1,0 +1,134 @@
+"""The pre-trained network beside sums over pixels, its weights, and the images they came from."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import dead_leaves, pretrain
+from jaxdp import _pretrained, features
+
+WEIGHTS = {channels: _pretrained.weights(channels) for channels in _pretrained.CHANNELS}
+
+
+@pytest.mark.parametrize("channels", _pretrained.CHANNELS)
+def test_weights_are_those_of_their_recipe(channels):
+    found, recipe = WEIGHTS[channels], _pretrained.recipe(channels)
+    half = {name: array.astype(np.float16) for name, array in found._asdict().items()}
+    assert _pretrained.digest(half) == recipe["sha256"]
+    assert recipe["command"].startswith(f"python -m benchmarks.pretrain {channels} --seed ")
+    assert found.filters.shape == (6, 6, channels, _pretrained.FILTERS)
+    assert found.thresholds.shape == (_pretrained.FILTERS,)
+    assert all(np.isfinite(array).all() for array in found)
+    assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-4  # of float16
+    assert (found.filters.std((0, 1, 2)) > 1e-3).all()
+
+
+def test_other_weights_are_refused(monkeypatch):
+    recipe = _pretrained.recipe(1)
+    monkeypatch.setattr(_pretrained, "recipe", lambda channels: recipe | {"sha256": "0" * 64})
+    with pytest.raises(ValueError, match=r"weights must be those of their recipe, digest 000"):
+        _pretrained.weights.__wrapped__(1)
+
+
+def test_a_digest_sees_names_shapes_types_and_numbers():
+    arrays = {"a": np.arange(6.0), "b": np.ones(2, np.float16)}
+    others = [
+        {"a": np.arange(6.0), "c": np.ones(2, np.float16)},
+        {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(2, np.float16)},
+        {"a": np.arange(6.0), "b": np.ones(2, np.float32)},
+        {"a": np.arange(6.0) + 1e-9, "b": np.ones(2, np.float16)},
+    ]
+    digests = [_pretrained.digest(each) for each in (arrays, *others)]
+    assert len({*digests}) == 5
+    assert _pretrained.digest(dict(reversed(arrays.items()))) == digests[0]
+
+
+@pytest.mark.parametrize(("height", "width", "channels"), [(8, 8, 1), (9, 13, 3)])
+def test_features_are_the_sums_over_pixels(height, width, channels):
+    images = np.random.default_rng(0).random((2, height, width, channels)).astype(np.float32)
+    filters, thresholds = (np.asarray(a, np.float64) for a in WEIGHTS[channels])
+    filters = filters - filters.mean((0, 1, 2))
+    padded = np.pad(images.astype(np.float64), ((0, 0), (2, 3), (2, 3), (0, 0)), mode="edge")
+    down, across = -(-height // 2), -(-width // 2)
+    found = np.zeros((2, down, across, 2 * _pretrained.FILTERS))
+    for i in range(down):
+        for j in range(across):
+            patch = padded[:, 2 * i : 2 * i + 6, 2 * j : 2 * j + 6]
+            spread = np.sqrt(patch.var((1, 2, 3)) + (10 / 255) ** 2)[:, None]
+            r = np.einsum("nabc,abcf->nf", patch, filters) / spread
+            both = np.concatenate([r - thresholds, -r - thresholds], -1)
+            found[:, i, j] = np.maximum(both, 0)
+    rows, columns = (np.arange(5) * side // 4 for side in (down, across))
+    want = [
+        [found[:, a:b, c:d].mean((1, 2)) for c, d in itertools.pairwise(columns)]
+        for a, b in itertools.pairwise(rows)
+    ]
+    np.testing.assert_allclose(
+        features.pretrained(images), np.moveaxis(np.array(want), 2, 0), atol=2e-3
+    )
+
+
+def test_an_image_has_the_same_features_among_others_and_constants_have_few():
+    images = np.random.default_rng(1).random((40, 28, 28, 1), np.float32)
+    found = features.by_name("pretrained", images)
+    assert found.shape[1:] == features.shape_of("pretrained", (28, 28, 1)) == (4, 4, 256)
+    assert np.isfinite(found).all()
+    assert found.dtype == np.float32
+    order = np.random.default_rng(2).permutation(40)
+    np.testing.assert_array_equal(features.by_name("pretrained", images[order]), found[order])
+    np.testing.assert_array_equal(features.by_name("pretrained", images[7:8]), found[7:8])
+    images[5] = np.nan  # a broken one stays alone
+    broken = features.by_name("pretrained", images)
+    np.testing.assert_array_equal(np.delete(broken, 5, 0), np.delete(found, 5, 0))
+    dark = features.pretrained(np.zeros((1, 12, 12, 3), np.float32))
+    light = features.pretrained(np.full((1, 12, 12, 3), 0.75, np.float32))
+    np.testing.assert_allclose(dark, light, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 8, 8, 2), "images must have 1 or 3 channels for pretrained, got 2"),
+        ((2, 7, 8, 1), "at least 8 by 8.*7 by 8"),
+        ((8, 8, 1), r"images must be an array .*got shape \(8, 8, 1\)"),
+    ],
+)
+def test_other_images_are_refused(shape, words):
+    with pytest.raises(ValueError, match=words):
+        features.pretrained(np.zeros(shape, np.float32))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="1 or 3 channels for pretrained, got 4"):
+        features.shape_of("pretrained", (32, 32, 4))
+    with pytest.raises(ValueError, match="at least 8 by 8, got examples"):
+        features.shape_of("pretrained", (32, 6, 3))
+
+
+def test_leaves_are_a_function_of_the_seed(monkeypatch):
+    monkeypatch.setattr(dead_leaves, "_AT_ONCE", 3)
+    found = dead_leaves.images(0, 4, 20, 3)
+    assert found.shape == (4, 20, 20, 3)
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert (found.std((1, 2, 3)) > 0.01).all()
+    np.testing.assert_array_equal(dead_leaves.images(0, 4, 20, 3), found)
+    assert np.abs(dead_leaves.images(1, 4, 20, 3) - found).max() > 0.1
+    assert dead_leaves.images(0, 3, 20, 1).shape == (3, 20, 20, 1)
+
+
+def test_pretraining_lowers_its_loss_and_repeats(monkeypatch):
+    monkeypatch.setattr(dead_leaves, "_AT_ONCE", 16)
+    monkeypatch.setattr(pretrain, "FILTERS", 8)
+    monkeypatch.setattr(pretrain, "PATCHES", 500)
+    monkeypatch.setattr(pretrain, "BATCH", 8)
+    with jax.numpy_dtype_promotion("standard"):  # as the command runs; optax's schedule wants it
+        found, losses = pretrain.made(1, 0, 16, 12)
+    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+    assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-6
+    again, _ = pretrain.made(1, 0, 16, 0)
+    start, _ = pretrain.made(1, 0, 16, 0)
+    np.testing.assert_array_equal(again.filters, start.filters)
+    assert np.abs(again.filters - found.filters).max() > 1e-4

@@ -1,0 +1,59 @@
+"""The texts of benchmarks/text.py: who is held out, what is left out, and how they are embedded."""
+
+import numpy as np
+
+from benchmarks import text
+
+
+def write(folder, name, *paragraphs):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('"""' + "\n\n".join(paragraphs) + '"""\n', encoding="utf-8")
+
+
+def prose(number):
+    return f"Returns the value number {number} of a table that somebody wrote long ago."
+
+
+def test_files_are_held_out_whole_and_each_text_is_one_record(tmp_path):
+    for name in ("one", "two"):
+        for number in range(40):
+            tag = f"{name} {number}"
+            write(tmp_path / name, f"f{number}.py", prose(tag), prose(f"{tag} again"))
+    write(tmp_path / "one", "f40.py", prose("of both"), prose("one 3"))
+    write(tmp_path / "two", "f40.py", prose("of both"))
+    write(tmp_path / "two", "tests/f.py", prose("of a test"))
+    write(tmp_path / "two", "short.py", "Short.", "No full stop at the end of this one here")
+    rows = text.collected({name: tmp_path / name for name in ("one", "two")})
+    texts = [words for words, _, _ in rows]
+    assert len(set(texts)) == len(texts) == 160
+    assert prose("of both") not in texts
+    kept = {words: (label, held_out) for words, label, held_out in rows}
+    for label, name in enumerate(("one", "two")):
+        for number in range(40):
+            tag = f"{name} {number}"
+            assert kept[prose(tag)] == kept[prose(f"{tag} again")]
+            assert kept[prose(tag)][0] == label
+    assert 0.1 < np.mean([held_out for _, _, held_out in rows]) < 0.35
+
+
+def test_names_of_packages_are_taken_out(tmp_path):
+    write(tmp_path, "a.py", "Like numpy.sum and JAX and jnp.add, but of SciPy, not of Numpyro.")
+    ((words, _, _),) = text.collected({"a": tmp_path})
+    assert words == "Like .sum and and .add, but of , not of Numpyro."
+
+
+def test_embeddings_are_projections_of_counts():
+    one = text.embedded("Returns the mean of an array.")
+    np.testing.assert_array_equal(one, text.embedded("returns the MEAN of an array."))
+    np.testing.assert_allclose(np.linalg.norm(one), 1, rtol=1e-5)
+    assert one.dtype == np.float32
+    assert one.shape == (text.WIDTH,)
+    near, far = "Returns the mean of two arrays.", "Opens a window, waits for a key, closes it."
+    assert one @ text.embedded(near) > 0.4
+    assert abs(one @ text.embedded(far)) < 0.25
+    # Inner products are those of the counts, up to what hashing mixes: unrelated texts are near 0.
+    random = np.random.default_rng(0).integers(97, 123, (60, 80), np.uint8)
+    found = np.stack([text.embedded(bytes(row).decode()) for row in random])
+    others = found @ found.T - np.eye(60)
+    assert abs(others[np.triu_indices(60, 1)].mean()) < 0.15
