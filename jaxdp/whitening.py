@@ -47,7 +47,7 @@ def dp_whitening(
 
     Few directions hold most of what features vary in, and a clipped gradient spends its norm on
     them. With Σ the channels' covariance over records and places, the matrix is (Σ + τ I)^-p,
-    τ the mean variance, scaled so that a whitened channel has a mean square of 1 (Coates, Lee and
+    τ the mean variance, scaled to a mean square of 1 by what the noise leaves of Σ (Coates, Lee and
     Ng 2011, "An analysis of single-layer networks in unsupervised feature learning", whiten with
     p = 1/2; a smaller p asks less of a noisy covariance).
 
