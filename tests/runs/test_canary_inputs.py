@@ -125,7 +125,7 @@ def planned(folder, cfg, monkeypatch):
     found = []
 
     def taken(run, plan, progress):
-        found.append((np.asarray(plan.source.arrays[0]), plan.algorithm))
+        found.append((np.asarray(jax.tree.leaves(plan.source.arrays)[0]), plan.algorithm))
         raise Planned
 
     monkeypatch.setattr(front, "trained", taken)
