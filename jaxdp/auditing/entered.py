@@ -99,7 +99,9 @@ class WithRecords:
         entered = mask & ~is_real
         chosen = indices[entered] - count
 
-        def placed(row: np.ndarray, own: np.ndarray) -> np.ndarray:
+        def placed(row: Any, own: np.ndarray) -> np.ndarray:
+            # Copied: the source may hand out what it keeps, or what cannot be written.
+            row = np.array(row)
             row[entered] = own[chosen]
             return row
 

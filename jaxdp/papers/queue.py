@@ -116,9 +116,15 @@ def run_row(row: Row, folder: Path, dataset: data.Dataset, progress: Progress) -
     """
     directory, enough = RunDirectory(folder), row.enough if row.accepted is not None else None
     if directory.exists():
-        stored = directory.load_state().config or {}
-        _check_same(row, stored, folder)
-        config = RunConfig.from_dict(stored)
+        kept = directory.load_state().config
+        if kept is None or "algorithm" not in kept and "method" not in kept:
+            raise ValueError(
+                f"{folder} must hold a run of row {row.name}, got one of a program: move it away, "
+                "or give another --out"
+            )
+        config = RunConfig.from_dict(kept)
+        # With the defaults of what an older version did not write down.
+        _check_same(row, json.loads(json.dumps(config.to_dict())), folder)
         return resume(config, directory, dataset, progress, enough=enough)
     return start(row.config(), directory, dataset, Secret.new(), progress, enough=enough)
 
@@ -126,7 +132,7 @@ def run_row(row: Row, folder: Path, dataset: data.Dataset, progress: Progress) -
 def _check_same(row: Row, stored: dict[str, Any], folder: Path) -> None:
     """Raises ValueError where the run in a folder is not the row's, which would bear its name."""
     now = json.loads(json.dumps(row.config().to_dict()))
-    for name in sorted(now.keys() & stored.keys()):
+    for name in sorted(now):
         same = stored[name] == now[name]
         # Another version of the accountant calibrates them a little differently.
         if name in ("noise_multiplier", "steps") and stored[name] and now[name]:

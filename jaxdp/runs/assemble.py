@@ -85,10 +85,14 @@ def _whitened(
     if released is None:
         made = dp_whitening(dataset.train_x, noise_multiplier, secret, size=config.dataset_size)
         released = np.concatenate(made)
-    channels = released.shape[1]
-    parts = Whitening(released[:-channels], released[-channels:])
-    train_x, test_x = (whitened(x, parts) for x in (dataset.train_x, dataset.test_x))
+    train_x, test_x = (whitened_by(released, x) for x in (dataset.train_x, dataset.test_x))
     return dataclasses.replace(dataset, train_x=train_x, test_x=test_x), released
+
+
+def whitened_by(released: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Examples whitened by what a run released for it: the mean's rows, then the matrix's."""
+    channels = released.shape[1]
+    return whitened(x, Whitening(released[:-channels], released[-channels:]))
 
 
 def energy_of(

@@ -12,6 +12,7 @@ from jaxdp import _processes, data
 from jaxdp import accounting as acc
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._shards import on_host
+from jaxdp.auditing.record_canaries import RecordCanaries
 from jaxdp.optimizers import registry
 from jaxdp.runs import agreed, assemble, canary_inputs
 from jaxdp.runs.config import RunConfig
@@ -187,6 +188,7 @@ class ConfiguredRun(Run):
     def _records(self, run: Started) -> Source:
         raw = (self.dataset.train_x, self.dataset.train_y)
         self.dataset = _projected(self.config, assemble.featured(self.config, self.dataset), run)
+        self._whiten_canaries(run)
         source = DeviceArrays.of(jax.device_put((self.dataset.train_x, self.dataset.train_y)))
         if self.config.features is None or self.config.sampling != "cyclic_poisson":
             return source
@@ -194,6 +196,20 @@ class ConfiguredRun(Run):
         # machine's own, and a run that goes on there must keep its groups.
         known = identities(as_source(raw))
         return KnownArrays(source.arrays, source.example, identities=known)
+
+    def _whiten_canaries(self, run: Started) -> None:
+        """Whitens candidate records as the others: by a release, so that they stay public.
+
+        They are not among the records that it was released of, which no coin touches.
+        """
+        found = self._canaries
+        if self.config.whiten_noise_multiplier is None or not isinstance(found, RecordCanaries):
+            return
+        x, y = found.records
+        released = np.load(run.directory.secret / run.directory.components.name)
+        made = (assemble.whitened_by(released, x), y)
+        self._canaries = whitened = dataclasses.replace(found, records=made)
+        self._trained = whitened.watched(self.algorithm)
 
     def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
         plan = super()._plan(run, steps, kept)

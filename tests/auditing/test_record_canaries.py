@@ -89,6 +89,66 @@ def _cut(whole):
     return [part.reshape(leaf.shape) for part, leaf in cut]
 
 
+class Handed:
+    """A source that hands out the very arrays it keeps, and lets nobody write them."""
+
+    on_device = False
+    example = jax.ShapeDtypeStruct((4,), np.float32), jax.ShapeDtypeStruct((), np.int32)
+
+    def __init__(self):
+        self.kept = X.copy(), Y.copy()
+        for rows in self.kept:
+            rows.flags.writeable = False
+
+    def __len__(self):
+        return len(X)
+
+    def gather(self, indices, mask):
+        return self.kept
+
+
+def test_a_source_keeps_its_records_where_canaries_are_drawn():
+    source = found().entered(Handed(), np.arange(70) < 10)
+    indices = np.array([0, 1, 8, 3, 4, 5])
+    x, y = source.gather(indices, np.ones(6, bool))
+    np.testing.assert_array_equal(x[2], CX[2])
+    np.testing.assert_array_equal(np.delete(x, 2, axis=0), np.delete(X, 2, axis=0))
+    np.testing.assert_array_equal(y, [Y[0], Y[1], CY[2], *Y[3:]])
+    np.testing.assert_array_equal(source.real.kept[0], X)
+
+
+def test_of_frozen_parameters_nothing_is_followed_and_they_are_where_they_were():
+    """Against gradients by hand, of the trained leaves alone, at all parameters."""
+    kept = found()
+    frozen = lambda path: "Dense_0" not in str(path)  # noqa: E731
+    flags = jax.tree_util.tree_map_with_path(lambda path, _: frozen(path), PARAMS)
+    assert 0 < sum(jax.tree.leaves(flags)) < len(jax.tree.leaves(flags))
+    whole = (np.concatenate([X, CX[:35]]), np.concatenate([Y, CY[:35]]))
+    mechanism = jaxdp.dp_sgd(0.7, 0.3, 20, 41)
+    trainer = jaxdp.Trainer(
+        LOSS, kept.watched(opt.sgd(mechanism, 0.1)), source=whole, trainable=flags
+    )
+    first = state = trainer.init(jax.tree.map(jnp.copy, PARAMS))
+    first = jax.tree.map(np.array, first.params)
+    for batch in trainer.batches(1):
+        state, _ = trainer.step(state, batch)
+    moved = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, first)
+    assert jax.tree.map(lambda m: bool(np.abs(m).max() > 0), moved) == flags
+    only = jax.tree.map(lambda leaf, f: leaf if f else 0 * leaf, moved, flags)
+    trained = jax.tree.map(lambda leaf, f: leaf if f else None, first, flags)
+    unit = mechanism.l2(trained)
+    along, size, losses = parts(np.asarray(state.opt_state[1].seen)[None])
+    for k in (0, 1, 69):
+        record = (jnp.asarray(CX[k]), jnp.asarray(CY[k]))
+        gradient = jax.grad(LOSS)(first, record)
+        gradient = flat(jax.tree.map(lambda leaf, f: leaf if f else 0 * leaf, gradient, flags))
+        length = np.linalg.norm(gradient)
+        noisy = flat(only) / -0.1 * 20 / unit
+        assert along[0, k] == pytest.approx(noisy @ gradient / length, rel=1e-3, abs=1e-2)
+        assert size[0, k] == pytest.approx(min(0.3, length) / unit, rel=5e-3)
+        assert losses[0, k] == pytest.approx(float(LOSS(state.params, record)), rel=1e-4)
+
+
 def test_a_gradient_that_is_not_finite_tells_nothing():
     kept = found(loss=lambda p, x, y: LOSS(p, (x, y)) / x[0], records=(CX * (CX > 0), CY))
     chain = kept.watched(ALGORITHM).chain()

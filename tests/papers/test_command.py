@@ -132,3 +132,20 @@ def test_a_run_of_another_configuration_does_not_get_the_rows_name(
     near = Row("tiny", "digits", {**GIVEN, "noise_multiplier": 1.001})
     monkeypatch.setattr(queue, "ROWS", {"tiny": near})
     assert go("run", "tiny", *PLACES) == 0
+
+
+def test_what_an_older_version_left_out_counts_as_its_default(go, tmp_path, capsys, monkeypatch):
+    assert go("run", "tiny", *PLACES) == 0
+    (tmp_path / "results.json").unlink()
+    kept = [path for path in tmp_path.rglob("run.json") if path.parent.name == "secret"]
+    row = json.loads(kept[0].read_text())
+    row["config"].pop("average")  # None by default
+    kept[0].write_text(json.dumps(row))
+    other = Row("tiny", "digits", {**GIVEN, "average": 0.9})
+    monkeypatch.setattr(queue, "ROWS", {"tiny": other})
+    assert go("run", "tiny", *PLACES) == 2
+    assert "with average None instead of 0.9" in capsys.readouterr().err
+    row["config"] = None
+    kept[0].write_text(json.dumps(row))
+    assert go("run", "tiny", *PLACES) == 2
+    assert "got one of a program" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """Runs with canaries that are records: they are ordinary records, and nothing public knows coins."""
 
 import json
+import os
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +11,12 @@ import optax
 import pytest
 
 import jaxdp
+from jaxdp import accounting as acc
+from jaxdp import features
 from jaxdp.clipping import ClippedGrad
+from jaxdp.ledger import Ledger
 from jaxdp.noise import gaussian
-from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs
+from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs, front
 from jaxdp.runs.audit import audit_run
 from jaxdp.runs.described import report as build
 from jaxdp.seeds import Secret
@@ -109,6 +114,78 @@ def test_a_right_run_is_audited_and_a_broken_one_caught(tmp_path, monkeypatch):
     broken = finished("broken", config("pixel", **{**quiet, "noise_multiplier": 50.0}))
     assert broken.proven < 0.7
     assert broken.broken
+
+
+class Planned(Exception):
+    """Raised where the first step would be taken."""
+
+
+def planned(folder, cfg, monkeypatch):
+    """What a run would train on and watch, as a start or a resumed start has it."""
+    found = []
+
+    def taken(run, plan, progress):
+        found.append((np.asarray(jax.tree.leaves(plan.source.arrays)[0]), plan.algorithm))
+        raise Planned
+
+    monkeypatch.setattr(front, "trained", taken)
+    with pytest.raises(Planned):
+        small.go(folder, cfg)
+    return found[0]
+
+
+def test_candidates_are_whitened_by_what_was_released_of_the_others(tmp_path, monkeypatch):
+    cfg = config("mislabelled", features="scattering", whiten_noise_multiplier=8.0)
+    rows, folder = small.dataset(), RunDirectory(tmp_path / "r")
+    first, again = (planned(folder.path, cfg, monkeypatch)[0] for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    coins, kept = canaries.coins_of(folder, M), np.load(folder.components)
+    made = features.by_name("scattering", rows.test_x[-M:])
+    expected = assemble.whitened_by(kept, made)[coins]
+    np.testing.assert_allclose(first[200:], expected, rtol=1e-6, atol=1e-6)
+    real = assemble.whitened_by(kept, features.by_name("scattering", rows.train_x))
+    np.testing.assert_allclose(first[:200], real, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_whitened_by_is_made_of_the_real_records_alone(tmp_path, monkeypatch):
+    seen, made = [], assemble.dp_whitening
+
+    def watched(x, *args, **options):
+        seen.append(x)
+        return made(x, *args, **options)
+
+    monkeypatch.setattr(assemble, "dp_whitening", watched)
+    cfg = config("noise", features="scattering", whiten_noise_multiplier=8.0)
+    planned(tmp_path / "r", cfg, monkeypatch)
+    np.testing.assert_array_equal(seen[0], features.by_name("scattering", small.dataset().train_x))
+
+
+def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_path, monkeypatch):
+    """The folder as each kill leaves it goes on, with the coins and the release that it has."""
+    cfg = small.config(pca_dimensions=4, pca_noise_multiplier=8.0, canaries=20)
+    replace, left = os.replace, []
+
+    def kept(*names):
+        replace(*names)
+        shutil.copytree(tmp_path / "r", tmp_path / str(len(left)))
+        left.append(str(names[1]))
+
+    monkeypatch.setattr(os, "replace", kept)
+    whole = planned(tmp_path / "r", cfg, monkeypatch)
+    monkeypatch.setattr(os, "replace", replace)
+    assert any("canaries.json" in name for name in left)
+    assert any("components.npy" in name for name in left)
+    coins, directory = canaries.coins_of(RunDirectory(tmp_path / "r"), 20), None
+    for number in range(len(left)):
+        directory = RunDirectory(tmp_path / str(number))
+        charged = directory.ledger.exists() and Ledger(directory.ledger).entries
+        assert directory.coins.exists() or not charged
+        before = directory.components.read_bytes() if directory.components.exists() else None
+        again = planned(directory.path, cfg, monkeypatch)
+        np.testing.assert_array_equal(canaries.coins_of(directory, 20), coins)
+        assert len(again[0]) == len(whole[0])
+        assert before in (None, directory.components.read_bytes())
+        assert [e.event for e in Ledger(directory.ledger).entries] == [acc.Gaussian(8.0)]
 
 
 RNG = np.random.default_rng(3)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._issuer import released_once
+from jaxdp.clipping import rounding
 from jaxdp.normals import noised
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
@@ -39,8 +39,8 @@ class HiddenBlocks:
     of proximal gradient descent, clipped record by record and noised, run in one compiled loop that
     returns nothing but its last iterate. Each step is 1-Lipschitz because a clipped block loss is
     convex and gamma B^2-smooth, B enforced by clipping, and the step size is at most
-    2/(gamma B^2). ``event`` charges each block as such a chain; releases compose. Every entry is
-    held in a public box, ``largest``, so that no rounding swallows noise, however weights grow.
+    2/(gamma B^2). ``event`` charges each block as such a chain; releases compose. Every row is held
+    in a public ball, ``largest``, so that no rounding swallows noise, however weights grow.
 
     Attributes:
         network: the network.
@@ -112,12 +112,12 @@ class HiddenBlocks:
     def _check_noise(self) -> None:
         """Noise that rounding swallows does not blur what a hidden chain counts on it to blur.
 
-        The box must hold a usual weight before the first step, N(0, 1/fan_in), a step of all
+        The ball must hold a usual row before the first step, of N(0, 1/fan_in), a step of all
         records of a batch, and the ball of a projection, whose rounding is of its radius.
         """
         for block, norm in enumerate(self.l2_clip_norms):
             # R3 begins with zeros.
-            start = 0.0 if self.direct else 1 / math.sqrt(self.network.shape(block)[1])
+            start = 0.0 if self.direct else 1.0
             sizes = (start, self.step_size * norm, self.proximal.spectral_radius or 0.0)
             noise, least = self._noise(block), max(_FLOOR, max(sizes) / _SPACINGS)
             if not noise >= least:
@@ -133,10 +133,11 @@ class HiddenBlocks:
         return scale * min(self.multipliers())
 
     def largest(self, block: int) -> float:
-        """The bound on every weight's size, public: 2^19 standard deviations of a step's noise.
+        """The bound on the norm of every row, public: 2^19 standard deviations of a step's noise.
 
         A step starts and moves within it, so the noise is at least 8 of float32's spacings at the
-        sum of both, 2^20. Projection on the box is 1-Lipschitz, as every one on a convex set.
+        sum of both, 2^20. So it is in the products W v, whose every partial sum is at most B times
+        this. Projection on the balls is 1-Lipschitz, as every one on a convex set.
         """
         # Products beyond float32 would be dropped where those of a neighbour are shortened.
         finite = 1e30 / (self.network.activation_bound * self.network.shape(block)[1])
@@ -153,8 +154,7 @@ class HiddenBlocks:
         weights = self.network.init(key)
         if self.direct:
             return (jnp.zeros_like(weights[0]),)
-        boxes = (self.largest(block) for block in range(self.network.blocks))
-        return tuple(jnp.clip(w, -box, box) for w, box in zip(weights, boxes, strict=True))
+        return tuple(held(w, self.largest(block)) for block, w in enumerate(weights))
 
     def multipliers(self) -> tuple[float, ...]:
         """z of each inner epoch."""
@@ -268,6 +268,13 @@ def train_block(
     return weights
 
 
+def held(w: jax.Array, largest: float | jax.Array) -> jax.Array:
+    """The weights [d_out, d_in], every row shortened to a norm of at most ``largest``."""
+    # Divided first: squares of large weights would overflow.
+    norms = jnp.linalg.norm(w / largest, axis=1, keepdims=True)
+    return jnp.where(norms > 1, w / jnp.maximum(norms, 1.0), w)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _lift(
     network: Network, block: int, direct: bool, weights: Weights, x: jax.Array, y: jax.Array
@@ -301,7 +308,7 @@ def _inner_loop(
         frozen: V [l, b, d_{i-1}] and U [l, b, d_i].
         mask: bool [l, b].
         l2_clip_norm: C.
-        largest: every weight is held in [-largest, largest].
+        largest: every row of weights is held to this norm.
         stds: float32 [K], noise on the sum in each epoch.
         epochs: int [K], their numbers, which with the key give the noise.
         key: secret, one for each block and sweep.
@@ -309,11 +316,12 @@ def _inner_loop(
 
     def step(w: jax.Array, batch: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         v, u, rows, std, noise_key = batch
-        residuals = network.residual(block, (v @ w.T).reshape(u.shape), u, u)
+        products = rounding.exact("...i,oi->...o", v, w).reshape(u.shape)
+        residuals = network.residual(block, products, u, u)
         total = clipped_sum(residuals, v, rows, l2_clip_norm, convex=True)
         noisy = noised(total, std, jax.random.key_data(noise_key))
         moved = proximal(w - step_size / divisor * noisy, step_size)
-        return jnp.clip(moved, -largest, largest), None
+        return held(moved, largest), None
 
     def epoch(w: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         std, number = now
