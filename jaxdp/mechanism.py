@@ -170,7 +170,7 @@ class Mechanism:
         each = participation(self.sampling, self.dataset_size)
         # A factor for what float32 takes off a row: the products of the deviation, a reciprocal.
         moved = sensitivity(self.strategy, each).value * (1 + 2.0**-21)
-        exact = self.noise_multiplier * moved
+        exact = float(self.noise_multiplier) * moved  # a float16 would round it down
         rounded = np.float32(exact)  # as the noise has it, never less
         up = np.nextafter(rounded, np.float32(np.inf))
         return float(rounded if float(rounded) >= exact else up)

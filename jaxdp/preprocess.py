@@ -1,5 +1,7 @@
 """DP-PCA by Analyze Gauss: a private projection, a release besides those of training."""
 
+import math
+
 import numpy as np
 
 from jaxdp import _validate
@@ -9,6 +11,8 @@ from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
 
 _ROWS = 4_096
+# Of R: below, float64 would round noise of the size R² to none.
+_NORMS = (1e-100, 1e100)
 
 
 def dp_pca(
@@ -36,7 +40,7 @@ def dp_pca(
         dimensions: k, from 1 to d.
         noise_multiplier: z, noise standard deviation over R².
         secret: the randomness; None takes it from the operating system.
-        row_norm: R, public.
+        row_norm: R, public, from 1e-100 to 1e100.
         ledger: where the release is charged before it is made.
 
     Returns:
@@ -47,12 +51,16 @@ def dp_pca(
     """
     if getattr(x, "ndim", 0) < 2:
         raise ValueError(f"x must be an array [n, ...] of records, got shape {np.shape(x)}")
-    rows = x.reshape(len(x), -1)
-    width = rows.shape[1]
+    # Of masked arrays, and other kinds with an arithmetic of their own, the numbers as they are.
+    x = np.asarray(x)
+    width = math.prod(x.shape[1:])
+    rows = x.reshape(len(x), width)
     if _validate.integer("dimensions", dimensions, least=1) > width:
         raise ValueError(f"dimensions must be at most the {width} of a record, got {dimensions}")
     noise_multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
     row_norm = _validate.positive("row_norm", row_norm)
+    if not _NORMS[0] <= row_norm <= _NORMS[1]:
+        raise ValueError(f"row_norm must be from 1e-100 to 1e100, got {row_norm}")
     event = acc.Gaussian(noise_multiplier)
     secret = released_once(event, f"pca {dimensions} {row_norm}", ledger, secret)
     noise = secret.philox("pca", 0).normal(size=(width, width))

@@ -1,6 +1,7 @@
 """Private centring and whitening of features: one release of a mean and of channels' covariance."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
 
 _ROWS = 256
+# Of R: a square of it is a float64 with all its digits.
+_NORMS = (1e-100, 1e100)
 # Of the mean variance, added to every variance: the noise of a usual release is of that size.
 _FLOOR = 1.0
 # Between 0, which leaves the channels as they are, and 1/2, which makes all variances equal.
@@ -63,8 +66,8 @@ def dp_whitening(
         noise_multiplier: z.
         secret: the randomness; None takes it from the operating system.
         size: the declared number of records, by which sums are divided.
-        row_norm: R, public; None for the square root of a record's numbers, which features of
-            ``jaxdp.features.group_normalised`` do not exceed.
+        row_norm: R, public, from 1e-100 to 1e100; None for the square root of a record's numbers,
+            which features of ``jaxdp.features.group_normalised`` do not exceed.
         power: p, from 0 to 1/2.
         ledger: where the release is charged before it is made.
 
@@ -76,17 +79,23 @@ def dp_whitening(
     """
     if getattr(x, "ndim", 0) < 2 or not all(x.shape[1:]):
         raise ValueError(f"x must be an array [n, ..., channels], got shape {np.shape(x)}")
-    places = x.reshape(len(x), -1, x.shape[-1])
+    # Of masked arrays, and other kinds with an arithmetic of their own, the numbers as they are.
+    x = np.asarray(x)
+    places = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
     _validate.integer("size", size, least=1)
     if not 0 <= _validate.non_negative("power", power) <= 0.5:
         raise ValueError(f"power must be from 0 to 1/2, got {power}")
     numbers = places.shape[1] * places.shape[2]
     row_norm = _validate.positive("row_norm", numbers**0.5 if row_norm is None else row_norm)
-    event = acc.Gaussian(_validate.non_negative("noise_multiplier", noise_multiplier))
+    if not _NORMS[0] <= row_norm <= _NORMS[1]:
+        raise ValueError(f"row_norm must be from 1e-100 to 1e100, got {row_norm}")
+    # As a float: a number of 16 bits would round the deviation, and away from what is charged.
+    noise_multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
+    event = acc.Gaussian(noise_multiplier)
     secret = released_once(event, f"whitening {places.shape[1:]} {row_norm}", ledger, secret)
     rng = secret.philox("whitening", 0)
     first, second = sums(places, row_norm)
-    deviation = 2**0.5 * noise_multiplier
+    deviation = 2**0.5 * noise_multiplier * (1 + _rounded(size, places.shape[1]))
     first += deviation * rng.normal(size=first.shape)
     second = np.triu(second + deviation * rng.normal(size=second.shape))
     second += np.triu(second, 1).T
@@ -124,7 +133,8 @@ def sums(places: np.ndarray, row_norm: float) -> tuple[np.ndarray, np.ndarray]:
     first = np.zeros(places.shape[1:])
     second = np.zeros((places.shape[2], places.shape[2]))
     for start in range(0, len(places), _ROWS):
-        part = places[start : start + _ROWS].astype(np.float64) / row_norm
+        with np.errstate(all="ignore"):  # a warning would tell of a record
+            part = places[start : start + _ROWS].astype(np.float64) / row_norm
         part[~np.isfinite(part).all(axis=(1, 2))] = 0.0
         with np.errstate(over="ignore"):
             norms = np.sqrt(np.square(part).sum(axis=(1, 2), keepdims=True))
@@ -134,6 +144,18 @@ def sums(places: np.ndarray, row_norm: float) -> tuple[np.ndarray, np.ndarray]:
         flat = part.reshape(-1, part.shape[2])
         second += flat.T @ flat
     return first, second
+
+
+def _rounded(size: int, places: int) -> float:
+    """At least the share of √2 by which rounding moves two neighbours' sums further apart.
+
+    With u = 2^-53 and n <= 2 ``size`` records: a block of 256 rounds each of its 256 P terms at
+    most that often, in any order, and n / 256 blocks are added one by one. So either sum is off by
+    at most n (256 P + n / 256 + 2) u, as records add up to a norm of n at most; twice, for two
+    worlds. Another factor of 2 is far more than what rounding leaves of a record above norm 1.
+    """
+    records = 2 * size
+    return records * (_ROWS * places + records / _ROWS + 2) * 2.0**-51
 
 
 def _matrix(covariance: np.ndarray, power: float) -> np.ndarray:

@@ -142,7 +142,7 @@ class PerLayer:
         """sqrt(sum of the squared bounds) of the groups that are trained."""
         groups = self._groups(params)
         trained = [
-            b for b, group in zip(self.bounds, groups, strict=True) if jax.tree.leaves(group)
+            float(b) for b, group in zip(self.bounds, groups, strict=True) if jax.tree.leaves(group)
         ]
         return math.sqrt(sum(bound * bound for bound in trained))
 
@@ -185,7 +185,7 @@ class CoordinateBox:
     def l2(self, params: PyTree) -> float:
         """bound · √m for m coordinates, enlarged by the bound's rounding to float32."""
         coordinates = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-        return self.bound * math.sqrt(coordinates) * (1.0 + 2.0**-22)
+        return float(self.bound) * math.sqrt(coordinates) * (1.0 + 2.0**-22)
 
     def factors(self, square_norms: PyTree, bound: jax.Array | None = None) -> PyTree:
         """Raises ValueError: a box clips coordinates and has no factors."""

@@ -11,6 +11,7 @@ import numpy as np
 from jaxdp import _processes, data
 from jaxdp import accounting as acc
 from jaxdp._durable import save_array, write_atomically
+from jaxdp._entries import SEEDED
 from jaxdp._shards import on_host
 from jaxdp.auditing.record_canaries import RecordCanaries
 from jaxdp.optimizers import registry
@@ -18,7 +19,7 @@ from jaxdp.runs import agreed, assemble, canary_inputs
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import Plan, Progress, Result, Row, Started
+from jaxdp.runs.run import INTERRUPTED, Plan, Progress, Result, Row, Started
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
@@ -278,7 +279,10 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
         )
     for event in () if charged else config.once():
         # Once: nobody sees the components before they are kept, and until then they are made anew.
-        run.ledger.charge(event, stream=stream, source="mechanism")
+        note = SEEDED if run.secret.reproducible else ""
+        run.ledger.charge(event, stream=stream, source="mechanism", note=note)
+    if charged and released is None:
+        run.ledger.trust(INTERRUPTED)
     secret = run.secret.child(f"{kind} {run.incarnation}")
     dataset, components = assemble.projected(config, dataset, secret, released)
     if components is not None:

@@ -66,6 +66,7 @@ def configured(
             f"{epsilon} and {noise_multiplier}"
         )
     config = resolve(recipe(dataset, noise_multiplier=noise_multiplier or 1.0, **given))
+    _check_once(config)
     if registry.ALGORITHMS[config.algorithm].energy:
         raise ValueError(
             f"algorithm must judge no candidates of its own to be tuned, got {config.algorithm}"
@@ -82,6 +83,16 @@ def configured(
         everything, _validate.positive("epsilon", epsilon), config.delta, relation
     )
     return dataclasses.replace(config, noise_multiplier=noise)
+
+
+def _check_once(config: RunConfig) -> None:
+    """Refuses a release before the first step, which no try would make and every one be told of."""
+    for name in ("pca_dimensions", "whiten_noise_multiplier"):
+        if (found := getattr(config, name)) is not None:
+            raise ValueError(
+                f"{name} must be None to be tuned, got {found}: tries train on the records as they "
+                "are, without a release before the first step"
+            )
 
 
 def tuned(
@@ -103,8 +114,10 @@ def tuned(
         tries: law of the number of tries.
 
     Raises:
-        ValueError: a name that cannot be tuned, or data without test records.
+        ValueError: a name that cannot be tuned, data without test records, or a configuration that
+            releases something before the first step.
     """
+    _check_once(config)
     for name in spaces.checked(space):
         _validate.one_of("search", name, NAMES, ": others would change the noise or the model")
     if config.spec.test_size < 2:
