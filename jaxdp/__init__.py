@@ -84,6 +84,7 @@ _SUBMODULES = (
     "step",
     "trainer",
     "types",
+    "whitening",
 )
 
 _OF_AN_EXTRA = {"Run", "models", "report", "runs", "tune"}

@@ -471,6 +471,7 @@ CHECKS = (
     exchanged,
     noise,
     correlated,
+    grid,
     sources,
     broken,
     chains,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import special, stats
+from scipy import special
 
 from jaxdp._frozen import filled, like
 from jaxdp._shards import hashed
@@ -237,6 +237,8 @@ def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     far the two halves can lie apart in the last iterate is taken from what was charged, as if every
     step's gradient stayed in it. Ranks of equal losses are equal.
     """
+    from scipy import stats  # takes a second, and training needs none of it
+
     along, _, losses = parts(seen)
     z, rate = canaries.noise_of(algorithm, len(along)), canaries.rate_of(algorithm)
     apart = len(z) * rate / max(float(np.sqrt(np.square(z).sum())), 1e-6)

@@ -60,6 +60,8 @@ def dyadic(strategy: Strategy) -> Toeplitz:
         ValueError: another kind, or coefficients that are too large.
 
     Example:
+        >>> from jaxdp.noise import dyadic
+        >>> from jaxdp.noise.strategies import Toeplitz
         >>> dyadic(Toeplitz((1.0, 0.41, 0.2), steps=10)).coefficients
         (1.0, 0.41015625, 0.19921875)
     """
