@@ -465,9 +465,12 @@ def test_an_older_state_in_a_compiled_update_gives_nan():
 def test_parts_of_one_draw_cannot_be_released_one_by_one():
     mechanism = amplified()
     tx, params = mechanism.privatize(), jnp.zeros(3)
-    draw = mechanism.sampler(N, identities=range(N), physical_batch_size=4).draw()
+    secret = jaxdp.Secret.from_seed(0)  # a draw of more than one physical batch
+    sampler = mechanism.sampler(N, secret=secret, identities=range(N), physical_batch_size=4)
+    draw = sampler.draw()
     grad_fn, state = mechanism.clipped_grad(loss_fn), tx.init(params)
     parts = [grad_fn(params, batch)[0] for batch in draw.batches(DATA)]
+    assert len(parts) > 1
     _, state = tx.update(parts[0], state, params)
     with pytest.raises(ValueError, match=r"state must be|spent once"):
         tx.update(parts[1], state, params)
