@@ -37,10 +37,14 @@ def mapped(function: Callable[[jax.Array], jax.Array], x: np.ndarray, rows: int)
     return found
 
 
-def in_cells(x: jax.Array, cells: int) -> jax.Array:
-    """Means [n, cells, cells, k] of [n, h, w, k] over the cells of a grid."""
-    down, across = (jnp.asarray(_cells(side, cells)) for side in x.shape[1:3])
-    return jnp.einsum("ai,nijc,bj->nabc", down, x, across, precision=jax.lax.Precision.HIGHEST)
+def in_cells(x: jax.Array, down: int, across: int) -> jax.Array:
+    """Means [down, across, k] of [h, w, k] over the cells of a grid."""
+    rows, columns = (
+        jnp.asarray(_cells(side, n)) for side, n in zip(x.shape, (down, across), strict=False)
+    )
+    exact = jax.lax.Precision.HIGHEST
+    by_rows = jnp.einsum("ai,ijc->ajc", rows, x, precision=exact)
+    return jnp.einsum("bj,ajc->abc", columns, by_rows, precision=exact)
 
 
 @functools.lru_cache(maxsize=64)

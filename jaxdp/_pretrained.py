@@ -1,6 +1,6 @@
-"""The small convolutional network of ``features.pretrained``, its weights, and their recipe.
+"""The filters of ``features.pretrained``, their recipe, and an image's responses to them.
 
-``benchmarks/pretrain.py`` makes the weights from images of a random process; nobody's data enters.
+``benchmarks/pretrain.py`` makes them from images of a random process; nobody's data enters.
 """
 
 import functools
@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-FILTERS, SIDE, STRIDE, CELLS = 128, 6, 2, 4
-# Images of this many channels have a network each.
-CHANNELS = (1, 3)
+from jaxdp import _images
+
+# Filters by the number of an image's channels; side of a filter, and of a cell of the grid.
+FILTERS = {1: 64, 3: 128}
+SIDE, CELL = 6, 4
 # Added to a patch's deviation, of pixels in [0, 1]: smaller ones count as noise (Coates and Ng).
 CONTRAST = 10 / 255
 
@@ -34,7 +36,7 @@ class Weights(NamedTuple):
 
 
 def recipe(channels: int) -> dict[str, Any]:
-    """The recipe of the weights: command, seed, steps, and the digest of the arrays."""
+    """The recipe of the weights: command, seed, and the digest of the arrays."""
     text = _folder().joinpath(f"dead_leaves_{channels}.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
@@ -69,39 +71,48 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
     return found.hexdigest()
 
 
-def responses(kept: Weights, images: jax.Array) -> jax.Array:
-    """Rectified responses of every second place, [n, h, w, 2 · count]: above, then below.
-
-    A patch is brought to mean 0 and divided by √(variance + ``CONTRAST``²) before its product with
-    a filter (Coates, Lee and Ng 2011, Section 3.2.1); the image goes on as its edges are.
+@functools.partial(jax.jit, static_argnames="mirrored")
+def features(kept: Weights, images: jax.Array, mirrored: bool) -> jax.Array:
+    """Rectified responses in cells, [n, h, w, 2 · count], one image after the other.
 
     Args:
         kept: the weights.
         images: [n, height, width, channels] in [0, 1].
+        mirrored: whether those of the mirrored image are added and halved.
     """
-    side, _, channels, _ = kept.filters.shape
-    before = (side - 1) // 2
-    around = ((0, 0), *((before, side - 1 - before),) * 2, (0, 0))
-    padded = jnp.pad(images, around, mode="edge")
 
-    def over(x: jax.Array, filters: Any) -> jax.Array:
-        return jax.lax.conv_general_dilated(
-            x,
-            filters,
-            (STRIDE, STRIDE),
-            "VALID",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            precision=jax.lax.Precision.HIGHEST,
-        )
+    def one(image: jax.Array) -> jax.Array:
+        found = _in_cells(kept, image)
+        return (found + _in_cells(kept, image[:, ::-1])) / 2 if mirrored else found
 
-    mean = jnp.full((side, side, channels, 1), 1 / (side * side * channels), jnp.float32)
-    # About 1/2, so that squares of pixels lose fewer digits; the filters do not see it.
-    padded = padded - 0.5
-    variance = over(jnp.square(padded), mean) - jnp.square(over(padded, mean))
-    found = over(padded, kept.filters) * jax.lax.rsqrt(jnp.maximum(variance, 0) + CONTRAST**2)
-    least = kept.thresholds.reshape(1, 1, 1, -1)
-    both = jnp.concatenate([found - least, -found - least], axis=-1)
-    return jax.nn.relu(both)
+    return jax.lax.map(one, images)
+
+
+def _in_cells(kept: Weights, image: jax.Array) -> jax.Array:
+    """Means [h, w, 2 · count] over cells: responses above the thresholds, then below.
+
+    A patch is brought to mean 0 and divided by √(variance + ``CONTRAST``²) before its product with
+    a filter (Coates, Lee and Ng 2011, Section 3.2.1); the image goes on as its edges are.
+    """
+    patches = _patches(image)
+    patches = patches - jnp.mean(patches, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(patches), axis=-1, keepdims=True)
+    patches = patches * jax.lax.rsqrt(variance + CONTRAST**2)
+    filters = kept.filters.reshape(patches.shape[-1], -1)
+    found = jnp.matmul(patches, filters, precision=jax.lax.Precision.HIGHEST)
+    least = kept.thresholds.reshape(1, 1, -1)
+    both = [jax.nn.relu(x - least) for x in (found, -found)]
+    cells = (side // CELL for side in image.shape[:2])
+    return _images.in_cells(jnp.concatenate(both, axis=-1), *cells)
+
+
+def _patches(image: jax.Array) -> jax.Array:
+    """[height, width, side · side · channels]: what lies under a filter at each place."""
+    before, (height, width, _) = (SIDE - 1) // 2, image.shape
+    around = ((before, SIDE - 1 - before),) * 2
+    padded = jnp.pad(image, (*around, (0, 0)), mode="edge")
+    places = [(i, j) for i in range(SIDE) for j in range(SIDE)]
+    return jnp.concatenate([padded[i : i + height, j : j + width] for i, j in places], axis=-1)
 
 
 def _folder() -> Any:

@@ -20,12 +20,10 @@ _WRAPS = 3
 # Tramèr and Boneh's for the linear model on Fashion-MNIST: 3 of a channel's 81 paths to a group.
 _SCALES, _ORIENTATIONS, _GROUPS = 2, 8, 27
 
-# Sides of the smallest image with a place of the pre-trained network in each cell.
-_LEAST = _pretrained.STRIDE * _pretrained.CELLS
 # Of the random filters: side, how many, cells that they are pooled to; the seed is public.
 _SIDE, _FILTERS, _CELLS, _SEED, _RANDOM_GROUPS = 5, 40, 7, 0, 16
 
-NAMES = ("scattering", "random_convolutions", "pretrained")
+NAMES = ("scattering", "random_convolutions", "pretrained", "pretrained_mirrored")
 
 
 def by_name(name: str, images: np.ndarray) -> np.ndarray:
@@ -34,7 +32,8 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
     "scattering" is ``scattering`` of two scales and eight orientations, then ``group_normalised``
     in 27 groups. "random_convolutions" is ``random_convolutions`` of 40 filters of 5 × 5, averaged
     to 7 × 7 cells, with seed 0, then ``group_normalised`` in 16 groups. "pretrained" is
-    ``pretrained``, then ``group_normalised`` in 16 groups.
+    ``pretrained``, "pretrained_mirrored" the same with ``mirrored``, then ``group_normalised`` in
+    16 groups.
 
     Args:
         name: one of ``NAMES``.
@@ -56,8 +55,10 @@ def by_name(name: str, images: np.ndarray) -> np.ndarray:
             found[start : start + rows] = group_normalised(
                 scattering(part, _SCALES, _ORIENTATIONS), _GROUPS
             )
-        elif name == "pretrained":
-            found[start : start + rows] = group_normalised(pretrained(part), _RANDOM_GROUPS)
+        elif name.startswith("pretrained"):
+            found[start : start + rows] = group_normalised(
+                pretrained(part, mirrored=name.endswith("mirrored")), _RANDOM_GROUPS
+            )
         else:
             found[start : start + rows] = group_normalised(
                 random_convolutions(part, _FILTERS, _SIDE, _CELLS, _SEED), _RANDOM_GROUPS
@@ -74,19 +75,23 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
 
     Raises:
         ValueError: an unknown name, or an example that is not an image that it takes: too small,
-            or for "pretrained" one of neither 1 nor 3 channels.
+            or for "pretrained" and its like one of neither 1 nor 3 channels.
     """
     _validate.one_of("features", name, NAMES)
-    least = {"scattering": 2**_SCALES, "pretrained": _LEAST}.get(name, max(_SIDE, _CELLS))
+    pretrained = name.startswith("pretrained")
+    least = {"scattering": 2**_SCALES, "random_convolutions": max(_SIDE, _CELLS)}.get(
+        name, _pretrained.CELL
+    )
     if len(example_shape) != 3 or min(example_shape[:2]) < least:
         raise ValueError(
             f"features {name} must be given images (height, width, channels) of at least "
             f"{least} by {least}, got examples {tuple(example_shape)}"
         )
     height, width, channels = example_shape
-    if name == "pretrained":
+    if pretrained:
         _check_channels(channels)
-        return (_pretrained.CELLS, _pretrained.CELLS, 2 * _pretrained.FILTERS)
+        cell = _pretrained.CELL
+        return (height // cell, width // cell, 2 * _pretrained.FILTERS[channels])
     if name == "random_convolutions":
         return (_CELLS, _CELLS, 2 * _FILTERS)
     paths = number_of_paths(_SCALES, _ORIENTATIONS)
@@ -184,44 +189,47 @@ def random_convolutions(
     )
 
 
-def pretrained(images: np.ndarray) -> np.ndarray:
-    """Responses of a small convolutional network that was trained on dead leaves, not on data.
+def pretrained(images: np.ndarray, mirrored: bool = False) -> np.ndarray:
+    """Responses of each image to filters that were learnt from dead leaves, not from data.
 
-    128 filters of 6 × 6 after contrast normalisation, rectified above and below a threshold, then
-    averaged over a grid of 4 × 4 cells. The weights are part of jaxdp, one set for grey images and
-    one for colour: ``python -m benchmarks.pretrain`` makes them from images of a random process,
-    opaque leaves one on another, with a public seed (as Baradad et al. 2021, "Learning to see by
-    looking at noise", arXiv:2106.05963, and DP-RandP, arXiv:2306.06076). Their recipe lies beside
-    them in jaxdp/weights, with a digest that is checked.
+    Filters of 6 × 6, 64 for grey images and 128 for colour: after contrast normalisation each is
+    the product with a whitened patch. Responses are rectified above and below a threshold, then
+    averaged over cells of 4 × 4 pixels (Coates and Ng 2011, "The importance of encoding versus
+    training with sparse coding and vector quantization"). The patches come from images of a random
+    process, opaque leaves one on another, with a public seed (Baradad et al. 2021, "Learning to see
+    by looking at noise", arXiv:2106.05963): ``python -m benchmarks.pretrain`` makes them. The
+    recipe lies beside them in jaxdp/weights, with a digest that is checked.
 
-    Privacy: the weights are public constants, made without any data; the features of an image are a
-    function of that image alone, in float32. It costs nothing.
+    Privacy: the filters are public constants, made without any data; the features of an image are a
+    function of that image alone, in float32, computed one image after the other. It costs nothing.
 
     Args:
-        images: [n, height, width, channels], finite numbers in [0, 1], at least 8 × 8, of 1 or 3
+        images: [n, height, width, channels], finite numbers in [0, 1], at least 4 × 4, of 1 or 3
             channels.
+        mirrored: whether the mean with the features of the mirrored image is taken, so that left
+            and right are alike: right for scenes and things, wrong for letters and digits.
 
     Returns:
-        float32 [n, 4, 4, 256] on the host, the positive parts first.
+        float32 [n, ⌊height/4⌋, ⌊width/4⌋, 128 or 256] on the host, the positive parts first.
 
     Raises:
         ValueError: images of another kind, or weights that are not those of their recipe.
     """
     images = _images.checked(images)
     _check_channels(images.shape[3])
-    if min(images.shape[1:3]) < _LEAST:
+    if min(images.shape[1:3]) < _pretrained.CELL:
         raise ValueError(
-            f"images must be at least {_LEAST} by {_LEAST} for pretrained, got "
+            f"images must be at least {_pretrained.CELL} by {_pretrained.CELL} for pretrained, got "
             f"{images.shape[1]} by {images.shape[2]}"
         )
-    kept = _pretrained.weights(images.shape[3])
-    function = functools.partial(_cells_of_responses, kept=jax.tree.map(jnp.asarray, kept))
-    shape = (*images.shape[1:3], _pretrained.FILTERS)
-    return _images.mapped(function, images, _images.rows_at_once(shape, 1, 0))
+    kept = jax.tree.map(jnp.asarray, _pretrained.weights(images.shape[3]))
+    function = functools.partial(_pretrained.features, kept, mirrored=bool(mirrored))
+    rows = _images.rows_at_once((*images.shape[1:3], 1), 1, 0)
+    return _images.mapped(function, images, rows)
 
 
 def _check_channels(channels: int) -> None:
-    if channels not in _pretrained.CHANNELS:
+    if channels not in _pretrained.FILTERS:
         raise ValueError(f"images must have 1 or 3 channels for pretrained, got {channels}")
 
 
@@ -268,14 +276,8 @@ def _responses(images: jax.Array, filters: jax.Array, cells: int) -> jax.Array:
     found = jax.lax.conv_general_dilated(
         images, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=exact
     )
-    return _images.in_cells(
-        jnp.concatenate([jax.nn.relu(found), jax.nn.relu(-found)], axis=-1), cells
-    )
-
-
-@jax.jit
-def _cells_of_responses(images: jax.Array, kept: _pretrained.Weights) -> jax.Array:
-    return _images.in_cells(_pretrained.responses(kept, images), _pretrained.CELLS)
+    both = jnp.concatenate([jax.nn.relu(found), jax.nn.relu(-found)], axis=-1)
+    return jax.lax.map(lambda image: _images.in_cells(image, cells, cells), both)
 
 
 # One image after the other: a computation of many at once may round an image by its place among

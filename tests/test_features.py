@@ -147,7 +147,7 @@ IMAGES = np.zeros((1, 8, 8, 1), np.float32)
         (lambda: features.group_normalised(np.zeros(3), 3), r"x must be .*got shape \(3,\)"),
         (
             lambda: features.by_name("wavelets", IMAGES),
-            "features must be one of scattering, random_convolutions, pretrained; got",
+            "features must be one of scattering, random_convolutions, pretrained, pretrained_mirrored; got",
         ),
         (
             lambda: features.shape_of("scattering", (9,)),

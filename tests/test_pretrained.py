@@ -2,24 +2,23 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
 from benchmarks import dead_leaves, pretrain
 from jaxdp import _pretrained, features
 
-WEIGHTS = {channels: _pretrained.weights(channels) for channels in _pretrained.CHANNELS}
+WEIGHTS = {channels: _pretrained.weights(channels) for channels in _pretrained.FILTERS}
 
 
-@pytest.mark.parametrize("channels", _pretrained.CHANNELS)
+@pytest.mark.parametrize("channels", _pretrained.FILTERS)
 def test_weights_are_those_of_their_recipe(channels):
     found, recipe = WEIGHTS[channels], _pretrained.recipe(channels)
     half = {name: array.astype(np.float16) for name, array in found._asdict().items()}
     assert _pretrained.digest(half) == recipe["sha256"]
     assert recipe["command"].startswith(f"python -m benchmarks.pretrain {channels} --seed ")
-    assert found.filters.shape == (6, 6, channels, _pretrained.FILTERS)
-    assert found.thresholds.shape == (_pretrained.FILTERS,)
+    assert found.filters.shape == (6, 6, channels, _pretrained.FILTERS[channels])
+    assert found.thresholds.shape == (_pretrained.FILTERS[channels],)
     assert all(np.isfinite(array).all() for array in found)
     assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-4  # of float16
     assert (found.filters.std((0, 1, 2)) > 1e-3).all()
@@ -45,35 +44,45 @@ def test_a_digest_sees_names_shapes_types_and_numbers():
     assert _pretrained.digest(dict(reversed(arrays.items()))) == digests[0]
 
 
-@pytest.mark.parametrize(("height", "width", "channels"), [(8, 8, 1), (9, 13, 3)])
-def test_features_are_the_sums_over_pixels(height, width, channels):
-    images = np.random.default_rng(0).random((2, height, width, channels)).astype(np.float32)
-    filters, thresholds = (np.asarray(a, np.float64) for a in WEIGHTS[channels])
-    filters = filters - filters.mean((0, 1, 2))
+def summed(images, kept):
+    """The features of the pre-trained network, place by place in float64."""
+    filters, thresholds = (np.asarray(a, np.float64) for a in kept)
+    count, height, width, _ = images.shape
     padded = np.pad(images.astype(np.float64), ((0, 0), (2, 3), (2, 3), (0, 0)), mode="edge")
-    down, across = -(-height // 2), -(-width // 2)
-    found = np.zeros((2, down, across, 2 * _pretrained.FILTERS))
-    for i in range(down):
-        for j in range(across):
-            patch = padded[:, 2 * i : 2 * i + 6, 2 * j : 2 * j + 6]
+    found = np.zeros((count, height, width, 2 * len(thresholds)))
+    for i in range(height):
+        for j in range(width):
+            patch = padded[:, i : i + 6, j : j + 6]
+            patch = patch - patch.mean((1, 2, 3), keepdims=True)
             spread = np.sqrt(patch.var((1, 2, 3)) + (10 / 255) ** 2)[:, None]
             r = np.einsum("nabc,abcf->nf", patch, filters) / spread
             both = np.concatenate([r - thresholds, -r - thresholds], -1)
             found[:, i, j] = np.maximum(both, 0)
-    rows, columns = (np.arange(5) * side // 4 for side in (down, across))
-    want = [
+    rows, columns = (
+        np.arange(n + 1) * m // n for m, n in ((height, height // 4), (width, width // 4))
+    )
+    cells = [
         [found[:, a:b, c:d].mean((1, 2)) for c, d in itertools.pairwise(columns)]
         for a, b in itertools.pairwise(rows)
     ]
-    np.testing.assert_allclose(
-        features.pretrained(images), np.moveaxis(np.array(want), 2, 0), atol=2e-3
-    )
+    return np.moveaxis(np.array(cells), 2, 0)
+
+
+@pytest.mark.parametrize(("height", "width", "channels"), [(8, 8, 1), (9, 13, 3)])
+def test_features_are_the_sums_over_pixels(height, width, channels):
+    images = np.random.default_rng(0).random((2, height, width, channels)).astype(np.float32)
+    want = summed(images, WEIGHTS[channels])
+    np.testing.assert_allclose(features.pretrained(images), want, atol=1e-4)
+    mirror = summed(images[:, :, ::-1], WEIGHTS[channels])
+    found = features.pretrained(images, mirrored=True)
+    np.testing.assert_allclose(found, (want + mirror) / 2, atol=1e-4)
+    np.testing.assert_allclose(features.pretrained(images[:, :, ::-1], True), found, atol=1e-6)
 
 
 def test_an_image_has_the_same_features_among_others_and_constants_have_few():
     images = np.random.default_rng(1).random((40, 28, 28, 1), np.float32)
     found = features.by_name("pretrained", images)
-    assert found.shape[1:] == features.shape_of("pretrained", (28, 28, 1)) == (4, 4, 256)
+    assert found.shape[1:] == features.shape_of("pretrained", (28, 28, 1)) == (7, 7, 128)
     assert np.isfinite(found).all()
     assert found.dtype == np.float32
     order = np.random.default_rng(2).permutation(40)
@@ -91,7 +100,7 @@ def test_an_image_has_the_same_features_among_others_and_constants_have_few():
     ("shape", "words"),
     [
         ((2, 8, 8, 2), "images must have 1 or 3 channels for pretrained, got 2"),
-        ((2, 7, 8, 1), "at least 8 by 8.*7 by 8"),
+        ((2, 3, 8, 1), "at least 4 by 4.*3 by 8"),
         ((8, 8, 1), r"images must be an array .*got shape \(8, 8, 1\)"),
     ],
 )
@@ -102,9 +111,9 @@ def test_other_images_are_refused(shape, words):
 
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="1 or 3 channels for pretrained, got 4"):
-        features.shape_of("pretrained", (32, 32, 4))
-    with pytest.raises(ValueError, match="at least 8 by 8, got examples"):
-        features.shape_of("pretrained", (32, 6, 3))
+        features.shape_of("pretrained_mirrored", (32, 32, 4))
+    with pytest.raises(ValueError, match="at least 4 by 4, got examples"):
+        features.shape_of("pretrained", (32, 3, 3))
 
 
 def test_leaves_are_a_function_of_the_seed(monkeypatch):
@@ -119,16 +128,19 @@ def test_leaves_are_a_function_of_the_seed(monkeypatch):
     assert dead_leaves.images(0, 3, 20, 1).shape == (3, 20, 20, 1)
 
 
-def test_pretraining_lowers_its_loss_and_repeats(monkeypatch):
+def test_filters_are_those_of_whitened_patches(monkeypatch):
     monkeypatch.setattr(dead_leaves, "_AT_ONCE", 16)
-    monkeypatch.setattr(pretrain, "FILTERS", 8)
-    monkeypatch.setattr(pretrain, "PATCHES", 500)
-    monkeypatch.setattr(pretrain, "BATCH", 8)
-    with jax.numpy_dtype_promotion("standard"):  # as the command runs; optax's schedule wants it
-        found, losses = pretrain.made(1, 0, 16, 12)
-    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+    monkeypatch.setattr(pretrain, "FILTERS", {1: 8})
+    monkeypatch.setattr(pretrain, "PATCHES", 2_000)
+    found = pretrain.made(1, 0, 16)
+    assert found.filters.shape == (6, 6, 1, 8)
     assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-6
-    again, _ = pretrain.made(1, 0, 16, 0)
-    start, _ = pretrain.made(1, 0, 16, 0)
-    np.testing.assert_array_equal(again.filters, start.filters)
-    assert np.abs(again.filters - found.filters).max() > 1e-4
+    np.testing.assert_array_equal(pretrain.made(1, 0, 16).filters, found.filters)
+    assert np.abs(pretrain.made(1, 1, 16).filters - found.filters).max() > 0.1
+    rows = pretrain.drawn(dead_leaves.images(0, 16, 40, 1), np.random.default_rng(0))
+    whitening = pretrain.whitened(rows, 1)
+    both = np.concatenate([rows, rows.reshape(-1, 6, 6)[:, :, ::-1].reshape(rows.shape)])
+    even = np.linalg.eigvalsh(np.cov((both @ whitening).T))
+    raw = np.linalg.eigvalsh(np.cov(both.T))
+    assert even.max() <= 1  # the ridge keeps what hardly varies small
+    np.testing.assert_allclose(even, raw / (raw + pretrain.RIDGE), atol=1e-9)

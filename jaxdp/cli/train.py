@@ -77,7 +77,7 @@ from jaxdp.data.specs import SPECS
 @click.option("--hidden", type=int, help="Width of an MLP's hidden layer [default: 64].")
 @click.option(
     "--features",
-    type=click.Choice(["scattering", "random_convolutions", "pretrained"]),
+    type=click.Choice(["scattering", "random_convolutions", "pretrained", "pretrained_mirrored"]),
     help="Train on fixed features of each image, which cost no privacy [default: none].",
 )
 @click.option("--whiten-noise-multiplier", type=float, help="Centre and whiten them privately.")

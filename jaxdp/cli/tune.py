@@ -50,7 +50,7 @@ def _refused(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 @click.option("--model", type=click.Choice(["mnist-cnn", "cifar-cnn", "mlp", "logistic"]))
 @click.option(
     "--features",
-    type=click.Choice(["scattering", "random_convolutions", "pretrained"]),
+    type=click.Choice(["scattering", "random_convolutions", "pretrained", "pretrained_mirrored"]),
     help="As for jaxdp train.",
 )
 @click.option("--algorithm", help="As for jaxdp train; one without an energy.")

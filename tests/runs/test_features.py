@@ -144,7 +144,7 @@ def test_recipes_for_features_bring_a_linear_model():
         (
             "digits",
             {"features": "wavelets"},
-            "features must be one of scattering, random_convolutions, pretrained; got 'wavelets'",
+            "features must be one of scattering, random_convolutions, pretrained, pretrained_mirrored; got 'wavelets'",
         ),
         (
             "digits",
