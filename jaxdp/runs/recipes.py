@@ -109,7 +109,7 @@ _BEST: dict[str, tuple[dict[str, Any], Origin]] = {
         Origin(_LEAVES.format("CIFAR-10", "MNIST"), _BY_AUTHORS),
     ),
     "cifar10": (
-        {**_WHITENED, "features": "pretrained_mirrored", "learning_rate": 5.0},
+        {**_WHITENED, "features": "pretrained_mirrored", "learning_rate": 2.5},
         Origin(_LEAVES.format("Fashion-MNIST", "Fashion-MNIST with random labels"), _BY_AUTHORS),
     ),
     "pums": ({}, Origin("jaxdp's own logistic regression", _IN_PART)),

@@ -15,8 +15,13 @@ def test_every_best_recipe_resolves_and_has_an_origin(name):
     source, tuned = origin.lines()
     assert source.startswith("recipe: ")
     assert "epsilon" in tuned
-    if name in ("mnist", "fashion_mnist", "cifar10"):
-        assert (config.features, config.model) == ("scattering", "logistic")
+    images = {
+        "mnist": "scattering",
+        "fashion_mnist": "pretrained",
+        "cifar10": "pretrained_mirrored",
+    }
+    if name in images:
+        assert (config.features, config.model) == (images[name], "logistic")
         assert "2011.11660" in source
         assert "yes, by its authors" in tuned
 
