@@ -40,10 +40,13 @@ DISTANCE = 2.0**-78
 _JOINT = 2.0
 # Rounding may cost the noise this share, or in the end the other, before it is refused.
 _SHARE, _MOST = 2.0**-8, 2.0**-2
-_FACTOR = 511
 # A correlated row has less than this, in cells, beside its integers: its finer draw, a rounding.
-_FINE = 2**7
-_LAWS = (Sum((_FACTOR,)), *(Sum((_FACTOR, 2**n)) for n in range(1, 8)))
+_FINE = 2**8
+# From the least noise to the most; the last has its largest integer below 2^31.
+_LAWS = (
+    *(Sum((factor,)) for factor in (204, 511, 1250)),
+    *(Sum((1250, 2**n)) for n in range(1, 6)),
+)
 # Every value of these is a float32.
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 # The scale's own rounding: a few operations in float32, and the multiplier's.
