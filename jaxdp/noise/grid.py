@@ -201,6 +201,29 @@ def grid_range(
     return LARGEST * least / law_for(largest, coordinates, carried).std
 
 
+def grid_in_words(
+    noise_multiplier: float | NoiseSchedule, coordinates: int, carried: float = 1.0
+) -> str:
+    """The grid of a sum: its widest cell, gamma, and the inequality that it follows from.
+
+    Args:
+        noise_multiplier: as for ``grid_range``.
+        coordinates: likewise.
+        carried: likewise.
+    """
+    largest, _ = _extremes(noise_multiplier)
+    law = law_for(largest, coordinates, carried)
+    cell = 1 / float(grid_scale(law, np.float32(largest), coordinates, 1.0))
+    most = grid_range(noise_multiplier, coordinates, carried)
+    return (
+        f"discrete Gaussian integers of s = {law.std:,.0f} from ChaCha20, added to the sum rounded "
+        f"to cells of gamma = {cell:.3g} clip norms: z (1 / gamma + sqrt(d) (1 + 2^-22)) <= "
+        f"sqrt(s^2 - 4) with z = {largest:.5g} and d = {coordinates:,}, so that rounding takes "
+        f"{largest * math.sqrt(coordinates) / law.std:.2g} of the noise; coordinates of the sum "
+        f"beyond {most:,.0f} clip norms are clipped"
+    )
+
+
 def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
     """The largest and the least noise multiplier."""
     if not isinstance(given, NoiseSchedule):
