@@ -69,7 +69,7 @@ def privatize_on_grid(
     with a key of 256 bits, derived from the ticket.
 
     Coordinates of the sum beyond ``grid_range`` are clipped. The noise is larger by what rounding
-    may move the sum, at most 0.4 % for up to 6 10^10 coordinates times squared multiplier.
+    may move the sum, at most 0.4 % for up to 1.6 10^11 coordinates times squared multiplier.
 
     Args:
         noise_multiplier: as for ``privatize``, above 0.

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxdp import accounting as acc
 from jaxdp import _noises, clipping
-from jaxdp.mechanism import Mechanism
+from jaxdp import accounting as acc
 from jaxdp.report import correlated
 from jaxdp.report.schema import Counts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
