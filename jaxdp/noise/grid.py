@@ -6,6 +6,8 @@ docs/grid_noise.md has the theorem and its proof.
 """
 
 import math
+import os
+import re
 from typing import Any
 
 import jax
@@ -47,6 +49,7 @@ _LAWS = (
     *(Sum((factor,)) for factor in (204, 511, 1250)),
     *(Sum((1250, 2**n)) for n in range(1, 6)),
 )
+_FAST = re.compile(r"--xla_cpu_enable_fast_math\b(=\w+)?")
 # Every value of these is a float32.
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 # The scale's own rounding: a few operations in float32, and the multiplier's.
@@ -82,10 +85,11 @@ def privatize_on_grid(
 
     Raises:
         ValueError: as ``privatize``; no noise; too many coordinates for it; a sum that float32
-            would round once more, such as one of float64.
+            would round once more, such as one of float64; XLA's fast math is switched on.
         TypeError: as ``privatize``.
     """
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    check_arithmetic()
     largest, least = _extremes(noise_multiplier)
     if not 1e-6 <= least <= largest <= 1e6:
         raise ValueError(
@@ -231,6 +235,17 @@ def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
         return number, number
     levels = [float(level) for level, _ in given.levels]
     return max(levels), min(levels)
+
+
+def check_arithmetic() -> None:
+    """Raises ValueError where XLA is told to compute with other roundings than float32's."""
+    found = _FAST.findall(os.environ.get("XLA_FLAGS", ""))
+    if found and found[-1].lower() not in ("=false", "=0"):
+        raise ValueError(
+            "XLA_FLAGS must not have xla_cpu_enable_fast_math for noise on a grid: float32 then "
+            "has other roundings, and sums were 63 cells from where they should be, in place of "
+            "1/2; got it switched on"
+        )
 
 
 def check_exact(tree: PyTree) -> None:
