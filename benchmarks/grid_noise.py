@@ -1,10 +1,11 @@
 """Cost of noise on an integer grid beside ordinary noise: alone, and as a share of a step.
 
     python -m benchmarks.grid_noise [--rounds 5] [--parameters 1000000 10000000]
+    python -m benchmarks.grid_noise --rounds 2 --parameters --networks gpt2-small:16
     python -m benchmarks.grid_noise --parameters --networks --accuracy 60
     python -m benchmarks.grid_noise --parameters --networks --bits 40000
 
-Both kinds are timed in turn, so that what else the machine does falls on both; medians are told.
+Both kinds are timed in turn, so that what else the machine does falls on both.
 Accuracy is that of so many runs of each kind in turn, each with a fresh secret: mean and standard
 error. What is not measured again is kept in the stored results.
 """
@@ -25,7 +26,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import jaxdp
-from benchmarks import grid_bits
+from benchmarks import grid_bits, networks_large
 from jaxdp import models
 from jaxdp.noise import privatize, privatize_on_grid
 from jaxdp.tickets import ON_GRID, simulated_key
@@ -36,15 +37,28 @@ KINDS = {"gaussian": (privatize, "gradient"), "grid": (privatize_on_grid, ON_GRI
 
 
 def in_turn(runs: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """Median and least seconds of each, one after the other in every round; the first warms up."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    """Seconds of each, one after the other in every round; the first warms up.
+
+    Median and least of the wall clock, and the median of the processor's time, of all threads,
+    which other programs on the machine change less.
+    """
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = time.perf_counter(), time.process_time()
             jax.block_until_ready(run(number))
+            taken = time.perf_counter() - start[0], time.process_time() - start[1]
             if number:
-                found[name].append(time.perf_counter() - start)
-    return {n: {"median": statistics.median(t), "least": min(t)} for n, t in found.items()}
+                found[name].append(taken)
+    told = {}
+    for name, times in found.items():
+        wall, processor = zip(*times, strict=True)
+        told[name] = {
+            "median": statistics.median(wall),
+            "least": min(wall),
+            "processor": statistics.median(processor),
+        }
+    return told
 
 
 def update_of(kind: str, size: int) -> Callable[[int], Any]:
@@ -60,10 +74,12 @@ def update_of(kind: str, size: int) -> Callable[[int], Any]:
     return lambda n: noisy(simulated_key(jax.random.key(n), {part: 1.0}), params)
 
 
-def step_of(kind: str, network: str, rows: int) -> Callable[[int], Any]:
-    """Whole steps of a trainer: draw, gather, clip, noise, SGD."""
-    rng = np.random.default_rng(0)
-    size = 4 * rows
+def problem_of(network: str, rows: int) -> tuple[Any, Callable[[Any, Any], jax.Array], Any]:
+    """Parameters, loss of one example and 4 · ``rows`` records."""
+    rng, size = np.random.default_rng(0), 4 * rows
+    if network == "gpt2-small":
+        params, of_tokens, tokens = networks_large.gpt(size, 128)
+        return params, lambda params, example: of_tokens(params, example["x"]), {"x": tokens}
     data = {
         "x": rng.standard_normal((size, 28, 28, 1), np.float32),
         "y": rng.integers(0, 10, size).astype(np.int32),
@@ -76,7 +92,13 @@ def step_of(kind: str, network: str, rows: int) -> Callable[[int], Any]:
         logits = model.apply(params, example["x"][None])[0]
         return optax.softmax_cross_entropy_with_integer_labels(logits, example["y"])
 
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, rows, size, noise=kind)
+    return params, loss_fn, data
+
+
+def step_of(kind: str, problem: Any, rows: int) -> Callable[[int], Any]:
+    """Whole steps of a trainer: draw, gather, clip, noise, SGD."""
+    params, loss_fn, data = problem
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, rows, 4 * rows, noise=kind)
     trainer = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), data, reserve=1)
     kept = {"state": trainer.init(params), "batches": iter(trainer.batches(1_000))}
 
@@ -127,9 +149,20 @@ def accuracies(runs: int) -> dict[str, Any]:
     return {"accuracy_of_runs": runs, "percent": told}
 
 
+def shares(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Each noise's share of its own step, and what the grid's has more, of an ordinary step."""
+    told = {}
+    for clock in ("median", "processor"):
+        each = {name: times[clock] for name, times in found.items()}
+        alone = {kind: each[f"noise alone, {kind}"] for kind in KINDS}
+        more = (alone["grid"] - alone["gaussian"]) / each["gaussian"]
+        told[clock] = {kind: alone[kind] / each[kind] for kind in KINDS} | {"more": more}
+    return told
+
+
 def name_of(row: dict[str, Any]) -> Any:
     """The part that a row of the results belongs to."""
-    return row.get("coordinates") or row.get("network") or row.get("kind") or "accuracy"
+    return row.get("network") or row.get("coordinates") or row.get("kind") or "accuracy"
 
 
 def main() -> None:
@@ -137,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parameters", type=int, nargs="*", default=[10**6, 10**7])
-    parser.add_argument("--networks", nargs="*", default=["mnist-cnn:512", "mlp:256"])
+    parser.add_argument("--networks", nargs="*", default=["mnist-cnn:512", "mlp:1024"])
     parser.add_argument("--accuracy", type=int, default=0, help="runs of each kind; 0 for none")
     parser.add_argument("--bits", type=int, default=0, help="runs of the audit of low-order bits")
     asked = parser.parse_args()
@@ -153,8 +186,15 @@ def main() -> None:
         print(rows[-1], flush=True)
     for name in asked.networks:
         network, batch = name.split(":")
-        found = in_turn({k: step_of(k, network, int(batch)) for k in KINDS}, asked.rounds)
-        rows.append({"network": network, "batch_size": int(batch), "seconds_per_step": found})
+        problem = problem_of(network, int(batch))
+        size = sum(leaf.size for leaf in jax.tree.leaves(problem[0]))
+        steps = {k: step_of(k, problem, int(batch)) for k in KINDS}
+        # The noise of as many coordinates alone, in turn with the steps that hold it.
+        alone = {f"noise alone, {k}": update_of(k, size) for k in KINDS}
+        found = in_turn(steps | alone, asked.rounds)
+        rows.append(
+            {"network": name, "coordinates": size, "seconds": found, "shares": shares(found)}
+        )
         print(rows[-1], flush=True)
     if asked.accuracy:
         rows.append(accuracies(asked.accuracy))

@@ -108,6 +108,15 @@ def _fresh_std(mechanism: Any, params: PyTree, l2: float) -> float | jax.Array:
     return grid.grid_std(law, mechanism.fresh, count, l2)
 
 
+def grid_in_words(mechanism: Any, parameters: int) -> str:
+    """A sentence on the integer grid of a mechanism for so many parameters: cell and inequality."""
+    if mechanism.strategy is None:
+        return grid.grid_in_words(mechanism.noise_multiplier, parameters)
+    carried = grid_correlated.carried(mechanism.strategy)
+    found = grid.grid_in_words(mechanism.fresh, parameters, carried)
+    return f"{found}; what a step takes back of earlier noise is an integer too"
+
+
 def event(mechanism: Any, noise_multiplier: float) -> acc.Event:
     """The accounting event of a step, or of an epoch that is one event, with this noise."""
     if mechanism.leak:

@@ -94,7 +94,8 @@ def simulated_key(key: jax.Array, multipliers: Mapping[str, Any], step: Any = 0)
     step, before = jnp.asarray(step, jnp.int32), jnp.zeros(2, jnp.uint32)
     parts, long = tuple(multipliers), None
     if _long_key(parts):
-        long = jax.random.bits(jax.random.wrap_key_data(split[-1], impl="threefry2x32"), (8,))
+        last = jax.random.wrap_key_data(split[-1], impl="threefry2x32")
+        long = jax.random.bits(last, (8,), jnp.uint32)  # 64 bits where x64 is on, if not said
     return NoiseKey(split[1:], stds, split[0], step, before, parts, long)
 
 

@@ -96,18 +96,18 @@ def test_a_bad_sensitivity_releases_nothing():
 
 
 def test_a_threshold_is_decided_by_its_last_bit_beside_any_other_draws():
-    tabled = table(1024, 15)
+    tabled = table(2560, 16)
     rng = np.random.default_rng(1)
-    slots = rng.integers(0, 2**15, 2000)
-    parts = [tabled.first.astype(object) >> 15, *tabled.deeper.astype(object)]
+    slots = rng.integers(0, 2**16, 2000)
+    parts = [tabled.first.astype(object) >> 16, *tabled.deeper.astype(object)]
     limits = [sum(int(p[s]) << (96 - 32 * n) for n, p in enumerate(parts)) for s in slots]
     off = rng.choice([-(2**64), -(2**32), -1, 0, 1, 2**32, 2**64], 2000)
-    tried = [min(max(t + int(o), 0), 2**113 - 1) for t, o in zip(limits, off, strict=True)]
-    first = np.asarray([(v >> 96) << 15 | int(s) for v, s in zip(tried, slots, strict=True)])
+    tried = [min(max(t + int(o), 0), 2**112 - 1) for t, o in zip(limits, off, strict=True)]
+    first = np.asarray([(v >> 96) << 16 | int(s) for v, s in zip(tried, slots, strict=True)])
     deeper = [np.asarray([(v >> (64 - 32 * n)) % 2**32 for v in tried]) for n in range(3)]
     words = [jnp.asarray(each.astype(np.uint32)) for each in (first, *deeper)]
     wanted = [
-        (int(s) if v < t else int(tabled.first[s]) % 2**15) - 2**14
+        (int(s) if v < t else int(tabled.first[s]) % 2**16) - 2**15
         for v, t, s in zip(tried, limits, slots, strict=True)
     ]
     first, *deeper = words

@@ -76,6 +76,7 @@ def dry(config: Any, as_json: bool) -> None:
         "seconds_to_compile": times.compile,
         "seconds_a_step": times.step,
         "seconds": times.compile + config.steps * times.step,
+        "grid": times.grid,
     }
     if as_json:
         click.echo(json.dumps(answer, allow_nan=False))
@@ -84,6 +85,8 @@ def dry(config: Any, as_json: bool) -> None:
         f"epsilon {show_epsilon(epsilon)} at delta {config.delta:g} ({config.relation}): "
         f"{config.steps:,} steps at noise multiplier {config.noise_multiplier:.5g}"
     )
+    if times.grid:
+        click.echo(f"noise: {times.grid}")
     click.echo(
         f"about {answer['seconds']:.0f} s here: {times.compile:.1f} s to compile, "
         f"{1_000 * times.step:.1f} ms a step on random data, without loading and evaluations"

@@ -20,7 +20,13 @@ def block(key: jax.Array, counter: jax.Array, nonce: Sequence[jax.Array | int]) 
         key: uint32 [8].
         counter: uint32, any shape: of the block.
         nonce: three words, uint32 scalars or arrays that broadcast against ``counter``.
+
+    Raises:
+        ValueError: key or counter is not uint32: the rounds would be those of no known cipher.
     """
+    for name, given in (("key", key), ("counter", counter)):
+        if given.dtype != jnp.uint32:
+            raise ValueError(f"{name} must be uint32, got {given.dtype}")
     shape = jnp.broadcast_shapes(counter.shape, *(jnp.shape(word) for word in nonce))
     words = [*_CONSTANTS, *(key[n] for n in range(8)), counter, *nonce]
     # Added to all, so that within a shard_map all vary as the key and the counter do.

@@ -40,8 +40,8 @@ class Sum:
     """
 
     factors: tuple[int, ...]
-    sigma: int = 1024
-    slot_bits: int = 15
+    sigma: int = 2560
+    slot_bits: int = 16
 
     def __post_init__(self) -> None:
         if not self.joints or min(self.joints) < _LEAST:

@@ -14,6 +14,8 @@ import numpy as np
 # Bits of a threshold: the first are in the word that has the slot, the others in three more words.
 DEEPER = 96
 WORD = 32
+# Weights are whole parts of this.
+TOTAL = 1 << (DEEPER + WORD)
 # Digits of the weights before they are rounded; the thresholds have at most 39.
 _DIGITS = 80
 
@@ -43,7 +45,7 @@ class Table:
 
 
 @functools.lru_cache(maxsize=8)
-def table(sigma: int = 1024, slot_bits: int = 15) -> Table:
+def table(sigma: int = 2560, slot_bits: int = 16) -> Table:
     """The table of the discrete Gaussian on the integers, P(z) ~ exp(-z^2 / (2 sigma^2)).
 
     Args:
@@ -56,7 +58,9 @@ def table(sigma: int = 1024, slot_bits: int = 15) -> Table:
     half = 1 << (slot_bits - 1)
     if not 12 * sigma <= half or not 1 <= slot_bits <= 16:
         raise ValueError(f"sigma must be at most {half // 12} for {slot_bits} bits, got {sigma}")
-    thresholds, aliases = _aliased(weights(sigma, slot_bits), slot_bits)
+    exact = _masses(sigma, slot_bits)
+    given = _rounded(exact)
+    thresholds, aliases = _aliased(given, slot_bits)
     lead = [t >> DEEPER for t in thresholds]
     first = np.asarray([(t << slot_bits) | a for t, a in zip(lead, aliases, strict=True)])
     parts = [[(t >> (64 - WORD * n)) % 2**WORD for t in thresholds] for n in range(3)]
@@ -65,7 +69,7 @@ def table(sigma: int = 1024, slot_bits: int = 15) -> Table:
         sigma,
         first.astype(np.uint32),
         np.asarray(parts, np.uint64).astype(np.uint32),
-        _distance(sigma, slot_bits),
+        _distance(sigma, given[half], exact[0], half),
     )
 
 
@@ -75,33 +79,39 @@ def weights(sigma: int, slot_bits: int) -> list[int]:
     That of value z != 0 is exp(-z^2 / (2 sigma^2)) over the sum of all, rounded down; 0 has what
     is left. The lowest slot has no mirror and none.
     """
-    half = 1 << (slot_bits - 1)
-    total = 1 << (DEEPER + WORD)
+    return _rounded(_masses(sigma, slot_bits))
+
+
+def _masses(sigma: int, slot_bits: int) -> list[decimal.Decimal]:
+    """2**128 P(z) of z = 0, ..., half - 1, to 70 digits; P adds up to 1 on -half < z < half."""
     with decimal.localcontext(prec=_DIGITS, Emin=-999999, Emax=999999):
         step = (-1 / (2 * decimal.Decimal(sigma) ** 2)).exp()
         # rho(z + 1) = rho(z) step^(2z + 1): z^2 roundings in all, a relative 10^-70.
         rho, ratio, square = [decimal.Decimal(1)], step, step * step
-        for _ in range(1, half):
+        for _ in range(1, 1 << (slot_bits - 1)):
             rho.append(rho[-1] * ratio)
             ratio *= square
         norm = 2 * sum(rho) - 1
-        one_side = [int(value * total / norm) for value in rho[1:]]
-    centre = total - 2 * sum(one_side)
-    return [0, *one_side[::-1], centre, *one_side]
+        return [value * TOTAL / norm for value in rho]
 
 
-def _distance(sigma: int, slot_bits: int) -> float:
-    """Total variation: what rounding down takes off the slots, and the tail beyond them.
+def _rounded(masses: list[decimal.Decimal]) -> list[int]:
+    """The weights of all slots: those of z != 0 rounded down, and the rest to 0."""
+    one_side = [int(mass) for mass in masses[1:]]
+    return [0, *one_side[::-1], TOTAL - 2 * sum(one_side), *one_side]
+
+
+def _distance(sigma: int, centre: int, exact: decimal.Decimal, half: int) -> float:
+    """Total variation: what rounding down moved to 0, whose weight is ``centre``, and the tail.
 
     The tail: sum_{z >= h} rho(z) <= rho(h) (1 + sigma^2 / h) (the integral, by Mills' ratio), over
     a sum of at least sigma; twice, with h the half, <= 2 (1 + 1) exp(-h^2 / (2 sigma^2)).
     """
-    half = 1 << (slot_bits - 1)
     with decimal.localcontext(prec=_DIGITS, Emin=-999999, Emax=999999):
         tail = 4 * (-(decimal.Decimal(half) ** 2) / (2 * decimal.Decimal(sigma) ** 2)).exp()
-        rounded = decimal.Decimal(2 * half) / decimal.Decimal(2) ** (DEEPER + WORD)
-        # Digits that were dropped: 10^-70 of everything; and to float64, upwards.
-        return float((tail + rounded + decimal.Decimal(10) ** -60) * decimal.Decimal("1.000001"))
+        moved = (centre - exact) / TOTAL
+        # Digits that were dropped: 10^-60 of everything; and to float64, upwards.
+        return float((tail + moved + decimal.Decimal(10) ** -60) * decimal.Decimal("1.000001"))
 
 
 def _aliased(given: list[int], slot_bits: int) -> tuple[list[int], list[int]]:

@@ -6,6 +6,8 @@ docs/grid_noise.md has the theorem and its proof.
 """
 
 import math
+import os
+import re
 from typing import Any
 
 import jax
@@ -40,10 +42,14 @@ DISTANCE = 2.0**-78
 _JOINT = 2.0
 # Rounding may cost the noise this share, or in the end the other, before it is refused.
 _SHARE, _MOST = 2.0**-8, 2.0**-2
-_FACTOR = 511
 # A correlated row has less than this, in cells, beside its integers: its finer draw, a rounding.
-_FINE = 2**7
-_LAWS = (Sum((_FACTOR,)), *(Sum((_FACTOR, 2**n)) for n in range(1, 8)))
+_FINE = 2**8
+# From the least noise to the most; the last has its largest integer below 2^31.
+_LAWS = (
+    *(Sum((factor,)) for factor in (204, 511, 1250)),
+    *(Sum((1250, 2**n)) for n in range(1, 6)),
+)
+_FAST = re.compile(r"--xla_cpu_enable_fast_math\b(=\w+)?")
 # Every value of these is a float32.
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 # The scale's own rounding: a few operations in float32, and the multiplier's.
@@ -66,7 +72,7 @@ def privatize_on_grid(
     with a key of 256 bits, derived from the ticket.
 
     Coordinates of the sum beyond ``grid_range`` are clipped. The noise is larger by what rounding
-    may move the sum, at most 0.4 % for up to 6 10^10 coordinates times squared multiplier.
+    may move the sum, at most 0.4 % for up to 1.6 10^11 coordinates times squared multiplier.
 
     Args:
         noise_multiplier: as for ``privatize``, above 0.
@@ -79,10 +85,11 @@ def privatize_on_grid(
 
     Raises:
         ValueError: as ``privatize``; no noise; too many coordinates for it; a sum that float32
-            would round once more, such as one of float64.
+            would round once more, such as one of float64; XLA's fast math is switched on.
         TypeError: as ``privatize``.
     """
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    check_arithmetic()
     largest, least = _extremes(noise_multiplier)
     if not 1e-6 <= least <= largest <= 1e6:
         raise ValueError(
@@ -198,6 +205,29 @@ def grid_range(
     return LARGEST * least / law_for(largest, coordinates, carried).std
 
 
+def grid_in_words(
+    noise_multiplier: float | NoiseSchedule, coordinates: int, carried: float = 1.0
+) -> str:
+    """The grid of a sum: its widest cell, gamma, and the inequality that it follows from.
+
+    Args:
+        noise_multiplier: as for ``grid_range``.
+        coordinates: likewise.
+        carried: likewise.
+    """
+    largest, _ = _extremes(noise_multiplier)
+    law = law_for(largest, coordinates, carried)
+    cell = 1 / float(grid_scale(law, np.float32(largest), coordinates, 1.0))
+    most = grid_range(noise_multiplier, coordinates, carried)
+    return (
+        f"discrete Gaussian integers of s = {law.std:,.0f} from ChaCha20, added to the sum rounded "
+        f"to cells of gamma = {cell:.3g} clip norms: z (1 / gamma + sqrt(d) (1 + 2^-22)) <= "
+        f"sqrt(s^2 - 4) with z = {largest:.5g} and d = {coordinates:,}, so that rounding takes "
+        f"{largest * math.sqrt(coordinates) / law.std:.2g} of the noise; coordinates of the sum "
+        f"beyond {most:,.0f} clip norms are clipped"
+    )
+
+
 def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
     """The largest and the least noise multiplier."""
     if not isinstance(given, NoiseSchedule):
@@ -205,6 +235,17 @@ def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
         return number, number
     levels = [float(level) for level, _ in given.levels]
     return max(levels), min(levels)
+
+
+def check_arithmetic() -> None:
+    """Raises ValueError where XLA is told to compute with other roundings than float32's."""
+    found = _FAST.findall(os.environ.get("XLA_FLAGS", ""))
+    if found and found[-1].lower() not in ("=false", "=0"):
+        raise ValueError(
+            "XLA_FLAGS must not have xla_cpu_enable_fast_math for noise on a grid: float32 then "
+            "has other roundings, and sums were 63 cells from where they should be, in place of "
+            "1/2; got it switched on"
+        )
 
 
 def check_exact(tree: PyTree) -> None:

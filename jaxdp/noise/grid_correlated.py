@@ -24,7 +24,7 @@ from jaxdp.noise.gaussian import (
     refuse_injected,
     spent,
 )
-from jaxdp.noise.grid import check_exact, grid_scale, law_for
+from jaxdp.noise.grid import check_arithmetic, check_exact, grid_scale, law_for
 from jaxdp.noise.recurrences import Ring, check_stable
 from jaxdp.noise.strategies import Toeplitz
 from jaxdp.noise.strategy import Strategy
@@ -147,6 +147,7 @@ def privatize_correlated_on_grid(
         TypeError: as ``privatize``.
     """
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    check_arithmetic()
     multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     if not 1e-6 <= multiplier <= 1e6:
         raise ValueError(

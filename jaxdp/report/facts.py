@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from jaxdp import _noises, clipping
 from jaxdp import accounting as acc
-from jaxdp import clipping
-from jaxdp.mechanism import Mechanism
-from jaxdp.noise import grid_correlated, grid_range
 from jaxdp.report import correlated
 from jaxdp.report.schema import Counts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
@@ -124,19 +122,9 @@ def _noise(subject: Subject, report: Report) -> Rows:
     if mechanism.noise != "grid":
         return found
     said = "discrete Gaussian integers from ChaCha20, added to the sum rounded to integers"
-    if correlates:
-        said += "; what a step takes back of earlier noise is an integer too"
     if report.parameters:
-        most = _clipped_beyond(mechanism, report.parameters)
-        said += f"; coordinates of the sum beyond {most:,.0f} clip norms are clipped"
+        said = _noises.grid_in_words(mechanism, report.parameters)
     return [*found, ("Noise", said)]
-
-
-def _clipped_beyond(mechanism: Mechanism, parameters: int) -> float:
-    """The number of clip norms that a coordinate of the sum may have on the grid."""
-    if mechanism.strategy is None:
-        return grid_range(mechanism.noise_multiplier, parameters)
-    return grid_range(mechanism.fresh, parameters, grid_correlated.carried(mechanism.strategy))
 
 
 def _independent(values: list[float]) -> str:

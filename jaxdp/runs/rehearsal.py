@@ -7,7 +7,7 @@ import time
 import jax
 import numpy as np
 
-from jaxdp import data
+from jaxdp import _noises, data
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.runs import assemble
@@ -26,10 +26,12 @@ class Times:
     Attributes:
         compile: seconds of the first step, which compiles.
         step: seconds of a step, the median of a few.
+        grid: the integer grid of the noise in words; None for ordinary noise.
     """
 
     compile: float
     step: float
+    grid: str | None = None
 
 
 def rehearse(config: RunConfig) -> Times:
@@ -42,9 +44,10 @@ def rehearse(config: RunConfig) -> Times:
     def sampler(mechanism: Mechanism, num_records: int, rows: int) -> Sampler:
         return mechanism.sampler(num_records, ledger=ledger, physical_batch_size=rows)
 
+    algorithm = config.private_algorithm(secret)
     trainer = Trainer(
         loss_fn,
-        config.private_algorithm(secret),
+        algorithm,
         source=train,
         ledger=ledger,
         energy=assemble.energy_of(
@@ -61,7 +64,11 @@ def rehearse(config: RunConfig) -> Times:
         now = time.perf_counter()
         times.append(now - began)
         began = now
-    return Times(times[0], statistics.median(times[1:] or times))
+    grid = None
+    if algorithm.mechanism.noise == "grid":
+        count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        grid = _noises.grid_in_words(algorithm.mechanism, count)
+    return Times(times[0], statistics.median(times[1:] or times), grid)
 
 
 def _random(config: RunConfig) -> data.Dataset:

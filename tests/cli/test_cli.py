@@ -1,6 +1,7 @@
 import functools
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -162,6 +163,18 @@ def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monke
     assert row["steps"] == 6
     assert row["seconds"] > row["seconds_to_compile"] > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_prints_the_grid_and_its_inequality(capsys):
+    main([*SMALL, "--secure-noise", "--dry-run"])
+    told = capsys.readouterr().out
+    found = re.search(
+        r"s = ([\d,]+) from ChaCha20.* gamma = (\S+) clip.* z = (\S+) and d = ([\d,]+),", told
+    )
+    s, cell, z, d = (float(number.replace(",", "")) for number in found.groups())
+    assert 0.998 * s <= z * (1 / cell + d**0.5) <= s * (1 + 1e-2)  # printed with three digits
+    main([*SMALL, "--dry-run"])
+    assert "gamma" not in capsys.readouterr().out
 
 
 def test_a_resumed_run_remembers_where_its_data_lie(tmp_path, monkeypatch, capsys):

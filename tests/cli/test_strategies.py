@@ -35,7 +35,8 @@ def test_noise_on_a_grid_is_correlated_too(tmp_path):
         "a banded Toeplitz strategy of 3 bands",
         "what a step takes back of earlier noise is an integer too",
         "on an integer grid: the noise is within",
-        "integers from ChaCha20",
+        "integers of s = 522,246 from ChaCha20",
+        "cells of gamma = ",
     ):
         assert words in page
     assert "Floating-point attacks" not in page

@@ -125,7 +125,7 @@ def test_a_row_is_exact_up_to_the_ends_of_what_the_buffers_hold():
             past = (weights.astype(object)[:, None] * rows.astype(object)).sum(axis=0)
             wanted = -past + rng.integers(-(2**30), 2**30, 400).astype(object) * 2**digits
             coarse = wanted // 2**digits  # so that the result is near 0, whatever the past
-            fine = rng.integers(-(2**14), 2**14, 400)
+            fine = rng.integers(-(2**15), 2**15, 400)
             high = (weights[:, None] * (rows >> 16)).sum(axis=0)
             low = (weights[:, None] * (rows & 0xFFFF)).sum(axis=0)
             assert np.abs(low).max() < 2**31 - 2**15
@@ -163,7 +163,7 @@ def test_no_row_leaves_32_bits_whatever_the_random_bits_are(strategy):
         signs = np.sign(column[::-1])
         noise: list[int] = []
         for sign in signs:
-            z = int(sign or 1) * (UNIT * law.most + 2**14)
+            z = int(sign or 1) * (UNIT * law.most + 2**15)
             back = sum(weights[j] * noise[-j] for j in range(1, min(len(noise) + 1, len(weights))))
             noise.append(of(z - back))
         assert max(map(abs, noise)) < 2**31
@@ -173,7 +173,7 @@ def test_no_row_leaves_32_bits_whatever_the_random_bits_are(strategy):
 def test_most_is_the_largest_integer_of_a_law():
     law = Sum((3,), sigma=8, slot_bits=8)
     assert law.most == 4 * 128
-    assert grid._LAWS[-1].most == 2**14 * (1 + 511 * 129)
+    assert grid._LAWS[-1].most == 2**15 * (1 + 1250 * 33)
 
 
 @functools.cache
@@ -241,7 +241,7 @@ def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
         ]
         apart = count * sum((row * moved) ** 2 for row in rows)
         # Of the fine integers' variance all but 4 is a Gaussian's.
-        assert law._variances()[0] * UNIT**2 + 1024**2 - 4 >= Fraction(multiplier) ** 2 * apart
+        assert law._variances()[0] * UNIT**2 + 2560**2 - 4 >= Fraction(multiplier) ** 2 * apart
 
 
 def test_the_law_of_the_fine_integers_is_near_enough():
@@ -259,7 +259,7 @@ def test_the_finer_draw_is_another_and_changes_no_integer():
     assert (alone == coarse).all()
     three = made(key, 5000, Sum((511, 2)))[0]
     assert (three == coarse + 511 * 2 * fine).all()  # it is the next draw of the same streams
-    assert abs(np.std(fine) / 1024 - 1) < 0.05
+    assert abs(np.std(fine) / 2560 - 1) < 0.05
 
 
 def run(strategy, values, keys, l2=1.0, multiplier=1.5):

@@ -151,7 +151,7 @@ def test_rounding_takes_a_whole_number_out_at_both_ends_of_32_bits():
         kept = np.concatenate(
             [rng.choice([edge, -edge - 1, 0, 1, -1, 65535, 65536, -65536], (len(weights), 200))]
         )
-        coarse, fine = rng.integers(-(2**28), 2**28, 200), rng.integers(-(2**14), 2**14, 200)
+        coarse, fine = rng.integers(-(2**28), 2**28, 200), rng.integers(-(2**15), 2**15, 200)
         high = sum(w * (k >> 16) for w, k in zip(weights, kept, strict=True))
         low = sum(w * (k & 0xFFFF) for w, k in zip(weights, kept, strict=True))
         assert np.abs(low).max() < 2**30
