@@ -81,17 +81,13 @@ _results_dir = click.option(
 _runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
 
 
-def _time(hours: float) -> str:
-    return f"{hours:g} h on two cores  " if hours else ""
-
-
 @reproduce.command("list")
 def list_rows() -> None:
-    """List the rows, in the order of the queue."""
-    from jaxdp.papers import queue
+    """List the rows, in the order of the queue, with estimated times on two cores."""
+    from jaxdp.papers import cost, order
 
-    for row in queue.ROWS.values():
-        click.echo(f"{row.name:48}{_time(row.hours)}{row.paper}".rstrip())
+    for row in order.ordered().values():
+        click.echo(f"{row.name:56}{cost.shown(row):>8}  {row.paper}".rstrip())
 
 
 @reproduce.command()
@@ -113,7 +109,7 @@ def run(
 
     If none is named, all; those of three hours and more only where there is a GPU.
     """
-    from jaxdp.papers import queue
+    from jaxdp.papers import order, queue
 
     for name in rows:
         queue.row_named(name)
@@ -125,7 +121,7 @@ def run(
             out,
         )
         return
-    _work(rows or _runnable(tuple(queue.ROWS)), results, data_dir, out, runs or 1)
+    _work(rows or _runnable(tuple(order.ordered())), results, data_dir, out, runs or 1)
 
 
 @reproduce.command()
@@ -267,11 +263,11 @@ def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: 
 
 def _runnable(names: tuple[str, ...]) -> tuple[str, ...]:
     """Without the rows that take hours, where there is no GPU; says which those are."""
-    from jaxdp.papers import queue
+    from jaxdp.papers import cost, queue
 
     if queue.has_gpu():
         return names
-    waiting = [name for name in names if queue.ROWS[name].long]
+    waiting = [name for name in names if cost.long(queue.ROWS[name])]
     if waiting:
         click.echo(
             f"{len(waiting)} rows take hours on a processor and are left out (`jaxdp reproduce run "

@@ -39,7 +39,7 @@ def page(results: Results) -> Page:
             "holds for everything released up to there, DP-PCA included; *Theorem 1* is the "
             "paper's formula for the same number of steps, which leaves DP-PCA out. ∞: AdaDp as "
             "published proves nothing. Poisson sampling, one record added or removed. Machines "
-            "were shared with other work: seconds say little. *h*: estimated hours on two cores.",
+            "were shared with other work: seconds say little.",
         ),
         (
             Plot(
