@@ -171,17 +171,19 @@ def status(results: Path, out: Path) -> None:
 def figures(to: Path, results_dir: Path, data_dir: Path | None) -> None:
     """Draw the papers' figures: Beale trajectories, Lemma 1's cosines, AdaDp's noise and others.
 
-    AdaDp's noise is drawn from stored figures; with --data-dir they are made where they are
-    missing: 1,000 steps on MNIST, a few minutes.
+    AdaDp's noise and gradients are drawn from stored figures; with --data-dir they are made where
+    they are missing: 1,000 steps on MNIST each, a few minutes.
     """
-    from jaxdp.papers import adadp_noise
+    from jaxdp.papers import adadp_gradients, adadp_noise
     from jaxdp.papers.figures import save_all
 
-    if not (stored := results_dir / adadp_noise.FILE).exists():
+    for made, what in ((adadp_noise, "AdaDp's noise is"), (adadp_gradients, "AdaDp's gradients are")):
+        if (stored := results_dir / made.FILE).exists():
+            continue
         if data_dir is None:
-            click.echo(f"AdaDp's noise is left out without --data-dir: no {stored}", err=True)
+            click.echo(f"{what} left out without --data-dir: no {stored}", err=True)
         else:
-            adadp_noise.work(stored, data_dir)
+            made.work(stored, data_dir)
     for path, sentence in save_all(to, results_dir):
         click.echo(f"{path}: {sentence}")
 
