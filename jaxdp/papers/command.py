@@ -24,7 +24,7 @@ _FOLDER = Path("runs/reproduce")
 _TARGETS = {
     "table1": "SA-DPSGD's Table 1: accuracy at (3, 1e-5) on three data sets.",
     "short": "Table 1's algorithms after five epochs, three runs each.",
-    "not_private": "Table 1's networks without privacy.",
+    "not_private": "Table 1's networks and PIGDO's without privacy.",
     "accepted": "SA-DPSGD until its accepted steps claim epsilon 3.",
     "table3": "SA-DPSGD's Table 3: the epsilon that an accuracy takes.",
     "pareto": "Accuracy against proven epsilon, three runs a point.",
@@ -34,9 +34,11 @@ _TARGETS = {
     "parameters": "Sweeps of SA-DPSGD's and AdaDp's parameters.",
     "pums": "Unemployment from census columns: accuracy, calibration, errors by group.",
     "accountants": "All accountants on one run, and the papers' formulas against the truth.",
+    "printed": "What the papers print, beside ours.",
     "left": "Rows that were run, rows that are left, and hours each.",
     "claims": "Claimed, proven and audited epsilon of every algorithm.",
 }
+_RUN_NOTHING = ("left", "printed")
 
 
 @click.group()
@@ -177,7 +179,10 @@ def figures(to: Path, results_dir: Path, data_dir: Path | None) -> None:
     from jaxdp.papers import adadp_gradients, adadp_noise
     from jaxdp.papers.figures import save_all
 
-    for made, what in ((adadp_noise, "AdaDp's noise is"), (adadp_gradients, "AdaDp's gradients are")):
+    for made, what in (
+        (adadp_noise, "AdaDp's noise is"),
+        (adadp_gradients, "AdaDp's gradients are"),
+    ):
         if (stored := results_dir / made.FILE).exists():
             continue
         if data_dir is None:
@@ -190,7 +195,7 @@ def figures(to: Path, results_dir: Path, data_dir: Path | None) -> None:
 
 def _target(name: str, about: str) -> click.Command:
     """The command of one table or figure."""
-    does = "Runs nothing" if name == "left" else "Runs what is missing"
+    does = "Runs nothing" if name in _RUN_NOTHING else "Runs what is missing"
 
     @click.command(name, help=f"{about} {does}; writes {name}.md and its plots.")
     @click.option("--render-only", is_flag=True, help="Run nothing; render the rows there are.")
@@ -229,7 +234,7 @@ def _target(name: str, about: str) -> click.Command:
                 "none: a page without a row would be written"
             )
         found = tables.Results(results_dir)
-        if not render_only and name != "left":
+        if not render_only and name not in _RUN_NOTHING:
             _make(name, results_dir, data_dir, out, runs)
             found = tables.Results(results_dir)
         with _stored():

@@ -34,7 +34,7 @@ _Q = 600 / 60_000
 def page(results: Results) -> Page:
     """Both tables."""
     return Page(
-        "AdaDp: the epsilon that an accuracy takes, and its two components",
+        "AdaDp: the epsilon that an accuracy takes, its two components, and CIFAR-10",
         (
             "MNIST, DP-PCA-60-1000-10, lot size 600, clipping norm 4, the paper's rates. *Proven* "
             "holds for everything released up to there, DP-PCA included; *Theorem 1* is the "

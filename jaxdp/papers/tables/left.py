@@ -112,9 +112,7 @@ def _told(results: Results, of: Sequence[Row]) -> list[str]:
 
 
 def _minutes(results: Results, of: Sequence[Row]) -> float:
-    return sum(
-        cost.minutes(row) * left for row in of if (left := missing(results, row.name))
-    )
+    return sum(cost.minutes(row) * left for row in of if (left := missing(results, row.name)))
 
 
 def _hours(minutes: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
-from jaxdp.papers.rows import FASHION, FIGURE_3_NOISE, MLP_SETTINGS, OTHER_PIGDO, ROWS
+from jaxdp.papers.rows import FASHION, MLP_SETTINGS, OTHER_PIGDO, ROWS
 from jaxdp.papers.tables import style
 from jaxdp.papers.tables.rows import Results
 from jaxdp.runs.config import RunConfig

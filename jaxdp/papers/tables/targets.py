@@ -21,6 +21,7 @@ from jaxdp.papers.tables import (
     parameters,
     pareto,
     pigdo,
+    printed,
     pums,
     pums_groups,
     pums_plot,
@@ -88,6 +89,7 @@ TARGETS: dict[str, Target] = {
         },
         accountants.FILE,
     ),
+    "printed": Target(printed.NAMES, printed.page, {}),
     "left": Target(left.NAMES, left.page, {}),
     "claims": Target(claims.NAMES, claims.page, {"claims.png": claims.figure}),
 }
