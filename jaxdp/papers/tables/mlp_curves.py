@@ -56,9 +56,10 @@ def by_epochs(results: Results, labels: dict[str, str], printed: dict[str, Any])
                 if paper and row == 1:
                     hollow = {"fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8}
                     panel.plot(epochs, paper, "D", color=look["color"], clip_on=False, **hollow)
-            if not panel.lines:
+            if panel.lines:
+                panel.set_ylim(_LEAST[dataset], None)
+            else:
                 style.nothing_yet(panel)
-            panel.set_ylim(_LEAST[dataset], None)
             panel.set_xlim(0, epochs)
             panel.set_xlabel("epochs")
             style.title(panel, f"{what}: noise {noise:g}")
