@@ -133,10 +133,11 @@ def by_epsilon(results: Results, labels: dict[str, str]) -> Figure:
         if shown:
             look = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
             right.plot(*zip(*shown, strict=True), label=f"ε {budget:g}", **look)
-    if not right.lines:
+    if right.lines:
+        right.legend(loc="lower right")
+    else:
         style.nothing_yet(right)
     right.set(xscale="log", xlabel="delta")
     style.title(right, "(b) PIAdam, repaired, within ε")
-    right.legend(loc="lower right")
     style.legend(made, (left,), 4)
     return made
