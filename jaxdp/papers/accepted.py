@@ -18,8 +18,8 @@ NOISE = {"fashion_mnist": 2.15, "mnist": 1.23}
 MAX_REJECTIONS = 10
 # Steps of a block: a run takes fewer than so many more than it must.
 _BLOCK = {"fashion_mnist": 25, "mnist": 50}
-# The share of the candidates that is expected to be accepted, for estimates of time: Fashion-MNIST's
-# as in a first run without momentum, MNIST's less than Table 1's 3/4 with it.
+# The share of the candidates that is expected to be accepted, for estimates of time:
+# Fashion-MNIST's as in a first run without momentum, MNIST's less than Table 1's 3/4 with it.
 EXPECTED = {"fashion_mnist": 0.2, "mnist": 0.5}
 ALGORITHMS = ("sa-dpsgd", "sa-dpsgd-as-published")
 
