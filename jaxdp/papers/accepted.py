@@ -18,9 +18,9 @@ NOISE = {"fashion_mnist": 2.15, "mnist": 1.23}
 MAX_REJECTIONS = 10
 # Steps of a block: a run takes fewer than so many more than it must.
 _BLOCK = {"fashion_mnist": 25, "mnist": 50}
-# Hours on two cores, with half of the test set and with all of it to judge, if a third of the
-# candidates is accepted on Fashion-MNIST and three quarters are on MNIST, as in Table 1's rows.
-_HOURS = {"fashion_mnist": (0.5, 0.7), "mnist": (1.0, 1.8)}
+# The share of the candidates that is expected to be accepted, for estimates of time:
+# Fashion-MNIST's as in a first run without momentum, MNIST's less than Table 1's 3/4 with it.
+EXPECTED = {"fashion_mnist": 0.2, "mnist": 0.5}
 ALGORITHMS = ("sa-dpsgd", "sa-dpsgd-as-published")
 
 
@@ -70,14 +70,11 @@ def _row(dataset: str, algorithm: str, momentum: bool) -> Row:
         "eval_every": _BLOCK[dataset],
         **({"momentum": 0.9} if momentum else {}),
     }
-    hours = _HOURS[dataset][ALGORITHMS.index(algorithm)]
-    name = row_name(dataset, algorithm, momentum)
-    return Row(name, dataset, given, hours=hours, accepted=number)
+    return Row(row_name(dataset, algorithm, momentum), dataset, given, accepted=number)
 
 
-ROWS = tuple(
-    _row(dataset, algorithm, momentum)
-    for dataset in NOISE
-    for momentum in (False, True)
-    for algorithm in ALGORITHMS
+# Algorithm 2 has no momentum; with it one row, which tests why Table 1's is behind the paper.
+ROWS = (
+    *(_row(dataset, algorithm, False) for dataset in NOISE for algorithm in ALGORITHMS),
+    _row("fashion_mnist", "sa-dpsgd-as-published", True),
 )

@@ -1,5 +1,6 @@
-"""Rows of AdaDp's Table I (the epsilon that an accuracy takes) and of its Figure 4 (a)."""
+"""Rows of AdaDp's Table I (the epsilon that an accuracy takes) and of its Figures 3 and 4."""
 
+import math
 from typing import Any
 
 from jaxdp.papers.row import Row
@@ -11,10 +12,33 @@ PRINTED = {92: (1.10, 0.75), 94: (1.61, 0.78), 95: (1.96, 0.80), 96: (5.48, 1.40
 # It states no number of epochs: those of PIGDO's Section 5.2 at noise 2, which is less noise.
 _EPOCHS = {"dp-sgd": 260, "adadp": 260, "adadp-as-published": 100}
 TABLE_1 = tuple(_EPOCHS)
-# Hours on two cores, by the rows at noise 2 and 4, which cost the same a step.
-_HOURS = {"adadp-as-published": 0.5}
 # Section IV-E, at the settings of Figure 2 (a): AdaL and AdaN with the rates stated there.
 ABLATIONS = {"adadp-step-only": 0.001, "adadp-noise-only": 0.1}
+
+# Figures 3 and 4 (b), CIFAR-10: two dense layers and a softmax layer on convolutions that are kept.
+# Section IV-C and IV-E: noise, lot, clipping norms of 3 (dense) and 6 (softmax), rates, of DpSgd
+# that of its last two experiments. Ours: width, epochs, one norm over all layers, the features.
+FEATURES: dict[str, Any] = {
+    "features": "pretrained",
+    "model": "dense-top",
+    "hidden": 256,
+    "activation": "relu",
+    "noise_multiplier": 6.0,
+    "batch_size": 2_000,
+    "steps": 750,
+    "l2_clip_norm": math.sqrt(3**2 + 6**2),
+}
+FIGURE_3: dict[str, dict[str, Any]] = {
+    "dp-sgd": {"learning_rate": 0.052, "momentum": 0.0},
+    "adadp": {"learning_rate": 0.001},
+    "adadp-step-only": {"learning_rate": 0.001},
+    "adadp-noise-only": {"learning_rate": 0.05},
+}
+
+
+def figure_3_name(algorithm: str) -> str:
+    """The row of CIFAR-10 on fixed features."""
+    return f"cifar10-features-{algorithm}-noise-6"
 
 
 def table_1_name(algorithm: str) -> str:
@@ -44,7 +68,6 @@ def _row(name: str, algorithm: str, noise: float, pca: float, epochs: int, **giv
             "pca_noise_multiplier": pca,
             **given,
         },
-        hours=_HOURS.get(algorithm, 0.0),
     )
 
 
@@ -64,5 +87,9 @@ ROWS = (
     *(
         _row(ablation_name(algorithm), algorithm, 8.0, 16.0, 30, learning_rate=rate)
         for algorithm, rate in ABLATIONS.items()
+    ),
+    *(
+        Row(figure_3_name(algorithm), "cifar10", {"algorithm": algorithm, **FEATURES, **given})
+        for algorithm, given in FIGURE_3.items()
     ),
 )

@@ -24,7 +24,7 @@ _FOLDER = Path("runs/reproduce")
 _TARGETS = {
     "table1": "SA-DPSGD's Table 1: accuracy at (3, 1e-5) on three data sets.",
     "short": "Table 1's algorithms after five epochs, three runs each.",
-    "not_private": "Table 1's networks without privacy.",
+    "not_private": "Table 1's networks and PIGDO's without privacy.",
     "accepted": "SA-DPSGD until its accepted steps claim epsilon 3.",
     "table3": "SA-DPSGD's Table 3: the epsilon that an accuracy takes.",
     "pareto": "Accuracy against proven epsilon, three runs a point.",
@@ -34,9 +34,11 @@ _TARGETS = {
     "parameters": "Sweeps of SA-DPSGD's and AdaDp's parameters.",
     "pums": "Unemployment from census columns: accuracy, calibration, errors by group.",
     "accountants": "All accountants on one run, and the papers' formulas against the truth.",
+    "printed": "What the papers print, beside ours.",
     "left": "Rows that were run, rows that are left, and hours each.",
     "claims": "Claimed, proven and audited epsilon of every algorithm.",
 }
+_RUN_NOTHING = ("left", "printed")
 
 
 @click.group()
@@ -81,17 +83,13 @@ _results_dir = click.option(
 _runs = click.option("--runs", type=click.IntRange(min=1), help="How often a row is run.")
 
 
-def _time(hours: float) -> str:
-    return f"{hours:g} h on two cores  " if hours else ""
-
-
 @reproduce.command("list")
 def list_rows() -> None:
-    """List the rows, in the order of the queue."""
-    from jaxdp.papers import queue
+    """List the rows, in the order of the queue, with estimated times on two cores."""
+    from jaxdp.papers import cost, order
 
-    for row in queue.ROWS.values():
-        click.echo(f"{row.name:48}{_time(row.hours)}{row.paper}".rstrip())
+    for row in order.ordered().values():
+        click.echo(f"{row.name:56}{cost.shown(row):>8}  {row.paper}".rstrip())
 
 
 @reproduce.command()
@@ -113,7 +111,7 @@ def run(
 
     If none is named, all; those of three hours and more only where there is a GPU.
     """
-    from jaxdp.papers import queue
+    from jaxdp.papers import order, queue
 
     for name in rows:
         queue.row_named(name)
@@ -125,7 +123,7 @@ def run(
             out,
         )
         return
-    _work(rows or _runnable(tuple(queue.ROWS)), results, data_dir, out, runs or 1)
+    _work(rows or _runnable(tuple(order.ordered())), results, data_dir, out, runs or 1)
 
 
 @reproduce.command()
@@ -175,24 +173,29 @@ def status(results: Path, out: Path) -> None:
 def figures(to: Path, results_dir: Path, data_dir: Path | None) -> None:
     """Draw the papers' figures: Beale trajectories, Lemma 1's cosines, AdaDp's noise and others.
 
-    AdaDp's noise is drawn from stored figures; with --data-dir they are made where they are
-    missing: 1,000 steps on MNIST, a few minutes.
+    AdaDp's noise and gradients are drawn from stored figures; with --data-dir they are made where
+    they are missing: 1,000 steps on MNIST each, a few minutes.
     """
-    from jaxdp.papers import adadp_noise
+    from jaxdp.papers import adadp_gradients, adadp_noise
     from jaxdp.papers.figures import save_all
 
-    if not (stored := results_dir / adadp_noise.FILE).exists():
+    for made, what in (
+        (adadp_noise, "AdaDp's noise is"),
+        (adadp_gradients, "AdaDp's gradients are"),
+    ):
+        if (stored := results_dir / made.FILE).exists():
+            continue
         if data_dir is None:
-            click.echo(f"AdaDp's noise is left out without --data-dir: no {stored}", err=True)
+            click.echo(f"{what} left out without --data-dir: no {stored}", err=True)
         else:
-            adadp_noise.work(stored, data_dir)
+            made.work(stored, data_dir)
     for path, sentence in save_all(to, results_dir):
         click.echo(f"{path}: {sentence}")
 
 
 def _target(name: str, about: str) -> click.Command:
     """The command of one table or figure."""
-    does = "Runs nothing" if name == "left" else "Runs what is missing"
+    does = "Runs nothing" if name in _RUN_NOTHING else "Runs what is missing"
 
     @click.command(name, help=f"{about} {does}; writes {name}.md and its plots.")
     @click.option("--render-only", is_flag=True, help="Run nothing; render the rows there are.")
@@ -231,7 +234,7 @@ def _target(name: str, about: str) -> click.Command:
                 "none: a page without a row would be written"
             )
         found = tables.Results(results_dir)
-        if not render_only and name != "left":
+        if not render_only and name not in _RUN_NOTHING:
             _make(name, results_dir, data_dir, out, runs)
             found = tables.Results(results_dir)
         with _stored():
@@ -267,11 +270,11 @@ def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: 
 
 def _runnable(names: tuple[str, ...]) -> tuple[str, ...]:
     """Without the rows that take hours, where there is no GPU; says which those are."""
-    from jaxdp.papers import queue
+    from jaxdp.papers import cost, queue
 
     if queue.has_gpu():
         return names
-    waiting = [name for name in names if queue.ROWS[name].long]
+    waiting = [name for name in names if cost.long(queue.ROWS[name])]
     if waiting:
         click.echo(
             f"{len(waiting)} rows take hours on a processor and are left out (`jaxdp reproduce run "

@@ -1,5 +1,6 @@
 """The papers' figures, drawn with the algorithms themselves; settings not stated there are ours."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ with needed("jaxdp.papers.figures", "papers", "matplotlib"):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from jaxdp.papers import adadp_noise, beale, curves, plane
+    from jaxdp.papers import adadp_gradients, adadp_noise, beale, curves, plane
 
 
 def save_all(folder: Path, results: Path) -> list[tuple[Path, str]]:
@@ -28,7 +29,7 @@ def save_all(folder: Path, results: Path) -> list[tuple[Path, str]]:
 
     Args:
         folder: of the figures.
-        results: folder of the stored rows: AdaDp's noise is drawn if it is there.
+        results: folder of the stored rows: AdaDp's noise and gradients are drawn if they are there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[], tuple[Figure, str]]] = {
@@ -38,9 +39,10 @@ def save_all(folder: Path, results: Path) -> list[tuple[Path, str]]:
         "moments.png": curves.moments,
         "block_coordinate.png": curves.block_coordinate,
     }
-    if (stored := results / adadp_noise.FILE).exists():
-        kept = json.loads(stored.read_text(encoding="utf-8"))
-        makers["adadp_noise.png"] = lambda: adadp_noise.figure(kept)
+    for made in (adadp_noise, adadp_gradients):
+        if (stored := results / made.FILE).exists():
+            kept = json.loads(stored.read_text(encoding="utf-8"))
+            makers[f"{stored.stem}.png"] = functools.partial(made.figure, kept)
     found = []
     for name, make in makers.items():
         figure, sentence = make()

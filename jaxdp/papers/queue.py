@@ -215,6 +215,8 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
         "curve": [[at["step"], at["epsilon"], at["test_accuracy"]] for at in told["history"]],
         # Of the same public test examples; beside the curve, which earlier rows have without it.
         "test_losses": [at.get("test_loss") for at in told["history"]],
+        # What SA-DPSGD's paper charges up to there.
+        "accepted_by": [at.get("accepted") for at in told["history"]] if counts else None,
     }
 
 

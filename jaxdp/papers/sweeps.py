@@ -124,7 +124,6 @@ _FOUND = [
             "mnist-sa-dpsgd",
             "mnist",
             {"algorithm": "sa-dpsgd", "epsilon": 3.0, "steps": 4_700},
-            hours=0.7,
         ),
         "CNN, epsilon 3, 40 epochs",
         4_700 * 512,

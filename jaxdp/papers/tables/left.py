@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from jaxdp.papers import cost, order, repeats
 from jaxdp.papers.row import Row
-from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import (
     accepted,
     adadp,
@@ -31,63 +31,89 @@ _PAGES = {
     "pigdo": pigdo.NAMES,
     "claims": claims.NAMES,
 }
+# Rows of a few minutes that a page compares by mean and spread.
+_REPEATED = {*short.NAMES, *pareto.NAMES}
 NAMES: tuple[str, ...] = ()
 
 
 def grouped() -> dict[str, list[Row]]:
     """The rows of the queue by the first page that shows them."""
     found: dict[str, list[Row]] = {page: [] for page in _PAGES}
-    for name, row in ROWS.items():
+    for name, row in order.ordered().items():
         found[next(page for page, names in _PAGES.items() if name in names)].append(row)
     return found
 
 
+def wanted(name: str) -> int:
+    """The number of runs that a page asks for."""
+    return repeats.LEAST_RUNS if name in _REPEATED else 1
+
+
+def missing(results: Results, name: str) -> int:
+    """The number of runs that are left."""
+    return max(0, wanted(name) - len(results.runs(name)))
+
+
 def page(results: Results) -> Page:
-    """A table of the pages, and one of the rows that are left."""
+    """A table of the pages, and one of the rows that are left, in the order of running."""
     groups = grouped()
-    left = {page: [row for row in of if not results.runs(row.name)] for page, of in groups.items()}
     summary = [
-        [f"[{page}]({page}.md)", str(len(of)), str(len(of) - len(left[page])), *_told(left[page])]
+        [f"[{page}]({page}.md)", *_told(results, of), _hours(_minutes(results, of))]
         for page, of in groups.items()
     ]
-    everything = [row for of in left.values() for row in of]
-    total = sum(map(len, groups.values()))
-    summary.append(["all", str(total), str(total - len(everything)), *_told(everything)])
+    every = [row for of in groups.values() for row in of]
+    summary.append(["all", *_told(results, every), _hours(_minutes(results, every))])
+    page_of = {row.name: page for page, of in groups.items() for row in of}
     body = [
-        [f"[{page}]({page}.md)", f"`{row.name}`", _hours(row)]
-        for page, of in left.items()
-        for row in of
+        [
+            order.GROUPS[order.group(row)],
+            f"`{name}`",
+            f"[{page_of[name]}]({page_of[name]}.md)",
+            str(missing(results, name)),
+            cost.shown(row),
+        ]
+        for name, row in order.ordered().items()
+        if missing(results, name)
     ]
+    headers = ("page", "rows", "run", "begun, more runs wanted", "not run", "hours left")
     return Page(
-        "Rows: run, left, and hours each",
+        "Rows: run, left, and time each",
         (
             "Made from the queue itself (`jaxdp reproduce list`) and the rows that are there. A "
-            "row that several pages show stands with the first. Hours are estimated for two cores "
-            "by the time of a few steps; *under ½*: a row of less than half an hour. Rows of "
-            "census data, of accountants and without privacy have files of their own and are not "
-            "in this queue.",
+            "row that several pages show stands with the first. Times are estimates for two cores "
+            "that other work shares, by measured steps of rows like it "
+            "(`jaxdp.papers.cost`), good to a factor of two. "
+            f"The rows of [short](short.md) and the repeated ones of [pareto](pareto.md) are "
+            f"wanted {repeats.LEAST_RUNS} times, the others once. Rows of census data, of "
+            "accountants and without privacy have files of their own and are not in this queue.",
         ),
         (),
         (
+            Section("By page", (), Table(headers, summary)),
             Section(
-                "By page", (), Table(("page", "rows", "run", "left", "hours of the long"), summary)
-            ),
-            Section(
-                f"Left ({rows.MISSING})",
+                f"Left ({rows.MISSING}, or not often enough), in the order of running",
                 (),
-                Table(("page", "row", "hours"), body or [["–", "none", ""]]),
+                Table(
+                    ("group", "row", "page", "runs left", "time of a run"),
+                    body or [["–", "none", "", "", ""]],
+                ),
             ),
         ),
         "jaxdp reproduce left",
     )
 
 
-def _told(left: Sequence[Row]) -> list[str]:
-    """Their number, and the hours of those of half an hour and more."""
-    hours = sum(row.hours for row in left)
-    brief = sum(1 for row in left if not row.hours)
-    return [str(len(left)), f"{hours:g}" + (f", and {brief} rows under ½" if brief else "")]
+def _told(results: Results, of: Sequence[Row]) -> list[str]:
+    """Numbers of rows: all, those with all their runs, with some, with none."""
+    ran = [len(results.runs(row.name)) for row in of]
+    some = sum(1 for row, n in zip(of, ran, strict=True) if 0 < n < wanted(row.name))
+    none = ran.count(0)
+    return [str(len(of)), str(len(of) - some - none), str(some), str(none)]
 
 
-def _hours(row: Row) -> str:
-    return f"{row.hours:g}" if row.hours else "under ½"
+def _minutes(results: Results, of: Sequence[Row]) -> float:
+    return sum(cost.minutes(row) * left for row in of if (left := missing(results, row.name)))
+
+
+def _hours(minutes: float) -> str:
+    return f"{minutes / 60:.1f}" if minutes else "0"

@@ -1,4 +1,4 @@
-"""SA-DPSGD's column "nonDP": the same networks, trained without privacy."""
+"""SA-DPSGD's column "nonDP", and PIGDO's networks, trained without privacy."""
 
 from jaxdp.data.specs import spec
 from jaxdp.papers import not_private
@@ -15,7 +15,8 @@ def page(results: Results) -> Page:
     body = []
     for name, row in not_private.ROWS.items():
         lines = [line for line in kept if line["name"] == name]
-        first = [spec(row.dataset).title, row.activation, f"{not_private.PAPER[row.dataset]:.2f} %"]
+        network = "784-1000-10 (PIGDO)" if row.pigdo else "Table 1's"
+        first = [spec(row.dataset).title, network, row.activation, f"{row.paper:.2f} %"]
         if not lines:
             body.append([*first, f"`{name}`", rows.MISSING, "", str(row.epochs), "", ""])
             continue
@@ -25,6 +26,7 @@ def page(results: Results) -> Page:
         body.append([*first, f"`{name}`", *found, str(row.epochs), seconds, machine])
     headers = (
         "data set",
+        "network",
         "activation",
         "paper",
         "row",
@@ -35,13 +37,15 @@ def page(results: Results) -> Page:
         "machine",
     )
     return Page(
-        "Without privacy: the column nonDP of SA-DPSGD's Table 1",
+        "Without privacy: SA-DPSGD's column nonDP, and PIGDO's networks",
         (
             f"The networks of [Table 1](table1.md), trained by SGD (rate {not_private.RATE:g}, "
             f"momentum {not_private.MOMENTUM:g}, batches of {not_private.BATCH}, no clipping or "
             "noise): **no guarantee at all**. "
             "The paper states neither optimizer nor epochs for its column. Accuracy after the last "
             "epoch, of all test examples; mean ± standard deviation where there are several runs. "
+            f"PIGDO's network: Adam (rate {not_private.ADAM_RATE:g}, batches of "
+            f"{not_private.ADAM_BATCH}), for as many epochs as its Section 5.1 gives. "
             "Machines were shared with other work: seconds say little.",
         ),
         (),

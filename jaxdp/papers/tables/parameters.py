@@ -36,7 +36,7 @@ def page(results: Results) -> Page:
             "and in AdaDp's large ones noise and budget are fixed, as in the papers, and the "
             "number of steps follows: a larger batch or less noise means fewer steps. SA-DPSGD's "
             "large ones keep 40 epochs, have no momentum, as its Algorithm 2, and take the noise "
-            "that the budget asks for. *h*: estimated hours on two cores.",
+            "that the budget asks for.",
             "Choosing parameters by looking at such tables costs privacy that no column counts.",
             rows.LEGEND,
         ),

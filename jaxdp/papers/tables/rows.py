@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdp.papers import queue
+from jaxdp.papers import cost, queue
 from jaxdp.papers.rows import ROWS
 from jaxdp.report.words import show_epsilon
 
@@ -74,8 +74,7 @@ def lines(results: Results, name: str) -> list[list[str]]:
 
 def status(name: str) -> str:
     """The reason why a row has no result."""
-    hours = ROWS[name].hours
-    return f"{MISSING}: {hours:g} h" if hours else MISSING
+    return f"{MISSING}: {cost.shown(ROWS[name])}"
 
 
 def cells(line: dict[str, Any]) -> list[str]:

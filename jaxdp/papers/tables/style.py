@@ -16,8 +16,8 @@ BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK = (
     "#E69F00",
     "#000000",
 )
-COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK, "#999999", "#7A4B00")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*")
+COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK, "#999999", "#7A4B00", "#5F3B8C")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", "h")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _SIZES: dict[Any, Any] = {
     "font.size": 13,

@@ -56,7 +56,7 @@ def page(results: Results) -> Page:
             "so have the rows *momentum 0.9*, as the authors' later code. *Batch 256* is MNIST's "
             "figure after the slash, by Section 4.4: its noise of 1.23, and as many steps as the "
             "budget affords; what stands behind the other two is not stated. PIGDO's paper has "
-            "rate 0.001 and clips at 4, AdaDp's clips at 4. *h*: estimated hours on two cores.",
+            "rate 0.001 and clips at 4, AdaDp's clips at 4.",
             rows.LEGEND,
         ),
         (

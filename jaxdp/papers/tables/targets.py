@@ -21,6 +21,7 @@ from jaxdp.papers.tables import (
     parameters,
     pareto,
     pigdo,
+    printed,
     pums,
     pums_groups,
     pums_plot,
@@ -64,7 +65,15 @@ TARGETS: dict[str, Target] = {
     "pareto": Target(
         pareto.NAMES, pareto.page, {"pareto.png": pareto.figure}, runs=repeats.LEAST_RUNS
     ),
-    "mlp": Target(mlp.NAMES, mlp.page, {"mlp.png": mlp.figure}),
+    "mlp": Target(
+        mlp.NAMES,
+        mlp.page,
+        {
+            "mlp.png": mlp.figure,
+            "mlp_curves.png": mlp.curves,
+            "mlp_epsilon.png": mlp.by_epsilon,
+        },
+    ),
     "adadp": Target(adadp.NAMES, adadp.page, {"adadp.png": adadp.figure}),
     "pigdo": Target(pigdo.NAMES, pigdo.page, {"pigdo.png": pigdo.figure}),
     "parameters": Target(parameters.NAMES, parameters.page, {"parameters.png": parameters.figure}),
@@ -80,6 +89,7 @@ TARGETS: dict[str, Target] = {
         },
         accountants.FILE,
     ),
+    "printed": Target(printed.NAMES, printed.page, {}),
     "left": Target(left.NAMES, left.page, {}),
     "claims": Target(claims.NAMES, claims.page, {"claims.png": claims.figure}),
 }

@@ -1,0 +1,44 @@
+"""AdaDp's Figure 4 (c): gradients of public records, and their estimates."""
+
+import numpy as np
+import pytest
+
+from jaxdp.papers import adadp_gradients, algorithms  # noqa: F401  (registers them)
+from jaxdp.runs.config import resolve
+from jaxdp.runs.recipes import recipe
+from tests.runs import small
+
+
+def test_two_arrays_are_compared_coordinate_by_coordinate():
+    squared = np.array([1e-2, 1e-4, 1e-6, 0.0])
+    found = adadp_gradients.compared(squared, 9 * squared)
+    assert sum(found["gradient"]) == sum(found["estimate"]) == 4
+    assert (found["zero"], found["within_factor_2"]) == (0.25, 0.0)
+    assert found["correlation_of_logs"] == pytest.approx(1.0)
+    assert adadp_gradients.compared(squared, 2 * squared)["within_factor_2"] == 1.0
+
+
+def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(monkeypatch):
+    """After one step E′ is (1 − γ′) g², so that √E′ of the second is √0.1 of the first's |g|."""
+    dataset = small.dataset()
+    given = {"model": "logistic", "noise_multiplier": 1.0, "batch_size": 10, "steps": 3}
+    given |= {"dataset_size": 200, "physical_batch_size": 16, "algorithm": "adadp-as-published"}
+    config = resolve(recipe("digits", **given))
+    seen = []
+    monkeypatch.setattr(adadp_gradients, "compared", lambda g, e: seen.append((g, e)) or {})
+    found = adadp_gradients.run(config, dataset, (1, 2))
+    assert found["records"] == len(dataset.test_x) != len(dataset.train_x)
+    assert [at["step"] for at in found["at"]] == [1, 2]
+    (first, none), (second, estimate) = seen
+    assert first.shape == (64 * 10 + 10,)
+    assert not none.any()
+    assert first.max() > 0 < second.max()
+    np.testing.assert_allclose(estimate, 0.1 * first, rtol=1e-5, atol=1e-9)
+
+
+def test_the_figure_tells_what_it_shows():
+    squared = np.geomspace(1e-6, 1e-2, 5)
+    at = {"step": 100, **adadp_gradients.compared(squared, 4 * squared)}
+    made, told = adadp_gradients.figure({"at": [at]})
+    assert len(made.axes) == 1
+    assert "step 100: medians 0.01 and 0.02" in told
