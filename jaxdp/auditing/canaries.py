@@ -258,7 +258,7 @@ def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
 def without_others(
     seen: np.ndarray, z: np.ndarray, rate: float
 ) -> tuple[np.ndarray, np.ndarray | float]:
-    """What is left where an estimate of ordinary records' part is taken away, and what went along.
+    """The numbers without an estimate of ordinary records' part, and the share that went with it.
 
     Left are [steps, m]; gone is a share [steps, 1] of whatever a candidate added to one step alone.
     In the Gaussian model of the others' part that is the exact likelihood ratio of one draw: with
