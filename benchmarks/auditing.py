@@ -10,8 +10,6 @@ import dataclasses
 import functools
 import json
 import os
-import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -27,8 +25,8 @@ from benchmarks.auditing_hidden import hidden
 from benchmarks.auditing_peer import coverage
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
-from jaxdp.auditing import audit_one_run, audit_ranks, audit_scores, training_run, two_worlds
-from jaxdp.auditing.adversaries import canary_score, iterate_score
+from jaxdp.auditing import audit_scores, training_run, two_worlds
+from jaxdp.auditing.adversaries import iterate_score
 from jaxdp.auditing.audit import audit_algorithm, tiny_worlds
 from jaxdp.auditing.events import family_bound
 from jaxdp.optimizers.energy import PublicEnergy
@@ -292,92 +290,14 @@ def plot(rows):
     FigureCanvasAgg(figure).print_png(FIGURE)
 
 
-def peer(python, draws=12, count=2000):
-    """The same scores to jax_privacy, ``draws`` times over, 0.2 of them held out by both."""
-    scores = {}
-    for mu in (0.0, 0.25, 1.0, 2.5):
-        rng = np.random.default_rng(int(10 * mu))
-        scores[f"Gaussian, mu {mu}"] = (
-            rng.normal(mu, 1, draws * count),
-            rng.normal(0, 1, draws * count),
-        )
-    algorithm = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 1, 4), 0.1)
-    canary, worlds = tiny_worlds(algorithm)
-    run = training_run(algorithm, worlds, 8, score=canary_score(algorithm, canary))
-    inside, outside = two_worlds(run, draws * count, seed=3)
-    scores["DP-SGD, sampled, 8 steps"] = inside[:, 1], outside[:, 1]
-    cut = {
-        f"{name}/{i}": tuple(s[i * count : (i + 1) * count] for s in pair)
-        for name, pair in scores.items()
-        for i in range(draws)
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "scores.npz"
-        np.savez(
-            path,
-            **{
-                f"{n}/{w}": s
-                for n, pair in cut.items()
-                for w, s in zip(("in", "out"), pair, strict=True)
-            },
-        )
-        command = [python, str(HERE / "auditing_peer.py"), str(path)]
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        theirs = json.loads(
-            subprocess.run(
-                command, check=True, capture_output=True, text=True, env=environment, cwd=folder
-            ).stdout.splitlines()[-1]
-        )
-    rows = []
-    for name in scores:
-        ours = {"gdp": [], "clopper_pearson": [], "one_run": []}
-        for i in range(draws):
-            pair = cut[f"{name}/{i}"]
-            ours["gdp"].append(audit_scores(*pair, DELTA, kind="gaussian", held_out=0.1).epsilon)
-            ours["clopper_pearson"].append(
-                audit_ranks(*(s[:, 0] if s.ndim > 1 else s for s in pair), DELTA).epsilon
-            )
-            ours["one_run"].append(_one_run(*(s[:1000] for s in pair)))
-        kinds = theirs[f"{name}/0"]
-        their = {k: [theirs[f"{name}/{i}"][k] for i in range(draws)] for k in kinds}
-        truth = None
-        if name.startswith("Gaussian"):
-            mu = float(name.split()[-1])
-            truth = acc.epsilon(acc.Gaussian(1 / mu), DELTA).upper if mu else 0.0
-        else:
-            truth = algorithm.epsilon(8, DELTA).upper
-        rows.append(
-            {
-                "scores": name,
-                "draws": draws,
-                "truth": truth,
-                "ours_mean": {k: float(np.mean(v)) for k, v in ours.items()},
-                "jax_privacy_mean": {k: float(np.mean(v)) for k, v in their.items()},
-                "ours_above_truth": {k: int(np.sum(np.array(v) > truth)) for k, v in ours.items()},
-                "jax_privacy_above_truth": {
-                    k: int(np.sum(np.array(v) > truth)) for k, v in their.items()
-                },
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
-
-
-def _one_run(inside, outside):
-    """The scores as those of one run's canaries."""
-    both = np.r_[inside, outside]
-    return audit_one_run(both, np.arange(len(both)) < len(inside), DELTA).epsilon
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", help="an interpreter that has jax_privacy 2.0.0")
-    parser.add_argument("--only", default="tight,bugs,correct,papers,hidden,peer,peer_coverage")
+    parser.add_argument("--only", default="tight,bugs,correct,papers,hidden,peer_coverage")
     given = parser.parse_args()
     parts = {"tight": tight, "bugs": bugs, "correct": correct, "papers": papers}
     parts["hidden"] = hidden
     if given.peer:
-        parts["peer"] = functools.partial(peer, given.peer)
         parts["peer_coverage"] = functools.partial(coverage, given.peer)
     for name in given.only.split(","):
         if name in parts:

@@ -8,33 +8,62 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
+LEVEL = 0.05
+KINDS = ("all thresholds", "many splits", "Gaussian", "one run", "one run, if Gaussian")
 
-def main(path):
+
+def bounds(inside, outside, delta, canaries):
+    """jax_privacy's bounds of ``KINDS``, those of one run from the first ``canaries`` of both."""
     from jax_privacy import auditing
 
-    found = {}
+    auditor = auditing.CanaryScoreAuditor(inside, outside)
+    few = auditing.CanaryScoreAuditor(inside[:canaries], outside[:canaries])
+    splits = auditing.MultiSplit(seed=0)
+    found = (
+        auditor.epsilon_clopper_pearson(LEVEL, delta, one_sided=False),
+        auditor.epsilon_clopper_pearson(LEVEL, delta, one_sided=False, threshold_strategy=splits),
+        auditor.epsilon_from_gdp(LEVEL, delta),
+        few.epsilon_one_run(LEVEL, delta),
+        few.epsilon_one_run_fdp(LEVEL, delta),
+    )
+    return dict(zip(KINDS, map(float, found), strict=True))
+
+
+def main(path):
     with np.load(path) as scores:
-        names = sorted({name.rsplit("/", 1)[0] for name in scores})
-        for name in names:
-            inside, outside = scores[f"{name}/in"], scores[f"{name}/out"]
-            auditor = auditing.CanaryScoreAuditor(inside, outside)
-            row = {"gdp": auditor.epsilon_from_gdp(0.05, 1e-5)}
-            strategies = {
-                "all": auditing.Bonferroni(),
-                "split": auditing.Split(0.2, seed=0),
-            }
-            for kind, strategy in strategies.items():
-                row[f"clopper_pearson_{kind}"] = auditor.epsilon_clopper_pearson(
-                    0.05, 1e-5, one_sided=False, threshold_strategy=strategy
-                )
-            small = auditing.CanaryScoreAuditor(inside[:1000], outside[:1000])
-            row["one_run"] = small.epsilon_one_run(0.05, 1e-5)
-            found[name] = {k: float(v) for k, v in row.items()}
+        names = sorted({name.rsplit("/", 1)[0] for name in scores} - {"delta", "canaries"})
+        delta, canaries = float(scores["delta"]), int(scores["canaries"])
+        found = {
+            name: bounds(scores[f"{name}/in"], scores[f"{name}/out"], delta, canaries)
+            for name in names
+        }
     print(json.dumps(found))
+
+
+def ask(python, pairs, delta, canaries):
+    """{name: bounds} by the interpreter ``python``, of {name: (inside, outside)}."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "scores.npz"
+        ends = {
+            f"{name}/{world}": scores
+            for name, pair in pairs.items()
+            for world, scores in zip(("in", "out"), pair, strict=True)
+        }
+        np.savez(path, delta=delta, canaries=canaries, **ends)
+        return _run(python, str(path))
+
+
+def _run(python, *arguments):
+    """What another interpreter prints, without this one's packages."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [python, str(Path(__file__).absolute()), *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(draws=4_000, runs=1_000):
@@ -64,10 +93,7 @@ def measure(draws=4_000, runs=1_000):
 
 def coverage(python):
     """``measure`` by the interpreter ``python``."""
-    command = [python, str(Path(__file__).absolute()), "coverage"]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    rows = json.loads(done.stdout.splitlines()[-1])
+    rows = _run(python, "coverage")
     for row in rows:
         print(row, flush=True)
     return rows

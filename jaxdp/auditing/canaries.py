@@ -240,20 +240,29 @@ def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
     where the other records leave the coordinate alone. What they do there is estimated and taken
-    away, and the noise is taken to be as large as what is left.
+    away, and with it a share of every step, the candidate's own part included, so that 1 - share is
+    left of a draw. The noise is taken to be as large as what is left.
     """
     seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
     z, rate = noise_of(algorithm, len(seen)), rate_of(algorithm)
-    seen = without_others(seen, z, rate)
+    seen, share = without_others(seen, z, rate)
     spread = spread_of(seen, z)
     with np.errstate(divide="ignore"):
         stay = np.log1p(-rate)
-    ratios = (2 * seen - 1) / (2 * np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6)))
+    ratios = (2 * seen - (1 - share)) / (
+        2 * np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6))
+    )
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
 
 
-def without_others(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
-    """[steps, m], what is left where an estimate of ordinary records' part is taken away.
+def without_others(
+    seen: np.ndarray, z: np.ndarray, rate: float
+) -> tuple[np.ndarray, np.ndarray | float]:
+    """The numbers without an estimate of ordinary records' part, and the share that went with it.
+
+    Left are [steps, m]; gone is a share [steps, 1] of whatever a candidate added to one step alone.
+    In the Gaussian model of the others' part that is the exact likelihood ratio of one draw: with
+    the noise's and the others' covariance S, it is s'S^-1 y - s'S^-1 s / 2.
 
     Args:
         seen: [steps, m].
@@ -261,9 +270,10 @@ def without_others(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
         rate: of sampling; of a large one nothing is taken away.
     """
     if rate >= _RARE:
-        return seen
-    seen = seen - _shared(seen, z, rate)
-    return seen - _background(seen)
+        return seen, 0.0
+    shared, share = _shared(seen, z, rate)
+    seen = seen - shared
+    return seen - _background(seen), share
 
 
 def spread_of(seen: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -307,15 +317,17 @@ def simulated(coins: np.ndarray, steps: int, algorithm: Algorithm, seed: int) ->
     return drawn + noise_of(algorithm, steps) * rng.standard_normal(drawn.shape)
 
 
-def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
+def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """The part that moves many coordinates together, which no candidate does: the low-rank one.
+
+    Also the share [steps, 1] of a number of one step that is counted as such.
 
     Ordinary gradients of a layer have a low rank; noise has none, and each candidate is alone in
     its coordinate. The singular values above the noise's edge are kept, shrunk by what noise adds
     to them (Gavish and Donoho 2017, arXiv:1405.7511, Frobenius loss). Nothing is taken away where
     the candidates themselves, all together, would come near the edge.
     """
-    found = []
+    found, shares = [], []
     for part, level in zip(
         *(np.array_split(each, -(-len(seen) // _BLOCK)) for each in (seen, z)), strict=True
     ):
@@ -326,6 +338,7 @@ def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
         signal = rate * np.sqrt(steps * m) / 2 / max(float(level.mean()), 1e-6)
         if min(steps, m) < _FEWEST or signal > 0.5 * edge:
             found.append(np.zeros_like(part))
+            shares.append(np.zeros((steps, 1)))
             continue
         # The eigenvectors of the smaller side, which cost far less than all singular vectors.
         wide = scaled if steps <= m else scaled.T
@@ -335,7 +348,9 @@ def _shared(seen: np.ndarray, z: np.ndarray, rate: float) -> np.ndarray:
         kept = np.sqrt(np.square(np.square(y) - ratio - 1) - 4 * ratio) / np.square(y)
         lowered = (left * kept) @ (left.T @ wide)
         found.append((lowered if steps <= m else lowered.T) * level)
-    return np.concatenate(found)
+        by_step = left if steps <= m else scaled @ left / np.sqrt(squares[above])
+        shares.append((np.square(by_step) @ kept)[:, None])
+    return np.concatenate(found), np.concatenate(shares)
 
 
 def _background(seen: np.ndarray, width: int = 100) -> np.ndarray:

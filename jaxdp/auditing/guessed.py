@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
@@ -26,6 +27,7 @@ _LOOKS = (
 )  # fmt: skip
 _ASSUMED = ((0.01, "top"), (0.03, "top"), (0.04, "both"), (0.1, "both"))
 _TIES = 20_261_123  # of the order among equal scores
+_UNFAIR = 1e-9  # fair coins are refused with this probability: nothing beside any error
 _ROOT = 1.5  # guesses over the root of m: as many as a family's bound likes best, by simulation
 
 
@@ -69,7 +71,8 @@ def audit_one_run(
             of m on top, 8, 15, 25 and 40 % on both sides.
 
     Raises:
-        ValueError: shapes that do not fit, or a look of another kind.
+        ValueError: shapes that do not fit, coins that cannot be fair (all alike, say), or a look of
+            another kind.
     """
     check(delta, confidence)
     order = _order(scores, included)
@@ -107,7 +110,7 @@ def audit_guesses(
         confidence: in (0, 1).
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: shapes that do not fit, or coins that cannot be fair.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -213,6 +216,12 @@ def _coins(included: Any, shape: tuple[int, ...]) -> np.ndarray:
     if coins.shape != shape or coins.dtype != bool:
         raise ValueError(
             f"included must be bool {shape} like scores, got {coins.dtype} {coins.shape}"
+        )
+    ins = int(coins.sum())
+    if 2 * special.bdtr(min(ins, len(coins) - ins), len(coins), 0.5) < _UNFAIR:
+        raise ValueError(
+            "included must be one fair coin for each canary, tossed by itself, got "
+            f"{ins} of {len(coins)} that are True"
         )
     return coins
 

@@ -113,7 +113,8 @@ def attack_measures(
     rates are exact (Clopper-Pearson with a threshold at a fixed rank).
 
     Args:
-        with_record: scores [n], higher with the record, of independent runs.
+        with_record: scores [n], higher with the record, of independent runs. Not-a-number counts
+            as a score above all others: a run may show that. Make sure that yours does.
         without: scores [n'].
         delta: of the bounds, in [0, 1).
         confidence: in (0, 1).
@@ -133,7 +134,13 @@ def attack_measures(
         True
     """
     _validate.fraction("confidence", confidence)
+    bounds.check_delta(delta)
     _validate.integer("resamples", resamples, least=10)
+    _validate.integer("seed", seed, least=0)
+    if not isinstance(false_positive_rates, tuple | list):
+        raise ValueError(
+            f"false_positive_rates must be a tuple of rates, got {false_positive_rates!r}"
+        )
     for rate in false_positive_rates:
         _validate.fraction("false_positive_rates", rate)
     inside, outside = one_column(with_record, without)

@@ -81,6 +81,9 @@ class RunAudit:
         """True if the bound exceeds the paper's claim."""
         return self.claimed is not None and self.audited.epsilon > self.claimed[1]
 
+    def __str__(self) -> str:
+        return self.in_words()
+
     def in_words(self) -> str:
         """The verdict in a sentence or two."""
         if self.broken:

@@ -221,12 +221,12 @@ def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     """
     along, size, _ = parts(seen)
     z, rate = canaries.noise_of(algorithm, len(along)), canaries.rate_of(algorithm)
-    left = canaries.without_others(along, z, rate)
+    left, share = canaries.without_others(along, z, rate)
     spread = canaries.spread_of(left, z)
     with np.errstate(divide="ignore"):
         stay = np.log1p(-rate)
     variance = np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6))
-    ratios = size * (2 * left - size) / (2 * variance)
+    ratios = size * (2 * left - (1 - share) * size) / (2 * variance)
     return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
 
 

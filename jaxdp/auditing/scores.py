@@ -226,7 +226,7 @@ def checked(with_record: Any, without: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both as float64 [n, k], with not-a-number as a score above all others."""
     both = []
     for name, given in (("with_record", with_record), ("without", without)):
-        scores = np.asarray(given, np.float64)
+        scores = _numbers(name, given)
         scores = scores[:, None] if scores.ndim == 1 else scores
         if scores.ndim != 2 or not scores.size:
             raise ValueError(f"{name} must be scores [n] or [n, k], got shape {scores.shape}")
@@ -236,6 +236,18 @@ def checked(with_record: Any, without: Any) -> tuple[np.ndarray, np.ndarray]:
             f"without must have {both[0].shape[1]} columns like with_record, got {both[1].shape[1]}"
         )
     return both[0], both[1]
+
+
+def _numbers(name: str, given: Any) -> np.ndarray:
+    """The scores as float64; ValueError for strings, complex numbers and rows of unlike lengths."""
+    try:
+        found = np.asarray(given)
+    except ValueError:  # rows of unlike lengths
+        found = np.empty(0, object)
+    if found.dtype.kind not in "biuf":
+        shown = found.dtype if found.size else type(given).__name__
+        raise ValueError(f"{name} must be scores [n] or [n, k], real numbers, got {shown}")
+    return found.astype(np.float64)
 
 
 Pair = tuple[np.ndarray, np.ndarray]

@@ -1,15 +1,17 @@
 """``jaxdp.check``: the user's own loss and pipeline, run on neighbouring data."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdp.checks import company, drawing, loss, pipeline, records, where
 from jaxdp.checks import neighbours as near
 from jaxdp.checks.findings import Checked, Finding, in_order
-from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.clipping import ClippedGrad, captured, clipped_grad
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
@@ -18,6 +20,8 @@ from jaxdp.types import PyTree
 
 # Rows of the test of gradients; another number where the loss captured an array of so many rows.
 _ROWS = (6, 7, 5, 9, 11, 13)
+# Of ``jaxdp.clipped_grad``, but for the loss and the rule, which the mechanism gives.
+_CLIPPING = tuple(inspect.signature(clipped_grad).parameters)[2:]
 _UNLIKE = 9_973  # rows of the plan: as many as no captured array has by chance
 
 
@@ -77,6 +81,11 @@ def check(
         raise ValueError(
             f"give one of loss_fn and gradients, got {_named(loss_fn)} and {_named(gradients)}"
         )
+    _require_functions(
+        loss_fn=loss_fn, gradients=gradients, build=build, preprocess=preprocess, loader=loader,
+        collate=collate,
+    )  # fmt: skip
+    _require_rest(mechanism, raw, public, clipping)
     given, source = source, as_source(source)
     found: list[Finding] = []
     tested: list[str] = []
@@ -109,6 +118,38 @@ def check(
         tested += ["three epochs of the loader, beside the sampling that is charged"]
     seconds = time.perf_counter() - began
     return Checked(in_order(found), tuple(tested), tuple(assumed), seconds)
+
+
+def _require_functions(**given: Any) -> None:
+    for name, function in given.items():
+        if function is not None and not callable(function):
+            raise ValueError(f"{name} must be a function or None, got {function!r}")
+
+
+def _require_rest(mechanism: Any, raw: Any, public: Any, clipping: dict[str, Any]) -> None:
+    if not isinstance(mechanism, Mechanism | Algorithm):
+        raise ValueError(
+            f"mechanism must come from jaxdp.dp_sgd, or be a jaxdp.Algorithm, got {mechanism!r}"
+        )
+    if raw is not None and not isinstance(raw, list):
+        leaves = jax.tree.leaves(raw)
+        if not leaves or not all(np.ndim(leaf) for leaf in leaves):
+            raise ValueError(
+                "raw must be a list of records, or a pytree of arrays [n, ...], got "
+                f"{type(raw).__name__}"
+            )
+    if public is not None:
+        if not isinstance(public, Mapping):
+            raise ValueError(
+                "public must be a mapping from names to functions of the records, got "
+                f"{type(public).__name__}"
+            )
+        _require_functions(**{f"public[{name!r}]": value for name, value in public.items()})
+    if unknown := sorted(set(clipping) - set(_CLIPPING)):
+        raise ValueError(
+            f"{unknown[0]} must be an argument of jaxdp.check or one of {', '.join(_CLIPPING)}, "
+            f"got {clipping[unknown[0]]!r}"
+        )
 
 
 def _of_loss(

@@ -69,15 +69,23 @@ def check_loop(
         seeds: runs of each neighbour: more make a verdict on the sampling surer.
 
     Raises:
-        ValueError: an argument is out of its range, or the loop releases nothing.
+        ValueError: an argument is out of its range, ``data`` is no data set of the mechanism's
+            size, the loop releases nothing, or none of the records moves a release.
     """
     began = time.perf_counter()
     _validate.one_of("of", of, _OF)
     _validate.integer("seeds", seeds, least=1)
+    _require(loop, restart, mechanism)
     if not _LEAST <= near.count(data) <= _MOST:
         raise ValueError(
             f"data must hold {_LEAST} to {_MOST} records, for the loop is run for each, got "
             f"{near.count(data)}: give some of them, and a mechanism for so many"
+        )
+    if mechanism.dataset_size != near.count(data):
+        raise ValueError(
+            f"mechanism must be one for a data set of {near.count(data)} records, as data has, got "
+            f"dataset_size {mechanism.dataset_size}: keep noise, clip norm and steps, and take a "
+            "small batch"
         )
     first = _run(loop, data, 0, of)
     found = _counted(loop, first, mechanism, steps)
@@ -89,6 +97,7 @@ def check_loop(
     if words := _unlike_shapes(runs):
         found.append(_of_shape(words, loop))
     else:
+        _require_influence(runs, near.count(data))
         found += law.of_noise(runs, mechanism, loop)
         found += law.of_influence(runs, mechanism, loop)
         tested += [
@@ -102,6 +111,26 @@ def check_loop(
             found += law.of_repeats(lives, real, law.noise_of(runs.copies), mechanism, restart)
             tested.append("the same noise in two updates, across a restart")
     return Checked(in_order(found), tuple(tested), (), time.perf_counter() - began)
+
+
+def _require(loop: Any, restart: Any, mechanism: Any) -> None:
+    for name, function in (("loop", loop), ("restart", restart)):
+        if not callable(function) and not (name == "restart" and function is None):
+            raise ValueError(f"{name} must be a function of (data, seed), got {function!r}")
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"mechanism must come from jaxdp.dp_sgd, got {mechanism!r}")
+
+
+def _require_influence(runs: Runs, count: int) -> None:
+    """ValueError where no record moves anything: a check of such a loop could find nothing."""
+    for base, changed in zip(runs.base, runs.changed, strict=True):
+        if any(not np.array_equal(base, other, equal_nan=True) for other in changed):
+            return
+    raise ValueError(
+        f"loop must train on the data that it is given, but none of its {count} records moved a "
+        f"release in {len(runs.base)} runs, so nothing can be checked: it may read records from "
+        "elsewhere, or draw none in so few steps"
+    )
 
 
 def _all_runs(loop: Loop, data: Any, of: str, seeds: int) -> Runs:
@@ -129,7 +158,13 @@ def _zeros(data: Any) -> np.ndarray:
 def _run(loop: Loop, data: Any, seed: int, of: str) -> np.ndarray:
     """The releases of one run, float64 [T, d]; increments where they are parameters."""
     rows = []
-    for release in loop(data, seed):
+    releases = loop(data, seed)
+    if not isinstance(releases, Iterable):
+        raise ValueError(
+            "loop must give a pytree of arrays for every update, such as by yield, got "
+            f"{type(releases).__name__}"
+        )
+    for release in releases:
         leaves = [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(release)]
         rows.append(np.concatenate(leaves))
     if not rows or len({len(row) for row in rows}) != 1:

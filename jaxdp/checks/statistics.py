@@ -4,8 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxdp.checks import directions
+
 _PREFIXES, _CLASSES = 1_024, 1_000
 _SMALL = 2**22  # numbers up to which costly statistics are computed
+_QUANTILES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.75, 0.9, 0.95, 0.98, 0.99)
+_FEW = 20  # classes of which every pair is compared
 
 
 def equal_to(value: np.ndarray, columns: Sequence[np.ndarray]) -> tuple[str, bool]:
@@ -27,6 +31,9 @@ def equal_to(value: np.ndarray, columns: Sequence[np.ndarray]) -> tuple[str, boo
             continue
         if words := _rows(value, column) or _moments(value, column):
             return words, is_telling(value)
+        small = column.size <= _SMALL and is_telling(value)
+        if small and (words := directions.of_records(value, column)):
+            return words, True
     words = _by_class(value, columns) if value.ndim else ""
     return words, bool(words) and is_telling(value)
 
@@ -132,6 +139,8 @@ def _statistics(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[str, np
         return
     if shape == x.shape[1:]:
         yield "the records' median", np.median(x, axis=0)
+        for level, found in zip(_QUANTILES, np.quantile(x, _QUANTILES, axis=0), strict=True):
+            yield f"the records' quantile of {level:g}", found
         counts = np.arange(1, len(x) + 1).reshape(-1, *[1] * (x.ndim - 1))
         means = np.cumsum(x, axis=0, dtype=np.float64) / counts
         yield from (("the mean of the first records", row) for row in means[1:_PREFIXES])
@@ -145,17 +154,35 @@ def _scalar(value: float, column: np.ndarray) -> str:
     scaled = value * 10_000
     if column.size > _SMALL or not np.isfinite(value):
         return ""
-    if abs(scaled - round(scaled)) < 1e-2 or column.ndim < 2:
+    if abs(scaled - round(scaled)) < 1e-2:
         return ""
-    flat = column.reshape(len(column), -1)
-    squares = np.einsum("ij,ij->i", flat, flat, dtype=np.float64)
-    for words, found in (
-        ("the records' mean", column.mean(dtype=np.float64)),
-        ("the records' standard deviation", column.std(dtype=np.float64)),
-        ("the records' largest number", column.max()),
-        ("the records' smallest number", column.min()),
-        ("the largest norm of a record", np.sqrt(squares.max())),
-    ):
+    known = _of_numbers(column) if column.ndim > 1 else _of_labels(column)
+    for words, found in known:
         if abs(value - found) <= 2e-6 * abs(found):
             return f"{words}, {value:.7g}"
     return ""
+
+
+def _of_numbers(column: np.ndarray) -> Iterator[tuple[str, float]]:
+    flat = column.reshape(len(column), -1)
+    squares = np.einsum("ij,ij->i", flat, flat, dtype=np.float64)
+    yield "the records' mean", float(column.mean(dtype=np.float64))
+    yield "the records' standard deviation", float(column.std(dtype=np.float64))
+    yield "the records' largest number", float(column.max())
+    yield "the records' smallest number", float(column.min())
+    yield "the largest norm of a record", float(np.sqrt(squares.max()))
+    yield "the records' median norm", float(np.median(np.sqrt(squares)))
+    for level, found in zip(_QUANTILES, np.quantile(flat, _QUANTILES), strict=True):
+        yield f"the records' quantile of {level:g}", float(found)
+
+
+def _of_labels(column: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Shares of classes, weights that balance them, and ratios of two classes."""
+    counts = np.unique(column, return_counts=True)[1]
+    if not 2 <= len(counts) <= _FEW:
+        return
+    share = counts / len(column)
+    for found in (*share, *(1 / share), *(1 / share / len(counts))):
+        yield "a share of a class among the records, or a weight made of it", float(found)
+    for found in np.divide.outer(counts, counts).ravel():
+        yield "the ratio of two classes among the records", float(found)

@@ -8,6 +8,7 @@ from jaxdp.report.schema import AuditRow
 from jaxdp.report.words import show_audited, show_delta, show_epsilon
 
 _NEAR = 0.8  # of what could be found
+_RARE = 1e-3  # a false-positive rate that is told, or said to be out of reach
 
 
 def table(row: AuditRow) -> list[tuple[str, str, str]]:
@@ -43,10 +44,15 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
     if row.reachable is not None:
         name = "The most that this audit could show of a run that leaks all that is proven"
         found.append((name, f"about {row.reachable:.2f}", _share(row, row.reachable)))
+    if row.points and row.points[0][0] > 2 * _RARE:
+        found.append((_found_at(_RARE), "takes more candidates: a thousand unused ones", ""))
     for alarms, _, _, hits, low, high in row.points or ():
-        name = f"Used records found, where {alarms:.2g} of the unused ones are accused"
-        found.append((name, f"{hits:.1%} ({low:.1%} to {high:.1%})", ""))
+        found.append((_found_at(alarms), f"{hits:.1%} ({low:.1%} to {high:.1%})", ""))
     return found
+
+
+def _found_at(alarms: float) -> str:
+    return f"Used records found, where {100 * alarms:.2g}% of the unused ones are accused"
 
 
 def steps_of(row: AuditRow) -> str:

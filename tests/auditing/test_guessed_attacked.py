@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from jaxdp import accounting as acc
 from jaxdp import auditing
 from jaxdp.auditing import assumed, bounds, guesses, one_run
 
@@ -129,3 +130,27 @@ def test_thresholds_at_ranks_of_discrete_scores_stay_below_the_truth():
         wrong += auditing.audit_ranks(inside, outside, 0.0).epsilon > epsilon
     assert wrong <= MOST
     assert bounds.largest_refuted(lambda e: 1.0, 0.05) == 0.0
+
+
+@pytest.mark.parametrize(
+    "audit",
+    [
+        auditing.audit_one_run,
+        auditing.audit_guesses,
+        auditing.audit_one_run_gaussian,
+        lambda s, c, d: auditing.audit_one_run_family(s, c, acc.Gaussian, 1.0, d),
+    ],
+    ids=["looks", "weights", "gaussian", "family"],
+)
+@pytest.mark.parametrize("ins", [0, 1, 380, 620, 1_000])
+def test_coins_that_cannot_be_fair_are_refused(audit, ins):
+    """All in: every guess "in" is right, and tells nothing. Such an answer was 5.8 once."""
+    coins = np.arange(1_000) < ins
+    with pytest.raises(ValueError, match=rf"^included must be one fair coin .* got {ins} of 1000"):
+        audit(np.random.default_rng(0).normal(size=1_000) + 9, coins, 1e-5)
+
+
+def test_fair_coins_are_never_refused():
+    for seed in range(2_000):
+        coins = np.random.default_rng([12, seed]).random(1 + seed % 200) < 0.5
+        auditing.audit_one_run(np.zeros(len(coins)), coins, 1e-5, looks=[(1, "top")])

@@ -135,5 +135,15 @@ def test_bad_input():
         auditing.audit_splits(*scores, 1e-5, splits=4)
     with pytest.raises(ValueError, match="false_positive_rates must"):
         auditing.attack_measures(*scores, 1e-5, false_positive_rates=(0.0,))
+    with pytest.raises(ValueError, match="false_positive_rates must be a tuple"):
+        auditing.attack_measures(*scores, 1e-5, false_positive_rates=0.1)
+    for wrong in (["a"], np.ones(5) * 1j, [[1.0], [1.0, 2.0]], None):
+        with pytest.raises(ValueError, match=r"^with_record must be scores"):
+            auditing.attack_measures(wrong, scores[1], 1e-5)
+        with pytest.raises(ValueError, match=r"^without must be scores"):
+            auditing.audit_scores(scores[0], wrong, 1e-5)
+    for delta in ("0", None, 1.0):
+        with pytest.raises(ValueError, match=r"^delta must"):
+            auditing.attack_measures(*scores, delta)
     with pytest.raises(ValueError, match="missed must be at most"):
         ranks.p_value(0, 5, 6, 5, bounds.gaussian_dp(1.0))

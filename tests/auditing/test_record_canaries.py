@@ -241,9 +241,9 @@ def test_candidates_that_are_alike_prove_nothing_however_they_are_listed(spoilt)
 
 @pytest.mark.parametrize("side", [True, False])
 def test_coins_that_all_fell_alike_are_no_error(side):
-    """Of probability 2^-m, and then honest scores are all right; but nothing may fail."""
-    coins = np.full(80, side)
-    assert np.isfinite(audited(1.0, 1.0, 0.02, 20, 3, m=80, coins=coins).audited.epsilon)
+    """Of few canaries: there honest coins may do so, and then honest scores are all right."""
+    coins = np.full(20, side)
+    assert np.isfinite(audited(1.0, 1.0, 0.02, 20, 3, m=20, coins=coins).audited.epsilon)
 
 
 def test_scores_see_no_coins_and_other_shapes_are_refused():

@@ -144,3 +144,31 @@ def test_bad_input_is_named_and_errors_of_the_loss_are_its_own():
         check(lambda params, x, y: loss_fn(params, x, y) * params["none"])
     with pytest.raises(ValueError, match="params must be a pytree of arrays"):
         check(params="none")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"mechanism": "dp"}, "mechanism"),
+        ({"preprocess": 3}, "preprocess"),
+        ({"build": 3}, "build"),
+        ({"collate": []}, "collate"),
+        ({"loader": [1]}, "loader"),
+        ({"loss_fn": 1}, "loss_fn"),
+        ({"raw": 5, "preprocess": lambda data: data}, "raw"),
+        ({"public": lambda data: 1.0}, "public"),
+        ({"public": {"clip": 1.0}}, r"public\['clip'\]"),
+        ({"foo": 1}, "foo"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_what_is_no_argument_is_refused_by_name(given, name):
+    data = np.ones((20, 3), np.float32)
+    right = {
+        "loss_fn": lambda w, x: (x @ w) ** 2,
+        "params": jnp.zeros(3),
+        "source": data,
+        "mechanism": jaxdp.dp_sgd(1.0, 1.0, 4, 20),
+    }
+    with pytest.raises(ValueError, match=rf"^{name} must .*got "):
+        jaxdp.check(**{**right, **given})

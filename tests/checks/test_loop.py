@@ -158,3 +158,22 @@ def test_bad_input_is_named():
         jaxdp.check_loop(linear, LINEAR, MECHANISM, of="losses")
     with pytest.raises(ValueError, match="loop must give a pytree"):
         jaxdp.check_loop(lambda data, seed: [], LINEAR, MECHANISM)
+    for given, name in (
+        ({"loop": 3}, "loop must be a function"),
+        ({"loop": lambda data, seed: None}, "loop must give a pytree .* got NoneType"),
+        ({"restart": 4}, "restart must be a function"),
+        ({"mechanism": None}, "mechanism must come from"),
+        ({"mechanism": jaxdp.dp_sgd(1.0, 1.0, 4, 2_000)}, "mechanism must be .* dataset_size 2000"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}"):
+            jaxdp.check_loop(**{"loop": linear, "data": LINEAR, "mechanism": MECHANISM, **given})
+
+
+def test_a_loop_that_reads_records_from_elsewhere_is_refused():
+    """It was told "nothing broken", for nothing that it was given moved its releases."""
+    for loop in (
+        lambda data, seed: linear(LINEAR, seed),
+        lambda data, seed: np.random.default_rng(seed).normal(size=(planted.STEPS, 30)),
+    ):
+        with pytest.raises(ValueError, match=r"^loop must train on the data .* none of its"):
+            jaxdp.check_loop(loop, LINEAR, MECHANISM)

@@ -6,6 +6,7 @@ import pytest
 from jaxdp.checks import statistics
 
 COLUMN = np.random.default_rng(0).normal(1.0, 2.0, size=(50, 5)).astype(np.float32)
+SCATTER = np.linalg.eigh(np.cov(COLUMN.astype(np.float64), rowvar=False))
 IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
 
 
@@ -22,6 +23,14 @@ IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
         (COLUMN[3], "one of the records"),
         (COLUMN[[4, 9]], "2 of the records"),
         (np.cov(COLUMN, rowvar=False), "covariance"),
+        (np.quantile(COLUMN, 0.95, axis=0), "quantile of 0.95"),
+        (SCATTER[1][:, :2], "principal directions"),
+        (SCATTER[1][:, 3:].T, "principal directions"),
+        (SCATTER[1], "principal directions"),
+        (SCATTER[1][:, 2:] @ SCATTER[1][:, 2:].T, "projection"),
+        ((SCATTER[1] / np.sqrt(SCATTER[0])).T, "whitening"),
+        (SCATTER[1] / np.sqrt(SCATTER[0]) @ SCATTER[1].T, "whitening"),
+        (np.linalg.svd(COLUMN)[2][:2], "principal directions"),
     ],
 )
 def test_statistics_and_records_are_told(value, words):
@@ -42,6 +51,22 @@ def test_statistics_of_labels_and_by_class_are_told():
         found, _ = statistics.equal_to(value.astype(np.float32), [COLUMN, labels])
         assert words in found
     assert statistics.equal_to(np.full(3, 1 / 3), [COLUMN, labels]) == ("", False)
+
+
+def test_single_numbers_made_of_records_are_suspicions():
+    labels = (np.arange(51) < 14).astype(np.float32)
+    norms = np.linalg.norm(COLUMN, axis=1)
+    for value, words in (
+        (np.quantile(COLUMN, 0.99), "quantile of 0.99"),
+        (np.median(norms), "median norm"),
+        ((labels == 0).sum() / (labels == 1).sum(), "ratio of two classes"),
+        (1 / labels.mean(), "share of a class"),
+    ):
+        found, certain = statistics.equal_to(np.float32(value), [COLUMN, labels])
+        assert words in found
+        assert not certain
+    for value in (0.1, 1.0, 2.0, 0.3333333, 0.001234):
+        assert statistics.equal_to(np.float32(value), [COLUMN, labels]) == ("", False)
 
 
 def test_statistics_by_channel_need_more_channels_to_be_certain():
@@ -72,6 +97,11 @@ def test_large_data_are_screened_by_a_sample_first(monkeypatch, words):
         np.float32(0.5),
         np.zeros(0),
         np.array(["a"]),
+        np.linalg.qr(np.random.default_rng(4).normal(size=(5, 5)))[0],
+        np.linalg.qr(np.random.default_rng(5).normal(size=(5, 2)))[0],
+        np.eye(5)[:2],
+        np.diag([1.0, 1.0, 0.0, 0.0, 0.0]),
+        np.full((5, 5), np.nan),
     ],
     ids=str,
 )

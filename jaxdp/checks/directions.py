@@ -1,0 +1,66 @@
+"""Tells whether a matrix was fitted to records: principal directions, projections, whitening."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_WIDEST = 1_024  # numbers of a record up to which moments are computed
+_CLOSE = 1e-3  # of the norm; float32 leaves about 1e-5
+
+
+def of_records(value: np.ndarray, column: np.ndarray) -> str:
+    """Words for a matrix that the records' covariance or second moments explain; "" for others.
+
+    A matrix that was chosen without the records has none of these relations to their moments.
+
+    Args:
+        value: [a, b].
+        column: the records [n, ...].
+    """
+    width = int(np.prod(column.shape[1:]))
+    if value.ndim != 2 or column.ndim < 2 or not 2 <= width <= _WIDEST or len(column) < 2:
+        return ""
+    if width not in value.shape or value.dtype.kind != "f" or not np.isfinite(value).all():
+        return ""
+    x = column.reshape(len(column), width).astype(np.float64)
+    if not np.isfinite(x).all():
+        return ""
+    for moments in (np.cov(x, rowvar=False), x.T @ x / len(x)):
+        for rows in _as_rows(value.astype(np.float64), width):
+            if words := _words(rows, moments):
+                return words
+    return ""
+
+
+def _as_rows(value: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """The matrix as directions [k, width], k at most width: both ways where it is square."""
+    if value.shape[1] == width and value.shape[0] <= width:
+        yield value
+    if value.shape[0] == width and value.shape[1] <= width:
+        yield value.T
+
+
+def _words(rows: np.ndarray, moments: np.ndarray) -> str:
+    count, width = rows.shape
+    seen = rows @ moments
+    if np.linalg.norm(seen) <= 1e-9 * np.linalg.norm(moments) * np.linalg.norm(rows):
+        return ""
+    if _near(seen @ rows.T, np.eye(count)):
+        return "a whitening of the records"
+    if _near(rows @ rows.T, np.eye(count)):
+        small = seen @ rows.T
+        if count == width:
+            return "the records' principal directions" if _near(small, _diagonal(small)) else ""
+        return "principal directions of the records" if _near(seen, small @ rows) else ""
+    if count == width and _near(rows, rows.T) and _near(rows @ rows, rows):
+        fitted = _near(seen, moments @ rows)
+        return "a projection on principal directions of the records" if fitted else ""
+    return ""
+
+
+def _diagonal(matrix: np.ndarray) -> np.ndarray:
+    return np.diag(np.diag(matrix))
+
+
+def _near(one: np.ndarray, two: np.ndarray) -> bool:
+    return bool(np.linalg.norm(one - two) <= _CLOSE * np.linalg.norm(two))
