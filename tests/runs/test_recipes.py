@@ -23,7 +23,8 @@ def test_every_best_recipe_resolves_and_has_an_origin(name):
     if name in images:
         assert (config.features, config.model) == (images[name], "logistic")
         assert "2011.11660" in source
-        assert "yes, by its authors" in tuned
+        assert "tuned on this data set: yes" in tuned
+        assert ("held-out training records of it" in tuned) == (name == "fashion_mnist")
 
 
 def test_the_best_recipe_of_own_data_was_tuned_on_nothing():
