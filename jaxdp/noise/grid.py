@@ -243,6 +243,9 @@ def check_arithmetic() -> None:
     """Raises ValueError where XLA is told to compute with other roundings than float32's.
 
     One flag that switches it on is enough: which of several XLA follows is not looked at.
+
+    Raises:
+        ValueError: it is.
     """
     found = [value.strip("=\"'").lower() for value in _FAST.findall(_flags())]
     if any(value not in _OFF for value in found):
