@@ -67,7 +67,7 @@ def dp_whitening(
         secret: the randomness; None takes it from the operating system.
         size: the declared number of records, by which sums are divided.
         row_norm: R, public, from 1e-100 to 1e100; None for the square root of a record's numbers,
-            which features of ``jaxdp.features.group_normalised`` do not exceed.
+            which features of ``jaxdp.features.group_normalised`` exceed by rounding alone.
         power: p, from 0 to 1/2.
         ledger: where the release is charged before it is made.
 

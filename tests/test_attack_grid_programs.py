@@ -2,6 +2,8 @@
 
 import functools
 import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +161,43 @@ def test_fast_math_is_refused(flag, monkeypatch):
             make()
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     privatize_on_grid(1.0, 1.0)
+
+
+ON = "--xla_cpu_enable_fast_math=true"
+PROBE = """
+import jax, numpy as np
+from jaxdp.noise import privatize_on_grid, _cells
+x = np.random.default_rng(0).normal(size=2000).astype(np.float32) * 300
+scale = np.asarray(_cells.shortened(np.float32(307203.7)))
+exact = x.astype(np.float64) * float(scale)
+print(np.abs(np.asarray(jax.jit(_cells.on_grid)(x, scale)) - exact).max() > 0.6)
+privatize_on_grid(1.0, 1.0)
+"""
+
+
+def test_a_file_of_flags_is_read_as_xla_reads_it(tmp_path, monkeypatch):
+    """XLA_FLAGS may name a file: fast math was on, sums were 31.5 cells off, and all was taken."""
+    file = tmp_path / "flags"
+    file.write_text(f"--xla_dump_to=\n{ON}\n", encoding="utf-8")
+    monkeypatch.setenv("XLA_FLAGS", str(file))
+    with pytest.raises(ValueError, match="must not have xla_cpu_enable_fast_math"):
+        privatize_on_grid(1.0, 1.0)
+    command = [sys.executable, "-c", PROBE]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.stdout == "True\n"
+    assert "must not have xla_cpu_enable_fast_math" in found.stderr
+    file.write_text("--xla_dump_to=", encoding="utf-8")
+    privatize_on_grid(1.0, 1.0)
+    monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "nowhere"))
+    privatize_on_grid(1.0, 1.0)
+
+
+@pytest.mark.parametrize("other", ["--xla_dump_to=a--xla_cpu_enable_fast_math=false", "='true'"])
+def test_the_name_of_the_flag_in_another_one_does_not_hide_it(other, monkeypatch):
+    """The last name that was found counted, though XLA takes it for a part of a path."""
+    monkeypatch.setenv("XLA_FLAGS", f"{ON} {other}" if other[0] == "-" else f"{ON[:-5]}{other}")
+    with pytest.raises(ValueError, match="must not have xla_cpu_enable_fast_math"):
+        privatize_on_grid(1.0, 1.0)
 
 
 def test_no_epsilon_is_told_at_a_delta_that_the_distance_takes():

@@ -6,12 +6,15 @@ import numpy as np
 
 _WIDEST = 1_024  # numbers of a record up to which moments are computed
 _CLOSE = 1e-3  # of the norm; float32 leaves about 1e-5
+_APART = 1e-6  # of the largest eigenvalue: the distance of one that stands alone
 
 
 def of_records(value: np.ndarray, column: np.ndarray) -> str:
     """Words for a matrix that the records' covariance or second moments explain; "" for others.
 
-    A matrix that was chosen without the records has none of these relations to their moments.
+    A matrix that was chosen without the records has none of these relations to their moments,
+    unless these are alike in all directions: balanced one-hot records have any orthogonal matrix
+    for principal directions. Of such records nothing is said.
 
     Args:
         value: [a, b].
@@ -27,7 +30,7 @@ def of_records(value: np.ndarray, column: np.ndarray) -> str:
         return ""
     for moments in (np.cov(x, rowvar=False), x.T @ x / len(x)):
         for rows in _as_rows(value.astype(np.float64), width):
-            if words := _words(rows, moments):
+            if (words := _words(rows, moments)) and _of_their_own(moments):
                 return words
     return ""
 
@@ -56,6 +59,14 @@ def _words(rows: np.ndarray, moments: np.ndarray) -> str:
         fitted = _near(seen, moments @ rows)
         return "a projection on principal directions of the records" if fitted else ""
     return ""
+
+
+def _of_their_own(moments: np.ndarray) -> bool:
+    """True if a direction is fixed by the moments: its eigenvalue is not 0, and of no other."""
+    values = np.linalg.eigvalsh(moments)
+    least = _APART * values[-1]
+    gaps = np.diff(values, prepend=-np.inf, append=np.inf)
+    return bool(((values > least) & (gaps[1:] > least) & (gaps[:-1] > least)).any())
 
 
 def _diagonal(matrix: np.ndarray) -> np.ndarray:

@@ -39,6 +39,21 @@ def test_statistics_and_records_are_told(value, words):
     assert certain
 
 
+def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
+    """Any rotation, and a cosine transform, was called directions of balanced one-hot labels."""
+    width, rng = 16, np.random.default_rng(3)
+    balanced = np.eye(width, dtype=np.float32)[np.arange(50 * width) % width]
+    places = np.arange(width)
+    cosines = np.cos(np.pi * np.outer(places, 2 * places + 1) / (2 * width))
+    cosines /= np.linalg.norm(cosines, axis=1, keepdims=True)
+    rotation = np.linalg.qr(rng.normal(size=(width, width)))[0]
+    for value in (rotation, cosines, cosines[3:6], rotation * 4):
+        assert statistics.equal_to(value.astype(np.float32), [balanced]) == ("", False)
+    line = rng.normal(size=(20, 1)) * rotation[:1]  # records on a line have one direction
+    told = statistics.equal_to(rotation[:1].astype(np.float32), [line.astype(np.float32)])
+    assert told == ("principal directions of the records", True)
+
+
 def test_statistics_of_labels_and_by_class_are_told():
     labels = np.random.default_rng(2).integers(0, 3, 50).astype(np.int32)
     share = np.bincount(labels, minlength=3) / 50
