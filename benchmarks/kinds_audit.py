@@ -1,11 +1,11 @@
-"""Noise on a grid, users and several processes, audited in two worlds, each beside a planted fault.
+"""Noise on a grid or correlated, users, several processes: in two worlds, beside planted faults.
 
 python -m benchmarks.kinds_audit [--quick] [--only grid]
 
 As benchmarks.sampling_audit: the loop's own sampler, clipping and noise, gradients that are
 known, the log-likelihood ratio of the sampled Gaussian, thresholds and seed fixed beforehand. Of
 several processes two are really started, and take the steps of a ``Trainer`` over one mesh.
-Writes benchmarks/results/kinds_audit.json.
+Correlated noise: benchmarks.kinds_correlated. Writes benchmarks/results/kinds_audit.json.
 """
 
 import argparse
@@ -27,13 +27,15 @@ import optax
 from scipy import special, stats
 
 import jaxdp
+from benchmarks.kinds_correlated import Correlated
 from benchmarks.sampling_audit import DIRECTION, Case, loss_fn, released, scores
 from jaxdp import clipping
+from jaxdp.accounting import Relation
 from jaxdp.auditing import audit_event, audit_scores
 from jaxdp.noise import grid
 from jaxdp.noise.grid import grid_scale
 from jaxdp.optimizers import Algorithm
-from jaxdp.sampling import Poisson
+from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
 from jaxdp.sources.users import User, users
 
 RESULT = Path(__file__).parent / "results" / "kinds_audit.json"
@@ -186,6 +188,8 @@ def cases(quick: bool) -> dict[str, tuple[Case, bool]]:
     pairs = {**ten, "runs": 100 if quick else 1_000}
     faults = {**pairs, "threshold": None}  # the event is tested, on runs that chose nothing
     poisson, half = Poisson(0.1), Poisson(0.5)
+    cyclic, passes = CyclicPoisson(0.2, 2, 10), FixedOrder(10, 10)
+    zeroed = {"relation": Relation.REPLACE_SPECIAL}
     return {
         "noise on a grid": (Grid(poisson, 0.7, **ten), False),
         "fault: half of the grid's noise": (Grid(poisson, 1.4, **faults, share=0.5), True),
@@ -196,6 +200,20 @@ def cases(quick: bool) -> dict[str, tuple[Case, bool]]:
         "two processes": (Processes(poisson, 0.7, **pairs), False),
         "fault: each process adds its own half of the noise": (
             Processes(half, 1.4, **faults, own=True), True,
+        ),
+        "correlated: two bands, cyclic Poisson": (Correlated(cyclic, 0.8, **ten), False),
+        "correlated: two bands, cyclic Poisson, on a grid": (
+            Correlated(cyclic, 0.8, **ten, law="grid"), False,
+        ),
+        "correlated: square root, fixed order": (Correlated(passes, 1.0, **ten, **zeroed), False),
+        "correlated: square root, fixed order, on a grid": (
+            Correlated(passes, 1.0, **ten, **zeroed, law="grid"), False,
+        ),
+        "fault: correlated, cyclic, half of the sensitivity": (
+            Correlated(cyclic, 1.0, **faults, share=0.5), True,
+        ),
+        "fault: correlated, fixed order, half of the sensitivity": (
+            Correlated(passes, 2.0, **faults, **zeroed, share=0.5), True,
         ),
     }  # fmt: skip
 
@@ -209,16 +227,17 @@ def found(case: Case) -> tuple[float, float]:
     inside, outside = (case.scores(each)[:, 0] for each in sums)
     bound = audit_scores(inside, outside, case.delta, threshold=case.threshold).epsilon
     event = case.mechanism().total(case.steps)
-    return bound, audit_event(inside, outside, event).p_value
+    return bound, audit_event(inside, outside, event, relation=case.relation).p_value
 
 
 def row(case: Case, fault: bool) -> dict:
     """What is proven for the charge, and what is audited."""
     begun = time.perf_counter()
-    proven = case.mechanism().epsilon(case.steps, case.delta).upper
+    proven = case.mechanism().epsilon(case.steps, case.delta, case.relation).upper
     bound, p_value = found(case)
     return {
-        "sampling": repr(case.sampling), "noise_multiplier": case.noise, "steps": case.steps,
+        "sampling": repr(case.sampling), "relation": case.relation.value,
+        "noise_multiplier": case.noise, "steps": case.steps,
         "delta": case.delta, "runs": 2 * case.runs, "fault": fault, "proven": proven,
         "audited": bound, "above": bound > proven, "p_value": p_value,
         "seconds": round(time.perf_counter() - begun, 1),

@@ -162,6 +162,7 @@ def drawn(case: Case, seed: int, num_records: int) -> list:
         secret=jaxdp.Secret.from_seed(seed),
         physical_batch_size=case.rows,
         reserve=case.steps,
+        identities=range(num_records),  # the record is the last: the others keep theirs
     )
     found = []
     for _ in range(case.steps):

@@ -18,9 +18,10 @@ from jaxdp.auditing.scores import Audited
 from jaxdp.optimizers.algorithm import Algorithm
 
 ASSUMED = (
-    "the candidates are as many independent runs of the mechanism, but for the size of the noise"
+    "the canaries tell as much as that many independent runs, and nothing but the size of the "
+    "noise can be wrong"
 )
-FAMILY = "the mechanism is the one that was charged, but for the size of the noise"
+FAMILY = "nothing but the size of the noise can be wrong"
 _FEW = 50  # candidates on either side, below which they are not taken as runs
 _NUMBERS = 20_000_000  # random numbers for a ceiling
 _RUNS = 9
@@ -99,8 +100,8 @@ class RunAudit:
                 f"{self._share(self.audited)} of it with nothing assumed{self._at_most()}."
             )
             for found, what in (
-                (self.family, f"If {FAMILY}"),
-                (self.profile, "Taken as so many independent runs"),
+                (self.family, f"Provided that {FAMILY}"),
+                (self.profile, "Taken as that many independent runs"),
             ):
                 if found is not None:
                     words += f" {what}, they reach {self._share(found)}."
@@ -117,8 +118,8 @@ class RunAudit:
             return ""
         share = self.reachable / self.proven
         return (
-            f", where {self.canaries:,} of them could show about {share:.0%} of a run that leaks "
-            "all of it"
+            f", where {self.canaries:,} of them would show about {share:.0%} even if all of it "
+            "leaked"
         )
 
     @property
@@ -153,7 +154,7 @@ class RunAudit:
             "p_value": None,
             "broken": self.broken,
             "claim_refuted": self.claim_refuted,
-            "adversary": f"{self.canaries:,} candidates: {RECORDS if self.records else WORDS}",
+            "adversary": f"{self.canaries:,} canaries: {RECORDS if self.records else WORDS}",
             "verdict": self.in_words(),
         }
 

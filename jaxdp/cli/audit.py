@@ -302,7 +302,7 @@ def _show(row: "AuditRow", as_json: bool) -> None:
             f"Ideal scores of a mechanism that leaks all that is proven: about {row.reachable:.2f}."
         )
     runs = "1 run" if row.runs == 1 else f"{row.runs:,} runs"
-    console.print(f"Audited: {row.what}; {runs}; canary: {row.adversary}.")
+    console.print(f"Audited: {row.what}; {runs}; attack: {row.adversary}.")
     if row.noise:
         console.print(row.noise, highlight=False)
     console.print(row.verdict)

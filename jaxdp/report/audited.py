@@ -25,6 +25,9 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
             _share(row, row.audited),
         )
     )
+    if row.reachable is not None:
+        name = "The most that this audit could show, if all that is proven leaked"
+        found.append((name, f"about {row.reachable:.2f}", _share(row, row.reachable)))
     if row.audited_profile is not None:
         found.append(
             (
@@ -41,11 +44,10 @@ def table(row: AuditRow) -> list[tuple[str, str, str]]:
         name = f"Audited, from {last_of(row)}"
         value = f"at least {show_audited(row.audited_last)}"
         found.append((name, value, _share(row, row.audited_last)))
-    if row.reachable is not None:
-        name = "The most that this audit could show of a run that leaks all that is proven"
-        found.append((name, f"about {row.reachable:.2f}", _share(row, row.reachable)))
     if row.points and row.points[0][0] > 2 * _RARE:
-        found.append((_found_at(_RARE), "takes more candidates: a thousand unused ones", ""))
+        # A thousand unused ones: half of the canaries. Short, for no cell of numbers is broken.
+        more = "more runs" if row.canaries is None else "over 2,000 canaries"
+        found.append((_found_at(_RARE), f"needs {more}", ""))
     for alarms, _, _, hits, low, high in row.points or ():
         found.append((_found_at(alarms), f"{hits:.1%} ({low:.1%} to {high:.1%})", ""))
     return found
@@ -101,11 +103,15 @@ def advice(row: AuditRow) -> str:
         judged = "so it found about all that it could have found"
     else:
         judged = f"so the attack got {part:.0%} of what a perfect one would have got"
-    return words + (
+    words += (
         f"Its own number, {show_audited(row.audited)}, is no measure of privacy: even a program "
         f"that leaks all of {show_epsilon(row.proven)} would have shown only about "
         f"{row.reachable:.2f} here, {judged}."
     )
+    if row.canaries is not None and row.reachable < row.proven / 2:
+        # Not this one again: that would be another release of the same records.
+        words += " To see more, give the next run more canaries."
+    return words
 
 
 def how(row: AuditRow) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # they need scipy.stats, which takes a second, and reports no
 
 WORDS = (
     "How many used records the audit's attack found, by how many unused ones it accused; both axes "
-    "are logarithmic. A proven limit of any attack may be passed by chance alone."
+    "are logarithmic. The line of an attack may pass the proven limit by chance: the table decides."
 )
 _FEWEST = 1e-4
 

@@ -1,4 +1,4 @@
-"""Noise on a grid and users in two worlds: never above what is proven, and faults are found."""
+"""Grids, users and correlated noise in two worlds: never above the proven, and faults are found."""
 
 import dataclasses
 
@@ -6,17 +6,27 @@ import numpy as np
 import pytest
 
 from benchmarks.kinds_audit import Grid, OfUsers, UsersAsRecords, found
-from jaxdp.sampling import Poisson
+from benchmarks.kinds_correlated import Correlated
+from jaxdp.accounting import Relation
+from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
 
 SMALL = {"records": 20, "rows": 20, "threshold": 1.0}
+ORDERED = {**SMALL, "relation": Relation.REPLACE_SPECIAL}
+CYCLIC, PASSES = CyclicPoisson(0.4, 2, 6), FixedOrder(10, 6)
 RIGHT = {
     "grid": Grid(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
     "users": OfUsers(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
+    "cyclic": Correlated(CYCLIC, 0.6, 6, 0.01, 150, **SMALL),
+    "fixed order, on a grid": Correlated(PASSES, 0.6, 6, 0.01, 150, **ORDERED, law="grid"),
 }
 FAULTS = {
     "grid": Grid(Poisson(0.5), 2.0, 8, 0.01, 150, **{**SMALL, "threshold": None}, share=0.25),
     "users": UsersAsRecords(
         Poisson(0.5), 2.0, 8, 0.01, 150, **{**SMALL, "records": 30, "rows": 30, "threshold": None}
+    ),
+    "cyclic": Correlated(CYCLIC, 1.0, 6, 0.01, 150, **{**SMALL, "threshold": None}, share=0.25),
+    "fixed order": Correlated(
+        PASSES, 1.0, 6, 0.01, 150, **{**ORDERED, "threshold": None}, share=0.3
     ),
 }
 
@@ -26,7 +36,7 @@ def test_no_audit_exceeds_what_is_proven(name):
     """Nor does it find nothing, which no guarantee could fail."""
     case = RIGHT[name]
     bound, p_value = found(case)
-    assert 0.3 < bound <= case.mechanism().epsilon(case.steps, case.delta).upper
+    assert 0.3 < bound <= case.mechanism().epsilon(case.steps, case.delta, case.relation).upper
     assert p_value > 1e-3
 
 

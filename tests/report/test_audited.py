@@ -62,6 +62,18 @@ def test_the_larger_of_two_bounds_is_not_told_alone():
     assert audited.verdict(row(audited_profile=None, verdict="V.")) == "V."
 
 
+def test_few_canaries_are_said_to_be_few_in_a_cell_that_fits_its_column():
+    """The page does not break cells of numbers: long ones push the table over the plot."""
+    point = (0.092, 0.043, 0.167, 0.235, 0.157, 0.33)
+    few = row(what=audited.THIS_RUN, runs=1, canaries=200, reachable=1.5, points=(point,))
+    table = {name: value for name, value, _ in audited.table(few)}
+    assert max(map(len, table.values())) <= 25
+    assert "needs over 2,000 canaries" in table.values()
+    assert audited.advice(few).endswith("give the next run more canaries.")
+    assert "canaries" not in audited.advice(dataclasses.replace(few, reachable=2.5))
+    assert "canaries" not in audited.advice(dataclasses.replace(few, canaries=None))
+
+
 def test_refuted_noise_is_not_called_uncontradicted(tmp_path):
     report = build(small.go(tmp_path / "r", small.config(steps=1)))
     bad = row(noise_refuted=True, noise="noise: REFUTED: too small (p 1e-5)")
