@@ -7,8 +7,20 @@ import pytest
 from jaxdp import models
 from jaxdp.papers import networks
 
-SHAPES = {"mnist-cnn": (28, 28, 1), "cifar-cnn": (32, 32, 3), "mlp": (5,), "logistic": (5,)}
-SIZES = {"mnist-cnn": 26_010, "cifar-cnn": 550_570, "mlp": 5 * 64 + 64 + 650, "logistic": 60}
+SHAPES = {
+    "mnist-cnn": (28, 28, 1),
+    "cifar-cnn": (32, 32, 3),
+    "dense-top": (5,),
+    "mlp": (5,),
+    "logistic": (5,),
+}
+SIZES = {
+    "mnist-cnn": 26_010,
+    "cifar-cnn": 550_570,
+    "dense-top": 5 * 64 + 64 + 64 * 64 + 64 + 650,
+    "mlp": 5 * 64 + 64 + 650,
+    "logistic": 60,
+}
 
 
 @pytest.mark.parametrize("name", models.MODELS)

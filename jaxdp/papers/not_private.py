@@ -11,15 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 import optax
 
 from jaxdp import __version__, data, models
+from jaxdp._extras import needed
 from jaxdp.papers import networks, queue  # noqa: F401  (registers the networks)
 from jaxdp.runs import assemble
 from jaxdp.types import PyTree
+
+with needed("jaxdp.papers.not_private", "papers", "flax"):
+    import flax.linen as nn
 
 FILE = "not_private.json"
 BATCH, RATE, MOMENTUM = 256, 0.05, 0.9

@@ -304,7 +304,7 @@ def test_every_row_of_the_queue_is_a_run_that_can_start():
     assert len(names) >= 6
     for name in names:
         row = queue.ROWS[name]
-        cfg = runs.recipe(row.dataset, **row.given)
+        cfg = runs.resolve(runs.recipe(row.dataset, **row.given))
         parts = repeated(cfg.private_algorithm().total(cfg.steps))
         assert sum(part.count for part in parts) == cfg.steps == row.given["steps"]
         leaks = [isinstance(part.event, acc.NonPrivate) for part in parts]
