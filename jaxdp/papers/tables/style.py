@@ -78,7 +78,8 @@ def waiting(axes: Any, place: int, text: str) -> None:
 
 
 def nothing_yet(axes: Any) -> None:
-    """Says that no row of the plot has been run."""
+    """Says that no row of the plot has been run, on axes without numbers."""
+    axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, "no row run yet", transform=axes.transAxes, ha="center", color="0.4")
 
 
