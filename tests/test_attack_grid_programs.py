@@ -153,6 +153,8 @@ def test_fast_math_is_refused(flag, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to= --xla_cpu_enable_fast_math{flag}")
     identity = jaxdp.noise.identity(3)
     for make in (
+        lambda: jaxdp.privatize(1.0, 1.0),
+        lambda: jaxdp.noise.privatize_correlated(identity, 1.0, 1.0),
         lambda: privatize_on_grid(1.0, 1.0),
         lambda: jaxdp.noise.privatize_correlated_on_grid(identity, 1.0, 1.0),
         made().privatize,

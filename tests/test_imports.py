@@ -37,6 +37,7 @@ FLOW = [
     "clipping",
     "schedules",
     "_agreement",
+    "_arithmetic",
     "noise",
     "_noises",
     "mechanism",

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from jaxdp import _links, _validate
+from jaxdp._arithmetic import check_arithmetic
 from jaxdp.noise.gaussian import (
     check_floating,
     check_made_for,
@@ -90,6 +91,7 @@ def privatize_correlated(
         TypeError: as ``privatize``.
     """
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    check_arithmetic()
     multiplier = np.float32(_validate.non_negative("noise_multiplier", noise_multiplier))
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
     part, rows = part_of(strategy), recurrence(strategy)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from jaxdp import _links, _shards, _validate
+from jaxdp._arithmetic import check_arithmetic
 from jaxdp.normals import noised
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import NoiseKey
@@ -65,7 +66,8 @@ def privatize(
             key, one that was spent or charged for another multiplier; shapes that differ from the
             parameters'; members of a ``vmap`` with one key; a mesh axis that is neither sharded nor
             replicated; ``value``, ``grad`` or ``value_fn`` (what a line search or a plateau
-            schedule asks for is computed from data, and releasing it is another event).
+            schedule asks for is computed from data, and releasing it is another event); XLA's fast
+            math is switched on.
         TypeError: at update, when handed anything but a ``Summed``.
 
     Example:
@@ -85,6 +87,7 @@ def privatize(
         (3,)
     """
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    check_arithmetic()
     multiplier_at, on_host = multipliers(noise_multiplier), numbers(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
 

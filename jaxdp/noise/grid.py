@@ -6,9 +6,6 @@ docs/grid_noise.md has the theorem and its proof.
 """
 
 import math
-import os
-import pathlib
-import re
 from typing import Any
 
 import jax
@@ -17,6 +14,7 @@ import numpy as np
 import optax
 
 from jaxdp import _links, _validate
+from jaxdp._arithmetic import check_arithmetic
 from jaxdp.noise._cells import LARGEST, coordinates, noised, shortened
 from jaxdp.noise._integers import Sum, gap
 from jaxdp.noise.gaussian import (
@@ -50,8 +48,6 @@ _LAWS = (
     *(Sum((factor,)) for factor in (204, 511, 1250)),
     *(Sum((1250, 2**n)) for n in range(1, 6)),
 )
-_FAST = re.compile(r"--xla_cpu_enable_fast_math\b(\S*)")
-_OFF = ("false", "0")
 # Every value of these is a float32.
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 # The scale's own rounding: a few operations in float32, and the multiplier's.
@@ -237,34 +233,6 @@ def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
         return number, number
     levels = [float(level) for level, _ in given.levels]
     return max(levels), min(levels)
-
-
-def check_arithmetic() -> None:
-    """Raises ValueError where XLA is told to compute with other roundings than float32's.
-
-    One flag that switches it on is enough: which of several XLA follows is not looked at.
-
-    Raises:
-        ValueError: it is.
-    """
-    found = [value.strip("=\"'").lower() for value in _FAST.findall(_flags())]
-    if any(value not in _OFF for value in found):
-        raise ValueError(
-            "XLA_FLAGS must not have xla_cpu_enable_fast_math for noise on a grid: float32 then "
-            "has other roundings, and sums were 63 cells from where they should be, in place of "
-            "1/2; got it switched on"
-        )
-
-
-def _flags() -> str:
-    """XLA's flags: those of the environment, or of the file that it names in their place."""
-    given = os.environ.get("XLA_FLAGS", "")
-    if not given.strip() or given.lstrip().startswith("-"):
-        return given
-    try:
-        return pathlib.Path(given).read_text(encoding="utf-8", errors="replace")
-    except OSError:  # XLA has none of it, either
-        return ""
 
 
 def check_exact(tree: PyTree) -> None:

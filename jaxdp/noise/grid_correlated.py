@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from jaxdp import _links, _validate
+from jaxdp._arithmetic import check_arithmetic
 from jaxdp.noise._cells import Past, coordinates, noised
 from jaxdp.noise.correlated import CorrelatedState, check_next, continues, part_of
 from jaxdp.noise.gaussian import (
@@ -24,7 +25,7 @@ from jaxdp.noise.gaussian import (
     refuse_injected,
     spent,
 )
-from jaxdp.noise.grid import check_arithmetic, check_exact, grid_scale, law_for
+from jaxdp.noise.grid import check_exact, grid_scale, law_for
 from jaxdp.noise.recurrences import Ring, check_stable
 from jaxdp.noise.strategies import Toeplitz
 from jaxdp.noise.strategy import Strategy
