@@ -144,7 +144,7 @@ def _on_features(results: Results) -> Section:
         (
             "The paper keeps convolutions that were trained on CIFAR-100, and trains two dense "
             "layers and a softmax layer privately. Here these stand on jaxdp's own pre-trained "
-            "features (`--features pretrained`: a convolution trained on dead leaves, random "
+            "features (`--features pretrained`: filters learnt from dead leaves, random "
             "images that are nobody's), which CIFAR-100's would beat. Of the paper: noise 6, lot "
             "2,000, rates 0.052 (DP-SGD, as in its last two experiments), 0.001 (AdaDp, AdaL) and "
             "0.05 (AdaN). It states neither widths nor epochs nor what tells its three privacy "
