@@ -34,7 +34,7 @@ bare:
 	rm -rf build/bare build/lib
 	$(PYTHON) -m venv build/bare
 	build/bare/bin/python -m pip install --quiet .
-	build/bare/bin/python tests/bare.py
+	build/bare/bin/python -P tests/bare.py  # -P: the folder of tests is not searched for modules
 	@! build/bare/bin/jaxdp 2>build/bare/said
 	@grep -q "pip install 'jaxdp-privacy\[cli\]'" build/bare/said
 	@du -sm build/bare/lib/python3*/site-packages

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdp
 from jaxdp.tickets import simulated_key
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 assert jax.device_count() == 8
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)

@@ -13,7 +13,7 @@ import pytest
 import jaxdp
 from jaxdp.tickets import simulated_key
 from tests.compiling import with_flags
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 PARAMS = {"w": jnp.zeros(3_000), "b": jnp.zeros((50, 41))}
 TX = jaxdp.privatize(1.0, 1.0)

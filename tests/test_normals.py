@@ -7,7 +7,7 @@ from jax.extend.random import threefry2x32_p
 from jaxdp import normals as module
 from jaxdp.normals import noised, normals
 from tests.compiling import AS_USERS
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 WORDS = jnp.asarray([0x12345678, 0x9ABCDEF0], jnp.uint32)
 SHAPES = [(), (1,), (0,), (5,), (3, 7), (0, 4), (4, 0), (64, 33), (2, 3, 5), (4_001,)]

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxdp
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 SIZE, N = 4_000, 60
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, N)

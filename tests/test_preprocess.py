@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.preprocess import dp_pca, project, second_moment
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 SECRET = jaxdp.Secret.from_seed(4)
 

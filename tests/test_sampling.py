@@ -7,7 +7,7 @@ from jaxdp import Ledger, Secret, dp_sgd
 from jaxdp import accounting as acc
 from jaxdp._issuer import issuer_of
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler, pad
-from tests.statistics import is_binomial
+from tests.laws import is_binomial
 
 SECRET = Secret.from_seed(3)
 

@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import schedules
 from jaxdp.tickets import simulated_key
-from tests.statistics import is_gaussian
+from tests.laws import is_gaussian
 
 LEVELS = st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(1, 7)), min_size=1, max_size=5)
 

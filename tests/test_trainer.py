@@ -10,7 +10,7 @@ import pytest
 import jaxdp
 from jaxdp.clipping import rounding
 from jaxdp.papers.pigdo import pigdo_as_published
-from tests.statistics import are_uncorrelated
+from tests.laws import are_uncorrelated
 
 SGD = optax.sgd(0.1, momentum=0.9)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.whitening import Whitening, dp_whitening, sums, whitened
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 SECRET = jaxdp.Secret.from_seed(4)
 PLACES, CHANNELS = 6, 4

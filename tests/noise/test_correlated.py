@@ -13,7 +13,7 @@ from jaxdp.noise import Dense, optimal_banded, strategies
 from jaxdp.noise.correlated import part_of, privatize_correlated
 from jaxdp.normals import noised
 from jaxdp.tickets import NoiseKey, simulated_key
-from tests.statistics import is_gaussian
+from tests.laws import is_gaussian
 
 N = 24
 PARAMS = {"w": jnp.zeros((40, 5)), "b": jnp.zeros(30)}

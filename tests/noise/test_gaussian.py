@@ -6,7 +6,7 @@ import pytest
 
 import jaxdp
 from jaxdp.tickets import simulated_key
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 
 def keys(multiplier, count=1, seed=11):

@@ -17,7 +17,7 @@ from jaxdp.optimizers.energy import (
     energy_mechanism,
 )
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
-from tests.statistics import are_uncorrelated, is_binomial, is_gaussian
+from tests.laws import are_uncorrelated, is_binomial, is_gaussian
 
 KEY = jax.random.key(3)
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, 60)

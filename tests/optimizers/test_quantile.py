@@ -11,7 +11,7 @@ from jaxdp import accounting as acc
 from jaxdp.optimizers import quantile
 from jaxdp.schedules import split_noise
 from jaxdp.types import Summed
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 PARAMS = {"w": jnp.zeros(3)}
 

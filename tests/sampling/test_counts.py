@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from jaxdp.sampling.counts import _bounds, binomial
-from tests.statistics import LEVEL
+from tests.laws import LEVEL
 
 
 class Words:

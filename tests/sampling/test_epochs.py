@@ -11,7 +11,7 @@ from jaxdp import Ledger, Secret
 from jaxdp import accounting as acc
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.sampling.epochs import _uniform
-from tests.statistics import LEVEL, is_binomial
+from tests.laws import LEVEL, is_binomial
 
 N = 60
 

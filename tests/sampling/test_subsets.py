@@ -8,7 +8,7 @@ from scipy import stats
 
 from jaxdp.sampling import subsets
 from jaxdp.sampling.subsets import arranged, permutation, subset
-from tests.statistics import LEVEL, is_binomial
+from tests.laws import LEVEL, is_binomial
 
 
 def rng(key):

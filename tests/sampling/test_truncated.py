@@ -8,7 +8,7 @@ import jaxdp
 from jaxdp import Secret
 from jaxdp import accounting as acc
 from jaxdp.sampling import TruncatedPoisson, by_name
-from tests.statistics import LEVEL, is_binomial
+from tests.laws import LEVEL, is_binomial
 
 N, Q, CAP, DRAWS = 40, 0.3, 14, 6_000
 

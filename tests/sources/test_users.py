@@ -11,7 +11,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.clipping import user_loss
 from jaxdp.sources import User, users
-from tests.statistics import LEVEL
+from tests.laws import LEVEL
 
 IDS = np.array(["b", "a", "b", "c", "b", "a", "b", "b"])
 DATA = {

@@ -22,7 +22,7 @@ from jaxdp.papers.block_coordinate.sweep import clipped_sum
 from jaxdp.runs import RunDirectory
 from jaxdp.seeds import Secret
 from tests.runs.small import dataset, ignore
-from tests.statistics import is_gaussian
+from tests.laws import is_gaussian
 
 SMALL = {"batch_size": 40, "dataset_size": 200, "noise_multiplier": 1.0}
 

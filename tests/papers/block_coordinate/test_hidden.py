@@ -12,7 +12,7 @@ from jaxdp.papers.block_coordinate import hidden
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.report import words
 from tests.papers.block_coordinate.test_released import data
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 NET = bc.Network((6, 5, 3), 1.5)
 REPLACE = acc.Relation.REPLACE_ONE

@@ -12,7 +12,7 @@ from jaxdp import accounting as acc
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import released
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
-from tests.statistics import are_uncorrelated, is_gaussian
+from tests.laws import are_uncorrelated, is_gaussian
 
 NET = bc.Network((6, 8, 3), 1.5)
 DEEP = bc.Network((6, 5, 7, 3), 1.5)  # both branches of the ridge solve
