@@ -101,7 +101,8 @@ from jaxdp.data.specs import SPECS
 @click.option(
     "--learning-rate-schedule",
     metavar="KIND[:WARMUP]",
-    help="constant, cosine or linear, after WARMUP rising steps [default: constant].",
+    help="constant, cosine or linear, after WARMUP rising steps; or to:SHARE:STEPS, falling to a "
+    "share of the rate and held [default: constant].",
 )
 @click.option(
     "--average",

@@ -1,5 +1,6 @@
 """Learning-rate schedules by name, as ``jaxdp train`` takes them."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,17 +21,20 @@ def schedule(text: str, learning_rate: float, steps: int) -> Callable[[Any], Any
     Args:
         text: ``KIND`` or ``KIND:WARMUP``. The rate rises evenly from 0 for WARMUP steps, then it
             stays (constant), or falls to 0 at the last step along a cosine or evenly (linear).
+            Or ``to:SHARE:STEPS``: it falls evenly to this share of itself, then stays.
         learning_rate: the greatest rate.
         steps: of the run.
 
     Raises:
         ValueError: a text of another form, or a warm-up that is as long as the run.
     """
+    if text.startswith("to:"):
+        return _with_floats(_falling_to(text, learning_rate))
     kind, sign, number = text.partition(":")
     if kind not in KINDS or (sign and not number.isdecimal()):
         raise ValueError(
             f"learning_rate_schedule must be KIND or KIND:WARMUP with a kind among "
-            f"{', '.join(KINDS)}, such as cosine:50; got {text!r}"
+            f"{', '.join(KINDS)}, such as cosine:50, or to:SHARE:STEPS; got {text!r}"
         )
     warmup = int(number or 0)
     if warmup >= _validate.integer("steps", steps, least=1) and warmup:
@@ -47,7 +51,21 @@ def schedule(text: str, learning_rate: float, steps: int) -> Callable[[Any], Any
         # The first step moves too: (i + 1) / warmup of the rate.
         rising = optax.linear_schedule(learning_rate / warmup, learning_rate, max(1, warmup - 1))
         after = optax.join_schedules([rising, after], [warmup])
+    return _with_floats(after)
 
+
+def _falling_to(text: str, learning_rate: float) -> Callable[[Any], Any]:
+    found = re.fullmatch(r"to:(0\.\d+):([1-9]\d*)", text)
+    if found is None:
+        raise ValueError(
+            "learning_rate_schedule must be to:SHARE:STEPS with a share between 0 and 1 and whole "
+            f"steps, such as to:0.5:1000; got {text!r}"
+        )
+    share, steps = float(found[1]), int(found[2])
+    return optax.linear_schedule(learning_rate, share * learning_rate, steps)
+
+
+def _with_floats(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def rate(step: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"):  # optax mixes the step with floats
             return after(step)

@@ -30,6 +30,7 @@ _TARGETS = {
     "pareto": "Accuracy against proven epsilon, three runs a point.",
     "mlp": "AdaDp's and PIGDO's networks at noise 8, 4 and 2.",
     "adadp": "AdaDp's Table I (the epsilon that an accuracy takes) and its ablations.",
+    "agd": "AGD of AdaDp's Figure 2, three runs each.",
     "pigdo": "PIGDO's Figure 7, small: its parameters.",
     "parameters": "Sweeps of SA-DPSGD's and AdaDp's parameters.",
     "pums": "Unemployment from census columns: accuracy, calibration, errors by group.",
@@ -251,7 +252,7 @@ for _name, _about in _TARGETS.items():
 def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: int | None) -> None:
     """Runs the rows of a target that are missing."""
     from jaxdp.cli.progress import counting_bar
-    from jaxdp.papers import census, not_private, tables
+    from jaxdp.papers import agd, census, not_private, tables
     from jaxdp.papers.tables import accountants
 
     target = tables.TARGETS[name]
@@ -262,6 +263,9 @@ def _make(name: str, results_dir: Path, data_dir: Path | None, out: Path, runs: 
     elif name == "not_private":
         with _stored(results), counting_bar("not private", times * len(not_private.ROWS)) as shown:
             not_private.work(results, out / "not_private", data_dir, times, shown)
+    elif name == "agd":
+        with _stored(results), counting_bar("AGD", times * len(agd.ROWS)) as shown:
+            agd.work(results, out / "agd", data_dir, times, shown)
     elif name == "accountants":
         accountants.work(results, out / "accountants", times)
     else:

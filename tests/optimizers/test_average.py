@@ -122,6 +122,7 @@ def test_the_front_door_evaluates_the_average(tmp_path):
         ("linear:4", [0.5, 1, 1.5, 2, 2, 1.5, 1, 0.5]),
         ("constant:2", [1, 2, 2, 2, 2, 2, 2, 2]),
         ("constant:1", [2, 2, 2, 2, 2, 2, 2, 2]),
+        ("to:0.52:4", [2, 1.76, 1.52, 1.28, 1.04, 1.04, 1.04, 1.04]),
         ("cosine", [1 + np.cos(np.pi * t / 8) for t in range(8)]),
     ],
 )
@@ -130,7 +131,10 @@ def test_rates_by_name(text, expected):
     np.testing.assert_allclose([float(made(t)) for t in range(8)], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("text", ["", "steps", "cosine:", "cosine:-1", "linear:8", "linear:x"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "steps", "cosine:", "cosine:-1", "linear:8", "linear:x", "to:2:4", "to:0.5", "to:0.5:0"],
+)
 def test_rates_in_other_words_are_refused(text):
     with pytest.raises(ValueError, match="learning_rate_schedule"):
         rates.schedule(text, 2.0, 8)

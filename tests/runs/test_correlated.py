@@ -12,8 +12,8 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp._entries import event_counts
 from jaxdp.runs.directory import RunDirectory
-from tests.runs.test_resume import Stop, crash_at
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.runs.test_resume import Stop, crash_at
 
 N, BATCH, STEPS, WIDE = 60, 6, 12, 4000
 DATA = {"x": np.arange(N, dtype=np.float32)}

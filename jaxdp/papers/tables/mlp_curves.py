@@ -13,7 +13,7 @@ from jaxdp.papers.tables.rows import Results
 from jaxdp.runs.config import RunConfig
 
 # The algorithms of each row of panels, as parts of their rows' names; one style an algorithm.
-PCA = ("pca-dp-sgd", "pca-adadp", "pca-adadp-as-published")
+PCA = ("pca-dp-sgd", "pca-dp-sgd-falling", "pca-adadp", "pca-adadp-as-published")
 PIXELS = (
     *("dp-sgd", "exp", "adadp", "dp-adam"),
     *("piadam", "piadam-as-published", *OTHER_PIGDO),
@@ -24,7 +24,9 @@ PANELS = (
     ("PIGDO, Figure 9", "fashion_mnist", (*FASHION, *OTHER_PIGDO)),
 )
 _LEAST = {"mnist": 80, "fashion_mnist": 65}  # percent: below it is the beginning of a run
-_PLACES = {name: place for place, name in enumerate(PIXELS)}
+_PLACES = {
+    name: place for place, name in enumerate((*PIXELS, "adadp-as-published", "dp-sgd-falling"))
+}
 # PIGDO, Section 5.2, the text to Figure 6 (a): epsilon and accuracy in percent.
 FIGURE_6 = {
     "piadam": ((0.5, 91.0), (8.0, 97.5)),
@@ -70,7 +72,7 @@ def by_epochs(results: Results, labels: dict[str, str], printed: dict[str, Any])
 
 def look_of(name: str) -> dict[str, Any]:
     """Colour and dashes of an algorithm, the same with and without DP-PCA."""
-    place = _PLACES.get(name.removeprefix("pca-"), len(_PLACES))
+    place = _PLACES[name.removeprefix("pca-")]
     return {"color": style.COLOURS[place], "linestyle": style.DASHES[place % len(style.DASHES)]}
 
 

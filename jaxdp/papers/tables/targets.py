@@ -7,12 +7,14 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from jaxdp.papers import agd as agd_rows
 from jaxdp.papers import census, repeats
 from jaxdp.papers import not_private as free
 from jaxdp.papers.tables import (
     accepted,
     accountants,
     adadp,
+    agd,
     claims,
     figure3,
     left,
@@ -75,6 +77,13 @@ TARGETS: dict[str, Target] = {
         },
     ),
     "adadp": Target(adadp.NAMES, adadp.page, {"adadp.png": adadp.figure}),
+    "agd": Target(
+        agd.NAMES,
+        agd.page,
+        {"agd.png": agd.figure},
+        agd_rows.FILE,
+        runs=repeats.LEAST_RUNS,
+    ),
     "pigdo": Target(pigdo.NAMES, pigdo.page, {"pigdo.png": pigdo.figure}),
     "parameters": Target(parameters.NAMES, parameters.page, {"parameters.png": parameters.figure}),
     "pums": Target(

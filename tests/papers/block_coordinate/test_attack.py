@@ -21,8 +21,8 @@ from jaxdp.papers.block_coordinate.settings import records
 from jaxdp.papers.block_coordinate.sweep import clipped_sum
 from jaxdp.runs import RunDirectory
 from jaxdp.seeds import Secret
-from tests.runs.small import dataset, ignore
 from tests.laws import is_gaussian
+from tests.runs.small import dataset, ignore
 
 SMALL = {"batch_size": 40, "dataset_size": 200, "noise_multiplier": 1.0}
 

@@ -11,8 +11,8 @@ from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import hidden
 from jaxdp.papers.block_coordinate.partition import secret_partition
 from jaxdp.report import words
-from tests.papers.block_coordinate.test_released import data
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.papers.block_coordinate.test_released import data
 
 NET = bc.Network((6, 5, 3), 1.5)
 REPLACE = acc.Relation.REPLACE_ONE

@@ -1,0 +1,119 @@
+"""AGD: every release is charged to the filter before it is made, and the run ends where it must."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp.papers import agd, agd_releases, choices
+from jaxdp.papers.agd_releases import Asked
+from jaxdp.runs import assemble
+from jaxdp.seeds import Secret
+from tests.runs import small
+
+BUDGET = 3.0
+
+
+def config(**changes):
+    """200 records, one in five a draw, on eight private components."""
+    given = {"pca_dimensions": 8, "pca_noise_multiplier": 8.0, "noise_multiplier": 4.0}
+    return small.config(**{**given, "l2_clip_norm": 1.0, "steps": 12, **changes})
+
+
+def asked(given, epsilon=BUDGET):
+    rows = small.dataset()
+    rows, _ = assemble.projected(given, rows, Secret.from_seed(1), None)
+    budget = acc.RenyiFilter(epsilon, 1e-5)
+    data = (rows.train_x, rows.train_y)
+    return Asked(given, data, 1.0, Secret.from_seed(2), budget), budget
+
+
+def test_a_run_charges_every_release_before_its_draw(monkeypatch):
+    told = []
+    charge, draw = acc.RenyiFilter.charge, agd_releases.Sampler.draw
+    monkeypatch.setattr(
+        acc.RenyiFilter, "charge", lambda self, e: told.append(e) or charge(self, e)
+    )
+    monkeypatch.setattr(
+        agd_releases.Sampler, "draw", lambda self: told.append("draw") or draw(self)
+    )
+    found = agd.run(config(), small.dataset(), 1.0, Secret.from_seed(3))
+    pca, *rest = told
+    assert pca == acc.Gaussian(8.0)
+    assert rest[1::2] == ["draw"] * (len(rest) // 2)
+    kinds = [type(event) for event in rest[::2]]
+    assert kinds.count(acc.PoissonSampled) == found["releases"]["gradient"]
+    assert kinds.count(acc.EpsilonDelta) == found["releases"]["choice"]
+    assert {event.sampling_prob for event in rest[::2] if hasattr(event, "sampling_prob")} == {0.2}
+    # Of 4.0 at first, and 1/4 a choice, of a fifth of the records.
+    assert rest[0].event == acc.Gaussian(4.0)
+    assert rest[2].epsilon == pytest.approx(math.log1p(0.2 * math.expm1(0.25)))
+    assert found["proven_epsilon"] == acc.epsilon(config().total(12), 1e-5).upper
+    assert found["curve"][-1][0] == found["steps"] < 12
+
+
+def test_what_does_not_fit_is_not_released():
+    """However often it is asked, within a budget that holds a few releases."""
+    question, budget = asked(config(), epsilon=1.5)
+    params = assemble.fresh_params(config(), Secret.from_seed(4))
+    made = 0
+    while question.direction(params) is not None:
+        made += 1
+    assert 0 < made < 100
+    assert question.releases.made["gradient"] == made
+    assert budget.spent() <= 1.5
+    sizes = np.linspace(0, 1, 3, dtype=np.float32)
+    choices_made = sum(question.best(params, params, sizes) is not None for _ in range(100))
+    assert question.releases.made["choice"] == choices_made < 100
+    assert budget.spent() <= 1.5
+
+
+def test_a_refused_direction_is_averaged_and_raises_the_budget(monkeypatch):
+    question, _ = asked(config())
+    params = assemble.fresh_params(config(), Secret.from_seed(4))
+    made = iter((1.0, 12.0))
+    told = []
+
+    def noisy(of, multiplier):
+        told.append(multiplier)
+        value = next(made)
+        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, jnp.float32), of)
+
+    monkeypatch.setattr(question, "_noisy", noisy)
+    question.direction(params)
+    better = question.improved(params)
+    assert told == [4.0, pytest.approx(4.0 / math.sqrt(0.1))]
+    # Precisions add: 1 and γ of the first.
+    assert 1 / question.multiplier**2 == pytest.approx(1 / told[0] ** 2 + 1 / told[1] ** 2)
+    average = jax.tree.leaves(question._gradient)[0]
+    np.testing.assert_allclose(average, (1 + 0.1 * 12) / 1.1, rtol=1e-6)
+    squares = sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(better))
+    assert squares == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [0.0, 1.5, 4.0, np.inf, np.nan, -1.0])
+def test_a_record_adds_at_most_one_bound_to_the_loss_of_every_step(loss):
+    """Also where its loss is no number."""
+    params = {"w": jnp.ones(2)}
+    data = jnp.asarray([loss, 1.0], jnp.float32)
+    sizes, places = jnp.linspace(0.0, 2.0, 4), np.zeros(3, np.int32)
+    mask = np.array([True, False, False])
+    found = agd_releases._losses(lambda p, x: x, params, params, sizes, data, places, mask)
+    share = 1.0 if np.isnan(loss) else min(max(loss, 0.0), 3.0) / 3
+    np.testing.assert_array_equal(found[:, 0], int(share * choices.UNITS))
+    assert not np.asarray(found)[:, 1:].any()
+
+
+def test_noise_is_that_of_the_multiplier():
+    """Of two answers about one state, the difference has twice the variance."""
+    given = config(noise_multiplier=50.0)
+    question, _ = asked(given, epsilon=50.0)
+    params = assemble.fresh_params(given, Secret.from_seed(4))
+    one, other = (question._noisy(params, 50.0) for _ in range(2))
+    apart = np.concatenate(
+        [np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True)]
+    )
+    assert apart.std() == pytest.approx(50.0 * math.sqrt(2), rel=0.3)
