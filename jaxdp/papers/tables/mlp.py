@@ -84,9 +84,9 @@ def page(results: Results) -> Page:
             ),
             Plot(
                 "mlp_curves.png",
-                "AdaDp's Figure 2 (without DpOpt; [AGD](agd.md) apart), and PIGDO's Figures 5 and 9 "
-                "(without ADPPL): test accuracy by epochs, and what PIGDO prints of the end (hollow). Its "
-                "Figure 3 is the three PI-algorithms at noise 4.",
+                "AdaDp's Figure 2 (without DpOpt; [AGD](agd.md) apart), and PIGDO's Figures 5 and "
+                "9 (without ADPPL): test accuracy by epochs, and what PIGDO prints of the end "
+                "(hollow). Its Figure 3 is the three PI-algorithms at noise 4.",
             ),
             Plot(
                 "mlp_epsilon.png",
