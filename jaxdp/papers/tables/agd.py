@@ -39,13 +39,14 @@ def page(results: Results) -> Page:
             "([proof](../algorithms.md#agds-choice-of-a-step-size)). It also takes the candidate "
             "before the chosen one. Neither is copied.",
             "**What comes out.** As AdaDp's paper says, the budget is spent after few epochs, and "
-            "accuracy stays behind DP-SGD's.",
+            "accuracy stays behind DP-SGD's of the whole run; after the same few epochs it is level "
+            "(noise 8) or ahead (noise 4).",
         ),
         (
             Plot(
                 "agd.png",
-                "Test accuracy by epochs, all runs: AGD ends where its budget does. DP-SGD and "
-                "AdaDp as published: their rows on [mlp](mlp.md).",
+                "Test accuracy by epochs, all runs: AGD ends where its budget does; of the "
+                "others, rows of [mlp](mlp.md), the first 30 are drawn.",
             ),
         ),
         (_table(results),),

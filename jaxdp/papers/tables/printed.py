@@ -124,6 +124,7 @@ ADADP: tuple[Entry, ...] = (
                 ("AdaDp as published", f"mnist-mlp-pca-adadp-as-published-noise-{noise}"),
                 ("repaired", f"mnist-mlp-pca-adadp-noise-{noise}"),
                 ("DP-SGD", f"mnist-mlp-pca-dp-sgd-noise-{noise}"),
+                ("at the paper's falling rate", f"mnist-mlp-pca-dp-sgd-falling-noise-{noise}"),
             ],
             "not explained as published; repaired, clip bounds follow the noise alone "
             "([found](../algorithms.md#tables-and-figures-of-the-papers))",
@@ -231,7 +232,8 @@ def page(results: Results) -> Page:
             "standard deviation of several; of single runs a few tenths of a point say nothing, "
             "and the papers print no spread. *Not explained* means just that: no experiment here "
             "tells the cause. The epsilons of [SA-DPSGD's Table 3](table3.md), the networks "
-            "[without privacy](not_private.md) and [DP-SBCD's figures]"
+            "[without privacy](not_private.md), [AGD](agd.md) of AdaDp's Figure 2 and "
+            "[DP-SBCD's figures]"
             "(../hidden_state.md#the-papers-figure-2-and-table-1) are on their own pages, beside "
             "the printed ones; the slides print none.",
             "Table 3, by computation: charged by the paper's accountant, our steps up to an "
