@@ -39,8 +39,8 @@ def page(results: Results) -> Page:
             "([proof](../algorithms.md#agds-choice-of-a-step-size)). It also takes the candidate "
             "before the chosen one. Neither is copied.",
             "**What comes out.** As AdaDp's paper says, the budget is spent after few epochs, and "
-            "accuracy stays behind DP-SGD's of the whole run; after the same few epochs it is level "
-            "(noise 8) or ahead (noise 4).",
+            "accuracy stays behind DP-SGD's of the whole run; after the same few epochs it is "
+            "level (noise 8) or ahead (noise 4).",
         ),
         (
             Plot(
