@@ -75,6 +75,17 @@ def panel(axes: Axes, dataset: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def table() -> list[str]:
+    """Lines of Markdown: accuracy by epsilon and data set, in percent."""
+    lines = ["| epsilon | " + " | ".join(SHOWN.values()) + " |", "|---|---|---|---|"]
+    for epsilon in EPSILONS:
+        cells = [shown(rows(dataset)[0].get(epsilon)) for dataset in SHOWN]
+        lines.append(f"| {epsilon:g} | " + " | ".join(cells) + " |")
+    plain = [rows(dataset)[1] for dataset in SHOWN]
+    lines.append("| without privacy | " + " | ".join(str(p or "not run") for p in plain) + " |")
+    return lines
+
+
 def main() -> None:
     """Writes the picture, and prints the table in Markdown."""
     figure = Figure((12, 3.9), layout="constrained")
@@ -84,12 +95,7 @@ def main() -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     save_png(figure, IMAGE)
-    print("| epsilon | " + " | ".join(SHOWN.values()) + " |\n|---|---|---|---|")
-    for epsilon in EPSILONS:
-        cells = [shown(rows(dataset)[0].get(epsilon)) for dataset in SHOWN]
-        print(f"| {epsilon:g} | " + " | ".join(cells) + " |")
-    plain = [rows(dataset)[1] for dataset in SHOWN]
-    print("| without privacy | " + " | ".join(str(p or "not run") for p in plain) + " |")
+    print("\n".join(table()))
 
 
 if __name__ == "__main__":
