@@ -1,4 +1,4 @@
-"""What AGD asks of the private records: noisy directions, and choices of a step size."""
+"""Releases of AGD from the private records: noisy directions, and choices of a step size."""
 
 import dataclasses
 import functools
@@ -40,17 +40,19 @@ class Releases:
     Attributes:
         budget: the filter; what was released before is charged already.
         sampling_prob: q, of every draw.
-        sampler: draws; set by ``on``.
+        configuration: what else fixes the releases, public; goes into every key.
         made: how many gradients and choices were released.
     """
 
     budget: acc.RenyiFilter
     sampling_prob: float
+    configuration: str = ""
     made: dict[str, int] = dataclasses.field(default_factory=lambda: {"gradient": 0, "choice": 0})
     _next: tuple[acc.Event, str, float] = (acc.Gaussian(0.0), "gradient", 0.0)
 
     def __repr__(self) -> str:
-        return f"Releases({self.budget.epsilon!r}, {self.budget.delta!r}, {self.sampling_prob!r})"
+        told = self.budget.epsilon, self.budget.delta, self.sampling_prob, self.configuration
+        return f"Releases{told!r}"
 
     def events(self, first: int, steps: int) -> list[tuple[acc.Event, int, int]]:
         """For the issuer: the event of the release that comes next."""
@@ -116,12 +118,13 @@ class Asked:
         lot, size = config.batch_size, config.dataset_size
         mechanism = with_rule(clipping.clip(config.l2_clip_norm), self.multiplier, lot, size)
         self._grad_fn = mechanism.clipped_grad(self._loss_fn)
-        self.releases = Releases(budget, lot / size)
+        self.releases = Releases(budget, lot / size, f"{mechanism!r} {self._epsilon}")
         issuer = issuer_of(self.releases, None, secret)
         rows = -(-(lot + 6 * math.isqrt(lot)) // 8) * 8
         self._sampler = Sampler(Poisson(lot / size), len(data[0]), rows, issuer)
         self._data = jax.device_put(data)
-        self._secret = secret.child("choices")
+        # Of this stream alone: its name is in the issuer's label, as in the keys of the noise.
+        self._secret = issuer.secret.child(f"choices {issuer.label}")
         self._gradient: PyTree = None
         self.refused = 0
 
@@ -151,9 +154,7 @@ class Asked:
         assert draw.ticket is not None
         draw.ticket.spend("a choice of a step size", verified=True)
         moved = (params, direction, jnp.asarray(sizes))
-        places, mask = (x.reshape(-1) for x in (draw.positions(False), draw.mask))
-        units = np.asarray(_losses(self._loss_fn, *moved, self._data, places, mask))
-        totals = units.sum(axis=1, dtype=np.int64).tolist()
+        totals = _totals(self._loss_fn, *moved, self._data, draw)
         rng = self._secret.philox("step size", draw.step)
         return choices.permute_and_flip(totals, self._epsilon / choices.UNITS, rng)
 
@@ -188,6 +189,27 @@ def moved(params: PyTree, direction: PyTree, size: Any) -> PyTree:
     return jax.tree.map(lambda p, d: p - size * d, params, direction)
 
 
+def _totals(
+    loss_fn: Callable[..., jax.Array],
+    params: PyTree,
+    direction: PyTree,
+    sizes: jax.Array,
+    data: PyTree,
+    draw: Draw,
+) -> list[int]:
+    """[k]: the draw's loss after each step, in whole units.
+
+    One record more or less changes each by 0 to ``choices.UNITS``, the same way, if a record's loss
+    is its own (docs/clip_bound.md, assumption 2). One program of one shape takes every physical
+    batch: another number of rows would round the losses of all others otherwise.
+    """
+    total = np.zeros(len(sizes), np.int64)
+    for places, mask in zip(draw.positions(False), draw.mask, strict=True):
+        units = _losses(loss_fn, params, direction, sizes, data, places, mask)
+        total += np.asarray(units).sum(axis=1, dtype=np.int64)
+    return [int(each) for each in total]
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _losses(
     loss_fn: Callable[..., jax.Array],
@@ -198,10 +220,7 @@ def _losses(
     places: jax.Array,
     mask: jax.Array,
 ) -> jax.Array:
-    """int32 [k, m]: each record's loss after each step, bounded, in whole units; 0 where masked.
-
-    A record that is added or removed changes a sum by at most ``choices.UNITS``, exactly.
-    """
+    """int32 [k, m]: each record's loss after each step, bounded, in whole units; 0 where masked."""
     rows = jax.tree.map(lambda x: x[places], data)
 
     def after(size: jax.Array) -> jax.Array:

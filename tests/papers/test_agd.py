@@ -11,6 +11,7 @@ from jaxdp import accounting as acc
 from jaxdp.papers import agd, agd_releases, choices
 from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
+from jaxdp.sampling.sampler import pad
 from jaxdp.seeds import Secret
 from tests.runs import small
 
@@ -23,12 +24,12 @@ def config(**changes):
     return small.config(**{**given, "l2_clip_norm": 1.0, "steps": 12, **changes})
 
 
-def asked(given, epsilon=BUDGET):
+def asked(given, epsilon=BUDGET, secret=None, share=1.0):
     rows = small.dataset()
     rows, _ = assemble.projected(given, rows, Secret.from_seed(1), None)
     budget = acc.RenyiFilter(epsilon, 1e-5)
     data = (rows.train_x, rows.train_y)
-    return Asked(given, data, 1.0, Secret.from_seed(2), budget), budget
+    return Asked(given, data, share, secret or Secret.from_seed(2), budget), budget
 
 
 def test_a_run_charges_every_release_before_its_draw(monkeypatch):
@@ -117,3 +118,54 @@ def test_noise_is_that_of_the_multiplier():
         [np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True)]
     )
     assert apart.std() == pytest.approx(50.0 * math.sqrt(2), rel=0.3)
+
+
+def coins_of(question, monkeypatch):
+    """Of its next choice."""
+    told = []
+    monkeypatch.setattr(
+        choices, "permute_and_flip", lambda totals, epsilon, rng: told.append(rng.bytes(16)) or 1
+    )
+    params = assemble.fresh_params(config(), Secret.from_seed(4))
+    question.best(params, params, np.zeros(2, np.float32))
+    return told[0]
+
+
+def test_two_runs_of_one_secret_share_no_coins(monkeypatch):
+    """Nor of a seed, where the configuration is another."""
+    secret, seed = Secret.new(), Secret.from_seed(5)
+    one, other = (asked(config(), secret=secret)[0] for _ in range(2))
+    assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
+    one, other = (asked(config(), secret=seed, share=share)[0] for share in (1.0, 2.0))
+    assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
+
+
+def test_other_configurations_of_one_seed_share_no_draw_and_no_noise():
+    """One noise, of two sizes, would subtract to none."""
+    changes = ({}, {"noise_multiplier": 2.0}, {"l2_clip_norm": 2.0})
+    questions = [asked(config(**change), secret=Secret.from_seed(5))[0] for change in changes]
+    draws = [question.releases.gradient(question._sampler, 4.0) for question in questions]
+    assert len({draw.indices.tobytes() for draw in draws}) == 3
+    assert len({draw.key().words.tobytes() for draw in draws}) == 3
+
+
+def test_a_record_that_makes_another_physical_batch_moves_no_other_loss():
+    """Its own loss is cut at the bound, after every step."""
+    rng, count, features = np.random.default_rng(0), 32, 300
+    shapes = {"a": (features, 32), "b": (32, 10)}
+    params = {k: jnp.asarray(rng.normal(size=v), jnp.float32) / 8 for k, v in shapes.items()}
+    direction = jax.tree.map(lambda leaf: 0.1 * leaf, params)
+    records = jnp.asarray(rng.normal(size=(count + 1, features)), jnp.float32)
+    bias = jnp.zeros(count + 1).at[count].set(10.0)
+
+    def loss(at, record):
+        x, more = record
+        return jax.nn.logsumexp(jnp.tanh(x @ at["a"]) @ at["b"]) + more
+
+    def totals(n):
+        draw = pad(np.arange(n), count, 0, count + 1)
+        sizes = jnp.linspace(0.0, 1.0, 21)
+        return agd_releases._totals(loss, params, direction, sizes, (records, bias), draw)
+
+    added = np.subtract(totals(count + 1), totals(count))
+    np.testing.assert_array_equal(added, choices.UNITS)
