@@ -1,7 +1,5 @@
 """One step on meshes of eight devices: run by test_mesh.py, which forces so many."""
 
-import functools
-import re
 import sys
 import traceback
 
@@ -9,162 +7,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
-from jaxdp import clipping
 from jaxdp.sources import as_source
 from tests.collectives import summary
-
-assert jax.device_count() == 8
-AUTO = AxisType.Auto
-ROWS, RNG = 256, np.random.default_rng(0)
-X, Y = RNG.standard_normal((ROWS, 16)).astype(np.float32), np.arange(ROWS, dtype=np.int32) % 4
-MECHANISM = jaxdp.dp_sgd(1.0, 0.5, batch_size=64, dataset_size=ROWS)
-
-
-def mesh_of(shape, names, kind=AUTO):
-    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
-
-
-ONE = mesh_of((8,), ("data",))
-TWO = mesh_of((4, 2), ("data", "model"))
-THREE = mesh_of((2, 2, 2), ("data", "fsdp", "model"))
-
-
-def fresh(width=32):
-    keys = jax.random.split(jax.random.key(0), 3)
-    sizes = ((16, width), (width, width), (width, 4))
-    return [
-        {"w": jax.random.normal(k, s) / s[0] ** 0.5, "b": jnp.zeros(s[1])}
-        for k, s in zip(keys, sizes, strict=True)
-    ]
-
-
-def loss_fn(params, x, y):
-    for layer in params[:-1]:
-        x = jnp.tanh(x @ layer["w"] + layer["b"])
-    logits = x @ params[-1]["w"] + params[-1]["b"]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
-
-
-def whole(mesh, params):
-    return jax.device_put(params, NamedSharding(mesh, P()))
-
-
-def fully_sharded(mesh, params, axes="data"):
-    size = np.prod([mesh.shape[a] for a in ([axes] if isinstance(axes, str) else axes)])
-
-    def one(leaf):
-        return jax.device_put(
-            leaf, NamedSharding(mesh, P(axes if leaf.shape[0] % size == 0 else None))
-        )
-
-    return jax.tree.map(one, params)
-
-
-def by_tensors(mesh, params, rows=None):
-    """Columns of the first layer and rows of the next are on other devices, and so on."""
-    found = []
-    for n, layer in enumerate(params):
-        specs = (P(None, "model"), P("model")) if n % 2 == 0 else (P("model", rows), P())
-        put = [
-            jax.device_put(x, NamedSharding(mesh, spec))
-            for x, spec in zip((layer["w"], layer["b"]), specs, strict=True)
-        ]
-        found.append({"w": put[0], "b": put[1]})
-    return found
-
-
-def both(mesh, params):
-    return by_tensors(mesh, params, rows="fsdp")
-
-
-# mesh, its axes of rows, where the parameters lie
-PLACES = {
-    "8x1": (ONE, None, whole),
-    "8x1, fully sharded": (ONE, None, fully_sharded),
-    "4x2, tensor parallel": (TWO, None, by_tensors),
-    "4x2, rows over both": (TWO, ("data", "model"), whole),
-    "2x2x2, fully sharded and tensor parallel": (THREE, ("data", "fsdp"), both),
-    "8x1, explicit axes": (mesh_of((8,), ("data",), AxisType.Explicit), None, fully_sharded),
-}
-
-
-def trained(
-    params,
-    mesh=None,
-    axes=None,
-    source=(X, Y),
-    loss=loss_fn,
-    optimizer=None,
-    mechanism=MECHANISM,
-    steps=2,
-    **options,
-):
-    """The trainer, its state after two steps, and the records of each."""
-    trainer = jaxdp.Trainer(
-        loss,
-        mechanism,
-        optimizer or optax.adam(1e-2),
-        source,
-        secret=jaxdp.Secret.from_seed(7),
-        mesh=mesh,
-        data_axes=axes,
-        **options,
-    )
-    state, drawn = trainer.init(params), []
-    for batch in trainer.batches(steps):
-        drawn.append(sorted(batch.draw.indices[batch.draw.mask].tolist()))
-        state, _ = trainer.step(state, batch)
-    return trainer, state, drawn
-
-
-def compiled(trainer, state):
-    """The step of one physical batch."""
-    batch = next(trainer.batches(1))
-    draw, rows = batch.draw, batch.rows
-    return trainer._step.whole.lower(
-        state.params,
-        state.opt_state,
-        trainer._data if rows is None else rows[0],
-        draw.indices[0],
-        draw.mask[0],
-        draw.ticket.blank(),
-        None,
-        {},
-        gathered=rows is not None,
-        told=False,
-    ).compile()
-
-
-def ordinary(params, rows, axes, mesh):
-    """The same step without privacy: the gradient of the mean loss, and Adam."""
-    tx, at = optax.adam(1e-2), jax.tree.map(lambda leaf: leaf.sharding, params)
-    batch = jax.device_put((X[:rows], Y[:rows]), NamedSharding(mesh, P(axes)))
-
-    def step(params, opt_state, batch):
-        mean = lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0, 0))(p, *batch))  # noqa: E731
-        updates, opt_state = tx.update(jax.grad(mean)(params), opt_state, params)
-        moved = jax.lax.with_sharding_constraint(optax.apply_updates(params, updates), at)
-        return moved, opt_state, optax.tree.norm(updates)
-
-    return jax.jit(step, donate_argnums=(0, 1)).lower(params, tx.init(params), batch).compile()
-
-
-def close(one, other, tolerance=2e-5):
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    for a, b in pairs:
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
-
-
-@functools.cache
-def taken(name):
-    """Two steps at one of the places: the trainer, the state, and the records of each."""
-    mesh, axes, lay = PLACES[name]
-    return trained(lay(mesh, fresh()), None if "explicit" in name else mesh, axes)
+from tests.meshes import (
+    ONE,
+    PLACES,
+    ROWS,
+    THREE,
+    TWO,
+    X,
+    Y,
+    close,
+    compiled,
+    fresh,
+    loss_fn,
+    mesh_of,
+    ordinary,
+    taken,
+    trained,
+)
+from tests.on_mesh_own_steps import chains, members, own_steps, refused, summed_before
 
 
 def steps():
@@ -341,129 +207,6 @@ def broken():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[-1]))
     close(found[0], found[1])
     close(found[0], found[2])
-
-
-def chains():
-    """``sum`` and ``compile_update`` follow arrays that lie on a mesh, whatever its axes."""
-    grad_fn, tx = (
-        MECHANISM.clipped_grad(loss_fn),
-        optax.chain(MECHANISM.privatize(), optax.adam(1e-2)),
-    )
-
-    def after(params, data, donate=False):
-        sampler = MECHANISM.sampler(ROWS, secret=jaxdp.Secret.from_seed(3), physical_batch_size=30)
-        update, opt_state = jaxdp.compile_update(tx, donate=donate), tx.init(params)
-        for _ in range(2):
-            summed, _ = grad_fn.sum(params, data, sampler.draw())
-            params, opt_state, _ = update(params, opt_state, summed)
-        return summed, params, opt_state
-
-    data = jax.device_put((X, Y))
-    first, alone, _ = after(fresh(), data)
-    for name in ("8x1, fully sharded", "8x1, explicit axes"):
-        mesh, _, lay = PLACES[name]
-        for records in (P("data"), P()):
-            rows = jax.device_put(data, NamedSharding(mesh, records))
-            summed, found, opt_state = after(lay(mesh, fresh()), rows, donate=records == P())
-            close(alone, found)
-            assert float(summed.l2) == float(first.l2)
-            for leaf in jax.tree.leaves((found, opt_state)):
-                assert len(leaf.sharding.device_set) == 8, name
-            assert opt_state[1][0].mu[0]["w"].sharding.spec == P("data")
-
-
-def own_steps():
-    """Steps of one's own: a mesh by name, under ``jit``; ``shard_map`` with both ``check_vma``."""
-    mask = np.arange(ROWS) % 3 != 0
-    rows = NamedSharding(ONE, P("data"))
-    batch, there = jax.device_put(((X, Y), mask), rows)
-    params = fresh()
-    for engine, rule, micro, bound in (
-        ("auto", clipping.clip(0.5), None, 0.3),
-        ("ghost", clipping.per_layer([0.1, 0.2, 0.3]), 5, None),
-        ("vmap", clipping.auto_s(), None, None),
-    ):
-        options = {"engine": engine, "microbatch_size": micro}
-        alone = jaxdp.clipped_grad(loss_fn, rule, **options)
-        named = jaxdp.clipped_grad(loss_fn, rule, mesh=ONE, **options)
-
-        def total(grad_fn, params, batch, mask, bound=bound):
-            found, info = grad_fn(params, batch, mask, bound=bound)
-            return (found.value, found.votes), info.norms
-
-        one, norms = jax.jit(total, static_argnums=0)(alone, params, (X, Y), mask)
-        found, others = jax.jit(total, static_argnums=0)(named, params, batch, there)
-        close(one, found)
-        close(norms, others)
-        for check in (True, False):
-
-            def part(params, batch, mask, alone=alone):
-                found, norms = total(alone, params, batch, mask)
-                return jax.tree.map(lambda v: jax.lax.psum(v, "data"), found), norms
-
-            mapped = jax.shard_map(
-                part,
-                mesh=ONE,
-                in_specs=(P(), P("data"), P("data")),
-                out_specs=(P(), P("data")),
-                check_vma=check,
-            )
-            found, others = jax.jit(mapped)(params, batch, there)
-            close(one, found)
-            close(norms, others)
-
-
-def members():
-    """Several models at once inside ``shard_map``, their types tracked or not."""
-    grad_fn = jaxdp.clipped_grad(loss_fn, clipping.clip(0.5))
-    two = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), fresh())
-    whole = lambda params, *rows: grad_fn(params, rows, "all")[0].value  # noqa: E731
-    every = jax.vmap(whole, (0, None, None))
-    one = jax.jit(every)(two, X, Y)
-
-    def part(params, x, y):
-        return jax.tree.map(lambda v: jax.lax.psum(v, "data"), every(params, x, y))
-
-    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
-    close(one, jax.jit(jax.shard_map(part, mesh=ONE, **specs))(two, X, Y))
-
-
-def summed_before():
-    """Gradients of one's own that ``shard_map`` has summed before they clip are refused."""
-    clip = jaxdp.clip_and_sum(clipping.clip(0.5))
-
-    def step(cast, own, params, batch, mask):
-        params = jax.lax.pcast(params, ("data",), to="varying") if cast else params
-        grads = jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, *batch)
-        mask = jnp.ones(ROWS // 8, bool) if own else mask
-        return jax.lax.psum(clip.update(grads, None, params, mask=mask)[0].value, "data")
-
-    def mapped(cast, own=False):
-        specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
-        fn = jax.shard_map(lambda *a: step(cast, own, *a), mesh=ONE, **specs)
-        return jax.jit(fn)(fresh(), (X, Y), np.ones(ROWS, bool))
-
-    for own in (False, True):
-        with pytest.raises(ValueError, match="has summed over"):
-            mapped(False, own)
-    alone = clip.update(
-        jax.vmap(jax.grad(loss_fn), (None, 0, 0))(fresh(), X, Y), None, fresh(), mask="all"
-    )[0]
-    close(alone.value, mapped(True))
-
-
-def refused():
-    """What cannot be meant is refused in words."""
-
-    def says(words, call):
-        with pytest.raises(ValueError, match=re.escape(words)):
-            call()
-
-    says("mesh must be a jax.sharding.Mesh", lambda: trained(fresh(), mesh=8))
-    says("data_axes must be axes of the mesh", lambda: trained(fresh(), ONE, ("rows",)))
-    says("mesh must be the one that", lambda: trained(by_tensors(TWO, fresh()), ONE))
-    grad_fn = jaxdp.clipped_grad(loss_fn, clipping.clip(0.5), mesh=ONE)
-    says("a multiple of 8 rows", lambda: grad_fn(fresh(), (X[:12], Y[:12]), "all"))
 
 
 CHECKS = (

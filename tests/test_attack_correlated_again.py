@@ -12,17 +12,8 @@ from jaxdp import accounting as acc
 from jaxdp.noise import Dense, FixedOrder, Toeplitz, sensitivity
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import Summed
-from tests.test_attack_correlated import (
-    ZERO_OUT,
-    N,
-    WithIdentities,
-    amplified,
-    in_order,
-    keep,
-    put_back,
-    released,
-    run_of,
-)
+from tests.test_attack_correlated import ZERO_OUT, N, amplified, in_order, released
+from tests.test_attack_correlated_runs import WithIdentities, keep, put_back, run_of
 
 
 @pytest.mark.parametrize(("scale", "clip"), [(1e38, 1.0), (1e-37, 0.01)])

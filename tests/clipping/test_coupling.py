@@ -1,0 +1,185 @@
+"""A loss sees one example: it may not communicate, nor hand the batch to code of its own."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.custom_batching import custom_vmap
+from jax.experimental import io_callback
+
+from tests.clipping.test_captured import HOLDS, PARAMS, ROWS, centred, plain, total
+from tests.compiling import with_flags
+
+COLLECTIVES = {
+    "pmean": lambda x: jax.lax.pmean(x, "i"),
+    "psum": lambda x: jax.lax.psum(x, "i"),
+    "pmax": lambda x: jax.lax.pmax(x, "i"),
+    "pmin": lambda x: jax.lax.pmin(x, "i"),
+    "all_gather": lambda x: jnp.sum(jax.lax.all_gather(x, "i"), 0),
+    "ppermute": lambda x: jax.lax.ppermute(x, "i", [(0, 1), (1, 0)]),
+    "all_to_all": lambda x: jnp.sum(jax.lax.all_to_all(jnp.stack([x, x]), "i", 0, 0), 0),
+    "psum_scatter": lambda x: jax.lax.psum_scatter(jnp.stack([x, x]), "i"),
+}
+PLACES = {
+    "outright": lambda f, x: f(x),
+    "scan": lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+    "jit": lambda f, x: jax.jit(f)(x),
+    "checkpoint": lambda f, x: jax.checkpoint(f)(x),
+}
+
+
+def over_an_axis(loss_fn):
+    two = ROWS.reshape(2, 8, 3)
+    return jax.vmap(lambda rows: total(loss_fn, rows), axis_name="i")(two)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_over_a_vmapped_axis_are_refused(name, place):
+    def loss_fn(params, x):
+        return jnp.vdot(params["w"], x - PLACES[place](COLLECTIVES[name], x))
+
+    with pytest.raises(ValueError, match=r"must not communicate over .* got \w+ over \['i'\]"):
+        over_an_axis(loss_fn)
+
+
+def test_collectives_in_a_gradient_rule_alone_are_refused():
+    def loss_fn(params, x):
+        scaled = jax.custom_vjp(lambda v: v)
+        scaled.defvjp(lambda v: (v, None), lambda _, g: (jax.lax.psum(g, "i"),))
+        return scaled(plain(params, x))
+
+    with pytest.raises(ValueError, match=r"must not communicate over .* got psum"):
+        over_an_axis(loss_fn)
+
+
+def test_an_axis_of_the_loss_itself_and_the_index_of_a_shard_are_harmless():
+    def loss_fn(params, x):
+        views = jax.vmap(lambda v: v - jax.lax.pmean(v, "own"), axis_name="own")(x[:, None])
+        shift = jax.lax.axis_index("i").astype(jnp.float32)
+        return jnp.vdot(params["w"], x + jnp.sum(views) + shift)
+
+    assert over_an_axis(loss_fn)["w"].shape == (2, 3)
+
+
+def called_back(params, x):
+    seen = jax.pure_callback(
+        lambda v: v - v.mean(0),
+        jax.ShapeDtypeStruct((3,), jnp.float32),
+        x,
+        vmap_method="expand_dims",
+    )
+    return jnp.vdot(params["w"], seen)
+
+
+def called_out(params, x):
+    seen = io_callback(lambda v: v, jax.ShapeDtypeStruct((3,), jnp.float32), x)
+    return jnp.vdot(params["w"], seen)
+
+
+def batched_by_hand(params, x):
+    @custom_vmap
+    def own(x):
+        return x
+
+    @own.def_vmap
+    def of_all(size, batched, rows):
+        return rows - rows.mean(0), True
+
+    return jnp.vdot(params["w"], own(x))
+
+
+def foreign(params, x):
+    call = jax.ffi.ffi_call(
+        "none", jax.ShapeDtypeStruct((3,), jnp.float32), vmap_method="broadcast_all"
+    )
+    return jnp.vdot(params["w"], call(x))
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "name"),
+    [
+        (called_back, "pure_callback"),
+        (called_out, "io_callback"),
+        (batched_by_hand, "custom_vmap"),
+        (foreign, "ffi"),
+    ],
+)
+def test_code_that_may_see_the_whole_batch_is_refused(loss_fn, name):
+    for inside in (loss_fn, lambda p, x: jax.jit(loss_fn)(p, x)):
+        with pytest.raises(ValueError, match=f"must not use {name}, .* may see the whole batch"):
+            total(inside)
+
+
+def test_printing_changes_no_sum_and_is_allowed(capsys):
+    def loss_fn(params, x):
+        jax.debug.print("seen")
+        jax.debug.callback(lambda: None)
+        return plain(params, x)
+
+    np.testing.assert_array_equal(total(loss_fn)["w"], total(plain)["w"])
+    jax.effects_barrier()
+    assert "seen" in capsys.readouterr().out
+
+
+def test_on_a_mesh_collectives_are_refused_with_and_without_check_vma():
+    """Eight devices on one processor, in a process of their own."""
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import jaxdp
+mesh = Mesh(np.array(jax.devices()), ("x",))
+params, rows = {"w": jnp.ones(3)}, jax.random.normal(jax.random.key(0), (32, 3))
+losses = {
+    "pmean": lambda p, e: jnp.vdot(p["w"], e - jax.lax.pmean(e, "x")),
+    "none": lambda p, e: jnp.vdot(p["w"], e),
+    "index": lambda p, e: jnp.vdot(p["w"], e) * (1 + jax.lax.axis_index("x")),
+    "own": lambda p, e: jnp.vdot(p["w"], jax.shard_map(
+        lambda v: jax.lax.psum(v, "own"), mesh=Mesh(np.array(jax.devices()[:1]), ("own",)),
+        in_specs=P("own"), out_specs=P())(e)),
+}
+def found(name, check_vma):
+    grad_fn = jaxdp.clipped_grad(losses[name], jaxdp.clip(1.0))
+    part = lambda p, b: jax.lax.psum(grad_fn(p, b, "all")[0].value["w"], "x")
+    whole = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("x")), out_specs=P(),
+                          check_vma=check_vma)
+    try:
+        return jax.jit(whole)(params, rows)
+    except ValueError as error:
+        return str(error)
+for check_vma in (False, True):
+    print(found("pmean", check_vma)[:90])
+one = jaxdp.clipped_grad(losses["none"], jaxdp.clip(1.0))(params, rows, "all")[0].value["w"]
+for check_vma in (False, True):
+    np.testing.assert_allclose(found("none", check_vma), one, rtol=1e-5)
+    assert found("index", check_vma).shape == (3,)
+grad_fn = jaxdp.clipped_grad(losses["own"], jaxdp.clip(1.0))
+np.testing.assert_allclose(grad_fn(params, rows, "all")[0].value["w"], one, rtol=1e-5)
+"""
+    env = with_flags("--xla_force_host_platform_device_count=8")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    mean, invariant = done.stdout.splitlines()
+    assert "must not communicate over a mesh or vmap axis" in mean
+    assert "must not communicate over a mesh or vmap axis" in invariant
+
+
+def test_a_private_energy_that_closes_over_the_records_is_refused():
+    from jaxdp.optimizers.energy import PrivateEnergy, energy_mechanism
+
+    mech, data = energy_mechanism(1.0, 1.0, 10, 50), jax.random.normal(jax.random.key(3), (50, 3))
+
+    def prepared(loss_fn):
+        sampler = mech.sampler(50, physical_batch_size=16)
+        return PrivateEnergy(loss_fn, data, mech, sampler).prepare().spent()
+
+    with pytest.raises(ValueError, match=HOLDS):
+        prepared(lambda p, x: centred(data.mean(0), x, p)).clipped_sum(PARAMS, PARAMS)
+    with pytest.raises(ValueError, match="must not use custom_vmap"):
+        prepared(batched_by_hand).clipped_sum(PARAMS, PARAMS)
+    assert prepared(plain).clipped_sum(PARAMS, PARAMS) == 0.0
