@@ -26,6 +26,10 @@ SA: tuple[Entry, ...] = (
         [
             ("at a proven 3", "mnist-sa-dpsgd-as-published"),
             ("by its protocol", "mnist-sa-dpsgd-as-published-until-accepted"),
+            (
+                "by its protocol, momentum 0.9",
+                "mnist-sa-dpsgd-as-published-momentum-until-accepted",
+            ),
             ("repaired", "mnist-sa-dpsgd"),
             ("repaired, momentum 0.9", "mnist-sa-dpsgd-momentum"),
         ],
