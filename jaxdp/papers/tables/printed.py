@@ -16,6 +16,7 @@ _OWN_PROTOCOL = (
     "by experiment: [the same algorithm charged for accepted steps alone](accepted.md), at the "
     "paper's noise"
 )
+_WITH_MOMENTUM = f"{_OWN_PROTOCOL}, and with momentum, which its text does not have; a run each"
 SA: tuple[Entry, ...] = (
     ("MNIST: DP-SGD, ReLU", "96.73 %", [("", "mnist-dp-sgd-relu")], _CHANCE),
     ("DP-SGD, tanh", "98.05 %", [("", "mnist-dp-sgd-tanh")], _CHANCE),
@@ -33,7 +34,7 @@ SA: tuple[Entry, ...] = (
             ("repaired", "mnist-sa-dpsgd"),
             ("repaired, momentum 0.9", "mnist-sa-dpsgd-momentum"),
         ],
-        _OWN_PROTOCOL,
+        _WITH_MOMENTUM,
     ),
     (
         "after the slash: batch 256 (Section 4.4)",
@@ -70,7 +71,7 @@ SA: tuple[Entry, ...] = (
                 "fashion_mnist-sa-dpsgd-as-published-momentum-until-accepted",
             ),
         ],
-        _OWN_PROTOCOL + ", and with momentum, which its text does not have; a run each",
+        _WITH_MOMENTUM,
     ),
     (
         "CIFAR-10: DP-SGD, ReLU; tanh; AUTO-S; SA-DPSGD",
