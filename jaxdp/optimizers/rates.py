@@ -55,7 +55,7 @@ def schedule(text: str, learning_rate: float, steps: int) -> Callable[[Any], Any
 
 
 def _falling_to(text: str, learning_rate: float) -> Callable[[Any], Any]:
-    found = re.fullmatch(r"to:(0\.\d+):([1-9]\d{0,8})", text)
+    found = re.fullmatch(r"to:(0\.\d*[1-9]\d*):([1-9]\d{0,8})", text)
     if found is None:
         raise ValueError(
             "learning_rate_schedule must be to:SHARE:STEPS with a share between 0 and 1 and whole "

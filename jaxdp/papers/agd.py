@@ -70,18 +70,13 @@ def work(
     results: Path, folder: Path, data_dir: Path | None, runs: int, shown: Callable[[int], None]
 ) -> None:
     """Runs every row ``runs`` times, but those that ``results`` holds; tells how many are done."""
-    done = len(queue.finished(results))
 
     def one(row: AgdRow, _: int) -> dict[str, Any]:
-        nonlocal done
         config = rows.ROWS[row.beside].config()
         line = run(config, data.load(config.dataset, data_dir), SPLITS[row.split], Secret.new())
-        done += 1
-        shown(done)
         return {"name": row.name, **line}
 
-    shown(done)
-    queue.work_through(ROWS, folder, results, one, runs)
+    queue.work_through(ROWS, folder, results, one, runs, shown=shown)
 
 
 def run(config: RunConfig, dataset: data.Dataset, share: float, secret: Secret) -> dict[str, Any]:

@@ -153,8 +153,7 @@ class Asked:
             return None
         assert draw.ticket is not None
         draw.ticket.spend("a choice of a step size", verified=True)
-        moved = (params, direction, jnp.asarray(sizes))
-        totals = _totals(self._loss_fn, *moved, self._data, draw)
+        totals = _totals(self._loss_fn, params, direction, jnp.asarray(sizes), self._data, draw)
         rng = self._secret.philox("step size", draw.step)
         return choices.permute_and_flip(totals, self._epsilon / choices.UNITS, rng)
 

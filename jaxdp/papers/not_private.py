@@ -99,17 +99,14 @@ def work(
     results: Path, folder: Path, data_dir: Path | None, runs: int, shown: Callable[[int], None]
 ) -> None:
     """Runs every row ``runs`` times, but those that ``results`` holds; tells how many are done."""
-    done = len(queue.finished(results))
-
-    def one(row: FreeRow, number: int) -> dict[str, Any]:
-        nonlocal done
-        line = run(row, data.load(row.dataset, data_dir))
-        done += 1
-        shown(done)
-        return line
-
-    shown(done)
-    queue.work_through(ROWS, folder, results, one, runs)
+    queue.work_through(
+        ROWS,
+        folder,
+        results,
+        lambda row, _: run(row, data.load(row.dataset, data_dir)),
+        runs,
+        shown=shown,
+    )
 
 
 def run(row: FreeRow, dataset: data.Dataset) -> dict[str, Any]:

@@ -83,6 +83,7 @@ def work_through(
     one: Callable[[Any, int], dict[str, Any]],
     runs: int,
     indent: int | None = 1,
+    shown: Callable[[int], None] = lambda done: None,
 ) -> list[Key]:
     """Calls ``one(row, number)`` for what has no line in ``results`` yet, and keeps its lines.
 
@@ -93,16 +94,20 @@ def work_through(
         one: makes a line.
         runs: how often each is run; all rows once before any row twice.
         indent: of the file; None writes one line a row.
+        shown: told how many runs are done, at first and after each.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = open_locked(folder / "worker.lock", "w", f"queue is in use by another worker: {folder}")
     done = []
     try:
+        before = len(finished(results))
+        shown(before)
         for number in range(1, runs + 1):
             for name, row in rows.items():
                 if (name, number) not in finished(results):
                     keep(results, {**one(row, number), "run": number}, indent)
                     done.append((name, number))
+                    shown(before + len(done))
     finally:
         lock.close()
     return done

@@ -176,8 +176,6 @@ _PIXELS: dict[str, dict[str, Any]] = {
 # What the rows of DP-SGD prove at that noise, in three digits: EXP's noise is scaled to the same.
 EXP_EPSILON = {8.0: 0.228, 4.0: 0.947, 2.0: 3.699}
 _EPOCH = 100  # steps of it, at lots of 600
-
-
 # AdaDp, Section IV-C: DpSgd's rate of 0.1 falls evenly to 0.052 within ten epochs, and stays.
 FALLING = f"to:0.52:{10 * _EPOCH}"
 

@@ -133,7 +133,18 @@ def test_rates_by_name(text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "steps", "cosine:", "cosine:-1", "linear:8", "linear:x", "to:2:4", "to:0.5", "to:0.5:0"],
+    [
+        "",
+        "steps",
+        "cosine:",
+        "cosine:-1",
+        "linear:8",
+        "linear:x",
+        "to:2:4",
+        "to:0.0:4",
+        "to:0.5",
+        "to:0.5:0",
+    ],
 )
 def test_rates_in_other_words_are_refused(text):
     with pytest.raises(ValueError, match="learning_rate_schedule"):
