@@ -111,17 +111,15 @@ def work(
 ) -> None:
     """Runs every row ``runs`` times, but those that ``results`` holds; tells how many are done."""
     dataset = data.load("pums", data_dir)
-    there = len(queue.finished(results))
-
-    def one(row: CensusRow, number: int) -> dict[str, Any]:
-        nonlocal there
-        line = run(row, dataset, Secret.new())
-        there += 1
-        shown(there)
-        return line
-
-    shown(there)
-    queue.work_through(ROWS, folder, results, one, runs, indent=None)
+    queue.work_through(
+        ROWS,
+        folder,
+        results,
+        lambda row, _: run(row, dataset, Secret.new()),
+        runs,
+        indent=None,
+        shown=shown,
+    )
 
 
 def run(row: CensusRow, dataset: data.Dataset, secret: Secret) -> dict[str, Any]:
