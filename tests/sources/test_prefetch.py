@@ -9,7 +9,7 @@ import traceback
 import numpy as np
 import pytest
 
-from jaxdp.sources import as_source, prefetch
+from jaxdp.sources import _lane, as_source, prefetch
 
 BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
 
@@ -27,7 +27,7 @@ def no_thread_is_left():
     until(lambda: not threads())
 
 
-def until(ready, limit=5.0):
+def until(ready, limit=60.0):
     end = time.monotonic() + limit
     while not ready():
         assert time.monotonic() < end, "waited too long"
@@ -172,16 +172,15 @@ def test_close_gives_back_in_order_then_closes_the_producer(taken):
     assert len(producer.events) == 4
 
 
-def test_close_is_prompt_though_the_line_is_full():
-    took = []
-    for _ in range(10):  # a busy machine may be late now and then
-        producer = Producer()
-        items = prefetch(producer, 1)
-        until(lambda producer=producer: producer.made == 1)
-        begin = time.monotonic()
-        items.close()
-        took.append(time.monotonic() - begin)
-    assert np.median(took) < 0.1
+def test_close_wakes_the_thread_though_the_line_is_full(monkeypatch):
+    monkeypatch.setattr(_lane, "_LOOK_AGAIN", 3_600.0)  # it does not look by itself
+    producer = Producer()
+    items = prefetch(producer, 1)
+    until(lambda: producer.made == 1)
+    closing = threading.Thread(target=items.close, daemon=True)
+    closing.start()
+    until(lambda: not closing.is_alive())
+    assert not threads()
 
 
 def test_every_item_is_either_consumed_or_given_back():
@@ -223,11 +222,9 @@ def test_what_is_forgotten_is_collected_and_stops(cyclic):
     until(lambda: producer.made == 3)
     if cyclic:
         items.itself = items
-    begin = time.monotonic()
     del items
     gc.collect()
     until(lambda: producer.events == [1, 2, "finally"])
-    assert time.monotonic() - begin < 30  # not "never"
 
 
 def test_what_is_exhausted_leaves_no_thread():
