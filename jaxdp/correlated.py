@@ -83,8 +83,7 @@ def dp_mf(
         rule: as for ``jaxdp.dp_sgd``.
         epsilon: the budget of all steps.
         delta: of the budget.
-        relation: the neighbouring relation of the budget; None takes add_or_remove_one with cyclic
-            Poisson sampling, else replace_special.
+        relation: of the budget; None: add_or_remove_one, in a fixed order replace_special.
         noise: as for ``jaxdp.Mechanism``; "grid" takes "banded", "square_root" and "identity", each
             with its coefficients rounded by ``jaxdp.noise.dyadic``.
 
@@ -103,7 +102,24 @@ def dp_mf(
         >>> mechanism.epsilon(200, delta=1e-5).upper <= 2.0
         True
     """
-    rule = rule_of(l2_clip_norm, rule)
+    return _Asked(
+        rule_of(l2_clip_norm, rule),
+        _validate.integer("steps", steps, least=1),
+        _validate.integer("batch_size", batch_size, least=1),
+        _validate.integer("dataset_size", dataset_size, least=1),
+        _validate.one_of("sampling", sampling, SAMPLINGS),
+        workload,
+        _validate.one_of("error", error, tuple(ERRORS)),
+        *_noise_or_budget(noise_multiplier, epsilon, delta),
+        acc.Relation(relation or _usual_relation(sampling)),
+        _validate.one_of("noise", noise, NOISES),
+    ).made(strategy, bands)
+
+
+def _noise_or_budget(
+    noise_multiplier: float | None, epsilon: float | None, delta: float | None
+) -> tuple[float | None, float | None, float | None]:
+    """The three as given: a multiplier, or a budget."""
     if (noise_multiplier is None) == (epsilon is None):
         raise ValueError(
             "give noise_multiplier, or a budget of epsilon and delta, got "
@@ -111,23 +127,9 @@ def dp_mf(
         )
     if (delta is None) != (epsilon is None):
         raise ValueError(f"delta must be given with epsilon, got {delta!r} and {epsilon!r}")
-    asked = _Asked(
-        rule,
-        _validate.integer("steps", steps, least=1),
-        _validate.integer("batch_size", batch_size, least=1),
-        _validate.integer("dataset_size", dataset_size, least=1),
-        _validate.one_of("sampling", sampling, SAMPLINGS),
-        workload,
-        _validate.one_of("error", error, tuple(ERRORS)),
-        None
-        if noise_multiplier is None
-        else _validate.positive("noise_multiplier", noise_multiplier),
-        epsilon,
-        delta,
-        acc.Relation(relation or _usual_relation(sampling)),
-        _validate.one_of("noise", noise, NOISES),
-    )
-    return asked.made(strategy, bands)
+    if noise_multiplier is not None:
+        noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+    return noise_multiplier, epsilon, delta
 
 
 def _usual_relation(sampling: str) -> acc.Relation:

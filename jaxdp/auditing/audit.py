@@ -176,11 +176,7 @@ def audit_algorithm(
         residuals: test the noise as well, see ``jaxdp.auditing.audit_noise``, on further runs,
             at most 3,000 in each world; an audit at ``confidence`` of its own.
     """
-    steps = _validate.integer("steps", steps, least=1)
-    runs = _validate.integer("runs", runs, least=10)
-    chunk = _validate.integer("chunk", chunk, least=1)
-    if seed is not None:
-        _validate.integer("seed", seed, least=0)
+    steps, runs, chunk = _counts(steps, runs, chunk, seed)
     for name, value in (("delta", delta), ("confidence", confidence)):
         _validate.fraction(name, value)
     canary, worlds = tiny_worlds(algorithm)
@@ -207,10 +203,7 @@ def audit_algorithm(
             energy=judge,
             seed=None if seed is None else seed + 1,  # not the runs that were just attacked
         )
-    assert found.rule is not None
-    assert found.counts is not None
-    kept = found.counts.without
-    column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
+    kept, one, other = _attacked(found, inside, outside)
     return AlgorithmAudit(
         steps,
         runs,
@@ -223,9 +216,9 @@ def audit_algorithm(
         verdict,
         event,
         canary.words,
-        roc(column[:, 0], column[:, 1]),
+        roc(one, other),
         None if verdict is None else reachable(event, relation, kept, delta, confidence),
-        points(column[:, 0], column[:, 1], confidence),
+        points(one, other, confidence),
         noise,
     )
 
@@ -276,6 +269,26 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
         canary = adversaries.dirac(params, adversaries.W1, (0, 0))
         canary = dataclasses.replace(canary, alone=True)
     return canary, canary.worlds(loss_fn, params, records)
+
+
+def _counts(steps: int, runs: int, chunk: int, seed: int | None) -> tuple[int, int, int]:
+    if seed is not None:
+        _validate.integer("seed", seed, least=0)
+    return (
+        _validate.integer("steps", steps, least=1),
+        _validate.integer("runs", runs, least=10),
+        _validate.integer("chunk", chunk, least=1),
+    )
+
+
+def _attacked(
+    found: Audited, inside: np.ndarray, outside: np.ndarray
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """The number of runs of the bound, and the score that it chose in both worlds, [runs] each."""
+    assert found.rule is not None
+    assert found.counts is not None
+    one, other = (found.rule.sign * scores[:, found.rule.column] for scores in (inside, outside))
+    return found.counts.without, one, other
 
 
 def _profile(

@@ -77,10 +77,7 @@ def check(
         True
     """
     began = time.perf_counter()
-    if (loss_fn is None) == (gradients is None):
-        raise ValueError(
-            f"give one of loss_fn and gradients, got {_named(loss_fn)} and {_named(gradients)}"
-        )
+    _require_one(loss_fn, gradients)
     _require_functions(
         loss_fn=loss_fn, gradients=gradients, build=build, preprocess=preprocess, loader=loader,
         collate=collate,
@@ -100,11 +97,32 @@ def check(
         found += company.per_example(gradients, params, near.records_of(source, _ROWS[0]))
         tested += ["per-example gradients: rows in other company, in other places, and again"]
     data = near.records_of(source, pipeline.RECORDS) if raw is None else raw
+    made = _Differ(source, mechanism, params, clipping)
+    tests, more = _of_pipeline(data, preprocess, build, made, public, collate)
+    found, tested = found + more, tested + tests
+    if loader is not None:
+        rule = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
+        found += drawing.loader(loader, rule, records.columns(source))
+        tested += ["three epochs of the loader, beside the sampling that is charged"]
+    return Checked(in_order(found), tuple(tested), tuple(assumed), time.perf_counter() - began)
+
+
+def _of_pipeline(
+    data: Any,
+    preprocess: Callable[[Any], Any] | None,
+    build: Callable[[Any], Any] | None,
+    differ: Callable[[Any, Any], str],
+    public: Mapping[str, Callable[[Any], Any]] | None,
+    collate: Callable[[list[Any]], Any] | None,
+) -> tuple[list[str], list[Finding]]:
+    """(names of the tests, findings) of the functions that are given many records."""
+    found: list[Finding] = []
+    tested = []
     if preprocess is not None:
         found += pipeline.preprocessing(preprocess, data)
         tested += ["preprocessing of neighbouring data sets"]
     if build is not None:
-        found += pipeline.builds(build, data, _Differ(source, mechanism, params, clipping))
+        found += pipeline.builds(build, data, differ)
         tested += ["the loss made of neighbouring data sets"]
     if public:
         found += pipeline.public_values(public, data)
@@ -112,12 +130,14 @@ def check(
     if collate is not None:
         found += pipeline.collating(collate, _listed(data))
         tested += ["collating a record with others"]
-    if loader is not None:
-        rule = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
-        found += drawing.loader(loader, rule, records.columns(source))
-        tested += ["three epochs of the loader, beside the sampling that is charged"]
-    seconds = time.perf_counter() - began
-    return Checked(in_order(found), tuple(tested), tuple(assumed), seconds)
+    return tested, found
+
+
+def _require_one(loss_fn: Any, gradients: Any) -> None:
+    if (loss_fn is None) == (gradients is None):
+        raise ValueError(
+            f"give one of loss_fn and gradients, got {_named(loss_fn)} and {_named(gradients)}"
+        )
 
 
 def _require_functions(**given: Any) -> None:

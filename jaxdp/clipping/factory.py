@@ -84,6 +84,17 @@ def clipped_grad(
         >>> info.norms.shape
         (8,)
     """
+    microbatch_size = _checked(loss_fn, rule, engine, microbatch_size)
+    most = _validate.integer("most_records", most_records, least=1)
+    chosen = options.trainable(trainable)
+    form, public = forms.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
+    loss_fn = forms.hashable(loss_fn)
+    found = None if mesh is None else _placement.placement(mesh, data_axes)
+    return ClippedGrad(loss_fn, rule, engine, microbatch_size, chosen, form, public, most, found)
+
+
+def _checked(loss_fn: Any, rule: Any, engine: Any, microbatch_size: Any) -> int | None:
+    """The microbatch size, where all are what they should be."""
     if not callable(loss_fn):
         raise ValueError(
             f"loss_fn must be a function (params, example), got {_validate.described(loss_fn)}"
@@ -91,14 +102,6 @@ def clipped_grad(
     if not callable(getattr(rule, "factors", None)) or not callable(getattr(rule, "l2", None)):
         raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
     _validate.one_of("engine", engine, ("auto", "ghost", "vmap"))
-    if microbatch_size is not None:
-        microbatch_size = _validate.integer("microbatch_size", microbatch_size, least=1)
-    most_records = _validate.integer("most_records", most_records, least=1)
-    chosen = options.trainable(trainable)
-    form = forms.form_of(loss_fn, rng_name)
-    public = captured.declared(constants, loss_fn)
-    loss_fn = forms.hashable(loss_fn)
-    found = None if mesh is None else _placement.placement(mesh, data_axes)
-    return ClippedGrad(
-        loss_fn, rule, engine, microbatch_size, chosen, form, public, most_records, found
-    )
+    if microbatch_size is None:
+        return None
+    return _validate.integer("microbatch_size", microbatch_size, least=1)

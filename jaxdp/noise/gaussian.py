@@ -49,8 +49,7 @@ def privatize(
 
     Args:
         noise_multiplier: standard deviation of the noise over ``l2``, the one that the ticket was
-            charged for; 0 adds none (epsilon is then infinite). A ``NoiseSchedule`` gives each step
-            its own.
+            charged for; 0 adds none (epsilon is then infinite). A ``NoiseSchedule``: by steps.
         expected_batch_size: the public divisor, sampling_prob · dataset_size.
         sharded_over: inside ``shard_map`` without ``check_vma``, or ``pmap``: the mesh axes over
             which the sum is cut, each device holding another part: each gets other noise.
@@ -91,11 +90,6 @@ def privatize(
     multiplier_at, on_host = multipliers(noise_multiplier), numbers(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
 
-    def init(params: PyTree) -> PrivatizeState:
-        check_floating(params)
-        leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
-        return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
-
     def update(
         updates: Summed,
         state: PrivatizeState,
@@ -110,13 +104,17 @@ def privatize(
             "gradient", multiplier_at, on_host, updates, key, (state, params)
         )
         tag = jnp.asarray(key.tag)
-        fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        std = multiplier * updates.l2 * fresh
+        std = multiplier * updates.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
         noisy = noised(updates.value, std, words, sharded_over, replicated_over)
-        mean = mean_of(noisy, updates, params, divisor)
-        return mean, PrivatizeState(tag, state.leaves)
+        return mean_of(noisy, updates, params, divisor), PrivatizeState(tag, state.leaves)
 
-    return optax.GradientTransformationExtraArgs(init, _links.own(update))
+    return optax.GradientTransformationExtraArgs(_start, _links.own(update))
+
+
+def _start(params: PyTree) -> PrivatizeState:
+    check_floating(params)
+    leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
+    return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
 
 
 LEAKED = (

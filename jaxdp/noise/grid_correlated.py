@@ -114,6 +114,15 @@ def carried(strategy: Strategy) -> float:
     return float(np.abs(strategy.first_inverse_column()).sum()) / (1 - off) * (1 + 2.0**-30)
 
 
+def _checked_multiplier(noise_multiplier: float) -> float:
+    multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+    if not 1e-6 <= multiplier <= 1e6:
+        raise ValueError(
+            f"noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got {noise_multiplier}"
+        )
+    return multiplier
+
+
 def privatize_correlated_on_grid(
     strategy: Strategy,
     noise_multiplier: float,
@@ -149,11 +158,7 @@ def privatize_correlated_on_grid(
     """
     refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
     check_arithmetic()
-    multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-    if not 1e-6 <= multiplier <= 1e6:
-        raise ValueError(
-            f"noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got {noise_multiplier}"
-        )
+    multiplier = _checked_multiplier(noise_multiplier)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
     check_dyadic(strategy)
     part, rows, most = part_on_grid(strategy), _Rows(strategy), carried(strategy)

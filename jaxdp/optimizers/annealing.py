@@ -84,15 +84,11 @@ def annealing(
         un-noised ``Summed``: the noise inside would be used again after every rejection.
     """
     temperature = _check.non_negative("temperature", temperature)
-    limit = _check.at_least_one("max_rejections", max_rejections)
-    words = _words(key)
+    limit, words = _check.at_least_one("max_rejections", max_rejections), _words(key)
     inner = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> AnnealingState:
-        zero = jnp.zeros([], jnp.int32)
-        start = jnp.asarray(jnp.inf, jnp.float32)
-        tag = jnp.zeros(2, jnp.uint32)
-        return AnnealingState(inner.init(params), words, start, zero, zero, zero, zero, tag)
+        return _start(inner.init(params), words)
 
     def update(
         updates: PyTree,
@@ -106,34 +102,17 @@ def annealing(
         if isinstance(energy, DrawnEnergy):
             energy = energy.spent(verified=True)
         step, proposed = inner.update(updates, state.inner, params, **extra)
-        chance = jax.random.fold_in(
-            jax.random.wrap_key_data(state.coin, impl="threefry2x32"), state.proposals
+        rise, candidate_energy, state = _rise(
+            energy, optax.apply_updates(params, step), params, state
         )
-        rise, candidate_energy = energy.rise(
-            optax.apply_updates(params, step), params, state.energy
-        )
-        tag = getattr(energy, "tag", None)
-        if tag is not None:
-            again = jnp.all(jnp.asarray(tag) == state.judged_by)
-            rise, candidate_energy = (
-                jnp.where(again, jnp.nan, x) for x in (rise, candidate_energy)
-            )
-            state = state._replace(judged_by=jnp.asarray(tag))
         better, forced = rise <= 0, state.rejected_in_a_row >= limit
-        probability = jnp.exp(-rise * _heat(state, temperature))
-        lucky = jax.random.uniform(chance, dtype=jnp.float32) <= probability
+        lucky = _lucky(state, rise, temperature)
         accept = (better | lucky | forced) & ~jnp.isnan(rise)
         judged = state._replace(proposals=state.proposals + 1)
 
         def accepted() -> tuple[PyTree, AnnealingState]:
-            only_by_force = (forced & ~better & ~lucky).astype(jnp.int32)
-            return step, judged._replace(
-                inner=proposed,
-                energy=candidate_energy,
-                accepted=state.accepted + 1,
-                forced=state.forced + only_by_force,
-                rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
-            )
+            only_by_force = forced & ~better & ~lucky
+            return step, _moved(judged, proposed, candidate_energy, only_by_force)
 
         def rejected() -> tuple[PyTree, AnnealingState]:
             kept = state.inner if restore_inner else proposed
@@ -144,6 +123,48 @@ def annealing(
         return jax.lax.cond(accept, accepted, rejected)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _start(inner: optax.OptState, words: jax.Array) -> AnnealingState:
+    zero = jnp.zeros([], jnp.int32)
+    energy, tag = jnp.asarray(jnp.inf, jnp.float32), jnp.zeros(2, jnp.uint32)
+    return AnnealingState(inner, words, energy, zero, zero, zero, zero, tag)
+
+
+def _rise(
+    energy: Any, candidate: PyTree, params: PyTree, state: AnnealingState
+) -> tuple[jax.Array, jax.Array, AnnealingState]:
+    """(the candidate's energy less the current one, its energy, the state that keeps who judged).
+
+    Both are NaN where the same private draw judges a second time.
+    """
+    rise, energy_there = energy.rise(candidate, params, state.energy)
+    tag = getattr(energy, "tag", None)
+    if tag is None:
+        return rise, energy_there, state
+    tag = jnp.asarray(tag)
+    again = jnp.all(tag == state.judged_by)
+    rise, energy_there = (jnp.where(again, jnp.nan, x) for x in (rise, energy_there))
+    return rise, energy_there, state._replace(judged_by=tag)
+
+
+def _moved(
+    judged: AnnealingState, inner: optax.OptState, energy: jax.Array, only_by_force: jax.Array
+) -> AnnealingState:
+    return judged._replace(
+        inner=inner,
+        energy=energy,
+        accepted=judged.accepted + 1,
+        forced=judged.forced + only_by_force.astype(jnp.int32),
+        rejected_in_a_row=jnp.zeros_like(judged.rejected_in_a_row),
+    )
+
+
+def _lucky(state: AnnealingState, rise: jax.Array, temperature: float) -> jax.Array:
+    """True with the probability by which a candidate that is worse is accepted."""
+    coin = jax.random.wrap_key_data(state.coin, impl="threefry2x32")
+    drawn = jax.random.uniform(jax.random.fold_in(coin, state.proposals), dtype=jnp.float32)
+    return drawn <= jnp.exp(-rise * _heat(state, temperature))
 
 
 def _heat(state: AnnealingState, temperature: float) -> jax.Array:

@@ -5,6 +5,7 @@ Algorithm 1. Its claim is ``claims.adadp_theorem_1``; the repaired algorithm is
 ``jaxdp.optimizers.adadp``.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -49,6 +50,36 @@ def adadp_step_only(
     return Algorithm(mechanism, optax.chain(tx, lr))
 
 
+@dataclasses.dataclass(frozen=True)
+class _RawClipping:
+    """The paper's clipping by a moment of un-noised gradients: by coordinates once it varies."""
+
+    bound: float
+    beta: float
+    threshold: float
+
+    def sides(self, moment: PyTree) -> PyTree:
+        """By how much a coordinate of one example is divided, [*leaf] each."""
+        even = self.bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moment)))
+        roots = jax.tree.map(jnp.sqrt, moment)
+        local = variance(roots) > self.threshold
+        return jax.tree.map(lambda r: jnp.where(local, self.beta * r, even), roots)
+
+    def contribution(self, grad: PyTree, moment: PyTree) -> tuple[PyTree, PyTree]:
+        """One example's clipped gradient over the sides, and its squares, which leak."""
+        local = variance(jax.tree.map(jnp.sqrt, moment)) > self.threshold
+        flat = flat_clip(grad, self.bound)
+        clipped = jax.tree.map(lambda g, f: jnp.where(local, g, f), grad, flat)
+        scaled = jax.tree.map(
+            lambda g, s: jnp.where(
+                s > 0, jnp.where(local, jnp.clip(g, -s, s), g) / jnp.where(s > 0, s, 1.0), 0.0
+            ),
+            clipped,
+            self.sides(moment),
+        )
+        return scaled, jax.tree.map(jnp.square, grad)
+
+
 def adadp_as_published(
     noise_multiplier: float | NoiseSchedule,
     batch_size: int,
@@ -88,23 +119,7 @@ def adadp_as_published(
         leak="un-noised squared gradients set the clip bounds and the noise of later steps",
     )
 
-    def sides(moment: PyTree) -> PyTree:
-        even = bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moment)))
-        roots = jax.tree.map(jnp.sqrt, moment)
-        local = variance(roots) > threshold
-        return jax.tree.map(lambda r: jnp.where(local, beta * r, even), roots)
-
-    def contribution(grad: PyTree, moment: PyTree) -> tuple[PyTree, PyTree]:
-        local = variance(jax.tree.map(jnp.sqrt, moment)) > threshold
-        clipped = jax.tree.map(lambda g, f: jnp.where(local, g, f), grad, flat_clip(grad, bound))
-        scaled = jax.tree.map(
-            lambda g, s: jnp.where(
-                s > 0, jnp.where(local, jnp.clip(g, -s, s), g) / jnp.where(s > 0, s, 1.0), 0.0
-            ),
-            clipped,
-            sides(moment),
-        )
-        return scaled, jax.tree.map(jnp.square, grad)
+    clipping = _RawClipping(bound, beta, threshold)
 
     def init(params: PyTree) -> AdaDpState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -132,9 +147,9 @@ def adadp_as_published(
         claim=claims.adadp_theorem_1,
         gradient=functools.partial(
             RawGradient,
-            contribution=contribution,
+            contribution=clipping.contribution,
             l2=mechanism.l2,
-            unscale=sides,
+            unscale=clipping.sides,
             batch_size=mechanism.batch_size,
         ),
     )

@@ -51,11 +51,6 @@ def on_grid(event: acc.Event) -> bool:
 def describe(event: acc.Event) -> str:
     """A description of one release of ``event``."""
     match event:
-        case acc.Gaussian(noise_multiplier):
-            return (
-                f"a sum of clipped contributions with Gaussian noise of {noise_multiplier:.4g} "
-                "times the largest one"
-            )
         case acc.PoissonSampled(inner, sampling_prob):
             return f"{describe(inner)}, each record drawn with probability {sampling_prob:.4g}"
         case acc.FixedSizeSampled(inner, dataset_size, batch_size):
@@ -111,6 +106,17 @@ def describe(event: acc.Event) -> str:
             return (
                 f"the last iterate of {chains} of noisy steps over one fixed, secret partition "
                 f"({steps:,} steps, the others hidden)"
+            )
+    return _mechanism(event)
+
+
+def _mechanism(event: acc.Event) -> str:
+    """A description of an event that holds no others."""
+    match event:
+        case acc.Gaussian(noise_multiplier):
+            return (
+                f"a sum of clipped contributions with Gaussian noise of {noise_multiplier:.4g} "
+                "times the largest one"
             )
         case acc.Laplace(noise_multiplier):
             return (

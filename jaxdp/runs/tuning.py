@@ -4,6 +4,8 @@ Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential priva
 (arXiv:2110.03620v2). docs/accounting.md ("Tuning") holds the proofs of what is charged.
 """
 
+import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +30,7 @@ from jaxdp.runs.run import INTERRUPTED
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.seeds import Secret
-from jaxdp.sources import as_source, fingerprint
+from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.types import PyTree
 
 __all__ = ["Candidate", "Chosen", "Law", "LogUniform", "Uniform", "tune"]
@@ -97,8 +99,75 @@ def tune(
             bound is proven for the event; nothing is charged by then. The folder holds another
             tuning, or one on other data.
     """
+    _check_search(tries, delta)
+    laws, records = spaces.checked(space), as_source(source)
+    trained_event, steps = _event_of_all(make, laws, steps)
+    params = jax.tree.map(np.asarray, params)
+    check_source(_made(make, next(spaces.corners(laws))).mechanism, records)
+    trial = _Trial(loss_fn, make, records, params, trained_event, steps, physical_batch_size)
+    event, score = _scored(trained_event, score, score_event, params)
+    search = Search(
+        event,
+        tries,
+        laws,
+        delta,
+        acc.Relation(relation),
+        functools.partial(trial, score=score),
+        lambda secret: _fingerprint(records, secret),
+        params,
+        _checked_words(about or {}),
+        (SCORED if score_event is None else CHARGED_SCORE,),
+    )
+    return searched(TuneDirectory(folder), search)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """One try: from its folder and its candidate to what it trained, the score, what it trusts."""
+
+    loss_fn: Callable[..., Any]
+    make: Callable[[Candidate], Made]
+    records: Source
+    params: PyTree
+    event: acc.Event
+    steps: int
+    physical_batch_size: int | None
+
+    def __call__(
+        self, place: Path, candidate: Candidate, score: Callable[[PyTree], float]
+    ) -> tuple[PyTree, float, list[str]]:
+        algorithm = _made(self.make, candidate)
+        if algorithm.total(self.steps) != self.event:
+            raise ValueError("a candidate of another event is the worst try")
+        run = Run(
+            place,
+            self.loss_fn,
+            algorithm,
+            source=self.records,
+            params=self.params,
+            progress=_silent,
+            physical_batch_size=self.physical_batch_size,
+            report=False,
+        )
+        trained = on_host(run.fit(self.steps))
+        # Interruptions are spoken of from the beginning: a line now would tell of one.
+        trusted = [said for said in run.unverified() if said != INTERRUPTED]
+        return trained, float(score(trained)), trusted
+
+
+def _scored(
+    event: acc.Event, score: Callable[..., float], score_event: acc.Event | None, params: PyTree
+) -> tuple[acc.Event, Callable[[PyTree], float]]:
+    """The event of one try with its score, and the score of parameters alone."""
+    if score_event is None:
+        _check_score(score, params)
+        return event, score
+    # With fresh randomness for the noise that it adds.
+    return acc.Composed((event, score_event)), lambda here: score(here, np.random.default_rng())
+
+
+def _check_search(tries: Any, delta: Any) -> None:
     _validate.fraction("delta", delta)
-    relation = acc.Relation(relation)
     if type(tries) not in _LAWS:
         names = [law.__name__ for law in _LAWS]
         raise ValueError(
@@ -107,50 +176,6 @@ def tune(
         )
     if _processes.count() > 1:
         raise ValueError(f"processes must be one to tune, got {_processes.count()}")
-    laws, records = spaces.checked(space), as_source(source)
-    trained_event, steps = _event_of_all(make, laws, steps)
-    event = trained_event
-    params = jax.tree.map(np.asarray, params)
-    if score_event is not None:
-        event = acc.Composed((event, score_event))
-    else:
-        _check_score(score, params)
-
-    def trial(place: Path, candidate: Candidate) -> tuple[PyTree, float, list[str]]:
-        algorithm = _made(make, candidate)
-        if algorithm.total(steps) != trained_event:
-            raise ValueError("a candidate of another event is the worst try")
-        run = Run(
-            place,
-            loss_fn,
-            algorithm,
-            source=records,
-            params=params,
-            progress=_silent,
-            physical_batch_size=physical_batch_size,
-            report=False,
-        )
-        trained = on_host(run.fit(steps))
-        # Interruptions are spoken of from the beginning: a line now would tell of one.
-        trusted = [said for said in run.unverified() if said != INTERRUPTED]
-        if score_event is None:
-            return trained, float(score(trained)), trusted
-        return trained, float(score(trained, np.random.default_rng())), trusted
-
-    check_source(_made(make, next(spaces.corners(laws))).mechanism, records)
-    search = Search(
-        event,
-        tries,
-        laws,
-        delta,
-        relation,
-        trial,
-        lambda secret: _fingerprint(records, secret),
-        params,
-        _checked_words(about or {}),
-        (SCORED if score_event is None else CHARGED_SCORE,),
-    )
-    return searched(TuneDirectory(folder), search)
 
 
 def _checked_words(about: Mapping[str, Any]) -> Mapping[str, Any]:
