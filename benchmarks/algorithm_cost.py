@@ -26,14 +26,18 @@ from jaxdp.trainer import Batches, Trainer, TrainState
 RESULTS = Path(__file__).parent / "results" / "algorithm_cost.json"
 
 
-def prepared(
-    name: str, dataset: Any, train: Any, steps: int
-) -> tuple[Trainer, Batches, TrainState]:
-    """The algorithm's trainer, batches and state after its first steps: everything is compiled."""
+def of_name(name: str) -> runs.RunConfig:
+    """The configuration by which an algorithm is measured."""
     settings = {"energy_noise": 50.0} if name == "sa-dpsgd-private" else None
-    config = runs.resolve(
+    return runs.resolve(
         runs.recipe("mnist", algorithm=name, noise_multiplier=1.2, steps=10_000, settings=settings)
     )
+
+
+def prepared(
+    config: runs.RunConfig, dataset: Any, train: Any, steps: int
+) -> tuple[Trainer, Batches, TrainState]:
+    """The run's trainer, batches and state after its first steps: everything is compiled."""
     secret, ledger, loss_fn = Secret.from_seed(1), jaxdp.Ledger(), assemble.loss_of(config)
 
     def sampler(mechanism: jaxdp.Mechanism, count: int, rows: int) -> Any:
@@ -73,7 +77,7 @@ def main() -> None:
     # An energy over all 60,000 training records would take longer than all others together.
     names = [name for name, entry in registry.ALGORITHMS.items() if entry.energy != "train"]
     steps = options.rounds * options.steps
-    made = {name: prepared(name, dataset, train, steps) for name in names}
+    made = {name: prepared(of_name(name), dataset, train, steps) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(options.rounds):
         for name, (trainer, batches, state) in made.items():

@@ -31,7 +31,7 @@ def registered(monkeypatch):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_sum_beside_un_noised_means_is_never_without_a_word(compiled):
     # Each contribution is a thousand gradients: nothing saw that it stays within l2.
-    grad_fn = RawGradient(loss_fn, lambda g, raw: (g * 1000, g), lambda p: 0.1, None, 10)
+    grad_fn = RawGradient(loss_fn, lambda raw: lambda g: (g * 1000, g), lambda p: 0.1, None, 10)
     sampler, tx = mechanism().sampler(100), optax.chain(mechanism().privatize())
     params = jnp.zeros(3)
     summed, _ = grad_fn.sum(params, DATA, sampler.draw(), raw=jnp.zeros(3))
@@ -52,7 +52,7 @@ def test_a_trainer_refuses_un_noised_means_where_no_leak_is_named(on_host):
             return super().sum(params, DATA, draw, raw=params)
 
     def gradient(loss_fn):
-        return Leaky(loss_fn, lambda g, raw: (g * 1000, g), lambda p: 0.1, None, 10)
+        return Leaky(loss_fn, lambda raw: lambda g: (g * 1000, g), lambda p: 0.1, None, 10)
 
     def update(updates, state, params=None, *, leaked, **extra):
         return leaked, state

@@ -21,7 +21,7 @@ from jaxdp.optimizers import _check
 from jaxdp.optimizers.adadp import AdaDpState, rms_step, variance
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
-from jaxdp.papers.raw_gradient import RawGradient, flat_clip
+from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.types import PyTree
@@ -65,19 +65,24 @@ class _RawClipping:
         local = variance(roots) > self.threshold
         return jax.tree.map(lambda r: jnp.where(local, self.beta * r, even), roots)
 
-    def contribution(self, grad: PyTree, moment: PyTree) -> tuple[PyTree, PyTree]:
-        """One example's clipped gradient over the sides, and its squares, which leak."""
+    def contribution(self, moment: PyTree) -> Contribution:
+        """From one gradient to it, clipped, over the sides, and to its squares, which leak."""
         local = variance(jax.tree.map(jnp.sqrt, moment)) > self.threshold
-        flat = flat_clip(grad, self.bound)
-        clipped = jax.tree.map(lambda g, f: jnp.where(local, g, f), grad, flat)
-        scaled = jax.tree.map(
-            lambda g, s: jnp.where(
-                s > 0, jnp.where(local, jnp.clip(g, -s, s), g) / jnp.where(s > 0, s, 1.0), 0.0
-            ),
-            clipped,
-            self.sides(moment),
-        )
-        return scaled, jax.tree.map(jnp.square, grad)
+        sides = self.sides(moment)
+
+        def of_one(grad: PyTree) -> tuple[PyTree, PyTree]:
+            clipped = jax.tree.map(
+                lambda g, f, s: jnp.where(local, jnp.clip(g, -s, s), f),
+                grad,
+                flat_clip(grad, self.bound),
+                sides,
+            )
+            scaled = jax.tree.map(
+                lambda g, s: jnp.where(s > 0, g / jnp.where(s > 0, s, 1.0), 0.0), clipped, sides
+            )
+            return scaled, jax.tree.map(jnp.square, grad)
+
+        return of_one
 
 
 def adadp_as_published(

@@ -18,7 +18,7 @@ from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
-from jaxdp.papers.raw_gradient import RawGradient, flat_clip
+from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
 from jaxdp.types import PyTree
 
 
@@ -99,10 +99,13 @@ def pigdo_as_published(
         pairs = jax.tree.map(lambda f, s, g: rule(f, s, g, state.step), state.f, state.s, grads)
         return _unzip(pairs, grads)
 
-    def contribution(grad: PyTree, state: RawMoments) -> tuple[PyTree, PyTree]:
-        f, s = over(entering, state, grad)
-        direction = jax.tree.map(lambda a, b: a / (jnp.sqrt(b) + eps), f, s)
-        return flat_clip(direction, bound), grad
+    def contribution(state: RawMoments) -> Contribution:
+        def of_one(grad: PyTree) -> tuple[PyTree, PyTree]:
+            f, s = over(entering, state, grad)
+            direction = jax.tree.map(lambda a, b: a / (jnp.sqrt(b) + eps), f, s)
+            return flat_clip(direction, bound), grad
+
+        return of_one
 
     def init(params: PyTree) -> RawMoments:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)

@@ -16,8 +16,11 @@ from jaxdp.clipping import _batch
 from jaxdp.clipping.forms import form_of
 from jaxdp.types import ClipInfo, Draw, PyTree, Summed
 
-# From one example's gradient and the un-noised state: its contribution, and what is averaged raw.
-Contribution = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+# From one example's gradient: its contribution, and what is averaged raw.
+Contribution = Callable[[PyTree], tuple[PyTree, PyTree]]
+# With more parameters the gradients of a batch fit no cache: one example after the other, dense
+# networks of 71,010 and 795,010 are 4 to 20 times as fast on a CPU; a CNN of 26,010 is slower.
+_TOGETHER = 50_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,14 +29,15 @@ class RawGradient:
 
     Attributes:
         loss_fn: ``(params, example) -> scalar``.
-        contribution: of one example; its norm is at most ``l2`` for **given** moments.
+        contribution: from the moments to the function of one example, whose norm is at most ``l2``
+            for **given** moments.
         l2: from the parameters' shapes to the bound on one contribution.
         unscale: from the moments to the diagonal by which contributions were divided; or None.
         batch_size: divisor of the leaked means.
     """
 
     loss_fn: Callable[..., jax.Array]
-    contribution: Contribution
+    contribution: Callable[[PyTree], Contribution]
     l2: Callable[[PyTree], float]
     unscale: Callable[[PyTree], PyTree] | None
     batch_size: int
@@ -43,17 +47,26 @@ class RawGradient:
     ) -> tuple[Summed, ClipInfo]:
         """The sum over one physical batch, given as for ``ClippedGrad``; pure."""
         batch, mask = _batch.opened(batch, mask)
+        rows = functools.partial(self._rows, params, self.contribution(raw))
+        if sum(leaf.size for leaf in _leaves(params)) <= _TOGETHER:
+            (total, leaked), info = rows(batch, mask)
+        else:
+            (total, leaked), info = _one_by_one(rows, params, batch, mask)
+        leaked = jax.tree.map(lambda g: g / self.batch_size, leaked)
+        unscale = None if self.unscale is None else self.unscale(raw)
+        return Summed(total, self.l2(params), unscale, leaked=leaked), info
+
+    def _rows(
+        self, params: PyTree, contribution: Contribution, batch: PyTree, mask: jax.Array
+    ) -> tuple[tuple[PyTree, PyTree], ClipInfo]:
+        """The sums of contributions and of what leaks, from gradients that are there together."""
         loss = functools.partial(form_of(self.loss_fn), self.loss_fn)
         losses, grads = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, batch)
         squares = [jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in _leaves(grads)]
         norms = jnp.sqrt(sum(squares))
         keep = mask & jnp.isfinite(norms)
-        parts, averaged = jax.vmap(self.contribution, (0, None))(grads, raw)
-        total, leaked = (jax.tree.map(lambda g: _sum(g, keep), tree) for tree in (parts, averaged))
-        leaked = jax.tree.map(lambda g: g / self.batch_size, leaked)
-        unscale = None if self.unscale is None else self.unscale(raw)
-        info = ClipInfo(norms, losses, keep, mask)
-        return Summed(total, self.l2(params), unscale, leaked=leaked), info
+        both = jax.vmap(contribution)(grads)
+        return jax.tree.map(lambda g: _sum(g, keep), both), ClipInfo(norms, losses, keep, mask)
 
     def trained(self, params: PyTree) -> PyTree:
         """All parameters: none can be frozen."""
@@ -88,6 +101,18 @@ def _one_pass(
     batch = jax.tree.map(lambda rows: rows[indices], data)
     summed, info = grad_fn(params, batch, mask, raw=raw)
     return summed.value, summed.leaked, info
+
+
+def _one_by_one(
+    rows: Callable[..., Any], params: PyTree, batch: PyTree, mask: jax.Array
+) -> tuple[tuple[PyTree, PyTree], ClipInfo]:
+    def add(sums: PyTree, one: PyTree) -> tuple[PyTree, ClipInfo]:
+        more, info = rows(*jax.tree.map(lambda leaf: leaf[None], one))
+        return jax.tree.map(jnp.add, sums, more), info
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+    sums, infos = jax.lax.scan(add, (zeros, zeros), (batch, mask))
+    return sums, jax.tree.map(lambda leaf: leaf[:, 0], infos)
 
 
 def flat_clip(tree: PyTree, norm: float) -> PyTree:
