@@ -59,9 +59,11 @@ def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
         return moved, moved
 
     def debiased(f: Any, s: Any, g: Any, t: Any) -> tuple[Any, Any]:
-        f, s = moved(f, s, g, t)
+        # (f_t / (1 - b1^t), s_t / (1 - b2^t)), with factors that all examples share.
         count = (t + 1).astype(jnp.float32)
-        return f / (1 - b1**count), s / (1 - b2**count)
+        first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
+        f = f * (b1 * first) + g * ((1 - b1) * first)
+        return f, s * (b2 * second) + g * g * ((1 - b2) * second)
 
     return moved, debiased
 
