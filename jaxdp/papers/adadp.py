@@ -61,12 +61,14 @@ def adadp_as_published(
     rate_decay: float = 0.1,
     moment_decay: float = 0.9,
     eps: float = 1e-8,
+    of_lot: bool = False,
     sampling: str | Sampling = "poisson",
 ) -> Algorithm:
     """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
 
     E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
-    clipping is per example.
+    clipping is per example. Its line 23 names no example: with ``of_lot`` E′ averages the square of
+    the lot's mean gradient instead.
 
     One noise is added to the lot's sum and the RMS step is the mean's, as Theorem 1 charges; lines
     13 and 26 can be read as a noise and a step for every example.
@@ -104,7 +106,7 @@ def adadp_as_published(
             clipped,
             sides(moment),
         )
-        return scaled, jax.tree.map(jnp.square, grad)
+        return scaled, grad if of_lot else jax.tree.map(jnp.square, grad)
 
     def init(params: PyTree) -> AdaDpState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -120,7 +122,8 @@ def adadp_as_published(
     ) -> tuple[PyTree, AdaDpState]:
         del params, extra
         out, rate = rms_step(updates, state.rate, gamma, eps, True)
-        moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, leaked)
+        squares = jax.tree.map(jnp.square, leaked) if of_lot else leaked
+        moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, squares)
         return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
 
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
