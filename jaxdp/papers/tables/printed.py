@@ -97,9 +97,9 @@ SA: tuple[Entry, ...] = (
     ),
 )
 _NO_ROOT = (
-    "by experiment, against the text: with σ_i without its √m, which hides nobody, 5 epochs give "
-    "{adadp-no-root-m}, [the authors' own curve](../papers.md#adadps-noise); with the text's, E′ "
-    "of the lot's mean gradient, {adadp-of-lot}; a run each"
+    "by experiment, against the text: with σ_i without its √m, which proves nothing, 5 epochs "
+    "give {adadp-no-root-m}, [the authors' own curve](../papers.md#adadps-noise). Tried too: √m, "
+    "and E′ of the lot's mean gradient, as line 23 can be read, {adadp-of-lot}; a run each"
 )
 _SAME = "as at noise 8"
 ADADP: tuple[Entry, ...] = (
@@ -180,23 +180,25 @@ ADADP: tuple[Entry, ...] = (
 )
 _PIADAM = (
     "not explained. Tried: [the authors' program](../papers.md#pigdos-program), Adam after the "
-    "noise on a small CNN, {pigdo-dp-adam-cnn-noise-8}; on DP-PCA first "
+    "noise on a small CNN, {pigdo-dp-adam-cnn-noise-8}, four runs; on DP-PCA first "
     "{pigdo-dp-adam-pca-noise-8}, repaired {pigdo-piadam-pca-noise-8}, a run each"
 )
 _PIADAM_4 = (
-    "not explained. Tried: Adam after the noise on the authors' CNN {pigdo-dp-adam-cnn-noise-4}; "
-    "on DP-PCA first {pigdo-dp-adam-pca-noise-4}, repaired {pigdo-piadam-pca-noise-4}; a run each"
+    "not explained. Tried, a run each: Adam after the noise on the authors' CNN "
+    "{pigdo-dp-adam-cnn-noise-4}; on DP-PCA first {pigdo-dp-adam-pca-noise-4}, repaired "
+    "{pigdo-piadam-pca-noise-4}"
 )
 _BASELINES = (
-    "DP-SGD: by experiment, the rate, which PIGDO does not state. At AdaDp's falling rate it has "
-    "{pigdo-dp-sgd-falling-noise-8}, EXP {pigdo-exp-falling-noise-8}; on DP-PCA first at rate "
-    "0.05, the defaults of [the program that PIGDO starts from](../papers.md#pigdos-program), "
-    "{pigdo-dp-sgd-pca-rate-0.05-noise-8} and {pigdo-exp-pca-noise-8}; a run each. AdaDp: not "
-    "explained"
+    "by experiment but for about a point: the rate, which PIGDO does not state. At AdaDp's falling "
+    "rate DP-SGD has {pigdo-dp-sgd-falling-noise-8}, EXP {pigdo-exp-falling-noise-8}; on DP-PCA "
+    "first at rate 0.05, the defaults of "
+    "[the program that PIGDO starts from](../papers.md#pigdos-program), DP-SGD "
+    "{pigdo-dp-sgd-pca-rate-0.05-noise-8}; a run each. AdaDp: not explained"
 )
 _BASELINES_4 = (
-    "DP-SGD as at noise 8: {pigdo-dp-sgd-falling-noise-4}; on DP-PCA first at rate 0.05 "
-    "{pigdo-dp-sgd-pca-rate-0.05-noise-4}; a run each. The others: not explained"
+    "DP-SGD: by experiment, against the text: on DP-PCA first at rate 0.05 "
+    "{pigdo-dp-sgd-pca-rate-0.05-noise-4}; at the falling rate alone "
+    "{pigdo-dp-sgd-falling-noise-4}; a run each. EXP: not run so"
 )
 _BASELINES_2 = "DP-SGD on DP-PCA first at rate 0.05 {pigdo-dp-sgd-pca-rate-0.05-noise-2}, one run"
 PIGDO: tuple[Entry, ...] = (
