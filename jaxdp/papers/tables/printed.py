@@ -184,9 +184,10 @@ _PIADAM = (
     "{pigdo-dp-adam-pca-noise-8}, repaired {pigdo-piadam-pca-noise-8}, a run each"
 )
 _PIADAM_4 = (
-    "not explained. Tried, a run each: Adam after the noise on the authors' CNN "
+    "by experiment but for less than a point: the network. Adam after the noise on the small CNN "
+    "of [the authors' program](../papers.md#pigdos-program), whose noise is this, has "
     "{pigdo-dp-adam-cnn-noise-4}; on DP-PCA first {pigdo-dp-adam-pca-noise-4}, repaired "
-    "{pigdo-piadam-pca-noise-4}"
+    "{pigdo-piadam-pca-noise-4}; a run each"
 )
 _BASELINES = (
     "by experiment but for about a point: the rate, which PIGDO does not state. At AdaDp's falling "
@@ -244,7 +245,8 @@ PIGDO: tuple[Entry, ...] = (
             ("", "mnist-mlp-pirmsprop-noise-4"),
             ("", "mnist-mlp-piadagrad-noise-4"),
         ],
-        "repaired, at noise 4, the default of Section 5.2; beside the figure none is stated",
+        "repaired, at noise 4, the default of Section 5.2; beside the figure none is stated. Adam "
+        "after the noise on the authors' CNN {pigdo-dp-adam-cnn-noise-4}, one run",
     ),
     (
         "Figure 3, Fashion-MNIST",
