@@ -57,6 +57,7 @@ class _RawClipping:
     bound: float
     beta: float
     threshold: float
+    of_lot: bool
 
     def sides(self, moment: PyTree) -> PyTree:
         """By how much a coordinate of one example is divided, [*leaf] each."""
@@ -66,7 +67,7 @@ class _RawClipping:
         return jax.tree.map(lambda r: jnp.where(local, self.beta * r, even), roots)
 
     def contribution(self, moment: PyTree) -> Contribution:
-        """From one gradient to it, clipped, over the sides, and to its squares, which leak."""
+        """From one gradient to it, clipped, over the sides, and to what leaks of it."""
         local = variance(jax.tree.map(jnp.sqrt, moment)) > self.threshold
         sides = self.sides(moment)
 
@@ -80,7 +81,7 @@ class _RawClipping:
             scaled = jax.tree.map(
                 lambda g, s: jnp.where(s > 0, g / jnp.where(s > 0, s, 1.0), 0.0), clipped, sides
             )
-            return scaled, jax.tree.map(jnp.square, grad)
+            return scaled, grad if self.of_lot else jax.tree.map(jnp.square, grad)
 
         return of_one
 
@@ -97,12 +98,14 @@ def adadp_as_published(
     rate_decay: float = 0.1,
     moment_decay: float = 0.9,
     eps: float = 1e-8,
+    of_lot: bool = False,
     sampling: str | Sampling = "poisson",
 ) -> Algorithm:
     """AdaDp as published: E′ from **un-noised** gradients sets clip bounds and noise. Not private.
 
     E′ averages the mean of squared per-example gradients (the paper's E[g²], g of one example), and
-    clipping is per example.
+    clipping is per example. Its line 23 names no example: with ``of_lot`` E′ averages the square of
+    the lot's mean gradient instead.
 
     One noise is added to the lot's sum and the RMS step is the mean's, as Theorem 1 charges; lines
     13 and 26 can be read as a noise and a step for every example.
@@ -124,7 +127,7 @@ def adadp_as_published(
         leak="un-noised squared gradients set the clip bounds and the noise of later steps",
     )
 
-    clipping = _RawClipping(bound, beta, threshold)
+    clipping = _RawClipping(bound, beta, threshold, of_lot)
 
     def init(params: PyTree) -> AdaDpState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -140,7 +143,8 @@ def adadp_as_published(
     ) -> tuple[PyTree, AdaDpState]:
         del params, extra
         out, rate = rms_step(updates, state.rate, gamma, eps, True)
-        moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, leaked)
+        squares = jax.tree.map(jnp.square, leaked) if of_lot else leaked
+        moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, squares)
         return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
 
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))

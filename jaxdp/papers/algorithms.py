@@ -64,7 +64,9 @@ def _adadp_noise_only(
     )
 
 
-def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> Algorithm:
+def _adadp_published(
+    n: Numbers, beta: float = 1.2, threshold: float = 1e-6, of_lot: int = 0
+) -> Algorithm:
     return adadp_as_published(
         n.noise_multiplier,
         n.batch_size,
@@ -73,6 +75,7 @@ def _adadp_published(n: Numbers, beta: float = 1.2, threshold: float = 1e-6) -> 
         bound=n.l2_clip_norm,
         beta=beta,
         threshold=threshold,
+        of_lot=bool(of_lot),
         sampling=n.sampling,
     )
 

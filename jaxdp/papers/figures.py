@@ -24,6 +24,10 @@ with needed("jaxdp.papers.figures", "papers", "matplotlib"):
     from jaxdp.papers import adadp_gradients, adadp_noise, beale, curves, plane
 
 
+# The noises of AdaDp's experiment after Lemma 1, and the cosines that it prints.
+LEMMA_1 = {(17.0, 8.5): 0.52, (13.5, 13.5): 0.36, (12.4, 24.8): 0.28}
+
+
 def save_all(folder: Path, results: Path) -> list[tuple[Path, str]]:
     """Draws every figure; returns each path with a sentence of what was found.
 
@@ -53,7 +57,7 @@ def save_all(folder: Path, results: Path) -> list[tuple[Path, str]]:
 
 def cosines() -> tuple[Figure, str]:
     """Lemma 1's experiment: mean cosine between the query (10, 5) and its noisy answer."""
-    stds = {(17.0, 8.5): 0.52, (13.5, 13.5): 0.36, (12.4, 24.8): 0.28}
+    stds = LEMMA_1
     ours = [cosine(std) for std in stds]
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -68,11 +72,16 @@ def cosines() -> tuple[Figure, str]:
     return figure, "printed / found: " + ", ".join(f"{a:.2f} / {b:.3f}" for a, b in pairs)
 
 
-def cosine(std: tuple[float, float], draws: int = 2_000_000, seed: int = 0) -> float:
-    """Mean cosine of (10, 5) and (10, 5) + N(0, diag(std²))."""
-    query = np.array([10.0, 5.0])
-    noisy = query + np.random.default_rng(seed).normal(size=(draws, 2)) * np.asarray(std)
-    return float(np.mean(noisy @ query / np.linalg.norm(noisy, axis=1) / np.linalg.norm(query)))
+def cosine(
+    std: tuple[float, float],
+    draws: int = 2_000_000,
+    seed: int = 0,
+    query: tuple[float, float] = (10.0, 5.0),
+) -> float:
+    """Mean cosine of a query and that query + N(0, diag(std²))."""
+    noise = np.random.default_rng(seed).normal(size=(draws, 2)) * np.asarray(std)
+    noisy, truth = np.asarray(query) + noise, np.asarray(query)
+    return float(np.mean(noisy @ truth / np.linalg.norm(noisy, axis=1) / np.linalg.norm(truth)))
 
 
 def annealing_in_a_plane() -> tuple[Figure, str]:
