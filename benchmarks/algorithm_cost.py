@@ -19,6 +19,7 @@ import jaxdp
 from benchmarks.overhead import mnist_shaped
 from jaxdp import runs
 from jaxdp.optimizers import registry
+from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.runs import assemble
 from jaxdp.seeds import Secret
 from jaxdp.trainer import Batches, Trainer, TrainState

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxdp import data, runs
+from jaxdp.papers import networks  # noqa: F401  (registers them)
 from jaxdp.runs import assemble
 from jaxdp.seeds import Secret
 

@@ -79,8 +79,6 @@ def _table_1(algorithm: str) -> Row:
     given: dict[str, Any] = {"delta": DELTA, "eval_every": 100}
     if algorithm == "dp-sgd":
         given |= {"learning_rate": 0.1, "momentum": 0.0}
-    if algorithm == "adadp-as-published":
-        given["physical_batch_size"] = 16
     name = table_1_name(algorithm)
     return _row(name, algorithm, NOISE, PCA_NOISE, _EPOCHS[algorithm], **given)
 

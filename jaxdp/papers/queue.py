@@ -12,7 +12,6 @@ import jax
 
 from jaxdp import _validate, data
 from jaxdp._durable import open_locked, write_atomically
-from jaxdp.papers import algorithms, networks  # noqa: F401  (registers them)
 from jaxdp.papers.column import audited_columns
 from jaxdp.papers.row import Row
 from jaxdp.papers.rows import ROWS as ROWS

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jaxdp.papers import algorithms, networks  # noqa: F401  (registers what rows name)
 from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.recipes import recipe
 from jaxdp.runs.run import Row as Shown

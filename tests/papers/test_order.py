@@ -53,7 +53,7 @@ def test_estimates_are_of_the_size_of_what_was_measured():
 
 def test_times_are_shown_in_minutes_up_to_two_hours():
     assert cost.shown(ROWS["mnist-mlp-dp-sgd-noise-8"]) == "2 min"
-    assert cost.shown(ROWS["mnist-mlp-piadam-as-published-noise-8"]) == "6.0 h"
+    assert cost.shown(ROWS["mnist-mlp-piadam-as-published-noise-2"]) == "3.9 h"
 
 
 def test_runs_that_are_left_are_counted(tmp_path):
