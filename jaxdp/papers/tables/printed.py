@@ -180,7 +180,8 @@ ADADP: tuple[Entry, ...] = (
     ),
 )
 _PIADAM = (
-    "not explained. Tried: [the authors' program](../papers.md#pigdos-program), Adam after the "
+    "not explained, nor by the published form. Tried: "
+    "[the authors' program](../papers.md#pigdos-program), Adam after the "
     "noise on a small CNN, {pigdo-dp-adam-cnn-noise-8}, four runs; on DP-PCA first "
     "{pigdo-dp-adam-pca-noise-8}, repaired {pigdo-piadam-pca-noise-8}, a run each"
 )
