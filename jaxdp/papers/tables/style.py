@@ -48,15 +48,18 @@ def title(axes: Any, text: str) -> None:
 
 
 def legend(figure: Figure, panels: Iterable[Any], columns: int) -> None:
-    """Puts one legend below all panels, with one entry for each label."""
+    """Puts one legend below all panels, one entry for each label, at most ``columns`` in a row."""
     found: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    if found:
-        figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=12
+    for fewer in range(columns, 0, -1) if found else ():
+        made = figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=fewer, fontsize=12
         )
+        if fewer == 1 or made.get_window_extent().width <= figure.bbox.width:
+            return
+        made.remove()
 
 
 def listed(axes: Any, names: Sequence[str], labels: bool = True) -> None:
