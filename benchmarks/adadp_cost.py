@@ -46,7 +46,7 @@ def of_trainer(name: str, dataset: data.Dataset, train: Any, steps: int) -> Call
         nonlocal state
         for _ in range(count):
             state, _ = trainer.step(state, next(batches))
-        jax.block_until_ready(state.params)
+            jax.block_until_ready(state.params)
 
     return take
 
@@ -60,8 +60,8 @@ def of_agd(dataset: data.Dataset) -> Callable[[int], None]:
     steps: Iterator[Any] = agd._steps(asked, assemble.fresh_params(config, secret), 10_000)
 
     def take(count: int) -> None:
-        for params in itertools.islice(steps, count):
-            jax.block_until_ready(params)
+        for _ in range(count):
+            jax.block_until_ready(next(steps))
 
     take(4)  # the first are the start and what compiles
     return take
@@ -86,8 +86,9 @@ def main() -> None:
         began = time.perf_counter()
         made[name](given.steps)
         seconds[name].append((time.perf_counter() - began) / given.steps)
+    asked = {"rounds": given.rounds, "steps": given.steps}
     found = [told(name, times, seconds["dp-sgd"]) for name, times in seconds.items()]
-    RESULTS.write_text(json.dumps({"device": device(), "rows": found}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"device": device(), **asked, "rows": found}, indent=1) + "\n")
 
 
 def told(name: str, times: list[float], base: list[float]) -> dict[str, Any]:

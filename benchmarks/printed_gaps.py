@@ -79,10 +79,10 @@ _SHORTER = {"steps": 500, "eval_every": 50}
 _ROOT_M = math.sqrt(60 * 1_000 + 1_000 + 1_000 * 10 + 10)
 for _name, _changed, _multiplier, _settings in (
     ("-of-lot", "E′ of the lot's mean gradient", 8.0, {"of_lot": 1}),
-    ("-no-root-m", "σ_i without √m, so that nothing is claimed", 8.0 / _ROOT_M, {}),
+    ("-no-root-m", "σ_i without √m, so that nothing is even claimed", 8.0 / _ROOT_M, {}),
     (
         "-of-mean",
-        "E′, clipping and noise without √m all of the lot's mean gradient",
+        "E′ and noise without √m of the lot's mean gradient, examples clipped at 600 β √E′",
         8.0 / _ROOT_M,
         {"of_lot": 1, "beta": 1.2 * 600},
     ),
@@ -93,6 +93,7 @@ for _name, _changed, _multiplier, _settings in (
         _changed,
         noise_multiplier=_multiplier,
         settings=_settings,
+        physical_batch_size=16,
         **_SHORTER,
     )
 for _name in ("adadp-step-only", "dp-sgd", "dp-sgd-falling"):

@@ -99,19 +99,20 @@ def tune(
             bound is proven for the event; nothing is charged by then. The folder holds another
             tuning, or one on other data.
     """
-    _check_search(tries, delta)
+    _validate.fraction("delta", delta)
+    relation, params = acc.Relation(relation), jax.tree.map(np.asarray, params)
+    _check_search(tries)
     laws, records = spaces.checked(space), as_source(source)
     trained_event, steps = _event_of_all(make, laws, steps)
-    params = jax.tree.map(np.asarray, params)
+    event, score = _scored(trained_event, score, score_event, params)
     check_source(_made(make, next(spaces.corners(laws))).mechanism, records)
     trial = _Trial(loss_fn, make, records, params, trained_event, steps, physical_batch_size)
-    event, score = _scored(trained_event, score, score_event, params)
     search = Search(
         event,
         tries,
         laws,
         delta,
-        acc.Relation(relation),
+        relation,
         functools.partial(trial, score=score),
         lambda secret: _fingerprint(records, secret),
         params,
@@ -166,8 +167,7 @@ def _scored(
     return acc.Composed((event, score_event)), lambda here: score(here, np.random.default_rng())
 
 
-def _check_search(tries: Any, delta: Any) -> None:
-    _validate.fraction("delta", delta)
+def _check_search(tries: Any) -> None:
     if type(tries) not in _LAWS:
         names = [law.__name__ for law in _LAWS]
         raise ValueError(
