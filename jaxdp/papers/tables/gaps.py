@@ -1,4 +1,4 @@
-"""Sentences that quote the experiments of `python -m benchmarks.printed_gaps`."""
+"""Sentences that quote the experiments of ``python -m benchmarks.printed_gaps``."""
 
 import re
 
@@ -10,7 +10,7 @@ _NAME = re.compile(r"\{([\w.-]+)\}")
 
 
 def told(results: Results, text: str) -> str:
-    """The text with the accuracy of an experiment in the place of its `{name}`.
+    """The text with the accuracy of an experiment in the place of its ``{name}``.
 
     Args:
         results: in whose folder the file of the experiments lies.
