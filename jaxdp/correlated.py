@@ -83,7 +83,7 @@ def dp_mf(
         rule: as for ``jaxdp.dp_sgd``.
         epsilon: the budget of all steps.
         delta: of the budget.
-        relation: of the budget; None: add_or_remove_one, in a fixed order replace_special.
+        relation: of the budget; None takes add_or_remove_one, or replace_special in fixed order.
         noise: as for ``jaxdp.Mechanism``; "grid" takes "banded", "square_root" and "identity", each
             with its coefficients rounded by ``jaxdp.noise.dyadic``.
 

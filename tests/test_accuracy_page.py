@@ -1,5 +1,6 @@
 """The accuracies that README and the how-to tell are those of the committed runs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -25,3 +26,13 @@ def test_the_five_runs_and_their_mean_are_told(dataset):
     (line,) = [x for x in HOW_TO.splitlines() if re.match(rf"\| {title} \| \w+ \|", x)]
     assert f"**{mean} %**" in line
     assert [float(x) for x in line.split("|")[4].split(",")] == runs
+
+
+def test_a_plot_holds_no_epsilon_at_another_delta(tmp_path, monkeypatch):
+    lines = [
+        {"dataset": "mnist", "delta": delta, "proven_epsilon": epsilon, "test_accuracy": 0.9}
+        for delta, epsilon in ((1e-5, 3.0), (1e-4, 2.0), (1e-5, "inf"))
+    ]
+    (tmp_path / "papers.json").write_text(json.dumps(lines))
+    monkeypatch.setattr(accuracy_page, "RESULTS", tmp_path / "accuracy.json")
+    assert accuracy_page.papers("mnist") == [(3.0, 90.0)]

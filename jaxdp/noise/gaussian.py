@@ -49,7 +49,7 @@ def privatize(
 
     Args:
         noise_multiplier: standard deviation of the noise over ``l2``, the one that the ticket was
-            charged for; 0 adds none (epsilon is then infinite). A ``NoiseSchedule``: by steps.
+            charged for; 0 adds none (epsilon is then infinite), a ``NoiseSchedule`` one a step.
         expected_batch_size: the public divisor, sampling_prob · dataset_size.
         sharded_over: inside ``shard_map`` without ``check_vma``, or ``pmap``: the mesh axes over
             which the sum is cut, each device holding another part: each gets other noise.

@@ -106,6 +106,8 @@ def _one_pass(
 def _one_by_one(
     rows: Callable[..., Any], params: PyTree, batch: PyTree, mask: jax.Array
 ) -> tuple[tuple[PyTree, PyTree], ClipInfo]:
+    """The sums of ``rows``, with the gradient of one example there at a time."""
+
     def add(sums: PyTree, one: PyTree) -> tuple[PyTree, ClipInfo]:
         more, info = rows(*jax.tree.map(lambda leaf: leaf[None], one))
         return jax.tree.map(jnp.add, sums, more), info

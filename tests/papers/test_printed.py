@@ -61,3 +61,11 @@ def test_no_cause_is_told_before_the_experiment_that_tells_it(tmp_path):
     assert "by experiment" not in before
     after = shown(tmp_path, line("mnist-sa-dpsgd-as-published-until-accepted", 0.97))
     assert after.count("by experiment") == 1
+
+
+def test_the_seconds_of_table_2_are_those_that_were_measured():
+    (told,) = (ours[0][0] for what, _, ours, _ in printed.ADADP if what.startswith("Table II"))
+    found = json.loads((ROOT / "benchmarks/results/adadp_cost.json").read_text(encoding="utf-8"))
+    ratios = {line["algorithm"]: round(line["ratio_to_dp_sgd"], 1) for line in found["rows"]}
+    shown = [float(number) for number in re.findall(r"[\d.]+(?=[,;]| \()", told)]
+    assert shown == [ratios[name] for name in ("adadp-as-published", "adadp", "agd")]

@@ -173,7 +173,7 @@ def test_close_gives_back_in_order_then_closes_the_producer(taken):
 
 
 def test_close_wakes_the_thread_though_the_line_is_full(monkeypatch):
-    monkeypatch.setattr(_lane, "_LOOK_AGAIN", 3_600.0)  # it does not look by itself
+    monkeypatch.setattr(_lane, "_LOOK_AGAIN", 120.0)  # it does not look before `until` gives up
     producer = Producer()
     items = prefetch(producer, 1)
     until(lambda: producer.made == 1)
