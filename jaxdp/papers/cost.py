@@ -1,7 +1,8 @@
 """Estimated minutes of a row: its steps times the measured seconds of a step like its own.
 
-Measured on two cores that other work shared, from stored rows and from short runs; an estimate is
-good to a factor of two, for so much do such machines differ from hour to hour.
+Measured on two cores that other work shared, from stored rows and from short runs. So they are
+cautious: 204 later runs, a core each, took 0.14 to 1.8 times their estimate, half of them less
+than a third.
 """
 
 import functools

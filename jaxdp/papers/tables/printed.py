@@ -159,6 +159,15 @@ ADADP: tuple[Entry, ...] = (
         "the opposite; AdaN is the repaired form",
     ),
     (
+        "Figure 4 (b), CIFAR-10: AdaN above AdaL",
+        "in words",
+        [
+            ("AdaN", "cifar10-features-adadp-noise-only-noise-6"),
+            ("AdaL", "cifar10-features-adadp-step-only-noise-6"),
+        ],
+        "the opposite; another experiment, as Figure 3",
+    ),
+    (
         "Figure 3, CIFAR-10: AdaDp over DpSgd",
         "3.2, 5.3, 4.8 points",
         [
