@@ -1,11 +1,13 @@
-"""AdaDp's Figure 4 (c): un-noised gradients and what it estimates them by, on public records.
+"""AdaDp's Figures 4 (c) and (d) as published, on public records.
 
-The figure shows gradients of training records. Here those are MNIST's test examples, which are
-public, trained on as if they were not: nothing that the figure shows is anybody's secret.
+Un-noised gradients, what it estimates them by, and the noise that follows. The figures show what
+training records alone decide. Here those are MNIST's test examples, which are public, trained on
+as if they were not: nothing that the figures show is anybody's secret.
 """
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from jaxdp._durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.adadp import AdaDpState
+from jaxdp.papers import adadp_noise
+from jaxdp.papers.adadp import RawClipping
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
@@ -50,7 +54,7 @@ def work(results: Path, data_dir: Path | None) -> None:
 
 
 def run(config: RunConfig, dataset: data.Dataset, steps: tuple[int, ...]) -> dict[str, Any]:
-    """Histograms of |g_t| and √E′[g²]_{t−1} over the coordinates, at each of the named steps.
+    """Histograms of |g_t|, √E′[g²]_{t−1} and σ_i over the coordinates, at each of the named steps.
 
     |g_t| is the root of the lot's mean squared gradient, which E′ averages.
 
@@ -80,13 +84,21 @@ def run(config: RunConfig, dataset: data.Dataset, steps: tuple[int, ...]) -> dic
         state, _ = trainer.step(state, batch)
         if before is not None:
             squared = (_moment(state) - _KEEP * before) / (1 - _KEEP)
-            found.append({"step": number, **compared(np.maximum(squared, 0.0), before)})
+            line = {"step": number, **compared(np.maximum(squared, 0.0), before)}
+            found.append({**line, "noise": adadp_noise.histogram(_stds(config, before))})
     return {
         "at": found,
         "records": len(public.train_x),
         "machine": f"{os.cpu_count()} cores, {jax.devices()[0].device_kind}",
         "jaxdp": __version__,
     }
+
+
+def _stds(config: RunConfig, moment: np.ndarray) -> np.ndarray:
+    """σ_i = σ √m s_i of the sum over a lot, float [m], s_i by the moments before its step."""
+    sides = np.asarray(RawClipping(bound=config.l2_clip_norm).sides(moment))
+    assert isinstance(config.noise_multiplier, float)
+    return config.noise_multiplier * math.sqrt(sides.size) * sides
 
 
 def _moment(state: Any) -> np.ndarray:
@@ -132,7 +144,8 @@ def figure(kept: dict[str, Any]) -> tuple[Figure, str]:
         told.append(
             f"step {at['step']:,}: medians {at['median_gradient']:.2g} and "
             f"{at['median_estimate']:.2g}, {at['within_factor_2']:.0%} within a factor of 2, "
-            f"correlation of the logarithms {at['correlation_of_logs']:.2f}"
+            f"correlation of the logarithms {at['correlation_of_logs']:.2f}, σ_i under 10, to 20, "
+            f"above {', '.join(f'{x:.1f}' for x in adadp_noise.shares(at['noise']))} %"
         )
     axes[-1].set_xlabel("log10 of the size, of one coordinate")
     axes[0].legend(loc="upper left")

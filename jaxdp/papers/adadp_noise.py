@@ -1,7 +1,8 @@
 """AdaDp's Figure 4 (d): the noise of every coordinate, early in training and late.
 
 The σ_i of repaired AdaDp are functions of noisy gradients and public constants: nothing else is
-released by showing them. (Those of AdaDp as published follow un-noised gradients.)
+released by showing them. (Those of AdaDp as published follow un-noised gradients:
+``jaxdp.papers.adadp_gradients`` shows them of public records.)
 """
 
 import json
@@ -152,18 +153,18 @@ def figure(kept: dict[str, Any]) -> tuple[Figure, str]:
         size = sum(at["counts"])
         shown = {"trained": at, "gradients of zero": histogram(noise_alone(size, at["step"]))}
         for i, (name, found) in enumerate(shown.items()):
-            panel.bar(np.arange(3) + 0.4 * i - 0.2, _shares(found), 0.4, **_LOOKS[name], label=name)
+            panel.bar(np.arange(3) + 0.4 * i - 0.2, shares(found), 0.4, **_LOOKS[name], label=name)
         panel.set_xticks(range(3), ["under 10", "10 to 20", f"20 to {even:g}"])
         panel.set_ylabel("coordinates (%)")
         style.title(panel, f"after {at['step']:,} steps")
-        shares = [", ".join(f"{x:.1f}" for x in _shares(found)) for found in shown.values()]
-        told.append(f"{at['step']:,} steps: {shares[0]} % (gradients of zero: {shares[1]} %)")
+        texts = [", ".join(f"{x:.1f}" for x in shares(found)) for found in shown.values()]
+        told.append(f"{at['step']:,} steps: {texts[0]} % (gradients of zero: {texts[1]} %)")
     axes[-1].set_xlabel("σ_i, noise of a coordinate of the sum")
     axes[0].legend(loc="upper right")
     return drawn, "under 10, to 20, above, after " + "; ".join(told)
 
 
-def _shares(found: dict[str, Any]) -> list[float]:
+def shares(found: dict[str, Any]) -> list[float]:
     """Percent of coordinates under 10, from 10 to 20, and from there on."""
     low, middle = 100 * found["under_10"], 100 * found["from_10_to_20"]
     return [low, middle, 100 - low - middle]

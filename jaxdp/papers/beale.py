@@ -20,6 +20,7 @@ with needed("jaxdp.papers.beale", "papers", "matplotlib"):
 
 # Start, rates, clipping and noise are not stated in the paper; these are ours.
 START, MINIMUM, NOISE, BOUND, STEPS = (1.0, 1.5), (3.0, 0.5), 0.5, 2.0, 150
+RATES = (0.02, 0.05)
 PRINTED = {"DP-SGD": 0.90, "AdaDp, as published": 0.21}
 
 
@@ -31,19 +32,20 @@ def beale(x: Any, y: Any) -> Any:
     return (1.5 - x + x * y) ** 2 + (2.25 - x + x * y**2) ** 2 + (2.625 - x + x * y**3) ** 2
 
 
-def algorithms(noise: float) -> dict[str, Algorithm]:
+def algorithms(noise: float, rates: tuple[float, float] = RATES) -> dict[str, Algorithm]:
     """The three that are drawn; γ 0.1, γ′ 0.9, β 1.5 and G 1e-6 are the paper's.
 
     Args:
         noise: multiplier; 0 gives the form without noise, whose clipping stays.
+        rates: of DP-SGD, and of AdaDp.
     """
     flat = with_rule(clipping.clip(BOUND), noise, 1, 1, "full_batch")
     box = with_rule(clipping.coordinate_box(1.0), noise, 1, 1, "full_batch")
     return {
-        "DP-SGD": sgd(flat, 0.02),
-        "AdaDp, repaired": adadp(box, 0.05, bound=BOUND, beta=1.5),
+        "DP-SGD": sgd(flat, rates[0]),
+        "AdaDp, repaired": adadp(box, rates[1], bound=BOUND, beta=1.5),
         "AdaDp, as published": adadp_as_published(
-            noise, 1, 1, 0.05, bound=BOUND, beta=1.5, sampling="full_batch"
+            noise, 1, 1, rates[1], bound=BOUND, beta=1.5, sampling="full_batch"
         ),
     }
 
@@ -85,7 +87,7 @@ def figure(seeds: int = plane.SEEDS) -> tuple[Figure, str]:
     return drawn, (
         "median mean distance D(P, Q) to the trajectory without noise, and distance of the end to "
         f"the minimum, over {seeds} seeds, from {START} with noise multiplier {NOISE}, C {BOUND}, "
-        "rates 0.02 and 0.05: " + ", ".join(found)
+        f"rates {RATES[0]} and {RATES[1]}: " + ", ".join(found)
     )
 
 

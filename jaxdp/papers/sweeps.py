@@ -138,7 +138,7 @@ _FOUND = [
         _private_mlp(1_000, 0.5, 8.0),
         "MLP of 1,000 on 60 private components, epsilon 0.5, noise multiplier 8",
         (300, 450, 800, 1_200),
-        (4.0, 6.0, 10.0),
+        (4.0, 6.0, 7.0, 10.0),
     ),
 ]
 SWEEPS = tuple(sweep for sweep, _ in _FOUND)

@@ -29,16 +29,23 @@ def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(m
     found = adadp_gradients.run(config, dataset, (1, 2))
     assert found["records"] == len(dataset.test_x) != len(dataset.train_x)
     assert [at["step"] for at in found["at"]] == [1, 2]
+    # No moment, so no spread of it: the noise of the first step is that of global clipping.
+    assert found["at"][0]["noise"]["top"] == pytest.approx(1.0 * config.l2_clip_norm)
+    assert found["at"][0]["noise"]["quantiles"]["0.05"] == pytest.approx(config.l2_clip_norm)
     (first, none), (second, estimate) = seen
     assert first.shape == (64 * 10 + 10,)
     assert not none.any()
     assert first.max() > 0 < second.max()
     np.testing.assert_allclose(estimate, 0.1 * first, rtol=1e-5, atol=1e-9)
+    by_the_text = 1.2 * 1.0 * np.sqrt(estimate.size * estimate)  # β σ √m √E′
+    assert found["at"][1]["noise"]["top"] == pytest.approx(by_the_text.max(), rel=1e-5)
 
 
 def test_the_figure_tells_what_it_shows():
     squared = np.geomspace(1e-6, 1e-2, 5)
-    at = {"step": 100, **adadp_gradients.compared(squared, 4 * squared)}
+    noise = {"under_10": 0.5, "from_10_to_20": 0.25}
+    at = {"step": 100, **adadp_gradients.compared(squared, 4 * squared), "noise": noise}
     made, told = adadp_gradients.figure({"at": [at]})
     assert len(made.axes) == 1
     assert "step 100: medians 0.01 and 0.02" in told
+    assert "above 50.0, 25.0, 25.0 %" in told

@@ -21,7 +21,7 @@ def test_a_histogram_counts_every_coordinate():
     assert sum(found["counts"]) == 6
     assert (found["under_10"], found["from_10_to_20"]) == pytest.approx((1 / 3, 1 / 3))
     assert found["quantiles"]["0.5"] == pytest.approx(14.5)
-    assert adadp_noise._shares(found) == pytest.approx([100 / 3] * 3)
+    assert adadp_noise.shares(found) == pytest.approx([100 / 3] * 3)
 
 
 def test_the_first_noise_is_that_of_global_clipping():
@@ -59,7 +59,7 @@ def test_at_noise_8_the_noise_of_a_coordinate_follows_noise_alone():
     alone = adadp_noise.histogram(adadp_noise.noise_alone(size, 100))
     for at in kept["histograms"]:
         assert sum(at["counts"]) == size
-        assert adadp_noise._shares(at) == pytest.approx(adadp_noise._shares(alone), abs=0.5)
+        assert adadp_noise.shares(at) == pytest.approx(adadp_noise.shares(alone), abs=0.5)
         assert at["under_10"] > 0.9
 
 

@@ -1,11 +1,15 @@
-"""Sentences that quote the experiments of ``python -m benchmarks.printed_gaps``."""
+"""Printed figures beside ours, and the experiments of ``python -m benchmarks.printed_gaps``."""
 
 import re
+from collections.abc import Sequence
 
 from jaxdp.papers.tables import rows
 from jaxdp.papers.tables.rows import Results
 
 FILE = "printed_gaps.json"
+# What is printed, the figure, ours (a word before the name of a row, or a figure found without
+# one), and the difference, which quotes experiments by `{name}`.
+Entry = tuple[str, str, Sequence[tuple[str, str]], str]
 _NAME = re.compile(r"\{([\w.-]+)\}")
 
 

@@ -58,11 +58,11 @@ def page(results: Results) -> Page:
     """A table of the pages, and one of the rows that are left, in the order of running."""
     groups = grouped()
     summary = [
-        [f"[{page}]({page}.md)", *_told(results, of), _hours(_minutes(results, of))]
+        [f"[{page}]({page}.md)", *_told(results, of), _ran(results, of), _left(results, of)]
         for page, of in groups.items()
     ]
     every = [row for of in groups.values() for row in of]
-    summary.append(["all", *_told(results, every), _hours(_minutes(results, every))])
+    summary.append(["all", *_told(results, every), _ran(results, every), _left(results, every)])
     page_of = {row.name: page for page, of in groups.items() for row in of}
     body = [
         [
@@ -75,7 +75,10 @@ def page(results: Results) -> Page:
         for name, row in order.ordered().items()
         if missing(results, name)
     ]
-    headers = ("page", "rows", "run", "begun, more runs wanted", "not run", "hours left")
+    headers = (
+        *("page", "rows", "run", "begun, more runs wanted", "not run"),
+        *("hours of the runs that ended", "hours left"),
+    )
     return Page(
         "Rows: run, left, and time each",
         (
@@ -84,6 +87,7 @@ def page(results: Results) -> Page:
             "that other work shares, by measured steps of rows like it "
             "(`jaxdp.papers.cost`): 204 runs took 0.14 to 1.8 times their estimate, half of them "
             "less than a third, on a core each. "
+            "What ended is told by its own clock, of a resumed run since it was resumed. "
             f"The rows of [short](short.md) and the repeated ones of [pareto](pareto.md) are "
             f"wanted {repeats.LEAST_RUNS} times, the others once. Rows of census data, of "
             "accountants and without privacy have files of their own and are not in this queue.",
@@ -112,8 +116,14 @@ def _told(results: Results, of: Sequence[Row]) -> list[str]:
     return [str(len(of)), str(len(of) - some - none), str(some), str(none)]
 
 
-def _minutes(results: Results, of: Sequence[Row]) -> float:
-    return sum(cost.minutes(row) * left for row in of if (left := missing(results, row.name)))
+def _ran(results: Results, of: Sequence[Row]) -> str:
+    """The hours of all their runs."""
+    return _hours(sum(line["seconds"] for row in of for line in results.runs(row.name)) / 60)
+
+
+def _left(results: Results, of: Sequence[Row]) -> str:
+    """The estimated hours of what is left."""
+    return _hours(sum(cost.minutes(row) * missing(results, row.name) for row in of))
 
 
 def _hours(minutes: float) -> str:

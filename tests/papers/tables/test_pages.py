@@ -11,11 +11,11 @@ from matplotlib.image import imread
 
 from jaxdp import accounting as acc
 from jaxdp.cli import main
-from jaxdp.papers import census, queue, repeats, tables
+from jaxdp.papers import census, claims, queue, repeats, tables
 from jaxdp.papers.command import _TARGETS, reproduce
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.sweeps import SWEEPS
-from jaxdp.papers.tables import pareto, rows, table3
+from jaxdp.papers.tables import left, pareto, rows, table3
 
 ROOT = Path(__file__).parent.parent.parent.parent
 RESULTS = tables.Results(ROOT / "benchmarks" / "results")
@@ -151,6 +151,37 @@ def test_the_epsilon_of_an_accuracy_is_that_of_its_first_evaluation(tmp_path):
     text = tables.to_markdown(table3.page(results(tmp_path, row)))
     assert "| 94 % | DP-SGD, tanh | 1.23 | `mnist-dp-sgd-tanh` | step 20 of 100 | 95.10 % |" in text
     assert "not reached" in text
+
+
+def test_the_papers_noise_is_charged_by_its_accountant(tmp_path):
+    """From the experiments' curves: a row at 2.15 stands there, another experiment does not."""
+    curve = [[100, 0.83], [200, 0.85], [300, 0.84]]
+    name, kept = "fashion_mnist-dp-sgd-tanh-noise-2.15", {"steps": 300, "curve": curve}
+    kept |= {"dataset": "fashion_mnist", "algorithm": "dp-sgd", "test_accuracy": 0.84}
+    other = {**kept, "name": "adadp-of-lot", "algorithm": "adadp-as-published"}
+    (tmp_path / "printed_gaps.json").write_text(json.dumps([{**kept, "name": name}, other]))
+    section = table3.page(results(tmp_path)).sections[-1]
+    first, second, third = section.table.rows
+    at = [
+        claims.sa_dpsgd_theorem_1(2_048 / 60_000, 2.15, steps, 1e-5).value for steps in (100, 200)
+    ]
+    assert first == ["Fashion-MNIST", "DP-SGD, tanh", "2.15", "82 %", "1.73", first[-1]]
+    assert first[-1] == f"{rows.shown_epsilon(at[0])} at step 100 of 300"
+    assert second[-1] == f"{rows.shown_epsilon(at[1])} at step 200 of 300"
+    assert third[-1] == "not reached"
+
+
+def test_a_run_until_accepted_is_compared_with_the_papers_own():
+    name = "mnist-sa-dpsgd-as-published-momentum-until-accepted"
+    at = "| 94 % | SA-DPSGD, as published, momentum 0.9, until accepted | 1.21 | "
+    assert at + f"`{name}` |" in tables.to_markdown(table3.page(RESULTS))
+
+
+def test_hours_that_ran_are_those_of_the_rows(tmp_path):
+    found = results(tmp_path, *(line("mnist-auto-s-short", run=n, seconds=3_600) for n in (1, 2)))
+    told = {row[0]: row for row in left.page(found).sections[0].table.rows}
+    assert told["[short](short.md)"][3] == "1"  # begun, more runs wanted
+    assert told["all"][5] == "2.0"
 
 
 def test_a_short_row_stands_in_for_a_long_one_without_a_curve(tmp_path):
