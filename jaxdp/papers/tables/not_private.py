@@ -18,7 +18,9 @@ def page(results: Results) -> Page:
         network = "784-1000-10 (PIGDO)" if row.pigdo else "Table 1's"
         first = [spec(row.dataset).title, network, row.activation, f"{row.paper:.2f} %"]
         if not lines:
-            body.append([*first, f"`{name}`", rows.MISSING, "", str(row.epochs), "", ""])
+            minutes = not_private.MINUTES.get(row.dataset)
+            told = rows.MISSING + (f": {minutes} min" if minutes else "")
+            body.append([*first, f"`{name}`", told, "", str(row.epochs), "", ""])
             continue
         found = rows.mean_and_spread([line["test_accuracy"] for line in lines])
         seconds = f"{max(line['seconds'] for line in lines):.0f}"
