@@ -1,4 +1,4 @@
-"""What AdaDp prints, beside the rows that answer it."""
+"""Printed figures of AdaDp, beside the rows that answer them."""
 
 from jaxdp.papers.tables.gaps import Entry
 

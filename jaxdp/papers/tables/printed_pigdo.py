@@ -1,4 +1,4 @@
-"""What PIGDO prints, beside the rows that answer it."""
+"""Printed figures of PIGDO, beside the rows that answer them."""
 
 from jaxdp.papers.tables.gaps import Entry
 

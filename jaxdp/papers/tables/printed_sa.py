@@ -1,4 +1,4 @@
-"""What SA-DPSGD prints, beside the rows that answer it."""
+"""Printed figures of SA-DPSGD, beside the rows that answer them."""
 
 from jaxdp.papers.tables.gaps import Entry
 
