@@ -203,7 +203,7 @@ def main() -> None:
     options = parser.parse_args()
     load = functools.lru_cache(maxsize=1)(lambda name: data.load(name, options.data_dir))
     names = options.names or [*COMPUTED, *GAPS]
-    for name in COMPUTED.keys() & set(names):
+    for name in [name for name in COMPUTED if name in names]:
         queue.keep(RESULTS, COMPUTED[name](), indent=None)
     queue.work_through(
         {name: GAPS[name][0] for name in names if name not in COMPUTED},

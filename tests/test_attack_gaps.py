@@ -16,7 +16,7 @@ import jaxdp
 from benchmarks.printed_gaps import GAPS
 from jaxdp import accounting as acc
 from jaxdp.papers import figures, raw_gradient
-from jaxdp.papers.adadp import RawClipping
+from jaxdp.papers.adadp import _RawClipping
 from jaxdp.papers.raw_gradient import RawGradient
 from jaxdp.papers.tables import printed
 from jaxdp.runs.tuning import tune
@@ -45,7 +45,7 @@ def test_the_experiment_of_the_lots_mean_says_what_it_clips():
     row, changed = GAPS["adadp-of-mean"]
     assert "examples clipped at 600 β √E′" in changed
     given = row.given
-    clipping = RawClipping(given["l2_clip_norm"], given["settings"]["beta"], 1e-6, True)
+    clipping = _RawClipping(given["l2_clip_norm"], given["settings"]["beta"], 1e-6, True)
     moment = jnp.array([1.0, 4.0])  # E′, of roots 1 and 2
     parts, _ = clipping.contribution(moment)(jnp.array([5e3, -1e4]))
     found = parts * clipping.sides(moment)

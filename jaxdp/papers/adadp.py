@@ -51,13 +51,13 @@ def adadp_step_only(
 
 
 @dataclasses.dataclass(frozen=True)
-class RawClipping:
+class _RawClipping:
     """The paper's clipping by a moment of un-noised gradients: by coordinates once it varies."""
 
-    bound: float = 4.0
-    beta: float = 1.2
-    threshold: float = 1e-6
-    of_lot: bool = False
+    bound: float
+    beta: float
+    threshold: float
+    of_lot: bool
 
     def sides(self, moment: PyTree) -> PyTree:
         """By how much a coordinate of one example is divided, [*leaf] each."""
@@ -127,7 +127,7 @@ def adadp_as_published(
         leak="un-noised squared gradients set the clip bounds and the noise of later steps",
     )
 
-    clipping = RawClipping(bound, beta, threshold, of_lot)
+    clipping = _RawClipping(bound, beta, threshold, of_lot)
 
     def init(params: PyTree) -> AdaDpState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)

@@ -20,8 +20,9 @@ from jaxdp._durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.adadp import AdaDpState
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import adadp_noise
-from jaxdp.papers.adadp import RawClipping
+from jaxdp.papers.raw_gradient import RawGradient
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
@@ -69,14 +70,20 @@ def run(config: RunConfig, dataset: data.Dataset, steps: tuple[int, ...]) -> dic
     config = dataclasses.replace(config, dataset_size=len(public.train_x))
     secret = Secret.new()
     public, _ = assemble.projected(config, public, secret, None)
-    trainer = Trainer(
+    loss, algorithm = (
         models.cross_entropy(assemble.model_of(config)),
         config.private_algorithm(secret),
+    )
+    trainer = Trainer(
+        loss,
+        algorithm,
         source=(public.train_x, public.train_y),
         secret=secret,
         ledger=Ledger(),
         physical_batch_size=config.physical_batch_size,
     )
+    multiplier = config.noise_multiplier
+    assert isinstance(multiplier, float)
     state = trainer.init(assemble.fresh_params(config, secret))
     found = []
     for number, batch in enumerate(trainer.batches(steps[-1]), 1):
@@ -85,7 +92,9 @@ def run(config: RunConfig, dataset: data.Dataset, steps: tuple[int, ...]) -> dic
         if before is not None:
             squared = (_moment(state) - _KEEP * before) / (1 - _KEEP)
             line = {"step": number, **compared(np.maximum(squared, 0.0), before)}
-            found.append({**line, "noise": adadp_noise.histogram(_stds(config, before))})
+            found.append(
+                {**line, "noise": adadp_noise.histogram(_stds(multiplier, algorithm, loss, before))}
+            )
     return {
         "at": found,
         "records": len(public.train_x),
@@ -94,11 +103,12 @@ def run(config: RunConfig, dataset: data.Dataset, steps: tuple[int, ...]) -> dic
     }
 
 
-def _stds(config: RunConfig, moment: np.ndarray) -> np.ndarray:
+def _stds(multiplier: float, algorithm: Algorithm, loss: Any, moment: np.ndarray) -> np.ndarray:
     """σ_i = σ √m s_i of the sum over a lot, float [m], s_i by the moments before its step."""
-    sides = np.asarray(RawClipping(bound=config.l2_clip_norm).sides(moment))
-    assert isinstance(config.noise_multiplier, float)
-    return config.noise_multiplier * math.sqrt(sides.size) * sides
+    gradient = algorithm.clipped_grad(loss)
+    assert isinstance(gradient, RawGradient)
+    assert gradient.unscale is not None
+    return multiplier * math.sqrt(moment.size) * np.asarray(gradient.unscale(moment))
 
 
 def _moment(state: Any) -> np.ndarray:

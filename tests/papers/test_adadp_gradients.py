@@ -1,12 +1,17 @@
 """AdaDp's Figure 4 (c): gradients of public records, and their estimates."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from jaxdp.papers import adadp_gradients, algorithms  # noqa: F401  (registers them)
+from jaxdp.papers import adadp_gradients, adadp_noise, algorithms  # noqa: F401  (registers them)
 from jaxdp.runs.config import resolve
 from jaxdp.runs.recipes import recipe
 from tests.runs import small
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_two_arrays_are_compared_coordinate_by_coordinate():
@@ -39,6 +44,14 @@ def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(m
     np.testing.assert_allclose(estimate, 0.1 * first, rtol=1e-5, atol=1e-9)
     by_the_text = 1.2 * 1.0 * np.sqrt(estimate.size * estimate)  # β σ √m √E′
     assert found["at"][1]["noise"]["top"] == pytest.approx(by_the_text.max(), rel=1e-5)
+
+
+def test_the_page_has_the_noise_of_the_stored_run():
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    kept = json.loads((ROOT / "benchmarks/results" / adadp_gradients.FILE).read_text())
+    for at in kept["at"]:
+        low, middle, high = adadp_noise.shares(at["noise"])
+        assert f"| {low:.1f} % | {middle:.1f} % | {high:.1f} %, also above 32 |" in text
 
 
 def test_the_figure_tells_what_it_shows():
