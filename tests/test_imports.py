@@ -141,8 +141,3 @@ def test_accounting_commands_work_without_jax():
         "tensorflow_datasets",
         "sklearn",
     )
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_file_is_read_in_one_sitting(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
