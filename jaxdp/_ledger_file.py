@@ -87,7 +87,7 @@ class LedgerMemory:
     def append(self, row: Row) -> Row:
         """Chains one row, and returns it once it is known."""
         self.chain.next(row)
-        self._known([("this ledger", row)])
+        self._known([(f"row {len(self.chain.heads)} of this ledger", row)])
         return row
 
     def begin(self) -> None:

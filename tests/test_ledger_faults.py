@@ -107,6 +107,7 @@ def test_whatever_call_fails_the_ledger_opens_again_and_misses_nothing(
                 except (StorageError, KeyboardInterrupt):
                     disk.make_room()
                     assert jaxdp.Ledger(path, key=KEY).steps == ledger.steps
+                    assert lasts or ledger.steps == step  # where it could be cut, nothing counts
                     ledger.charge(STEP, stream="s", first_step=step, replay=True)
                 disk.returned += 1
                 disk.note(disk.durable)
@@ -135,13 +136,12 @@ def test_an_interrupt_at_any_line_leaves_file_and_memory_agreeing(tmp_path, quic
             ("charge", functools.partial(ledger.charge, STEP, 3, stream="s", first_step=2)),
             ("give_back", functools.partial(ledger.give_back, "s", 4, 5)),
             ("show", functools.partial(ledger.show, "s", 4)),
-            ("begin", functools.partial(ledger.new_stream, "t")),
         ):
             if interrupted(deed, trace):
                 assert jaxdp.Ledger(path, key=KEY).to_json() == ledger.to_json()
                 if (name, ledger.steps) not in (("charge", 5), ("give_back", 4)):  # else it is done
                     deed()
-        assert (ledger.steps, ledger.shown("s"), ledger.begun) == (4, 4, 1)
+        assert (ledger.steps, ledger.shown("s")) == (4, 4)
         ledger.close()
         assert jaxdp.Ledger(path, key=KEY).to_json() == ledger.to_json()
     assert at > 200
