@@ -45,7 +45,8 @@ class Ledger:
         key: secret bytes that make the chain a MAC; None chains without a secret.
 
     Raises:
-        ValueError: the file is damaged, or holds more than the budget.
+        ValueError: the file is damaged, no ledger or no regular file, cannot be read, or holds more
+            than the budget.
 
     Example:
         >>> from jaxdp import accounting as acc
@@ -150,7 +151,8 @@ class Ledger:
 
         Raises:
             ValueError: a step that was charged before, without ``replay`` or as another event; a
-                closed ledger, or one that another process writes to; a bad argument.
+                closed ledger, or one that another process writes to; a bad argument; a full disk,
+                or storage without locks.
         """
         entry = Entry(event, first_step, steps, stream, source, note)
         with self._lock:
