@@ -140,8 +140,8 @@ class LedgerFile:
         """Opens the file for this process; ``known`` receives the rows that others wrote since.
 
         Raises:
-            ValueError: another process writes; the file is damaged or gone, or cannot be written;
-                after a fork.
+            ValueError: another process writes; the file is damaged or gone; after a fork.
+            StorageError: it cannot be written or locked.
         """
         if self.is_open:
             self._check()
@@ -150,7 +150,7 @@ class LedgerFile:
         self._known = known
         if not _durable.is_file(self.path):
             self._check_known([])
-        with self._in_words("nothing was charged, and nothing released"):
+        try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = _durable.open_locked(
                 self.path,
@@ -168,6 +168,11 @@ class LedgerFile:
             except BaseException:
                 file.close()  # and with it the lock
                 raise
+        except OSError as error:
+            raise _durable.StorageError(
+                f"ledger {self.path} must be a file that can be written, got {error}: nothing was "
+                "charged, and nothing released"
+            ) from error
         self._process, self._size, self._writing = os.getpid(), size, False
         self._file = file
 
@@ -239,16 +244,6 @@ class LedgerFile:
             os.write(handle, b"\n")
         _durable.sync(handle)
         _durable.sync_directory(self.path.resolve().parent)
-
-    @contextlib.contextmanager
-    def _in_words(self, safe: str) -> Iterator[None]:
-        """Tells an error of the system with the path and what is safe."""
-        try:
-            yield
-        except OSError as error:
-            raise _durable.StorageError(
-                f"ledger {self.path} must be a file that can be written, got {error}: {safe}"
-            ) from error
 
     def _check_key(self) -> None:
         if self._readable_only:

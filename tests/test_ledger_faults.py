@@ -328,33 +328,30 @@ def test_a_whole_last_line_that_does_not_fit_is_found(tmp_path):
     assert path.read_bytes() == before
 
 
+OTHERS = {
+    "text": b"notes of a meeting",
+    "picture": b"\x89PNG\r\n\x1a\n\0\0",
+    "archive": b"PK\3\4\0\0",
+    "zeros": b"\0" * 100,
+    "list": b"[1, 2]\n",
+    "number": b"7\n",
+    "deep": b'{"a": ' * 100_000,
+    "event alone": b'{"event": {"type": "Gaussian"}}',
+    "seen": b'{"seen": 3}\n',
+    "shown": b'{"shown": Infinity, "stream": "s"}\n',
+    "header alone": b'{"ledger": 2}\n',
+}
+
+
 # Before: dropped without a word, and deleted by the first charge; lines that end in a carriage
 # return alone were an empty ledger.
-@pytest.mark.parametrize(
-    ("content", "where"),
-    [
-        (b"notes of a meeting", 1),
-        (b"\x89PNG\r\n\x1a\n\0\0", 1),
-        (b"PK\3\4\0\0", 1),
-        (b"\0" * 100, 1),
-        (b"[1, 2]\n", 1),
-        (b"7\n", 1),
-        (b'{"a": ' * 100_000, 1),
-        (b'{"event": {"type": "Gaussian"}}', 1),
-        (b'{"seen": 3}\n', 1),
-        (b'{"shown": Infinity, "stream": "s"}\n', 1),
-        (b'{"ledger": 2}\n', 1),
-        (None, 1),
-    ],
-)
-def test_a_file_that_is_no_ledger_is_refused_in_words_and_left_alone(tmp_path, content, where):
+@pytest.mark.parametrize("kind", [*OTHERS, "carriage returns"])
+def test_a_file_that_is_no_ledger_is_refused_in_words_and_left_alone(tmp_path, kind):
     path = tmp_path / "ledger.jsonl"
-    if content is None:  # as old editors wrote lines
-        charged(path).close()
-        content = path.read_bytes().replace(b"\n", b"\r")
+    charged(path).close()
+    content = OTHERS.get(kind, path.read_bytes().replace(b"\n", b"\r"))
     path.write_bytes(content)
-    words = rf"ledger.jsonl, line {where}, must (be a ledger entry|follow)"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=r"ledger.jsonl, line 1, must (be a ledger entry|follow)"):
         jaxdp.Ledger(path)
     assert path.read_bytes() == content
 
