@@ -1,9 +1,11 @@
 """Files that survive a crash: whole, and on disk when a call returns."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ else:
 
     msvcrt: Any = None
 
+_HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}  # by somebody else
 _LOCK_AT = 1 << 30  # of Windows' lock, which is mandatory: a byte that is never written
 
 
@@ -32,14 +35,24 @@ def open_locked(path: Path, mode: str, busy: str) -> TextIO:
 
     Raises:
         ValueError: another process or object holds it; the message is ``busy``.
+        StorageError: it lies on storage without locks.
     """
     # The same bytes on every system, for they are hashed and counted.
     file: TextIO = path.open(mode, encoding="utf-8", newline="\n")  # type: ignore[assignment]
     try:
         _lock(file)
-    except OSError as error:
+    except BaseException as error:
         file.close()
-        raise ValueError(busy) from error
+        if not isinstance(error, OSError):
+            raise
+        if fcntl is None or error.errno in _HELD:
+            raise ValueError(busy) from error
+        raise StorageError(
+            f"{path} must lie on storage that can lock files, got {error}: without a lock two "
+            "processes could write at once, and each would miss what the other releases. Work in a "
+            "folder on a local disk, or on a file system that is mounted with locks, and copy it "
+            "afterwards"
+        ) from error
     return file
 
 
@@ -58,13 +71,24 @@ def _lock(file: TextIO) -> None:
 
 
 def append_line(file: TextIO, line: str) -> None:
-    """Appends one line; it is on disk when this returns."""
-    file.write(line + "\n")
-    file.flush()
-    _sync(file.fileno())
+    """Appends one line; it is on disk when this returns.
+
+    Where this raises, nothing of it is there; only if the file could not be cut again either, a
+    beginning or all of it. Nothing is buffered that a later call or ``close`` could write.
+    """
+    handle, rest = file.fileno(), (line + "\n").encode()
+    size = os.fstat(handle).st_size
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        sync(handle)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
 
 
-def _sync(handle: int) -> None:
+def sync(handle: int) -> None:
     """Puts on disk what was written; macOS' own fsync leaves it in the cache of the drive."""
     if sys.platform == "darwin":
         with contextlib.suppress(OSError):  # a file system that cannot
@@ -73,9 +97,36 @@ def _sync(handle: int) -> None:
     os.fsync(handle)
 
 
-def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file without a last one that a crash has torn."""
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+def is_file(path: Path) -> bool:
+    """True if there is a regular file, False if there is nothing.
+
+    Raises:
+        ValueError: there is something else, which may have no end; it is not opened.
+        StorageError: it cannot be said.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(f"{path} must be a file that can be read, got {error}") from error
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+        raise ValueError(f"{path} must be a regular file, got {kind}")
+    return True
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """The lines of a file, each with its newline; the last one may lack it.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.readlines()
+    except OSError as error:
+        raise StorageError(f"{path} must be a file that can be read, got {error}") from error
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
@@ -86,7 +137,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
         file.flush()
-        _sync(file.fileno())
+        sync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
 
@@ -99,7 +150,7 @@ def write_bytes_atomically(path: Path, content: bytes, mode: int = 0o644) -> Non
     with os.fdopen(handle, "wb") as file:
         file.write(content)
         file.flush()
-        _sync(file.fileno())
+        sync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
 
@@ -110,7 +161,7 @@ def rewrite(path: Path, content: bytes) -> None:
         file.truncate()
         file.write(content)
         file.flush()
-        _sync(file.fileno())
+        sync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -140,7 +191,7 @@ def sync_directory(directory: Path) -> None:
         return
     handle = os.open(directory, os.O_RDONLY)
     try:
-        _sync(handle)
+        sync(handle)
     finally:
         os.close(handle)
 
@@ -153,7 +204,7 @@ def save_array(path: Path, array: Any, mode: int = 0o666) -> None:
     with os.fdopen(handle, "wb") as file:
         np.save(file, array)
         file.flush()
-        _sync(file.fileno())
+        sync(file.fileno())
     unfinished.replace(path)
     sync_directory(path.parent)
 

@@ -136,8 +136,9 @@ class Streams:
                 kept.append(entry.between(entry.first_step, min(entry.end, first_step)))
             if entry.end > end:
                 kept.append(entry.between(max(entry.first_step, end), entry.end))
-        self._entries[stream] = kept
-        if not kept:
+        if kept:
+            self._entries[stream] = kept
+        else:
             del self._entries[stream]
 
     def missing(

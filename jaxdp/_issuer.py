@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
+from jaxdp._durable import StorageError
 from jaxdp._entries import SEEDED
 from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
@@ -65,6 +66,7 @@ class Issuer:
         self._source, self._note, self._replay = source, note, replay
         self.arranged: Any = None  # of a run with correlated noise: the sampler, and its records
         self._reserved = self.step
+        self._unsure = self.step  # steps before this one may be charged where the ledger failed
         self._handed = self.step
         self._kept = self.step  # steps before this one are never given back
         self._counts_all = False
@@ -140,7 +142,7 @@ class Issuer:
         """(stream, step): the steps from here on were not handed out; None if all were."""
         handed = max(self._handed, self._kept)
         # A run may hold charges of steps that an earlier process took and nobody saw.
-        ahead = self._replay or handed < self._reserved
+        ahead = self._replay or handed < max(self._reserved, self._unsure)
         return (self.stream, handed) if ahead else None
 
     def uncounted(self) -> tuple[str, int] | None:
@@ -178,11 +180,15 @@ class Issuer:
                 self._give_back(end)
 
     def _give_back(self, end: int) -> None:
+        self._unsure = end
         try:
             self.ledger.give_back(self.stream, self.step, end)
-        except ValueError:  # nothing was given back; after an interrupt, nobody knows
+        except StorageError:  # as after an interrupt, the ledger says it at the next charge
+            raise
+        except ValueError:  # nothing was given back
             self._reserved = end
             raise
+        self._unsure = self.step
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -209,6 +215,9 @@ class Issuer:
 
     def _charge(self, until: int) -> None:
         for event, first, count in self.mechanism.events(self.step, until - self.step):
+            # What an earlier call may have charged before it failed was handed out by nobody.
+            replay = self._replay or first < self._unsure
+            self._unsure = max(self._unsure, first + count)
             self.ledger.charge(
                 event,
                 count,
@@ -216,7 +225,7 @@ class Issuer:
                 first_step=first,
                 source=self._source,
                 note=self._note,
-                replay=self._replay,
+                replay=replay,
             )
             self._reserved = first + count
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,6 +13,7 @@ from jaxdp import _durable
 
 FORMAT = 2
 Row = dict[str, Any]
+Known = Callable[[Iterable[tuple[str, Row]]], None]
 
 
 class Chain:
@@ -63,18 +64,20 @@ class LedgerMemory:
     """Rows that only this process has."""
 
     chained, is_open, begins_anew = True, False, False
+    _known: Known
 
     def __init__(self) -> None:
         self.chain = Chain()
         self.chain.next(header())
         self._process = os.getpid()
 
-    def new_rows(self) -> list[tuple[str, Row]]:
+    def new_rows(self) -> Iterable[tuple[str, Row]]:
         """None."""
         return []
 
-    def open(self, known: Callable[[list[tuple[str, Row]]], None]) -> None:
+    def open(self, known: Known) -> None:
         """Raises ValueError after a fork."""
+        self._known = known
         if self._process != os.getpid():
             raise ValueError(
                 "ledger must be charged by the process that made it, got a forked one: each would "
@@ -82,8 +85,9 @@ class LedgerMemory:
             )
 
     def append(self, row: Row) -> Row:
-        """Chains one row, and returns it."""
+        """Chains one row, and returns it once it is known."""
         self.chain.next(row)
+        self._known([(f"row {len(self.chain.heads)} of this ledger", row)])
         return row
 
     def begin(self) -> None:
@@ -96,12 +100,16 @@ class LedgerMemory:
 class LedgerFile:
     """Rows of JSON on disk; appended by one process at a time, durable when a call returns.
 
+    A row is known as it is read, whether it was written just now or by somebody else, and only then
+    counts as read: whatever stops this in between, what is on disk is known after the next look.
+
     Args:
         path: the file; nothing is touched before the first ``append``.
         key: as for ``Chain``.
     """
 
     begins_anew = False
+    _known: Known
 
     def __init__(self, path: Path, key: bytes = b""):
         self.path, self._key = path, key
@@ -111,81 +119,86 @@ class LedgerFile:
         self._lines = self._size = 0
         self._file: TextIO | None = None
         self._process = 0
+        self._writing = False  # also after a write that was cut short
 
     @property
     def is_open(self) -> bool:
-        """True while this process writes."""
-        return self._file is not None
+        """True while this process can write."""
+        return self._file is not None and not self._writing
 
-    def new_rows(self) -> list[tuple[str, Row]]:
-        """(where, row) for the rows beyond those already known; [] where there is no file yet.
+    def new_rows(self) -> Iterator[tuple[str, Row]]:
+        """(where, row) for the rows beyond those already known; none where there is no file yet.
 
         Raises:
-            ValueError: a line that is no JSON, or that does not fit the chain.
+            ValueError: a line that is no JSON, or that does not fit the chain; no regular file.
         """
-        if not self.path.exists():
-            self._check_known([])
-            return []
-        return self._parsed(_durable.whole_lines(self.path))
+        lines = self._on_disk()
+        self._check_known(lines)
+        return self._parsed(lines[self._lines :])
 
-    def open(self, known: Callable[[list[tuple[str, Row]]], None]) -> None:
+    def open(self, known: Known) -> None:
         """Opens the file for this process; ``known`` receives the rows that others wrote since.
 
         Raises:
             ValueError: another process writes; the file is damaged or gone; after a fork.
+            StorageError: it cannot be written or locked.
         """
-        if self._file is not None:
+        if self.is_open:
             self._check()
             return
-        if not self.path.exists():
+        self.close()
+        self._known = known
+        if not _durable.is_file(self.path):
             self._check_known([])
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = _durable.open_locked(
-            self.path,
-            "a",
-            f"ledger {self.path} is in use by another writer: "
-            "a process, or a trainer or ledger of this one that was not closed, close()",
-        )
         try:
-            whole = _durable.whole_lines(self.path)
-            self._check_known(whole)
-            known(self._parsed(whole))
-            self._check_key()
-        except ValueError:
-            file.close()  # and with it the lock
-            raise
-        # A torn last line was never followed by its release: the fsync comes first.
-        os.truncate(self.path, sum(len(line) for line in whole))
-        _durable.sync_directory(self.path.parent)
-        self._file, self._process = file, os.getpid()
-        self._size = os.fstat(file.fileno()).st_size
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = _durable.open_locked(
+                self.path,
+                "a",
+                f"ledger {self.path} is in use by another writer: "
+                "a process, or a trainer or ledger of this one that was not closed, close()",
+            )
+            try:
+                lines = self._on_disk()
+                self._check_known(lines)
+                known(self._parsed(lines[self._lines :]))
+                self._check_key()
+                self._mend(file.fileno(), lines)
+                size = os.fstat(file.fileno()).st_size
+            except BaseException:
+                file.close()  # and with it the lock
+                raise
+        except OSError as error:
+            raise _durable.StorageError(
+                f"ledger {self.path} must be a file that can be written, got {error}: nothing was "
+                "charged, and nothing released"
+            ) from error
+        self._process, self._size, self._writing = os.getpid(), size, False
+        self._file = file
 
     def append(self, row: Row) -> Row:
-        """Writes one row, and returns it."""
+        """Writes one row, and returns it once it is on disk and known."""
         assert self._file is not None
         self._check()
         if "ledger" not in row:
             self.begin()
         found = self.chain.after(row)
-        chained = {**row, "chain": found.hex()}
-        before = self._size, self._lines
+        line = json.dumps({**row, "chain": found.hex()}, sort_keys=True)
+        self._writing = True
         try:
-            _durable.append_line(self._file, json.dumps(chained, sort_keys=True))
-            self._size, self._lines = os.fstat(self._file.fileno()).st_size, self._lines + 1
-            # Only what is on disk may stand in a state.
-            self.chain.take(found)
-            self.chained = True
+            _durable.append_line(self._file, line)
+            self._known(self._parsed([line.encode()]))
+            self._size += len(line) + 1
+            self._writing = False
         except BaseException as error:
-            if self.chain.head == found:  # an interrupt after the deed
-                self.chained = True
+            self._give_up()
+            if not isinstance(error, OSError):
                 raise
-            self._size, self._lines = before
-            self._give_up(self._size)
-            if not isinstance(error, OSError):  # Ctrl-C: as if it had come before
-                raise
+            safe = "nothing was charged, and nothing released"
+            if self.chain.head == found:
+                safe = "the last line could not be removed and counts, though nothing was released"
             raise _durable.StorageError(
-                f"ledger {self.path} must be writable, got {error}: the step was not charged, and "
-                "nothing of it was released. Make room and try again"
+                f"ledger {self.path} must be writable, got {error}: {safe}. Make room and try again"
             ) from error
         return row
 
@@ -196,18 +209,41 @@ class LedgerFile:
 
     def close(self) -> None:
         """Closes the file, so that other processes can write."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # every line is on disk
+                file.close()
 
-    def _give_up(self, size: int) -> None:
-        """Closes a file in which half a line was written."""
-        assert self._file is not None
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._file.fileno(), size)
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self._file = None
+    def _give_up(self) -> None:
+        """Closes the file, of which nobody knows how it ends, after a look at it."""
+        try:
+            with contextlib.suppress(ValueError):  # then ``open`` looks again
+                lines = self._on_disk()
+                self._check_known(lines)
+                self._known(self._parsed(lines[self._lines :]))
+        finally:
+            self.close()
+
+    def _on_disk(self) -> list[bytes]:
+        """The lines of the file, without a last one that was torn; [] where there is no file."""
+        lines = _durable.lines_of(self.path) if _durable.is_file(self.path) else []
+        if lines and not lines[-1].endswith(b"\n"):
+            last = lines.pop().rstrip(b"\0")  # zeros: room that was made and not written to
+            if not _is_torn(last, bool(lines)):
+                lines.append(last)
+        return lines
+
+    def _mend(self, handle: int, lines: list[bytes]) -> None:
+        """Ends the file after its last whole line, and makes durable what was read from it.
+
+        A torn last line was never followed by its release: the fsync comes first. A whole one may
+        have been written by a process that died before its fsync.
+        """
+        os.ftruncate(handle, sum(len(line) for line in lines))
+        if lines and not lines[-1].endswith(b"\n"):
+            os.write(handle, b"\n")
+        _durable.sync(handle)
+        _durable.sync_directory(self.path.resolve().parent)
 
     def _check_key(self) -> None:
         if self._readable_only:
@@ -244,32 +280,60 @@ class LedgerFile:
                 "written to by somebody else: what is charged from now on would be lost"
             )
 
-    def _parsed(self, lines: list[bytes]) -> list[tuple[str, Row]]:
-        rows = []
-        for number, line in enumerate(lines[self._lines :], self._lines + 1):
-            where = f"{self.path}, line {number},"
-            rows.append((where, self._row(where, line)))
-            self._lines = number
-        return rows
+    def _parsed(self, lines: list[bytes]) -> Iterator[tuple[str, Row]]:
+        """(where, row) for each of the next lines, which counts as read once it was taken in."""
+        for line in lines:
+            before = self._lines, self.chain.head, self.chained, self._readable_only
+            where = f"{self.path}, line {self._lines + 1},"
+            row, chain = _row(where, line)
+            chained, readable_only = self.chained, self._readable_only
+            if "ledger" in row:
+                if row["ledger"] != FORMAT or chained:
+                    raise ValueError(f"{where} must not begin a ledger of format {row['ledger']!r}")
+                chained, readable_only = True, bool(row.get("keyed")) and not self._key
+            found = self.chain.after(row)
+            if chained and not readable_only and chain != found.hex():
+                raise ValueError(
+                    f"{where} must follow from the lines before it, but it does not: a line was "
+                    "edited, inserted or removed, so that what was released is no longer known"
+                )
+            if not chained and (chain is not None or self._key):
+                raise ValueError(f"{where} must follow the first line of its ledger, which is gone")
+            yield where, row
+            try:
+                if chained and not readable_only:  # only what is on disk may stand in a state
+                    self.chain.take(found)
+                self.chained, self._readable_only = chained, readable_only
+                self._lines += 1
+            except BaseException:  # Ctrl-C: it is read once more
+                self._lines, self.chain.head, self.chained, self._readable_only = before
+                raise
 
-    def _row(self, where: str, line: bytes) -> Row:
-        try:
-            row: Row = json.loads(line)
-            chain = row.pop("chain", None)
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"{where} must be a ledger entry: {error}") from error
-        if "ledger" in row:
-            if row["ledger"] != FORMAT or self.chained:
-                raise ValueError(f"{where} must not begin a ledger of format {row['ledger']!r}")
-            self.chained = True
-            self._readable_only = row["keyed"] and not self._key
-        if self._readable_only:
-            return row
-        if self.chained and chain != self.chain.next(row):
-            raise ValueError(
-                f"{where} must follow from the lines before it, but it does not: a line was "
-                "edited, inserted or removed, so that what was released is no longer known"
-            )
-        if not self.chained and (chain is not None or self._key):
-            raise ValueError(f"{where} must follow the first line of its ledger, which is gone")
-        return row
+
+def _row(where: str, line: bytes) -> tuple[Row, Any]:
+    """A line's row and its hash; ValueError for a line that is none."""
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"expected a JSON object, got {type(row).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} must be a ledger entry: {error}") from error
+    return row, row.pop("chain", None)
+
+
+def _is_torn(last: bytes, follows: bool) -> bool:
+    """True for a beginning of a line, which a crash left; a whole one counts without its newline.
+
+    Args:
+        last: the end of the file, where it has no newline.
+        follows: True if there are lines before it.
+    """
+    if not last:
+        return follows
+    try:
+        json.JSONDecoder().raw_decode(last.decode(errors="replace"))
+    except ValueError:
+        return b'{"'.startswith(last[:2])  # else it was never a ledger's line
+    except RecursionError:
+        pass
+    return False

@@ -9,16 +9,16 @@ import hashlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxdp import _processes
 from jaxdp._durable import StorageError
 from jaxdp._entries import Entry, Streams
-from jaxdp._ledger_file import Chain, LedgerFile, LedgerMemory, Row
+from jaxdp._ledger_file import Chain, Known, LedgerFile, LedgerMemory, Row
 
-Rows = list[tuple[str, Row]]
+Rows = Iterable[tuple[str, Row]]
 # Rows, and hashes of rows, of one message: a few hundred kilobytes; the service takes 4 MB at most.
 _TOGETHER, _HEADS_TOGETHER = 500, 10_000
 _named: dict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -46,11 +46,11 @@ class Book(Protocol):
     def new_rows(self) -> Rows:
         """(where, row) for the rows beyond those already known."""
 
-    def open(self, known: Callable[[Rows], None]) -> None:
+    def open(self, known: Known) -> None:
         """Takes the book for this process; ``known`` receives rows that were not known yet."""
 
     def append(self, row: Row) -> Row:
-        """Returns the row once it is durable."""
+        """Returns the row once it is durable and was received by what ``open`` was given."""
 
     def begin(self) -> None:
         """Writes the header, if there is none."""
@@ -136,7 +136,7 @@ class Told:
         """As for ``Book``."""
         return self._noted(self._own.new_rows())
 
-    def open(self, known: Callable[[Rows], None]) -> None:
+    def open(self, known: Known) -> None:
         """As for ``Book``; the first time it tells the others all rows."""
         with _Failing(self._line):
             self._own.open(lambda rows: known(self._noted(rows)))
@@ -151,6 +151,7 @@ class Told:
         if not before:
             self._line.tell(rows=[({"ledger": 0}, "")])
         self._line.tell(rows=[(row, self.chain.head.hex())])
+        self._read.clear()
         return row
 
     def begin(self) -> None:
@@ -159,14 +160,16 @@ class Told:
             with _Failing(self._line):
                 self._own.begin()
             self._line.tell(rows=[({"ledger": 0}, self.chain.head.hex())])
+            self._read.clear()
 
     def close(self) -> None:
         """As for ``Book``."""
         self._own.close()
 
     def _noted(self, rows: Rows) -> Rows:
-        self._read += [(row, "") for _, row in rows]
-        return rows
+        for where, row in rows:
+            yield where, row
+            self._read.append((row, ""))
 
     def _tell_read(self) -> None:
         rows, self._read = self._read, []
@@ -203,6 +206,7 @@ class Heard:
     """
 
     is_open = False
+    _known: Known
 
     def __init__(self, own: LedgerFile | LedgerMemory, path: Path | None, read: bool):
         self._own, self._line, self._reads = own, _Line(path), read
@@ -210,11 +214,11 @@ class Heard:
         self._written = Streams()
         self._begun: list[str] = []
         self._shown: dict[str, int] = defaultdict(int)
-        self._known: Callable[[Rows], None] = lambda rows: None
+        self._count = itertools.count(1)
 
     def new_rows(self) -> Rows:
         """As for ``Book``."""
-        rows = self._own.new_rows() if self._reads else []
+        rows = list(self._own.new_rows()) if self._reads else []
         self.chained = self._own.chained
         return rows
 
@@ -223,7 +227,7 @@ class Heard:
         """As for ``Book``; what is in memory alone, as after ``Ledger.from_json``, stays."""
         return not self._joined and isinstance(self._own, LedgerFile)
 
-    def open(self, known: Callable[[Rows], None]) -> None:
+    def open(self, known: Known) -> None:
         """Waits, the first time, until process 0 has taken the file, for all that it holds."""
         if isinstance(self._own, LedgerMemory):
             self._own.open(known)
@@ -237,7 +241,7 @@ class Heard:
     def append(self, row: Row) -> Row:
         """The row, once process 0 has written it; what is assumed or counted it says by itself."""
         if "begun" in row:
-            return {"begun": self._next_begun(row)}
+            row = {"begun": self._next_begun(row)}
         if "event" in row:
             self._wait_for(Entry.from_dict(row))
         if "shown" in row:
@@ -245,6 +249,7 @@ class Heard:
                 self._hear()
         if "given_back" in row:
             raise ValueError("charges must stay where several processes may have used them")
+        self._know(row)
         return row
 
     def begin(self) -> None:
@@ -300,4 +305,7 @@ class Heard:
         elif "shown" in row:
             self._shown[row["stream"]] = row["shown"]
         if old:
-            self._known([("the ledger of process 0", row)])
+            self._know(row)
+
+    def _know(self, row: Row) -> None:
+        self._known([(f"row {next(self._count)} of the ledger of process 0", row)])

@@ -1,5 +1,6 @@
 """The append-only ledger: an accounting event for every release, on disk before the release."""
 
+import copy
 import json
 import os
 import secrets
@@ -44,7 +45,8 @@ class Ledger:
         key: secret bytes that make the chain a MAC; None chains without a secret.
 
     Raises:
-        ValueError: the file is damaged, or holds more than the budget.
+        ValueError: the file is damaged, no ledger or no regular file, cannot be read, or holds more
+            than the budget.
 
     Example:
         >>> from jaxdp import accounting as acc
@@ -117,7 +119,6 @@ class Ledger:
             self._open()
             number = len(self._names)
             found: str = self._book.append({"begun": name or secrets.token_hex(8)})["begun"]
-            self._names.add(found)
         return found, number
 
     def join(self) -> None:
@@ -150,7 +151,8 @@ class Ledger:
 
         Raises:
             ValueError: a step that was charged before, without ``replay`` or as another event; a
-                closed ledger, or one that another process writes to; a bad argument.
+                closed ledger, or one that another process writes to; a bad argument; a full disk,
+                or storage without locks.
         """
         entry = Entry(event, first_step, steps, stream, source, note)
         with self._lock:
@@ -193,7 +195,6 @@ class Ledger:
                 )
             self._open()
             self._book.append({"given_back": [first_step, end], "stream": stream})
-            self._streams.remove(stream, first_step, end)
 
     def assume(self, what: str) -> None:
         """Writes down, once, something that the guarantee takes to be public without verifying it.
@@ -230,7 +231,6 @@ class Ledger:
             if step > self.shown(stream):
                 self._open()
                 self._book.append({"shown": step, "stream": stream})
-                self._shown[stream] = step
 
     def verified(self, stream: str, step: int) -> None:
         """Counts a step whose whole release jaxdp saw, so that sum, noise and event agree."""
@@ -326,11 +326,9 @@ class Ledger:
     def close(self) -> None:
         """Lets other processes write to the file; every charge is already on disk."""
         with self._lock:
-            if self._book.is_open:
-                if self._seen != self._seen_on_disk:
-                    self._book.append({"seen": self._seen})
-                    self._seen_on_disk = {name: list(seen) for name, seen in self._seen.items()}
-                self._book.close()
+            if self._book.is_open and self._seen != self._seen_on_disk:
+                self._book.append({"seen": self._seen})
+            self._book.close()
             self._closed = True
 
     def _open(self) -> None:
@@ -350,6 +348,7 @@ class Ledger:
         self._seen_on_disk = {}
         self._names: set[str] = set()
         self._shown: dict[str, int] = {}
+        self._taking = ""  # where the row lies that was last begun to be taken in
 
     def _say(self, kind: str, what: str, known: set[str]) -> None:
         if not isinstance(what, str) or not what or len(what.splitlines()) != 1:
@@ -360,18 +359,18 @@ class Ledger:
             self._open()
             if what not in known:
                 self._book.append({kind: what})
-                known.add(what)
 
     def _read(self, rows: Iterable[tuple[str, Row]]) -> None:
         for where, row in rows:
+            again, self._taking = where == self._taking, where  # Ctrl-C may have cut it short
             try:
-                self._take_in(row)
+                self._take_in(row, again)
             except acc.BudgetExceededError:
                 raise
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise ValueError(f"{where} must be a ledger entry: {error}") from error
 
-    def _take_in(self, row: Row) -> None:
+    def _take_in(self, row: Row, again: bool) -> None:
         if "assumed" in row:
             self._assumed.add(str(row["assumed"]))
         elif "trusted" in row:
@@ -384,17 +383,20 @@ class Ledger:
             self._seen.update({name: list(counts) for name, counts in row["seen"].items()})
             self._seen_on_disk.update({name: list(n) for name, n in row["seen"].items()})
         elif "given_back" in row:
-            self._streams.remove(row["stream"], *row["given_back"])
+            if not again or self._streams.of(row["stream"]):
+                self._streams.remove(row["stream"], *row["given_back"])
         elif "ledger" not in row:
             entry = Entry.from_dict(row)
-            self._spend(entry)
-            self._streams.insert(entry)
+            if not again or self._streams.missing(entry.stream, entry.first_step, entry.end):
+                self._spend(self._budget, entry)
+                self._streams.insert(entry)
 
-    def _spend(self, entry: Entry) -> None:
-        if self._budget is not None:
-            self._budget.charge(acc.Repeated(entry.event, self._streams.new_events(entry)))
+    def _spend(self, budget: acc.RenyiFilter | None, entry: Entry) -> None:
+        if budget is not None:
+            budget.charge(acc.Repeated(entry.event, self._streams.new_events(entry)))
 
     def _append(self, entry: Entry) -> None:
-        self._spend(entry)
-        self._book.append(entry.to_dict())
-        self._streams.insert(entry)
+        self._spend(copy.copy(self._budget), entry)  # spent once the row is on disk
+        row = entry.to_dict()
+        Entry.from_dict(row)  # what could not be read again is not written
+        self._book.append(row)

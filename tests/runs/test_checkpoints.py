@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp import _durable, runs
 from jaxdp.cli import main
 from jaxdp.runs.checkpoints import Checkpoints
@@ -194,3 +195,5 @@ def test_a_full_disk_is_one_line_that_says_what_is_safe(tmp_path, limit):
     if limit > 1_000:
         assert "the ledger holds every charge: make room and continue with --resume" in lines[0]
         main(["train", "--out", str(tmp_path / "run"), "--resume"])
+    # It opens again, whatever the limit cut.
+    assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == (2 if limit > 1_000 else 0)
