@@ -173,7 +173,7 @@ def _bunched(plan: Plan, levels: int, tolerance: float, small: Ends = ()) -> Lay
     points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
     # Every bunch brings the rounding of its transform.
     noise = 3e-13 * math.sqrt(_points(counted[1])) * float(bunches) ** above
-    noise *= math.exp(max(plan.outside) - OUTSIDE) * factor / (plan.c * (plan.c + 1))
+    noise *= math.exp(min(max(plan.outside) - OUTSIDE, 700.0)) * factor / (plan.c * (plan.c + 1))
     points *= max(1.0, noise / tolerance)
     return Layout(tuple(widths), bunches, size, points, small)
 
