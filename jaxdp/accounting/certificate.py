@@ -34,6 +34,7 @@ class Direction:
         self._upper, self._lower = upper, lower
         self.log_delta, self.tolerance = log_delta, tolerance
         self.exhausted = False  # True once no finer grid is left
+        self.by_moments = False  # True once ends were asked of moments alone
         self._plans: dict[float, Plan] = {}
 
     @property
@@ -92,7 +93,14 @@ class Direction:
         """True if delta at epsilon is proven to be at most exp(log_delta)."""
         if epsilon >= 1e-9 and self._excess(epsilon) < -1e-3:
             return True
+        if epsilon == 0 and self._one_step() > 1.01 * math.exp(self.log_delta):
+            return False
         return any(self._terms(True, epsilon, t)(epsilon) <= 1 for t in (_COARSE, self.tolerance))
+
+    def _one_step(self) -> float:
+        """The largest delta at epsilon 0 of one step alone: that of all is no smaller."""
+        zero = np.zeros(1)
+        return max(float(p[0] - q[0]) for p, q in (pair.tails(zero) for pair, _ in self._upper))
 
     def _excess(self, epsilon: float) -> float:
         """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""
@@ -355,6 +363,7 @@ def _tighter(
     low, high = ends
     if high < math.inf and (high - low <= _WIDE * high or not direction.two_sided):
         return ends
+    direction.by_moments = True
     at = direction.log_delta if epsilon is None else epsilon
     high = min(high, upper(direction.total(True), at))
     if direction.two_sided:

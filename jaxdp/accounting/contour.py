@@ -30,6 +30,7 @@ Complex = NDArray[np.complex128]
 _MAX_FREQUENCIES = 30_000
 _MAX_PRODUCTS = 4e8  # frequencies times nodes
 _DECAYED = 1e-14
+_MISSED = 1e-9  # of the integrand at 0: what may come back beyond the last frequency
 
 
 @dataclass(frozen=True)
@@ -166,22 +167,30 @@ def _build(composition: Composition, c: float, last: float, length: float) -> Li
     values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
-    decayed = decayed and not _returns(composition, c, last)
+    later = _later(composition, c, last)
+    decayed = decayed and later <= _DECAYED
+    # The taper falls between these; it may cut off what stays level, not what comes back.
+    falls, gone = np.searchsorted(y, [0.3 * last, 0.65 * last])
+    level = math.exp(exponent.real[falls : gone + 1].max())
+    later = max(later, math.exp(exponent.real[gone:].max()))
+    missed = math.inf if not decayed and later > max(2 * level, _MISSED) else 0.0
     ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
     longer, shorter = (np.multiply(values, _taper(y / end)) for end in ends)
-    return Line(c, y, longer, shorter, log_scale, rounding + 4e-16 * abs(log_scale), decayed)
+    rounding += 4e-16 * abs(log_scale) + missed
+    return Line(c, y, longer, shorter, log_scale, rounding, decayed)
 
 
-def _returns(composition: Composition, c: float, last: float) -> bool:
-    """True if the integrand comes back beyond ``last``.
+def _later(composition: Composition, c: float, last: float) -> float:
+    """The integrand's largest size beyond ``last``, over that at 0.
 
-    Where the loss is nearly a multiple of what one sampled step loses it does, at 2 pi over that.
+    Where the loss is nearly a multiple of what one sampled step loses it comes back, at 2 pi over
+    that.
     """
     y: Array = last / 8 * np.arange(129, dtype=np.float64)
     size: Array = -0.5 * composition.mu2 * y * y
     for log_weight, loss, n in composition.tables(c, 16 * last):
         size = size + n * _log_ratio(log_weight + c * loss, loss, y).real
-    return math.exp(size[8:].max()) > _DECAYED
+    return math.exp(size[8:].max())
 
 
 def _taper(y: Array) -> Array:

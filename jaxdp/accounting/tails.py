@@ -112,7 +112,7 @@ def lower_delta(total: Sum, epsilon: float) -> float:
 
     def at(window: Windows) -> Array:
         # Of losses that rounding may have moved.
-        above = window.first * (1 - 4 * _U) - epsilon
+        above = np.maximum(window.first * (1 - 4 * _U) - epsilon, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(window.log_weight + np.log(-np.expm1(-above)))
 
@@ -138,6 +138,9 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
     Args:
         orders: [k] increasing.
         moments: of the sum, [k] each, with errors.
+
+    Yields:
+        Windows of all tilts, for one share left out below and one above.
     """
     value, error = moments
     gap = orders[:, None] - orders
@@ -174,10 +177,10 @@ def _largest(total: Sum, at: Callable[[Windows], Array]) -> float:
     unit = 1 / total.spread if total.spread > 0 else math.inf
     if not math.isfinite(unit):
         return -math.inf
-    positive = np.geomspace(1e-2, 1e5, 71)
-    orders = unit * np.concatenate([-np.geomspace(1e-2, 1e3, 41)[::-1], [0.0], positive])
+    positive = np.geomspace(1e-2, 1e5, 64)
+    orders = unit * np.concatenate([-np.geomspace(1e-2, 1e3, 31)[::-1], [0.0], positive])
     best = -math.inf
-    for step in (0.3, 0.1, 0.0):
+    for step in (0.3, 0.15, 0.0):
         moments = total.moments(orders)
         tilts = np.flatnonzero((orders >= 0) & (orders < orders[-1]))
         found = np.full(tilts.size, -np.inf)
@@ -185,13 +188,15 @@ def _largest(total: Sum, at: Callable[[Windows], Array]) -> float:
             value = at(window)
             found = np.maximum(found, np.where(np.isnan(value), -np.inf, value))
         best = max(best, float(found.max(initial=-math.inf)))
+        if not step:
+            break
         # Orders about the best tilt, a share of that law's own spread apart.
         center = float(orders[tilts[int(np.argmax(found))]])
         near = unit * np.asarray([0.1, 1.0]) if center == 0 else center * np.asarray([0.9, 1.1])
         curve, _ = total.moments(np.asarray([*near, near.mean()]))
         bend = 4 * (curve[0] + curve[1] - 2 * curve[2]) / (near[1] - near[0]) ** 2
         own = 1 / math.sqrt(bend) if bend > 0 and math.isfinite(bend) else unit
-        orders = np.unique(center + own * step * np.arange(-60, 61))
+        orders = np.unique(center + own * step * np.arange(-30, 31))
     return best
 
 
