@@ -245,6 +245,7 @@ class _Asked:
             self.dataset_size,
             strategy=strategy,
             noise=self.noise,
+            relation=self.relation,
         )
         if self.noise_multiplier is not None:
             return dataclasses.replace(start, noise_multiplier=self.noise_multiplier)

@@ -260,7 +260,10 @@ class Ledger:
 
         Args:
             delta: in (0, 1).
-            relation: the neighbouring relation.
+            relation: the neighbouring relation of everything; the bound says it. A ledger holds
+                events and no relation: ``trainer.epsilon`` and ``run.epsilon`` ask with that of
+                their own mechanism's budget. Where mechanisms share a ledger whose budgets have
+                unlike relations, ask with the strictest.
             without: (stream, step): leaves out the steps of the stream from this one on, which were
                 charged ahead and for which no ticket was handed out; see ``Issuer.ahead``.
 

@@ -22,7 +22,7 @@ from jaxdp.noise.participation import participation
 from jaxdp.noise.recurrences import check_stable
 from jaxdp.noise.sensitivity import sensitivity
 from jaxdp.sampling import Sampler, Sampling, by_name
-from jaxdp.sampling.named import expected_size, whole_epochs
+from jaxdp.sampling.named import expected_size, name_of, relations, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.seeds import Secret
 from jaxdp.tickets import NoiseKey, simulated_key
@@ -61,6 +61,8 @@ class Mechanism:
             relative to the largest norm by which one record moves all of it.
         noise: "gaussian" (float32), or "grid" (integers from a cryptographic generator,
             docs/grid_noise.md: rounding and generator are then within the guarantee).
+        relation: the neighbouring relation of the budget; None takes the sampling's, see
+            ``neighbours``. It changes neither draws nor noise.
 
     Raises:
         ValueError: an argument is out of its range, named with its value.
@@ -78,8 +80,12 @@ class Mechanism:
     records_per_user: int | None = None
     strategy: Strategy | None = None
     noise: str = "gaussian"
+    # Not in the text: that goes into keys and names a run, and is the same under every relation.
+    relation: acc.Relation | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.relation is not None:
+            object.__setattr__(self, "relation", acc.Relation(self.relation))
         check_mechanism(self)
         _noises.check_noise(self)
         if self.strategy is not None:
@@ -89,6 +95,15 @@ class Mechanism:
                 object.__setattr__(self, "steps", self.strategy.steps)
         if self.count_noise_multiplier is not None:
             split_noise(self.noise_multiplier, self.count_noise_multiplier)
+
+    @property
+    def neighbours(self) -> acc.Relation:
+        """The neighbouring relation of ``epsilon``, here and in trainers and runs.
+
+        It is that of the budget; else add_or_remove_one, or where that is not proven for the
+        sampling the strictest that is: replace_one for ``FixedSize``.
+        """
+        return self.relation or relations(name_of(self.sampling))[0]
 
     @property
     def event(self) -> acc.Event:
@@ -252,10 +267,10 @@ class Mechanism:
         self,
         steps: int,
         delta: float,
-        relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
+        relation: acc.Relation | None = None,
     ) -> acc.Bound:
-        """Bounds on epsilon after ``steps`` steps at ``delta``."""
-        return acc.epsilon(self.total(steps), delta, relation=relation)
+        """Bounds on epsilon after ``steps`` steps at ``delta``; None takes ``neighbours``."""
+        return acc.epsilon(self.total(steps), delta, relation or self.neighbours)
 
 
 def dp_sgd(
@@ -271,7 +286,7 @@ def dp_sgd(
     delta: float | None = None,
     steps: int | None = None,
     schedule: NoiseSchedule | None = None,
-    relation: acc.Relation | str = acc.Relation.ADD_OR_REMOVE_ONE,
+    relation: acc.Relation | str | None = None,
     noise: str = "gaussian",
 ) -> Mechanism:
     """The mechanism of DP-SGD (Abadi et al. 2016, arXiv:1607.00133v2, Algorithm 1).
@@ -297,7 +312,9 @@ def dp_sgd(
         delta: of the budget.
         steps: how many steps the budget is for; rounded up to the epochs that are charged whole.
         schedule: the shape of the noise over the steps, to be scaled to the budget.
-        relation: the neighbouring relation of the budget.
+        relation: the neighbouring relation of the budget, kept for every epsilon that is asked of
+            the mechanism, its trainers and its runs; None takes ``Mechanism.neighbours``:
+            add_or_remove_one, or replace_one for "fixed_size", whose neighbours are of equal size.
         noise: as for ``Mechanism``.
 
     Returns:
@@ -324,9 +341,10 @@ def dp_sgd(
         )
     first = 1.0 if noise_multiplier is None else noise_multiplier
     made = with_rule(rule, first, batch_size, dataset_size, sampling)
-    made = dataclasses.replace(made, records_per_user=records_per_user, noise=noise)
+    kept = None if relation is None else acc.Relation(relation)
+    made = dataclasses.replace(made, records_per_user=records_per_user, noise=noise, relation=kept)
     if noise_multiplier is None:
-        return _calibrated(made, budget, schedule, acc.Relation(relation))
+        return _calibrated(made, budget, schedule)
     if delta is not None or steps is not None or schedule is not None:
         raise ValueError(
             "delta, steps and schedule belong to a budget (epsilon=), which must not be given "
@@ -355,7 +373,7 @@ def with_rule(
 
 
 def _calibrated(
-    start: Mechanism, budget: dict[str, Any], schedule: NoiseSchedule | None, relation: acc.Relation
+    start: Mechanism, budget: dict[str, Any], schedule: NoiseSchedule | None
 ) -> Mechanism:
     for name in ("delta", "steps"):
         if budget[name] is None:
@@ -371,7 +389,10 @@ def _calibrated(
         return dataclasses.replace(start, noise_multiplier=multiplier)
 
     found = acc.calibrate(
-        lambda noise: at(noise).total(steps), budget["epsilon"], budget["delta"], relation
+        lambda noise: at(noise).total(steps),
+        budget["epsilon"],
+        budget["delta"],
+        start.neighbours,
     )
     return dataclasses.replace(at(found), steps=steps, delta=float(budget["delta"]))
 

@@ -253,13 +253,14 @@ class Trainer:
     def epsilon(
         self,
         delta: float | None = None,
-        relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
+        relation: acc.Relation | None = None,
     ) -> acc.Bound:
         """Bounds on epsilon for everything charged so far; the guarantee is ``.upper``.
 
         Args:
             delta: None takes the one that the noise was calibrated for.
-            relation: the neighbouring relation.
+            relation: the neighbouring relation of everything in the ledger; None takes this
+                mechanism's (``Mechanism.neighbours``), also for what others charged.
 
         Raises:
             ValueError: nothing was charged; no ``delta``, and the noise was not calibrated for one.
@@ -272,6 +273,7 @@ class Trainer:
                 "ledger must hold a charge to have an epsilon, got an empty one: no step was "
                 "taken yet. Take batches from trainer.batches() first"
             )
+        relation = relation or self.mechanism.neighbours
         return self.ledger.epsilon(delta, relation, without=self._sampler.issuer.uncounted())
 
     def unverified(self) -> list[str]:

@@ -128,7 +128,14 @@ def quick_delta(run: Run, relation: Relation, epsilon: float) -> float | None:
         return None
 
 
-def _exact_epsilon(run: Run, relation: Relation, delta: float, goal: float | None = None) -> Bound:
+def _exact_epsilon(
+    run: Run,
+    relation: Relation,
+    delta: float,
+    goal: float | None = None,
+    other: Callable[[], Bound] | None = None,
+) -> Bound:
+    """The certificate's bounds; ``other`` is asked too where they rest on moments alone."""
     if _is_single(run):
         lower, upper = single.single_epsilon(run.steps[0][0], relation, delta)
         lower, upper = lower * (1 - 1e-14), upper * (1 + 1e-14)  # as in _around
@@ -140,7 +147,8 @@ def _exact_epsilon(run: Run, relation: Relation, delta: float, goal: float | Non
     goal = goal or (9.8e-5 if sampled >= 1 else 5e-4)
     found = directions(run, relation, math.log(delta), goal)
     lower, upper = certificate.epsilon_bounds(found, quick or None)
-    return _joined(lower, upper, quick, found[0].two_sided, "epsilon")
+    bound = _joined(lower, upper, quick, found[0].two_sided, "epsilon")
+    return _tighter(bound, other) if other and any(d.by_moments for d in found) else bound
 
 
 def rough_epsilon(run: Run, relation: Relation, delta: float) -> float:
@@ -169,18 +177,21 @@ def _need_certificate(run: Run, relation: Relation) -> None:
         raise Unresolved("no privacy loss distribution")
 
 
-def _exact_delta(run: Run, relation: Relation, epsilon: float) -> Bound:
+def _exact_delta(
+    run: Run, relation: Relation, epsilon: float, other: Callable[[], Bound] | None = None
+) -> Bound:
     if _is_single(run):
         return _single_delta(run.steps[0][0], relation, epsilon)
     quick = quick_delta(run, relation, epsilon)
-    lower, upper, both = _certified_delta(run, relation, epsilon, quick, 1e-3, True)
-    return _joined(lower, upper, quick, both, "delta")
+    lower, upper, found = _certified_delta(run, relation, epsilon, quick, 1e-3, True)
+    bound = _joined(lower, upper, quick, found[0].two_sided, "delta")
+    return _tighter(bound, other) if other and any(d.by_moments for d in found) else bound
 
 
 def _certified_delta(
     run: Run, relation: Relation, epsilon: float, near: float | None, goal: float, both: bool
-) -> tuple[float, float, bool]:
-    """(lower, upper) delta, and False if only the upper end is known."""
+) -> tuple[float, float, list[certificate.Direction]]:
+    """(lower, upper) delta, and the directions that they were found in."""
     guess = near or rdp.rdp_to_delta(rdp.run_rdp(run, relation), epsilon)
     for _ in range(8):
         found = directions(run, relation, math.log(max(guess, 1e-300)), goal, both)
@@ -189,7 +200,7 @@ def _certified_delta(
         if upper >= 1e-3 * guess or guess < 1e-290:
             break
         guess = max(upper, 1e-300)
-    return lower, upper, found[0].two_sided
+    return lower, upper, found
 
 
 def _single_delta(step: Step, relation: Relation, epsilon: float) -> Bound:
@@ -227,11 +238,16 @@ def _joined(lower: float, upper: float, quick: float | None, both: bool, query: 
 
 
 def _exact(
-    query: str, run: Run, relation: Relation, value: float, goal: float | None = None
+    query: str,
+    run: Run,
+    relation: Relation,
+    value: float,
+    goal: float | None = None,
+    other: Callable[[], Bound] | None = None,
 ) -> Bound:
     if query == "epsilon":
-        return _exact_epsilon(run, relation, value, goal)
-    return _exact_delta(run, relation, value)
+        return _exact_epsilon(run, relation, value, goal, other)
+    return _exact_delta(run, relation, value, other)
 
 
 def _auto(
@@ -244,7 +260,7 @@ def _auto(
     if _only_pairs(run, relation):
         return loose()
     try:
-        bound = _exact(query, run, relation, value, goal)
+        bound = _exact(query, run, relation, value, goal, loose)
     except Unresolved:
         return loose()
     return _tighter(bound, loose) if bound.upper - bound.lower > 3e-2 * bound.upper else bound

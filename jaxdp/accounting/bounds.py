@@ -2,7 +2,7 @@
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Relation(enum.Enum):
@@ -42,6 +42,7 @@ class Bound:
         upper: not below the true value. This is the number to report.
         accountant: name of the accountant, e.g. "rdp".
         note: a sentence when the value needs one (why it is 0, or infinite), else "".
+        relation: which data sets are neighbours; None where nobody said.
     """
 
     lower: float
@@ -49,6 +50,7 @@ class Bound:
     upper: float
     accountant: str = ""
     note: str = ""
+    relation: Relation | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if any(math.isnan(v) for v in (self.lower, self.estimate or 0.0, self.upper)):

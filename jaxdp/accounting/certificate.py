@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp.accounting import plan as plans
+from jaxdp.accounting import tails
 from jaxdp.accounting.base import Pair, Unresolved
 from jaxdp.accounting.convolve import Law
 from jaxdp.accounting.discretise import Atoms
@@ -21,6 +22,7 @@ from jaxdp.accounting.plan import Kinds, Plan, one_or_more, shortfall, two_or_mo
 from jaxdp.accounting.roots import bracket_decreasing
 
 _COARSE = 0.02  # of epsilon: the tolerance of what is only compared
+_WIDE = 3e-2  # relative: the width from which on moments alone may do better
 
 
 class Direction:
@@ -32,12 +34,19 @@ class Direction:
         self._upper, self._lower = upper, lower
         self.log_delta, self.tolerance = log_delta, tolerance
         self.exhausted = False  # True once no finer grid is left
+        self.by_moments = False  # True once ends were asked of moments alone
         self._plans: dict[float, Plan] = {}
 
     @property
     def two_sided(self) -> bool:
         """True if pairs for a lower end are known."""
         return self._lower is not None
+
+    def total(self, high: bool) -> tails.Sum:
+        """The moments of the sum of all losses, above or below."""
+        kinds = self._upper if high else self._lower
+        assert kinds is not None
+        return tails.Sum(kinds, high, self.log_delta)
 
     def delta_end(self, high: bool, epsilon: float, tolerance: float) -> float:
         """A certified end of delta at epsilon, over exp(log_delta).
@@ -84,7 +93,14 @@ class Direction:
         """True if delta at epsilon is proven to be at most exp(log_delta)."""
         if epsilon >= 1e-9 and self._excess(epsilon) < -1e-3:
             return True
+        if epsilon == 0 and self._one_step() > 1.01 * math.exp(self.log_delta):
+            return False
         return any(self._terms(True, epsilon, t)(epsilon) <= 1 for t in (_COARSE, self.tolerance))
+
+    def _one_step(self) -> float:
+        """The largest delta at epsilon 0 of one step alone: that of all is no smaller."""
+        zero = np.zeros(1)
+        return max(float(p[0] - q[0]) for p, q in (pair.tails(zero) for pair, _ in self._upper))
 
     def _excess(self, epsilon: float) -> float:
         """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""
@@ -279,30 +295,84 @@ def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[flo
     Args:
         directions: one or two.
         near: about the answer, or None.
+
+    Raises:
+        Unresolved: no upper end was found.
     """
     lower = upper = 0.0
     for direction in directions:
         if (upper > 0 or not near) and direction.within(upper):
             continue
-        known = math.inf
-        if not (upper or near):
-            known = direction.epsilon_end(True, direction.rough(), _COARSE)
-        start = upper or near or known
-        ends = _refine(direction, direction.epsilon_end, max(start, 1e-9), known)
+        try:
+            ends = _epsilon_ends(direction, upper or near)
+        except Unresolved:
+            ends = 0.0, math.inf
+        ends = _tighter(ends, direction, tails.lower_epsilon, tails.upper_epsilon, None)
         lower, upper = max(lower, ends[0]), max(upper, ends[1])
     return lower, upper
 
 
+def _epsilon_ends(direction: Direction, near: float | None) -> tuple[float, float]:
+    known = math.inf
+    if not near:
+        near = known = direction.epsilon_end(True, direction.rough(), _COARSE)
+    return _refine(direction, direction.epsilon_end, max(near, 1e-9), known)
+
+
 def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, float]:
-    """Certified (lower, upper) delta at epsilon over the directions of one composition."""
+    """Certified (lower, upper) delta at epsilon over the directions of one composition.
+
+    Raises:
+        Unresolved: no upper end was found.
+    """
     lower = upper = 0.0
     for direction in directions:
         unit = math.exp(direction.log_delta)
-        if upper > 0 and direction.delta_end(True, epsilon, _COARSE) * unit <= upper:
-            continue
-        ends = _refine(direction, direction.delta_end, epsilon)
-        lower, upper = max(lower, ends[0] * unit), max(upper, ends[1] * unit)
+        try:
+            if upper > 0 and direction.delta_end(True, epsilon, _COARSE) * unit <= upper:
+                continue
+            ends = _refine(direction, direction.delta_end, epsilon)
+        except Unresolved:
+            ends = 0.0, math.inf
+        ends = ends[0] * unit, ends[1] * unit
+        ends = _tighter(ends, direction, tails.lower_delta, tails.upper_delta, epsilon)
+        lower, upper = max(lower, ends[0]), max(upper, ends[1])
     return min(lower, 1.0), min(upper, 1.0)
+
+
+def _tighter(
+    ends: tuple[float, float],
+    direction: Direction,
+    lower: Callable[[tails.Sum, float], float],
+    upper: Callable[[tails.Sum, float], float],
+    epsilon: float | None,
+) -> tuple[float, float]:
+    """The ends, or those from moments alone where these are wide and those are better.
+
+    Args:
+        ends: (lower, upper).
+        direction: whose they are.
+        lower: an end of the sum of losses, at epsilon or at the direction's delta.
+        upper: likewise.
+        epsilon: where delta is asked; None where epsilon is.
+
+    Raises:
+        Unresolved: there is no upper end.
+        ArithmeticError: the ends contradict each other.
+    """
+    low, high = ends
+    if high < math.inf and (high - low <= _WIDE * high or not direction.two_sided):
+        return ends
+    direction.by_moments = True
+    at = direction.log_delta if epsilon is None else epsilon
+    high = min(high, upper(direction.total(True), at))
+    if direction.two_sided:
+        low = max(low, lower(direction.total(False), at))
+    if high == math.inf:
+        raise Unresolved("no finite epsilon")
+    if low > high:
+        raise ArithmeticError(f"moments: lower end {low!r} above upper end {high!r}")
+    return low, high
 
 
 def _least(

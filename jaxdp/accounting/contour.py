@@ -13,7 +13,7 @@ has the larger delta (Lebeda, Regehr, Kamath and Steinke 2024, arXiv:2405.20769,
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ Complex = NDArray[np.complex128]
 _MAX_FREQUENCIES = 30_000
 _MAX_PRODUCTS = 4e8  # frequencies times nodes
 _DECAYED = 1e-14
+_GONE = 0.625  # of the last frequency: beyond it the taper is 0, or nearly
+_MISSED = 1e-8  # of the integrand at 0: what may come back beyond the last frequency
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Line:
         log_scale: K(c).
         rounding: of the values, relative, roughly.
         decayed: the integrand fell below rounding before the last frequency.
+        level: the largest exp(K(z) - K(c)) where the taper falls.
     """
 
     c: float
@@ -84,6 +87,7 @@ class Line:
     log_scale: float
     rounding: float
     decayed: bool
+    level: float = 0.0
 
     def at(self, epsilon: float) -> tuple[float, float]:
         """(delta, -d delta/d epsilon); the slope is e^epsilon times the second law's tail."""
@@ -138,7 +142,11 @@ def draw(composition: Composition, c: float, length: float, last: float, epsilon
     epsilon from there, so that a smooth taper far out changes nothing.
     """
     line = _build(composition, c, last, length)
-    while not line.decayed and line.doubt(epsilon) > 1e-9:
+    while not line.decayed:
+        if line.doubt(epsilon) <= 1e-9:
+            if not _missed(composition, line):
+                break
+            line = replace(line, rounding=math.inf)
         last *= 2
         try:
             line = _build(composition, c, last, length)
@@ -166,22 +174,37 @@ def _build(composition: Composition, c: float, last: float, length: float) -> Li
     values: Complex = (np.exp(exponent) / (z * (z + 1)) * (spacing / math.pi)).astype(complex)
     values[0] *= 0.5
     decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
-    decayed = decayed and not _returns(composition, c, last)
+    decayed = decayed and _later(composition, c, last) <= _DECAYED
     ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
     longer, shorter = (np.multiply(values, _taper(y / end)) for end in ends)
-    return Line(c, y, longer, shorter, log_scale, rounding + 4e-16 * abs(log_scale), decayed)
+    falls, gone = np.searchsorted(y, [0.3 * last, _GONE * last])
+    level = math.exp(exponent.real[falls : gone + 1].max())
+    rounding += 4e-16 * abs(log_scale)
+    return Line(c, y, longer, shorter, log_scale, rounding, decayed, level)
 
 
-def _returns(composition: Composition, c: float, last: float) -> bool:
-    """True if the integrand comes back beyond ``last``.
+def _missed(composition: Composition, line: Line) -> bool:
+    """True if the taper left out what comes back, and not only what stays level."""
+    c, last = line.c, float(line.y[-1])
+    share = c * (c + 1) / math.hypot(c, last) / math.hypot(c + 1, last)
+    try:
+        later = _later(composition, c, last, _GONE)
+    except Unresolved:
+        return False
+    return share * later > max(2 * share * line.level, _MISSED)
 
-    Where the loss is nearly a multiple of what one sampled step loses it does, at 2 pi over that.
+
+def _later(composition: Composition, c: float, last: float, start: float = 1.0) -> float:
+    """The largest exp(K(z) - K(c)) beyond ``start`` times ``last``.
+
+    Where the loss is nearly a multiple of what one sampled step loses it comes back, at 2 pi over
+    that.
     """
     y: Array = last / 8 * np.arange(129, dtype=np.float64)
     size: Array = -0.5 * composition.mu2 * y * y
     for log_weight, loss, n in composition.tables(c, 16 * last):
         size = size + n * _log_ratio(log_weight + c * loss, loss, y).real
-    return math.exp(size[8:].max()) > _DECAYED
+    return math.exp(size[y >= start * last].max())
 
 
 def _taper(y: Array) -> Array:

@@ -123,6 +123,20 @@ def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     )
 
 
+def merged(pair: Pair, width: float, low: float, cap: float, fine: float) -> tuple[Array, Array]:
+    """(losses, their P masses), [m] each, that the pair dominates: every cell as one outcome.
+
+    They lie on no grid; arguments as for ``above``.
+    """
+    center, r = pair.center, pair.rounding
+    right, left = (_spaced(reach / width, fine) for reach in (cap - center, center - low))
+    edges = center + width * np.concatenate([-left[:0:-1], right])
+    masses = cell_masses(pair, edges)
+    loss = _merged(masses, edges[:-1], r) - _slack(pair, edges)
+    kept = np.isfinite(loss) & (masses.p > 1e-290)
+    return loss[kept], masses.p[kept] * (1 - 3 * r - 16 * _U)
+
+
 class _Merged:
     """Cells as one outcome each, and their splits between two points of the grid.
 

@@ -128,7 +128,10 @@ def _small(plan: Plan, reach: float, tolerance: float) -> Ends:
         # A small loss counts for as much as it exceeds the least that it may be on average.
         mass = atom.mass[small]
         gain = np.exp(plan.c * (loss[small] - loss[small].max()))
-        least = -math.log(float(mass @ np.exp(-loss[small])) / float(mass.sum()))
+        with np.errstate(divide="ignore"):
+            second = np.log(mass) - loss[small]
+        peak = float(second.max())
+        least = math.log(float(mass.sum())) - peak - math.log(float(np.exp(second - peak).sum()))
         lost += given_up * abs(float(mass * gain @ loss[small]) / float(mass @ gain) - least)
         ends.append((first, last))
     return tuple(ends) if lost < 0.1 * tolerance * (plan.c + 1) / plan.spread[2] else ()
@@ -173,7 +176,7 @@ def _bunched(plan: Plan, levels: int, tolerance: float, small: Ends = ()) -> Lay
     points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
     # Every bunch brings the rounding of its transform.
     noise = 3e-13 * math.sqrt(_points(counted[1])) * float(bunches) ** above
-    noise *= math.exp(max(plan.outside) - OUTSIDE) * factor / (plan.c * (plan.c + 1))
+    noise *= math.exp(min(max(plan.outside) - OUTSIDE, 700.0)) * factor / (plan.c * (plan.c + 1))
     points *= max(1.0, noise / tolerance)
     return Layout(tuple(widths), bunches, size, points, small)
 

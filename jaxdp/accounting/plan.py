@@ -136,7 +136,8 @@ def _tilted(
     )
     width = _coarse(epsilon, spans)
     atoms = _atoms(kinds, [low for low, _ in spans], caps, width)
-    c, bound = _tilt(functools.partial(log_moments, atoms, width), epsilon)
+    reach = sum(n * (abs(a.offset) + width * float(np.abs(a.index).max())) for a, n in atoms)
+    c, bound = _tilt(functools.partial(log_moments, atoms, width), epsilon, reach)
     over = math.log(sum(n * a.over[0] for a, n in atoms) + 1e-320)
     return spans, caps, atoms, width, c, float(np.logaddexp(bound, over))
 
@@ -234,18 +235,20 @@ def _coarse(epsilon: float, spans: list[tuple[float, float]]) -> float:
     return max(1e-5 * min(max(epsilon, 1e-4 * reach), reach), 1e-14 * most)
 
 
-def _tilt(moments: Callable[[Array], Array], epsilon: float) -> tuple[float, float]:
+def _tilt(moments: Callable[[Array], Array], epsilon: float, reach: float) -> tuple[float, float]:
     """(the order that makes Chernoff's bound on delta(epsilon) least, log of the bound).
 
     delta <= E[exp(c (sum - epsilon))] max_x e^(-cx) (1 - e^-x) (Canonne, Kamath and Steinke 2020,
-    arXiv:2004.00010v5, proof of Proposition 12).
+    arXiv:2004.00010v5, proof of Proposition 12). ``reach`` is the largest sum: where c times that
+    is huge, the bound is a difference of numbers that have no digits left for it.
     """
     orders = _ORDERS
     for _ in range(3):
         c = orders
         with np.errstate(over="ignore", invalid="ignore"):
             bound = moments(c) - c * epsilon + c * np.log(c) - (1 + c) * np.log1p(c)
-        bound = np.where(np.isnan(bound), np.inf, bound)
+            lost = 1e-15 * c * (reach + epsilon)
+        bound = np.where(np.isnan(bound), np.inf, bound + np.where(lost > 1e-6, lost, 0.0))
         best = int(np.argmin(bound))
         near = orders[max(best - 1, 0)], orders[min(best + 1, orders.size - 1)]
         c_best, least = float(orders[best]), float(bound[best])

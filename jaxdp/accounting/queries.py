@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,6 +47,13 @@ def epsilon(
         >>> print(f"{bound.upper:.2f}")
         1.83
     """
+    found = _epsilon(event, delta, relation, accountant, tolerance)
+    return replace(found, relation=relation)
+
+
+def _epsilon(
+    event: Event, delta: float, relation: Relation, accountant: str, tolerance: float | None
+) -> Bound:
     delta = check.target("delta", delta)
     run, distance = apart(event, relation)
     goal = None if tolerance is None else check.positive("tolerance", tolerance)
@@ -81,6 +89,10 @@ def delta(
 
     At infinity delta is the probability of an infinite loss.
     """
+    return replace(_delta(event, epsilon, relation, accountant), relation=relation)
+
+
+def _delta(event: Event, epsilon: float, relation: Relation, accountant: str) -> Bound:
     if check.real("epsilon", epsilon) != math.inf:
         # delta falls with epsilon, so that the answer at 1e100 holds for every larger one.
         epsilon = min(check.non_negative("epsilon", epsilon), 1e100)

@@ -68,6 +68,9 @@ def expand_right(f: Callable[[float], float], start: float, factor: float = 2.0)
     return x
 
 
+_JUMP = 100.0  # of a cost in the log of the value: so steep is no accountant's curve
+
+
 def least(
     excess: Callable[[float], float],
     start: float,
@@ -88,7 +91,7 @@ def least(
         slope: of ``excess`` in the log of the value towards ends[1], roughly.
         ends: values > 0, the second the safe one.
         tolerance: relative, of the value and of the cost, at which the search stops; at least 1e-4
-            after ten evaluations, for then the costs jump.
+            after ten evaluations where the costs are seen to jump.
         whole: values are whole numbers; then the bracket is closed up to 1, or to 1e-7 of it.
         reach: first step, in the log of the value, from an infinite cost.
 
@@ -100,17 +103,20 @@ def least(
     inside: float | None = None
     outside: float | None = None
     value, last, before = start, 0.0, math.nan
+    gain, excess_cost = -math.inf, math.inf  # the costs inside and outside
     for turn in range(1, 61):
         cost, x = excess(value), sign * math.log(value)
         if cost <= 0:
-            inside = value
+            inside, gain = value, cost
             if value == ends[0] or (cost > -tolerance and not whole):
                 break
         else:
-            outside = value
+            outside, excess_cost = value, cost
             if value == ends[1]:
                 break
-        tolerance = tolerance if turn < 10 else max(tolerance, 1e-4)
+        if turn >= 10 and inside and outside:
+            steep = (excess_cost - gain) / abs(math.log(inside / outside))
+            tolerance = max(tolerance, 1e-4) if steep > _JUMP else tolerance
         if inside and outside and _closed(inside, outside, tolerance, whole):
             break
         fall = (cost - before) / (x - last) if turn > 1 and x != last else math.nan

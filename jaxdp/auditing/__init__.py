@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
-    from jaxdp.auditing.bounds import epsilon_bound, gaussian_bound
+    from jaxdp.auditing.bounds import Counts, epsilon_bound, gaussian_bound
     from jaxdp.auditing.canaries import Canaries
     from jaxdp.auditing.events import audit_event
     from jaxdp.auditing.guessed import (
@@ -32,6 +32,7 @@ __all__ = [
     "AttackMeasures",
     "Audited",
     "Canaries",
+    "Counts",
     "RunAudit",
     "Worlds",
     "attack_measures",
@@ -59,6 +60,7 @@ _HOME = {
     "AttackMeasures": "measures",
     "Audited": "scores",
     "Canaries": "canaries",
+    "Counts": "bounds",
     "RunAudit": "one_run",
     "Worlds": "worlds",
     "attack_measures": "measures",

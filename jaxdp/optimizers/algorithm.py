@@ -166,10 +166,13 @@ class Algorithm:
         self,
         steps: int,
         delta: float,
-        relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
+        relation: acc.Relation | None = None,
     ) -> acc.Bound:
-        """Bounds on epsilon after ``steps`` steps, rejected candidates included."""
-        return acc.epsilon(self.total(steps), delta, relation=relation)
+        """Bounds on epsilon after ``steps`` steps, rejected candidates included.
+
+        ``relation`` None takes the mechanism's.
+        """
+        return acc.epsilon(self.total(steps), delta, relation or self.mechanism.neighbours)
 
 
 def as_algorithm(

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from jaxdp.auditing.one_run import RunAudit
 
 Evaluate = Callable[[PyTree], Mapping[str, float]]
-ADD_OR_REMOVE_ONE = acc.Relation.ADD_OR_REMOVE_ONE
 
 
 class Run:
@@ -79,7 +78,9 @@ class Run:
         data_axes: as for ``jaxdp.Trainer``.
         delta: of the guarantee; None takes the one that the noise was calibrated for. Without
             either, rows have no epsilon and there is no report.
-        relation: which data sets are neighbours; like ``delta`` fixed when the run begins.
+        relation: which data sets are neighbours; None takes that of the mechanism's budget
+            (``Mechanism.neighbours``). Like ``delta`` it is fixed when the run begins: where none
+            is given, a run that goes on keeps its own.
         canaries: candidates of an audit, each put in by its own coin; ``audit`` reads what the run
             released of them. A number of gradients in one coordinate, or arrays [m, ...] of
             records like the source's: **public**, and none in the source.
@@ -110,7 +111,7 @@ class Run:
         mesh: jax.sharding.Mesh | None = None,
         data_axes: Sequence[str] | None = None,
         delta: float | None = None,
-        relation: acc.Relation = ADD_OR_REMOVE_ONE,
+        relation: acc.Relation | None = None,
         canaries: int | PyTree = 0,
         about: Mapping[str, str] | None = None,
         average: float | None = None,
@@ -134,7 +135,7 @@ class Run:
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             _validate.fraction("delta", delta)
-        self._relation = acc.Relation(relation)
+        self._relation = acc.Relation(relation or self._usual_relation())
         if self._delta is not None:
             agreed.check_relation(self.algorithm, self._relation)
         self._about = {str(name): str(words) for name, words in (about or {}).items()}
@@ -147,6 +148,13 @@ class Run:
         self._date = reporting.today()
         self.history: list[Row] = []
         self.params: PyTree = None
+
+    def _usual_relation(self) -> str | acc.Relation:
+        """The relation of the run that the folder holds; of a new one that of its mechanism."""
+        kept = None
+        with contextlib.suppress(ValueError, OSError):  # fit says what is wrong with the folder
+            kept = self.directory.load_state().relation
+        return kept or self.algorithm.mechanism.neighbours
 
     @property
     def path(self) -> Path:

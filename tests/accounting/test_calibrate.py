@@ -215,3 +215,22 @@ def test_estimates_lead_and_proofs_decide(monkeypatch, most, ratio, epsilon, lea
     assert loss(acc.Gaussian(value)) <= epsilon
     assert loss(acc.Gaussian(value * (1 + 2e-4 if most else 1 - 2e-4))) > epsilon
     assert len(proofs) <= 25
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "q", "steps", "relation"),
+    [
+        (1.0, 1e-6, 0.01, 128, acc.Relation.ADD_OR_REMOVE_ONE),
+        (0.417, 2.2e-11, 0.0144, 38, acc.Relation.REPLACE_ONE),
+        (3.0, 1e-5, Q, T, acc.Relation.ADD_OR_REMOVE_ONE),
+    ],
+)
+def test_renyi_noise_is_the_least_to_a_millionth(epsilon, delta, q, steps, relation):
+    """The search starts from the accountant that was asked for, and does not give up digits."""
+
+    def upper(z):
+        return acc.epsilon(run(q, z, steps), delta, relation, "rdp").upper
+
+    found = acc.calibrate_noise_multiplier(epsilon, delta, q, steps, relation, "rdp")
+    assert upper(found) <= epsilon
+    assert upper(found * (1 - 1e-6)) > epsilon

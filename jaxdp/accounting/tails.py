@@ -1,0 +1,239 @@
+"""Ends of epsilon and delta from moments alone, for sums that no grid resolves.
+
+Where the losses of very many steps add up to millions, rounding drowns the law of their sum. Its
+moments are known to all digits still: above, Chernoff's bound; below, the probability of a window
+about where the tilted law lies (docs/certificate.md, Theorem 11). The ends are a few standard
+deviations of the sum apart.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxdp.accounting.base import Array, Pair
+from jaxdp.accounting.discretise import above, merged
+
+_U = 2.0**-53
+_NATS = (0.02, 0.1, 0.3, 0.7, 1.2, 2.0, 3.5, 6.0, 10.0)  # left out on one side of a window
+_NO_DIGITS = 1e-305  # a mass below has not its relative error: it may be this much more
+_AT_ONCE = 4_000_000  # exponents
+
+
+class Sum:
+    """Moments of the sum of losses of all steps, each kind's put above or below it.
+
+    Attributes:
+        over: probability of losses that are left out of the moments; of use above only.
+        spread: standard deviation of the sum, roughly.
+    """
+
+    def __init__(self, kinds: tuple[tuple[Pair, int], ...], high: bool, log_delta: float) -> None:
+        """Puts every kind of step on a fine grid of its own."""
+        tail = math.exp(max(log_delta, -640.0) - 23) / sum(n for _, n in kinds)
+        self._steps: list[tuple[Array, Array, int]] = []
+        self.over, variance = 0.0, 0.0
+        for pair, n in kinds:
+            grid = _grid(pair.span(tail))
+            if high:
+                atoms = above(pair, *grid)
+                loss, mass = atoms.offset + atoms.index * grid[0], atoms.mass + _NO_DIGITS
+                self.over += n * (atoms.over[0] + 1e-320) * (1 + 1e-12)
+            else:
+                loss, mass = merged(pair, *grid)
+            if loss.size:
+                self._steps.append((loss, np.log(mass), n))
+                variance += n * float(mass @ (loss - mass @ loss / mass.sum()) ** 2)
+        # Without losses nothing is known.
+        whole = len(self._steps) == len(kinds)
+        self.spread = math.sqrt(variance) if whole else 0.0
+
+    def moments(self, orders: Array) -> tuple[Array, Array]:
+        """log of the integral of exp(order * sum), and a bound on its rounding error, [k] each."""
+        value, error = np.zeros(orders.size), np.zeros(orders.size)
+        for loss, log_mass, n in self._steps:
+            part = max(_AT_ONCE // loss.size, 1)
+            parts = [orders[i : i + part, None] for i in range(0, orders.size, part)]
+            one = np.concatenate([_log_sum(order * loss + log_mass) for order in parts])
+            # Exponents, their logs and exponentials, and a sum of non-negative terms.
+            reach = np.abs(orders) * float(np.abs(loss).max()) + np.abs(one)
+            size = loss.size + 16 + 8 * float(np.abs(log_mass).max())
+            value += n * one
+            error += n * _U * (8 * reach + size)
+        return value, error + 4 * _U * len(self._steps) * np.abs(value)
+
+
+def _log_sum(exponent: Array) -> Array:
+    peak = exponent.max(axis=1)
+    return np.asarray(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
+
+
+def upper_epsilon(total: Sum, log_delta: float) -> float:
+    """An epsilon that is proven at exp(log_delta), from a sum above; infinite if none is."""
+    left = log_delta + _log_rest(total.over * math.exp(-log_delta))
+
+    def at(orders: Array) -> Array:
+        log_moment, error = total.moments(orders)
+        peak, off = _log_peak(orders)
+        found = log_moment + error + peak + off - left
+        return np.asarray((found + 4 * _U * np.abs(found)) / orders)
+
+    found = _least(at, total.spread)
+    return max(found * (1 + 4 * _U), 0.0) if math.isfinite(left) else math.inf
+
+
+def upper_delta(total: Sum, epsilon: float) -> float:
+    """A proven delta at epsilon, from a sum above."""
+
+    def at(orders: Array) -> Array:
+        log_moment, error = total.moments(orders)
+        peak, off = _log_peak(orders)
+        away = orders * epsilon
+        return np.asarray(log_moment + error - away + 4 * _U * away + peak + off)
+
+    found = math.exp(min(_least(at, total.spread), 0.0)) + total.over
+    return min(found * (1 + 1e-12), 1.0)
+
+
+def lower_epsilon(total: Sum, log_delta: float) -> float:
+    """An epsilon whose delta is proven to be above exp(log_delta), from a sum below; or 0."""
+
+    def at(window: Windows) -> Array:
+        share = np.exp(np.minimum(log_delta + 8 * _U * abs(log_delta) - window.log_weight, 1.0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(window.first + np.log1p(-share * (1 + 1e-9)))
+
+    return max(_largest(total, at) * (1 - 1e-13), 0.0)
+
+
+def lower_delta(total: Sum, epsilon: float) -> float:
+    """A delta that is proven to be exceeded at epsilon, from a sum below; or 0."""
+
+    def at(window: Windows) -> Array:
+        # Of losses that rounding may have moved.
+        above = np.maximum(window.first * (1 - 4 * _U) - epsilon, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(window.log_weight + np.log(-np.expm1(-above)))
+
+    return math.exp(min(_largest(total, at), 0.0)) * (1 - 1e-9)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Intervals that hold sums of a known weight, one for each tilt.
+
+    Attributes:
+        first: [k] their least sum, > 0.
+        log_weight: [k] log of a lower bound on the untilted measure there.
+    """
+
+    first: Array
+    log_weight: Array
+
+
+def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
+    """Windows about the tilted laws of all orders >= 0 but the last, for all pairs of nats.
+
+    Args:
+        orders: [k] increasing.
+        moments: of the sum, [k] each, with errors.
+
+    Yields:
+        Windows of all tilts, for one share left out below and one above.
+    """
+    value, error = moments
+    gap = orders[:, None] - orders
+    both = value[:, None] - value, error[:, None] + error
+    tilts = np.flatnonzero((orders >= 0) & (orders < orders[-1]))
+    inside = np.arange(orders.size)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # P_c(sum < a) <= exp(K(o) - K(c) + (c - o) a) for o < c, and the same above.
+        below = [
+            np.where(inside < tilts[:, None], ((both[0] - both[1] - g) / gap)[tilts], -np.inf)
+            for g in _NATS
+        ]
+        beyond = [
+            np.where(inside > tilts[:, None], ((both[0] - both[1] - g) / gap)[tilts], np.inf)
+            for g in _NATS
+        ]
+    first = [np.nanmax(b, axis=1) for b in below]
+    last = [np.nanmin(b, axis=1) for b in beyond]
+    c, kept, off = orders[tilts], value[tilts], error[tilts]
+    for i, left in enumerate(_NATS):
+        for j, right in enumerate(_NATS):
+            share = -math.expm1(-left) - math.exp(-right)
+            if share <= 0:
+                continue
+            end = last[j] * (1 + 8 * _U)
+            rounded = 8 * _U * (np.abs(kept) + c * np.abs(end))
+            weight = kept - off - c * end - rounded + math.log(share) - 1e-12
+            start = np.where(first[i] > 0, first[i] * (1 - 8 * _U), np.nan)
+            yield Windows(start, weight)
+
+
+def _largest(total: Sum, at: Callable[[Windows], Array]) -> float:
+    """The largest value over tilts and windows; -inf if there is none."""
+    unit = 1 / total.spread if total.spread > 0 else math.inf
+    if not math.isfinite(unit):
+        return -math.inf
+    positive = np.geomspace(1e-2, 1e5, 64)
+    orders = unit * np.concatenate([-np.geomspace(1e-2, 1e3, 31)[::-1], [0.0], positive])
+    best = -math.inf
+    for step in (0.3, 0.15, 0.0):
+        moments = total.moments(orders)
+        tilts = np.flatnonzero((orders >= 0) & (orders < orders[-1]))
+        found = np.full(tilts.size, -np.inf)
+        for window in _windows(orders, moments):
+            value = at(window)
+            found = np.maximum(found, np.where(np.isnan(value), -np.inf, value))
+        best = max(best, float(found.max(initial=-math.inf)))
+        if not step:
+            break
+        # Orders about the best tilt, a share of that law's own spread apart.
+        center = float(orders[tilts[int(np.argmax(found))]])
+        near = unit * np.asarray([0.1, 1.0]) if center == 0 else center * np.asarray([0.9, 1.1])
+        curve, _ = total.moments(np.asarray([*near, near.mean()]))
+        bend = 4 * (curve[0] + curve[1] - 2 * curve[2]) / (near[1] - near[0]) ** 2
+        own = 1 / math.sqrt(bend) if bend > 0 and math.isfinite(bend) else unit
+        orders = np.unique(center + own * step * np.arange(-30, 31))
+    return best
+
+
+def _least(at: Callable[[Array], Array], spread: float) -> float:
+    """The least value over orders > 0; infinite if there is none."""
+    unit = 1 / spread if spread > 0 else math.inf
+    if not math.isfinite(unit):
+        return math.inf
+    orders, best = unit * np.geomspace(1e-6, 1e6, 97), math.inf
+    for _ in range(4):
+        value = at(orders)
+        value = np.where(np.isnan(value), np.inf, value)
+        k = int(np.argmin(value))
+        best = min(best, float(value[k]))
+        orders = np.geomspace(orders[max(k - 1, 0)], orders[min(k + 1, orders.size - 1)], 17)
+    return best
+
+
+def _grid(span: tuple[float, float]) -> tuple[float, float, float, float]:
+    """(width, least loss, largest loss, share) of a step's cells.
+
+    A cell is at most a share of its distance from where most losses are, or a tenth of that at the
+    far end; it is a small part of what its losses differ by anyhow.
+    """
+    low, high = span
+    reach = max(high - low, 1e-12 * max(abs(low), abs(high), 1e-9))
+    fine = min(max(0.01 / math.sqrt(reach), 1e-5), 3e-4)
+    # The tail of least floats is too large for many steps: so far out it is less.
+    return 0.1 * fine * reach, low, high + 0.1 * reach, fine
+
+
+def _log_rest(share: float) -> float:
+    """log(1 - share), rounded down; -inf where too little is left."""
+    return math.log1p(-share) * (1 + 1e-12) - 1e-14 if share < 0.5 else -math.inf
+
+
+def _log_peak(c: Array) -> tuple[Array, Array]:
+    """(log of max over x of e^(-cx) (1 - e^-x), a bound on its rounding error), [k] each."""
+    first, second = c * np.log(c), (1 + c) * np.log1p(c)
+    return first - second, 4 * _U * (np.abs(first) + second)
