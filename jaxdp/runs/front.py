@@ -87,6 +87,9 @@ class Run:
             public.
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
+        set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
+            whatever reason, and goes on from one before them or from the beginning; the steps up to
+            them are **charged anew**. False raises what the reason is, and changes nothing.
 
     Raises:
         ValueError: an argument is not what it should be; at ``fit``, the folder holds another
@@ -115,6 +118,7 @@ class Run:
         about: Mapping[str, str] | None = None,
         average: float | None = None,
         report: bool = True,
+        set_aside_unreadable: bool = False,
     ):
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
@@ -131,6 +135,7 @@ class Run:
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else _validate.integer("every", every, least=1)
         self._rows, self._reports = physical_batch_size, report
+        self._gives_up = set_aside_unreadable
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             _validate.fraction("delta", delta)
@@ -368,6 +373,7 @@ class Run:
             physical_batch_size=self._rows,
             mesh=self._mesh,
             data_axes=self._data_axes,
+            set_aside_unreadable=self._gives_up,
         )
 
     def _records(self, run: Started) -> Source:

@@ -77,6 +77,7 @@ def resume(
     progress: Progress,
     mesh: jax.sharding.Mesh | None = None,
     enough: Enough | None = None,
+    set_aside_unreadable: bool = False,
 ) -> RunResult:
     """Continues a run from its last checkpoint.
 
@@ -92,6 +93,7 @@ def resume(
         mesh: as for ``start``; it may be another one than before.
         enough: as for ``start``, and the same as there; without one the run takes all its steps,
             and its rows go on to tell the epsilon of all.
+        set_aside_unreadable: as for ``jaxdp.Run``.
 
     Raises:
         ValueError: the data or the configuration differ.
@@ -100,7 +102,9 @@ def resume(
     if state.config is not None:  # before what was changed is built, and refused in other words
         _require_equal_config(RunConfig.from_dict(state.config), config)
     secret = state.secret.restored()
-    run = ConfiguredRun(config, directory, dataset, secret, progress, mesh, False, enough)
+    run = ConfiguredRun(
+        config, directory, dataset, secret, progress, mesh, False, enough, set_aside_unreadable
+    )
     return run.result()
 
 
@@ -110,6 +114,7 @@ class ConfiguredRun(Run):
     Args:
         new: False for a run that began before.
         enough: as for ``start``.
+        set_aside_unreadable: as for ``Run``.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class ConfiguredRun(Run):
         mesh: jax.sharding.Mesh | None = None,
         new: bool = True,
         enough: Enough | None = None,
+        set_aside_unreadable: bool = False,
     ):
         _check_several(config)
         self.config, self.dataset, self._is_new = config, dataset, new
@@ -140,6 +146,7 @@ class ConfiguredRun(Run):
             relation=acc.Relation(config.relation),
             canaries=canary_inputs.asked_for(config, dataset),
             mesh=mesh,
+            set_aside_unreadable=set_aside_unreadable,
         )
         self.directory = directory
 

@@ -98,6 +98,7 @@ class Plan:
         trainer: from (run, this plan, state) to what takes the steps in place of a ``Trainer``,
             with tickets of ``run.issuer``; None makes a ``Trainer``.
         traceable: whether parameters on one device and ``init`` can be made by one compilation.
+        set_aside_unreadable: as for ``jaxdp.Run``.
     """
 
     loss_fn: Callable[..., Any]
@@ -120,6 +121,7 @@ class Plan:
     data_axes: Sequence[str] | None = None
     trainer: Callable[["Started", "Plan", TrainState], Any] | None = None
     traceable: bool = False
+    set_aside_unreadable: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -367,7 +369,13 @@ class _Pending:
 
 def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[TrainState, list[Row]]:
     fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
-    state, rows = checkpoints.restore(fresh) or (fresh, [])
+
+    def give_up(step: int) -> None:
+        branches.check_given_up(plan.algorithm.mechanism)
+        run.shows(step)  # so that the steps up to it are charged anew: somebody may have read it
+
+    restored = checkpoints.restore(fresh, give_up if plan.set_aside_unreadable else None)
+    state, rows = restored or (fresh, [])
     if not run.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
         raise ValueError(
             f"{run.directory.ledger} must hold every charge of the last checkpoint, but some are "
