@@ -1,6 +1,5 @@
 """Checkpoints by orbax: parameters, optimizer state and history."""
 
-import errno
 import functools
 import hashlib
 import json
@@ -18,6 +17,7 @@ import numpy as np
 from jaxdp import _processes
 from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
+from jaxdp.runs.stored import first_line, remedy
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
 
@@ -54,7 +54,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self._folder = folder.absolute()
-        with private():
+        with private(), self._in_words():
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
@@ -161,12 +161,11 @@ class Checkpoints:
             try:
                 found = None if step is None else self._read(step, like)
             except Exception as error:  # tensorstore, zstd and orbax each have their own
-                failed = self._unread(step, error)
                 # In several processes one alone may have failed.
-                if give_up is None or failed.unlike or _processes.count() > 1:
-                    raise failed from error
+                if give_up is None or _is_unlike(error) or _processes.count() > 1:
+                    raise self._unread(step, error) from error
                 give_up(step)
-                self._put_aside([_Bad(step, _first_line(error), False)], "without it")
+                self._put_aside([_Bad(step, first_line(error), False)], "without it")
                 continue
             lost = [each.step for each in bad if step is None or not each.damaged]
             if give_up is not None and lost:
@@ -213,7 +212,7 @@ class Checkpoints:
             except StorageError as error:
                 if not passes:
                     raise
-                damage, certain = _first_line(error.__cause__ or error), False
+                damage, certain = first_line(error.__cause__ or error), False
             if not damage:
                 return {"step": step, "bad": bad}
             bad.append(_Bad(step, damage, certain))
@@ -244,8 +243,8 @@ class Checkpoints:
             return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
         except OSError as error:
             raise StorageError(
-                f"{self._folder} must be a folder that can be listed, got {_first_line(error)}. "
-                f"Nothing was changed. {_remedy(error)}, and start the same program again"
+                f"{self._folder} must be a folder that can be listed, got {first_line(error)}. "
+                f"Nothing was changed. {remedy(error)}, and start the same program again"
             ) from error
 
     def _damage(self, step: int) -> str:
@@ -265,19 +264,18 @@ class Checkpoints:
             raise self._unread(step, error) from error
         return f"{file} is damaged" if file else ""
 
-    def _unread(self, step: int, error: BaseException) -> "_UnreadError":
+    def _unread(self, step: int, error: BaseException) -> StorageError:
         """The error, in words, of a checkpoint that cannot be read and is not known as damaged."""
-        if any(words in str(error) for words in _UNLIKE):
-            return _UnreadError(
+        if _is_unlike(error):
+            return StorageError(
                 f"{self._folder} must hold checkpoints of these parameters and this optimizer, got "
                 "whole ones of others: go on with those that the run was begun with, or start a "
-                "new run in another folder, and count what ledger.jsonl holds as spent",
-                unlike=True,
+                "new run in another folder, and count what ledger.jsonl holds as spent"
             )
-        return _UnreadError(
+        return StorageError(
             f"the checkpoint of step {step} in {self._folder} cannot be read here: "
-            f"{_first_line(error)}. Nothing says that it is damaged: it was left as it is, and "
-            f"nothing was charged. {_remedy(error)}, and start the same program again. If it stays "
+            f"{first_line(error)}. Nothing says that it is damaged: it was left as it is, and "
+            f"nothing was charged. {remedy(error)}, and start the same program again. If it stays "
             "unreadable, Run(..., set_aside_unreadable=True) or `jaxdp train --resume "
             "--set-aside-unreadable` moves it out of the way and charges its steps anew"
         )
@@ -348,7 +346,7 @@ class Checkpoints:
                 safe = "none was written yet" if last is None else f"that of step {last} is whole"
             raise StorageError(
                 f"{self._folder} must be a folder that checkpoints can be written to, got "
-                f"{_first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
+                f"{first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
                 "charge: make room and continue with --resume"
             ) from error
 
@@ -361,12 +359,9 @@ class _Bad(NamedTuple):
     damaged: bool
 
 
-class _UnreadError(StorageError):
-    """A checkpoint that cannot be read; ``unlike`` where it is of another model or optimizer."""
-
-    def __init__(self, message: str, unlike: bool = False):
-        super().__init__(message)
-        self.unlike = unlike
+def _is_unlike(error: BaseException) -> bool:
+    """True where a whole checkpoint is of another model or optimizer."""
+    return any(words in str(error) for words in _UNLIKE)
 
 
 def _none_is_whole(folder: Path, bad: list[_Bad]) -> StorageError:
@@ -377,18 +372,6 @@ def _none_is_whole(folder: Path, bad: list[_Bad]) -> StorageError:
         "Run(..., set_aside_unreadable=True) or `jaxdp train --resume --set-aside-unreadable`, or "
         "in another one, and count what ledger.jsonl holds as spent"
     )
-
-
-def _remedy(error: BaseException) -> str:
-    """What a person can do about the cause of an error."""
-    text = f"{type(error).__name__}: {error}"
-    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or "Too many open" in text:
-        return "Raise the limit of open files (`ulimit -n`), or close some"
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
-        return "Make memory free on the host or the device"
-    if isinstance(error, OSError):
-        return "Make the folder readable, or mount its storage anew"
-    return "Take away the cause"
 
 
 def _has_digest(folder: Path, file: str) -> bool:
@@ -456,12 +439,3 @@ def _copied(leaf: Any) -> Any:
 def _kinds(arrays: PyTree) -> list[str]:
     """Shape and type of every array, sorted."""
     return sorted(f"{leaf.shape} {np.dtype(leaf.dtype)}" for leaf in jax.tree.leaves(arrays))
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of what went wrong, without the sources of the library that found it."""
-    text = str(error).strip().splitlines()
-    line = text[0] if text else type(error).__name__
-    if "No space left" in str(error):
-        return "a full disk (No space left on device)"
-    return line.split(" [source locations=")[0][:200]

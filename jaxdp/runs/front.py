@@ -19,7 +19,7 @@ from jaxdp._shards import hashed, on_host
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.runs import agreed, bar, budget, identity, reporting
+from jaxdp.runs import agreed, bar, budget, identity, reporting, stored
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
@@ -258,7 +258,8 @@ class Run:
         """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
         if self.params is None:
             raise ValueError("params must be trained to be exported: call fit() first")
-        Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+        with stored.writing(Path(path)):
+            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
 
     def _fitted(self, steps: int) -> Result:
         agreed.taken(self._take)

@@ -15,7 +15,7 @@ from jaxdp._entries import SEEDED
 from jaxdp._shards import on_host
 from jaxdp.auditing.record_canaries import RecordCanaries
 from jaxdp.optimizers import registry
-from jaxdp.runs import agreed, assemble, canary_inputs
+from jaxdp.runs import agreed, assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
@@ -271,7 +271,8 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
     kept = directory.secret / directory.components.name
     if directory.components.exists() and not kept.exists():
         kept = directory.components  # the release itself
-    released = np.load(kept) if kept.exists() else None
+    with stored.reading(kept):
+        released = np.load(kept) if kept.exists() else None
     charged = any(entry.stream == stream for entry in run.ledger.entries)
     if released is not None and not charged:
         raise ValueError(
@@ -293,9 +294,11 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
     secret = run.secret.child(f"{kind} {run.incarnation}")
     dataset, components = assemble.projected(config, dataset, secret, released)
     if components is not None:
-        save_array(directory.secret / directory.components.name, components, mode=0o600)
+        with stored.writing(directory.secret / directory.components.name):
+            save_array(directory.secret / directory.components.name, components, mode=0o600)
         run.ledger.show(stream, 1)
-        save_array(directory.components, components)
+        with stored.writing(directory.components):
+            save_array(directory.components, components)
     return dataset
 
 
@@ -314,7 +317,8 @@ def _summary(infos: list[ClipInfo]) -> dict[str, float]:
 def _write_sensitive(directory: RunDirectory, history: list[Row]) -> None:
     rows = [{"step": row["step"], **row["sensitive"]} for row in history if "sensitive" in row]
     text = json.dumps({"warning": SENSITIVE_NOTE, "history": rows}, indent=1)
-    write_atomically(directory.sensitive, text, mode=0o600)
+    with stored.writing(directory.sensitive):
+        write_atomically(directory.sensitive, text, mode=0o600)
 
 
 def _require_equal_config(old: RunConfig, new: RunConfig) -> None:

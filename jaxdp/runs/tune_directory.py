@@ -90,7 +90,7 @@ class TuneDirectory:
         """The secret state."""
         try:
             return SearchState(**json.loads(self._state.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             # Without the reason, which may hold a secret.
             raise ValueError(
                 f"{self._state} must hold the state of a tuning, but it is damaged: put back a "
@@ -111,10 +111,10 @@ class TuneDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self.secret.mkdir(mode=0o700, exist_ok=True)
             self.work.mkdir(mode=0o700, exist_ok=True)
+            if not (self.secret / "README.txt").exists():
+                (self.secret / "README.txt").write_text(NOTE, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"folder must be one to write to, got {error}") from error
-        if not (self.secret / "README.txt").exists():
-            (self.secret / "README.txt").write_text(NOTE, encoding="utf-8")
         busy = f"folder is in use by another process: {self.path}"
         taken = open_locked(self.work / "lock", "w", busy)
         make_private(self.secret)

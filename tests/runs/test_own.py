@@ -1,6 +1,10 @@
 """``jaxdp.Run`` on an own model: its report, its canaries, and a file on the command line."""
 
+import errno
+import itertools
 import json
+import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import jaxdp
+from jaxdp._durable import StorageError
 from jaxdp.cli import app
-from jaxdp.runs import canaries
+from jaxdp.runs import RunDirectory, canaries
 from tests.runs.test_resume import Stop, crash_at
 
 RNG = np.random.default_rng(0)
@@ -265,3 +270,122 @@ def test_parameters_of_any_shape_are_exported(tmp_path):
     jax.tree.map(
         np.testing.assert_array_equal, jax.tree.leaves(one.params), jax.tree.leaves(one.params)
     )
+
+
+HOSTILE = "<script>alert(1)</script> [x](http://example.org) $a^{$"
+
+
+def test_words_of_a_caller_are_shown_as_they_are(tmp_path):
+    """Before: "$" in a metric's name ended every fit with an error; a title was raw HTML."""
+    one = run(
+        tmp_path / HOSTILE.replace("/", " "),
+        evaluate=lambda params: {HOSTILE + "\x01\ud800": 0.25, 7: 1.0},
+        about={"Title": HOSTILE, HOSTILE: f"`{HOSTILE}`\n# heading", "half": "\ud800"},
+    )
+    one.fit(3)
+    folder = one.path
+    markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
+    for text in (markdown, page):
+        assert "<script" not in text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert not re.findall(r"(?<!\\)\[(?:[^\]\\]|\\.)*\]\(http", markdown)
+    assert [line for line in markdown.splitlines() if line.startswith("# ")] == [
+        markdown.splitlines()[0]
+    ]
+    assert json.loads((folder / "history.json").read_text())[-1]["7"] == 1.0
+
+
+def test_a_damaged_history_stops_no_run(tmp_path):
+    one = run(tmp_path / "r", report=False)
+    for steps, text in enumerate(("[" * 100_000, "{", '[{"no": "step"}]', "[3]", "\xff"), 1):
+        one.fit(steps)
+        one.directory.history.write_bytes(text.encode("latin-1"))
+        assert one.directory.load_history() == []
+    one.fit()
+    assert [row["step"] for row in one.directory.load_history()] == [1, 2, 3, 4, 5, 6, 9, 12]
+
+
+def test_other_files_that_hold_no_json_of_ours_are_named(tmp_path):
+    run(tmp_path / "r", canaries=10).fit(3)
+    directory, deep = RunDirectory(tmp_path / "r"), "[" * 100_000
+    for path, words in (
+        (tmp_path / "r" / "report.json", "must be a report that jaxdp wrote"),
+        (directory.coins, "must hold coins"),
+        (directory.state_file, "it is damaged"),
+    ):
+        path.write_text(deep)
+        with pytest.raises(ValueError, match=words):
+            run(tmp_path / "r", canaries=10).fit(3)
+
+
+def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
+    """Fails each write in turn, at the start, on the way and at the end; nothing is lost."""
+    replace, left = os.replace, [0]
+
+    def full(source, target, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        return replace(source, target, **options)
+
+    def fitted(folder):
+        one = run(folder, every=2, report=False)
+        one.fit(2)
+        return one
+
+    monkeypatch.setattr(os, "replace", full)
+    said = []
+    for write in itertools.count(1):
+        left[0] = write
+        try:
+            fitted(tmp_path / str(write))
+        except StorageError as error:
+            said.append(str(error))
+        else:
+            left[0] = 0
+            break
+    assert all("a full disk" in each and "make room" in each.lower() for each in said)
+    names = {each.split(" cannot be written")[0].rpartition("/")[2] for each in said}
+    assert names >= {"run.json", "history.json"}
+    assert fitted(tmp_path / "1").directory.checked_ledger().steps == 2
+    directory = RunDirectory(tmp_path / "1")
+    for write in (
+        lambda: canaries.placed(directory, "{}"),
+        lambda: canaries.keep(directory, 0, [np.zeros(3)]),
+        lambda: canaries.publish(directory, 1),
+    ):
+        left[0] = 1
+        with pytest.raises(StorageError, match="cannot be written: a full disk"):
+            write()
+        write()
+
+
+def test_no_write_after_a_run_ends_in_a_bare_error(tmp_path):
+    one = run(tmp_path / "r")
+    one.fit(3)
+    for name in ("update_norm.png", "report.md"):
+        (tmp_path / "r" / name).unlink()
+        (tmp_path / "r" / name).mkdir()
+        with pytest.raises(StorageError, match=r"report\.\* cannot be written"):
+            one.report()
+        (tmp_path / "r" / name).rmdir()
+    with pytest.raises(StorageError, match="nowhere/model cannot be written"):
+        one.export(tmp_path / "nowhere" / "model")
+
+
+@pytest.mark.parametrize("name", ["run.json", "lock"])
+def test_the_first_write_of_a_resume_fails_in_words(tmp_path, name):
+    run(tmp_path / "r", report=False).fit(3)
+    path = tmp_path / "r" / "secret" / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError, match=rf"{name} cannot be (read|written)"):
+        run(tmp_path / "r", report=False).fit(6)
+
+
+def test_a_history_that_cannot_be_read_is_said(tmp_path):
+    run(tmp_path / "r", report=False).fit(3)
+    (tmp_path / "r" / "history.json").unlink()
+    (tmp_path / "r" / "history.json").mkdir()
+    with pytest.raises(StorageError, match=r"history\.json cannot be read"):
+        run(tmp_path / "r", report=False).fit(6)
