@@ -35,6 +35,7 @@ from jaxdp.runs.run import (
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
+from jaxdp.sources.fingerprints import check_repeatable
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, PyTree
 
@@ -62,7 +63,9 @@ class Run:
         loss_fn: the loss of one example, as for ``jaxdp.Trainer``.
         mechanism: from ``jaxdp.dp_sgd``, or a ``jaxdp.Algorithm``.
         optimizer: any optax optimizer; None for a ``Algorithm``.
-        source: the records, as for ``jaxdp.Trainer``.
+        source: the records, as for ``jaxdp.Trainer``; each reads the same every time, for a run
+            that is taken up again knows its records by what it reads. Augment by
+            ``jaxdp.augmented``, not in the source.
         params: the parameters before the first step, computed from no record.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
@@ -262,6 +265,7 @@ class Run:
             Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
 
     def _fitted(self, steps: int) -> Result:
+        check_repeatable(self.source)
         agreed.taken(self._take)
         try:
             kept = agreed.state(self._kept, self._mechanism(), self._secret, self._facts)

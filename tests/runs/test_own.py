@@ -389,3 +389,36 @@ def test_a_history_that_cannot_be_read_is_said(tmp_path):
     (tmp_path / "r" / "history.json").mkdir()
     with pytest.raises(StorageError, match=r"history\.json cannot be read"):
         run(tmp_path / "r", report=False).fit(6)
+
+
+class Augmenting:
+    """Records that are others each time that they are read, as torchvision's data sets do it."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index] + self.rng.normal(size=3).astype(np.float32), Y[index]
+
+
+def test_records_that_read_differently_each_time_are_refused_before_any_charge(tmp_path):
+    """Before: the run trained, and refused at its resume: "got others"."""
+    with pytest.raises(ValueError, match=r"same record each time.*jaxdp\.augmented.*Nothing was"):
+        run(tmp_path / "r", data=Augmenting()).fit()
+    assert not (tmp_path / "r").exists()
+    with pytest.raises(ValueError, match="same record each time"):
+        jaxdp.tune(
+            tmp_path / "t",
+            loss_fn,
+            lambda given: (MECHANISM, optax.sgd(given["rate"])),
+            Augmenting(),
+            params={"w": jnp.zeros((20, 3))},
+            space={"rate": [0.1, 0.2]},
+            score=lambda params: 0.0,
+            tries=jaxdp.accounting.Geometric(0.5),
+            delta=1e-3,
+        )
+    assert not (tmp_path / "t").exists()
