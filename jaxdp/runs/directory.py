@@ -1,5 +1,6 @@
 """The folder of a run: public files, and the secret ones."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -65,6 +66,16 @@ class RunDirectory:
         """True if a run was started here."""
         with stored.reading(self.state_file):
             return self.state_file.exists()
+
+    def place(self) -> str:
+        """A hash of where the folder lies, another one once it was moved or copied.
+
+        Of its path and of its number on the file system. That of the device is left out: it may be
+        another one at each mount.
+        """
+        with stored.reading(self.path):
+            text = f"{self.path.resolve()} {self.path.stat().st_ino}"
+        return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
     def create(self) -> None:
         """Makes the folders; the secret one is readable by its owner alone.

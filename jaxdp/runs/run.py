@@ -41,6 +41,12 @@ INTERRUPTED = (
     "the run was interrupted and steps were done again: that no interruption depended on the draws "
     "and the noise of the steps that it took (as running out of memory could) was not verified"
 )
+# Each copy of a folder that goes on tells what it charged itself, and nothing of the other.
+MOVED = (
+    "the run's folder may have been moved or copied since the start before (or its storage was "
+    "mounted anew): that no other copy of it was continued, whose cost would add to this one's, "
+    "was not verified"
+)
 Energy = PublicEnergy | PrivateEnergy | None
 
 
@@ -229,7 +235,10 @@ def _begun(
         # A seed that a person chose gives the same to every such run that was never interrupted.
         named = f"{configuration()}|{before}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
-    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh))
+    place = _processes.first(directory.place)
+    if state.place not in (None, place):  # runs of older versions did not write it down
+        ledger.trust(MOVED)
+    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=place)
     directory.save_state(state)
     return Started(directory, state, secret, fresh, ledger)
 

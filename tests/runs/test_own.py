@@ -1,10 +1,12 @@
 """``jaxdp.Run`` on an own model: its report, its canaries, and a file on the command line."""
 
+import dataclasses
 import errno
 import itertools
 import json
 import os
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ import jaxdp
 from jaxdp._durable import StorageError
 from jaxdp.cli import app
 from jaxdp.runs import RunDirectory, canaries
+from jaxdp.runs.run import MOVED
 from tests.runs.test_resume import Stop, crash_at
 
 RNG = np.random.default_rng(0)
@@ -422,3 +425,43 @@ def test_records_that_read_differently_each_time_are_refused_before_any_charge(t
             delta=1e-3,
         )
     assert not (tmp_path / "t").exists()
+
+
+def test_a_folder_that_was_copied_or_moved_goes_on_and_says_so(tmp_path):
+    """Two copies that go on cost more together than either says, and only the copy can know."""
+    mechanism, records = jaxdp.dp_sgd(2.0, 1.0, 20, 60), (X[:60], Y[:60])
+
+    def continued(name, steps):
+        one = run(tmp_path / name, records, mechanism, delta=1e-5, every=4, report=False)
+        one.fit(steps)
+        return one
+
+    continued("first", 4)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    first, second = continued("first", 8), continued("second", 8)
+    assert first.unverified() == []
+    assert second.unverified() == [MOVED]
+    assert first.epsilon().upper == second.epsilon().upper == mechanism.epsilon(8, 1e-5).upper
+    # The figures of docs/threat_model.md: the four steps that both share count once.
+    assert first.epsilon().upper == pytest.approx(2.414, abs=5e-4)
+    assert mechanism.epsilon(4 + 4 + 4, 1e-5).upper == pytest.approx(2.923, abs=5e-4)
+    shutil.move(tmp_path / "first", tmp_path / "third")
+    assert continued("third", 12).unverified() == [MOVED]
+
+
+def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch):
+    run(tmp_path / "r", report=False).fit(3)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "r")
+    one = run("link", report=False)
+    one.fit(6)
+    state = one.directory.load_state()
+    one.directory.save_state(dataclasses.replace(state, place=None))  # of an older version
+    one = run("r", report=False)
+    one.fit(9)
+    assert one.unverified() == []
+    shutil.copytree(tmp_path / "r", tmp_path / "kept")  # a copy that is put back at the old path
+    shutil.rmtree(tmp_path / "r")
+    (tmp_path / "kept").rename(tmp_path / "r")
+    one.fit(12)
+    assert one.unverified() == [MOVED]
