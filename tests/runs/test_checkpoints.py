@@ -20,6 +20,7 @@ from jaxdp.runs import checkpoints as module
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.export import export_params
 from jaxdp.runs.run import Started
+from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.trainer import TrainState
 from tests.runs import small
 from tests.runs.test_own import MECHANISM, run
@@ -312,6 +313,39 @@ def test_a_write_that_fails_in_a_thread_is_said_by_wait(tmp_path, monkeypatch):
     with pytest.raises(_durable.StorageError, match=r"full disk.*that of step 1 is whole"):
         checkpoints.wait()
     checkpoints.close()
+
+
+def synced(monkeypatch, path):
+    """(inode, whether ``path`` had its name by then) of everything that is put on disk."""
+    events, fsync = [], os.fsync
+
+    def spied(handle):
+        events.append((os.fstat(handle).st_ino, path.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", spied)
+    return events
+
+
+def test_a_checkpoint_that_was_waited_for_keeps_its_name_through_a_power_failure(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "secret"
+    events = synced(monkeypatch, folder / "1")
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(state(1.0, 1), [])
+    checkpoints.wait()
+    assert (folder.stat().st_ino, True) in events  # the folder, after orbax's rename
+    checkpoints.close()
+
+
+def test_the_secret_state_is_on_disk_before_its_name_and_its_name_after_it(tmp_path, monkeypatch):
+    directory = runs.RunDirectory(tmp_path / "r")
+    directory.create()
+    events = synced(monkeypatch, directory.state_file)
+    directory.save_state(RunState(secret=KeptSecret.of(jaxdp.Secret.new())))
+    file, folder = directory.state_file.stat().st_ino, directory.secret.stat().st_ino
+    assert events == [(file, False), (folder, True)]
 
 
 LIMITED = """

@@ -465,3 +465,19 @@ def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch
     (tmp_path / "kept").rename(tmp_path / "r")
     one.fit(12)
     assert one.unverified() == [MOVED]
+
+
+def test_a_step_is_written_down_as_shown_before_anybody_looks_at_it(tmp_path):
+    found = []
+
+    def evaluate(params):
+        directory = RunDirectory(tmp_path / "r")
+        kept = directory.load_state()
+        ledger = jaxdp.Ledger(directory.ledger)  # as it is on disk
+        found.append((kept.shown, ledger.shown(kept.secret.restored().stream("run").hex())))
+        return {"a": 1.0}
+
+    run(tmp_path / "r", evaluate=evaluate, report=False).fit(6)
+    assert found == [(3, 3), (6, 6)]
+    run(tmp_path / "r", evaluate=evaluate, report=False).fit(9)
+    assert found == [(3, 3), (6, 6), (6, 6), (9, 9)]
