@@ -233,7 +233,9 @@ def test_what_ends_process_0_is_told_to_the_others(monkeypatch, error):
     assert json.loads(text) == {"failed": str(error) or "KeyboardInterrupt"}
     heard = Service(monkeypatch, 1)
     heard.blocking_key_value_get = lambda key, milliseconds: text
-    with pytest.raises(ValueError, match=r"process 0 cannot go on: (a full disk|KeyboardInterrupt)"):
+    with pytest.raises(
+        ValueError, match=r"process 0 cannot go on: (a full disk|KeyboardInterrupt)"
+    ):
         _processes.first(lambda: "never called")
 
 
