@@ -102,9 +102,10 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self.secret.mkdir(mode=0o700, exist_ok=True)
             self.secret.chmod(0o700)
-            (self.secret / "README.txt").write_text(SECRET_NOTE, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"out must be a folder to write to, got {error}") from error
+        with stored.writing(self.secret / "README.txt"):
+            (self.secret / "README.txt").write_text(SECRET_NOTE, encoding="utf-8")
 
     def lock(self) -> None:
         """Takes the run for this process, until it ends (however it ends).

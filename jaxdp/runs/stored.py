@@ -7,23 +7,36 @@ from pathlib import Path
 
 from jaxdp._durable import StorageError
 
+_AGAIN = "start the same program again (`jaxdp train` with --resume where the run had begun)"
+
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError of what is written inside into a StorageError about ``path``."""
+def writing(path: Path, then: str = _AGAIN) -> Iterator[None]:
+    """Turns an OSError of what is written inside into a StorageError about ``path``.
+
+    Args:
+        path: of the file.
+        then: what to do once there is room, in words.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     try:
         yield
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {first_line(error)}. What was charged stands in the ledger,"
-            f" and what was written before is whole. {remedy(error)}, and start the same program "
-            "again (`jaxdp train --resume`)"
+            f" and what was written before is whole. {remedy(error)}, and {then}"
         ) from error
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an OSError of what is read inside into a StorageError about ``path``."""
+    """Turns an OSError of what is read inside into a StorageError about ``path``.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     try:
         yield
     except OSError as error:
@@ -34,7 +47,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def remedy(error: BaseException) -> str:
-    """What a person can do about the cause of an error."""
+    """A remedy for the cause of an error, in words, without an end."""
     number, text = getattr(error, "errno", None), str(error)
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
         return "Raise the limit of open files (`ulimit -n`), or close some"
