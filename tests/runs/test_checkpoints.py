@@ -16,6 +16,7 @@ import pytest
 import jaxdp
 from jaxdp import _durable, runs
 from jaxdp.cli import main
+from jaxdp.runs import branches
 from jaxdp.runs import checkpoints as module
 from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.export import export_params
@@ -192,6 +193,19 @@ def test_what_is_set_aside_is_charged_anew_although_it_was_not_shown(tmp_path, m
     again = run(tmp_path / "r", report=False, set_aside_unreadable=True)
     again.fit(9)
     assert again.directory.checked_ledger().steps == 6 + 6
+
+
+def test_a_checkpoint_is_not_given_up_where_its_steps_cannot_be_charged_again():
+    """Nor moved: with correlated noise that is amplified by sampling no bound would be proven."""
+    options = {"steps": 4, "strategy": "banded", "bands": 2}
+    for rule in ("cyclic_poisson", "fixed_order"):
+        mechanism = jaxdp.dp_mf(1.0, 1.0, 20, 200, rule, **options)
+        if rule == "fixed_order":
+            branches.check_given_up(mechanism)
+            continue
+        with pytest.raises(ValueError, match="set_aside_unreadable must be False"):
+            branches.check_given_up(mechanism)
+    branches.check_given_up(MECHANISM)
 
 
 def test_nothing_that_was_set_aside_is_overwritten(folder):
