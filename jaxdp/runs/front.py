@@ -92,7 +92,8 @@ class Run:
         report: False leaves out the page, which takes about a second; ``report`` writes it.
         set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
             whatever reason, and goes on from one before them or from the beginning; the steps up to
-            them are **charged anew**. False raises what the reason is, and changes nothing.
+            them are **charged anew**. For one start, once nothing else helps: False raises what the
+            reason is, and changes nothing.
 
     Raises:
         ValueError: an argument is not what it should be; at ``fit``, the folder holds another
