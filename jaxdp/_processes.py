@@ -16,8 +16,9 @@ from typing import Any
 
 from jaxdp._version import __version__
 
-# How long a process waits for another one, in seconds, and after how many it says so.
-PATIENCE, _SILENT = 3600.0, 60.0
+# How long a process waits for another one, in seconds; whatever it waits for, it ends in words.
+PATIENCE = 3600.0
+_SILENT = 60.0  # after how many it says that it waits
 _asked = itertools.count()
 
 
@@ -82,7 +83,8 @@ def hear(key: str) -> str:
         except Exception as error:  # of XLA, whose types are not public
             waited = time.monotonic() - began
             if "DEADLINE_EXCEEDED" not in str(error) or waited > PATIENCE:
-                raise ValueError(_LOST.format(index(), key, str(error).splitlines()[0])) from error
+                why = str(error).splitlines()[0]
+                raise ValueError(_LOST.format(index(), waited, key, why)) from error
         if waited > _SILENT and not said:
             said = True
             print(f"jaxdp: process {index()} waits for another one ({key})", file=sys.stderr)
@@ -90,8 +92,8 @@ def hear(key: str) -> str:
 
 _LOST = (
     "every process must run the same program with the same trainers, samplers and ledgers in the "
-    "same order, but process {} waited for another one in vain ({}: {}). Nothing was released "
-    "that is not charged"
+    "same order, but process {} waited {:.0f} s for another one in vain ({}: {}). Nothing was "
+    "released that is not charged: see what the others said, and start all of them again"
 )
 
 
@@ -99,10 +101,10 @@ def first(make: Callable[[], str]) -> str:
     """The text that ``make`` returns in process 0, in every process; so is what it refuses.
 
     Args:
-        make: called in process 0 alone.
+        make: called in process 0 alone; the others wait at most ``PATIENCE`` seconds for it.
 
     Raises:
-        ValueError: ``make`` raised one.
+        ValueError: ``make`` raised, or took longer.
     """
     if count() == 1:
         return make()
@@ -110,8 +112,8 @@ def first(make: Callable[[], str]) -> str:
     if index() == 0:
         try:
             found = make()
-        except Exception as error:
-            tell(key, json.dumps({"failed": str(error)}))
+        except BaseException as error:  # an interrupt too: the others would wait for nothing
+            tell(key, json.dumps({"failed": str(error) or type(error).__name__}))
             raise
         tell(key, json.dumps({"said": found}))
         return found

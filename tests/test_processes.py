@@ -3,11 +3,14 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 
+import jaxdp
+from jaxdp import _processes
 from jaxdp import accounting as acc
 from tests import two_trainers
 from tests.compiling import with_flags
@@ -192,3 +195,69 @@ def test_a_run_of_two_processes_goes_on_in_one(trained, folder):
     assert [row["step"] for row in rest.history] == [2, 4, 6, 8]
     assert rest.epsilon().upper == two_trainers.MECH.epsilon(8, 1e-5).upper
     assert (folder / "run" / "report.html").exists()
+
+
+class Service:
+    """JAX's key-value store, seen by one of two processes while the other one says nothing."""
+
+    def __init__(self, monkeypatch, index):
+        self.told, self.asked = {}, 0
+        state = types.SimpleNamespace(client=self, num_processes=2, process_id=index)
+        monkeypatch.setattr(_processes, "_state", lambda: state)
+
+    def key_value_set(self, key, text):
+        self.told[key] = text
+
+    def blocking_key_value_get(self, key, milliseconds):
+        self.asked += 1
+        if self.asked > 100:
+            raise RuntimeError("it was asked for ever")
+        raise RuntimeError("DEADLINE_EXCEEDED: nobody told it")
+
+
+def test_a_wait_for_process_0_has_an_end_in_words(monkeypatch):
+    """Before: a fault in process 0 left the others waiting for an hour, and a test for 500 s."""
+    service = Service(monkeypatch, 1)
+    monkeypatch.setattr(_processes, "PATIENCE", 0.0)
+    with pytest.raises(ValueError, match=r"process 1 waited 0 s .* \(first/\d+: DEADLINE_EXCEEDED"):
+        _processes.first(lambda: "never called")
+    assert service.asked == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("a full disk"), KeyboardInterrupt()])
+def test_what_ends_process_0_is_told_to_the_others(monkeypatch, error):
+    service = Service(monkeypatch, 0)
+    with pytest.raises(type(error)):
+        _processes.first(lambda: (_ for _ in ()).throw(error))
+    (text,) = service.told.values()
+    assert json.loads(text) == {"failed": str(error) or "KeyboardInterrupt"}
+    heard = Service(monkeypatch, 1)
+    heard.blocking_key_value_get = lambda key, milliseconds: text
+    with pytest.raises(
+        ValueError, match=r"process 0 cannot go on: (a full disk|KeyboardInterrupt)"
+    ):
+        _processes.first(lambda: "never called")
+
+
+def test_processes_that_nothing_joined_are_refused(monkeypatch):
+    """As on a TPU slice without jax.distributed: each would draw, and add noise, by itself."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
+    for make in (lambda: jaxdp.Secret.of_all_processes(None), lambda: mechanism.sampler(200)):
+        with pytest.raises(ValueError, match="got 2 that were not joined by it"):
+            make()
+
+
+def test_another_process_shows_nothing_before_process_0_has_written_it_down(monkeypatch):
+    """A rank that went on would show a step whose row a crash of process 0 has not made durable."""
+    Service(monkeypatch, 1)
+    head = "00" * 16
+    shown = [{"rows": [({"shown": step, "stream": "a"}, head)]} for step in (3, 5)]
+    messages = [{"rows": [], "head": head, "chained": True}, *shown]
+    monkeypatch.setattr(_processes, "hear", lambda key: json.dumps(messages.pop(0)))
+    ledger = jaxdp.Ledger()
+    ledger.join()
+    assert len(messages) == 2
+    ledger.show("a", 5)
+    assert messages == []
+    assert ledger.shown("a") == 5

@@ -162,5 +162,6 @@ def a_projection_is_refused():
 
 
 if __name__ == "__main__":
+    _processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
     told(globals(), __name__)

@@ -230,6 +230,7 @@ def a_process_that_lost_a_step_releases_nothing():
 
 
 if __name__ == "__main__":
+    _processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
     INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
     told(globals(), __name__)

@@ -19,6 +19,7 @@ def launch(
     given: dict[str, Any] | None,
     as_json: bool,
     mesh: Any = None,
+    set_aside_unreadable: bool = False,
 ) -> None:
     """Trains a run, writes its report and prints a summary.
 
@@ -30,6 +31,7 @@ def launch(
         given: the options of a new run, for the report; None where it is resumed.
         as_json: the result is one JSON object.
         mesh: whose devices share the records of every step; None for one device.
+        set_aside_unreadable: as for ``jaxdp.Run``, where it is resumed.
     """
     from jaxdp import _processes, runs
     from jaxdp.runs import reporting
@@ -37,7 +39,14 @@ def launch(
     date = reporting.today()
     with progress_bar(config) as progress:
         if secret is None:
-            result = runs.resume(config, directory, dataset, progress, mesh)
+            result = runs.resume(
+                config,
+                directory,
+                dataset,
+                progress,
+                mesh,
+                set_aside_unreadable=set_aside_unreadable,
+            )
         else:
             result = runs.start(config, directory, dataset, secret, progress, mesh)
     if _processes.index():  # process 0 tells of the run

@@ -163,6 +163,12 @@ from jaxdp.data.specs import SPECS
 @click.option("--data-dir", type=Filled(), help="Where prepared data sets lie.")
 @click.option("--out", type=Filled(), help="Folder of the run [default: runs/N].")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last checkpoint.")
+@click.option(
+    "--set-aside-unreadable",
+    is_flag=True,
+    help="With --resume: move a checkpoint that stays unreadable out of the way, and charge its "
+    "steps anew.",
+)
 @click.option("--seed", type=int, help="For figures only: voids the guarantee for who knows it.")
 @click.option("--sensitive", is_flag=True, default=None, help="Also write un-noised statistics.")
 @click.option("--dry-run", is_flag=True, help="Say what it would cost, on random data; no run.")
@@ -174,6 +180,7 @@ def train(
     data_dir: Path | None,
     out: Path | None,
     resume: bool,
+    set_aside_unreadable: bool,
     seed: int | None,
     dry_run: bool,
     as_json: bool,
@@ -200,7 +207,7 @@ def train(
 
         papers()
 
-    _check_together(out, resume, seed, dry_run)
+    _check_together(out, resume, seed, dry_run, set_aside_unreadable)
     joined(distributed)
     mesh = mesh_of(devices)
     options["settings"] = parse_settings(options["settings"]) or None
@@ -222,6 +229,7 @@ def train(
             _data_dir(directory, data_dir, resume),
             as_json,
             None if resume else _given(),
+            set_aside_unreadable,
         )
         return
     if named_recipe == "best" and not resume:
@@ -246,10 +254,17 @@ def train(
             None if resume else _given(),
             as_json,
             mesh,
+            set_aside_unreadable,
         )
 
 
-def _check_together(out: Path | None, resume: bool, seed: int | None, dry_run: bool) -> None:
+def _check_together(
+    out: Path | None, resume: bool, seed: int | None, dry_run: bool, set_aside: bool
+) -> None:
+    if set_aside and not resume:
+        raise click.UsageError(
+            "--set-aside-unreadable must come with --resume: a new run has no checkpoint"
+        )
     if resume and out is None:
         raise click.UsageError("--out must name the run to resume")
     if resume and seed is not None:

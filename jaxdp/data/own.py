@@ -10,6 +10,7 @@ import numpy as np
 from jaxdp import _validate
 from jaxdp.data.load import Dataset
 from jaxdp.data.specs import DatasetSpec
+from jaxdp.sources.files import arrays_in
 
 _ARRAYS = (
     "x [n, ...] and y [n] (whole numbers from 0) of the training records, and perhaps x_test and "
@@ -32,7 +33,8 @@ def from_file(
         dataset_size: declared number of training records, public; None declares that of the file.
 
     Raises:
-        ValueError: the file or an array is not of that kind. No message holds a record.
+        ValueError: the file or an array is not of that kind, or larger than the machine's memory,
+            which it is read into whole. No message holds a record.
     """
     arrays = _read(os.fspath(path))
     count = _validate.integer("num_classes", num_classes, least=2)
@@ -55,12 +57,14 @@ def _read(path: str) -> dict[str, np.ndarray]:
     if not path.endswith(".npz"):
         raise ValueError(f"data must be a .npz file with {_ARRAYS}; got {path}")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        # Each number is one of float32 in the end.
+        arrays = arrays_in(path, ("x", "y", "x_test", "y_test"), bytes_more=4)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"data must be a .npz file to be read, got {path}: {error}") from error
     if not {"x", "y"} <= set(arrays) or ("x_test" in arrays) != ("y_test" in arrays):
-        raise ValueError(f"data must hold {_ARRAYS}; got {', '.join(sorted(arrays)) or 'nothing'}")
+        with np.load(path, allow_pickle=False) as archive:
+            found = ", ".join(sorted(archive.files))
+        raise ValueError(f"data must hold {_ARRAYS}; got {found or 'nothing'}")
     return arrays
 
 

@@ -1,11 +1,23 @@
-"""report.md, and the sentences that report.html shares with it."""
+"""report.md, and the sentences that report.html shares with it.
+
+Whatever may hold words of a caller, a file or a folder is written as text: no HTML, link or picture
+of theirs becomes a part of the page.
+"""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from jaxdp.report import audited, cautions, facts, levels
 from jaxdp.report.schema import AuditRow, Guarantee, Report
-from jaxdp.report.words import HIDDEN, show_delta, show_epsilon, show_factor, show_rate
+from jaxdp.report.words import (
+    HIDDEN,
+    encodable,
+    show_delta,
+    show_epsilon,
+    show_factor,
+    show_rate,
+)
 
 GLOSSARY = (
     (
@@ -38,16 +50,16 @@ GLOSSARY = (
 
 def to_markdown(report: Report) -> str:
     """The text of report.md."""
-    lines = [f"# {report.title}", "", _headline(report), ""]
+    lines = [f"# {_text(report.title)}", "", _headline(report), ""]
     for text in cautions.shown(report):
-        lines += [f"> **Warning.** {text}", ""]
+        lines += [f"> **Warning.** {_text(text)}", ""]
     if report.judged_by:
-        lines += [f"> {report.judged_by}", ""]
+        lines += [f"> {_text(report.judged_by)}", ""]
     lines += [*levels.sentences(report), "", *meaning(report), ""]
     if claim := report.claim:
         lines += [
             f"Claimed by the paper: epsilon {show_epsilon(claim.epsilon)} after "
-            f"{claim.steps:,} counted steps ({claim.source}): {claim.verdict}.",
+            f"{claim.steps:,} counted steps ({_text(claim.source)}): {_text(claim.verdict)}.",
             "",
         ]
     if hits := attack(report):
@@ -57,14 +69,14 @@ def to_markdown(report: Report) -> str:
     if report.audited:
         lines += ["## Audit", "", *_audited(report.audited), ""]
     for heading, rows in report.facts:
-        lines += [f"## {heading}", ""]
-        lines += _table(("", ""), [(name, _code(name, value)) for name, value in rows])
-    lines += [f"![{progress_title(report)}](accuracy_and_epsilon.png)", ""]
+        lines += [f"## {_text(heading)}", ""]
+        lines += _table(("", ""), [(_text(name), _code(name, value)) for name, value in rows])
+    lines += [f"![{_text(progress_title(report))}](accuracy_and_epsilon.png)", ""]
     lines += ["![Norm of the noisy update](update_norm.png)", ""]
     for heading, items in sections(report):
-        lines += [f"## {heading}", "", *(f"- {item}" for item in items), ""]
+        lines += [f"## {heading}", "", *(f"- {_text(item)}" for item in items), ""]
     lines += ["## Words", "", *(f"- **{word}**: {text}" for word, text in GLOSSARY), ""]
-    return "\n".join(lines)
+    return encodable("\n".join(lines))
 
 
 def progress_title(report: Report) -> str:
@@ -78,7 +90,7 @@ def _headline(report: Report) -> str:
     proven = f"**(epsilon {show_epsilon(guarantee.epsilon)}, delta {delta})**."
     if found is None or value is None:
         return f"Proven: {proven}"
-    return f"**{found.name} {found.shown(value)}** at a proven {proven}"
+    return f"**{_text(found.name)} {found.shown(value)}** at a proven {proven}"
 
 
 def meaning(report: Report) -> list[str]:
@@ -156,14 +168,14 @@ def _hits(report: Report) -> list[tuple[float, float]]:
 
 
 def _audited(row: AuditRow) -> list[str]:
-    rows = [(name, value, share or "-") for name, value, share in audited.table(row)]
+    rows = [(_text(name), value, share or "-") for name, value, share in audited.table(row)]
     return [
-        audited.advice(row),
+        _text(audited.advice(row)),
         "",
-        f"{audited.how(row)}.",
+        f"{_text(audited.how(row))}.",
         "",
         *_table(("", "value", "of the proven"), rows),
-        audited.verdict(row),
+        _text(audited.verdict(row)),
         "",
         "![ROC of the attack and the proven region](roc.png)",
     ]
@@ -177,7 +189,18 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _code(name: str, value: str) -> str:
-    return f"`{value}`" if name in facts.CODE else value
+    if name not in facts.CODE:
+        return _text(value)
+    # A fence longer than any in the value, which could end it.
+    longest = max((len(run) for run in re.findall("`+", value)), default=0)
+    fence, space = "`" * (longest + 1), " " * bool(longest)
+    return f"{fence}{space}{value}{space}{fence}"
+
+
+def _text(said: str) -> str:
+    """The words on one line, as Markdown that shows them as they are."""
+    escaped = re.sub(r"([\\\[\]])", r"\\\1", " ".join(said.split()))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _verified(guarantee: Guarantee) -> str:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from jaxdp.report import audited, cautions, facts, levels, markdown, plots, roc, svg
 from jaxdp.report.schema import AuditRow, Report
-from jaxdp.report.words import show_audited, show_delta, show_epsilon
+from jaxdp.report.words import encodable, show_audited, show_delta, show_epsilon
 
 _TRADEOFF = (
     "The most that any attack can achieve: true positives against false positives, both on "
@@ -39,7 +39,8 @@ def to_html(report: Report, folder: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.jinja").render(_shown(report, folder))
+    page = environment.get_template("report.html.jinja").render(_shown(report, folder))
+    return encodable(page)
 
 
 def _shown(report: Report, folder: Path) -> dict[str, Any]:

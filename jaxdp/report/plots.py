@@ -1,6 +1,7 @@
 """The plots of a report, as PNG files or for its page."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from scipy import special
 from jaxdp.report import levels
 from jaxdp.report.schema import Measured, Report, Tradeoff
 from jaxdp.report.svg import BLUE, INK, LINE, ORANGE, SOFT
-from jaxdp.report.words import show_delta
+from jaxdp.report.words import drawable, show_delta
 
 _WIDTH = 5.1  # inches of 72 units: as wide as a telephone is in pixels, for letters of equal size
 _LETTERS = 11
@@ -156,6 +157,11 @@ def legend(figure: Figure) -> None:
     )
 
 
+def titled(axes: Axes, title: str, **style: Any) -> None:
+    """Writes a title as it is: a caller's own words may hold what would start a formula."""
+    axes.set_title(drawable(title), loc="left", fontsize=_LETTERS, parse_math=False, **style)
+
+
 def _figure(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False)
@@ -163,7 +169,7 @@ def _figure(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def _styled(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=_LETTERS, color=INK)
+    titled(axes, title, color=INK)
     axes.tick_params(colors=LINE, labelcolor=INK, labelsize=_LETTERS)
     axes.grid(color=LINE, linewidth=0.7)
     axes.set_axisbelow(True)

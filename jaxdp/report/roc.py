@@ -42,7 +42,7 @@ def save_roc(audit: "AlgorithmAudit | RunAudit", path: Path, title: str) -> Path
         _points(axes, np.array([point.to_list() for point in audit.points]), audit.confidence)
     plots.legend(figure)
     write_atomically(path.with_suffix(".svg"), svg.standalone(svg.inline(figure, "roc", WORDS)))
-    axes.set_title(f"{title}\n{axes.get_title(loc='left')}", loc="left", fontsize=11)
+    plots.titled(axes, f"{title}\n{axes.get_title(loc='left')}")
     plots.save_png(figure, path)
     return path
 

@@ -334,5 +334,8 @@ def load(path: Path) -> Report:
     """The report in a file; ValueError where it is damaged or of a later version."""
     try:
         return Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be a report that jaxdp wrote: {error}") from error
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be a report that jaxdp wrote: {error}. Put back a copy, or delete it: it "
+            "is written anew, without the audit that it held"
+        ) from error

@@ -167,6 +167,16 @@ ENERGIES = {
 }
 
 
+def encodable(text: str) -> str:
+    """The text with "?" for half characters, as names of files can hold, which no file can."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def drawable(text: str) -> str:
+    """The text with "?" for each character that cannot be drawn, such as a control character."""
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+
+
 def show(value: float | str) -> str:
     """A number with four digits; a string, such as "inf", as it is."""
     return value if isinstance(value, str) else f"{value:.4g}"

@@ -9,7 +9,7 @@ from jaxdp.auditing.one_run import RunAudit, audit_canaries
 from jaxdp.auditing.record_canaries import PARTS
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.runs import canaries
+from jaxdp.runs import canaries, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import RunDirectory
 
@@ -126,8 +126,10 @@ def save_audit(folder: Path, row: "AuditRow", found: "AlgorithmAudit | RunAudit"
     """
     from jaxdp.report.roc import save_roc
 
-    (folder / "audit.json").write_text(json.dumps(row.to_dict(), indent=1) + "\n", encoding="utf-8")
-    save_roc(found, folder / "roc.png", f"Audit of {row.algorithm}, {found.steps:,} steps")
+    with stored.writing(folder / "audit.json"):
+        text = json.dumps(row.to_dict(), indent=1) + "\n"
+        (folder / "audit.json").write_text(text, encoding="utf-8")
+        save_roc(found, folder / "roc.png", f"Audit of {row.algorithm}, {found.steps:,} steps")
 
 
 def into_report(directory: RunDirectory, row: "AuditRow") -> None:

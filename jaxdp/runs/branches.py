@@ -60,6 +60,16 @@ def _past(state: Any) -> bytes:
     return np.asarray(state.past, np.uint32).tobytes()
 
 
+def check_given_up(mechanism: Any) -> None:
+    """Raises ValueError if steps cannot be charged once more, before a checkpoint is given up."""
+    if mechanism.strategy is not None and not mechanism.sampling.tail_again:
+        raise ValueError(
+            "set_aside_unreadable must be False with correlated noise that is amplified by "
+            "sampling, got True: its steps cannot be repeated, for no bound is proven. Put back a "
+            "checkpoint that can be read, or begin another run, whose cost adds to this one's"
+        )
+
+
 def check_tail(mechanism: Any, step: int, path: Any) -> None:
     """Raises ValueError if steps that were shown, from ``step`` on, cannot be charged once more."""
     if not mechanism.sampling.tail_again:

@@ -18,6 +18,7 @@ from jaxdp.auditing import record_canaries
 from jaxdp.batches import rows_of_a_pass
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
@@ -100,7 +101,8 @@ def digest(text: str) -> str:
 def placed(directory: RunDirectory, text: str) -> None:
     """Writes the coins of a run that charged nothing yet, readable by their owner alone."""
     if not directory.coins.exists():  # a start before this one may have been killed
-        write_atomically(directory.coins, text, mode=0o600)
+        with stored.writing(directory.coins):
+            write_atomically(directory.coins, text, mode=0o600)
 
 
 def coins_of(directory: RunDirectory, count: int) -> np.ndarray:
@@ -111,9 +113,11 @@ def coins_of(directory: RunDirectory, count: int) -> np.ndarray:
     """
     if not directory.coins.exists():
         raise ValueError(f"run must hold its canaries' coins, but {directory.coins} is missing")
+    with stored.reading(directory.coins):
+        content = directory.coins.read_bytes()
     try:
-        found = np.asarray(json.loads(directory.coins.read_text(encoding="utf-8"))["included"])
-    except (ValueError, KeyError, TypeError) as error:
+        found = np.asarray(json.loads(content.decode())["included"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{directory.coins} must hold coins: {error}") from error
     if found.shape != (count,) or not np.isin(found, (0, 1)).all():
         raise ValueError(f"{directory.coins} must hold {count} coins of 0 or 1")
@@ -193,13 +197,16 @@ def keep(directory: RunDirectory, first_step: int, rows: list[Any]) -> None:
         raise ValueError(
             f"{_kept(directory)} must hold the {first_step} steps before, got {len(old)}"
         )
-    save_array(_kept(directory), np.concatenate([old, new]), mode=0o600)
+    with stored.writing(_kept(directory)):
+        save_array(_kept(directory), np.concatenate([old, new]), mode=0o600)
 
 
 def publish(directory: RunDirectory, step: int) -> None:
     """Publishes the gradients of the first ``step`` steps, whose checkpoint is durable."""
     if step:
-        save_array(directory.canary_gradients, _loaded(_kept(directory))[:step])
+        gradients = _loaded(_kept(directory))[:step]
+        with stored.writing(directory.canary_gradients):
+            save_array(directory.canary_gradients, gradients)
 
 
 def released(directory: RunDirectory) -> np.ndarray:

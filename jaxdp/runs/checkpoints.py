@@ -1,13 +1,15 @@
 """Checkpoints by orbax: parameters, optimizer state and history."""
 
 import functools
+import hashlib
+import json
 import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from jaxdp import _processes
 from jaxdp._durable import StorageError, broken_seal, make_private, private, seal, sync_directory
 from jaxdp._interrupts import deferred
+from jaxdp.runs.stored import first_line, remedy
 from jaxdp.trainer import TrainState
 from jaxdp.types import PyTree
 
@@ -30,7 +33,6 @@ _CHANGING = ("_CHECKPOINT_METADATA", _COMMITTED)
 _UNFINISHED = "*.orbax-checkpoint-tmp*"
 
 Restored = tuple[TrainState, list[dict[str, Any]]]
-Found = TypeVar("Found")
 # What orbax says of a whole checkpoint of another model or optimizer.
 _UNLIKE = ("do not match", "not compatible with the stored")
 
@@ -52,7 +54,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self._folder = folder.absolute()
-        with private():
+        with private(), self._in_words():
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
@@ -124,63 +126,97 @@ class Checkpoints:
         sync_directory(self._folder)
         return max(self._steps(), default=None)
 
-    def restore(self, like: TrainState) -> Restored | None:
+    def restore(
+        self, like: TrainState, give_up: Callable[[int], None] | None = None
+    ) -> Restored | None:
         """The latest undamaged state and its history, or None before the first checkpoint.
 
-        A damaged checkpoint is moved out of the way, with a line on stderr, if one before it is
-        whole: the steps between them are then to be done again.
+        A checkpoint that its seal says is damaged is moved out of the way, with a line on stderr,
+        if one before it is whole: the steps between them are then to be done again. Any other
+        error (storage that is away, too many open files, no memory left on the host or the device)
+        says nothing against a checkpoint: it is raised in words, and nothing is moved.
+
+        Only for the writer, who holds the run's lock.
 
         Args:
             like: a state of the same structure, such as a fresh one.
+            give_up: called with the last step of the checkpoints that cannot be read, whatever the
+                reason, before they are moved out of the way for one before them or for the
+                beginning; None raises.
 
         Raises:
-            StorageError: there are checkpoints and none of them is whole.
+            StorageError: a checkpoint cannot be read; it is of other parameters or another
+                optimizer; there are checkpoints and none of them is whole.
         """
-        return self._latest(lambda step: self._read(step, like))
+        if _processes.count() > 1:
+            _ = self._manager  # made by all together: process 0 needs it to move what is damaged
+        while True:
+            # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
+            looked = json.loads(
+                _processes.first(lambda: json.dumps(self._latest_whole(give_up is not None)))
+            )
+            step, bad = looked["step"], [_Bad(*each) for each in looked["bad"]]
+            if step is None and bad and give_up is None:
+                raise _none_is_whole(self._folder, bad)
+            try:
+                found = None if step is None else self._read(step, like)
+            except Exception as error:  # tensorstore, zstd and orbax each have their own
+                # In several processes one alone may have failed.
+                if give_up is None or _is_unlike(error) or _processes.count() > 1:
+                    raise self._unread(step, error) from error
+                give_up(step)
+                self._put_aside([_Bad(step, first_line(error), False)], "without it")
+                continue
+            lost = [each.step for each in bad if step is None or not each.damaged]
+            if give_up is not None and lost:
+                give_up(max(lost))
+            then = "from the beginning"
+            if step is not None:
+                then = f"from the one of step {step}, which is whole"
+            self._put_aside(bad, then)
+            return found
 
     def params(self, last: int) -> tuple[int, PyTree] | None:
-        """The latest whole step up to ``last`` and its parameters as dicts; see ``restore``.
+        """The latest step up to ``last`` that has a checkpoint, and its parameters as dicts.
 
-        Of a run that averages its parameters, the average.
+        Of a run that averages its parameters, the average. For readers: nothing is moved, and no
+        older checkpoint stands in for one that cannot be read.
+
+        Raises:
+            StorageError: the checkpoint is damaged, or cannot be read.
         """
-        return self._latest(self._read_params, last)
-
-    def _latest(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:
-        if _processes.count() == 1:
-            return self._latest_of_one(read, last)
-        _ = self._manager  # made by all together: process 0 needs it to put aside what is damaged
-        # The checkpoint that process 0 finds whole, read by all: each takes its own shards.
-        found = _processes.first(lambda: str(self._latest_of_one(lambda step: step, last) or ""))
-        if _processes.index():
-            self._manager.reload()  # what process 0 put aside is to be saved again, by all
-        return read(int(found)) if found else None
-
-    def _latest_of_one(self, read: Callable[[int], Found], last: int | None = None) -> Found | None:
-        steps = sorted((s for s in self._steps() if last is None or s <= last), reverse=True)
-        damaged: list[tuple[int, str]] = []
-        for step in steps:
-            try:
-                self._require_whole(step)
-                found = read(step)
-            except Exception as error:  # tensorstore, zstd and orbax each have their own
-                damaged.append((step, _first_line(error)))
-                continue
-            self._put_aside([number for number, _ in damaged], step)
-            return found
-        if not damaged:
+        step = max((s for s in self._steps() if s <= last), default=None)
+        if step is None:
             return None
-        if any(words in reason for _, reason in damaged for words in _UNLIKE):
+        if damage := self._damage(step):
             raise StorageError(
-                f"{self._folder} must hold checkpoints of these parameters and this optimizer, got "
-                "whole ones of others: go on with those that the run was begun with, or start a "
-                "new run in another folder, and count what ledger.jsonl holds as spent"
+                f"the checkpoint of step {step} in {self._folder} must be whole to be read, got a "
+                f"damaged one ({damage}). Put back a copy, or continue the run: it goes on from "
+                "the checkpoint before, and charges the steps behind that one again"
             )
-        reasons = "; ".join(f"step {step}: {reason}" for step, reason in damaged)
-        raise StorageError(
-            f"{self._folder} must hold a checkpoint that can be read, but none is whole ({reasons})"
-            ". Put back a copy of the folder if there is one; otherwise start a new run in another "
-            "folder, and count what ledger.jsonl holds as spent"
-        )
+        try:
+            return self._read_params(step)
+        except Exception as error:
+            raise self._unread(step, error) from error
+
+    def _latest_whole(self, passes: bool) -> dict[str, Any]:
+        """The latest step whose seal holds, or None, and the bad checkpoints behind it.
+
+        Args:
+            passes: True counts a checkpoint that cannot be read among the bad ones.
+        """
+        bad: list[_Bad] = []
+        for step in sorted(self._steps(), reverse=True):
+            try:
+                damage, certain = self._damage(step), True
+            except StorageError as error:
+                if not passes:
+                    raise
+                damage, certain = first_line(error.__cause__ or error), False
+            if not damage:
+                return {"step": step, "bad": bad}
+            bad.append(_Bad(step, damage, certain))
+        return {"step": None, "bad": bad}
 
     def close(self) -> None:
         """Waits for what is being written, and releases the manager's threads."""
@@ -203,11 +239,46 @@ class Checkpoints:
         return [] if _processes.index() else list(self._folder.glob(pattern))
 
     def _steps(self) -> list[int]:
-        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+        try:
+            return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+        except OSError as error:
+            raise StorageError(
+                f"{self._folder} must be a folder that can be listed, got {first_line(error)}. "
+                f"Nothing was changed. {remedy(error)}, and start the same program again"
+            ) from error
 
-    def _require_whole(self, step: int) -> None:
-        if file := broken_seal(self._folder / str(step), _SEAL, _CHANGING):
-            raise ValueError(f"{file} is damaged")
+    def _damage(self, step: int) -> str:
+        """The damage of a checkpoint in words, by its seal; "" if it is whole, or has no seal.
+
+        Raises:
+            StorageError: its files cannot be read, which is no damage.
+        """
+        folder = self._folder / str(step)
+        try:
+            file = broken_seal(folder, _SEAL, _CHANGING)
+            if file and file != _SEAL and _has_digest(folder, file):
+                raise OSError(f"{folder} could not be listed")  # some Pythons leave out what fails
+        except (TypeError, RecursionError):  # JSON, but no digests
+            file = _SEAL
+        except (OSError, MemoryError) as error:
+            raise self._unread(step, error) from error
+        return f"{file} is damaged" if file else ""
+
+    def _unread(self, step: int, error: BaseException) -> StorageError:
+        """The error, in words, of a checkpoint that cannot be read and is not known as damaged."""
+        if _is_unlike(error):
+            return StorageError(
+                f"{self._folder} must hold checkpoints of these parameters and this optimizer, got "
+                "whole ones of others: go on with those that the run was begun with, or start a "
+                "new run in another folder, and count what ledger.jsonl holds as spent"
+            )
+        return StorageError(
+            f"the checkpoint of step {step} in {self._folder} cannot be read here: "
+            f"{first_line(error)}. Nothing says that it is damaged: it was left as it is, and "
+            f"nothing was charged. {remedy(error)}, and start the same program again. If it stays "
+            "unreadable, Run(..., set_aside_unreadable=True) or `jaxdp train --resume "
+            "--set-aside-unreadable` moves it out of the way and charges its steps anew"
+        )
 
     def _read_params(self, step: int) -> tuple[int, PyTree]:
         import orbax.checkpoint as ocp
@@ -222,7 +293,10 @@ class Checkpoints:
 
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _stored(like))
         with ocp.StandardCheckpointer() as reader:
-            kept = reader.metadata(self._folder / str(step) / "state").item_metadata.tree
+            described = reader.metadata(self._folder / str(step) / "state").item_metadata
+        if described is None:
+            raise OSError("its description is missing or cannot be read")
+        kept = described.tree
         # Before orbax reads: where one of its readers fails, the others are not ended in order.
         if _kinds(kept) != _kinds(abstract):
             raise ValueError("shapes and types do not match")
@@ -235,17 +309,30 @@ class Checkpoints:
         state = TrainState(arrays["params"], arrays["opt_state"], step, np.asarray(arrays["past"]))
         return state, loaded["history"]
 
-    def _put_aside(self, steps: list[int], whole: int) -> None:
-        for step in steps:
-            target = self._folder.with_name(f"damaged-checkpoint-{step}")
-            shutil.rmtree(target, ignore_errors=True)
-            (self._folder / str(step)).rename(target)
-            print(
-                f"jaxdp: the checkpoint of step {step} is damaged (now {target}): going on from "
-                f"the one of step {whole}, which is whole",
-                file=sys.stderr,
-            )
-        if steps:
+    def _put_aside(self, bad: "list[_Bad]", then: str) -> None:
+        """Moves checkpoints out of the way, in process 0; all others go on when it has.
+
+        Args:
+            bad: the checkpoints.
+            then: how the run goes on, in words.
+        """
+        if not bad:
+            return
+
+        def once() -> str:
+            for number, reason, damaged in bad:
+                target = _free(self._folder.with_name(f"damaged-checkpoint-{number}"))
+                (self._folder / str(number)).rename(target)
+                what = "is damaged" if damaged else f"cannot be read ({reason})"
+                print(
+                    f"jaxdp: the checkpoint of step {number} {what} (now {target}): going on "
+                    f"{then}",
+                    file=sys.stderr,
+                )
+            return ""
+
+        with self._in_words():
+            _processes.first(once)
             self._manager.reload()
 
     @contextmanager
@@ -253,13 +340,59 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, RuntimeError) as error:
-            last = max(self._steps(), default=None)
-            safe = "none was written yet" if last is None else f"that of step {last} is whole"
+            safe = "those that were written are whole"
+            with suppress(StorageError):
+                last = max(self._steps(), default=None)
+                safe = "none was written yet" if last is None else f"that of step {last} is whole"
             raise StorageError(
                 f"{self._folder} must be a folder that checkpoints can be written to, got "
-                f"{_first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
+                f"{first_line(error)}. Of the checkpoints {safe}, and the ledger holds every "
                 "charge: make room and continue with --resume"
             ) from error
+
+
+class _Bad(NamedTuple):
+    """A checkpoint that cannot be gone on from, and whether its seal says that it is damaged."""
+
+    step: int
+    reason: str
+    damaged: bool
+
+
+def _is_unlike(error: BaseException) -> bool:
+    """True where a whole checkpoint is of another model or optimizer."""
+    return any(words in str(error) for words in _UNLIKE)
+
+
+def _none_is_whole(folder: Path, bad: list[_Bad]) -> StorageError:
+    reasons = "; ".join(f"step {each.step}: {each.reason}" for each in bad)
+    return StorageError(
+        f"{folder} must hold a checkpoint that can be read, but none is whole ({reasons}). Put "
+        "back a copy of the folder if there is one; otherwise begin again in this folder with "
+        "Run(..., set_aside_unreadable=True) or `jaxdp train --resume --set-aside-unreadable`, or "
+        "in another one, and count what ledger.jsonl holds as spent"
+    )
+
+
+def _has_digest(folder: Path, file: str) -> bool:
+    """True if the file is there, as it was when it was sealed.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    kept = json.loads((folder / _SEAL).read_text(encoding="utf-8"))[file]
+    try:
+        with (folder / file).open("rb") as content:
+            digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    return bool(digest.hexdigest() == kept)
+
+
+def _free(path: Path) -> Path:
+    """The path, with a number behind it where that is taken: nothing put aside is overwritten."""
+    tries = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1_000)))
+    return next(each for each in tries if not each.exists())
 
 
 def _arrays(state: TrainState) -> dict[str, Any]:
@@ -306,12 +439,3 @@ def _copied(leaf: Any) -> Any:
 def _kinds(arrays: PyTree) -> list[str]:
     """Shape and type of every array, sorted."""
     return sorted(f"{leaf.shape} {np.dtype(leaf.dtype)}" for leaf in jax.tree.leaves(arrays))
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of what went wrong, without the sources of the library that found it."""
-    text = str(error).strip().splitlines()
-    line = text[0] if text else type(error).__name__
-    if "No space left" in str(error):
-        return "a full disk (No space left on device)"
-    return line.split(" [source locations=")[0][:200]

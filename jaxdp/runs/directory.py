@@ -1,6 +1,6 @@
 """The folder of a run: public files, and the secret ones."""
 
-import contextlib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from jaxdp import _processes
 from jaxdp._durable import make_private, open_locked, write_atomically
 from jaxdp.ledger import Ledger
+from jaxdp.runs import stored
 from jaxdp.runs.state import RunState
 
 SECRET_NOTE = """This folder is SECRET.
@@ -63,7 +64,18 @@ class RunDirectory:
 
     def exists(self) -> bool:
         """True if a run was started here."""
-        return self.state_file.exists()
+        with stored.reading(self.state_file):
+            return self.state_file.exists()
+
+    def place(self) -> str:
+        """A hash of where the folder lies, another one once it was moved or copied.
+
+        Of its path and of its number on the file system. That of the device is left out: it may be
+        another one at each mount.
+        """
+        with stored.reading(self.path):
+            text = f"{self.path.resolve()} {self.path.stat().st_ino}"
+        return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
     def create(self) -> None:
         """Makes the folders; the secret one is readable by its owner alone.
@@ -92,7 +104,8 @@ class RunDirectory:
             self.secret.chmod(0o700)
         except OSError as error:
             raise ValueError(f"out must be a folder to write to, got {error}") from error
-        (self.secret / "README.txt").write_text(SECRET_NOTE, encoding="utf-8")
+        with stored.writing(self.secret / "README.txt"):
+            (self.secret / "README.txt").write_text(SECRET_NOTE, encoding="utf-8")
 
     def lock(self) -> None:
         """Takes the run for this process, until it ends (however it ends).
@@ -101,9 +114,11 @@ class RunDirectory:
 
         Raises:
             ValueError: another process is training here, or ``secret/`` belongs to somebody else.
+            StorageError: the folder cannot be written.
         """
         busy = f"out is in use by another process: {self.path}"
-        self._lock = open_locked(self.secret / "lock", "w", busy)
+        with stored.writing(self.secret / "lock"):
+            self._lock = open_locked(self.secret / "lock", "w", busy)
         try:
             make_private(self.secret)
         except OSError as error:
@@ -123,15 +138,18 @@ class RunDirectory:
         if _processes.index():
             return
         text = json.dumps({**self.remembered, **state.to_dict()}, indent=1)
-        write_atomically(self.state_file, text, mode=0o600)
+        with stored.writing(self.state_file):
+            write_atomically(self.state_file, text, mode=0o600)
 
     def load_state(self) -> RunState:
         """The secret state of the run; ValueError if there is none, or it is damaged."""
         if not self.exists():
             raise ValueError(f"out must hold a run to resume, got {self.path}")
+        with stored.reading(self.state_file):
+            content = self.state_file.read_bytes()
         try:
-            return RunState.from_dict(json.loads(self.state_file.read_text(encoding="utf-8")))
-        except ValueError:
+            return RunState.from_dict(json.loads(content.decode()))
+        except (ValueError, RecursionError):
             # Without the reason, which may hold a secret.
             raise ValueError(
                 f"{self.state_file} must hold the state of a run, but it is damaged or of another "
@@ -141,14 +159,20 @@ class RunDirectory:
     def save_history(self, rows: list[dict[str, Any]]) -> None:
         """Writes the rows that were shown to history.json."""
         if _processes.index() == 0:
-            write_atomically(self.history, json.dumps(rows, indent=1))
+            with stored.writing(self.history):
+                write_atomically(self.history, json.dumps(rows, indent=1))
 
     def load_history(self) -> list[dict[str, Any]]:
-        """The rows of history.json; [] where it cannot be read: the checkpoints hold them too."""
-        rows: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, ValueError):
-            rows = json.loads(self.history.read_text(encoding="utf-8"))
-        return rows
+        """The rows of history.json; [] without it, or a damaged one: checkpoints hold them too."""
+        with stored.reading(self.history):
+            try:
+                rows = json.loads(self.history.read_bytes().decode())
+            except (FileNotFoundError, ValueError, RecursionError):
+                return []
+        is_whole = isinstance(rows, list) and all(
+            isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows
+        )
+        return rows if is_whole else []
 
     def checked_ledger(self) -> Ledger:
         """The ledger of the run, every line of which was checked with the run's secret.

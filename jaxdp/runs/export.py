@@ -17,17 +17,14 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     A checkpoint that is not shown yet may still be lost, and its steps done again within their
     charge: nobody may see it.
 
+    Nothing of the run's folder is changed, and no older checkpoint stands in for one that is
+    damaged, missing or cannot be read.
+
     Raises:
-        ValueError: there is no run or no checkpoint, or the target cannot be written.
+        ValueError: there is no run or no checkpoint, or the last one cannot be read; the target
+            cannot be written.
     """
-    shown = directory.load_state().shown
-    found = _found(directory, shown)
-    if found is None:
-        raise ValueError(
-            f"run must have a checkpoint that was shown to export, got {directory.path}, which has "
-            "none yet; after a crash --resume shows it"
-        )
-    step, params = found
+    step, params = _found(directory)
     try:
         target.write_bytes(flax.serialization.to_bytes(params))
     except OSError as error:
@@ -35,15 +32,34 @@ def export_params(directory: RunDirectory, target: Path) -> int:
     return step
 
 
-def _found(directory: RunDirectory, shown: int, again: bool = True) -> tuple[int, PyTree] | None:
-    """Step and parameters of the last checkpoint up to ``shown``, or None."""
+def _found(directory: RunDirectory, again: bool = True) -> tuple[int, PyTree]:
+    """Step and parameters of the last checkpoint that was shown."""
+    shown = directory.load_state().shown
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        return checkpoints.params(shown)
+        found = checkpoints.params(shown)
+        if found is not None and found[0] == shown:
+            return found
+        if not again:
+            raise _missing(directory, shown, found)
     except StorageError:
         # A run that goes on meanwhile may just have replaced the one that was read.
         if not again:
             raise
     finally:
         checkpoints.close()
-    return _found(directory, directory.load_state().shown, again=False)
+    return _found(directory, again=False)
+
+
+def _missing(directory: RunDirectory, shown: int, found: tuple[int, PyTree] | None) -> ValueError:
+    if not shown:
+        return ValueError(
+            f"run must have a checkpoint that was shown to export, got {directory.path}, which has "
+            "none yet; after a crash --resume shows it"
+        )
+    before = "none before it" if found is None else f"the one of step {found[0]}"
+    return ValueError(
+        f"run must have the checkpoint of step {shown}, the last that was shown, to export, got "
+        f"{directory.path} with {before}: put back a copy, or continue the run, which charges what "
+        "is lost again"
+    )

@@ -19,7 +19,7 @@ from jaxdp._shards import hashed, on_host
 from jaxdp.batches import placed
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
-from jaxdp.runs import agreed, bar, budget, identity, reporting
+from jaxdp.runs import agreed, bar, budget, identity, reporting, stored
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
@@ -35,6 +35,7 @@ from jaxdp.runs.run import (
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
+from jaxdp.sources.fingerprints import check_repeatable
 from jaxdp.trainer import Trainer, TrainState
 from jaxdp.types import ClipInfo, PyTree
 
@@ -61,7 +62,9 @@ class Run:
         loss_fn: the loss of one example, as for ``jaxdp.Trainer``.
         mechanism: from ``jaxdp.dp_sgd``, or a ``jaxdp.Algorithm``.
         optimizer: any optax optimizer; None for a ``Algorithm``.
-        source: the records, as for ``jaxdp.Trainer``.
+        source: the records, as for ``jaxdp.Trainer``; each reads the same every time, for a run
+            that is taken up again knows its records by what it reads. Augment by
+            ``jaxdp.augmented``, not in the source.
         params: the parameters before the first step, computed from no record.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
@@ -88,6 +91,10 @@ class Run:
             public.
         average: decay of an average of the iterates, released in their place; None for none.
         report: False leaves out the page, which takes about a second; ``report`` writes it.
+        set_aside_unreadable: True moves checkpoints out of the way that cannot be read, for
+            whatever reason, and goes on from one before them or from the beginning; the steps up to
+            them are **charged anew**. For one start, once nothing else helps: False raises what the
+            reason is, and changes nothing.
 
     Raises:
         ValueError: an argument is not what it should be; at ``fit``, the folder holds another
@@ -116,6 +123,7 @@ class Run:
         about: Mapping[str, str] | None = None,
         average: float | None = None,
         report: bool = True,
+        set_aside_unreadable: bool = False,
     ):
         if not str(folder):
             raise ValueError(f"folder must name a folder, got {folder!r}")
@@ -132,6 +140,7 @@ class Run:
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
         self._every = None if every is None else _validate.integer("every", every, least=1)
         self._rows, self._reports = physical_batch_size, report
+        self._gives_up = set_aside_unreadable
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
             _validate.fraction("delta", delta)
@@ -261,9 +270,11 @@ class Run:
         """Writes the parameters that ``fit`` returned, as Flax's msgpack."""
         if self.params is None:
             raise ValueError("params must be trained to be exported: call fit() first")
-        Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
+        with stored.writing(Path(path)):
+            Path(path).write_bytes(flax.serialization.to_bytes(jax.device_get(self.params)))
 
     def _fitted(self, steps: int) -> Result:
+        check_repeatable(self.source)
         agreed.taken(self._take)
         try:
             kept = agreed.state(self._kept, self._mechanism(), self._secret, self._facts)
@@ -376,6 +387,7 @@ class Run:
             physical_batch_size=self._rows,
             mesh=self._mesh,
             data_axes=self._data_axes,
+            set_aside_unreadable=self._gives_up,
         )
 
     def _records(self, run: Started) -> Source:

@@ -15,7 +15,7 @@ from jaxdp._entries import SEEDED
 from jaxdp._shards import on_host
 from jaxdp.auditing.record_canaries import RecordCanaries
 from jaxdp.optimizers import registry
-from jaxdp.runs import agreed, assemble, canary_inputs
+from jaxdp.runs import agreed, assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
@@ -77,6 +77,7 @@ def resume(
     progress: Progress,
     mesh: jax.sharding.Mesh | None = None,
     enough: Enough | None = None,
+    set_aside_unreadable: bool = False,
 ) -> RunResult:
     """Continues a run from its last checkpoint.
 
@@ -92,6 +93,7 @@ def resume(
         mesh: as for ``start``; it may be another one than before.
         enough: as for ``start``, and the same as there; without one the run takes all its steps,
             and its rows go on to tell the epsilon of all.
+        set_aside_unreadable: as for ``jaxdp.Run``.
 
     Raises:
         ValueError: the data or the configuration differ.
@@ -100,7 +102,9 @@ def resume(
     if state.config is not None:  # before what was changed is built, and refused in other words
         _require_equal_config(RunConfig.from_dict(state.config), config)
     secret = state.secret.restored()
-    run = ConfiguredRun(config, directory, dataset, secret, progress, mesh, False, enough)
+    run = ConfiguredRun(
+        config, directory, dataset, secret, progress, mesh, False, enough, set_aside_unreadable
+    )
     return run.result()
 
 
@@ -110,6 +114,7 @@ class ConfiguredRun(Run):
     Args:
         new: False for a run that began before.
         enough: as for ``start``.
+        set_aside_unreadable: as for ``Run``.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class ConfiguredRun(Run):
         mesh: jax.sharding.Mesh | None = None,
         new: bool = True,
         enough: Enough | None = None,
+        set_aside_unreadable: bool = False,
     ):
         _check_several(config)
         self.config, self.dataset, self._is_new = config, dataset, new
@@ -140,6 +146,7 @@ class ConfiguredRun(Run):
             relation=acc.Relation(config.relation),
             canaries=canary_inputs.asked_for(config, dataset),
             mesh=mesh,
+            set_aside_unreadable=set_aside_unreadable,
         )
         self.directory = directory
 
@@ -264,7 +271,8 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
     kept = directory.secret / directory.components.name
     if directory.components.exists() and not kept.exists():
         kept = directory.components  # the release itself
-    released = np.load(kept) if kept.exists() else None
+    with stored.reading(kept):
+        released = np.load(kept) if kept.exists() else None
     charged = any(entry.stream == stream for entry in run.ledger.entries)
     if released is not None and not charged:
         raise ValueError(
@@ -286,9 +294,11 @@ def _projected(config: RunConfig, dataset: data.Dataset, run: Started) -> data.D
     secret = run.secret.child(f"{kind} {run.incarnation}")
     dataset, components = assemble.projected(config, dataset, secret, released)
     if components is not None:
-        save_array(directory.secret / directory.components.name, components, mode=0o600)
+        with stored.writing(directory.secret / directory.components.name):
+            save_array(directory.secret / directory.components.name, components, mode=0o600)
         run.ledger.show(stream, 1)
-        save_array(directory.components, components)
+        with stored.writing(directory.components):
+            save_array(directory.components, components)
     return dataset
 
 
@@ -307,7 +317,8 @@ def _summary(infos: list[ClipInfo]) -> dict[str, float]:
 def _write_sensitive(directory: RunDirectory, history: list[Row]) -> None:
     rows = [{"step": row["step"], **row["sensitive"]} for row in history if "sensitive" in row]
     text = json.dumps({"warning": SENSITIVE_NOTE, "history": rows}, indent=1)
-    write_atomically(directory.sensitive, text, mode=0o600)
+    with stored.writing(directory.sensitive):
+        write_atomically(directory.sensitive, text, mode=0o600)
 
 
 def _require_equal_config(old: RunConfig, new: RunConfig) -> None:

@@ -15,6 +15,7 @@ from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
 from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
 
@@ -38,14 +39,15 @@ def write(report: "Report", directory: RunDirectory) -> Path:
     from jaxdp.report import save_plots, to_html, to_markdown
     from jaxdp.report.schema import load
 
-    path = directory.path / "report.json"
+    path, page = directory.path / "report.json", directory.path / "report.html"
     if report.audited is None and path.exists():
-        report = dataclasses.replace(report, audited=load(path).audited)
-    write_atomically(path, json.dumps(report.to_dict(), indent=1))
-    write_atomically(directory.path / "report.md", to_markdown(report))
-    save_plots(report, directory.path)
-    page = directory.path / "report.html"
-    write_atomically(page, to_html(report, directory.path))
+        with stored.reading(path):
+            report = dataclasses.replace(report, audited=load(path).audited)
+    with stored.writing(directory.path / "report.*"):
+        write_atomically(path, json.dumps(report.to_dict(), indent=1))
+        write_atomically(directory.path / "report.md", to_markdown(report))
+        save_plots(report, directory.path)
+        write_atomically(page, to_html(report, directory.path))
     return page
 
 
@@ -109,7 +111,7 @@ def numbers(found: Any) -> dict[str, float]:
         )
     if taken := sorted(set(found) & set(OF_EVERY_ROW)):
         raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")
-    return {name: float(np.asarray(value).item()) for name, value in found.items()}
+    return {str(name): float(np.asarray(value).item()) for name, value in found.items()}
 
 
 def _evaluated(row: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -41,6 +41,12 @@ INTERRUPTED = (
     "the run was interrupted and steps were done again: that no interruption depended on the draws "
     "and the noise of the steps that it took (as running out of memory could) was not verified"
 )
+# Each copy of a folder that goes on tells what it charged itself, and nothing of the other.
+MOVED = (
+    "the run's folder may have been moved or copied since the start before (or its storage was "
+    "mounted anew): that no other copy of it was continued, whose cost would add to this one's, "
+    "was not verified"
+)
 Energy = PublicEnergy | PrivateEnergy | None
 
 
@@ -98,6 +104,7 @@ class Plan:
         trainer: from (run, this plan, state) to what takes the steps in place of a ``Trainer``,
             with tickets of ``run.issuer``; None makes a ``Trainer``.
         traceable: whether parameters on one device and ``init`` can be made by one compilation.
+        set_aside_unreadable: as for ``jaxdp.Run``.
     """
 
     loss_fn: Callable[..., Any]
@@ -120,6 +127,7 @@ class Plan:
     data_axes: Sequence[str] | None = None
     trainer: Callable[["Started", "Plan", TrainState], Any] | None = None
     traceable: bool = False
+    set_aside_unreadable: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -227,7 +235,10 @@ def _begun(
         # A seed that a person chose gives the same to every such run that was never interrupted.
         named = f"{configuration()}|{before}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
-    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh))
+    place = _processes.first(directory.place)
+    if state.place not in (None, place):  # runs of older versions did not write it down
+        ledger.trust(MOVED)
+    state = dataclasses.replace(state, starts=(*(state.starts or ()), fresh), place=place)
     directory.save_state(state)
     return Started(directory, state, secret, fresh, ledger)
 
@@ -367,7 +378,13 @@ class _Pending:
 
 def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[TrainState, list[Row]]:
     fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
-    state, rows = checkpoints.restore(fresh) or (fresh, [])
+
+    def give_up(step: int) -> None:
+        branches.check_given_up(plan.algorithm.mechanism)
+        run.shows(step)  # so that the steps up to it are charged anew: somebody may have read it
+
+    restored = checkpoints.restore(fresh, give_up if plan.set_aside_unreadable else None)
+    state, rows = restored or (fresh, [])
     if not run.ledger.holds(np.asarray(state.past, np.uint32).tobytes()):
         raise ValueError(
             f"{run.directory.ledger} must hold every charge of the last checkpoint, but some are "

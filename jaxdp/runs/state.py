@@ -49,6 +49,8 @@ class RunState(Written):
         data_dir: where prepared data sets lie, if it was given.
         branch: of a run with correlated noise that had to go back: the ledger's heads at the state
             that it went back to, and then, hexadecimal.
+        place: of the folder at its last start, see ``RunDirectory.place``; None in runs of older
+            versions.
         until_enough: True where releases decide the number of steps, so that all that may be taken
             are charged and counted from the first.
     """
@@ -60,6 +62,7 @@ class RunState(Written):
         "data_file",
         "data_dir",
         "branch",
+        "place",
         "until_enough",
     )
 
@@ -77,4 +80,5 @@ class RunState(Written):
     data_file: str | None = None
     data_dir: str | None = None
     branch: tuple[str, ...] | None = None
+    place: str | None = None
     until_enough: bool | None = None

@@ -19,6 +19,7 @@ from jaxdp._durable import (
     write_atomically,
 )
 from jaxdp.runs import space as spaces
+from jaxdp.runs import stored
 from jaxdp.seeds import Secret
 
 NOTE = """This folder is SECRET.
@@ -27,6 +28,7 @@ While a search runs it holds the number of tries, and all of them. Whoever reads
 the charge allows for. Publish only what lies outside it.
 """
 PARAMS = "params.msgpack"
+_AGAIN = "call it again: it goes on where it was"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,7 @@ class TuneDirectory:
         """The secret state."""
         try:
             return SearchState(**json.loads(self._state.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             # Without the reason, which may hold a secret.
             raise ValueError(
                 f"{self._state} must hold the state of a tuning, but it is damaged: put back a "
@@ -99,7 +101,8 @@ class TuneDirectory:
 
     def save(self, state: SearchState) -> None:
         """Writes the secret state, durably and all at once."""
-        write_atomically(self._state, json.dumps(dataclasses.asdict(state)), mode=0o600)
+        with stored.writing(self.secret, _AGAIN):
+            write_atomically(self._state, json.dumps(dataclasses.asdict(state)), mode=0o600)
 
     def take(self) -> TextIO:
         """Makes what is missing of the folder and takes it for this process."""
@@ -113,11 +116,12 @@ class TuneDirectory:
             self.work.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ValueError(f"folder must be one to write to, got {error}") from error
-        if not (self.secret / "README.txt").exists():
-            (self.secret / "README.txt").write_text(NOTE, encoding="utf-8")
         busy = f"folder is in use by another process: {self.path}"
-        taken = open_locked(self.work / "lock", "w", busy)
-        make_private(self.secret)
+        with stored.writing(self.secret, _AGAIN):
+            if not (self.secret / "README.txt").exists():
+                (self.secret / "README.txt").write_text(NOTE, encoding="utf-8")
+            taken = open_locked(self.work / "lock", "w", busy)
+            make_private(self.secret)
         return taken
 
     def _public(self) -> Iterator[Path]:
@@ -129,17 +133,19 @@ class TuneDirectory:
         File systems number files as they are made: of files made at the end, the number would tell
         how many were made meanwhile.
         """
-        for path in (self.params, self.result):
-            (self.work / path.name).touch(mode=0o644)
+        with stored.writing(self.secret, _AGAIN):
+            for path in (self.params, self.result):
+                (self.work / path.name).touch(mode=0o644)
 
     def release(self, path: Path, content: bytes) -> None:
         """Fills a file of the release and moves it out of ``secret/``, unless that was done."""
         reserved = self.work / path.name
         if not reserved.exists():
             return
-        rewrite(reserved, content)
-        os.replace(reserved, path)
-        sync_directory(path.parent)
+        with stored.writing(path, _AGAIN):
+            rewrite(reserved, content)
+            os.replace(reserved, path)
+            sync_directory(path.parent)
 
     def hide_times(self, at: int | None) -> None:
         """Gives all that lies outside ``secret/`` the time of the charge, in nanoseconds."""

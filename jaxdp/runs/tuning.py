@@ -31,6 +31,7 @@ from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
+from jaxdp.sources.fingerprints import check_repeatable
 from jaxdp.types import PyTree
 
 __all__ = ["Candidate", "Chosen", "Law", "LogUniform", "Uniform", "tune"]
@@ -106,6 +107,7 @@ def tune(
     trained_event, steps = _event_of_all(make, laws, steps)
     event, score = _scored(trained_event, score, score_event, params)
     check_source(_made(make, next(spaces.corners(laws))).mechanism, records)
+    check_repeatable(records)
     trial = _Trial(loss_fn, make, records, params, trained_event, steps, physical_batch_size)
     search = Search(
         event,

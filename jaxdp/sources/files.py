@@ -1,10 +1,19 @@
 """Loads NumPy's files, .npy ones as memory maps."""
 
+import contextlib
+import math
 import os
 import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
+
+# Limits of a container's memory, of both versions of cgroups.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -19,7 +28,8 @@ def load(path: str | os.PathLike[str]) -> Any:
         path: a file that ends in .npy or .npz.
 
     Raises:
-        ValueError: another kind of file, or one that holds Python objects.
+        ValueError: another kind of file, one that holds Python objects, or a .npz file whose arrays
+            do not fit into the machine's memory.
         OSError: the file cannot be read.
     """
     name = os.fspath(path)
@@ -27,8 +37,59 @@ def load(path: str | os.PathLike[str]) -> Any:
         return np.load(name, mmap_mode="r", allow_pickle=False)
     if not name.endswith(".npz"):
         raise ValueError(f"path must end in .npy or .npz, got {name!r}")
-    with np.load(name, allow_pickle=False) as archive:
-        arrays = {key: archive[key] for key in archive.files}
+    arrays = arrays_in(name)
     if all(re.fullmatch(r"arr_\d+", key) for key in arrays):
         return tuple(arrays[f"arr_{place}"] for place in range(len(arrays)))
     return arrays
+
+
+def arrays_in(
+    path: str, names: Sequence[str] | None = None, bytes_more: int = 0
+) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file by name, read once it is known that they fit into memory.
+
+    Args:
+        path: the file.
+        names: of those that are read, where the file has them; None for all.
+        bytes_more: that each number will take besides, once it was read.
+
+    Raises:
+        ValueError: they do not fit; one holds Python objects; it is no such file.
+        OSError: the file cannot be read.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} must be a .npz file, got another kind of file")
+    with np.load(path, allow_pickle=False) as archive:
+        chosen = [name for name in archive.files if names is None or name in names]
+        sizes = {name: _size(archive.zip, name, bytes_more) for name in chosen}
+        memory = _memory()
+        if memory is not None and sum(sizes.values()) > memory:
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise ValueError(
+                f"{path} must hold arrays that fit into memory, for a .npz file is read whole, got "
+                f"{sum(sizes.values()) / 1e9:.3g} GB where there are {memory / 1e9:.3g} GB (the "
+                f"largest is {largest!r}): save each as a .npy file, which jaxdp.sources.load "
+                "reads where it is touched, and train with jaxdp.Run"
+            )
+        return {name: archive[name] for name in chosen}
+
+
+def _size(archive: zipfile.ZipFile, name: str, more: int) -> int:
+    """The bytes of an array by its header; 0 where NumPy will refuse it."""
+    with contextlib.suppress(ValueError, KeyError), archive.open(f"{name}.npy") as file:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(file)
+        return math.prod(shape) * (dtype.itemsize + more)
+    return 0
+
+
+def _memory() -> int | None:
+    """The bytes of memory of this machine, or of its container; None where neither says."""
+    found = []
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            found.append(int(Path(limit).read_text()))
+    return min(found, default=None)

@@ -10,6 +10,9 @@ from jaxdp.seeds import Secret
 from jaxdp.sources.source import Source
 
 _SAMPLED = 256  # records whose hash tells whether the data are the same
+# Records that are read twice: one that a coin flips or not is alike both times with probability ½.
+_TWICE = 16
+_PLAIN = (np.ndarray, np.memmap)  # no reader of a user's own
 
 
 def fingerprint(source: Source, secret: Secret) -> str:
@@ -28,7 +31,7 @@ def fingerprint(source: Source, secret: Secret) -> str:
     for identity in () if known is None else known:  # groups of correlated noise follow from them
         name = named(identity)
         found.update(len(name).to_bytes(8, "big") + name)
-    some = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64))
+    some = _spread(count, _SAMPLED)
     if any(not leaf.is_fully_addressable for leaf in _on_devices(source)):
         found.update(f"{source.example}".encode())
         for leaf in _on_devices(source):
@@ -38,6 +41,41 @@ def fingerprint(source: Source, secret: Secret) -> str:
     for leaf in jax.tree.leaves(source.gather(some, np.ones(len(some), bool))):
         found.update(np.ascontiguousarray(leaf).tobytes())
     return found.hexdigest()
+
+
+def check_repeatable(source: Source) -> None:
+    """Raises ValueError where a record is another one the second time that it is read.
+
+    Sixteen records are read twice, spread over the source by their places alone, which are public,
+    and compared bit by bit. Arrays on the device, in memory and in memory maps are not read.
+
+    Args:
+        source: the records.
+
+    Raises:
+        ValueError: they read differently; the message names the remedy.
+    """
+    arrays = jax.tree.leaves(getattr(source, "arrays", ()))
+    if source.on_device or (arrays and all(type(leaf) in _PLAIN for leaf in arrays)):
+        return
+    some = _spread(len(source), _TWICE)
+    first, second = (
+        [leaf.tobytes() for leaf in jax.tree.leaves(source.gather(some, np.ones(len(some), bool)))]
+        for _ in range(2)
+    )
+    if first != second:
+        raise ValueError(
+            "source must give the same record each time that it is read, got one that gave another "
+            "the second time: a run that is taken up again knows its records by what it reads, and "
+            "this one never could be. Where the source augments at random, let it give the record "
+            "as it is, and augment in the loss: jaxdp.augmented(loss_fn, augment, multiplicity), "
+            "with augment(example, key). Nothing was charged"
+        )
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """The places of at most that many records, from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def _on_devices(source: Source) -> list[jax.Array]:

@@ -121,3 +121,8 @@ def test_an_attack_that_finds_nobody_has_a_plot(tmp_path, found):
     empty = dataclasses.replace(found, roc=np.array([[1.0, 1.0], [0.0, 0.0]]))
     save_roc(empty, tmp_path / "roc.png", "Audit")
     save_roc(dataclasses.replace(empty, roc=np.zeros((1, 2))), tmp_path / "roc.png", "Audit")
+
+
+def test_a_folder_named_with_a_dollar_has_its_curve(tmp_path, found):
+    save_roc(found, tmp_path / "roc.png", "Audit of $a^{$")
+    assert (tmp_path / "roc.png").stat().st_size > 1_000

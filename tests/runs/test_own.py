@@ -1,6 +1,12 @@
 """``jaxdp.Run`` on an own model: its report, its canaries, and a file on the command line."""
 
+import dataclasses
+import errno
+import itertools
 import json
+import os
+import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 import jaxdp
+from jaxdp._durable import StorageError
 from jaxdp.cli import app
-from jaxdp.runs import canaries
+from jaxdp.runs import RunDirectory, canaries
+from jaxdp.runs.run import MOVED
 from tests.runs.test_resume import Stop, crash_at
 
 RNG = np.random.default_rng(0)
@@ -265,3 +273,211 @@ def test_parameters_of_any_shape_are_exported(tmp_path):
     jax.tree.map(
         np.testing.assert_array_equal, jax.tree.leaves(one.params), jax.tree.leaves(one.params)
     )
+
+
+HOSTILE = "<script>alert(1)</script> [x](http://example.org) $a^{$"
+
+
+def test_words_of_a_caller_are_shown_as_they_are(tmp_path):
+    """Before: "$" in a metric's name ended every fit with an error; a title was raw HTML."""
+    one = run(
+        tmp_path / HOSTILE.replace("/", " "),
+        evaluate=lambda params: {HOSTILE + "\x01\ud800": 0.25, 7: 1.0},
+        about={"Title": HOSTILE, HOSTILE: f"`{HOSTILE}`\n# heading", "half": "\ud800"},
+    )
+    one.fit(3)
+    folder = one.path
+    markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
+    for text in (markdown, page):
+        assert "<script" not in text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert not re.findall(r"(?<!\\)\[(?:[^\]\\]|\\.)*\]\(http", markdown)
+    assert [line for line in markdown.splitlines() if line.startswith("# ")] == [
+        markdown.splitlines()[0]
+    ]
+    assert json.loads((folder / "history.json").read_text())[-1]["7"] == 1.0
+
+
+def test_a_damaged_history_stops_no_run(tmp_path):
+    one = run(tmp_path / "r", report=False)
+    for steps, text in enumerate(("[" * 100_000, "{", '[{"no": "step"}]', "[3]", "\xff"), 1):
+        one.fit(steps)
+        one.directory.history.write_bytes(text.encode("latin-1"))
+        assert one.directory.load_history() == []
+    one.fit()
+    assert [row["step"] for row in one.directory.load_history()] == [1, 2, 3, 4, 5, 6, 9, 12]
+
+
+def test_other_files_that_hold_no_json_of_ours_are_named(tmp_path):
+    run(tmp_path / "r", canaries=10).fit(3)
+    directory, deep = RunDirectory(tmp_path / "r"), "[" * 100_000
+    for path, words in (
+        (tmp_path / "r" / "report.json", "must be a report that jaxdp wrote"),
+        (directory.coins, "must hold coins"),
+        (directory.state_file, "it is damaged"),
+    ):
+        path.write_text(deep)
+        with pytest.raises(ValueError, match=words):
+            run(tmp_path / "r", canaries=10).fit(3)
+
+
+def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
+    """Fails each write in turn, at the start, on the way and at the end; nothing is lost."""
+    replace, left = os.replace, [0]
+
+    def full(source, target, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        return replace(source, target, **options)
+
+    def fitted(folder):
+        one = run(folder, every=2, report=False)
+        one.fit(2)
+        return one
+
+    monkeypatch.setattr(os, "replace", full)
+    said = []
+    for write in itertools.count(1):
+        left[0] = write
+        try:
+            fitted(tmp_path / str(write))
+        except StorageError as error:
+            said.append(str(error))
+        else:
+            left[0] = 0
+            break
+    assert all("a full disk" in each and "make room" in each.lower() for each in said)
+    names = {each.split(" cannot be written")[0].rpartition("/")[2] for each in said}
+    assert names >= {"run.json", "history.json"}
+    assert fitted(tmp_path / "1").directory.checked_ledger().steps == 2
+    directory = RunDirectory(tmp_path / "1")
+    for write in (
+        lambda: canaries.placed(directory, "{}"),
+        lambda: canaries.keep(directory, 0, [np.zeros(3)]),
+        lambda: canaries.publish(directory, 1),
+    ):
+        left[0] = 1
+        with pytest.raises(StorageError, match="cannot be written: a full disk"):
+            write()
+        write()
+
+
+def test_no_write_after_a_run_ends_in_a_bare_error(tmp_path):
+    one = run(tmp_path / "r")
+    one.fit(3)
+    for name in ("update_norm.png", "report.md"):
+        (tmp_path / "r" / name).unlink()
+        (tmp_path / "r" / name).mkdir()
+        with pytest.raises(StorageError, match=r"report\.\* cannot be written"):
+            one.report()
+        (tmp_path / "r" / name).rmdir()
+    with pytest.raises(StorageError, match="nowhere/model cannot be written"):
+        one.export(tmp_path / "nowhere" / "model")
+
+
+@pytest.mark.parametrize("name", ["run.json", "lock"])
+def test_the_first_write_of_a_resume_fails_in_words(tmp_path, name):
+    run(tmp_path / "r", report=False).fit(3)
+    path = tmp_path / "r" / "secret" / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError, match=rf"{name} cannot be (read|written)"):
+        run(tmp_path / "r", report=False).fit(6)
+
+
+def test_a_history_that_cannot_be_read_is_said(tmp_path):
+    run(tmp_path / "r", report=False).fit(3)
+    (tmp_path / "r" / "history.json").unlink()
+    (tmp_path / "r" / "history.json").mkdir()
+    with pytest.raises(StorageError, match=r"history\.json cannot be read"):
+        run(tmp_path / "r", report=False).fit(6)
+
+
+class Augmenting:
+    """Records that are others each time that they are read, as torchvision's data sets do it."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index] + self.rng.normal(size=3).astype(np.float32), Y[index]
+
+
+def test_records_that_read_differently_each_time_are_refused_before_any_charge(tmp_path):
+    """Before: the run trained, and refused at its resume: "got others"."""
+    with pytest.raises(ValueError, match=r"same record each time.*jaxdp\.augmented.*Nothing was"):
+        run(tmp_path / "r", data=Augmenting()).fit()
+    assert not (tmp_path / "r").exists()
+    with pytest.raises(ValueError, match="same record each time"):
+        jaxdp.tune(
+            tmp_path / "t",
+            loss_fn,
+            lambda given: (MECHANISM, optax.sgd(given["rate"])),
+            Augmenting(),
+            params={"w": jnp.zeros((20, 3))},
+            space={"rate": [0.1, 0.2]},
+            score=lambda params: 0.0,
+            tries=jaxdp.accounting.Geometric(0.5),
+            delta=1e-3,
+        )
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_folder_that_was_copied_or_moved_goes_on_and_says_so(tmp_path):
+    """Two copies that go on cost more together than either says, and only the copy can know."""
+    mechanism, records = jaxdp.dp_sgd(2.0, 1.0, 20, 60), (X[:60], Y[:60])
+
+    def continued(name, steps):
+        one = run(tmp_path / name, records, mechanism, delta=1e-5, every=4, report=False)
+        one.fit(steps)
+        return one
+
+    continued("first", 4)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    first, second = continued("first", 8), continued("second", 8)
+    assert first.unverified() == []
+    assert second.unverified() == [MOVED]
+    assert first.epsilon().upper == second.epsilon().upper == mechanism.epsilon(8, 1e-5).upper
+    # The figures of docs/threat_model.md: the four steps that both share count once.
+    assert first.epsilon().upper == pytest.approx(2.414, abs=5e-4)
+    assert mechanism.epsilon(4 + 4 + 4, 1e-5).upper == pytest.approx(2.923, abs=5e-4)
+    shutil.move(tmp_path / "first", tmp_path / "third")
+    assert continued("third", 12).unverified() == [MOVED]
+
+
+def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch):
+    run(tmp_path / "r", report=False).fit(3)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "r")
+    one = run("link", report=False)
+    one.fit(6)
+    state = one.directory.load_state()
+    one.directory.save_state(dataclasses.replace(state, place=None))  # of an older version
+    one = run("r", report=False)
+    one.fit(9)
+    assert one.unverified() == []
+    shutil.copytree(tmp_path / "r", tmp_path / "kept")  # a copy that is put back at the old path
+    shutil.rmtree(tmp_path / "r")
+    (tmp_path / "kept").rename(tmp_path / "r")
+    one.fit(12)
+    assert one.unverified() == [MOVED]
+
+
+def test_a_step_is_written_down_as_shown_before_anybody_looks_at_it(tmp_path):
+    found = []
+
+    def evaluate(params):
+        directory = RunDirectory(tmp_path / "r")
+        kept = directory.load_state()
+        ledger = jaxdp.Ledger(directory.ledger)  # as it is on disk
+        found.append((kept.shown, ledger.shown(kept.secret.restored().stream("run").hex())))
+        return {"a": 1.0}
+
+    run(tmp_path / "r", evaluate=evaluate, report=False).fit(6)
+    assert found == [(3, 3), (6, 6)]
+    run(tmp_path / "r", evaluate=evaluate, report=False).fit(9)
+    assert found == [(3, 3), (6, 6), (6, 6), (9, 9)]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxdp.data.own import from_file
 from jaxdp.sources import Source, as_source, load
 from jaxdp.sources.arrays import DeviceArrays, HostArrays
 from tests.sources.fakes import H5, Tensor
@@ -299,3 +301,36 @@ def test_a_large_memory_map_is_never_in_memory_whole(tmp_path):
     assert peak() - before < 100, peak() - before
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+def declared(path, shape, **small):
+    """A .npz file of a few hundred bytes, whose array x says that it has this shape."""
+    np.savez(path, **small)
+    with zipfile.ZipFile(path, "a") as archive, archive.open("x.npy", "w") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+
+
+def test_a_zipped_file_larger_than_memory_is_refused_before_it_is_read(tmp_path):
+    """Before: NumPy asked for as much memory as a file of 3 GB, or of 300 bytes, said."""
+    declared(tmp_path / "a.npz", (10**7, 10**5), y=np.zeros(3, np.int32))
+    words = r"fit into memory.*got 4e\+03 GB where there are .* \(the largest is 'x'\).*\.npy file"
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match=r"got 8e\+03 GB"):  # and as float32
+        from_file(tmp_path / "a.npz", 3)
+    np.save(tmp_path / "no.npy", np.zeros(3))
+    (tmp_path / "no.npy").rename(tmp_path / "no.npz")
+    with pytest.raises(ValueError, match="got another kind of file"):
+        load(tmp_path / "no.npz")
+
+
+def test_only_the_arrays_of_a_data_set_are_read(tmp_path):
+    """What else lies in the file may be of any size."""
+    path, (x, y) = tmp_path / "a.npz", (np.ones((4, 2), np.float32), np.arange(4) % 3)
+    declared(path, (10**7, 10**5))
+    path.rename(tmp_path / "large.npz")
+    np.savez(path, x=x, y=y)
+    with zipfile.ZipFile(tmp_path / "large.npz") as large, zipfile.ZipFile(path, "a") as file:
+        file.writestr("other.npy", large.read("x.npy"))
+    np.testing.assert_array_equal(from_file(path, 3).train_x, x)

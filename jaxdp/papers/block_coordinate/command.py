@@ -42,6 +42,7 @@ _USED = {
     *("dataset", "data_file", "classes", "dataset_size", "data_dir", "algorithm", "settings"),
     *("epsilon", "delta", "noise_multiplier", "steps", "batch_size", "l2_clip_norm", "hidden"),
     *("learning_rate", "relation", "eval_every", "out", "resume", "seed", "as_json"),
+    "set_aside_unreadable",
 }
 _WHY = {
     "canaries": "their gradients would have to be of a loss of all parameters at once; "
@@ -148,6 +149,7 @@ def train_blocks(
     data_dir: Any,
     as_json: bool,
     words: dict[str, Any] | None,
+    set_aside_unreadable: bool = False,
 ) -> None:
     """Trains, writes the report and prints a summary.
 
@@ -161,6 +163,7 @@ def train_blocks(
         data_dir: where prepared data sets lie.
         as_json: the result is one JSON object.
         words: the options of a new run, for the report; None where it is resumed.
+        set_aside_unreadable: as for ``jaxdp.Run``.
     """
     _processes.check_alone("a run of block coordinate descent")
     algorithm = stored["algorithm"] if stored else options["algorithm"]
@@ -187,7 +190,7 @@ def train_blocks(
     date = reporting.today()
     with in_words(directory):
         with _bar(config) as progress:
-            run = BlockRun(config, directory, dataset, secret, progress)
+            run = BlockRun(config, directory, dataset, secret, progress, set_aside_unreadable)
             result = run.result()
         report = run.report_of(result, date, None if words is None else origin.command(words))
         reporting.write(report, directory)

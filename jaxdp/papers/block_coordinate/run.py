@@ -126,11 +126,12 @@ class BlockRun(Run):
         dataset: the data.
         secret: of a new run; None resumes the one in the directory.
         progress: called after every step.
+        set_aside_unreadable: as for ``jaxdp.Run``.
     """
 
     def __init__(
         self, config: BlockConfig, directory: RunDirectory, dataset: data.Dataset,
-        secret: Secret | None, progress: Progress,
+        secret: Secret | None, progress: Progress, set_aside_unreadable: bool = False,
     ):  # fmt: skip
         self.config, self.dataset, self._blocks = config, dataset, config.blocks()
         check_labels(config, dataset)
@@ -149,6 +150,7 @@ class BlockRun(Run):
             secret=kept,
             delta=config.delta,
             relation=acc.Relation(config.relation),
+            set_aside_unreadable=set_aside_unreadable,
         )
         self.directory = directory
 

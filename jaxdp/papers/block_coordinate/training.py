@@ -167,5 +167,5 @@ class HiddenTrainer(_Charging):
             parts = [np.frombuffer(base64.b64decode(t), np.float32) for t in row["weights"]]
             shaped = (p.reshape(w.shape) for p, w in zip(parts, start, strict=True))
             return tuple(jnp.asarray(w) for w in shaped), int(row["done"])
-        except (ValueError, KeyError, TypeError):  # damaged: it was seen by nobody
+        except (ValueError, KeyError, TypeError, RecursionError):  # damaged: it was seen by nobody
             return start, 0
