@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 
-from jaxdp.checks import statistics
+from jaxdp.clipping import statistics
 
 COLUMN = np.random.default_rng(0).normal(1.0, 2.0, size=(50, 5)).astype(np.float32)
 SCATTER = np.linalg.eigh(np.cov(COLUMN.astype(np.float64), rowvar=False))
 IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
+
+
+def made_of(value, columns):
+    made = statistics.made_of(value, statistics.Records(columns))
+    return ("", False) if made is None else (made.words, made.certain)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +39,7 @@ IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
     ],
 )
 def test_statistics_and_records_are_told(value, words):
-    found, certain = statistics.equal_to(value.astype(np.float32), [COLUMN])
+    found, certain = made_of(value.astype(np.float32), [COLUMN])
     assert words in found
     assert certain
 
@@ -48,10 +53,10 @@ def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
     cosines /= np.linalg.norm(cosines, axis=1, keepdims=True)
     rotation = np.linalg.qr(rng.normal(size=(width, width)))[0]
     for value in (rotation, cosines, cosines[3:6], rotation * 4):
-        assert statistics.equal_to(value.astype(np.float32), [balanced]) == ("", False)
-    line = rng.normal(size=(20, 1)) * rotation[:1]  # records on a line have one direction
-    told = statistics.equal_to(rotation[:1].astype(np.float32), [line.astype(np.float32)])
-    assert told == ("principal directions of the records", True)
+        assert made_of(value.astype(np.float32), [balanced]) == ("", False)
+    flat = (rng.normal(size=(20, 2)) @ rotation[:2]).astype(np.float32)
+    fitted = np.linalg.svd(flat - flat.mean(0), full_matrices=False)[2][:2]
+    assert made_of(fitted, [flat]) == ("principal directions of the records", True)
 
 
 def test_statistics_of_labels_and_by_class_are_told():
@@ -63,41 +68,47 @@ def test_statistics_of_labels_and_by_class_are_told():
         (np.log(share), "frequencies"),
         (np.stack([COLUMN[labels == k].mean(0) for k in range(3)]), "means by class"),
     ):
-        found, _ = statistics.equal_to(value.astype(np.float32), [COLUMN, labels])
+        found, _ = made_of(value.astype(np.float32), [COLUMN, labels])
         assert words in found
-    assert statistics.equal_to(np.full(3, 1 / 3), [COLUMN, labels]) == ("", False)
+    assert made_of(np.full(3, 1 / 3), [COLUMN, labels]) == ("", False)
 
 
-def test_single_numbers_made_of_records_are_suspicions():
+def test_single_numbers_are_told_and_certain_where_they_are_means_deviations_or_class_ratios():
     labels = (np.arange(51) < 14).astype(np.float32)
-    norms = np.linalg.norm(COLUMN, axis=1)
-    for value, words in (
-        (np.quantile(COLUMN, 0.99), "quantile of 0.99"),
-        (np.median(norms), "median norm"),
-        ((labels == 0).sum() / (labels == 1).sum(), "ratio of two classes"),
-        (1 / labels.mean(), "share of a class"),
+    share, norms = labels.mean(), np.linalg.norm(COLUMN, axis=1)
+    for value, words, sure in (
+        (np.quantile(COLUMN, 0.99), "quantile of 0.99", False),
+        (np.median(norms), "median norm", False),
+        (COLUMN.max(), "largest number", False),
+        ((labels == 0).sum() / (labels == 1).sum(), "ratio of two classes", True),
+        (1 / share, "share of a class", True),
+        (np.log(share / (1 - share)), "share of a class", True),
+        (np.log(share), "share of a class", True),
+        (COLUMN.mean(), "mean", True),
+        (1 / COLUMN.std(ddof=1), "inverse standard deviation", True),
     ):
-        found, certain = statistics.equal_to(np.float32(value), [COLUMN, labels])
+        found, certain = made_of(np.float32(value), [COLUMN, labels])
         assert words in found
-        assert not certain
+        assert certain == sure
     for value in (0.1, 1.0, 2.0, 0.3333333, 0.001234):
-        assert statistics.equal_to(np.float32(value), [COLUMN, labels]) == ("", False)
+        assert made_of(np.float32(value), [COLUMN, labels]) == ("", False)
 
 
 def test_statistics_by_channel_need_more_channels_to_be_certain():
-    found, certain = statistics.equal_to(IMAGES.mean((0, 1, 2)), [IMAGES])
+    found, certain = made_of(IMAGES.mean((0, 1, 2)), [IMAGES])
     assert "by channel" in found
     assert not certain
 
 
 @pytest.mark.parametrize("words", ["mean", "std", "var", "max", "min"])
 def test_large_data_are_screened_by_a_sample_first(monkeypatch, words):
-    monkeypatch.setattr(statistics, "_SMALL", 10)
+    monkeypatch.setattr(statistics, "_SMALL", 50)
     value = getattr(COLUMN, words)(0)
-    assert statistics.equal_to(value, [COLUMN])[1]
-    monkeypatch.setattr(statistics, "_statistics", None)  # not asked for what is far from all
+    assert made_of(value, [COLUMN])[1]
+    # Not asked for what is far from all.
+    monkeypatch.setattr(statistics._Leaf, "whole", property(lambda leaf: pytest.fail("read")))
     far = COLUMN.mean(0) + 1.5 * COLUMN.std(0) * np.array([1, -1, 1, -1, 1], np.float32)
-    assert statistics.equal_to(far.astype(np.float32), [COLUMN]) == ("", False)
+    assert made_of(far.astype(np.float32), [COLUMN]) == ("", False)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +132,11 @@ def test_large_data_are_screened_by_a_sample_first(monkeypatch, words):
     ids=str,
 )
 def test_other_arrays_are_left_alone(value):
-    assert statistics.equal_to(np.asarray(value), [COLUMN]) == ("", False)
+    assert made_of(np.asarray(value), [COLUMN]) == ("", False)
 
 
 def test_small_integers_that_equal_a_record_are_never_certain():
     tokens = np.array([[1, 2, 3, 0], [4, 5, 6, 7]], np.int32)
-    words, certain = statistics.equal_to(tokens[1], [tokens])
+    words, certain = made_of(tokens[1], [tokens])
     assert words == "one of the records"
     assert not certain
