@@ -51,7 +51,7 @@ class Made(NamedTuple):
     certain: bool
 
 
-def made_of(value: Any, records: "Records") -> Made | None:
+def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
     """What of the records an array is; None for an array that is nothing of them.
 
     Looked for are records among its rows or columns (three are enough), statistics of columns, of
@@ -61,6 +61,8 @@ def made_of(value: Any, records: "Records") -> Made | None:
     Args:
         value: any array.
         records: the records.
+        fixed: False for an array that is trained: then it may have a row of its own for each
+            record, which holds its number.
     """
     value, digits = _numbers(np.asarray(value))
     if value is None or not np.isfinite(value).all():
@@ -70,6 +72,8 @@ def made_of(value: Any, records: "Records") -> Made | None:
             return _likeliest(_of_number(float(value.ravel()[0]), records))
         if np.all(value == value.ravel()[0]):
             return None
+        if fixed and records.number(value.shape[0]):
+            return Made("a table with a row for each of the records, which hold its number", True)
         return _likeliest(_of_array(value, digits, records))
 
 
@@ -361,7 +365,7 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
             found = leaf.marks.found(rows)
             least = min(3, len(rows))
             if found.any() and (single or found.sum() >= least):
-                words = f"{'one' if single else found.sum()} of the records"
+                words = f"{'one' if single else 'several'} of the records"
                 told = sum(_is_telling_row(row) for row in rows[found][:_PREFIXES])
                 yield Made(words, told >= least)
         if single:
@@ -582,11 +586,25 @@ class Records:
 
     Args:
         columns: one array [n, ...] for every leaf of the records.
+
+    Attributes:
+        count: n.
     """
 
     def __init__(self, columns: Sequence[Any]) -> None:
         known = [np.asarray(column) for column in columns]
+        self.count = len(known[0]) if known else 0
         self.leaves = [_Leaf(x) for x in known if x.size and _numbers(x[:1])[0] is not None]
+
+    def number(self, rows: int) -> bool:
+        """True if they are many and a leaf numbers them, so that each names one of ``rows``."""
+        return rows == self.count >= 16 and self._are_numbered
+
+    @functools.cached_property
+    def _are_numbered(self) -> bool:
+        columns = [leaf.full[:, 0] for leaf in self.leaves if leaf.width == 1]
+        whole = [column for column in columns if column.dtype.kind in "iu"]
+        return any(np.array_equal(np.sort(column), np.arange(self.count)) for column in whole)
 
     @functools.cached_property
     def labels(self) -> list["_Labels"]:
@@ -714,8 +732,8 @@ class _Leaf:
 
     @functools.cached_property
     def prefixes(self) -> np.ndarray:
-        """The means of the first two records, of the first three, and so on."""
-        first = self.x[:_PREFIXES].astype(np.float64)
+        """The means of the first two records, of the first three, and so on, but not of all."""
+        first = self.x[: min(_PREFIXES, len(self.x) - 1)].astype(np.float64)
         means: np.ndarray = np.cumsum(first, 0) / np.arange(1, len(first) + 1)[:, None]
         return means[1:]
 

@@ -26,7 +26,7 @@ def made_of(value, columns):
         (np.median(COLUMN, 0), "median"),
         (COLUMN[:7].mean(0), "first records"),
         (COLUMN[3], "one of the records"),
-        (COLUMN[[4, 9]], "2 of the records"),
+        (COLUMN[[4, 9]], "several of the records"),
         (np.cov(COLUMN, rowvar=False), "covariance"),
         (np.quantile(COLUMN, 0.95, axis=0), "quantile of 0.95"),
         (SCATTER[1][:, :2], "principal directions"),
