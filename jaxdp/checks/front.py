@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp._agreement import check_unit
 from jaxdp.checks import company, drawing, loss, pipeline, records, where
 from jaxdp.checks import neighbours as near
 from jaxdp.checks.findings import Checked, Finding, in_order
@@ -82,6 +83,7 @@ def check(
     )  # fmt: skip
     _require_rest(mechanism, raw, public, clipping)
     given, source = source, as_source(source)
+    check_unit(mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism, source)
     found: list[Finding] = []
     tested: list[str] = []
     assumed: list[str] = []

@@ -21,7 +21,7 @@ def of_records(value: np.ndarray, width: int, moments: Sequence[np.ndarray]) -> 
         width: numbers of a record, d.
         moments: the records' covariance and second moments, float64 [d, d].
     """
-    if width not in value.shape or value.dtype.kind != "f":
+    if width < 3 or width not in value.shape or value.dtype.kind != "f":
         return ""
     for each in moments:
         for rows in _as_rows(value.astype(np.float64), width):
@@ -43,9 +43,16 @@ def _words(rows: np.ndarray, moments: np.ndarray) -> str:
     seen = rows @ moments
     if np.linalg.norm(seen) <= 1e-9 * np.linalg.norm(moments) * np.linalg.norm(rows):
         return ""
-    if _near(seen @ rows.T, np.eye(count)):
-        return "a whitening of the records"
-    if _near(rows @ rows.T, np.eye(count)):
+    alike = np.trace(moments) / width * np.eye(width)
+    squares = rows @ rows.T
+    if count >= 3 and _near(seen @ rows.T, np.eye(count)):
+        # Of records alike in all directions any rotation is one.
+        rotated = _near(squares, np.trace(squares) / count * np.eye(count))
+        return "" if rotated else "a whitening of the records"
+    # What lies in all directions alike fixes none.
+    moments = moments - alike
+    seen = rows @ moments
+    if _near(squares, np.eye(count)):
         small = seen @ rows.T
         if count == width:
             return "the records' principal directions" if _near(small, _diagonal(small)) else ""

@@ -523,17 +523,24 @@ def _class_means(rows: np.ndarray, leaf: "_Leaf", labels: "_Labels") -> Iterator
 def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Made]:
     """Frequencies of classes and weights made of them, up to a factor; logarithms, up to a sum."""
     there = np.flatnonzero(labels.counts)
-    if value.size != max(value.shape) or not len(there) <= value.size <= _CLASSES:
+    if value.size != max(value.shape) or not 2 <= len(there) <= value.size <= _CLASSES:
         return
-    if len(there) < 2 or value.size <= there[-1] or np.ptp(labels.share[there]) == 0:
+    if value.size < len(labels.counts):
         return
-    flat = value.ravel()[there].astype(np.float64)
-    for words, is_log, found in _of_shares(labels.share[there]):
+    if value.size > len(labels.counts) and len(there) < 0.9 * value.size:
+        return  # more entries than classes are classes without records, but for a few
+    flat, share = value.ravel()[there].astype(np.float64), labels.share[there]
+    if np.ptp(flat) == 0 or np.ptp(share) == 0:
+        return
+    whole = np.all(flat == np.round(flat))
+    plain = np.abs(flat).max() < 100 if whole else np.all(_rounded(flat))
+    for words, is_log, found in _of_shares(share):
         apart = flat - found if is_log else flat / found
-        size = np.abs(flat).max() if is_log else np.abs(apart).max()
-        if np.ptp(flat) > 0 and np.ptp(apart) <= _EXACT * size:
-            small = np.all(flat == np.round(flat)) and np.abs(flat).max() < 100
-            yield Made(words, not (labels.is_round or small))
+        room = _EXACT * np.abs(apart).max()
+        if is_log:
+            room = max(_EXACT * np.ptp(found), 2e-7 * np.abs(flat).max())
+        if np.ptp(apart) <= room:
+            yield Made(words, not (labels.is_round or plain))
 
 
 def _of_number(value: float, records: "Records") -> Iterator[Made]:

@@ -278,11 +278,11 @@ def _trainer(run: Started, plan: Plan, state: TrainState) -> Any:
         data_axes=plan.data_axes,
         issuer=run.issuer(plan.algorithm.mechanism, state.step, plan),
     )
-    trainer.examine(state.params, first=state.step == 0)
     if rows == "auto":  # written down: on a device with other memory the run goes on as it began
         trainer.fit_rows(state.params)
         run.state = dataclasses.replace(run.state, physical_batch_size=trainer.physical_batch_size)
         run.directory.save_state(run.state)
+    trainer.examine(state.params, first=state.step == 0)  # what is restored was released
     return trainer
 
 
