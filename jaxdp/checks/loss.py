@@ -136,7 +136,7 @@ def holds_records(
 
     Args:
         traced: the loss.
-        made_of: from an array to what of the records it is.
+        made_of: ``statistics.made_of``, of the records.
         records: their number.
     """
     return [
@@ -156,7 +156,7 @@ def parameters(
     Args:
         grad_fn: the clipped gradients.
         params: before the first step.
-        made_of: from an array to what of the records it is.
+        made_of: ``statistics.made_of``, of the records.
         records: their number.
 
     Yields:

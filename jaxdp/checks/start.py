@@ -69,7 +69,7 @@ class _Compared:
         return records.sampled(self._source)
 
     def made_of(self, value: Any, fixed: bool = True) -> statistics.Made | None:
-        """What of the records an array is, or None."""
+        """Compares an array with the records; see ``statistics.made_of``."""
         if self._known is not None:
             return statistics.made_of(value, self._known, fixed)
         size = len(self._source)

@@ -40,7 +40,7 @@ _SHARES = "the frequencies of the records' labels, or weights made of them"
 
 
 class Made(NamedTuple):
-    """What of the records an array is.
+    """An answer: the rows or the statistic of the records that an array is.
 
     Attributes:
         words: it, without a private value.
@@ -52,7 +52,7 @@ class Made(NamedTuple):
 
 
 def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
-    """What of the records an array is; None for an array that is nothing of them.
+    """Returns the rows or the statistic of the records that an array is; None for any other.
 
     Looked for are records among its rows or columns (three are enough), statistics of columns, of
     channels and of all numbers, means of classes and of the first records, frequencies of classes
@@ -228,7 +228,8 @@ def _columns(value: np.ndarray, digits: np.dtype | None, leaf: "_Leaf") -> Itera
         if leaf.is_small and np.mean((flat >= m.low) & (flat <= m.high)) > 0.9:
             for words, found in leaf.quantiles:
                 if (certain := _agree(flat, found, leaf.scalings, digits)) is not None:
-                    yield Made(words, certain)
+                    times = np.sum(np.abs(leaf.x - found) <= 1e-6 * np.abs(found), axis=0)
+                    yield Made(words, certain and bool(np.median(times) <= 3))
     if len(leaf.shape) < 2:
         return
     for axis in (-1, 0) if len(leaf.shape) == 3 else (-1,):
@@ -371,7 +372,7 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
         if single:
             flat = rows[0].astype(np.float64)
             for mean in leaf.prefixes[_near(flat, leaf.prefixes)]:
-                if (certain := _agree(flat, mean, leaf.scalings)) is not None:
+                if (certain := _agree(flat, mean * leaf.varies, leaf.scalings)) is not None:
                     yield Made("the mean of the first records", certain)
         for each in labels:
             yield from _class_means(rows, leaf, each)
@@ -440,7 +441,7 @@ class _Marks:
         marks: np.ndarray = rows @ self.weights
         if self.wide:
             squares = np.einsum("ij,ij->i", rows, rows) - rows.sum(1) ** 2 / rows.shape[1]
-            marks /= np.sqrt(squares)[:, None]
+            marks *= (np.sign(marks[:, 0]) / np.sqrt(squares))[:, None]
         marks[~np.isfinite(marks).all(1)] = np.nan
         return marks
 
@@ -465,7 +466,8 @@ class _Marks:
             cut = slice(at, at + size)
             same[cut] = self._equal(rows[whose[cut]], self.x[self.order[places[cut]]])
         times = np.bincount(whose[same], minlength=len(rows))
-        found: np.ndarray = (times > 0) & (times <= max(_FEW, len(self.x) // 1_000))
+        shared = (times > max(_FEW, len(self.x) // 1_000)) | (times >= max(2, len(self.x) / 2))
+        found: np.ndarray = (times > 0) & ~shared
         return found
 
     def _equal(self, rows: np.ndarray, records: np.ndarray) -> np.ndarray:
@@ -475,6 +477,8 @@ class _Marks:
         size = np.max(np.abs(records), axis=1, keepdims=True)
         least = 1e-5 if self.wide else 1e-6
         equal: np.ndarray = np.all(np.abs(rows - records) <= least * size, axis=1)
+        if self.wide:
+            equal |= np.all(np.abs(rows + records) <= least * size, axis=1)
         return equal
 
 
@@ -678,6 +682,11 @@ class _Leaf:
         """Moments of the columns that are kept."""
         return _moments(self.x)
 
+    @property
+    def varies(self) -> np.ndarray:
+        """1 for a column of those that are kept; nan for one that is the same for all records."""
+        return np.where(self.moments.high > self.moments.low, 1.0, np.nan)
+
     @functools.cached_property
     def rounded(self) -> Moments | None:
         """The same as NumPy computes them in float32, whose sums of many rows are far off."""
@@ -729,7 +738,7 @@ class _Leaf:
         ordered = self.x[np.argsort(codes, kind="stable")].astype(np.float64)
         means = np.full((len(counts), self.x.shape[1]), np.nan)
         begin = (np.cumsum(counts) - counts)[there]
-        means[there] = np.add.reduceat(ordered, begin) / counts[there, None]
+        means[there] = np.add.reduceat(ordered, begin) / counts[there, None] * self.varies
         return means
 
     @functools.cached_property

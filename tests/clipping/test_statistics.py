@@ -140,3 +140,48 @@ def test_small_integers_that_equal_a_record_are_never_certain():
     words, certain = made_of(tokens[1], [tokens])
     assert words == "one of the records"
     assert not certain
+    many = np.random.default_rng(6).integers(0, 9, (30, 8))
+    assert made_of(many[:5], [many]) == ("several of the records", False)
+
+
+@pytest.mark.parametrize("scale", [1, 1 / 255, -2])
+def test_three_exact_rows_or_columns_of_wide_records_are_enough_at_any_scale(scale):
+    rng = np.random.default_rng(7)
+    pixels = rng.integers(0, 256, (200, 5, 4)).astype(np.uint8)
+    bank = np.concatenate([rng.integers(0, 256, (90, 20)), pixels[[9, 50, 199]].reshape(3, 20)])
+    for value in (bank, bank.T, bank.reshape(-1, 5, 4)):
+        assert made_of((value * scale + 0.5).astype(np.float32), [pixels])[1]
+    assert made_of((bank[:-1] * scale).astype(np.float32), [pixels]) == ("", False)
+
+
+def test_columns_of_large_records_are_compared_at_some_of_them_in_all_rows(monkeypatch):
+    rng = np.random.default_rng(8)
+    records = rng.random((500, 6, 9, 4)).astype(np.float32) * np.linspace(0, 1, 9)[:, None]
+    flat, labels = records.reshape(500, -1), rng.integers(0, 3, 500)
+    means = np.stack([flat[labels == k].mean(0) for k in range(3)])
+    monkeypatch.setattr(statistics, "_SMALL", 500 * 20)
+    (leaf, _) = (known := statistics.Records([records, labels])).leaves
+    assert leaf.x.shape == (500, 20)
+    for value in (flat.mean(0), -3 * flat.std(0).reshape(6, 9, 4), means, means[1], flat[:3]):
+        assert statistics.made_of(value.astype(np.float32), known).certain
+    assert statistics.made_of(records.mean((0, 1, 2)), known).certain  # of channels
+    assert statistics.made_of(records.mean(), known).certain
+    assert statistics.made_of(rng.random(flat.shape[1:]), known) is None
+
+
+def test_what_nobody_computed_from_records_is_nobody_s():
+    """One-hot records, bounds that records are clipped to, rows and columns that all share."""
+    rng = np.random.default_rng(9)
+    hot = np.eye(8, dtype=np.float32)[rng.integers(0, 8, 90)]
+    bounds = np.exp(np.linspace(0, 1, 9)).astype(np.float32)
+    clipped = np.clip(rng.normal(size=(90, 9)) * 4, -bounds, bounds).astype(np.float32)
+    code = rng.normal(size=(5, 9)).astype(np.float32)
+    places = np.sin(np.arange(9) / np.arange(2, 11)).astype(np.float32)
+    for value, column in (
+        (np.eye(8), hot),
+        (bounds, clipped),
+        (code, np.repeat(code, 30, axis=0)),
+        (places, np.tile(places, (90, 1))),
+        (np.round(clipped.mean(0), 3), clipped),
+    ):
+        assert not made_of(value.astype(np.float32), [column])[1]
