@@ -180,8 +180,7 @@ def _moments(x: np.ndarray) -> Moments:
     return Moments(len(x), about + mean, np.maximum(squares / len(x) - mean**2, 0), low, high)
 
 
-_EXTREMES = ("the records' minimum", "the records' maximum", "the records' range")
-_EXTREMES += ("the records' inverse range",)
+_EXTREMES = tuple(f"the records' {w}" for w in ("minimum", "maximum", "range", "inverse range"))
 
 
 def _table(m: Moments) -> Iterator[tuple[str, np.ndarray]]:
@@ -318,7 +317,7 @@ def _agree(
 
 
 def _beside(flat: np.ndarray, found: np.ndarray) -> np.ndarray | None:
-    """What is left of an array beside its best fit by ``scale * found + shift``, where little."""
+    """The rest of an array beside its best fit by ``scale * found + shift``, where it is small."""
     apart, around = found - found.mean(), flat - flat.mean()
     error: np.ndarray = np.abs(around - apart * (apart @ around) / (apart @ apart))
     # Of the typical distance between its numbers, not of one that stands far out.
