@@ -18,9 +18,11 @@ more than 2^28 numbers: statistics of channels and of all numbers.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxdp.clipping import directions
@@ -64,7 +66,9 @@ def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
         fixed: False for an array that is trained: then it may have a row of its own for each
             record, which holds its number.
     """
-    value, digits = _numbers(np.asarray(value))
+    if not _fits(np.shape(value), records):
+        return None
+    value, digits = _numbers(np.asarray(jax.device_get(value)))
     if value is None or not np.isfinite(value).all():
         return None
     with np.errstate(all="ignore"):
@@ -75,6 +79,18 @@ def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
         if fixed and records.number(value.shape[0]):
             return Made("a table with a row for each of the records, which hold its number", True)
         return _likeliest(_of_array(value, digits, records))
+
+
+def _fits(shape: tuple[int, ...], records: "Records") -> bool:
+    """False for a large array of a shape that nothing of the records has: it is not read."""
+    size = math.prod(shape)
+    if size <= _CHUNK or size == max(shape) or shape[0] == records.count:
+        return True
+    return any(
+        leaf.width in (size, shape[0], shape[-1])
+        or leaf.shape in (shape[: len(leaf.shape)], shape[-len(leaf.shape) :])
+        for leaf in records.leaves
+    )
 
 
 def _likeliest(found: Iterable[Made]) -> Made | None:
@@ -602,7 +618,7 @@ class Records:
     """
 
     def __init__(self, columns: Sequence[Any]) -> None:
-        known = [np.asarray(column) for column in columns]
+        known = [np.asarray(jax.device_get(column)) for column in columns]
         self.count = len(known[0]) if known else 0
         self.leaves = [_Leaf(x) for x in known if x.size and _numbers(x[:1])[0] is not None]
 
