@@ -82,6 +82,7 @@ COMMANDS = [
 
 PARAMS = {"w": jnp.zeros(2)}
 RECORDS = jnp.ones((3, 2))
+OWN = jnp.asarray([[0.31415927, 1.2345678], [2.7182818, 0.57721566], [1.618034, 0.69314718]])
 KEY = jax.random.key(0)
 
 
@@ -165,8 +166,10 @@ CALLS = {
         "mask must say which rows are records, got None",
     ),
     "a loss that closes over its batch": (
-        lambda: summed(lambda p, e: jnp.vdot(p["w"], e - RECORDS.mean(0))),
-        "got a captured array float32 [3, 2] where a batch has 3 rows",
+        lambda: jaxdp.clipped_grad(lambda p, e: jnp.vdot(p["w"], e - OWN.mean(0)), jaxdp.clip(1.0))(
+            PARAMS, OWN, "all"
+        ),
+        "got: a constant [N, 2] in the loss is several of the records",
     ),
     "optax.clip before privatize": (lambda: chained(optax_clip()), ""),
     "privatize fed a plain gradient": (

@@ -130,4 +130,31 @@ def check_source(mechanism: Any, source: Any) -> None:
             "records_per_user must be that of the source, jaxdp.sources.users, or None for a "
             f"source of records: expected {found}, got {mechanism.records_per_user}"
         )
+    check_unit(mechanism, source)
     mechanism.sampling.check(len(source), mechanism.dataset_size)
+
+
+def check_unit(mechanism: Any, source: Any) -> None:
+    """Raises ValueError for an empty source, and for one whose every index is a batch of records.
+
+    A batched one is told by the declared size: as many times larger than the source as every leaf's
+    first axis is long. Groups that are records are as many as was declared.
+
+    Raises:
+        ValueError: it is one of these. No message tells the number of records.
+    """
+    size, declared = len(source), mechanism.dataset_size
+    if size == 0:
+        raise ValueError("source must hold records to draw from, got an empty one")
+    leading = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(source.example)}
+    count = leading.pop() if len(leading) == 1 else 1
+    if mechanism.records_per_user is not None or size == declared or count < 2:
+        return
+    if size in (declared // count, -(-declared // count)):
+        raise ValueError(
+            f"source must give one record for each index, got leaves that all begin with an axis "
+            f"of {count}, and a dataset_size that is {count} times the number of indices, which "
+            f"looks like records batched by {count}: epsilon would hold for a batch as a whole. "
+            "Give the data as they were before they were batched; if such a group is one record, "
+            "dataset_size must be the number of groups"
+        )

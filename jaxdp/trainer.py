@@ -59,7 +59,7 @@ class Trainer:
         ledger: a ``jaxdp.Ledger`` or a path for one; None keeps it in memory.
         secret: the randomness; None takes it from the operating system.
         trainable: what to train, as for ``jaxdp.clipped_grad``.
-        constants: arrays that the loss captures, declared public.
+        constants: arrays that the loss captures, or that are among the parameters, declared public.
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
         physical_batch_size: rows of one physical batch; None takes what is usual, "auto" as many as
             the device's memory holds, up to a whole draw, once ``init`` has seen the parameters;
@@ -165,8 +165,8 @@ class Trainer:
         """The state before the first step. The trainer owns a copy of the parameters.
 
         Raises:
-            ValueError: the loss cannot be used with these parameters and records; nothing is
-                charged by then.
+            ValueError: the loss cannot be used with these parameters and records, or what it
+                captured or begins with was computed from the records; nothing is charged by then.
         """
         check_arrays(params)
         self._settled = self._spread(params)
@@ -174,10 +174,24 @@ class Trainer:
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
         with among(self._place):
-            self._plan = self._planned(params)
+            self._plan = self._planned(params, first=True)
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         return self._laid(TrainState(params, opt_state, 0, self._past()))
+
+    def examine(self, params: PyTree, first: bool = False) -> None:
+        """Refuses a loss that cannot be used, once; ``init`` does it, before anything is charged.
+
+        Args:
+            params: the parameters.
+            first: True if they are those before the first step, and no releases.
+
+        Raises:
+            ValueError: as ``init``.
+        """
+        if self._plan is None:
+            with among(self._place):
+                self._plan = self._planned(params, first)
 
     def batches(
         self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
@@ -242,7 +256,8 @@ class Trainer:
         extra = judging(self.energy, draw.ticket, self.mechanism.leak)
         once = len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad)
         take = self._at_once if once else self._by_passes
-        with among(self._place):
+        self.examine(state.params)
+        with among(self._place), captured.compared_before():
             params, opt_state, info, infos = take(state, batch, rng, extra, told)
         return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
 
@@ -293,9 +308,7 @@ class Trainer:
         assert ticket is not None
         data = self._data if batch.rows is None else batch.rows[0]
         ticket.check()
-        if self._plan is None:
-            self._plan = self._planned(state.params)
-        captured.report(ticket, self._plan)
+        captured.report(ticket, self._plan or ())
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
             ticket,
@@ -398,5 +411,6 @@ class Trainer:
         params, opt_state = _shards.put(own, self._step.held)
         return state._replace(params=params, opt_state=opt_state)
 
-    def _planned(self, params: PyTree) -> tuple[Any, ...]:
-        return planned(self._grad_fn, params, self.source, self._sampler)
+    def _planned(self, params: PyTree, first: bool) -> tuple[Any, ...]:
+        rows = self._sampler.physical_batch_size
+        return planned(self._grad_fn, params, self.source, rows, first)

@@ -1,5 +1,6 @@
 """``jaxdp.check``: the user's own loss and pipeline, run on neighbouring data."""
 
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -8,21 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp._agreement import check_unit
 from jaxdp.checks import company, drawing, loss, pipeline, records, where
 from jaxdp.checks import neighbours as near
 from jaxdp.checks.findings import Checked, Finding, in_order
-from jaxdp.clipping import ClippedGrad, captured, clipped_grad
-from jaxdp.clipping.ghost.plan import LeafPlan
+from jaxdp.clipping import ClippedGrad, captured, clipped_grad, statistics
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sources import Source, as_source
 from jaxdp.types import PyTree
 
-# Rows of the test of gradients; another number where the loss captured an array of so many rows.
-_ROWS = (6, 7, 5, 9, 11, 13)
+_ROWS = 6  # of the test of gradients
 # Of ``jaxdp.clipped_grad``, but for the loss and the rule, which the mechanism gives.
 _CLIPPING = tuple(inspect.signature(clipped_grad).parameters)[2:]
-_UNLIKE = 9_973  # rows of the plan: as many as no captured array has by chance
 
 
 def check(
@@ -84,17 +83,21 @@ def check(
     )  # fmt: skip
     _require_rest(mechanism, raw, public, clipping)
     given, source = source, as_source(source)
+    check_unit(mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism, source)
     found: list[Finding] = []
     tested: list[str] = []
     assumed: list[str] = []
     if loss_fn is not None:
         more, assumed = _of_loss(loss_fn, params, source, mechanism, clipping)
         found += more
-        tested += ["the loss: refusals, state, what it captured, its examples in other company"]
+        tested += [
+            "the loss: refusals, state, what it captured, first values of its parameters, its "
+            "examples in other company"
+        ]
     found += pipeline.reading(source, 6, type(given))
     tested += ["reading: the same records in other company, and again"]
     if gradients is not None:
-        found += company.per_example(gradients, params, near.records_of(source, _ROWS[0]))
+        found += company.per_example(gradients, params, near.records_of(source, _ROWS))
         tested += ["per-example gradients: rows in other company, in other places, and again"]
     data = near.records_of(source, pipeline.RECORDS) if raw is None else raw
     made = _Differ(source, mechanism, params, clipping)
@@ -187,8 +190,7 @@ def _of_loss(
         )
     example = source.example
     try:
-        plan = grad_fn.plan(params, _shapes(example, _UNLIKE))
-        captured.check_rows(plan, (), records=len(source))
+        plan = grad_fn.plan(params, _shapes(example, _ROWS))
     except ValueError as error:
         return [loss.refused(error, grad_fn, params, example)], []
     except Exception as error:
@@ -200,11 +202,14 @@ def _of_loss(
         return first, []
     if found := loss.remembers(grad_fn, params, example, first):
         return found, []
-    found = loss.holds_records(first, records.columns(source))
+    known = records.known(source) or records.sampled(source, 512)
+    made_of = functools.partial(statistics.made_of, records=known)
+    found = loss.holds_records(first, made_of, len(source))
+    found += loss.begins_with_records(grad_fn, params, made_of, len(source))
     found += loss.shared_keys(first, grad_fn.takes_rng)
-    rows = _rows_besides(plan)
     if not found and len(source) > 1:
-        found += company.clipped(grad_fn, params, near.records_of(source, rows))
+        with captured.compared_before():
+            found += company.clipped(grad_fn, params, near.records_of(source, _ROWS))
     return found, [entry.assumed for entry in plan if entry.assumed]
 
 
@@ -213,12 +218,6 @@ def _traced_again(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> Any:
         return loss.trace(grad_fn, params, example)
     except Exception as error:  # it was traced before, for the plan
         return loss.leaked(error, grad_fn)
-
-
-def _rows_besides(plan: tuple[LeafPlan, ...]) -> int:
-    """A number of rows that is no first axis of a captured array, which would be refused."""
-    shapes = [entry.shape[:1] for entry in plan if isinstance(entry, captured.Constant)]
-    return next((size for size in _ROWS if (size,) not in shapes), _ROWS[-1] + 4)
 
 
 class _Differ:

@@ -2,16 +2,16 @@
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
-from jaxdp.checks import statistics, where
+from jaxdp.checks import where
 from jaxdp.checks.findings import Finding
-from jaxdp.clipping import ClippedGrad, captured, coupling, frameworks
+from jaxdp.clipping import ClippedGrad, captured, coupling, frameworks, statistics
 from jaxdp.types import PyTree
 
 
@@ -123,72 +123,101 @@ def _steps(traced: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _number(value: Any) -> Any:
-    if _is_key(value):
+    if captured.is_key(value):
         value = jax.random.key_data(value)
     plain = np.asarray(value)
     return plain.shape, str(plain.dtype), hashlib.blake2b(plain.tobytes()).digest()
 
 
 def holds_records(
-    traced: Any,
-    columns: Sequence[np.ndarray],
-    public: captured.Declared | None = None,
-    scalars: bool = True,
+    traced: Any, made_of: Callable[..., statistics.Made | None], records: int
 ) -> list[Finding]:
     """Compares what the loss captured with the records, and with statistics of them.
 
     Args:
         traced: the loss.
-        columns: the records, one array [n, ...] for every leaf.
-        public: arrays that are not looked at; None looks at all.
-        scalars: False leaves single numbers out, which are never certain.
+        made_of: ``statistics.made_of``, of the records.
+        records: their number.
     """
-    found = []
-    for part in coupling.parts(traced):
-        consts = dict(zip(part.jaxpr.constvars, part.consts, strict=True)) if part.consts else {}
-        for var, value in consts.items():
-            if public is None or not public.holds(value):
-                found += _compared(value, columns, _use(part, var))
-        for eqn in part.jaxpr.eqns:
-            for atom in eqn.invars:
-                if isinstance(atom, core.Literal) and (scalars or np.size(atom.val) > 1):
-                    found += _compared(atom.val, columns, where.of_operation(eqn))
-    return found
-
-
-def _compared(value: Any, columns: Sequence[np.ndarray], at: str) -> list[Finding]:
-    if _is_key(value):
-        return []
-    words, certain = statistics.equal_to(np.asarray(value), columns)
-    if not words:
-        return []
-    shape = list(np.shape(value))
     return [
-        Finding(
-            "captured",
-            f"a constant {shape} in the loss is {words}" if shape else f"a number is {words}",
-            "every example's gradient then depends on the records it was computed from, which are "
-            "neither clipped nor noised there",
-            at,
-            "use a public constant, or a charged release (jaxdp.preprocess)",
-            certain,
-        )
+        _computed("captured", captured.named(found, records), line_of(found), found.made.certain)
+        for found in captured.of_records(traced, made_of)
     ]
+
+
+def parameters(
+    grad_fn: ClippedGrad,
+    params: PyTree,
+    made_of: Callable[..., statistics.Made | None],
+    records: int,
+) -> Iterator[tuple[str, statistics.Made]]:
+    """Compares parameters with the records, but for those that were declared public.
+
+    Args:
+        grad_fn: the clipped gradients.
+        params: before the first step.
+        made_of: ``statistics.made_of``, of the records.
+        records: their number.
+
+    Yields:
+        (name, what of the records it is) of each that is no chance.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    kept = jax.tree.leaves(grad_fn.trained(params), is_leaf=lambda leaf: leaf is None)
+    for (path, leaf), trained in zip(leaves, kept, strict=True):
+        if captured.is_key(leaf) or not captured.is_here(leaf):
+            continue
+        made = made_of(leaf, fixed=trained is None)
+        if made is not None and made.certain and not grad_fn.constants.holds_value(leaf):
+            kind = "frozen parameter" if trained is None else "first value of the parameter"
+            words = (kind, jax.tree_util.keystr(path), captured.shape_of(leaf, records))
+            yield f"the {' '.join(filter(None, words))}", made
+
+
+def begins_with_records(
+    grad_fn: ClippedGrad,
+    params: PyTree,
+    made_of: Callable[..., statistics.Made | None],
+    records: int,
+) -> list[Finding]:
+    """Compares the first values of the parameters, frozen or trained, with the records."""
+    at = where.of_function(grad_fn.loss_fn)
+    return [
+        _computed("parameters", f"{name} is {made.words}", at, True)
+        for name, made in parameters(grad_fn, params, made_of, records)
+    ]
+
+
+def _computed(kind: str, what: str, at: str, certain: bool) -> Finding:
+    return Finding(
+        kind,
+        what,
+        "every example's gradient then depends on the records it was computed from, which are "
+        "neither clipped nor noised there",
+        at,
+        "use a public constant, or a charged release (jaxdp.preprocess)",
+        certain,
+    )
+
+
+def line_of(found: captured.Found) -> str:
+    """The line where a captured array enters an operation."""
+    if hasattr(found.at, "primitive"):
+        return where.of_operation(found.at)
+    return _use(found.part, found.at)
 
 
 def shared_keys(traced: Any, takes_rng: bool) -> list[Finding]:
     """A suspicion for a key that the loss captured, or made of a number, and uses."""
     for part in coupling.parts(traced):
-        keys = {v for v, c in zip(part.jaxpr.constvars, part.consts, strict=False) if _is_key(c)}
+        keys = {
+            v for v, c in zip(part.jaxpr.constvars, part.consts, strict=False) if captured.is_key(c)
+        }
         for eqn in part.jaxpr.eqns:
             made = eqn.primitive.name == "random_seed" and isinstance(eqn.invars[0], core.Literal)
             if made or any(not isinstance(a, core.Literal) and a in keys for a in eqn.invars):
                 return [_shared(where.of_operation(eqn), takes_rng)]
     return []
-
-
-def _is_key(value: Any) -> bool:
-    return bool(jax.numpy.issubdtype(jax.numpy.result_type(value), jax.dtypes.prng_key))
 
 
 def _shared(at: str, takes_rng: bool) -> Finding:

@@ -1,55 +1,84 @@
 """The cheap form of the check, which a ``Trainer`` makes before its first step."""
 
+import functools
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdp.checks import loss, records
-from jaxdp.clipping import ClippedGrad, captured, coupling
+from jaxdp.clipping import ClippedGrad, captured, statistics
 from jaxdp.clipping.ghost.plan import Plan
-from jaxdp.sampling import Sampler
 from jaxdp.sources import Source
 from jaxdp.types import PyTree
 
 
-def planned(grad_fn: Any, params: PyTree, source: Source, sampler: Sampler) -> Plan | tuple[()]:
-    """The plan of the gradients; nothing is computed, and the loss is traced once.
+def planned(
+    grad_fn: Any, params: PyTree, source: Source, rows: int, first: bool = False
+) -> Plan | tuple[()]:
+    """The plan of the gradients; nothing is charged, and the loss is traced once.
 
     Args:
         grad_fn: the clipped gradients; () for any but jaxdp's own.
         params: the parameters.
-        source: the records; looked at only if they lie in memory and the loss captured an array.
-        sampler: of the records.
+        source: the records: compared with what enters the loss where they lie in memory; of others
+            a few, where an array is as long as they are many.
+        rows: of a physical batch.
+        first: True where the parameters are those before the first step, and no releases.
 
     Raises:
-        ValueError: the loss cannot be used, or captured an array, not declared public, that may
-            hold the records, holds some, or is a statistic of them.
+        ValueError: the loss cannot be used; it captured records or a statistic of them, not
+            declared public, or the parameters hold some.
     """
     if not isinstance(grad_fn, ClippedGrad):
         return ()
-    rows = sampler.physical_batch_size
+    compared = _Compared(source)
 
     def look(traced: Any, public: captured.Declared) -> None:
-        if any(len(part.consts) for part in coupling.parts(traced)):
-            _refuse_records(traced, public, source)
+        for found in captured.of_records(traced, compared.made_of, public):
+            if found.made.certain:
+                raise captured.refusal(found, len(source), loss.line_of(found))
 
     shape = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype)  # noqa: E731
     with captured.looked_at(look):
         plan = grad_fn.plan(params, jax.tree.map(shape, source.example))
-    captured.check_rows(plan, (), records=sampler.num_records)
+    compare = loss.parameters(grad_fn, params, compared.made_of, len(source)) if first else ()
+    for name, made in compare:
+        raise ValueError(
+            f"params must not hold what was computed from the records, got: {name} is "
+            f"{made.words}. Whatever is released of the model then depends on these records, which "
+            "are neither clipped nor noised there. Begin with public numbers, or with a charged "
+            "release (jaxdp.preprocess); if they are public all the same, declare them: "
+            "constants=array"
+        )
     return plan
 
 
-def _refuse_records(traced: Any, public: captured.Declared, source: Source) -> None:
-    columns = records.in_memory(source)
-    if columns is None:
-        return
-    found = loss.holds_records(traced, columns, public, scalars=False)
-    broken = [finding for finding in found if finding.certain]
-    if broken:
-        at = f" ({broken[0].where})" if broken[0].where else ""
-        raise ValueError(
-            f"loss_fn must not capture what was computed from the records, got: {broken[0].what}"
-            f"{at}. {broken[0].why.capitalize()}. Use a public constant, or a charged release "
-            "(jaxdp.preprocess); if it is public all the same, declare it: constants=array"
-        )
+class _Compared:
+    """Compares arrays with the records of a source, which are looked up when there is one."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @functools.cached_property
+    def _known(self) -> statistics.Records | None:
+        return records.known(self._source)
+
+    @functools.cached_property
+    def _sampled(self) -> statistics.Records:
+        return records.sampled(self._source)
+
+    def made_of(self, value: Any, fixed: bool = True) -> statistics.Made | None:
+        """Compares an array with the records; see ``statistics.made_of``."""
+        if self._known is not None:
+            return statistics.made_of(value, self._known, fixed)
+        size = len(self._source)
+        if size and size in np.shape(value) and not _is_elsewhere(self._source):
+            return statistics.made_of(value, self._sampled, fixed)
+        return None
+
+
+def _is_elsewhere(source: Source) -> bool:
+    """True for records that lie on devices of other processes."""
+    leaves = jax.tree.leaves(getattr(source, "arrays", ()))
+    return any(isinstance(leaf, jax.Array) and not captured.is_here(leaf) for leaf in leaves)

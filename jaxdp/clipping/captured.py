@@ -1,8 +1,8 @@
-"""Arrays that a loss captures: refused where they may hold the batch, else listed.
+"""Arrays that a loss captures: refused where they hold records or a statistic, else listed.
 
 jaxdp cannot see from what a captured array was computed. A traced one may be the batch itself and
-is refused. A concrete one is accepted, listed in the plan, and named by the ledger as assumed
-public unless it was declared so. One with as many rows as the batch is refused until declared.
+is refused. A concrete one is compared with the records, where they are known; it is listed in the
+plan, and named by the ledger as assumed public, unless it was declared so.
 """
 
 import contextlib
@@ -10,15 +10,15 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxdp.clipping import coupling
+from jaxdp.clipping import _batch, coupling, statistics
 from jaxdp.clipping.ghost.plan import LeafPlan
 from jaxdp.tickets import Ticket
 from jaxdp.types import PyTree
@@ -33,11 +33,9 @@ class Constant(LeafPlan):
 
     Attributes:
         shape: shape of the array.
-        is_key: True if it holds keys of random numbers.
     """
 
     shape: tuple[int, ...] = ()
-    is_key: bool = False
 
 
 class Declared:
@@ -61,6 +59,11 @@ class Declared:
     def holds(self, array: Any) -> bool:
         """True if ``array`` is one of them."""
         return bool(self.arrays) and _key(array) in self._keys
+
+    def holds_value(self, array: Any) -> bool:
+        """True if ``array`` has the numbers of one of them: what was copied is another array."""
+        same = [a for a in self.arrays if np.shape(a) == np.shape(array) and not is_key(a)]
+        return any(np.array_equal(np.asarray(a), np.asarray(array)) for a in same)
 
     @functools.cached_property
     def _keys(self) -> set[Any]:
@@ -108,13 +111,13 @@ def found(
         ValueError: an array is traced or mutable, or an operation could reach other examples.
     """
     coupling.refuse(traced)
-    arrays = _distinct(_arrays(traced))
+    whole, arrays = traced, _distinct(_arrays(traced))
     if any(flags) and coupling.has_rules(traced):
-        gradient = _gradient(loss_fn, flags, params, args)
-        coupling.refuse(gradient)
-        arrays = _distinct([*arrays, *_arrays(gradient)])
+        whole = _gradient(loss_fn, flags, params, args)  # the loss and its rules
+        coupling.refuse(whole)
+        arrays = _distinct([*arrays, *_arrays(whole)])
     if (look := _look.get()) is not None:
-        look(traced, public)
+        look(whole, public)
     return tuple(_entry(at, array, public) for at, array in enumerate(arrays))
 
 
@@ -128,39 +131,126 @@ def looked_at(look: Callable[[Any, Declared], None]) -> Iterator[None]:
         _look.reset(token)
 
 
-def check_rows(plan: Sequence[LeafPlan], rows: Collection[int], records: int | None = None) -> None:
-    """Raises ValueError for captured arrays, not declared, that may hold batch or data set.
+class Found(NamedTuple):
+    """A captured array that was computed from records.
+
+    Attributes:
+        value: the array.
+        made: what of the records it is.
+        part: the program that it stands in, as ``coupling.parts`` has it.
+        at: its variable there, or the operation that it is written into.
+    """
+
+    value: Any
+    made: statistics.Made
+    part: Any
+    at: Any
+
+
+def of_records(
+    traced: Any,
+    made_of: Callable[[Any], statistics.Made | None],
+    public: Declared | None = None,
+) -> Iterator[Found]:
+    """The arrays and numbers that a loss captured and that were computed from records.
 
     Args:
-        plan: with the captured arrays.
-        rows: lengths of a physical batch; no first axis may be one of them.
-        records: length of the data set; no axis at all may be it, so that no ledger tells it.
+        traced: the loss.
+        made_of: ``statistics.made_of``, of the records.
+        public: arrays that are not looked at.
 
-    Raises:
-        ValueError: there is one, named by its shape (with ``records`` without it: it is private).
+    Yields:
+        Each of them.
     """
-    for entry in plan:
-        if not isinstance(entry, Constant) or entry.is_key or not entry.assumed:
-            continue
-        if records in entry.shape:
-            kind = f"an array with {len(entry.shape)} axes, one of them as long as the data set"
-        elif entry.shape and entry.shape[0] in rows:
-            kind = f"{entry.assumed} where a batch has {entry.shape[0]} rows"
-        else:
-            continue
-        raise ValueError(
-            f"loss_fn must not capture an array that may hold the records, got {kind}. If it is "
-            "public, make it outside the loss and declare it: constants=array in clipped_grad"
-        )
+    for part in coupling.parts(traced):
+        consts = zip(part.jaxpr.constvars, part.consts, strict=True) if part.consts else ()
+        written = ((e, a.val) for e in part.jaxpr.eqns for a in e.invars if _is_literal(a))
+        for at, value in (*consts, *written):
+            if is_key(value) or (public is not None and public.holds(value)):
+                continue
+            if is_here(value) and (made := made_of(value)) is not None:
+                yield Found(value, made, part, at)
 
 
-def check_loss(
-    loss_fn: Callable[..., Any], params: PyTree, example: PyTree, rows: int, records: int
-) -> None:
+def check_loss(loss_fn: Callable[..., Any], params: PyTree, data: PyTree) -> None:
     """The same refusals for a loss that is summed without a gradient, such as an energy's."""
+    example = _batch.example(data)
     traced = jax.make_jaxpr(loss_fn)(params, example)
-    plan = found(traced, declared(None, loss_fn), loss_fn, [], params, [example])
-    check_rows(plan, (rows,), records)
+    with compared(data):
+        found(traced, declared(None, loss_fn), loss_fn, [], params, [example])
+
+
+@contextlib.contextmanager
+def compared(data: PyTree) -> Iterator[None]:
+    """Compares what every loss that is traced inside captured with records, where they are known.
+
+    Args:
+        data: pytree of arrays [n, ...]; traced ones are not known.
+    """
+    leaves = jax.tree.leaves(data)
+    if not leaves or _look.get() is not None or not all(map(is_here, leaves)):
+        yield
+        return
+
+    def look(traced: Any, public: Declared) -> None:
+        records = statistics.Records(leaves)
+        made_of = functools.partial(statistics.made_of, records=records)
+        for found in of_records(traced, made_of, public):
+            if found.made.certain:
+                raise refusal(found, records.count)
+
+    with looked_at(look):
+        yield
+
+
+def compared_before() -> contextlib.AbstractContextManager[None]:
+    """Compares nothing inside: whoever calls this has compared the loss with all records."""
+    return looked_at(lambda traced, public: None)
+
+
+def refusal(found: Found, records: int, where: str = "") -> ValueError:
+    """The error for a captured array that was computed from records.
+
+    Args:
+        found: the array.
+        records: their number, which no message tells.
+        where: the line where it is used.
+    """
+    return ValueError(
+        f"loss_fn must not capture what was computed from the records, got: {named(found, records)}"
+        f"{f' ({where})' if where else ''}. Every example's gradient then depends on the records "
+        "it was computed from, which are neither clipped nor noised there. Use a public constant, "
+        "or a charged release (jaxdp.preprocess); if it is public all the same, declare it: "
+        "constants=array"
+    )
+
+
+def named(found: Found, records: int) -> str:
+    """Words for a captured array that was computed from records, without their number."""
+    shape = shape_of(found.value, records)
+    return f"a {f'constant {shape} in the loss' if shape else 'number'} is {found.made.words}"
+
+
+def shape_of(value: Any, records: int) -> str:
+    """The shape of an array, with N for the number of records; "" for a single number."""
+    sizes = ["N" if size == records else str(size) for size in np.shape(value)]
+    return f"[{', '.join(sizes)}]" if sizes else ""
+
+
+def is_key(value: Any) -> bool:
+    """True for keys of random numbers."""
+    return bool(jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key))
+
+
+def is_here(value: Any) -> bool:
+    """True for an array whose numbers this process can read."""
+    if isinstance(value, jax.Array):
+        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+    return isinstance(value, np.ndarray | np.generic | bool | int | float)
+
+
+def _is_literal(atom: Any) -> bool:
+    return isinstance(atom, core.Literal)
 
 
 def report(ticket: Ticket | None, plan: Sequence[Any]) -> None:
@@ -194,7 +284,7 @@ def _arrays(traced: Any) -> Iterator[Any]:
     for part in coupling.parts(traced):
         yield from part.consts
         for atoms in (part.jaxpr.outvars, *(eqn.invars for eqn in part.jaxpr.eqns)):
-            literals = [atom.val for atom in atoms if isinstance(atom, core.Literal)]
+            literals = [atom.val for atom in atoms if _is_literal(atom)]
             yield from (value for value in literals if np.shape(value))
 
 
@@ -216,8 +306,8 @@ def _refuse_unseen(array: Any) -> None:
     if isinstance(array, jax.core.Tracer):
         raise ValueError(
             f"loss_fn must not capture a traced array, got {words}: it may be the batch, or "
-            "computed from it. Hand it over as a leaf of params that trainable= freezes, or "
-            "capture a concrete array, made outside jit, vmap, grad and scan"
+            "computed from it. If it is public, hand it over as a leaf of params that trainable= "
+            "freezes, or capture a concrete array, made outside jit, vmap, grad and scan"
         )
 
 
@@ -228,8 +318,7 @@ def _entry(at: int, array: Any, public: Declared) -> Constant:
         reason, assumed = f"{words}, declared public", ""
     else:
         reason, assumed = f"{words}, assumed public", f"a captured array {words}"
-    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    return Constant(f"captured[{at}]", "constant", reason, assumed, shape=shape, is_key=is_key)
+    return Constant(f"captured[{at}]", "constant", reason, assumed, shape=shape)
 
 
 def _key(array: Any) -> Any:

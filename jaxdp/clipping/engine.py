@@ -92,10 +92,11 @@ class ClippedGrad:
 
         Raises:
             ValueError: the loss is not a scalar, ignores the example, or could reach other examples
-                (it captures a traced array or one with the batch's rows, communicates over an axis,
-                calls back to Python, or uses ``custom_vmap``); the batch is ragged; the mask is
-                missing or has another shape or dtype; ``rng`` is missing or not wanted; a bound is
-                not a number in [1e-10, 1e10]; the rows are no multiple of the mesh's devices.
+                (it captures a traced array, rows of the batch or a statistic of them, communicates
+                over an axis, calls back to Python, or uses ``custom_vmap``); the batch is ragged;
+                the mask is missing or has another shape or dtype; ``rng`` is missing or not wanted;
+                a bound is not a number in [1e-10, 1e10]; the rows are no multiple of the mesh's
+                devices.
         """
         frameworks.check_arrays(params)
         origin = batch.origin if isinstance(batch, Batch) else None
@@ -106,8 +107,8 @@ class ClippedGrad:
         size = keep.shape[0]
         rounding.check_records(size, self.most_records)
         keys = None if rng is None else jax.random.split(rng, size)
-        clipped, info = self._over_rows(params, (data, keys), keep, scale, bound)
-        captured.check_rows(info.plan, self._row_counts(size))
+        with captured.compared(data):
+            clipped, info = self._over_rows(params, (data, keys), keep, scale, bound)
         summed = self._summed(params, clipped.total, clipped.votes, scale, bound, drawn=False)
         if origin is None:
             return summed, info
@@ -146,7 +147,7 @@ class ClippedGrad:
 
         Raises:
             ValueError: as ``__call__``; ``data`` does not hold the records that were drawn from;
-                the loss captures an array with an axis as long as ``data``.
+                the loss captures records of ``data`` or a statistic of them.
         """
         _batch.check_records(data, draw.num_records)
         grad_fn, (_, data) = self.placed(params, data)
@@ -190,11 +191,10 @@ class ClippedGrad:
             if not gathered and grad_fn.placement is not None:
                 places = grad_fn.placement.padded(*places)
             rows = (there, data, *places, rng, scale, bound)
-            with _placement.among(grad_fn.placement):
+            with _placement.among(grad_fn.placement), captured.compared(data):
                 totals, info = add_pass(grad_fn, gathered, told, totals, *rows)
             plan = info.plan
             infos += [info] if told else []
-        captured.check_rows(plan, (), records=draw.num_records)
         captured.report(draw.ticket, plan)
         total, lost, votes = totals
         with _placement.among(grad_fn.placement):
@@ -219,7 +219,6 @@ class ClippedGrad:
         bound: Any = None,
     ) -> tuple[reduce.Clipped, ClipInfo]:
         """The clipped sum of one physical batch of a draw, to be called inside ``jit``."""
-        records = None if gathered else _batch.rows("data", data)
         place = self.placement
         if not gathered and place is not None and place.records and across.is_around(place):
             data, gathered = across.gathered(place, data, indices), True
@@ -231,9 +230,7 @@ class ClippedGrad:
             return by_microbatches(self, params, (batch, keys), mask, *more)
 
         own, whole = (data, None) if gathered else (None, data)
-        result = self._everywhere(each, params, (indices, mask, own), (whole, scale, bound, rng))
-        captured.check_rows(result[1].plan, self._row_counts(mask.shape[0]), records=records)
-        return result
+        return self._everywhere(each, params, (indices, mask, own), (whole, scale, bound, rng))
 
     def plan(self, params: PyTree, batch: PyTree) -> Plan:
         """The engine of each parameter for batches of this shape, and why; printed, a table.
@@ -254,9 +251,8 @@ class ClippedGrad:
         size = _batch.rows("batch", data)
         key = jax.eval_shape(lambda: jax.random.key(0)) if self.takes_rng else None
         rows = self.rows_at_once(self._on_one_device(size))
-        decided = self._planned(params, (_batch.example(data), key), rows)[2]
-        captured.check_rows(decided, self._row_counts(size))
-        return decided
+        with captured.compared(data):
+            return self._planned(params, (_batch.example(data), key), rows)[2]
 
     def trained(self, params: PyTree) -> PyTree:
         """The parameters with None at frozen leaves, as the optimizer sees them."""
@@ -358,7 +354,3 @@ class ClippedGrad:
 
     def _on_one_device(self, size: int) -> int:
         return -(-size // self._devices)
-
-    def _row_counts(self, size: int) -> set[int]:
-        own = self._on_one_device(size)
-        return {size, own, self.rows_at_once(own)}

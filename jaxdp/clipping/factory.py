@@ -59,7 +59,7 @@ def clipped_grad(
             everything. Frozen leaves are **assumed public**, computed from no record.
         constants: pytree of arrays that ``loss_fn`` captures, declared **public** (JAX's by
             identity, NumPy's by content). Others are assumed public, and named so by the plan and
-            the ledger; one with as many rows as a batch is refused.
+            the ledger; one that holds the batch's rows, or a statistic of them, is refused.
         most_records: the largest number of records of one draw, public: the rounding of the sum is
             bounded for so many, and counts in ``Summed.l2``. A Mechanism gives its own.
         rng_name: the argument that takes a key, or names to look for; None for none.

@@ -267,10 +267,7 @@ class OpenEnergy:
             return jnp.clip(change.astype(jnp.float32), -self.bound, self.bound)
 
         indices, mask = jnp.asarray(self.indices), jnp.asarray(self.mask)
-        records = _batch.rows("data", self.data)
-        captured.check_loss(
-            self.loss_fn, candidate, _batch.example(self.data), indices.shape[1], records
-        )
+        captured.check_loss(self.loss_fn, candidate, self.data)
 
         def add(i: jax.Array, totals: tuple[jax.Array, jax.Array]) -> Any:
             batch = jax.tree.map(lambda leaf: leaf[indices[i]], self.data)

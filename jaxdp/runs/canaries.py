@@ -16,7 +16,8 @@ from jaxdp.accounting import Relation
 from jaxdp.auditing import canaries as candidates
 from jaxdp.auditing import record_canaries
 from jaxdp.batches import rows_of_a_pass
-from jaxdp.clipping import ClippedGrad, captured
+from jaxdp.checks.start import planned
+from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
 from jaxdp.runs.directory import RunDirectory
@@ -146,9 +147,9 @@ def check_captured(
     source: Source,
     rows: int | None,
 ) -> None:
-    """Refuses a loss that captured an array that may hold the records.
+    """Refuses a loss that captured records or a statistic of them, and such first parameters.
 
-    Asked before canaries come to them: afterwards their number is another, and unlike the array's.
+    Asked before canaries come to them: afterwards their statistics are others.
 
     Args:
         loss_fn: of one record, without canaries.
@@ -158,15 +159,12 @@ def check_captured(
         rows: the physical batch size; None as a trainer chooses.
 
     Raises:
-        ValueError: it captured one.
+        ValueError: there is one.
     """
     grad_fn = algorithm.clipped_grad(loss_fn)
     if isinstance(grad_fn, ClippedGrad):
         size = rows or rows_of_a_pass(algorithm.mechanism.batch_size, source)
-        batch = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), source.example
-        )
-        captured.check_rows(grad_fn.plan(params, batch), (), records=len(source))
+        planned(grad_fn, params, source, size, first=True)
 
 
 def note(count: int) -> str:

@@ -1,6 +1,7 @@
 """``jaxdp.Run``: an own model on own data, in a folder that survives a crash."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from jaxdp._agreement import check_source
 from jaxdp._placement import agreed as agreed_place
 from jaxdp._shards import hashed, on_host
 from jaxdp.batches import placed
+from jaxdp.clipping import captured
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.runs import agreed, bar, budget, identity, reporting, stored
@@ -66,6 +68,7 @@ class Run:
             that is taken up again knows its records by what it reads. Augment by
             ``jaxdp.augmented``, not in the source.
         params: the parameters before the first step, computed from no record.
+        constants: as for ``jaxdp.Trainer``: arrays that are declared public.
         evaluate: from the parameters to numbers by name, such as the accuracy on a validation set.
             The set must be **public**: what it returns is shown, beside a row's own ``step``,
             ``epsilon`` and ``update_norm``; the first heads the report.
@@ -110,6 +113,7 @@ class Run:
         source: Any = None,
         *,
         params: PyTree,
+        constants: PyTree = None,
         evaluate: Evaluate | None = None,
         every: int | None = None,
         progress: Progress | None = None,
@@ -135,6 +139,9 @@ class Run:
         # Where they lie on a mesh they stay cut as they are.
         self._given = self._params if agreed_place(None, params) is None else params
         self._mesh, self._data_axes = mesh, data_axes
+        if constants is not None:
+            declared = captured.declared(constants, loss_fn).arrays
+            loss_fn = captured.declaring(functools.partial(loss_fn), declared)
         self._plain_loss = self._loss_fn = loss_fn
         self._trained = self.algorithm
         self._evaluate, self._secret, self._progress = evaluate, secret, progress

@@ -44,7 +44,8 @@ class Records:
             return cls(data, _declared(example), size)
         if size == 0:
             raise ValueError(
-                "data must hold a record to take shapes from, or example must be given, got neither"
+                "data must hold a record to take shapes from, or example must be given, got an "
+                "empty source without one"
             )
         return cls(data, _like(_read_one(data, 0)), size)
 

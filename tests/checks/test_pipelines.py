@@ -15,7 +15,7 @@ KINDS = {
     "batch_norm_under_vmap": "company",
     "collective_in_the_loss": "refused",
     "divided_by_the_batch": "divisor",
-    "table_outside_the_source": "refused",
+    "table_outside_the_source": "captured",
     "callback_to_python": "refused",
     "fitted_preprocessing": "preprocess",
     "fitted_vocabulary": "preprocess",

@@ -1,5 +1,6 @@
-"""The trainer's own look at what a loss captured, before anything is charged."""
+"""The trainer's own look at what enters a loss, before anything is charged."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -8,39 +9,141 @@ import pytest
 import jaxdp
 from benchmarks.planted_pipelines import MECHANISM, PARAMS, X, Y, loss_fn
 
+BANK = np.concatenate([np.random.default_rng(1).normal(size=(40, 6)), X[:3]]).astype(np.float32)
+MADE = {
+    "mean": X.mean(0),
+    "deviation": X.std(0, ddof=1),
+    "inverse deviation": 1 / X.std(0),
+    "maximum": X.max(0),
+    "means by class": np.stack([X[np.equal(Y, k)].mean(0) for k in (0, 1)]),
+    "logarithm of the class ratio": np.log(Y.mean(dtype=np.float32) / (1 - Y.mean())),
+    "frequencies": np.bincount(Y) / len(Y),
+    "one record": X[17],
+    "three records in a bank": BANK,
+    "records as columns": X[:9].T,
+}
+PUBLIC = {
+    "zeros": np.zeros(6),
+    "a constant": np.full(6, 3.0),
+    "a grid": np.linspace(-1, 1, 6),
+    "identity": np.eye(6),
+    "a rotation": np.linalg.qr(np.random.default_rng(2).normal(size=(6, 6)))[0],
+    "a class prior": np.array([0.9, 0.1]),
+    "three decimals": np.array([0.485, 0.456, 0.406, 0.229, 0.224, 0.225]),
+    "as long as the data": np.random.default_rng(3).normal(size=(len(X), 6)),
+    "as long as a batch": np.random.default_rng(4).normal(size=(12, 6)),
+}
 
-def started(array, data=(X, Y), **options):
-    def loss(params, x, y):
-        return loss_fn(params, x - array, y)
 
-    trainer = jaxdp.Trainer(loss, MECHANISM, optax.sgd(0.1), data, **options)
+def captured(array):
+    return (lambda p, x, y: loss_fn(p, x, y) + 0 * jnp.sum(array)), PARAMS, {}
+
+
+def frozen(array):
+    trainable = {"w": True, "b": True, "v": False}
+    return *first_value(array)[:2], {"trainable": trainable}
+
+
+def first_value(array):
+    return (lambda p, x, y: loss_fn(p, x, y) + jnp.sum(p["v"])), PARAMS | {"v": array}, {}
+
+
+DOORS = [captured, frozen, first_value]
+
+
+def started(door, array, data=(X, Y), **options):
+    loss, params, more = door(jnp.asarray(array, jnp.float32))
+    trainer = jaxdp.Trainer(loss, MECHANISM, optax.sgd(0.1), data, **more, **options)
     try:
-        trainer.init(PARAMS)
-        assert not trainer.ledger.entries
+        trainer.init(params)
     finally:
+        assert not trainer.ledger.entries
         trainer.close()
+
+
+def checked(door, array):
+    loss, params, more = door(jnp.asarray(array, jnp.float32))
+    return jaxdp.check(loss, params, (X, Y), MECHANISM, **more)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", MADE)
+def test_what_was_computed_from_records_is_refused_at_every_door(door, name):
+    with pytest.raises(ValueError, match="what was computed from the records, got: ") as error:
+        started(door, MADE[name])
+    assert "constants=array" in str(error.value)
+    for value in np.ravel(MADE[name])[:9]:  # private
+        assert f"{value:.4f}" not in str(error.value)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_arrays_pass_at_every_door(door, name):
+    started(door, PUBLIC[name])
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_check_asks_the_same_at_every_door(door):
+    (broken,) = checked(door, X.mean(0)).broken
+    assert "the records' mean" in broken.what
+    assert broken.where.startswith("checks/test_start.py:")
+    assert checked(door, PUBLIC["a rotation"]).findings == ()
 
 
 @pytest.mark.parametrize("data", [(X, Y), (jnp.asarray(X), jnp.asarray(Y))], ids=["host", "device"])
 def test_a_statistic_of_the_records_is_refused_at_its_line(data):
     words = r"computed from the records, got: .* the records' mean \(checks/test_start.py:\d+\)"
     with pytest.raises(ValueError, match=words):
-        started(jnp.asarray(X).mean(0), data)
+        started(captured, X.mean(0), data)
 
 
-def test_a_record_is_refused():
-    with pytest.raises(ValueError, match="is one of the records"):
-        started(X[17].copy())
-
-
-def test_what_is_declared_public_is_not_looked_at():
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_declared_public_is_believed(door):
     mean = jnp.asarray(X).mean(0)
-    started(mean, constants=mean)
+    started(door, mean, constants={"centre": mean})
 
 
-@pytest.mark.parametrize("array", [np.full(6, 3.0, np.float32), np.arange(6, dtype=np.float32)])
-def test_public_constants_are_left_alone(array):
-    started(array)
+def test_a_parameter_is_named_by_its_path_and_door():
+    with pytest.raises(
+        ValueError, match=r"the frozen parameter \['v'\] \[6\] is the records' mean"
+    ):
+        started(frozen, X.mean(0))
+    with pytest.raises(
+        ValueError, match=r"the first value of the parameter \['v'\] \[6\] is one of"
+    ):
+        started(first_value, X[3])
+
+
+# Before: with frozen statistics [64] refused for these batch sizes, after the draw was charged.
+@pytest.mark.parametrize("size", [64, 65, 100, 128])
+def test_as_many_frozen_statistics_as_a_batch_has_rows_are_listed(size):
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(1_000, 3)).astype(np.float32)
+    moving = jnp.asarray(rng.normal(size=64), jnp.float32)
+
+    def loss(params, x):
+        return jnp.sum(((x @ params - moving) / jnp.sqrt(jnp.abs(moving) + 1e-5)) ** 2)
+
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, size, len(x))
+    trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), x, physical_batch_size=64)
+    state = trainer.init(jnp.ones((3, 64)) / 8)
+    for batch in trainer.batches(1):
+        state, _ = trainer.step(state, batch)
+    assert any("captured array float32 [64]" in line for line in trainer.unverified())
+    trainer.close()
+
+
+def test_a_table_whose_rows_the_records_number_may_be_trained_and_not_captured():
+    numbers, table = np.arange(len(X)), jnp.asarray(X)
+    made = jaxdp.Trainer(
+        lambda p, i, y: loss_fn(p, table[i], y), MECHANISM, optax.sgd(0.1), (numbers, Y)
+    )
+    with pytest.raises(ValueError, match=r"constant \[N, 6\].* a row for each of the records"):
+        made.init(PARAMS)
+    own = jaxdp.Trainer(
+        lambda p, i, y: loss_fn(p, p["own"][i], y), MECHANISM, optax.sgd(0.1), (numbers, Y)
+    )
+    own.init(PARAMS | {"own": jax.random.normal(jax.random.key(0), X.shape)})
 
 
 class Lazy:
@@ -57,7 +160,47 @@ class Lazy:
         return X[index], Y[index]
 
 
-def test_records_that_are_read_one_by_one_are_not_read_for_it():
+def test_records_that_are_read_one_by_one_are_read_for_arrays_as_long_as_they_are_many():
     lazy = Lazy()
-    started(X.mean(0), lazy)
+    started(captured, X.mean(0), lazy)
     assert lazy.read <= 1  # the example
+    with pytest.raises(ValueError, match="several of the records"):
+        started(captured, X, lazy)
+    started(captured, PUBLIC["as long as the data"], lazy)
+
+
+def test_records_of_users_are_looked_at():
+    source = jaxdp.sources.users((X, Y), np.arange(len(X)) // 2, 2)
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, 12, len(X) // 2, records_per_user=2)
+    loss = jaxdp.clipping.user_loss(lambda p, r: loss_fn(p, *r) + jnp.sum(p["v"]))
+    trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), source)
+    with pytest.raises(ValueError, match="the records' mean"):
+        trainer.init(PARAMS | {"v": jnp.asarray(X.mean(0))})
+
+
+def run(folder, array, **options):
+    loss, params, _ = first_value(np.asarray(array, np.float32))
+    options = {"params": params, "report": False, "every": 1, **options}
+    return jaxdp.Run(folder, loss, MECHANISM, optax.sgd(0.1), (X, Y), **options)
+
+
+def test_a_run_refuses_them_before_its_first_charge_and_takes_what_is_declared(tmp_path):
+    mean = X.mean(0)
+    with pytest.raises(ValueError, match="the records' mean"):
+        run(tmp_path / "a", mean).fit(1)
+    assert not run(tmp_path / "a", mean).directory.checked_ledger().entries
+    run(tmp_path / "b", mean, constants=mean).fit(1)
+    with pytest.raises(ValueError, match="constants must be a pytree of concrete arrays"):
+        run(tmp_path / "c", mean, constants=3)
+
+
+def test_what_a_run_restores_was_released_and_is_not_asked(tmp_path, monkeypatch):
+    run(tmp_path / "a", np.zeros(6)).fit(1)
+    asked = []
+    monkeypatch.setattr(
+        "jaxdp.clipping.statistics.made_of", lambda value, *_, **__: asked.append(value)
+    )
+    run(tmp_path / "a", np.zeros(6)).fit(2)
+    assert not any(np.shape(value) == (6, 2) for value in asked)  # w
+    run(tmp_path / "b", np.zeros(6)).fit(1)
+    assert any(np.shape(value) == (6, 2) for value in asked)

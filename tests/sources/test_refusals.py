@@ -5,10 +5,12 @@ import collections
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.sparse
 from jax.experimental import sparse
 
+import jaxdp
 from jaxdp.sources import as_source
 
 
@@ -170,3 +172,60 @@ def test_more_records_than_can_be_counted_are_refused():
     with pytest.raises(ValueError, match=r"2\*\*53"):
         as_source(values)
     assert len(as_source(values[: 2**31])) == 2**31
+
+
+class Batched:
+    """Records that were batched by ``size``, as grain's ``.batch`` gives them."""
+
+    def __init__(self, records, size):
+        self.records, self.size = records, size
+
+    def __len__(self):
+        return -(-self.records // self.size)
+
+    def __getitem__(self, index):
+        rows = range(index * self.size, min(self.records, (index + 1) * self.size))
+        return {"x": np.ones((len(rows), 3), np.float32), "y": np.zeros(len(rows), np.float32)}
+
+
+def trained_on(source, records, loss=None, **options):
+    loss = loss or (lambda p, r: jnp.mean((r["x"] @ p - r["y"]) ** 2))
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, records, **options)
+    trainer = jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), source)
+    trainer.init(jnp.zeros(3))
+    return trainer
+
+
+@pytest.mark.parametrize(("size", "rule"), [(2, "poisson"), (3, "poisson"), (2, "fixed_size")])
+def test_a_source_that_was_batched_is_told(size, rule):
+    """Before: taken for records by 2, and by 3 refused for a dataset_size that was right."""
+    words = f"source must give one record for each index, got .* records batched by {size}"
+    with pytest.raises(ValueError, match=words) as error:
+        trained_on(Batched(200, size), 200, sampling=rule)
+    assert str(-(-200 // size)) not in str(error.value)
+    loss = lambda p, r: jnp.mean((r["x"] @ p - r["y"]) ** 2)  # noqa: E731
+    with pytest.raises(ValueError, match=words):
+        jaxdp.check(loss, jnp.zeros(3), Batched(200, size), jaxdp.dp_sgd(1.0, 1.0, 20, 200))
+
+
+def test_groups_that_are_records_are_taken():
+    trained_on(Batched(200, 2), 100)  # declared as many as they are
+    trained_on({"x": np.ones((150, 2, 3), np.float32), "y": np.zeros((150, 2))}, 200)
+    trained_on({"x": np.ones((100, 3), np.float32), "y": np.zeros(100)}, 200)  # no such axis
+    users = jaxdp.sources.users(
+        {"x": np.ones((200, 3), np.float32), "y": np.zeros(200)}, np.arange(200) // 2, 2
+    )
+    one = jaxdp.clipping.user_loss(lambda p, r: (r["x"] @ p - r["y"]) ** 2)
+    trained_on(users, 200, one, records_per_user=2)
+
+
+@pytest.mark.parametrize("rule", ["poisson", "fixed_size", "full_batch"])
+def test_an_empty_source_is_told_as_empty(rule):
+    """Before: a dataset_size that was refused, or nothing said."""
+    empty = {"x": np.ones((0, 3), np.float32), "y": np.zeros(0)}
+    size = {"batch_size": 20} if rule != "full_batch" else {"batch_size": 200}
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, dataset_size=200, sampling=rule, **size)
+    with pytest.raises(ValueError, match="source must hold records to draw from, got an empty one"):
+        jaxdp.Trainer(lambda p, r: r["x"] @ p, mechanism, optax.sgd(0.1), empty)
+    with pytest.raises(ValueError, match="got an empty source"):
+        as_source([])

@@ -1,15 +1,15 @@
 """Tells whether a matrix was fitted to records: principal directions, projections, whitening."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-_WIDEST = 1_024  # numbers of a record up to which moments are computed
+WIDEST = 1_024  # numbers of a record up to which moments are computed
 _CLOSE = 1e-3  # of the norm; float32 leaves about 1e-5
 _APART = 1e-6  # of the largest eigenvalue: the distance of one that stands alone
 
 
-def of_records(value: np.ndarray, column: np.ndarray) -> str:
+def of_records(value: np.ndarray, width: int, moments: Sequence[np.ndarray]) -> str:
     """Words for a matrix that the records' covariance or second moments explain; "" for others.
 
     A matrix that was chosen without the records has none of these relations to their moments,
@@ -18,19 +18,14 @@ def of_records(value: np.ndarray, column: np.ndarray) -> str:
 
     Args:
         value: [a, b].
-        column: the records [n, ...].
+        width: numbers of a record, d.
+        moments: the records' covariance and second moments, float64 [d, d].
     """
-    width = int(np.prod(column.shape[1:]))
-    if value.ndim != 2 or column.ndim < 2 or not 2 <= width <= _WIDEST or len(column) < 2:
+    if width < 3 or width not in value.shape or value.dtype.kind != "f":
         return ""
-    if width not in value.shape or value.dtype.kind != "f" or not np.isfinite(value).all():
-        return ""
-    x = column.reshape(len(column), width).astype(np.float64)
-    if not np.isfinite(x).all():
-        return ""
-    for moments in (np.cov(x, rowvar=False), x.T @ x / len(x)):
+    for each in moments:
         for rows in _as_rows(value.astype(np.float64), width):
-            if (words := _words(rows, moments)) and _of_their_own(moments):
+            if (words := _words(rows, each)) and _of_their_own(each):
                 return words
     return ""
 
@@ -48,9 +43,16 @@ def _words(rows: np.ndarray, moments: np.ndarray) -> str:
     seen = rows @ moments
     if np.linalg.norm(seen) <= 1e-9 * np.linalg.norm(moments) * np.linalg.norm(rows):
         return ""
-    if _near(seen @ rows.T, np.eye(count)):
-        return "a whitening of the records"
-    if _near(rows @ rows.T, np.eye(count)):
+    alike = np.trace(moments) / width * np.eye(width)
+    squares = rows @ rows.T
+    if count >= 3 and _near(seen @ rows.T, np.eye(count)):
+        # Of records alike in all directions any rotation is one.
+        rotated = _near(squares, np.trace(squares) / count * np.eye(count))
+        return "" if rotated else "a whitening of the records"
+    # What lies in all directions alike fixes none.
+    moments = moments - alike
+    seen = rows @ moments
+    if _near(squares, np.eye(count)):
         small = seen @ rows.T
         if count == width:
             return "the records' principal directions" if _near(small, _diagonal(small)) else ""

@@ -1,0 +1,187 @@
+"""Arrays that are made of records are told from public ones."""
+
+import numpy as np
+import pytest
+
+from jaxdp.clipping import statistics
+
+COLUMN = np.random.default_rng(0).normal(1.0, 2.0, size=(50, 5)).astype(np.float32)
+SCATTER = np.linalg.eigh(np.cov(COLUMN.astype(np.float64), rowvar=False))
+IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
+
+
+def made_of(value, columns):
+    made = statistics.made_of(value, statistics.Records(columns))
+    return ("", False) if made is None else (made.words, made.certain)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (COLUMN.mean(0), "mean"),
+        (COLUMN.std(0), "deviation"),
+        (COLUMN.std(0, ddof=1), "deviation"),
+        (COLUMN.var(0), "variance"),
+        (COLUMN.max(0), "maximum"),
+        (np.median(COLUMN, 0), "median"),
+        (COLUMN[:7].mean(0), "first records"),
+        (COLUMN[3], "one of the records"),
+        (COLUMN[[4, 9]], "several of the records"),
+        (np.cov(COLUMN, rowvar=False), "covariance"),
+        (np.quantile(COLUMN, 0.95, axis=0), "quantile of 0.95"),
+        (SCATTER[1][:, :2], "principal directions"),
+        (SCATTER[1][:, 3:].T, "principal directions"),
+        (SCATTER[1], "principal directions"),
+        (SCATTER[1][:, 2:] @ SCATTER[1][:, 2:].T, "projection"),
+        ((SCATTER[1] / np.sqrt(SCATTER[0])).T, "whitening"),
+        (SCATTER[1] / np.sqrt(SCATTER[0]) @ SCATTER[1].T, "whitening"),
+        (np.linalg.svd(COLUMN)[2][:2], "principal directions"),
+    ],
+)
+def test_statistics_and_records_are_told(value, words):
+    found, certain = made_of(value.astype(np.float32), [COLUMN])
+    assert words in found
+    assert certain
+
+
+def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
+    """Any rotation, and a cosine transform, was called directions of balanced one-hot labels."""
+    width, rng = 16, np.random.default_rng(3)
+    balanced = np.eye(width, dtype=np.float32)[np.arange(50 * width) % width]
+    places = np.arange(width)
+    cosines = np.cos(np.pi * np.outer(places, 2 * places + 1) / (2 * width))
+    cosines /= np.linalg.norm(cosines, axis=1, keepdims=True)
+    rotation = np.linalg.qr(rng.normal(size=(width, width)))[0]
+    for value in (rotation, cosines, cosines[3:6], rotation * 4):
+        assert made_of(value.astype(np.float32), [balanced]) == ("", False)
+    flat = (rng.normal(size=(20, 2)) @ rotation[:2]).astype(np.float32)
+    fitted = np.linalg.svd(flat - flat.mean(0), full_matrices=False)[2][:2]
+    assert made_of(fitted, [flat]) == ("principal directions of the records", True)
+
+
+def test_statistics_of_labels_and_by_class_are_told():
+    labels = np.random.default_rng(2).integers(0, 3, 50).astype(np.int32)
+    share = np.bincount(labels, minlength=3) / 50
+    for value, words in (
+        (share, "frequencies"),
+        (1 / share / 3, "weights"),
+        (np.log(share), "frequencies"),
+        (np.stack([COLUMN[labels == k].mean(0) for k in range(3)]), "means by class"),
+    ):
+        found, _ = made_of(value.astype(np.float32), [COLUMN, labels])
+        assert words in found
+    assert made_of(np.full(3, 1 / 3), [COLUMN, labels]) == ("", False)
+
+
+def test_single_numbers_are_told_and_certain_where_they_are_means_deviations_or_class_ratios():
+    labels = (np.arange(51) < 14).astype(np.float32)
+    share, norms = labels.mean(), np.linalg.norm(COLUMN, axis=1)
+    for value, words, sure in (
+        (np.quantile(COLUMN, 0.99), "quantile of 0.99", False),
+        (np.median(norms), "median norm", False),
+        (COLUMN.max(), "largest number", False),
+        ((labels == 0).sum() / (labels == 1).sum(), "ratio of two classes", True),
+        (1 / share, "share of a class", True),
+        (np.log(share / (1 - share)), "share of a class", True),
+        (np.log(share), "share of a class", True),
+        (COLUMN.mean(), "mean", True),
+        (1 / COLUMN.std(ddof=1), "inverse standard deviation", True),
+    ):
+        found, certain = made_of(np.float32(value), [COLUMN, labels])
+        assert words in found
+        assert certain == sure
+    for value in (0.1, 1.0, 2.0, 0.3333333, 0.001234):
+        assert made_of(np.float32(value), [COLUMN, labels]) == ("", False)
+
+
+def test_statistics_by_channel_need_more_channels_to_be_certain():
+    found, certain = made_of(IMAGES.mean((0, 1, 2)), [IMAGES])
+    assert "by channel" in found
+    assert not certain
+
+
+@pytest.mark.parametrize("words", ["mean", "std", "var", "max", "min"])
+def test_large_data_are_screened_by_a_sample_first(monkeypatch, words):
+    monkeypatch.setattr(statistics, "_SMALL", 50)
+    value = getattr(COLUMN, words)(0)
+    assert made_of(value, [COLUMN])[1]
+    # Not asked for what is far from all.
+    monkeypatch.setattr(statistics._Leaf, "whole", property(lambda leaf: pytest.fail("read")))
+    far = COLUMN.mean(0) + 1.5 * COLUMN.std(0) * np.array([1, -1, 1, -1, 1], np.float32)
+    assert made_of(far.astype(np.float32), [COLUMN]) == ("", False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(5),
+        np.ones((2, 5)),
+        np.arange(5.0),
+        np.eye(5),
+        COLUMN.mean(0) + 0.01,
+        np.random.default_rng(3).normal(size=5),
+        np.float32(0.5),
+        np.zeros(0),
+        np.array(["a"]),
+        np.linalg.qr(np.random.default_rng(4).normal(size=(5, 5)))[0],
+        np.linalg.qr(np.random.default_rng(5).normal(size=(5, 2)))[0],
+        np.eye(5)[:2],
+        np.diag([1.0, 1.0, 0.0, 0.0, 0.0]),
+        np.full((5, 5), np.nan),
+    ],
+    ids=str,
+)
+def test_other_arrays_are_left_alone(value):
+    assert made_of(np.asarray(value), [COLUMN]) == ("", False)
+
+
+def test_small_integers_that_equal_a_record_are_never_certain():
+    tokens = np.array([[1, 2, 3, 0], [4, 5, 6, 7]], np.int32)
+    words, certain = made_of(tokens[1], [tokens])
+    assert words == "one of the records"
+    assert not certain
+    many = np.random.default_rng(6).integers(0, 9, (30, 8))
+    assert made_of(many[:5], [many]) == ("several of the records", False)
+
+
+@pytest.mark.parametrize("scale", [1, 1 / 255, -2])
+def test_three_exact_rows_or_columns_of_wide_records_are_enough_at_any_scale(scale):
+    rng = np.random.default_rng(7)
+    pixels = rng.integers(0, 256, (200, 5, 4)).astype(np.uint8)
+    bank = np.concatenate([rng.integers(0, 256, (90, 20)), pixels[[9, 50, 199]].reshape(3, 20)])
+    for value in (bank, bank.T, bank.reshape(-1, 5, 4)):
+        assert made_of((value * scale + 0.5).astype(np.float32), [pixels])[1]
+    assert made_of((bank[:-1] * scale).astype(np.float32), [pixels]) == ("", False)
+
+
+def test_columns_of_large_records_are_compared_at_some_of_them_in_all_rows(monkeypatch):
+    rng = np.random.default_rng(8)
+    records = rng.random((500, 6, 9, 4)).astype(np.float32) * np.linspace(0, 1, 9)[:, None]
+    flat, labels = records.reshape(500, -1), rng.integers(0, 3, 500)
+    means = np.stack([flat[labels == k].mean(0) for k in range(3)])
+    monkeypatch.setattr(statistics, "_SMALL", 500 * 20)
+    (leaf, _) = (known := statistics.Records([records, labels])).leaves
+    assert leaf.x.shape == (500, 20)
+    for value in (flat.mean(0), -3 * flat.std(0).reshape(6, 9, 4), means, means[1], flat[:3]):
+        assert statistics.made_of(value.astype(np.float32), known).certain
+    assert statistics.made_of(records.mean((0, 1, 2)), known).certain  # of channels
+    assert statistics.made_of(records.mean(), known).certain
+    assert statistics.made_of(rng.random(flat.shape[1:]), known) is None
+
+
+def test_what_nobody_computed_from_records_is_nobody_s():
+    """One-hot records, bounds that records are clipped to, rows and columns that all share."""
+    rng = np.random.default_rng(9)
+    hot = np.eye(8, dtype=np.float32)[rng.integers(0, 8, 90)]
+    bounds = np.exp(np.linspace(0, 1, 9)).astype(np.float32)
+    clipped = np.clip(rng.normal(size=(90, 9)) * 4, -bounds, bounds).astype(np.float32)
+    code = rng.normal(size=(5, 9)).astype(np.float32)
+    places = np.sin(np.arange(9) / np.arange(2, 11)).astype(np.float32)
+    for value, column in (
+        (np.eye(8), hot),
+        (bounds, clipped),
+        (code, np.repeat(code, 30, axis=0)),
+        (places, np.tile(places, (90, 1))),
+        (np.round(clipped.mean(0), 3), clipped),
+    ):
+        assert not made_of(value.astype(np.float32), [column])[1]
