@@ -58,8 +58,8 @@ class Box:
     Derivation: E′ averages squares of a mean over L examples, less the noise's variance. If g is
     the gradient of one, E[(mean of g)²] = E[g]² + (E[g²] − E[g]²)/L: between E[g²]/L, where
     examples cancel, and E[g²], where all agree. The paper's E′[g²] is thus L · E′ in the first
-    case, which is nearly all of a coordinate's size in training, and at most that in any. So
-    Var[√E′[g²]] = L · Var[√E′]: a threshold on E′ itself would be G/L.
+    case, to which training is close (docs/algorithms.md), and less than that in any other. So
+    Var[√E′[g²]] = L · Var[√E′]: a threshold on √E′ itself would be G/L.
 
     Attributes:
         bound: C, in [1e-10, 1e10].

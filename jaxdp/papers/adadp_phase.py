@@ -1,4 +1,4 @@
-"""When AdaDp's sides differ by coordinate: of a run, and where every gradient is zero.
+"""AdaDp's local phase, in which sides differ by coordinate: of a run, and of gradients of zero.
 
 Both follow noisy gradients and public constants: nothing else is released by telling them.
 """
@@ -23,10 +23,11 @@ def columns(report: Report) -> dict[str, Any]:
     ``local_began`` is the first step, counted from 1, whose sides differ by coordinate, 0 if none;
     ``local_share`` the share of such steps. The same of ``noise_``, where every gradient is zero.
     """
-    if report.algorithm not in ALGORITHMS or report.config is None:
+    size = report.parameters
+    if report.algorithm not in ALGORITHMS or report.config is None or size is None:
         return {}
     last = report.history[-1]
-    began, local = noise_alone(RunConfig.from_dict(report.config), report.parameters, last.step)
+    began, local = noise_alone(RunConfig.from_dict(report.config), size, last.step)
     return {
         "local_began": int(last.numbers["local_began"]),
         "local_share": last.numbers["local_steps"] / last.step,
@@ -50,10 +51,7 @@ def noise_alone(config: RunConfig, size: int, steps: int, seed: int = 0) -> tupl
 
 
 def stds_of_noise_alone(config: RunConfig, size: int, steps: int, seed: int = 0) -> np.ndarray:
-    """σ_i of the sum, float [size], after so many steps on gradients that are zero.
-
-    Args: as for ``noise_alone``.
-    """
+    """σ_i of the sum, float [size], after such steps; arguments as for ``noise_alone``."""
     state, algorithm = zero_gradients(config, size, steps, seed)
     assert isinstance(config.noise_multiplier, float)
     return config.noise_multiplier * math.sqrt(size) * np.asarray(algorithm.scale(state))
