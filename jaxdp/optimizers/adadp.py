@@ -28,26 +28,44 @@ class AdaDpState(NamedTuple):
         moment: E′, shaped like the parameters: the noise's variance is subtracted, so it may be
             negative.
         rate: E, the average of squared noisy gradients.
+        began: int32 scalar; the first step, counted from 1, whose sides differed; 0 until then.
+        local: int32 scalar; steps so far whose sides differed.
     """
 
     step: jax.Array
     moment: PyTree
     rate: PyTree
+    began: jax.Array
+    local: jax.Array
+
+
+def counted(state: AdaDpState, local: jax.Array, moment: PyTree, rate: PyTree) -> AdaDpState:
+    """The state after one more step, whose sides differed if ``local``."""
+    step = optax.safe_increment(state.step)
+    began = jnp.where(local & (state.began == 0), step, state.began)
+    return AdaDpState(step, moment, rate, began, state.local + local.astype(jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
     """The constants that turn E′ into the clip interval [-s_i, s_i] of each coordinate.
 
-    s_i = β √(L · max(E′_i, 0)), held between ``floor`` and ``cap`` times C/√m, once the √E′_i
-    differ by more than ``threshold`` (their variance); until then all sides are C/√m, whose noise
-    is that of global clipping to C. √L turns the scale of a mean into that of one example.
+    s_i = β r_i, held between ``floor`` and ``cap`` times C/√m, in the local phase: while the
+    variance of the r_i over the coordinates is above ``threshold``. Else all sides are C/√m, whose
+    noise is that of global clipping to C. r_i = √(L · max(E′_i, 0)) is the size of one example's
+    gradient, for which the paper states β and G.
+
+    Derivation: E′ averages squares of a mean over L examples, less the noise's variance. If g is
+    the gradient of one, E[(mean of g)²] = E[g]² + (E[g²] − E[g]²)/L: between E[g²]/L, where
+    examples cancel, and E[g²], where all agree. The paper's E′[g²] is thus L · E′ in the first
+    case, to which training is close (docs/algorithms.md), and less than that in any other. So
+    Var[√E′[g²]] = L · Var[√E′]: a threshold on √E′ itself would be G/L.
 
     Attributes:
         bound: C, in [1e-10, 1e10].
         batch_size: L, the expected batch size.
         beta: β.
-        threshold: G.
+        threshold: G, on the variance of the r_i.
         floor: least side, as a fraction of C/√m; in [1e-10, 1e10].
         cap: greatest side, as a fraction of C/√m; up to 1 the noise is at most global clipping's.
     """
@@ -77,15 +95,22 @@ class Box:
     def sides(self, moment: PyTree) -> PyTree:
         """The sides s_i, shaped like the parameters, positive and finite."""
         even = self.even(moment)
-        roots = jax.tree.map(lambda e: jnp.sqrt(jnp.maximum(e, 0.0)), moment)
-        adaptive = variance(roots) > self.threshold
-        factor = self.beta * math.sqrt(self.batch_size)
+        sizes, local = self.sizes(moment), self.local(moment)
         return jax.tree.map(
             lambda r: jnp.where(
-                adaptive, jnp.clip(factor * r, self.floor * even, self.cap * even), even
+                local, jnp.clip(self.beta * r, self.floor * even, self.cap * even), even
             ),
-            roots,
+            sizes,
         )
+
+    def sizes(self, moment: PyTree) -> PyTree:
+        """The r_i, estimates of the size of one example's gradient, shaped like the parameters."""
+        factor = math.sqrt(self.batch_size)
+        return jax.tree.map(lambda e: factor * jnp.sqrt(jnp.maximum(e, 0.0)), moment)
+
+    def local(self, moment: PyTree) -> jax.Array:
+        """True in the local phase, where the sides follow E′; a scalar."""
+        return variance(self.sizes(moment)) > self.threshold
 
     def first_moment(self, params: PyTree) -> PyTree:
         """E′ before the first step: public, the same for every coordinate."""
@@ -124,7 +149,8 @@ def scale_by_adadp(
     def init(params: PyTree) -> AdaDpState:
         _check_whole(params)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-        return AdaDpState(jnp.zeros([], jnp.int32), box.first_moment(params), zeros)
+        none = jnp.zeros([], jnp.int32)
+        return AdaDpState(none, box.first_moment(params), zeros, none, none)
 
     def update(
         updates: PyTree, state: AdaDpState, params: PyTree | None = None, **extra: Any
@@ -138,7 +164,7 @@ def scale_by_adadp(
             box.sides(state.moment),
         )
         out, rate = rms_step(updates, state.rate, gamma, eps, adaptive_rate)
-        return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
+        return out, counted(state, box.local(state.moment), moment, rate)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -167,7 +193,7 @@ def adadp(
         learning_rate: a number or an optax schedule.
         bound: C of the steps before the sides differ, and the unit of ``floor`` and ``cap``.
         beta: β of ``Box``.
-        threshold: G of ``Box``.
+        threshold: G of ``Box``, of the size of one example's gradient, as the paper has it.
         floor: see ``Box``.
         cap: see ``Box``.
         adaptive_rate: False is the ablation AdaN. (AdaL is "adadp-step-only" in the
@@ -186,7 +212,10 @@ def adadp(
     scaled = scale_by_adadp(mechanism, box, adaptive_rate=adaptive_rate, **step)
     rate = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     return Algorithm(
-        mechanism, optax.chain(scaled, rate), scale=lambda state: box.sides(state[0].moment)
+        mechanism,
+        optax.chain(scaled, rate),
+        scale=lambda state: box.sides(state[0].moment),
+        counts=lambda state: {"local_began": state[0].began, "local_steps": state[0].local},
     )
 
 

@@ -18,7 +18,7 @@ from jaxdp import _validate
 from jaxdp.clipping import coordinate_box
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import _check
-from jaxdp.optimizers.adadp import AdaDpState, rms_step, variance
+from jaxdp.optimizers.adadp import AdaDpState, counted, rms_step, variance
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.papers import claims
 from jaxdp.papers.raw_gradient import Contribution, RawGradient, flat_clip
@@ -63,12 +63,16 @@ class _RawClipping:
         """By how much a coordinate of one example is divided, [*leaf] each."""
         even = self.bound / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moment)))
         roots = jax.tree.map(jnp.sqrt, moment)
-        local = variance(roots) > self.threshold
+        local = self.local(moment)
         return jax.tree.map(lambda r: jnp.where(local, self.beta * r, even), roots)
+
+    def local(self, moment: PyTree) -> jax.Array:
+        """True where clipping is by coordinates; a scalar."""
+        return variance(jax.tree.map(jnp.sqrt, moment)) > self.threshold
 
     def contribution(self, moment: PyTree) -> Contribution:
         """From one gradient to it, clipped, over the sides, and to what leaks of it."""
-        local = variance(jax.tree.map(jnp.sqrt, moment)) > self.threshold
+        local = self.local(moment)
         sides = self.sides(moment)
 
         def of_one(grad: PyTree) -> tuple[PyTree, PyTree]:
@@ -131,7 +135,8 @@ def adadp_as_published(
 
     def init(params: PyTree) -> AdaDpState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-        return AdaDpState(jnp.zeros([], jnp.int32), zeros, zeros)
+        none = jnp.zeros([], jnp.int32)
+        return AdaDpState(none, zeros, zeros, none, none)
 
     def update(
         updates: PyTree,
@@ -145,7 +150,7 @@ def adadp_as_published(
         out, rate = rms_step(updates, state.rate, gamma, eps, True)
         squares = jax.tree.map(jnp.square, leaked) if of_lot else leaked
         moment = jax.tree.map(lambda e, g: keep * e + (1 - keep) * g, state.moment, squares)
-        return out, AdaDpState(optax.safe_increment(state.step), moment, rate)
+        return out, counted(state, clipping.local(state.moment), moment, rate)
 
     lr = optax.scale_by_learning_rate(_check.learning_rate(learning_rate))
     tx = optax.chain(optax.GradientTransformationExtraArgs(init, update), lr)

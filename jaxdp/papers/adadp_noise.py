@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import __version__, data, models
@@ -20,6 +19,7 @@ from jaxdp import accounting as acc
 from jaxdp._durable import write_atomically
 from jaxdp._extras import needed
 from jaxdp.ledger import Ledger
+from jaxdp.papers.adadp_phase import stds_of_noise_alone
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import style
 from jaxdp.runs import assemble
@@ -124,21 +124,7 @@ def noise_alone(size: int, steps: int, seed: int = 0) -> np.ndarray:
         steps: their number.
         seed: of the noise.
     """
-    config = ROWS[ROW].config()
-    algorithm = config.private_algorithm()
-    zeros = jnp.zeros(size)
-    scale = algorithm.scale
-    assert scale is not None
-    assert isinstance(config.noise_multiplier, float)
-
-    def step(state: Any, key: jax.Array) -> tuple[Any, None]:
-        std = algorithm.mechanism.noise_std(zeros, 0) * scale(state)
-        _, state = algorithm.after_noise.update(std * jax.random.normal(key, (size,)), state, zeros)
-        return state, None
-
-    keys = jax.random.split(jax.random.key(seed), steps)
-    state, _ = jax.lax.scan(step, algorithm.after_noise.init(zeros), keys)
-    return config.noise_multiplier * math.sqrt(size) * np.asarray(scale(state))
+    return stds_of_noise_alone(ROWS[ROW].config(), size, steps, seed)
 
 
 def figure(kept: dict[str, Any]) -> tuple[Figure, str]:

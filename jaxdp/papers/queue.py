@@ -12,6 +12,7 @@ import jax
 
 from jaxdp import _validate, data
 from jaxdp._durable import open_locked, write_atomically
+from jaxdp.papers import adadp_phase
 from jaxdp.papers.column import audited_columns
 from jaxdp.papers.row import Row
 from jaxdp.papers.rows import ROWS as ROWS
@@ -221,6 +222,7 @@ def line_of(row: Row, report: Report) -> dict[str, Any]:
         "test_losses": [at.get("test_loss") for at in told["history"]],
         # What SA-DPSGD's paper charges up to there.
         "accepted_by": [at.get("accepted") for at in told["history"]] if counts else None,
+        **adadp_phase.columns(report),
     }
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from jaxdp.papers import adadp_rows as adadp
 from jaxdp.papers import claims
-from jaxdp.papers.tables import rows, style
+from jaxdp.papers.tables import phases, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 from jaxdp.papers.tables.table3 import crossing
@@ -54,7 +54,13 @@ def page(results: Results) -> Page:
                 "or not run. Right: test accuracy by epochs at noise 8.",
             ),
         ),
-        (_table_1(results), _ablations(results), _on_features(results), _table_1_cifar(results)),
+        (
+            _table_1(results),
+            _ablations(results),
+            _on_features(results),
+            _table_1_cifar(results),
+            phases.section(results, NAMES),
+        ),
         "jaxdp reproduce adadp",
     )
 

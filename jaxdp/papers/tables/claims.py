@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from jaxdp import accounting as acc
 from jaxdp.papers.claims import modified_moments_accountant
 from jaxdp.papers.rows import CLAIMS
-from jaxdp.papers.tables import rows, style
+from jaxdp.papers.tables import phases, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
@@ -73,6 +73,7 @@ def page(results: Results) -> Page:
             Section("The runs", (), Table(("algorithm", *rows.COLUMNS), body)),
             _attack_section(results),
             _pigdo_section(),
+            phases.section(results, NAMES),
         ),
         "jaxdp reproduce claims",
     )

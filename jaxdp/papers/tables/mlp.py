@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from jaxdp.papers.rows import FASHION, FIGURE_3_NOISE, MLP_SETTINGS, OTHER_PIGDO
-from jaxdp.papers.tables import listing, mlp_curves, rows, style
+from jaxdp.papers.tables import listing, mlp_curves, phases, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
@@ -97,7 +97,11 @@ def page(results: Results) -> Page:
                 "is taken.",
             ),
         ),
-        (*(_section(results, *setting) for setting in MLP_SETTINGS), _on_fashion(results)),
+        (
+            *(_section(results, *setting) for setting in MLP_SETTINGS),
+            _on_fashion(results),
+            phases.section(results, NAMES),
+        ),
         "jaxdp reproduce mlp",
     )
 

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from jaxdp.papers.sweeps import SWEEPS, Sweep
-from jaxdp.papers.tables import rows, style
+from jaxdp.papers.tables import phases, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
@@ -48,7 +48,7 @@ def page(results: Results) -> Page:
                 "budget affords where it varies, for Q0 and μ0 the share of candidates accepted.",
             ),
         ),
-        tuple(_section(results, sweep) for sweep in SWEEPS),
+        (*(_section(results, sweep) for sweep in SWEEPS), phases.section(results, NAMES)),
         "jaxdp reproduce parameters",
     )
 

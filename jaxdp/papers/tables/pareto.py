@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from jaxdp.papers import repeats
 from jaxdp.papers.rows import PARETO_EPSILONS
-from jaxdp.papers.tables import rows, style
+from jaxdp.papers.tables import phases, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
@@ -55,7 +55,7 @@ def page(results: Results) -> Page:
         "Accuracy against proven epsilon",
         text,
         (Plot("pareto.png", caption(results)),),
-        (*sections, *_single(results)),
+        (*sections, *_single(results), phases.section(results, EVERY)),
         "jaxdp reproduce pareto",
     )
 

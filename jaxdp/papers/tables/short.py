@@ -2,7 +2,7 @@
 
 from jaxdp.data.specs import spec
 from jaxdp.papers.rows import ROWS
-from jaxdp.papers.tables import rows, table1
+from jaxdp.papers.tables import phases, rows, table1
 from jaxdp.papers.tables.page import Page, Section, Table
 from jaxdp.papers.tables.rows import Results
 
@@ -33,7 +33,10 @@ def page(results: Results) -> Page:
             rows.EPSILONS_LEGEND,
         ),
         (),
-        tuple(_section(results, dataset) for dataset in DATASETS),
+        (
+            *(_section(results, dataset) for dataset in DATASETS),
+            phases.section(results, NAMES),
+        ),
         "jaxdp reproduce short",
     )
 

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from jaxdp.data.specs import spec
 from jaxdp.papers.rows import CIFAR_SHORT, CIFAR_SHORT_STEPS, PAPER, ROWS
-from jaxdp.papers.tables import listing, rows, style
+from jaxdp.papers.tables import listing, phases, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
 from jaxdp.papers.tables.rows import Results
 
@@ -68,7 +68,11 @@ def page(results: Results) -> Page:
                 "without a filled mark has not been run.",
             ),
         ),
-        (*(_section(results, dataset) for dataset in DATASETS), _short(results)),
+        (
+            *(_section(results, dataset) for dataset in DATASETS),
+            _short(results),
+            phases.section(results, NAMES),
+        ),
         "jaxdp reproduce table1",
     )
 
