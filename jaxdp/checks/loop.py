@@ -79,15 +79,15 @@ def check_loop(
     """Runs a whole training loop on neighbouring data, and tells what it charges too little for.
 
     The loop may be written with any library. It is run about ``seeds`` · n + 50 times, and its
-    first release is computed 2 · ``first`` + 100 times (a generator is stopped there), so give it
+    first release is computed 2 · ``first`` + 150 times (a generator is stopped there), so give it
     few records and few steps, and compile what it calls outside of it.
 
     Noise cancels in the difference of two runs of one seed, which leaves the influence of the
     records in which they differ, exactly. The noise of the first release is measured in every
     coordinate, on copies of one record: see ``jaxdp.checks.noise``. A charge holds for a change d
-    and noise of covariance V only if w·d <= 2 (w·V w)^1/2 / multiplier for all directions w; looked
-    at are w = d / diag(V), single coordinates, pairs of them, and combinations of 48. Whatever comes
-    after the noise moves d and V alike, as long as it is linear.
+    and noise of covariance V only if w·d <= 2 (w·V w)^1/2 / multiplier for all directions w. Looked
+    at are w = d / diag(V), single coordinates, pairs of them, and combinations of 96. Whatever
+    comes after the noise moves d and V alike, as long as it is linear.
 
     Formal guarantee: a loop that draws as its mechanism says, and releases clipped sums plus
     independent Gaussian noise, or sums of such releases over steps with public weights, is accused
@@ -153,11 +153,12 @@ def check_loop(
         else:
             _require_influence(base, changed)
             few, runs, z, untested = _all_runs(loop, data, of, base, changed, first)
+            level = noise.levels(runs, z)
             found += noise.of_noise(runs, z, loop)
             found += noise.of_empty(runs, z, loop)
             if not any(each.kind == "shared" for each in found):
-                found += noise.of_repeats(runs.few[0], runs.base, z, mechanism, loop)
-            found += law.of_influence(runs, z, mechanism, loop)
+                found += noise.of_repeats(runs.few[0], runs.base, z, level, mechanism, loop)
+            found += law.of_influence(runs, z, level, mechanism, loop)
             tested += [
                 "the noise over seeds, in every coordinate, beside the influence of each record",
                 "which records take part in which step, beside the sampling that is charged",
@@ -166,7 +167,7 @@ def check_loop(
             if restart is not None:
                 lives = [_run(restart, few, seed, of) for seed in _other(seeds, _WHOLE)]
                 real = [_run(restart, data, seed, of) for seed in _other(seeds, 2)]
-                found += noise.of_repeats(lives, real, z, mechanism, restart)
+                found += noise.of_repeats(lives, real, z, level, mechanism, restart)
                 tested.append("the same noise in two updates, across a restart")
     spent = time.perf_counter() - began
     return Checked(in_order(found), tuple(tested), (), spent, tuple(untested))

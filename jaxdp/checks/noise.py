@@ -19,8 +19,8 @@ SEEDED = r"PRNGKey|random\.key\(|fold_in|default_rng|RandomState|\.split\(|seed"
 ADDED = r"normal\(|randn|laplace\(|gauss|uniform\("
 _REUSED = 0.2  # of the energy that two independent noises differ by: 2
 _ROUNDING = 8.0  # units in the last place that may be rounding
-_PAIRS, _SPAN, _NEAR = 1_024, 48, 4  # coordinates of which all pairs, all sums are looked at
-_BOUNDED, _HEAVY = 1.8, 3.5  # standard deviations
+_PAIRS, _SPAN, _NEAR = 1_024, 96, 4  # coordinates of which all pairs, all sums are looked at
+_BOUNDED, _HEAVY = (1.8, 2.5, 3.2), 3.5  # standard deviations
 _EMPTY = 4  # releases that nobody was drawn for, of one step
 
 
@@ -172,10 +172,11 @@ def _shared(runs: "Runs", noise: Noise, loop: Callable[..., Any]) -> list[Findin
 
     Looked at are: all pairs of 1,024 coordinates; of all coordinates, those whose noise is nearest
     in a random direction of the seeds, which finds every equal or opposite pair; and all linear
-    combinations of 48. The squared correlation of two independent normals over f degrees of freedom
-    has the law Beta(1/2, (f - 1) / 2); the least singular value of 48 is above sqrt(f) - sqrt(48) -
-    t but with probability exp(-t²/2). A combination w is accused if it has a thousandth of the
-    noise that it should have, and a record moves it: a projection of noise and sum is neither.
+    combinations of the first 96 of each leaf, with the sum of its others, and of a random 96. The
+    squared correlation of two independent normals over f degrees of freedom has the law
+    Beta(1/2, (f - 1) / 2); the least singular value of 96 is above sqrt(f) - sqrt(96) - t but with
+    probability exp(-t²/2). A combination w is accused if it has a thousandth of the noise that it
+    should have, and a record moves it: where noise and sum are projected alike, none does.
     """
     at = np.flatnonzero(noise.noised[noise.at])
     if len(at) < 2 or not noise.additive:
@@ -194,10 +195,16 @@ def _shared(runs: "Runs", noise: Noise, loop: Callable[..., Any]) -> list[Findin
         slip = max(1e-3, 4 * float(np.max((noise.grain[noise.at][at] / lengths)[[i, j]])))
         if left < slip and abs(moved[i] - np.sign(together) * moved[j]) > 10 * left + 1e-6:
             worst += 1
-    some = rng.permutation(len(at))[: min(_SPAN, len(at), noise.freedom // 4)]
-    _, values, turned = np.linalg.svd(rows[:, some], full_matrices=False)
-    flat = np.flatnonzero(values < 1e-3)
-    combined = int(np.sum(np.abs(turned[flat] @ moved[some]) > 10 * values[flat] + 1e-6))
+    for some in _blocks(noise, at, rng):
+        block, change = rows[:, some[:_SPAN]], moved[some[:_SPAN]]
+        if len(some) > _SPAN:
+            rest = rows[:, some[_SPAN:]].sum(1)
+            size = np.linalg.norm(rest)
+            block = np.column_stack([block, rest / size])
+            change = np.append(change, moved[some[_SPAN:]].sum() / size)
+        _, values, turned = np.linalg.svd(block, full_matrices=False)
+        none = values < 1e-3
+        combined += int(np.sum(np.abs(turned[none] @ change) > 10 * values[none] + 1e-6))
     odd = int(np.sum(1 - np.square(related) < bound))
     if not worst and not combined and not odd:
         return []
@@ -205,7 +212,7 @@ def _shared(runs: "Runs", noise: Noise, loop: Callable[..., Any]) -> list[Findin
         one, two = (_place(noise, at[k]) for k in _first_pair(pairs, related))
         words = f"{worst} pairs of coordinates have one noise, such as {one} and {two}"
     elif combined:
-        words = f"{combined} combinations of {len(some)} coordinates have no noise"
+        words = f"{combined} linear combinations of coordinates have no noise"
     else:
         words = f"the noise of {odd} pairs of coordinates is correlated"
     return [
@@ -218,6 +225,13 @@ def _shared(runs: "Runs", noise: Noise, loop: Callable[..., Any]) -> list[Findin
             certain=bool(worst or combined),
         )
     ]
+
+
+def _blocks(noise: Noise, at: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Places in ``at`` of which all combinations are looked at; beyond 96, of their sum."""
+    places = noise.at[at]
+    found = [np.flatnonzero((places >= p.start) & (places < p.stop)) for _, p in noise.leaves]
+    return [some for some in found if len(some) > 1] + [rng.permutation(len(at))[:_SPAN]]
 
 
 def _pairs(rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -266,9 +280,9 @@ def law_in_words(noise: Noise) -> str:
     """In which way the first release's noise is not Gaussian: bounded, or heavy tails; else "".
 
     A squared residual over the sum of its column's squares, r² / ((1 - h) sum r²) with h its
-    leverage, has the law Beta(1/2, (f - 1) / 2). The share beyond 1.8 and 3.5 standard deviations
-    is compared with that by Chernoff's bound exp(-n KL), with n the number of rows times the number
-    of independent coordinates (of a sample, by their correlations).
+    leverage, has the law Beta(1/2, (f - 1) / 2). The shares beyond 1.8, 2.5, 3.2 (too few?) and
+    3.5 standard deviations (too many?) are compared with that by Chernoff's bound exp(-n KL), with
+    n the number of rows times that of independent coordinates (of a sample, by correlations).
     """
     at = np.flatnonzero(noise.noised[noise.at])
     if not len(at):
@@ -280,11 +294,11 @@ def law_in_words(noise: Noise) -> str:
     excess = max(0.0, float(np.sum(related - 1 / noise.freedom)))
     count = len(rows) * len(at) / (1 + excess / len(some))
     part = np.square(rows) * (len(rows) / noise.freedom)  # all leverages are about 2 / S
-    for far, fewer in ((_BOUNDED, True), (_HEAVY, False)):
+    for far, fewer in (*((each, True) for each in _BOUNDED), (_HEAVY, False)):
         edge = far**2 / noise.freedom
         wanted = float(special.betainc((noise.freedom - 1) / 2, 0.5, max(0.0, 1 - edge)))
         got = float(np.mean(part > edge))
-        if (got < wanted) == fewer and count * divergence(got, wanted) > -math.log(SURE):
+        if (got < wanted) == fewer and count * divergence(got, wanted) > math.log(4 / SURE):
             return (
                 f"{got:.2%} of the noise is beyond {far:g} standard deviations, of Gaussian noise "
                 f"{wanted:.2%}"
@@ -295,6 +309,15 @@ def law_in_words(noise: Noise) -> str:
 def divergence(got: float, wanted: float) -> float:
     """KL of two coins: the exponent of Chernoff's bound."""
     return float(special.rel_entr(got, wanted) + special.rel_entr(1 - got, 1 - wanted))
+
+
+def charged_at(mechanism: Mechanism, step: int) -> float:
+    """The noise multiplier of one release; with correlated noise, of its own deviation."""
+    step = min(step, (mechanism.steps or step + 1) - 1)
+    whole, *_ = map(float, mechanism.multipliers(step).values())  # the gradient's comes first
+    if mechanism.strategy is not None:
+        whole *= float(mechanism.strategy.inverse_row_norms()[step])
+    return whole
 
 
 def levels(runs: "Runs", noise: Noise) -> np.ndarray:
@@ -349,6 +372,7 @@ def of_repeats(
     copies: Sequence[np.ndarray],
     real: Sequence[np.ndarray],
     noise: Noise,
+    level: np.ndarray,
     mechanism: Mechanism,
     loop: Callable[..., Any],
 ) -> list[Finding]:
@@ -361,15 +385,14 @@ def of_repeats(
         copies: releases [T, d] for each seed, on copies of one record.
         real: releases on the records; two that are equal there are one release, shown twice.
         noise: of the first release.
+        level: [T, d], bounds on how much there is of it in the others.
         mechanism: tells how the noise changes with the step.
         loop: for the line.
     """
     if mechanism.strategy is not None:
         return []  # correlated noise takes back what it added
     shown = min(map(len, (*copies, *real)))
-    scales = [
-        mechanism.multipliers(t)["gradient"] for t in range(min(shown, mechanism.steps or shown))
-    ]
+    scales = [charged_at(mechanism, t) for t in range(min(shown, mechanism.steps or shown))]
     tests = max(1, len(scales) * (len(scales) - 1) * len(noise.leaves))
     for one in range(len(scales)):
         for two in range(one + 1, len(scales)):
@@ -381,6 +404,7 @@ def of_repeats(
                 if not len(used):
                     continue
                 unit = noise.std[used] * min(scales[one], scales[two]) / scales[0]
+                unit *= np.minimum(1.0, _lower(level, one, two)[used])
                 energy = np.linalg.svd((apart - apart.mean(0))[:, used] / unit, compute_uv=False)
                 # Copies differ by their number, in one direction: it is left out.
                 rest = energy[1:] if len(used) > 1 else energy
@@ -390,6 +414,11 @@ def of_repeats(
                 if ratio < _REUSED and chance * tests < SURE:
                     return [_repeated(one, two, ratio, name, loop)]
     return []
+
+
+def _lower(level: np.ndarray, one: int, two: int) -> np.ndarray:
+    """[d], the lesser of two releases' levels; a restart may give more than the loop itself."""
+    return np.asarray(np.min(level[[min(step, len(level) - 1) for step in (one, two)]], axis=0))
 
 
 def _repeated(one: int, two: int, ratio: float, leaf: str, loop: Callable[..., Any]) -> Finding:
