@@ -2,11 +2,14 @@
 
 Each loop trains a network of four leaves and gives its release at every update. FAULTY are wrong on
 purpose, in one place each; RIGHT are right, also where noise is unlike from leaf to leaf or absent
-from what is not trained. `python -m benchmarks.planted_loops` asks the check about all of them.
+from what is not trained. `python -m benchmarks.planted_loops`, or this file alone, asks the check
+about all of them.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -100,6 +103,8 @@ def training(
         optimizer: of optax; None takes plain SGD.
     """
 
+    step_of = optimizer and jax.jit(optimizer.update)
+
     def loop(data, seed):
         x, y = data
         rng, params, memory, held = np.random.default_rng(seed), PARAMS, None, None
@@ -107,7 +112,7 @@ def training(
         for step in range(STEPS):
             mask = draw(rng, len(x))
             each = grads(params, x, y)
-            total = jax.tree.map(lambda g, m=mask: np.tensordot(m * 1.0, np.asarray(g), 1), each)
+            total = jax.tree.map(lambda g, m=mask: np.asarray(g, np.float64)[m].sum(0), each)
             total, held = before(total, held)
             noisy = noise(total, rng=rng, mask=mask, step=step, seed=seed)
             noisy = jax.tree.map(lambda v: v / BATCH, noisy)
@@ -115,8 +120,8 @@ def training(
             if optimizer is None:
                 params = jax.tree.map(lambda p, g: np.float32(p - 0.1 * g), params, used)
             else:
-                moved, state = optimizer.update(jax.tree.map(np.float32, used), state, params)
-                params = optax.apply_updates(params, moved)
+                moved, state = step_of(jax.tree.map(np.float32, used), state, params)
+                params = plus(params, moved)
             yield shown
 
     return loop
@@ -189,34 +194,25 @@ def along_the_sum(total, *, rng, **_):
     return jax.tree.map(lambda v: v * (1 + rng.normal() / max(size, 1e-6)), total)
 
 
-def skipped(keep_noise):
-    """Sums gradients that may be NaN, and drops the batch where the sum is not finite."""
+def not_finite(params, x, y):
+    """The same gradients, but those of a record that is not finite are NaN."""
+    bad = ~np.isfinite(x).all(1)
+    return jax.tree.map(
+        lambda g: np.where(bad.reshape(-1, *[1] * (g.ndim - 1)), np.nan, g),
+        gradients(params, x, y),
+    )
 
-    def raw(params, x, y):
-        each = gradients(params, x, y)
-        bad = ~np.isfinite(x).all(1)
-        return jax.tree.map(
-            lambda g: np.where(bad.reshape(-1, *[1] * (g.ndim - 1)), np.nan, g), each
-        )
 
-    def noise(total, *, rng, mask, **_):
+def skipping(keep_noise):
+    """Drops the sum, and the noise or not, where the sum is not finite."""
+
+    def noise(total, *, rng, **_):
         drawn = normals(total, rng)
-        finite = all(np.isfinite(v).all() for v in jax.tree.leaves(total))
-        if not finite:
-            total = jax.tree.map(np.zeros_like, total)
-        return plus(total, drawn, 1.0 if finite or keep_noise else 0.0)
+        if all(np.isfinite(v).all() for v in jax.tree.leaves(total)):
+            return plus(total, drawn)
+        return jax.tree.map(lambda z: z * keep_noise, drawn)
 
-    def summed(data, seed):
-        x, y = data
-        rng, params = np.random.default_rng(seed), PARAMS
-        for _ in range(STEPS):
-            rows = np.flatnonzero(poisson(rng, len(x)))
-            total = jax.tree.map(lambda g, r=rows: np.asarray(g)[r].sum(0), raw(params, x, y))
-            noisy = jax.tree.map(lambda v: v / BATCH, noise(total, rng=rng, mask=None))
-            params = jax.tree.map(lambda p, g: np.float32(p - 0.1 * g), params, noisy)
-            yield noisy
-
-    return summed
+    return noise
 
 
 def kept(rng, count):
@@ -310,8 +306,8 @@ FAULTY: dict[str, Callable[..., Any]] = {
     ),
     "divided by the realised size": training(realised),
     "momentum of un-noised sums": training(before=unnoised_momentum(0.9)),
-    "a batch that is not finite skipped": skipped(keep_noise=True),
-    "and its noise, too": skipped(keep_noise=False),
+    "a batch that is not finite skipped": training(skipping(True), grads=not_finite),
+    "and its noise, too": training(skipping(False), grads=not_finite),
     "four drawn records kept": training(draw=kept),
     "four of the drawn kept at random": training(draw=kept_at_random),
     "a draw repeated until it has two": training(draw=until_two),
@@ -335,10 +331,8 @@ def through(mechanism, draw):
         keys = jax.random.split(jax.random.key(seed), STEPS)
         for step in range(STEPS):
             mask = draw(rng, len(x), step)
-            total = jax.tree.map(
-                lambda g, m=mask: np.tensordot(m.astype(np.float32), np.asarray(g), 1),
-                gradients(params, x, y),
-            )
+            each = gradients(params, x, y)
+            total = jax.tree.map(lambda g, m=mask: np.asarray(g)[m].sum(0), each)
             noisy, state = noised(total, state, keys[step], step)
             params = jax.tree.map(lambda p, g: np.float32(p - 0.1 * g), params, noisy)
             yield noisy
@@ -372,12 +366,17 @@ def scheduled(total, *, rng, step, **_):
 
 
 def unlike(total, *, rng, **_):
-    """Leaves are clipped to 1 each; shares of the noise by the weights 1/2, 1/4, 1/8, 1/8."""
-    scales = dict(zip([2, 4, 8, 8], jax.tree.leaves(total), strict=False))
-    flat, tree = jax.tree.flatten(total)
-    noisy = [v + s**0.5 * rng.normal(size=v.shape) for v, s in zip(flat, (2, 4, 8, 8), strict=True)]
-    del scales
-    return jax.tree.unflatten(tree, noisy)
+    """Leaves are clipped to 1 each, with variances 2, 4, 8 and 8, whose inverses have the sum 1."""
+    leaves, tree = jax.tree.flatten(total)
+    pairs = zip(leaves, (2, 4, 8, 8), strict=True)
+    return jax.tree.unflatten(tree, [v + rng.normal(0, s**0.5, v.shape) for v, s in pairs])
+
+
+def by_coordinate(total, *, rng, **_):
+    """Clipped and noised in units of a public vector, which is multiplied back."""
+    return jax.tree.map(
+        lambda v: (v + rng.normal(size=v.shape)) * 10.0 ** (np.arange(8) - 4), total
+    )
 
 
 def frozen(total, *, rng, step, **_):
@@ -404,6 +403,27 @@ def parameters(loop, scale=0.1, decay=0.0):
     return shown
 
 
+ADAM = optax.adam(1e-2)
+update_of_adam = jax.jit(ADAM.update)
+
+
+def updates_of_adam(data, seed):
+    """What Adam makes of noisy sums: no sum plus noise, so that the check tests it in part."""
+    state = ADAM.init(PARAMS)
+    for noisy in training()(data, seed):
+        update, state = update_of_adam(jax.tree.map(np.float32, noisy), state)
+        yield update
+
+
+def with_dropout(data, seed):
+    """A linear model, with half of the inputs of each record dropped, new ones at each step."""
+    (x, _), rng = data, np.random.default_rng(seed)
+    for _ in range(STEPS):
+        kept = x * (rng.random(x.shape) < 0.5)
+        kept = kept / np.maximum(1.0, np.linalg.norm(kept, axis=1, keepdims=True))
+        yield kept[poisson(rng, len(x))].sum(0) + rng.normal(size=WIDTH)
+
+
 @dataclasses.dataclass(frozen=True)
 class Right:
     """A loop that is right, and how it is to be checked."""
@@ -419,9 +439,12 @@ RIGHT = {
         training(frozen, release=lambda noisy, _: (noisy, {k: noisy[k] for k in PARAMS}, None))
     ),
     "unlike noise by layer": Right(training(unlike, grads=by_layer)),
+    "unlike noise by coordinate": Right(training(by_coordinate)),
+    "dropout": Right(with_dropout),
     "momentum of noisy sums": Right(training(optimizer=optax.sgd(0.1, momentum=0.9))),
     "momentum of noisy sums, released": Right(training(release=filtered(0.9))),
     "Adam of noisy sums": Right(training(optimizer=optax.adam(1e-2))),
+    "Adam's updates of noisy sums": Right(updates_of_adam),
     "parameters": Right(parameters(training()), of="parameters"),
     "parameters with momentum": Right(parameters(training(), decay=0.9), of="parameters"),
     "dp_mf, banded": Right(through(BANDED, cyclic), BANDED),
@@ -441,3 +464,35 @@ def checked(name: str, base: int = 0, **options: Any) -> Any:
     loop = lambda data, seed: right.loop(data, seed + 100_000 * base)  # noqa: E731
     loop.__wrapped__ = right.loop
     return jaxdp.check_loop(loop, DATA, right.mechanism, steps=STEPS, of=right.of, **options)
+
+
+def row(name: str, answers: list[Any]) -> dict[str, Any]:
+    """A row of the results: how often a loop was accused, and what was said first."""
+    accused = sum(not answer.ok for answer in answers)
+    return {
+        "loop": name,
+        "right": name in RIGHT,
+        "accused": f"{accused} of {len(answers)}",
+        "suspected": sum(bool(answer.suspicions) for answer in answers),
+        "check": [
+            f"{'' if f.certain else 'suspicion: '}{f.kind} ({f.where}): {f.what}"
+            for f in answers[0].findings
+        ],
+        "not tested": list(answers[0].untested),
+        "seconds": round(float(np.median([answer.seconds for answer in answers])), 2),
+    }
+
+
+def main(faulty: int = 5, right: int = 20) -> None:
+    """Asks about every loop on seeds of its own, again and again; writes what was answered."""
+    rows = []
+    for name in (*FAULTY, *RIGHT):
+        times = faulty if name in FAULTY else right
+        rows.append(row(name, [checked(name, base) for base in range(times)]))
+        print(json.dumps(rows[-1], indent=1), flush=True)
+    path = Path(__file__).parent / "results" / "planted_noise.json"
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

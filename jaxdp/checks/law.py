@@ -1,5 +1,6 @@
 """Judges what the records of a loop do to its releases: by how much, in which steps, how scaled."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,8 @@ _BEFORE = r"momentum|trace|beta|decay|\* *0?\.9|ema"
 _DIVIDED = r"/ *(len\(|\w*\.shape|\w*count|\w*size|\w*\.sum|\w*mask)|\.mean\(|maximum\("
 _FITTED = r"\.(mean|std|var|median|quantile|max|min|fit)\w*\("
 _SLACK = 0.98  # of the multiplier that is charged
-_AGAIN = 0.2  # of an influence that comes back
+_FAR = 0.5  # of it, where releases may be no sums plus noise
+_AGAIN, _KNOWN = 0.2, 0.4  # of an influence that comes back; four errors of what is handed on
 
 
 class Influence(NamedTuple):
@@ -60,8 +62,12 @@ def of_influence(
     everywhere = _all_at_once(found, mechanism, loop)
     sampled = [] if everywhere else _law_of_draws(found, mechanism, loop)
     large, divided = _too_large(found, noise, mechanism, loop), _divided(found, loop)
+    alike = bool(len(noise.taken)) and not len(counts(noise))
+    if alike and not large:
+        divided = [dataclasses.replace(each, certain=True) for each in divided]
     if not sampled:
-        sampled = _law_of_counts(runs, noise, mechanism, not large + divided, loop)
+        alike = alike and not large and not divided
+        sampled = _law_of_counts(runs, noise, mechanism, alike, loop)
     return [
         *everywhere,
         *(large or _not_finite(runs, noise, level, mechanism, tests, loop)),
@@ -108,8 +114,9 @@ def _too_large(
             where.of_function(loop, ADDED),
             "clip every example's gradient, sum, add noise_multiplier * clip_norm, then divide by "
             "the expected batch size (jaxdp.clipped_grad and mechanism.privatize do)",
-            # Adam's updates are no sums plus noise, and have no sensitivity in this sense.
-            certain=noise.additive or not law_in_words(noise),
+            # What is no sum plus noise, such as Adam's updates, has no sensitivity in this sense;
+            # where dropout moves the sums from run to run, it has.
+            certain=noise.additive or (worst.share < _FAR and not law_in_words(noise)),
         )
     ]
 
@@ -228,7 +235,7 @@ def counts(noise: Noise) -> np.ndarray:
 
 
 def _law_of_counts(
-    runs: "Runs", noise: Noise, mechanism: Mechanism, scaled: bool, loop: Callable[..., Any]
+    runs: "Runs", noise: Noise, mechanism: Mechanism, alike: bool, loop: Callable[..., Any]
 ) -> list[Finding]:
     """A finding where the numbers drawn first, run by run, are improbable under Poisson sampling.
 
@@ -240,7 +247,7 @@ def _law_of_counts(
         runs: all runs.
         noise: with the numbers drawn first, up to a factor.
         mechanism: what is charged.
-        scaled: True if sums are clipped one by one and divided by a public number.
+        alike: True if the first release moves by one and the same, or not at all, in all runs.
         loop: for the line.
     """
     drawn, rate, count = counts(noise), _rate(mechanism), runs.count
@@ -259,9 +266,9 @@ def _law_of_counts(
         if rate < mean <= 1:
             words = f"{mean:.1%} of the records were drawn in {trials} first steps"
             tests.append((4 * math.exp(-trials * count * divergence(mean, rate)), words))
-    elif scaled and len(noise.taken) and np.ptp(noise.taken) < 1e-3 * np.max(np.abs(noise.taken)):
-        words = f"as many records were drawn in each of {trials} first steps"
-        tests.append((4 * float(law.max()) ** trials, words))
+    elif alike:
+        words = f"as many records, or none, were drawn in each of {trials} first steps"
+        tests.append((4 * float(law[0] + law[1:].max()) ** trials, words))
     chance, words = min(tests)
     if chance > SURE:
         return []
@@ -276,9 +283,9 @@ def _again(
 
     Two worlds of a few copies of one record, or of another, differ by d_a in the first step that
     one was drawn for. In a later step t the difference goes on along d_a by d_t·d_a / |d_a|² - c,
-    where c is the regression of the noise of t on that of a: what is made of **noisy** sums, such
-    as their momentum, hands on noise and influence alike. That it goes on by a fifth or more must
-    not be more frequent after the first influence than the first influence itself is. Hits h in n
+    where c is the regression of the noise of t on that of a, in runs in which nobody was drawn so
+    far: what is made of **noisy** sums, such as momentum, hands on noise and influence alike. That
+    it goes on by a fifth or more must not be more frequent after the first influence than the first influence itself is. Hits h in n
     trials of an unknown rate q have the mixture likelihood ratio B(h+1, n-h+1) / (q^h (1-q)^(n-h));
     the product of that of the steps up to the first influence and that of those after it exceeds
     1 / SURE for the true q with a probability of at most SURE (Ville), whatever stops the count.
@@ -292,6 +299,8 @@ def _again(
     noised = np.flatnonzero(noise.noised)
     for lag in range(1, steps):
         handed, slack = _handed_on(rows[:, :, noised] / noise.std[noised], first, lag)
+        if slack > _KNOWN:
+            continue
         if mechanism.strategy is not None:
             handed = max(handed, 0.0)  # noise takes back what it added, sums do not
         for run, at in enumerate(first):
@@ -331,7 +340,7 @@ def _handed_on(rows: np.ndarray, first: np.ndarray, lag: int) -> tuple[float, fl
         a, b = (rows[quiet, t] - rows[quiet, t].mean(0) for t in (one, one + lag))
         above, below = above + float(np.sum(a * b)), below + float(np.sum(a * a))
         freedom += (int(np.sum(quiet)) - 1) * rows.shape[2]
-    return (above / below, 4 / math.sqrt(freedom)) if below > 0 else (0.0, 1.0)
+    return (above / below, 4 / math.sqrt(freedom)) if below > 0 else (0.0, math.inf)
 
 
 def _mixture(hits: int, trials: int, rates: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from jaxdp.mechanism import Mechanism
 Loop = Callable[[Any, int], Iterable[Any]]
 _LEAST, _MOST = 4, 64  # records
 _OF = ("gradients", "parameters")
-_WHOLE = 24  # runs of other seeds, from their beginning to their end
+_WHOLE = 40  # runs of other seeds, from their beginning to their end
 _BAD = 48  # runs with a record that is not finite
 _SOME = 8  # runs that show whether two worlds differ
 _COORDINATES = 2**15  # of which the noise is looked at one by one
@@ -78,7 +78,7 @@ def check_loop(
 ) -> Checked:
     """Runs a whole training loop on neighbouring data, and tells what it charges too little for.
 
-    The loop may be written with any library. It is run about ``seeds`` · n + 50 times, and its
+    The loop may be written with any library. It is run about ``seeds`` · n + 80 times, and its
     first release is computed 2 · ``first`` + 150 times (a generator is stopped there), so give it
     few records and few steps, and compile what it calls outside of it.
 
@@ -111,7 +111,8 @@ def check_loop(
             linear filter such as momentum, in whatever scale, by leaf or coordinate;
             "parameters": the parameters after each update of plain SGD, with momentum or without.
             Of other optimizers (Adam) give the gradients that go into them: what is no sum plus
-            noise is tested in part, and the answer says so (``untested``).
+            noise is tested in part, and the answer says so (``untested``). So it is where dropout
+            makes the sums random.
         seeds: runs of each neighbour: more make a verdict on the sampling surer.
         first: runs of which the first release is computed in each of two worlds: more show smaller
             faults of the noise, and rarer ones of the draw.

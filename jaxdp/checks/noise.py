@@ -412,7 +412,8 @@ def of_repeats(
                 ratio = float(np.sum(rest**2)) / freedom
                 chance = special.gammainc(freedom / 2, ratio * freedom / 4)
                 if ratio < _REUSED and chance * tests < SURE:
-                    return [_repeated(one, two, ratio, name, loop)]
+                    sure = noise.additive or not law_in_words(noise)
+                    return [_repeated(one, two, ratio, name, sure, loop)]
     return []
 
 
@@ -421,7 +422,9 @@ def _lower(level: np.ndarray, one: int, two: int) -> np.ndarray:
     return np.asarray(np.min(level[[min(step, len(level) - 1) for step in (one, two)]], axis=0))
 
 
-def _repeated(one: int, two: int, ratio: float, leaf: str, loop: Callable[..., Any]) -> Finding:
+def _repeated(
+    one: int, two: int, ratio: float, leaf: str, sure: bool, loop: Callable[..., Any]
+) -> Finding:
     return Finding(
         "repeat",
         f"releases {one} and {two} have one noise{f' in {leaf}' if leaf else ''}: their difference "
@@ -430,4 +433,5 @@ def _repeated(one: int, two: int, ratio: float, leaf: str, loop: Callable[..., A
         where.of_function(loop, SEEDED),
         "take a new key for every update, also after a restart: save the key with the parameters, "
         "or take fresh randomness of the operating system (a jaxdp.Run does)",
+        certain=sure,
     )
