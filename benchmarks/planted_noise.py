@@ -102,7 +102,6 @@ def training(
         before: (sum, memory) to (sum, memory), before the noise.
         optimizer: of optax; None takes plain SGD.
     """
-
     step_of = optimizer and jax.jit(optimizer.update)
 
     def loop(data, seed):

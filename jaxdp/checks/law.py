@@ -285,10 +285,11 @@ def _again(
     one was drawn for. In a later step t the difference goes on along d_a by d_t·d_a / |d_a|² - c,
     where c is the regression of the noise of t on that of a, in runs in which nobody was drawn so
     far: what is made of **noisy** sums, such as momentum, hands on noise and influence alike. That
-    it goes on by a fifth or more must not be more frequent after the first influence than the first influence itself is. Hits h in n
-    trials of an unknown rate q have the mixture likelihood ratio B(h+1, n-h+1) / (q^h (1-q)^(n-h));
-    the product of that of the steps up to the first influence and that of those after it exceeds
-    1 / SURE for the true q with a probability of at most SURE (Ville), whatever stops the count.
+    it goes on by a fifth or more must not be more frequent after the first influence than the first
+    influence itself is. Hits h in n trials of an unknown rate q have the mixture likelihood ratio
+    B(h+1, n-h+1) / (q^h (1-q)^(n-h)); the product of that of the steps up to the first influence
+    and that of those after it exceeds 1 / SURE for the true q with a probability of at most SURE
+    (Ville), whatever stops the count.
     """
     if not runs.alone or not noise.additive or not noise.size:
         return []
