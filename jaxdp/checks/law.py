@@ -29,7 +29,7 @@ _DIVIDED = r"/ *(len\(|\w*\.shape|\w*count|\w*size|\w*\.sum|\w*mask)|\.mean\(|ma
 _FITTED = r"\.(mean|std|var|median|quantile|max|min|fit)\w*\("
 _SLACK = 0.98  # of the multiplier that is charged
 _FAR = 0.5  # of it, where releases may be no sums plus noise
-_AGAIN, _KNOWN = 0.2, 0.4  # of an influence that comes back; four errors of what is handed on
+_AGAIN, _KNOWN = 0.2, 0.05  # of an influence that comes back; an error of what is handed on
 
 
 class Influence(NamedTuple):
@@ -281,12 +281,13 @@ def _again(
 ) -> list[Finding]:
     """A finding where what a record did comes back in steps that it was not drawn for.
 
-    Two worlds of a few copies of one record, or of another, differ by d_a in the first step that
-    one was drawn for. In a later step t the difference goes on along d_a by d_t·d_a / |d_a|² - c,
-    where c is the regression of the noise of t on that of a, in runs in which nobody was drawn so
-    far: what is made of **noisy** sums, such as momentum, hands on noise and influence alike. That
-    it goes on by a fifth or more must not be more frequent after the first influence than the first
-    influence itself is. Hits h in n trials of an unknown rate q have the mixture likelihood ratio
+    Two worlds of a few copies of one record, or of another, differ by D_a in the first step that
+    one was drawn for. What is made of **noisy** sums, such as their momentum, hands on noise and
+    influence alike: where the noise z_t of runs in which nobody was drawn so far is c_1 z_(t-1) +
+    c_2 z_(t-2) + ... and something new, so is the influence, and D_t - sum c_l D_(t-l) is that of
+    step t alone. That it goes on along D_a, by a fifth or more (and four standard errors of c),
+    must not be more frequent after the first influence than the first influence itself is. Hits h
+    in n trials of an unknown rate q have the mixture likelihood ratio
     B(h+1, n-h+1) / (q^h (1-q)^(n-h)); the product of that of the steps up to the first influence
     and that of those after it exceeds 1 / SURE for the true q with a probability of at most SURE
     (Ville), whatever stops the count.
@@ -296,20 +297,22 @@ def _again(
     apart, first = runs.differences(noise)
     steps = apart.shape[1]
     rows = np.stack(runs.few[0])
-    hits, trials = 0, 0
     noised = np.flatnonzero(noise.noised)
-    for lag in range(1, steps):
-        handed, slack = _handed_on(rows[:, :, noised] / noise.std[noised], first, lag)
-        if slack > _KNOWN:
+    kept, errors = _handed_on(rows[:, :, noised] / noise.std[noised], first)
+    if not len(kept):
+        return []
+    if mechanism.strategy is not None:
+        kept = 0 * kept  # noise takes back what it added, sums do not
+    hits, trials = 0, 0
+    for change, at in zip(apart[:, :, noised], first, strict=True):
+        if at + 1 >= steps:
             continue
-        if mechanism.strategy is not None:
-            handed = max(handed, 0.0)  # noise takes back what it added, sums do not
-        for run, at in enumerate(first):
-            if at + lag < steps:
-                one, two = apart[run, at, noised], apart[run, at + lag, noised]
-                size = float(one @ one)
-                trials += 1
-                hits += size > 0 and float(one @ two) / size - handed > _AGAIN + slack
+        along = change @ change[at] / float(change[at] @ change[at])
+        for step in range(at + 1, steps):
+            past = along[max(0, step - len(kept)) : step][::-1]
+            new = along[step] - past @ kept[: len(past)]
+            hits += bool(new > _AGAIN + 4 * np.abs(past) @ errors[: len(past)])
+            trials += 1
     seen = int(np.sum(first < steps))
     fresh = int(np.sum(np.minimum(first + 1, steps)))
     if not trials or hits * fresh <= seen * trials:
@@ -327,21 +330,40 @@ def _again(
             "influence on every later release, and is charged for those that it was drawn for",
             where.of_function(loop, _BEFORE),
             "keep averages of noisy sums only: add the noise first, the optimizer comes after",
+            certain=mechanism.strategy is None,  # momentum of noisy sums would look the same
         )
     ]
 
 
-def _handed_on(rows: np.ndarray, first: np.ndarray, lag: int) -> tuple[float, float]:
-    """(regression of the noise on that ``lag`` steps before, four of its standard errors)."""
-    above, below, freedom = 0.0, 0.0, 0
-    for one in range(rows.shape[1] - lag):
-        quiet = first > one + lag  # nobody was drawn: noise alone
-        if np.sum(quiet) < 2:
-            continue
-        a, b = (rows[quiet, t] - rows[quiet, t].mean(0) for t in (one, one + lag))
-        above, below = above + float(np.sum(a * b)), below + float(np.sum(a * a))
-        freedom += (int(np.sum(quiet)) - 1) * rows.shape[2]
-    return (above / below, 4 / math.sqrt(freedom)) if below > 0 else (0.0, math.inf)
+def _handed_on(rows: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(c [lags], their standard errors): the regression of a step's noise on those before it.
+
+    Least squares over all coordinates and steps of the runs in which nobody was drawn so far; as
+    many lags, up to four, as have errors below a tenth; none where no such run has two steps.
+    """
+    steps = rows.shape[1]
+    for lags in range(min(4, steps - 1), 0, -1):
+        past, now, freedom = [], [], -lags
+        for step in range(1, steps):
+            quiet = rows[first > step]
+            if len(quiet) < 2:
+                continue
+            quiet = quiet - quiet.mean(0)
+            some = [
+                quiet[:, step - n] if n <= step else 0 * quiet[:, 0] for n in range(1, lags + 1)
+            ]
+            past.append(np.stack([each.ravel() for each in some], axis=1))
+            now.append(quiet[:, step].ravel())
+            freedom += (len(quiet) - 1) * rows.shape[2]
+        if freedom < 1:
+            return np.zeros(0), np.zeros(0)
+        x, y = np.concatenate(past), np.concatenate(now)
+        inverse = np.linalg.pinv(x.T @ x)
+        found = inverse @ (x.T @ y)
+        errors = np.sqrt(np.diag(inverse) * float(np.sum((y - x @ found) ** 2)) / freedom)
+        if np.all((errors > 0) & (errors < _KNOWN)):
+            return found, errors
+    return np.zeros(0), np.zeros(0)
 
 
 def _mixture(hits: int, trials: int, rates: np.ndarray) -> np.ndarray:

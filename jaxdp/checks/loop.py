@@ -94,7 +94,7 @@ def check_loop(
     with a probability of at most 1e-6: each of ten tests has 1e-7, but for those of the sampling
     over whole runs, with 1e-6 each. A suspicion has no such bound.
 
-    A breach smaller than a factor of about 1.4 in the noise multiplier is not seen (``jaxdp audit``
+    A breach smaller than a factor of two in the noise multiplier may not be seen (``jaxdp audit``
     is for that). The idea of replaying a mechanism on neighbours with one randomness is that of
     Cebere et al. 2026 (arXiv:2602.17454v1); dividing by the realised batch size is the breach of
     arXiv:2605.15648v1.
@@ -208,10 +208,10 @@ def _all_runs(
     at = _looked_at(leaves)
     untested = []
 
-    def starts(given: Any, most: int) -> np.ndarray:
-        """[most, d], the first releases."""
+    def starts(given: Any, most: int, at: Any = slice(None)) -> np.ndarray:
+        """[most, m], the first releases at these coordinates."""
         with np.errstate(all="ignore"):  # copies have no spread, which some divide by
-            return np.stack([_run(loop, given, s, of, 1)[0] for s in _other(seeds, most)])
+            return np.stack([_run(loop, given, s, of, 1)[0][at] for s in _other(seeds, most)])
 
     def whole(given: Any) -> list[np.ndarray]:
         """[T, d] for each seed."""
@@ -229,7 +229,7 @@ def _all_runs(
             if np.any(np.abs(starts(two, _SOME) - some) > 1e-6 * np.abs(some).max()):
                 break
     worlds = one, two
-    pair = starts(one, first)[:, at], starts(two, first)[:, at]
+    pair = starts(one, first, at), starts(two, first, at)
     nothing = np.zeros((0, len(precision)))
     runs = Runs(base, changed, pair, copies, ([], []), False, nothing, leaves, precision, at, count)
     z = noise.measured(runs)
