@@ -49,15 +49,15 @@ def clipped(vectors):
     return vectors * np.minimum(1.0, CLIP / np.maximum(norms, 1e-12))
 
 
-def poisson(rng):
-    return rng.random(RECORDS) < BATCH / RECORDS
+def poisson(rng, count=RECORDS):
+    return rng.random(count) < BATCH / RECORDS
 
 
 def noise_scaled_to_the_mean(data, seed, right=False):
     """The multiplier is applied after the division by the batch size, a second time."""
     rng, w = np.random.default_rng(seed), np.zeros(WIDTH, np.float32)
     for _ in range(STEPS):
-        total = clipped(np.asarray(example_gradients(w, *data)))[poisson(rng)].sum(0)
+        total = clipped(np.asarray(example_gradients(w, *data)))[poisson(rng, len(data[0]))].sum(0)
         noise = rng.normal(size=WIDTH)
         if right:
             noisy = (total + NOISE * CLIP * noise) / BATCH
@@ -71,7 +71,7 @@ def clipped_by_batch(data, seed, right=False):
     """The gradient of the batch's mean loss is clipped, not those of its examples."""
     rng, w = np.random.default_rng(seed), np.zeros(WIDTH, np.float32)
     for _ in range(STEPS):
-        drawn = poisson(rng)
+        drawn = poisson(rng, len(data[0]))
         if right:
             mean = clipped(np.asarray(example_gradients(w, *data)))[drawn].sum(0) / BATCH
         else:
@@ -87,7 +87,7 @@ def shuffled_epochs(data, seed, right=False):
     for _ in range(EPOCHS):
         order = rng.permutation(RECORDS)
         for at in range(0, RECORDS, BATCH):
-            batch = np.flatnonzero(poisson(rng)) if right else order[at : at + BATCH]
+            batch = np.flatnonzero(poisson(rng, len(data[0]))) if right else order[at : at + BATCH]
             total = clipped(np.asarray(example_gradients(w, *data)))[batch].sum(0)
             noisy = (total + rng.normal(scale=NOISE * CLIP, size=WIDTH)) / BATCH
             w = (w - 0.5 * noisy).astype(np.float32)
@@ -101,7 +101,9 @@ def noise_of_a_checkpoint(data, seed, right=False):
     for life in range(2):
         step, w = saved
         while step < (STEPS // 2 + 1 if life == 0 else STEPS - 1):
-            total = clipped(np.asarray(example_gradients(w, *data)))[poisson(draws)].sum(0)
+            total = clipped(np.asarray(example_gradients(w, *data)))[
+                poisson(draws, len(data[0]))
+            ].sum(0)
             entropy = [seed, step, life] if right else [seed, step]
             noise = np.random.default_rng(entropy).normal(scale=NOISE * CLIP, size=WIDTH)
             noisy = (total + noise) / BATCH
@@ -248,7 +250,7 @@ def main():
             }
         )
         print(json.dumps(rows[-1], indent=1))
-    from benchmarks import planted_pipelines
+    from benchmarks import planted_noise, planted_pipelines
 
     for planted in planted_pipelines.PIPELINES:
         found, twin = planted(False), planted(True)
@@ -263,6 +265,7 @@ def main():
         print(json.dumps(rows[-1], indent=1))
     path = Path(__file__).parent / "results" / "planted_loops.json"
     path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    planted_noise.main()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ class Finding:
 
     Attributes:
         kind: a short name: "company", "state", "captured", "refused", "preprocess", "public",
-            "source", "collate", "sampling", "sensitivity", "noise", "divisor", "steps", "repeat".
+            "source", "collate", "sampling", "sensitivity", "noise", "shared", "divisor", "steps",
+            "repeat".
         what: what was seen, with numbers.
         why: why the guarantee does not hold then.
         where: ``file:line`` of the user's code; "" where it is not known.
@@ -42,12 +43,14 @@ class Checked:
         tested: the tests that ran, one sentence each.
         assumed: what cannot be seen and is taken to be public.
         seconds: the time that it took.
+        untested: the tests that could not run, one sentence each.
     """
 
     findings: tuple[Finding, ...]
     tested: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     seconds: float = 0.0
+    untested: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -76,6 +79,7 @@ class Checked:
             head += f", {len(self.suspicions)} suspicious"
         lines = [f"{head} ({self.seconds:.1f} s)", *map(str, self.findings)]
         lines += [f"tested: {name}" for name in self.tested]
+        lines += [f"not tested: {name}" for name in self.untested]
         lines += [f"assumed to be public: {name}" for name in self.assumed]
         return "\n".join(lines)
 

@@ -47,7 +47,7 @@ def linear(data, seed, *, divide=False, centre=False, noise=1.0, key=None, stop=
     x = x - x.mean(0) if centre else x
     rows = planted.clipped(x)
     for step in range(3):
-        drawn = planted.poisson(rng)
+        drawn = planted.poisson(rng, len(x))
         own = rng.normal(size=20) if key is None else np.random.default_rng(key).normal(size=20)
         size = max(1, drawn.sum()) if divide else planted.BATCH
         yield (rows[drawn].sum(0) + noise * own) / size
@@ -83,7 +83,7 @@ def test_noise_scaled_by_the_loss_of_all_records_is_seen():
         rng, total = np.random.default_rng(seed), np.zeros(20)
         for _ in range(3):
             level = 0.5 + np.mean((data[0] @ total) ** 2)
-            drawn = planted.clipped(data[0])[planted.poisson(rng)].sum(0)
+            drawn = planted.clipped(data[0])[planted.poisson(rng, len(data[0]))].sum(0)
             total = drawn + max(1.0, level) * rng.normal(size=20)
             yield total
 
@@ -121,7 +121,7 @@ def test_noise_that_comes_back_after_a_restart_is_seen():
             draws = np.random.default_rng([seed, life, step, 1])
             entropy = [seed, step, life] if fresh else [seed, step]
             noise = np.random.default_rng(entropy).normal(size=20)
-            yield planted.clipped(data[0])[planted.poisson(draws)].sum(0) + noise
+            yield planted.clipped(data[0])[planted.poisson(draws, len(data[0]))].sum(0) + noise
 
     def once(data, seed):
         yield from linear(data, seed)
