@@ -259,7 +259,7 @@ def check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
             "privatize must come first in the chain and take the Summed that clipping returns, "
             f"got {type(updates).__name__}: gradients such as jax.grad's are not clipped example "
             "by example, and have no known sensitivity. Take jaxdp.clipped_grad(loss_fn, rule) in "
-            "place of jax.grad, or put jaxdp.clip_and_sum(rule) before privatize, for per-example "
+            "place of jax.grad, or put mechanism.clip_and_sum() before privatize, for per-example "
             "gradients"
         )
     for name in ("value", "grad", "value_fn"):
