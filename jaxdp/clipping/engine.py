@@ -252,7 +252,11 @@ class ClippedGrad:
         frameworks.check_arrays(params)
         data = batch.data if isinstance(batch, Batch) else batch
         size = _batch.rows("batch", data)
-        key = jax.eval_shape(lambda: jax.random.key(0)) if self.takes_rng else None
+        key = (
+            jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+            if self.takes_rng
+            else None
+        )
         rows = self.rows_at_once(self._on_one_device(size))
         decided = self._planned(params, (_batch.example(data), key), rows)[2]
         captured.check_rows(decided, self._row_counts(size))

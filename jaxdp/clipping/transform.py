@@ -12,7 +12,6 @@ from jaxdp.clipping.rules import Rule
 from jaxdp.normals import tracked_axes, varying
 from jaxdp.types import PyTree, Summed
 
-
 # Records of a draw where nobody says how many there are at most.
 _MOST = 2**14
 
