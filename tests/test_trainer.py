@@ -94,7 +94,8 @@ def test_nothing_recompiles(linear, rows):
     # Chosen, for a draw of up to 8 of the 60 records would need no passes: one in 3,000 draws.
     secret = jaxdp.Secret.from_seed(1)
     steps(trainer(loss_fn, batch(60), secret, optimizer=after, physical_batch_size=rows), params, 8)
-    assert len(traced) == (1 if rows else len(traced)) <= 2
+    # Once by init, which tries the optimizer before anything is charged.
+    assert len(traced) == (2 if rows else len(traced)) <= 3
 
 
 @pytest.mark.parametrize("rows", [8, None])
@@ -227,7 +228,8 @@ def test_a_trainer_goes_on_where_the_ledger_stopped(linear, tmp_path):
     assert state.step == 6
     assert second.ledger.steps == 6
     assert second.epsilon().upper == mech.epsilon(6, 1e-5).upper
-    assert second.unverified() == []
+    (said,) = second.unverified()  # nobody saw that the state came through the disk unchanged
+    assert said.startswith("steps went on from a state that no step had returned (restored from")
     with pytest.raises(ValueError, match="what is left of the 6"):
         second.batches(1)
     assert len(list(second.batches(1, beyond=True))) == 1

@@ -102,7 +102,11 @@ class ClippedGrad:
         data, keep = _batch.opened(batch, mask)
         options.check_rng(rng, self.form.rng)
         data = jax.tree.map(jnp.asarray, data)
-        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
+        given, bound, scale = (
+            (scale, bound),
+            options.checked_bound(bound),
+            options.checked_scale(scale),
+        )
         size = keep.shape[0]
         rounding.check_records(size, self.most_records)
         keys = None if rng is None else jax.random.split(rng, size)
@@ -113,6 +117,7 @@ class ClippedGrad:
             return summed, info
         ticket, number = origin
         captured.report(ticket, info.plan)
+        options.report(ticket, self.rule.l2, *given)
         return summed.of_draw(ticket, [number], known=batch.untouched), info
 
     def sum(
@@ -181,7 +186,11 @@ class ClippedGrad:
         frameworks.check_arrays(params)
         options.check_rng(rng, self.form.rng)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
-        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
+        given, bound, scale = (
+            (scale, bound),
+            options.checked_bound(bound),
+            options.checked_scale(scale),
+        )
         grad_fn, (there,) = self.placed(params)
         with _placement.among(grad_fn.placement):
             totals, plan = nothing(grad_fn, there), ()
@@ -196,6 +205,7 @@ class ClippedGrad:
             infos += [info] if told else []
         captured.check_rows(plan, (), records=draw.num_records)
         captured.report(draw.ticket, plan)
+        options.report(draw.ticket, self.rule.l2, *given)
         total, lost, votes = totals
         with _placement.among(grad_fn.placement):
             total = compensated(total, lost)

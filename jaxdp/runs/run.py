@@ -282,6 +282,7 @@ def _trainer(run: Started, plan: Plan, state: TrainState) -> Any:
         trainer.fit_rows(state.params)
         run.state = dataclasses.replace(run.state, physical_batch_size=trainer.physical_batch_size)
         run.directory.save_state(run.state)
+    trainer.take_up(state)
     return trainer
 
 
