@@ -95,7 +95,9 @@ def given_out(state: TrainState) -> TrainState:
     return state
 
 
-def replaced(state: TrainState, ledger: Ledger, trained: Callable[[PyTree], PyTree]) -> list[str]:
+def replaced(
+    state: TrainState, ledger: Ledger, start: bytes, trained: Callable[[PyTree], PyTree]
+) -> list[str]:
     """Sentences on arrays of a state that no step returned; [] if there are none.
 
     Arrays are told by identity alone: nothing is read, and nothing waits for the device.
@@ -103,9 +105,10 @@ def replaced(state: TrainState, ledger: Ledger, trained: Callable[[PyTree], PyTr
     Args:
         state: of the caller.
         ledger: must hold the releases that an array was computed from.
+        start: what the trainer's own ``init`` gave its arrays out with.
         trained: from the parameters to the same with None at frozen leaves.
     """
-    heads: dict[bytes | None, bool] = {None: False}
+    heads: dict[bytes | None, bool] = {None: False, start: True}
 
     def is_known(leaf: Any) -> bool:
         past = past_of(leaf)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -139,7 +140,8 @@ class Trainer:
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
         self._plan, self._before = None, 0  # the steps of other trainers with this ledger
-        self._moved = False
+        # Of the parameters that it was given, and whether a step was taken.
+        self._start, self._moved = secrets.token_bytes(8), False
         self._tried: set[bool] = set()  # the optimizer, without and with a public value
         self._settled = self._spread(None)
         check_energy(algorithm, energy, self.ledger)
@@ -195,7 +197,9 @@ class Trainer:
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         self._check_optimizer(params, opt_state, _valued(public_value))
-        return given_out(self._laid(TrainState(params, opt_state, 0, self._past())))
+        state = self._laid(TrainState(params, opt_state, 0, self._past()))
+        give_out((state.params, state.opt_state), self._start)
+        return state
 
     def batches(
         self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
@@ -382,11 +386,11 @@ class Trainer:
             self._check_optimizer(state.params, state.opt_state, valued)
         ticket = batch.draw.ticket
         assert ticket is not None
-        for what in replaced(state, self.ledger, self._grad_fn.trained):
+        for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
             ticket.trust(what)
         for what in self.algorithm.on_trust():
             ticket.trust(what)
-        tell_handed(ticket, {"public_value": value for value in valued.values()})
+        tell_handed(ticket, {"public_value": valued.get("value")})
 
     def _check_optimizer(self, params: PyTree, opt_state: PyTree, valued: dict[str, Any]) -> None:
         """Tries the optimizer on shapes; raises ValueError where it asks for more than it gets."""
@@ -404,7 +408,7 @@ class Trainer:
         known = [past_of(leaf) is not None for leaf in jax.tree.leaves(params)]
         if self._moved and not all(known):
             self.ledger.trust(STARTED_AGAIN)
-        give_out(params, self.ledger.head)
+        give_out(params, self._start)
 
     def _past(self) -> np.ndarray:
         return np.frombuffer(self.ledger.head, np.uint32)
@@ -472,9 +476,8 @@ def _valued(public_value: Any) -> dict[str, Any]:
     if public_value is None:
         return {}
     kind = getattr(public_value, "dtype", type(public_value))
-    if np.shape(public_value) or not any(
-        jnp.issubdtype(kind, k) for k in (np.floating, np.integer)
-    ):
+    is_real = jnp.issubdtype(kind, np.floating) or jnp.issubdtype(kind, np.integer)
+    if np.shape(public_value) or not is_real:
         raise ValueError(
             "public_value must be a number, such as the loss on public examples, got "
             f"{_validate.described(public_value)}"
