@@ -397,8 +397,8 @@ class Trainer:
         extra = dict(valued)
         if isinstance(self.energy, PublicEnergy):
             extra["energy"] = self.energy
-        # A private energy is charged when it is drawn; what leaks has means handed on besides.
-        if self.algorithm.energy is None and not self.mechanism.leak:
+        # A private energy is charged when it is drawn; a gradient of its own may hand on means.
+        if self.algorithm.energy is None and self.algorithm.gradient is None:
             with among(self._place):
                 self._step.check_after(params, opt_state, extra)
         self._tried.add(bool(valued))

@@ -108,9 +108,10 @@ def quantile_clip(
         )
         within = count / batch_size + 0.5
         bound = state.bound * jnp.exp(-rate * (within - target))
-        bound = jnp.clip(bound, 1e-10, 1e10)  # public limits of the rule that it goes to
-        _links.hand_on(state.bound, bound)
-        return mean, QuantileState(noise_state, bound)
+        # Public limits of the rule that the bound goes to.
+        after = QuantileState(noise_state, jnp.clip(bound, 1e-10, 1e10))
+        _links.hand_on(state.bound, after.bound)
+        return mean, after
 
     return mechanism, optax.GradientTransformationExtraArgs(init, _links.own(update))
 
