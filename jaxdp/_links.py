@@ -1,12 +1,17 @@
-"""Observations of an optax chain while it is traced: who opened the sum and its noise key."""
+"""Observations of an optax chain while it is traced: who opened the sum and its noise key.
+
+And of arrays: which of them jaxdp itself returned, computed from noisy releases.
+"""
 
 import contextlib
 import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 OTHERS = (
@@ -103,3 +108,55 @@ def adds(part: str, multiplier_at: Callable[[int], Any]) -> None:
     """Records that a link of jaxdp's own adds the noise of a part."""
     for seen in _now.seen:
         seen.multipliers[part] = multiplier_at
+
+
+class _Returned(weakref.ref[Any]):
+    """A weak reference to an array that jaxdp returned, and the ledger's head at that time."""
+
+    __slots__ = ("key", "past")
+
+    key: int
+    past: bytes
+
+
+# By ``id``; an array that dies is forgotten before its ``id`` can be another's.
+_returned: dict[int, _Returned] = {}
+
+
+def _forget(dead: _Returned) -> None:
+    if _returned.get(dead.key) is dead:
+        del _returned[dead.key]
+
+
+def give_out(tree: Any, past: bytes = b"") -> None:
+    """Notes that jaxdp returned these arrays, computed from noisy releases and public constants.
+
+    NumPy's are left out: they can be changed.
+
+    Args:
+        tree: pytree of arrays.
+        past: the head of the ledger that holds these releases; b"" for any.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            kept = _Returned(leaf, _forget)
+            kept.key, kept.past = id(leaf), past
+            _returned[kept.key] = kept
+
+
+def past_of(leaf: Any) -> bytes | None:
+    """The ``past`` that an array was given out with; None for what jaxdp did not return."""
+    kept = _returned.get(id(leaf))
+    return kept.past if kept is not None and kept() is leaf else None
+
+
+def hand_on(old: Any, new: Any) -> None:
+    """Gives out each array whose counterpart in a tree of the same structure was given out.
+
+    Args:
+        old: what ``new`` was made from, leaf by leaf, and from noisy releases.
+        new: likewise.
+    """
+    for one, other in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False):
+        if (past := past_of(one)) is not None:
+            give_out(other, past)

@@ -95,7 +95,11 @@ def bytes_of_pass(
     """
     count = rows if records is None else records
     data = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), example)
-    rng = jax.eval_shape(lambda: jax.random.key(0)) if grad_fn.takes_rng else None
+    rng = (
+        jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+        if grad_fn.takes_rng
+        else None
+    )
     indices, mask = (jax.ShapeDtypeStruct((rows,), kind) for kind in (jnp.int32, jnp.bool_))
     totals = jax.eval_shape(lambda params: nothing(grad_fn, params), params)
     if (place := grad_fn.placement) is not None:

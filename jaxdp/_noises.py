@@ -1,12 +1,15 @@
 """The noise of a mechanism: its parts, the link that adds it, its standard deviation, its event."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdp import _links
 from jaxdp import accounting as acc
+from jaxdp.clipping import rounding
 from jaxdp.noise import (
     grid,
     grid_correlated,
@@ -18,7 +21,7 @@ from jaxdp.noise import (
 from jaxdp.noise.correlated import part_of
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.tickets import ON_GRID
-from jaxdp.types import PyTree
+from jaxdp.types import PyTree, Summed
 
 # ``Mechanism.noise``: float32 Gaussians, or integers from a cryptographic generator.
 NOISES = ("gaussian", "grid")
@@ -66,6 +69,27 @@ def multipliers(mechanism: Any, step: int) -> dict[str, float]:
 
 def link(mechanism: Any, options: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
     """The link of an optax chain that adds the mechanism's noise."""
+    inner = _adding(mechanism, options)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return inner.update(_declared(mechanism, updates), state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(inner.init, _links.own(update))
+
+
+def _declared(mechanism: Any, summed: Any) -> Any:
+    """The sum, with the mechanism's largest number of records where nobody declared one.
+
+    ``noise_std``, which optimizers subtract, is then the noise that is added.
+    """
+    found = summed.undeclared if isinstance(summed, Summed) else None
+    if found is None or found[1] > mechanism.most_records:
+        return summed
+    l2 = found[0] * (1.0 + rounding.of_sum(mechanism.most_records))
+    return dataclasses.replace(summed, l2=l2)
+
+
+def _adding(mechanism: Any, options: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
     size = mechanism.batch_size
     if mechanism.strategy is not None:
         adds = privatize_correlated_on_grid if mechanism.noise == "grid" else privatize_correlated

@@ -1,11 +1,14 @@
-"""The state of training, and the refusals of states that a step cannot take."""
+"""The state of training, and what a step says to a state that no step returned."""
 
+import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxdp import _processes, _shards
+from jaxdp._links import give_out, hand_on, past_of
 from jaxdp._placement import Placement
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.ledger import Ledger
@@ -28,6 +31,26 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     step: Any
     past: Any
+
+    def __deepcopy__(self, memo: Any) -> "TrainState":
+        copied = TrainState(*copy.deepcopy(tuple(self), memo))
+        hand_on((self.params, self.opt_state), (copied.params, copied.opt_state))
+        return copied
+
+
+_BY_THE_CALLER = (
+    "{} were replaced between steps by the caller: assumed public, or computed from noisy releases "
+    "alone"
+)
+_RESTORED = (
+    "steps went on from a state that no step had returned (restored from a file, copied other than "
+    "by copy.deepcopy, or made by hand): that it is one that a step returned, unchanged, was not "
+    "verified"
+)
+STARTED_AGAIN = (
+    "parameters were given to init after steps had been taken: assumed public, or computed from "
+    "noisy releases alone"
+)
 
 
 def check_state(state: Any, step: int | None = None) -> None:
@@ -64,6 +87,50 @@ def check_past(state: TrainState, ledger: Ledger) -> None:
             "ledger, Trainer(..., ledger=path); or start from the parameters alone, "
             "trainer.init(state.params), where their training is accounted for elsewhere"
         )
+
+
+def given_out(state: TrainState) -> TrainState:
+    """The state, noted as one that the releases in its ledger led to."""
+    give_out((state.params, state.opt_state), np.asarray(state.past, np.uint32).tobytes())
+    return state
+
+
+def replaced(
+    state: TrainState, ledger: Ledger, start: bytes, trained: Callable[[PyTree], PyTree]
+) -> list[str]:
+    """Sentences on arrays of a state that no step returned; [] if there are none.
+
+    Arrays are told by identity alone: nothing is read, and nothing waits for the device.
+
+    Args:
+        state: of the caller.
+        ledger: must hold the releases that an array was computed from.
+        start: what the trainer's own ``init`` gave its arrays out with.
+        trained: from the parameters to the same with None at frozen leaves.
+    """
+    heads: dict[bytes | None, bool] = {None: False, start: True}
+
+    def is_known(leaf: Any) -> bool:
+        past = past_of(leaf)
+        if past not in heads:
+            heads[past] = ledger.holds(past or b"")
+        return heads[past]
+
+    params, opt_state = jax.tree.leaves(state.params), jax.tree.leaves(state.opt_state)
+    known = [is_known(leaf) for leaf in (*params, *opt_state)]
+    if all(known):
+        return []
+    if not any(known):
+        return [_RESTORED]
+    structure: Any = jax.tree.structure(state.params)
+    is_trained = [kept is not None for kept in structure.flatten_up_to(trained(state.params))]
+    of_params = list(zip(is_trained, known[: len(params)], strict=True))
+    found = {
+        "trained parameters": (True, False) in of_params,
+        "frozen parameters": (False, False) in of_params,
+        "arrays of the optimizer's state": not all(known[len(params) :]),
+    }
+    return [_BY_THE_CALLER.format(what) for what, is_found in found.items() if is_found]
 
 
 def agree_on_step(params: PyTree, grad_fn: Any, place: Placement | None, rows: Any) -> None:

@@ -15,7 +15,7 @@ from jaxdp import accounting as acc
 from jaxdp._agreement import check_mechanism
 from jaxdp._entries import count_blocks
 from jaxdp._issuer import issuer_of
-from jaxdp.clipping import ClippedGrad, Rule, clipped_grad, rounding
+from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
 from jaxdp.noise import Strategy
 from jaxdp.noise.participation import participation
@@ -217,6 +217,13 @@ class Mechanism:
             options: further arguments of ``jaxdp.clipped_grad``.
         """
         return clipped_grad(loss_fn, self.rule, **{"most_records": self.most_records, **options})
+
+    def clip_and_sum(self) -> optax.GradientTransformationExtraArgs:
+        """The clipped sum of per-example gradients of your own, to be put first in an optax chain.
+
+        As ``jaxdp.clip_and_sum``, with the mechanism's rule and ``most_records``.
+        """
+        return clip_and_sum(self.rule, self.most_records)
 
     def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
         """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""

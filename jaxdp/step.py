@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _shards
+from jaxdp import _links, _shards
 from jaxdp._frozen import filled, like
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.frameworks import holds_reused
-from jaxdp.noise import if_alike, opened
+from jaxdp.noise import if_alike, opened, tell_handed
 from jaxdp.optimizers.energy import (
     DrawnEnergy,
     PublicEnergy,
@@ -71,16 +72,62 @@ class PrivateStep:
         if summed.leaked is not None:
             extra["leaked"] = summed.leaked
         summed = _handed(summed)
-        noise, after = (optax.with_extra_args_support(t) for t in (self.noise, self.after))
+        noise = optax.with_extra_args_support(self.noise)
         mesh = None if self.held is None else self.grad_fn.placement.mesh
         with _noise_asked_for(self.links), on(mesh):
             noisy, first = noise.update(summed, first, trained, key=key)
-        updates, last = after.update(noisy, last, trained, **extra)
+        updates, last = self.followed(noisy, last, trained, **extra)
         moved = filled(optax.apply_updates(trained, updates), params)
         state = moved, (first, last)
         if self.held is not None:
             state = jax.lax.with_sharding_constraint(state, self.held)
         return *state, noisy, updates
+
+    def followed(
+        self, noisy: PyTree, last: PyTree, trained: PyTree, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
+        """(updates, state of ``after``) that the chain after the noise makes of a noisy gradient.
+
+        Raises:
+            ValueError: it asks for more than it is given, such as the value of the loss.
+        """
+        try:
+            return optax.with_extra_args_support(self.after).update(noisy, last, trained, **extra)
+        except Exception as error:
+            _in_words(
+                error,
+                "jaxdp.Trainer has trainer.init(params, public_value=value) and "
+                "trainer.step(state, batch, public_value=value)",
+            )
+            raise
+
+    def check_after(self, params: PyTree, opt_state: State, extra: dict[str, Any]) -> None:
+        """Tries the chain after the noise on shapes alone, before anything is charged.
+
+        Args:
+            params: the parameters.
+            opt_state: the state of the step.
+            extra: what a step hands the chain besides.
+
+        Raises:
+            ValueError: the chain cannot take what a step hands it.
+        """
+        trained = self.grad_fn.trained(params)
+        try:
+            jax.eval_shape(
+                lambda noisy, last, extra: self.followed(noisy, last, noisy, **extra),
+                trained,
+                opt_state[1],
+                extra,
+            )
+        except ValueError:
+            raise
+        except Exception as error:  # a link may raise anything
+            raise ValueError(
+                "optimizer must take noisy updates, its state and the parameters, "
+                f"tx.update(updates, state, params), got one that raises {type(error).__name__}: "
+                f"{error}"
+            ) from error
 
     def held_for(self, params: PyTree, place: Placement) -> "PrivateStep":
         """The step for parameters where they lie on a mesh, and for a state that lies alike."""
@@ -92,7 +139,16 @@ class PrivateStep:
     @functools.cached_property
     def compiled_context(self) -> Callable[[State], dict[str, PyTree]]:
         """``clipped_by``, compiled."""
-        return (lambda _: {}) if self.context is None else jax.jit(self.context)
+        if self.context is None:
+            return lambda _: {}
+        compiled = jax.jit(self.context)
+
+        def of(opt_state: State) -> dict[str, PyTree]:
+            context = compiled(opt_state)
+            _links.give_out(context)  # of a state that the trainer has looked at
+            return context
+
+        return of
 
     @functools.cached_property
     def update(self) -> Callable[..., Any]:
@@ -199,7 +255,9 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
     passes its parts, and puts them together inside, where the noise is added.
 
     Args:
-        tx: an optax chain, ``privatize`` first. Extra arguments reach its ``update``.
+        tx: an optax chain, ``privatize`` first. Extra arguments reach its ``update``: they must
+            be public, and the ledger names them as assumed, such as the ``value`` that
+            ``optax.contrib.reduce_on_plateau`` asks for, of a loss on public examples.
         donate: reuse the memory of ``params`` and ``opt_state``, which are then gone: with Adam
             the update of n parameters of float32 needs about 21·n bytes, not 32·n.
 
@@ -236,6 +294,7 @@ def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) ->
                 updates, after = chain.update(_handed(summed), opt_state, trained, key=key, **extra)
         except Exception as error:  # a link may raise anything where the state is another's
             _explain(error, chain, trained, opt_state)
+            _in_words(error, "update(params, opt_state, summed, value=value)")
             raise
         if before != jax.tree.structure(after):
             _explain(None, chain, trained, opt_state)
@@ -293,7 +352,8 @@ def _across_jit(
 ) -> Callable[..., Any]:
     """Compiles ``inside``, which takes a ``Summed``; the one place where a sum is taken apart.
 
-    ``assuming``: tells the ledger that a ``PublicEnergy`` is assumed public; a trainer does itself.
+    ``assuming``: tells the ledger that a ``PublicEnergy``, or what else the chain is handed, is
+    assumed public; a trainer does itself.
     """
 
     def put_together(
@@ -347,11 +407,49 @@ def _across_jit(
                 ticket.trust(OTHERS)
             if assuming and isinstance(extra.get("energy"), PublicEnergy):
                 ticket.assume(PublicEnergy.ASSUMED)
+            if assuming:
+                tell_handed(ticket, extra)
         once = opened(summed, key), taken_apart(extra), met
         with among_held(held):
-            return compiled(params, opt_state, parts, *once, held=held)
+            result = compiled(params, opt_state, parts, *once, held=held)
+        if assuming:
+            _links.hand_on(opt_state, result[1])
+        return result
 
     return update
+
+
+def _in_words(error: Exception, how: str) -> None:
+    """Raises ValueError where a link asks for what jaxdp does not hand it.
+
+    Args:
+        error: of the link.
+        how: to hand over a public value.
+
+    Raises:
+        ValueError: with what it asks for, and the remedy.
+    """
+    if isinstance(error, AttributeError) and "fast" in str(error):
+        raise ValueError(
+            "optimizer must take parameters as they are, got optax.lookahead, which keeps two "
+            "sets of them in a form of its own. An average of the parameters is jaxdp.Trainer(..., "
+            "average=0.99), or optax.ema of what updates release"
+        ) from error
+    lacks = re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error))
+    if not isinstance(error, TypeError) or lacks is None:
+        return
+    names = re.findall(r"'(\w+)'", lacks[1])
+    remedy = (
+        f"Where it is public, such as the loss on public examples, hand it over: {how}. Else take "
+        "optax.sgd or adam with a schedule of the step"
+        if names == ["value"]
+        else "Take optax.sgd or adam with a schedule of the step in place of a line search"
+    )
+    raise ValueError(
+        f"optimizer must work on noisy updates, got one that asks for {', '.join(names)} besides "
+        "(as reduce_on_plateau, polyak_sgd and line searches do): computed from records without "
+        f"noise it is a release that no event covers. {remedy}"
+    ) from error
 
 
 def _check_key(summed: Summed, key: NoiseKey | None) -> None:

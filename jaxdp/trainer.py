@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -12,13 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _processes, _shards
+from jaxdp import _processes, _shards, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer, issuer_of
+from jaxdp._links import give_out, past_of
 from jaxdp._memory import rows_that_fit
 from jaxdp._placement import agreed, among, placement
-from jaxdp._state import TrainState, agree_on_step, check_past, check_state
+from jaxdp._state import (
+    STARTED_AGAIN,
+    TrainState,
+    agree_on_step,
+    check_past,
+    check_state,
+    given_out,
+    replaced,
+)
 from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed, rows_of_a_pass
 from jaxdp.batches import steps_left as left_of
 from jaxdp.checks.start import planned
@@ -27,6 +37,7 @@ from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
+from jaxdp.noise import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
 from jaxdp.sampling import Sampler
@@ -129,6 +140,9 @@ class Trainer:
             self._grad_fn, algorithm.noise_link(), algorithm.after_noise, algorithm.reads
         )
         self._plan, self._before = None, 0  # the steps of other trainers with this ledger
+        # Of the parameters that it was given, and whether a step was taken.
+        self._start, self._moved = secrets.token_bytes(8), False
+        self._tried: set[bool] = set()  # the optimizer, without and with a public value
         self._settled = self._spread(None)
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
@@ -161,14 +175,20 @@ class Trainer:
             self._sampler.cut_into(int(_processes.first(lambda: str(fit))))
             self._to_fit = False
 
-    def init(self, params: PyTree) -> TrainState:
+    def init(self, params: PyTree, *, public_value: Any = None) -> TrainState:
         """The state before the first step. The trainer owns a copy of the parameters.
 
+        Args:
+            params: computed from no record, or from what this trainer's ledger holds.
+            public_value: for an optimizer that asks for ``value``, as for ``step``.
+
         Raises:
-            ValueError: the loss cannot be used with these parameters and records, or what it
-                captured or begins with was computed from the records; nothing is charged by then.
+            ValueError: the loss cannot be used with these parameters and records, what it captured
+                or begins with was computed from the records, or the optimizer asks for what it is
+                not given; nothing is charged by then.
         """
         check_arrays(params)
+        self._told_of_start(params)
         self._settled = self._spread(params)
         self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
@@ -177,7 +197,10 @@ class Trainer:
             self._plan = self._planned(params, first=True)
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
-        return self._laid(TrainState(params, opt_state, 0, self._past()))
+        self._check_optimizer(params, opt_state, _valued(public_value))
+        state = self._laid(TrainState(params, opt_state, 0, self._past()))
+        give_out((state.params, state.opt_state), self._start)
+        return state
 
     def examine(self, params: PyTree, first: bool = False) -> None:
         """Refuses a loss that cannot be used, once; ``init`` does it, before anything is charged.
@@ -221,12 +244,17 @@ class Trainer:
         self._batches = weakref.ref(batches)
         return batches
 
-    def step(self, state: TrainState, batch: ChargedBatch) -> tuple[TrainState, StepInfo]:
+    def step(
+        self, state: TrainState, batch: ChargedBatch, *, public_value: Any = None
+    ) -> tuple[TrainState, StepInfo]:
         """Takes one private step.
 
         Args:
             state: the state; its memory is reused, so it must not be used afterwards.
             batch: from ``batches``; it can be used once.
+            public_value: a number, handed to the optimizer as ``value``, which
+                ``optax.contrib.reduce_on_plateau`` asks for. It must be **public**, such as the
+                loss on public examples: the ledger names it as assumed.
 
         Returns:
             The next state, and a ``StepInfo`` that may be logged.
@@ -235,10 +263,15 @@ class Trainer:
             ValueError: a batch that was used before, or is another trainer's; a state whose past
                 this trainer's ledger does not hold.
         """
-        return self.step_and_look(state, batch, told=False)[:2]
+        return self.step_and_look(state, batch, told=False, public_value=public_value)[:2]
 
     def step_and_look(
-        self, state: TrainState, batch: ChargedBatch, told: bool = True
+        self,
+        state: TrainState,
+        batch: ChargedBatch,
+        told: bool = True,
+        *,
+        public_value: Any = None,
     ) -> tuple[TrainState, StepInfo, list[ClipInfo]]:
         """As ``step``, and returns the **sensitive** ``ClipInfo``, which no epsilon covers.
 
@@ -246,20 +279,33 @@ class Trainer:
             state: as for ``step``.
             batch: as for ``step``.
             told: False returns none of it.
+            public_value: as for ``step``.
         """
-        self._check(state, batch)
+        valued = _valued(public_value)
+        self._check(state, batch, valued)
         state, draw = self._laid(state), batch.draw
         assert draw.ticket is not None
         rng = None
         if getattr(self._grad_fn, "takes_rng", False):
             rng = draw.ticket.rng("examples")
-        extra = judging(self.energy, draw.ticket, self.mechanism.leak)
+        extra = valued | judging(self.energy, draw.ticket, self.mechanism.leak)
         once = len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad)
         take = self._at_once if once else self._by_passes
         self.examine(state.params)
         with among(self._place), captured.compared_before():
             params, opt_state, info, infos = take(state, batch, rng, extra, told)
-        return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
+        self._moved = True
+        return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos
+
+    def take_up(self, state: TrainState) -> None:
+        """Takes a state as one that a step returned; for ``jaxdp.Run``, which has kept it itself.
+
+        Raises:
+            ValueError: as ``init``.
+        """
+        self.examine(state.params, first=state.step == 0)  # what is restored was released
+        self._check_optimizer(state.params, state.opt_state, {})
+        given_out(state)
 
     def released(self, state: TrainState) -> PyTree:
         """The parameters to evaluate and publish: the average where there is one, else the last."""
@@ -346,13 +392,40 @@ class Trainer:
         moved = self._step.update(state.params, state.opt_state, summed, **extra)
         return *moved, infos if told else []
 
-    def _check(self, state: TrainState, batch: ChargedBatch) -> None:
+    def _check(self, state: TrainState, batch: ChargedBatch, valued: dict[str, Any]) -> None:
         check_batch(batch)
         if not self._sampler.issuer.issued(batch.draw.ticket):
             raise ValueError("batch must be of this trainer, got one of another trainer")
         check_state(state, batch.draw.step if self.mechanism.strategy else None)
         batch.check_untouched()
         check_past(state, self.ledger)
+        if bool(valued) not in self._tried:
+            self._check_optimizer(state.params, state.opt_state, valued)
+        ticket = batch.draw.ticket
+        assert ticket is not None
+        for what in replaced(state, self.ledger, self._start, self._grad_fn.trained):
+            ticket.trust(what)
+        for what in self.algorithm.on_trust():
+            ticket.trust(what)
+        tell_handed(ticket, {"public_value": valued.get("value")})
+
+    def _check_optimizer(self, params: PyTree, opt_state: PyTree, valued: dict[str, Any]) -> None:
+        """Tries the optimizer on shapes; raises ValueError where it asks for more than it gets."""
+        extra = dict(valued)
+        if isinstance(self.energy, PublicEnergy):
+            extra["energy"] = self.energy
+        # A private energy is charged when it is drawn; a gradient of its own may hand on means.
+        if self.algorithm.energy is None and self.algorithm.gradient is None:
+            with among(self._place):
+                self._step.check_after(params, opt_state, extra)
+        self._tried.add(bool(valued))
+
+    def _told_of_start(self, params: PyTree) -> None:
+        """Tells the ledger of parameters from elsewhere, where steps were taken before."""
+        known = [past_of(leaf) is not None for leaf in jax.tree.leaves(params)]
+        if self._moved and not all(known):
+            self.ledger.trust(STARTED_AGAIN)
+        give_out(params, self._start)
 
     def _past(self) -> np.ndarray:
         return np.frombuffer(self.ledger.head, np.uint32)
@@ -414,3 +487,19 @@ class Trainer:
     def _planned(self, params: PyTree, first: bool) -> tuple[Any, ...]:
         rows = self._sampler.physical_batch_size
         return planned(self._grad_fn, params, self.source, rows, first)
+
+
+def _valued(public_value: Any) -> dict[str, Any]:
+    """The extra argument of the optimizer by which it is handed a public value, if there is one."""
+    if public_value is None:
+        return {}
+    kind = getattr(public_value, "dtype", type(public_value))
+    is_real = jnp.issubdtype(kind, np.floating) or jnp.issubdtype(kind, np.integer)
+    if np.shape(public_value) or not is_real:
+        raise ValueError(
+            "public_value must be a number, such as the loss on public examples, got "
+            f"{_validate.described(public_value)}"
+        )
+    if _processes.count() > 1:  # one for all, or their parameters would part
+        public_value = float(_processes.first(lambda: str(float(public_value))))
+    return {"value": jnp.asarray(public_value, jnp.float32)}

@@ -18,6 +18,8 @@ PyTree = Any
 _AS_MADE = "_as_made"
 # Set on a sum of parts: what compensates the next addition.
 _LOST = "_rounded_away"
+# Set on a sum whose number of records nobody declared: its clip bound, and the rows that are in it.
+_UNDECLARED = "_of_undeclared_rows"
 _NOT_TAKEN_APART = (
     "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
     "mechanism.privatize()) first in the optax chain, before scale, clip, MultiSteps, masked, "
@@ -103,6 +105,16 @@ class Summed:
         """
         found = dataclasses.replace(self, ticket=ticket, passes=frozenset(passes))
         return _as_made(found) if known else found
+
+    def of_undeclared(self, bound: float | jax.Array, rows: int) -> "Summed":
+        """Itself, noted as a sum of so many rows clipped to ``bound``; no copy has the note."""
+        object.__setattr__(self, _UNDECLARED, (bound, rows))
+        return self
+
+    @property
+    def undeclared(self) -> tuple[float | jax.Array, int] | None:
+        """(clip bound, rows) of a sum whose largest number of records nobody declared; or None."""
+        return getattr(self, _UNDECLARED, None)
 
     def __contains__(self, key: Any) -> bool:
         """False: it has no keys; Flax's TrainState looks for one of its own."""

@@ -226,3 +226,52 @@ def test_a_batch_in_the_wrong_place_is_told_in_words_of_the_trainer(mistake, rem
         mistake(train, train.init(PARAMS))
     assert "sampler.draw" not in str(error.value)
     train.close()
+
+
+ASKING = {
+    "plateau": (optax.contrib.reduce_on_plateau, r"asks for value besides .* hand it over"),
+    "polyak": (optax.polyak_sgd, r"asks for value besides .* hand it over"),
+    "lbfgs": (optax.lbfgs, "asks for value, grad, value_fn besides .* line search"),
+    "lookahead": (lambda: optax.lookahead(optax.sgd(0.1), 5, 0.5), "average=0.99"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), ASKING.values(), ids=ASKING)
+def test_an_optimizer_that_asks_for_more_is_refused_before_a_charge(make, words, tmp_path):
+    """Before: a raw TypeError or AttributeError of optax at the first step, whose charge stayed."""
+    train = jaxdp.Trainer(loss_fn, mechanism(), make(), (X, Y))
+    with pytest.raises(ValueError, match=words):
+        train.init(PARAMS)
+    assert train.ledger.steps == 0
+    one = run(tmp_path / "run", make(), report=False)
+    with pytest.raises(ValueError, match=words):
+        one.fit()
+    assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == 0
+
+
+def own_loop(optimizer):
+    mech = mechanism()
+    sampler, tx = mech.sampler(60), optax.chain(mech.privatize(), optimizer)
+    draw = sampler.draw()
+    summed, _ = mech.clipped_grad(loss_fn).sum(PARAMS, (X, Y), draw)
+    return sampler, draw, summed, tx
+
+
+@pytest.mark.parametrize(("make", "words"), ASKING.values(), ids=ASKING)
+def test_an_optimizer_that_asks_for_more_spends_no_ticket(make, words):
+    _, draw, summed, tx = own_loop(make())
+    with pytest.raises(ValueError, match=words):
+        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed)
+    assert not draw.ticket.spent
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_an_own_loop_hands_its_optimizer_is_on_the_list(compiled):
+    sampler, _, summed, tx = own_loop(optax.contrib.reduce_on_plateau())
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes its counter with the value
+        if compiled:
+            jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed, value=0.5)
+        else:
+            tx.update(summed, tx.init(PARAMS), PARAMS, value=0.5)
+    (said,) = sampler.ledger.unverified()
+    assert said.startswith("the optimizer was handed value=: assumed public")

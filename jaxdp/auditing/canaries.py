@@ -104,7 +104,7 @@ class Canaries:
         """
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), example)
         form, loss = form_of(loss_fn), self.loss(loss_fn)
-        keys = () if form.rng is None else (jax.random.key(0),)
+        keys = () if form.rng is None else (jax.random.key(0, impl="threefry2x32"),)
 
         def value(params: PyTree) -> jax.Array:
             found = loss(params, (zeros, jnp.zeros((), jnp.int32)), *keys)

@@ -136,7 +136,7 @@ class RecordCanaries:
 
     def _loss(self, params: PyTree, record: PyTree) -> jax.Array:
         form = form_of(self.loss_fn)
-        found = form(self.loss_fn, params, record, jax.random.key(_KEY))
+        found = form(self.loss_fn, params, record, jax.random.key(_KEY, impl="threefry2x32"))
         value = found[0] if isinstance(found, tuple) else found
         return jnp.asarray(value, jnp.float32)
 

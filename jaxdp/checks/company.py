@@ -27,7 +27,7 @@ def clipped(grad_fn: ClippedGrad, params: PyTree, rows: PyTree) -> list[Finding]
         rows: pytree of NumPy arrays [m, ...], m >= 2.
     """
     size = len(jax.tree.leaves(rows)[0])
-    key = jax.random.key(0) if grad_fn.takes_rng else None
+    key = jax.random.key(0, impl="threefry2x32") if grad_fn.takes_rng else None
 
     @jax.jit
     def summed(rows: PyTree, mask: jax.Array) -> tuple[jax.Array, jax.Array]:

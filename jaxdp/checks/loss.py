@@ -17,7 +17,11 @@ from jaxdp.types import PyTree
 
 def trace(grad_fn: ClippedGrad, params: PyTree, example: PyTree) -> Any:
     """The loss of one example as a ``ClosedJaxpr``, traced anew."""
-    key = (jax.eval_shape(lambda: jax.random.key(0)),) if grad_fn.takes_rng else ()
+    key = (
+        (jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")),)
+        if grad_fn.takes_rng
+        else ()
+    )
     called = functools.partial(frameworks.called, grad_fn.form, grad_fn.loss_fn)
     return jax.make_jaxpr(lambda *args: called(*args))(params, example, *key)
 

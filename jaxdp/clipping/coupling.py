@@ -58,10 +58,17 @@ def refuse(traced: Any) -> None:
                     "code may see the whole batch and let one record change what the others add. "
                     "(jax.debug.print is allowed.)"
                 )
-            if name in _SHARED or _other_keys(eqn) or _foreign(eqn.primitive):
+            if generator := _other_keys(eqn):
+                raise ValueError(
+                    f"loss_fn must not use keys of another generator than threefry, got {name} "
+                    f"over {generator}: vmap gives every row the bits of the first row's key. Give "
+                    "the loss an argument rng, which receives a threefry key of its example, or "
+                    "make keys with impl='threefry2x32'"
+                )
+            if name in _SHARED or _foreign(eqn.primitive):
                 raise ValueError(
                     f"loss_fn must not use {name}, got one: how vmap runs it over a batch is not "
-                    "row by row (keys that are not threefry's, kernels) or not JAX's own rule"
+                    "row by row (kernels) or not JAX's own rule"
                 )
             outer = sorted(_axes_of(eqn) - part.axes, key=str)
             if outer and name != _HARMLESS:
@@ -77,16 +84,16 @@ def has_rules(traced: Any) -> bool:
     return any(e.primitive.name.startswith(_RULED) for p in parts(traced) for e in p.jaxpr.eqns)
 
 
-def _other_keys(eqn: Any) -> bool:
-    """True if it works on keys of another generator than threefry."""
+def _other_keys(eqn: Any) -> str:
+    """The other generator than threefry on whose keys an operation works; "" for none."""
     impl = eqn.params.get("impl")
     name = getattr(impl, "name", impl if isinstance(impl, str) else None)
     atoms = (*eqn.invars, *eqn.outvars)
     kinds = [a.aval.dtype for a in atoms if hasattr(getattr(a, "aval", None), "dtype")]
-    keys = [k for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
-    return (name or "threefry2x32") not in ("threefry2x32", "fry") or any(
-        "fry" not in str(kind) for kind in keys
-    )
+    keys = [str(k) for k in kinds if jax.numpy.issubdtype(k, jax.dtypes.prng_key)]
+    if (name or "threefry2x32") not in ("threefry2x32", "fry"):
+        return str(name)
+    return next((key for key in keys if "fry" not in key), "")
 
 
 def _foreign(primitive: Any) -> bool:

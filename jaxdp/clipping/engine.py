@@ -103,7 +103,11 @@ class ClippedGrad:
         data, keep = _batch.opened(batch, mask)
         options.check_rng(rng, self.form.rng)
         data = jax.tree.map(jnp.asarray, data)
-        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
+        given, bound, scale = (
+            (scale, bound),
+            options.checked_bound(bound),
+            options.checked_scale(scale),
+        )
         size = keep.shape[0]
         rounding.check_records(size, self.most_records)
         keys = None if rng is None else jax.random.split(rng, size)
@@ -114,6 +118,7 @@ class ClippedGrad:
             return summed, info
         ticket, number = origin
         captured.report(ticket, info.plan)
+        options.report(ticket, self.rule.l2, *given)
         return summed.of_draw(ticket, [number], known=batch.untouched), info
 
     def sum(
@@ -182,7 +187,11 @@ class ClippedGrad:
         frameworks.check_arrays(params)
         options.check_rng(rng, self.form.rng)
         rounding.check_records(int(np.count_nonzero(draw.mask)), self.most_records)
-        bound, scale = options.checked_bound(bound), options.checked_scale(scale)
+        given, bound, scale = (
+            (scale, bound),
+            options.checked_bound(bound),
+            options.checked_scale(scale),
+        )
         grad_fn, (there,) = self.placed(params)
         with _placement.among(grad_fn.placement):
             totals, plan = nothing(grad_fn, there), ()
@@ -196,6 +205,7 @@ class ClippedGrad:
             plan = info.plan
             infos += [info] if told else []
         captured.report(draw.ticket, plan)
+        options.report(draw.ticket, self.rule.l2, *given)
         total, lost, votes = totals
         with _placement.among(grad_fn.placement):
             total = compensated(total, lost)
@@ -249,7 +259,11 @@ class ClippedGrad:
         frameworks.check_arrays(params)
         data = batch.data if isinstance(batch, Batch) else batch
         size = _batch.rows("batch", data)
-        key = jax.eval_shape(lambda: jax.random.key(0)) if self.takes_rng else None
+        key = (
+            jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+            if self.takes_rng
+            else None
+        )
         rows = self.rows_at_once(self._on_one_device(size))
         with captured.compared(data):
             return self._planned(params, (_batch.example(data), key), rows)[2]

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import _validate
+from jaxdp._links import past_of
 from jaxdp.clipping import frameworks
+from jaxdp.tickets import Ticket
 from jaxdp.types import PyTree
 
 # Further out, squares in float32 underflow or overflow and a norm could not be trusted.
@@ -140,6 +142,34 @@ def checked_scale(scale: PyTree | None) -> PyTree | None:
         return jnp.where(leaf >= LEAST_BOUND, jnp.minimum(leaf, LARGEST_BOUND), LEAST_BOUND)
 
     return jax.tree.map(one, scale)
+
+
+_BY_THE_CALLER = (
+    "{} of a step was given by the caller: assumed public, or computed from noisy releases alone"
+)
+
+
+def report(
+    ticket: Ticket | None, limit: Callable[[PyTree], float], scale: PyTree, bound: Any
+) -> None:
+    """Tells the ledger of a draw what its records were clipped by, where the caller gave it.
+
+    Arrays that jaxdp itself returned, such as the bound of a state, are not named: they were
+    computed from noisy releases. Nor is the rule's own bound.
+
+    Args:
+        ticket: of the draw, or None.
+        limit: the rule's own bound. (Rules that take another one ask no parameters for it.)
+        scale: as it was given.
+        bound: as it was given.
+    """
+    if ticket is None:
+        return
+    own = bound is None or (not isinstance(bound, jax.Array) and float(bound) == limit(None))
+    if not own and past_of(bound) is None:
+        ticket.trust(_BY_THE_CALLER.format("the clip bound (bound=)"))
+    if any(past_of(leaf) is None for leaf in jax.tree.leaves(scale)):
+        ticket.trust(_BY_THE_CALLER.format("the scale (scale=)"))
 
 
 def scales(scale: PyTree, trained: PyTree) -> list[jax.Array]:

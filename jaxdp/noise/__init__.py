@@ -7,7 +7,15 @@ the sensitivity under a participation; optimised strategies have the least of th
 from jaxdp.noise.correlated import CorrelatedState, privatize_correlated
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
-from jaxdp.noise.gaussian import LEAKED, PrivatizeState, if_alike, opened, privatize
+from jaxdp.noise.gaussian import (
+    LEAKED,
+    PrivatizeState,
+    check_update,
+    if_alike,
+    opened,
+    privatize,
+    tell_handed,
+)
 from jaxdp.noise.grid import grid_range, privatize_on_grid
 from jaxdp.noise.grid_correlated import dyadic, privatize_correlated_on_grid
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered
@@ -44,6 +52,7 @@ __all__ = [
     "ToeplitzStrategy",
     "Workload",
     "banded_inverse_square_root",
+    "check_update",
     "dyadic",
     "from_dict",
     "grid_range",
@@ -62,4 +71,5 @@ __all__ = [
     "sensitivity",
     "square_root",
     "step_errors",
+    "tell_handed",
 ]

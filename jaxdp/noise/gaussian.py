@@ -12,7 +12,7 @@ from jaxdp import _links, _shards, _validate
 from jaxdp._arithmetic import check_arithmetic
 from jaxdp.normals import noised
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.tickets import NoiseKey
+from jaxdp.tickets import NoiseKey, Ticket
 from jaxdp.types import PyTree, Summed
 
 
@@ -64,9 +64,9 @@ def privatize(
         ValueError: a negative multiplier or a non-positive batch size; at update: no ticket and no
             key, one that was spent or charged for another multiplier; shapes that differ from the
             parameters'; members of a ``vmap`` with one key; a mesh axis that is neither sharded nor
-            replicated; ``value``, ``grad`` or ``value_fn`` (what a line search or a plateau
-            schedule asks for is computed from data, and releasing it is another event); XLA's fast
-            math is switched on.
+            replicated; ``grad`` or ``value_fn`` (what a line search asks for is computed from
+            data, and releasing it is another event; a ``value`` is assumed public, and the ledger
+            says so); XLA's fast math is switched on.
         TypeError: at update, when handed anything but a ``Summed``.
 
     Example:
@@ -259,10 +259,12 @@ def check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
             "privatize must come first in the chain and take the Summed that clipping returns, "
             f"got {type(updates).__name__}: gradients such as jax.grad's are not clipped example "
             "by example, and have no known sensitivity. Take jaxdp.clipped_grad(loss_fn, rule) in "
-            "place of jax.grad, or put jaxdp.clip_and_sum(rule) before privatize, for per-example "
+            "place of jax.grad, or put mechanism.clip_and_sum() before privatize, for per-example "
             "gradients"
         )
-    for name in ("value", "grad", "value_fn"):
+    if updates.ticket is not None:
+        tell_handed(updates.ticket, extra)
+    for name in ("grad", "value_fn"):
         if extra.get(name) is not None:
             raise ValueError(
                 f"{name} must not be passed to a private chain: it is computed from data without "
@@ -281,6 +283,21 @@ def check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
     found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (updates.value, params))
     if found != wanted:
         raise ValueError(f"the sum must have the parameters' shapes {wanted}, got {found}")
+
+
+def tell_handed(ticket: Ticket, extra: dict[str, Any]) -> None:
+    """Tells the ledger of arguments that the caller handed to the links after the noise.
+
+    Args:
+        ticket: of the step.
+        extra: the arguments; an energy, which says itself what it assumes, is left out.
+    """
+    for name, value in extra.items():
+        if value is not None and name not in ("energy", "leaked"):
+            ticket.trust(
+                f"the optimizer was handed {name}=: assumed public, computed from released "
+                "parameters and public examples alone"
+            )
 
 
 def check_made_for(updates: Summed, leaves: Any) -> None:

@@ -97,6 +97,16 @@ class Algorithm:
                     "algorithm that has one. Take SGD, momentum or Adam"
                 )
 
+    def on_trust(self) -> list[str]:
+        """Sentences on functions of the caller's that set what the next gradient is clipped by."""
+        given = {"scale": self.scale, "bound": self.bound}
+        return [
+            f"the {name} of each step comes from a function of the caller's (Algorithm.{name}): "
+            "that it reads noisy releases and public constants alone was not verified"
+            for name, read in given.items()
+            if read is not None and not str(read.__module__).startswith("jaxdp.")
+        ]
+
     def noise_link(self) -> optax.GradientTransformation:
         """The first link of the chain, which takes the ``Summed`` and adds the noise."""
         return self.mechanism.privatize() if self.noise is None else self.noise

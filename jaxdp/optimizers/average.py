@@ -1,6 +1,7 @@
 """Averages of the iterates: post-processing of what every step released, at no cost."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -79,4 +80,7 @@ def averaged(algorithm: Algorithm, decay: float) -> Algorithm:
 
 
 def _through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
-    return None if read is None else lambda state: read(state.inner)
+    if read is None:
+        return None
+    # Wrapped, to be told as whose function it is.
+    return functools.wraps(read)(lambda state: read(state.inner))

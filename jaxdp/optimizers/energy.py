@@ -245,6 +245,19 @@ class OpenEnergy:
         rise = noisy / self.batch_size
         return rise, rise
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "energy must not be copied, pickled or sent to another process once it is spent: both "
+            "would judge with one noise, and their difference has none. Take another for every "
+            "candidate, energy.prepare().spent()"
+        )
+
+    def __copy__(self) -> Any:
+        return self.__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce__()
+
     def once(self) -> None:
         """Raises ValueError at a second use of this object: two noises of one key subtract away."""
         if hasattr(self, _JUDGED):

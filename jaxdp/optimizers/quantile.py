@@ -9,7 +9,7 @@ import optax
 
 from jaxdp import _links, _validate
 from jaxdp.mechanism import Mechanism, dp_sgd
-from jaxdp.noise import PrivatizeState, opened
+from jaxdp.noise import PrivatizeState, check_update, opened
 from jaxdp.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling
@@ -84,7 +84,9 @@ def quantile_clip(
     inner = mechanism.privatize()
 
     def init(params: PyTree) -> QuantileState:
-        return QuantileState(inner.init(params), jnp.asarray(initial_bound, jnp.float32))
+        bound = jnp.array(initial_bound, jnp.float32)
+        _links.give_out(bound)
+        return QuantileState(inner.init(params), bound)
 
     def update(
         updates: Summed,
@@ -95,6 +97,7 @@ def quantile_clip(
         **extra: Any,
     ) -> tuple[PyTree, QuantileState]:
         votes = _votes(updates)
+        check_update(updates, params, extra)
         key = opened(updates, key, state, params)
         words, multiplier = key.part("votes")
         _links.adds("votes", lambda step: count_noise_multiplier)
@@ -106,7 +109,9 @@ def quantile_clip(
         within = count / batch_size + 0.5
         bound = state.bound * jnp.exp(-rate * (within - target))
         # Public limits of the rule that the bound goes to.
-        return mean, QuantileState(noise_state, jnp.clip(bound, 1e-10, 1e10))
+        after = QuantileState(noise_state, jnp.clip(bound, 1e-10, 1e10))
+        _links.hand_on(state.bound, after.bound)
+        return mean, after
 
     return mechanism, optax.GradientTransformationExtraArgs(init, _links.own(update))
 

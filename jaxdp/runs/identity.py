@@ -23,7 +23,11 @@ def programs(
     links = algorithm.step(loss_fn)
     _, after = links.init(params)
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example)
-    key = jax.random.key(0) if getattr(links.grad_fn, "takes_rng", False) else None
+    key = (
+        jax.random.key(0, impl="threefry2x32")
+        if getattr(links.grad_fn, "takes_rng", False)
+        else None
+    )
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         update = jax.make_jaxpr(links.after.update)(params, after, params)
     loss, numbers = "", [params, after, update.consts]

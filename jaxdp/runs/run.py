@@ -293,7 +293,7 @@ def _trainer(run: Started, plan: Plan, state: TrainState) -> Any:
         trainer.fit_rows(state.params)
         run.state = dataclasses.replace(run.state, physical_batch_size=trainer.physical_batch_size)
         run.directory.save_state(run.state)
-    trainer.examine(state.params, first=state.step == 0)  # what is restored was released
+    trainer.take_up(state)
     return trainer
 
 

@@ -6,10 +6,12 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
+import jaxdp
 from tests.clipping.test_captured import HOLDS, PARAMS, ROWS, centred, plain, total
 from tests.compiling import with_flags
 
@@ -183,3 +185,34 @@ def test_a_private_energy_that_closes_over_the_records_is_refused():
     with pytest.raises(ValueError, match="must not use custom_vmap"):
         prepared(batched_by_hand).clipped_sum(PARAMS, PARAMS)
     assert prepared(plain).clipped_sum(PARAMS, PARAMS) == 0.0
+
+
+def test_keys_of_another_generator_are_named():
+    """Before: "must not use jit", where the key's use was inside one."""
+
+    def loss_fn(params, x):
+        key = jax.random.key(0, impl="rbg")
+        return jnp.vdot(params["w"], x * jax.random.normal(key, x.shape))
+
+    with pytest.raises(ValueError, match=r"generator than threefry, got .* rbg"):
+        total(loss_fn)
+
+
+def test_dropout_works_whatever_generator_jax_takes_by_default():
+    """Before: the loss was looked at with a key of that generator, and refused."""
+
+    def loss_fn(params, x, rng):
+        return jnp.vdot(params["w"], jnp.where(jax.random.bernoulli(rng, 0.5, x.shape), x, 0.0))
+
+    found = []
+    for generator in ("threefry2x32", "rbg"):
+        with jax.default_prng_impl(generator):
+            mechanism = jaxdp.dp_sgd(1.0, 1.0, 8, 16)
+            trainer = jaxdp.Trainer(
+                loss_fn, mechanism, optax.sgd(0.1), ROWS, secret=jaxdp.Secret.from_seed(1)
+            )
+            state = trainer.init(PARAMS)
+            for batch in trainer.batches(2):
+                state, _ = trainer.step(state, batch)
+            found.append(state.params["w"])
+    np.testing.assert_array_equal(*found)

@@ -210,3 +210,42 @@ def test_bounds_and_scales_of_a_compiled_step_are_made_safe():
         value = jnp.float32(given)
         assert float(options.checked_bound(value)) == np.float32(safe)
         assert float(options.checked_scale({"w": value})["w"]) == np.float32(safe)
+
+
+def given(**options):
+    """What the ledger of a draw is told where its records are clipped by something given."""
+    mechanism = jaxdp.dp_sgd(1.0, 0.5, 8, 16)
+    grad_fn = mechanism.clipped_grad(lambda w, x: jnp.vdot(w, x))
+    records, said = jnp.ones((16, 3)), []
+    for by_batch in (False, True):
+        sampler = mechanism.sampler(16, physical_batch_size=16)
+        draw = sampler.draw()
+        if by_batch:
+            grad_fn(jnp.zeros(3), next(draw.batches(records)), **options)
+        else:
+            grad_fn.sum(jnp.zeros(3), records, draw, **options)
+        said.append([line for line in sampler.ledger.unverified() if "of a step" in line])
+    assert said[0] == said[1]
+    return said[0]
+
+
+BY_THE_CALLER = "of a step was given by the caller: assumed public, or computed from noisy"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"bound": 0.25}, ["the clip bound (bound=)"]),
+        ({"bound": np.float32(7.0)}, ["the clip bound (bound=)"]),
+        ({"bound": jnp.float32(7.0)}, ["the clip bound (bound=)"]),
+        ({"scale": jnp.full(3, 2.0)}, ["the scale (scale=)"]),
+        ({"scale": np.full(3, 2.0), "bound": 0.5}, ["the scale (scale=)"]),
+        ({"bound": 0.5}, []),  # the rule's own
+        ({}, []),
+    ],
+)
+def test_what_the_caller_gives_to_clip_by_is_on_the_list(options, named):
+    """Before: an empty list, where the bound told whether the largest record had been drawn."""
+    found = given(**options)
+    assert [line.split(" of a step")[0] for line in found] == named
+    assert all(BY_THE_CALLER in line for line in found)

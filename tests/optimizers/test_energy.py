@@ -1,6 +1,8 @@
 """Energies on private records: their bound, noise and charge, and that each judges once."""
 
+import copy
 import dataclasses
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -298,3 +300,10 @@ def test_the_sum_of_an_energy_is_of_clipped_differences_of_who_was_drawn():
     energy = PrivateEnergy(lambda p, example: p * example, jnp.ones(60), mechanism, sampler)
     drawn = energy.prepare().energy
     assert float(drawn.clipped_sum(jnp.float32(1.5), jnp.float32(1.0))) == 30.0
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_energy_opened_by_hand_is_not_copied(way):
+    """Before: a copy judged a second candidate with the noise of the first."""
+    with pytest.raises(TypeError, match=r"energy must not be copied, .* energy.prepare\(\).spent"):
+        way(private().prepare().spent())

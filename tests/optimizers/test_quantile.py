@@ -160,3 +160,42 @@ def test_the_bound_stays_within_the_limits_of_the_rule():
         summed = Summed(PARAMS, 0.1, votes=jnp.float32(votes))
         _, state = tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
         assert float(state.bound) == np.float32(limit)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_bound_of_a_state_is_told_from_one_that_was_put_into_it(compiled):
+    mechanism, tx = quantile.quantile_clip(1.0, 10, 100)
+    grad_fn, sampler = mechanism.clipped_grad(lambda p, x: jnp.vdot(p["w"], x)), None
+    chain = optax.chain(tx, optax.sgd(1e-3))
+    update = jaxdp.compile_update(chain) if compiled else None
+
+    def step(state, other=None):
+        """A step by the state's bound; its state has another one when the noise is added."""
+        data = jnp.ones((100, 3))
+        summed, _ = grad_fn.sum(PARAMS, data, sampler.draw(), bound=state[0].bound)
+        if other is not None:
+            state = (state[0]._replace(bound=other), *state[1:])
+        if compiled:
+            return update(PARAMS, state, summed)[1]
+        return chain.update(summed, state, PARAMS)[1]
+
+    for other, told in ((None, 0), (jnp.float32(9.0), 1)):
+        sampler, state = mechanism.sampler(100), chain.init(PARAMS)
+        for each in (None, other, None):
+            state = step(state, each)
+        assert len(sampler.ledger.unverified()) == told
+
+
+def test_a_bound_by_a_function_of_the_callers_is_on_the_list():
+    mechanism, link = quantile.quantile_clip(1.0, 10, 100)
+    for average in (None, 0.9):
+        for bound, told in ((lambda state: jnp.float32(3.0), 1), (None, 0)):
+            algorithm = quantile.quantile_algorithm(optax.sgd(0.1), 1.0, 10, 100)
+            if bound is not None:
+                algorithm = jaxdp.Algorithm(mechanism, optax.sgd(0.1), noise=link, bound=bound)
+            data = jnp.ones((100, 3))
+            loss_fn = lambda p, x: jnp.vdot(p["w"], x)  # noqa: E731
+            train = jaxdp.Trainer(loss_fn, algorithm, source=data, average=average)
+            train.step(train.init(PARAMS), next(train.batches(1)))
+            assert len(train.unverified()) == told
+            assert all("(Algorithm.bound)" in line for line in train.unverified())
