@@ -17,9 +17,10 @@ from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer, issuer_of
 from jaxdp._memory import rows_that_fit
+from jaxdp._passes import rows_of_a_draw, rows_of_a_pass, rows_of_least_work
 from jaxdp._placement import agreed, among, placement
 from jaxdp._state import TrainState, agree_on_step, check_past, check_state
-from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed, rows_of_a_pass
+from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
 from jaxdp.batches import steps_left as left_of
 from jaxdp.checks.start import planned
 from jaxdp.clipping import ClippedGrad, captured, rounding
@@ -61,9 +62,9 @@ class Trainer:
         trainable: what to train, as for ``jaxdp.clipped_grad``.
         constants: arrays that the loss captures, declared public.
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
-        physical_batch_size: rows of one physical batch; None takes what is usual, "auto" as many as
-            the device's memory holds, up to a whole draw, once ``init`` has seen the parameters;
-            rounded up to a multiple of the devices that share them.
+        physical_batch_size: rows of one physical batch; None takes the number whose expected work
+            is least, "auto" as many as the device's memory holds, up to a whole draw, once ``init``
+            has seen the parameters; rounded up to a multiple of the devices that share them.
         mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
             the arrays of ``source``, or the parameters given to ``init``, lie on, if any.
             Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
@@ -134,7 +135,7 @@ class Trainer:
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             check_source(self.mechanism, self.source)
         issuer = issuer or self._new_issuer(reserve)
-        self._to_fit = physical_batch_size == "auto"
+        self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
         self._sampler = self._new_sampler(physical_batch_size, issuer)
         self._batches: Callable[[], Batches | None] = lambda: None
 
@@ -154,7 +155,13 @@ class Trainer:
         return self._sampler.physical_batch_size
 
     def fit_rows(self, params: PyTree) -> None:
-        """Chooses the physical batch for "auto"; ``init`` calls it, before anything is charged."""
+        """Chooses the physical batch where no number was given, before anything is charged.
+
+        ``init`` calls it.
+        """
+        if self._by_work:
+            with among(self._place):
+                self._plan = self._planned_by_work(params)
         if self._to_fit:
             fit = rows_that_fit(self._step, params, self.source, self.mechanism)
             # Of process 0: devices of other processes may hold more or less.
@@ -170,11 +177,12 @@ class Trainer:
         """
         check_arrays(params)
         self._settled = self._spread(params)
-        self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
+        self._plan = None
+        self.fit_rows(params)
         with among(self._place):
-            self._plan = self._planned(params)
+            self._plan = self._planned(params) if self._plan is None else self._plan
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         return self._laid(TrainState(params, opt_state, 0, self._past()))
@@ -240,8 +248,7 @@ class Trainer:
         if getattr(self._grad_fn, "takes_rng", False):
             rng = draw.ticket.rng("examples")
         extra = judging(self.energy, draw.ticket, self.mechanism.leak)
-        once = len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad)
-        take = self._at_once if once else self._by_passes
+        take = self._at_once if self._is_whole and len(draw.indices) == 1 else self._by_passes
         with among(self._place):
             params, opt_state, info, infos = take(state, batch, rng, extra, told)
         return TrainState(params, opt_state, state.step + 1, self._past()), info, infos
@@ -357,8 +364,7 @@ class Trainer:
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
-        cap = getattr(mechanism.sampling, "cap", None)
-        size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
+        size = rows or rows_of_a_pass(mechanism, self.source)
         size = self._place.rounded(size) if self._place else size
         known = functools.partial(identities, self.source)
         return Sampler(mechanism.sampling, len(self.source), size, issuer, known)
@@ -396,5 +402,31 @@ class Trainer:
         params, opt_state = _shards.put(own, self._step.held)
         return state._replace(params=params, opt_state=opt_state)
 
+    @property
+    def _is_whole(self) -> bool:
+        """True if one physical batch holds every draw, so that one program takes every step.
+
+        Where some draws need several, all go by passes: two programs would be compiled, and a
+        record's gradient rounded by one or the other as another record is drawn or not.
+        """
+        mechanism = self.mechanism
+        enough = min(rows_of_a_draw(mechanism), mechanism.dataset_size)
+        return self.physical_batch_size >= enough and isinstance(self._grad_fn, ClippedGrad)
+
     def _planned(self, params: PyTree) -> tuple[Any, ...]:
-        return planned(self._grad_fn, params, self.source, self._sampler)
+        return planned(self._grad_fn, params, self.source, self._sampler)[0]
+
+    def _planned_by_work(self, params: PyTree) -> tuple[Any, ...]:
+        """The plan, with the physical batch cut to the rows whose expected work is least."""
+        plan, operations = planned(self._grad_fn, params, self.source, self._sampler)
+        if not isinstance(self._grad_fn, ClippedGrad):
+            return plan
+        devices, trained = 1, self._grad_fn.trained(params)
+        if self._place is not None:
+            devices = self._place.devices
+        rows = rows_of_least_work(self.mechanism, self.source, operations, trained, devices)
+        rows = rows if self._place is None else self._place.rounded(rows)
+        if rows == self.physical_batch_size:
+            return plan
+        self._sampler.cut_into(rows)
+        return self._planned(params)  # what may be captured depends on the rows

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from jaxdp._passes import operations_of
 from jaxdp.checks import loss, records
 from jaxdp.clipping import ClippedGrad, captured, coupling
 from jaxdp.clipping.ghost.plan import Plan
@@ -12,11 +13,15 @@ from jaxdp.sources import Source
 from jaxdp.types import PyTree
 
 
-def planned(grad_fn: Any, params: PyTree, source: Source, sampler: Sampler) -> Plan | tuple[()]:
-    """The plan of the gradients; nothing is computed, and the loss is traced once.
+def planned(
+    grad_fn: Any, params: PyTree, source: Source, sampler: Sampler
+) -> tuple[Plan | tuple[()], float]:
+    """The plan of the gradients, and the operations of one example's loss.
+
+    Nothing is computed, and the loss is traced once.
 
     Args:
-        grad_fn: the clipped gradients; () for any but jaxdp's own.
+        grad_fn: the clipped gradients; () and 0 for any but jaxdp's own.
         params: the parameters.
         source: the records; looked at only if they lie in memory and the loss captured an array.
         sampler: of the records.
@@ -26,10 +31,12 @@ def planned(grad_fn: Any, params: PyTree, source: Source, sampler: Sampler) -> P
             hold the records, holds some, or is a statistic of them.
     """
     if not isinstance(grad_fn, ClippedGrad):
-        return ()
-    rows = sampler.physical_batch_size
+        return (), 0.0
+    rows, operations = sampler.physical_batch_size, 0.0
 
     def look(traced: Any, public: captured.Declared) -> None:
+        nonlocal operations
+        operations = operations_of(traced)
         if any(len(part.consts) for part in coupling.parts(traced)):
             _refuse_records(traced, public, source)
 
@@ -37,7 +44,7 @@ def planned(grad_fn: Any, params: PyTree, source: Source, sampler: Sampler) -> P
     with captured.looked_at(look):
         plan = grad_fn.plan(params, jax.tree.map(shape, source.example))
     captured.check_rows(plan, (), records=sampler.num_records)
-    return plan
+    return plan, operations
 
 
 def _refuse_records(traced: Any, public: captured.Declared, source: Source) -> None:

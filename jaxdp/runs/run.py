@@ -278,8 +278,9 @@ def _trainer(run: Started, plan: Plan, state: TrainState) -> Any:
         data_axes=plan.data_axes,
         issuer=run.issuer(plan.algorithm.mechanism, state.step, plan),
     )
-    if rows == "auto":  # written down: on a device with other memory the run goes on as it began
+    if rows is None or rows == "auto":
         trainer.fit_rows(state.params)
+    if rows == "auto":  # written down: on a device with other memory the run goes on as it began
         run.state = dataclasses.replace(run.state, physical_batch_size=trainer.physical_batch_size)
         run.directory.save_state(run.state)
     return trainer
