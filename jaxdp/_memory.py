@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.batches import rows_of_a_draw
+from jaxdp._passes import rows_of_a_draw
 from jaxdp.clipping import ClippedGrad
 from jaxdp.clipping.passes import add_pass, nothing
 from jaxdp.mechanism import Mechanism
@@ -71,7 +71,7 @@ def rows_that_fit(step: PrivateStep, params: PyTree, source: Source, mechanism: 
         one = bytes_of_pass(step.grad_fn, params, source.example, devices * rows, records, context)
         return one + held
 
-    most = rows_of_a_draw(mechanism.batch_size, getattr(mechanism.sampling, "cap", None))
+    most = rows_of_a_draw(mechanism)
     return devices * most_rows(cost, -(-most // devices), limit)
 
 

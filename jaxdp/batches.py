@@ -1,7 +1,6 @@
 """Charged batches for a training loop, drawn and gathered ahead of time in a thread."""
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from jaxdp import _shards, _validate
 from jaxdp._entries import event_counts
 from jaxdp._placement import Placement
 from jaxdp.ledger import Ledger
-from jaxdp.mechanism import Mechanism, default_physical_batch_size
+from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import Sampler
 from jaxdp.sources import Source, prefetch
 from jaxdp.sources.arrays import DeviceArrays, HostArrays
@@ -25,8 +24,6 @@ _SMALL_BYTES = 256 * 2**20
 # Draws made ahead: of positions only, so many positions in all, and of batches whose rows are in
 # memory.
 _DRAWS_AHEAD, _POSITIONS_AHEAD, _GATHERED_AHEAD = 24, 2**24, 2
-# Numbers of one physical batch up to which a draw is one pass: larger ones run faster in passes.
-_ONE_PASS = 2**19
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,30 +196,6 @@ def placed(source: Source, place: Placement | None = None) -> Source:
         return source
     put = jax.device_put if place is None else place.whole
     return DeviceArrays.of(put(source.arrays))
-
-
-def rows_of_a_pass(batch_size: int, source: Source, cap: int | None = None) -> int:
-    """The physical batch size: nearly every whole draw, where that is fast and fits in memory.
-
-    Args:
-        batch_size: the expected one.
-        source: the records.
-        cap: of truncated draws, which are one pass always.
-    """
-    if cap is not None:
-        return cap
-    usual = default_physical_batch_size(batch_size)
-    if isinstance(source, BucketedText):
-        # Each length has passes of its own, the last of which is half empty.
-        return min(usual, max(8, batch_size // 8))
-    whole = rows_of_a_draw(batch_size)
-    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(source.example))
-    return whole if whole * size <= _ONE_PASS else usual
-
-
-def rows_of_a_draw(batch_size: int, cap: int | None = None) -> int:
-    """Rows that hold nearly every draw; ``cap`` where draws are truncated."""
-    return -(-(batch_size + 6 * math.isqrt(batch_size) + 6) // 8) * 8 if cap is None else cap
 
 
 def steps_left(

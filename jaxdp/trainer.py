@@ -19,6 +19,7 @@ from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer, issuer_of
 from jaxdp._links import give_out, past_of
 from jaxdp._memory import rows_that_fit
+from jaxdp._passes import rows_of_a_draw, rows_of_a_pass, rows_of_least_work
 from jaxdp._placement import agreed, among, placement
 from jaxdp._state import (
     STARTED_AGAIN,
@@ -29,7 +30,7 @@ from jaxdp._state import (
     given_out,
     replaced,
 )
-from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed, rows_of_a_pass
+from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
 from jaxdp.batches import steps_left as left_of
 from jaxdp.checks.start import planned
 from jaxdp.clipping import ClippedGrad, captured, rounding
@@ -72,9 +73,9 @@ class Trainer:
         trainable: what to train, as for ``jaxdp.clipped_grad``.
         constants: arrays that the loss captures, or that are among the parameters, declared public.
         energy: the ``PublicEnergy`` or ``PrivateEnergy`` of an annealed algorithm.
-        physical_batch_size: rows of one physical batch; None takes what is usual, "auto" as many as
-            the device's memory holds, up to a whole draw, once ``init`` has seen the parameters;
-            rounded up to a multiple of the devices that share them.
+        physical_batch_size: rows of one physical batch; None takes the number whose expected work
+            is least, "auto" as many as the device's memory holds, up to a whole draw, once ``init``
+            has seen the parameters; rounded up to a multiple of the devices that share them.
         mesh: a ``jax.sharding.Mesh`` whose devices share the rows of every step. None: the one that
             the arrays of ``source``, or the parameters given to ``init``, lie on, if any.
             Parameters keep their own sharding; what lies elsewhere goes whole to all devices.
@@ -148,7 +149,7 @@ class Trainer:
         if issuer is None:  # a run has looked at its records before audit canaries came to them
             check_source(self.mechanism, self.source)
         issuer = issuer or self._new_issuer(reserve)
-        self._to_fit = physical_batch_size == "auto"
+        self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
         self._sampler = self._new_sampler(physical_batch_size, issuer)
         self._batches: Callable[[], Batches | None] = lambda: None
 
@@ -190,11 +191,12 @@ class Trainer:
         check_arrays(params)
         self._told_of_start(params)
         self._settled = self._spread(params)
-        self.fit_rows(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
+        self.fit_rows(params)
+        self._plan = None
+        self.examine(params, first=True)
         with among(self._place):
-            self._plan = self._planned(params, first=True)
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         self._check_optimizer(params, opt_state, _valued(public_value))
@@ -202,19 +204,27 @@ class Trainer:
         give_out((state.params, state.opt_state), self._start)
         return state
 
-    def examine(self, params: PyTree, first: bool = False) -> None:
+    def examine(self, params: PyTree, first: bool = False, resumed: bool = False) -> None:
         """Refuses a loss that cannot be used, once; ``init`` does it, before anything is charged.
 
         Args:
             params: the parameters.
             first: True if they are those before the first step, and no releases.
+            resumed: True if nothing was drawn yet, as before the first step.
 
         Raises:
             ValueError: as ``init``.
         """
-        if self._plan is None:
-            with among(self._place):
-                self._plan = self._planned(params, first)
+        if self._plan is not None:
+            return
+        with among(self._place):
+            size = self._sampler.physical_batch_size
+            self._plan, operations = planned(self._grad_fn, params, self.source, size, first)
+        if self._by_work and (first or resumed) and isinstance(self._grad_fn, ClippedGrad):
+            trained, place = self._grad_fn.trained(params), self._place
+            devices = 1 if place is None else place.devices
+            rows = rows_of_least_work(self.mechanism, self.source, operations, trained, devices)
+            self._sampler.cut_into(rows if place is None else place.rounded(rows))
 
     def batches(
         self, steps: int | None = None, *, epochs: float | None = None, beyond: bool = False
@@ -289,8 +299,7 @@ class Trainer:
         if getattr(self._grad_fn, "takes_rng", False):
             rng = draw.ticket.rng("examples")
         extra = valued | judging(self.energy, draw.ticket, self.mechanism.leak)
-        once = len(draw.indices) == 1 and isinstance(self._grad_fn, ClippedGrad)
-        take = self._at_once if once else self._by_passes
+        take = self._at_once if self._is_whole and len(draw.indices) == 1 else self._by_passes
         self.examine(state.params)
         with among(self._place), captured.compared_before():
             params, opt_state, info, infos = take(state, batch, rng, extra, told)
@@ -303,7 +312,8 @@ class Trainer:
         Raises:
             ValueError: as ``init``.
         """
-        self.examine(state.params, first=state.step == 0)  # what is restored was released
+        # What is restored was released.
+        self.examine(state.params, first=state.step == 0, resumed=True)
         self._check_optimizer(state.params, state.opt_state, {})
         given_out(state)
 
@@ -445,8 +455,7 @@ class Trainer:
 
     def _new_sampler(self, rows: Any, issuer: Issuer) -> Sampler:
         mechanism, rows = self.mechanism, None if self._to_fit else rows
-        cap = getattr(mechanism.sampling, "cap", None)
-        size = rows or rows_of_a_pass(mechanism.batch_size, self.source, cap)
+        size = rows or rows_of_a_pass(mechanism, self.source)
         size = self._place.rounded(size) if self._place else size
         known = functools.partial(identities, self.source)
         return Sampler(mechanism.sampling, len(self.source), size, issuer, known)
@@ -484,9 +493,16 @@ class Trainer:
         params, opt_state = _shards.put(own, self._step.held)
         return state._replace(params=params, opt_state=opt_state)
 
-    def _planned(self, params: PyTree, first: bool) -> tuple[Any, ...]:
-        rows = self._sampler.physical_batch_size
-        return planned(self._grad_fn, params, self.source, rows, first)
+    @property
+    def _is_whole(self) -> bool:
+        """True if one physical batch holds every draw, so that one program takes every step.
+
+        Where some draws need several, all go by passes: two programs would be compiled, and a
+        record's gradient rounded by one or the other as another record is drawn or not.
+        """
+        mechanism = self.mechanism
+        enough = min(rows_of_a_draw(mechanism), mechanism.dataset_size)
+        return self.physical_batch_size >= enough and isinstance(self._grad_fn, ClippedGrad)
 
 
 def _valued(public_value: Any) -> dict[str, Any]:

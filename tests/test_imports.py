@@ -42,6 +42,7 @@ FLOW = [
     "_noises",
     "mechanism",
     "correlated",
+    "_passes",
     "batches",
     "_frozen",
     "optimizers",

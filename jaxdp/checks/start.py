@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp._passes import operations_of
 from jaxdp.checks import loss, records
 from jaxdp.clipping import ClippedGrad, captured, statistics
 from jaxdp.clipping.ghost.plan import Plan
@@ -15,11 +16,13 @@ from jaxdp.types import PyTree
 
 def planned(
     grad_fn: Any, params: PyTree, source: Source, rows: int, first: bool = False
-) -> Plan | tuple[()]:
-    """The plan of the gradients; nothing is charged, and the loss is traced once.
+) -> tuple[Plan | tuple[()], float]:
+    """The plan of the gradients, and the operations of one example's loss.
+
+    Nothing is charged, and the loss is traced once.
 
     Args:
-        grad_fn: the clipped gradients; () for any but jaxdp's own.
+        grad_fn: the clipped gradients; () and 0 for any but jaxdp's own.
         params: the parameters.
         source: the records: compared with what enters the loss where they lie in memory; of others
             a few, where an array is as long as they are many.
@@ -31,10 +34,12 @@ def planned(
             declared public, or the parameters hold some.
     """
     if not isinstance(grad_fn, ClippedGrad):
-        return ()
-    compared = _Compared(source)
+        return (), 0.0
+    compared, operations = _Compared(source), 0.0
 
     def look(traced: Any, public: captured.Declared) -> None:
+        nonlocal operations
+        operations = operations_of(traced)
         for found in captured.of_records(traced, compared.made_of, public):
             if found.made.certain:
                 raise captured.refusal(found, len(source), loss.line_of(found))
@@ -51,7 +56,7 @@ def planned(
             "release (jaxdp.preprocess); if they are public all the same, declare them: "
             "constants=array"
         )
-    return plan
+    return plan, operations
 
 
 class _Compared:

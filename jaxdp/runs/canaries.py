@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxdp import _processes, _validate
 from jaxdp._durable import save_array, write_atomically
+from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
 from jaxdp.auditing import canaries as candidates
 from jaxdp.auditing import record_canaries
-from jaxdp.batches import rows_of_a_pass
 from jaxdp.checks.start import planned
 from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
@@ -163,7 +163,7 @@ def check_captured(
     """
     grad_fn = algorithm.clipped_grad(loss_fn)
     if isinstance(grad_fn, ClippedGrad):
-        size = rows or rows_of_a_pass(algorithm.mechanism.batch_size, source)
+        size = rows or rows_of_a_pass(algorithm.mechanism, source)
         planned(grad_fn, params, source, size, first=True)
 
 

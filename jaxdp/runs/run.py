@@ -97,7 +97,7 @@ class Plan:
             all ``steps`` are charged before the first: how many are taken is itself a release.
         told: whether ``block`` is handed clipping information.
         note: what the ledger says of every charge.
-        physical_batch_size: records of one compiled microbatch; None for the usual number, "auto"
+        physical_batch_size: records of one compiled microbatch; None for that of least work, "auto"
             for as many as fit, which is written down at the first start.
         mesh: whose devices share the rows of a step; None for one device, or as parameters lie.
         data_axes: as for ``jaxdp.Trainer``.

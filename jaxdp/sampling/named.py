@@ -112,6 +112,18 @@ def expected_size(sampling: Sampling, batch_size: int, dataset_size: int) -> int
     return -(-dataset_size * sampling.participations // sampling.steps_per_epoch)
 
 
+def exact_size(sampling: Sampling, dataset_size: int) -> int | None:
+    """The largest number of records of a draw, where it is public; None where sizes are random.
+
+    Of full batches a little more than the declared number, since a record may enter.
+    """
+    if isinstance(sampling, FixedSize | Shuffled | FixedOrder):
+        return sampling.batch_size
+    if isinstance(sampling, FullBatch):
+        return dataset_size // 8 * 8 + 8
+    return getattr(sampling, "cap", None)
+
+
 def whole_epochs(steps: int, block: int) -> int:
     """The steps, rounded up to whole epochs of ``block`` steps; warns where that changes them."""
     whole = -(-steps // block) * block
