@@ -111,7 +111,7 @@ def adds(part: str, multiplier_at: Callable[[int], Any]) -> None:
 
 
 class _Returned(weakref.ref[Any]):
-    """A weak reference to an array that jaxdp returned, and the ledger's head at that time."""
+    """A weak reference to an array that jaxdp returned, and a note of what it was computed from."""
 
     __slots__ = ("key", "past")
 
@@ -135,13 +135,19 @@ def give_out(tree: Any, past: bytes = b"") -> None:
 
     Args:
         tree: pytree of arrays.
-        past: the head of the ledger that holds these releases; b"" for any.
+        past: the head of the ledger that holds these releases; ``start_of`` their clip bound, for
+            bounds that follow it; b"" for what a trainer read from its own state.
     """
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             kept = _Returned(leaf, _forget)
             kept.key, kept.past = id(leaf), past
             _returned[kept.key] = kept
+
+
+def start_of(bound: float) -> bytes:
+    """The ``past`` of clip bounds that began at ``bound``, a declared constant."""
+    return f"from the bound {float(bound)!r}".encode()
 
 
 def past_of(leaf: Any) -> bytes | None:

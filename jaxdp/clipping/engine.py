@@ -118,7 +118,7 @@ class ClippedGrad:
             return summed, info
         ticket, number = origin
         captured.report(ticket, info.plan)
-        options.report(ticket, self.rule.l2, *given)
+        options.report(ticket, lambda: self.rule.l2(self.trained(params)), *given)
         return summed.of_draw(ticket, [number], known=batch.untouched), info
 
     def sum(
@@ -205,7 +205,7 @@ class ClippedGrad:
             plan = info.plan
             infos += [info] if told else []
         captured.report(draw.ticket, plan)
-        options.report(draw.ticket, self.rule.l2, *given)
+        options.report(draw.ticket, lambda: self.rule.l2(self.trained(params)), *given)
         total, lost, votes = totals
         with _placement.among(grad_fn.placement):
             total = compensated(total, lost)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import _validate
-from jaxdp._links import past_of
+from jaxdp._links import past_of, start_of
 from jaxdp.clipping import frameworks
 from jaxdp.tickets import Ticket
 from jaxdp.types import PyTree
@@ -149,26 +149,24 @@ _BY_THE_CALLER = (
 )
 
 
-def report(
-    ticket: Ticket | None, limit: Callable[[PyTree], float], scale: PyTree, bound: Any
-) -> None:
+def report(ticket: Ticket | None, limit: Callable[[], float], scale: PyTree, bound: Any) -> None:
     """Tells the ledger of a draw what its records were clipped by, where the caller gave it.
 
-    Arrays that jaxdp itself returned, such as the bound of a state, are not named: they were
-    computed from noisy releases. Nor is the rule's own bound.
+    Arrays that jaxdp itself returned are not named: what a trainer read from its state, and a
+    bound that began at the rule's own and followed noisy counts. Nor is the rule's own bound.
 
     Args:
         ticket: of the draw, or None.
-        limit: the rule's own bound. (Rules that take another one ask no parameters for it.)
+        limit: gives the rule's own bound.
         scale: as it was given.
         bound: as it was given.
     """
     if ticket is None:
         return
-    own = bound is None or (not isinstance(bound, jax.Array) and float(bound) == limit(None))
-    if not own and past_of(bound) is None:
+    own = bound is None or (not isinstance(bound, jax.Array) and float(bound) == limit())
+    if not own and past_of(bound) not in (b"", start_of(limit())):
         ticket.trust(_BY_THE_CALLER.format("the clip bound (bound=)"))
-    if any(past_of(leaf) is None for leaf in jax.tree.leaves(scale)):
+    if any(past_of(leaf) != b"" for leaf in jax.tree.leaves(scale)):
         ticket.trust(_BY_THE_CALLER.format("the scale (scale=)"))
 
 

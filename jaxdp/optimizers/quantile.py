@@ -85,7 +85,7 @@ def quantile_clip(
 
     def init(params: PyTree) -> QuantileState:
         bound = jnp.array(initial_bound, jnp.float32)
-        _links.give_out(bound)
+        _links.give_out(bound, _links.start_of(initial_bound))
         return QuantileState(inner.init(params), bound)
 
     def update(

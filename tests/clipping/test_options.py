@@ -229,6 +229,13 @@ def given(**options):
     return said[0]
 
 
+def of_a_trainer(array):
+    """An array of the caller's that a trainer returned, as the parameters before the first step."""
+    mechanism = jaxdp.dp_sgd(1.0, 0.5, 8, 16)
+    loss_fn = lambda w, x: jnp.sum(w) * x  # noqa: E731
+    return jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), jnp.ones(16)).init(array).params
+
+
 BY_THE_CALLER = "of a step was given by the caller: assumed public, or computed from noisy"
 
 
@@ -239,6 +246,8 @@ BY_THE_CALLER = "of a step was given by the caller: assumed public, or computed 
         ({"bound": np.float32(7.0)}, ["the clip bound (bound=)"]),
         ({"bound": jnp.float32(7.0)}, ["the clip bound (bound=)"]),
         ({"scale": jnp.full(3, 2.0)}, ["the scale (scale=)"]),
+        ({"bound": of_a_trainer(jnp.float32(7.0))}, ["the clip bound (bound=)"]),
+        ({"scale": of_a_trainer(jnp.ones(3))}, ["the scale (scale=)"]),
         ({"scale": np.full(3, 2.0), "bound": 0.5}, ["the scale (scale=)"]),
         ({"bound": 0.5}, []),  # the rule's own
         ({}, []),

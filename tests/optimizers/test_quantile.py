@@ -175,11 +175,13 @@ def test_the_bound_of_a_state_is_told_from_one_that_was_put_into_it(compiled):
         summed, _ = grad_fn.sum(PARAMS, data, sampler.draw(), bound=state[0].bound)
         if other is not None:
             state = (state[0]._replace(bound=other), *state[1:])
-        if compiled:
+        if update is not None:
             return update(PARAMS, state, summed)[1]
         return chain.update(summed, state, PARAMS)[1]
 
-    for other, told in ((None, 0), (jnp.float32(9.0), 1)):
+    # That of another mechanism began at a number which the rule does not declare.
+    elsewhere = quantile.quantile_clip(1.0, 10, 100, initial_bound=9.0)[1].init(PARAMS).bound
+    for other, told in ((None, 0), (jnp.float32(9.0), 1), (elsewhere, 1)):
         sampler, state = mechanism.sampler(100), chain.init(PARAMS)
         for each in (None, other, None):
             state = step(state, each)
