@@ -146,7 +146,7 @@ def mechanism():
     return jaxdp.dp_sgd(2.0, 1.0, BATCH, N)
 
 
-def program(folder):
+def program(folder, every=2):
     """The program of a ``Run``, as its user would start it again."""
     import jax.numpy as jnp
     import optax
@@ -158,7 +158,7 @@ def program(folder):
         optax.sgd(0.1),
         np.linspace(0.0, 1.0, N, dtype=np.float32),
         params={"w": np.zeros(2_000, np.float32)},
-        every=2,
+        every=every,
         progress=lambda step, row: None,
     )
     run.fit(STEPS)
@@ -168,12 +168,12 @@ def program(folder):
 def fill_run(folder, rng, whole):
     """Fills the disk under one ``Run`` until it is finished; the numbers of what happened."""
     told, home, done = collections.Counter(), folder / "run", None
-    times = rng.choice([1, 2, 3])
+    times, every = rng.choice([1, 2, 3]), rng.choice([2, STEPS])  # checkpoints, or lines alone
     while done is None:
         if told["fillings"] < times:
             filling = Filling(folder, rng.uniform(0.0, whole))
             try:
-                done = program(home)
+                done = program(home, every)
                 told["ended before the disk was full"] += 1
             except Exception as error:  # of whatever kind, the run must go on
                 told["fillings"] += 1
@@ -181,7 +181,7 @@ def fill_run(folder, rng, whole):
                 told["of them by the ledger"] += str(error).startswith("ledger ")
             filling.end()
         else:
-            done = program(home)
+            done = program(home, every)
         ledger = home / "ledger.jsonl"
         if ledger.exists():  # opens, whatever happened
             assert jaxdp.Ledger(ledger).steps <= STEPS
