@@ -38,6 +38,10 @@ _EXACT = 3e-6
 _QUANTILES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.75, 0.9, 0.95, 0.98, 0.99)
 _Scalings = tuple[tuple[float, float], ...]  # (scale, shift) of each
 _PLAIN = ((1.0, 0.0), (-1.0, 0.0))
+_TABLE = (
+    "a table with a row for each of the records, which hold its number (make the row a leaf of its "
+    "record; a loss that reads rows of other records is not covered)"
+)
 _SHARES = "the frequencies of the records' labels, or weights made of them"
 
 
@@ -77,7 +81,7 @@ def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
         if np.all(value == value.ravel()[0]):
             return None
         if fixed and records.number(value.shape[0]):
-            return Made("a table with a row for each of the records, which hold its number", True)
+            return Made(_TABLE, True)
         return _likeliest(_of_array(value, digits, records))
 
 
