@@ -90,9 +90,9 @@ def check_loop(
     comes after the noise moves d and V alike, as long as it is linear.
 
     Formal guarantee: a loop that draws as its mechanism says, and releases clipped sums plus
-    independent Gaussian noise, or sums of such releases over steps with public weights, is accused
-    with a probability of at most 1e-6: each of ten tests has 1e-7, but for those of the sampling
-    over whole runs, with 1e-6 each. A suspicion has no such bound.
+    independent Gaussian noise, or their momentum, is accused with a probability of at most 1e-6 by
+    the tests of the noise, of the influence and of the number drawn: each of ten has 1e-7. Those of
+    the sampling over whole runs have 1e-6 each. A suspicion has no such bound.
 
     A breach smaller than a factor of two in the noise multiplier may not be seen (``jaxdp audit``
     is for that). The idea of replaying a mechanism on neighbours with one randomness is that of
