@@ -103,7 +103,10 @@ class Mechanism:
         It is that of the budget; else add_or_remove_one, or where that is not proven for the
         sampling the strictest that is: replace_one for ``FixedSize``.
         """
-        return self.relation or relations(name_of(self.sampling))[0]
+        if self.relation is not None:
+            return self.relation
+        event, covered = self.event_at(0), relations(name_of(self.sampling))
+        return next((each for each in covered if acc.supports(event, each)), covered[0])
 
     @property
     def event(self) -> acc.Event:

@@ -136,3 +136,54 @@ def test_the_divisor_is_the_expected_batch_size():
         jaxdp.Mechanism(jaxdp.clip(1.0), 1.0, jaxdp.sampling.Poisson(0.096), 10, 100).batch_size
         == 10
     )
+
+
+@pytest.mark.parametrize("relation", [None, "replace_one"])
+def test_a_mechanism_keeps_the_relation_of_its_budget(relation):
+    budget = {"epsilon": 3.0, "delta": 1e-3, "steps": 8}
+    mech = jaxdp.dp_sgd(
+        **budget, relation=relation, l2_clip_norm=1.0, batch_size=8, dataset_size=32
+    )
+    kept = acc.Relation(relation or "add_or_remove_one")
+    bound = mech.epsilon(8, 1e-3)
+    assert (mech.neighbours, bound.relation) == (kept, kept)
+    assert 2.99 < bound.upper <= 3.0
+    assert kept.value in str(bound)
+    # An explicit one still decides.
+    other = mech.epsilon(8, 1e-3, acc.Relation.REPLACE_SPECIAL)
+    assert other.relation is acc.Relation.REPLACE_SPECIAL
+    assert (other.upper < 2.5) == (relation is not None)
+    # Keys and run folders know a mechanism by its text, which is as before.
+    assert repr(mech) == repr(dataclasses.replace(mech, relation=None))
+    assert jaxdp.Algorithm(mech, optax.sgd(0.1)).epsilon(8, 1e-3).upper == bound.upper
+
+
+def test_a_trainer_tells_the_epsilon_of_the_budget():
+    loss = lambda params, x: jnp.sum((params * x) ** 2)  # noqa: E731
+    records = np.ones((32, 2), np.float32)
+    given = {"l2_clip_norm": 1.0, "batch_size": 8, "dataset_size": 32}
+    replaced = acc.Relation.REPLACE_ONE
+    for mech in (
+        jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=2, relation=replaced, **given),
+        jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=2, sampling="fixed_size", **given),
+    ):
+        trainer = jaxdp.Trainer(loss, mech, optax.sgd(0.1), records)
+        state = trainer.init(jnp.ones(2))
+        for batch in trainer.batches(2):
+            state, _ = trainer.step(state, batch)
+        bound = trainer.epsilon()
+        assert (bound.relation, mech.neighbours) == (replaced, replaced)
+        assert 2.9 < bound.upper <= 3.0
+
+
+def test_the_relation_of_sampling_or_order_where_none_is_given():
+    fixed = jaxdp.dp_sgd(1.0, 0.1, 5, 50, sampling="fixed_size")
+    assert fixed.neighbours is acc.Relation.REPLACE_ONE
+    assert fixed.epsilon(3, 1e-3).relation is acc.Relation.REPLACE_ONE
+    given = {"l2_clip_norm": 1.0, "steps": 10, "batch_size": 5, "dataset_size": 50}
+    ordered = jaxdp.dp_mf(noise_multiplier=2.0, sampling="fixed_order", **given)
+    assert ordered.neighbours is acc.Relation.REPLACE_SPECIAL
+    strict = jaxdp.dp_mf(
+        noise_multiplier=2.0, sampling="fixed_order", relation="replace_one", **given
+    )
+    assert strict.epsilon(10, 1e-3).upper > ordered.epsilon(10, 1e-3).upper

@@ -23,7 +23,6 @@ NAMES = tuple(_TYPES)
 _OF_RUNS: dict[str, type] = {"cyclic_poisson": CyclicPoisson, "fixed_order": FixedOrder}
 _COVERED = {
     "allocation": (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL),
-    "fixed_size": (acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL),
     "shuffle": (acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL),
     "truncated_poisson": (acc.Relation.REPLACE_SPECIAL,),
     "cyclic_poisson": (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_SPECIAL),

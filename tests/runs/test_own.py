@@ -481,3 +481,32 @@ def test_a_step_is_written_down_as_shown_before_anybody_looks_at_it(tmp_path):
     assert found == [(3, 3), (6, 6)]
     run(tmp_path / "r", evaluate=evaluate, report=False).fit(9)
     assert found == [(3, 3), (6, 6), (6, 6), (9, 9)]
+
+
+def test_a_run_and_its_report_tell_the_relation_of_the_budget(tmp_path):
+    """Also where it goes on; a folder of another relation keeps its own."""
+    strict = jaxdp.dp_sgd(
+        epsilon=3.0,
+        delta=1e-3,
+        steps=2,
+        l2_clip_norm=1.0,
+        batch_size=40,
+        dataset_size=200,
+        relation="replace_one",
+    )
+    one = run(tmp_path / "r", mechanism=strict)
+    one.fit()
+    report = json.loads((tmp_path / "r/report.json").read_text())
+    assert report["guarantee"]["relation"] == "replace_one"
+    assert 2.99 < report["guarantee"]["epsilon"] == one.epsilon().upper <= 3.0
+    assert one.epsilon().relation is jaxdp.accounting.Relation.REPLACE_ONE
+    assert one.epsilon(relation=jaxdp.accounting.Relation.ADD_OR_REMOVE_ONE).upper < 2.9
+
+    # As folders of older versions: the relation of the run is not that of the budget.
+    weak = jaxdp.accounting.Relation.ADD_OR_REMOVE_ONE
+    run(tmp_path / "old", mechanism=strict, relation=weak).fit(1)
+    again = run(tmp_path / "old", mechanism=strict)
+    again.fit()
+    assert again.epsilon().relation is weak
+    with pytest.raises(ValueError, match="relation must stay that of the run"):
+        run(tmp_path / "old", mechanism=strict, relation=strict.neighbours).fit()
