@@ -76,7 +76,7 @@ class Run:
         progress: called with the number of steps taken, and with a row that is durable or None;
             None shows a bar in a terminal and in a notebook.
         secret: of a new run; None takes one from the operating system.
-        physical_batch_size: records of one compiled microbatch; None takes what is least work,
+        physical_batch_size: records of one compiled microbatch; None takes that of least work,
             "auto" as many as the device's memory holds, written down when the run begins.
         mesh: whose devices share the rows of a step, as for ``jaxdp.Trainer``; a run may go on with
             another number of devices. In several processes it holds devices of all, and the folder
