@@ -178,7 +178,6 @@ def fill_run(folder, rng, whole):
             except Exception as error:  # of whatever kind, the run must go on
                 told["fillings"] += 1
                 told[f"told as {type(error).__name__}"] += 1
-                told["of them by the ledger"] += str(error).startswith("ledger ")
             filling.end()
         else:
             done = program(home, every)
