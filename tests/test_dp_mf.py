@@ -81,7 +81,8 @@ def test_noise_is_calibrated_to_the_budget(make):
 
 def test_adding_or_removing_is_refused_where_records_go_by_their_position():
     with pytest.raises(ValueError, match="shifts every position"):
-        in_order().epsilon(STEPS, 1e-5)
+        in_order().epsilon(STEPS, 1e-5, acc.Relation.ADD_OR_REMOVE_ONE)
+    assert in_order().epsilon(STEPS, 1e-5).relation is acc.Relation.REPLACE_SPECIAL
 
 
 @BOTH
