@@ -179,10 +179,12 @@ def private() -> Iterator[None]:
 
 def make_private(folder: Path) -> None:
     """Removes other users' access to a folder and all in it; links are left alone."""
-    folder.chmod(0o700)
-    for path in folder.rglob("*"):
-        if not path.is_symlink():
-            path.chmod(0o700 if path.is_dir() else 0o600)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            continue
+        mode = 0o700 if path.is_dir() else 0o600
+        if path.stat().st_mode & 0o777 != mode:
+            path.chmod(mode)
 
 
 def sync_directory(directory: Path) -> None:

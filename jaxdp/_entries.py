@@ -58,8 +58,15 @@ class Entry:
     def __post_init__(self) -> None:
         if not isinstance(self.event, acc.Event):
             raise ValueError(f"event must be an accounting event, got {self.event!r}")
-        _validate.integer("first_step", self.first_step, least=0)
-        _validate.integer("steps", self.steps, least=1)
+        # Plain ones, as a line of the ledger's file holds.
+        first, steps = (
+            _validate.integer("first_step", self.first_step, least=0),
+            _validate.integer("steps", self.steps, least=1),
+        )
+        object.__setattr__(self, "first_step", first)
+        object.__setattr__(self, "steps", steps)
+        if self.stream is not None:
+            check_stream(self.stream)
         _validate.one_of("source", self.source, SOURCES)
         if not isinstance(self.note, str):
             raise ValueError(f"note must be a string, got {self.note!r}")
@@ -102,6 +109,12 @@ class Entry:
             (self.event, self.stream, self.source, self.note)
             == (other.event, other.stream, other.source, other.note)
         )
+
+
+def check_stream(name: Any) -> None:
+    """Raises ValueError for a name of a stream that the ledger's file could not give back."""
+    if not isinstance(name, str):
+        raise ValueError(f"stream must be a string, got {name!r}")
 
 
 class Streams:

@@ -175,18 +175,22 @@ class Issuer:
                 return
             if self._counts_all:
                 return
-            end, self._reserved = self._reserved, self.step
+            end = max(self._reserved, self._unsure)
+            reserved, self._reserved = self._reserved, self.step
             if end > self.step and not self._replay:
-                self._give_back(end)
+                self._give_back(end, reserved)
 
-    def _give_back(self, end: int) -> None:
+    def _give_back(self, end: int, reserved: int) -> None:
         self._unsure = end
         try:
-            self.ledger.give_back(self.stream, self.step, end)
+            # What a call that failed has charged or given back, the ledger alone knows.
+            end = self.ledger.charged_until(self.stream)
+            if end > self.step:
+                self.ledger.give_back(self.stream, self.step, end)
         except StorageError:  # as after an interrupt, the ledger says it at the next charge
             raise
         except ValueError:  # nothing was given back
-            self._reserved = end
+            self._reserved = reserved
             raise
         self._unsure = self.step
 

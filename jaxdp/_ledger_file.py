@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import secrets
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -120,6 +122,9 @@ class LedgerFile:
         self._file: TextIO | None = None
         self._process = 0
         self._writing = False  # also after a write that was cut short
+        self._appending: types.FrameType | None = (
+            None  # stays after an interrupt, and means nothing
+        )
 
     @property
     def is_open(self) -> bool:
@@ -143,6 +148,12 @@ class LedgerFile:
             ValueError: another process writes; the file is damaged or gone; after a fork.
             StorageError: it cannot be written or locked.
         """
+        if _is_running(self._appending):
+            raise ValueError(
+                f"ledger {self.path} must not be written to while a line is being written, got a "
+                "charge or note of a signal handler: let the handler set a flag, and look at it "
+                "after the step"
+            )
         if self.is_open:
             self._check()
             return
@@ -182,6 +193,7 @@ class LedgerFile:
         self._check()
         if "ledger" not in row:
             self.begin()
+        self._appending = sys._getframe()
         found = self.chain.after(row)
         line = json.dumps({**row, "chain": found.hex()}, sort_keys=True)
         self._writing = True
@@ -200,6 +212,7 @@ class LedgerFile:
             raise _durable.StorageError(
                 f"ledger {self.path} must be writable, got {error}: {safe}. Make room and try again"
             ) from error
+        self._appending = None
         return row
 
     def begin(self) -> None:
@@ -308,6 +321,14 @@ class LedgerFile:
             except BaseException:  # Ctrl-C: it is read once more
                 self._lines, self.chain.head, self.chained, self._readable_only = before
                 raise
+
+
+def _is_running(frame: types.FrameType | None) -> bool:
+    """True for a frame that called this one, as what a signal handler has interrupted did."""
+    above: types.FrameType | None = sys._getframe() if frame is not None else None
+    while above is not None and above is not frame:
+        above = above.f_back
+    return above is not None
 
 
 def _row(where: str, line: bytes) -> tuple[Row, Any]:

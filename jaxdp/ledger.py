@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from jaxdp import _validate
 from jaxdp import accounting as acc
 from jaxdp._entries import (
     SEEDED,
@@ -16,6 +17,7 @@ from jaxdp._entries import (
     Streams,
     check_block,
     check_replay,
+    check_stream,
     composed,
     counted,
     on_trust,
@@ -115,6 +117,8 @@ class Ledger:
         Returns:
             (name of the stream, number of streams begun before it).
         """
+        if name is not None:
+            check_stream(name)
         with self._lock:
             self._open()
             number = len(self._names)
@@ -172,6 +176,17 @@ class Ledger:
             for start, stop in self._streams.missing(stream, entry.first_step, entry.end):
                 self._append(entry.between(start, stop))
 
+    def charged_until(self, stream: str) -> int:
+        """The step after the last one that a stream was charged for; 0 where there is none.
+
+        Raises:
+            ValueError: the ledger cannot be charged here.
+        """
+        with self._lock:
+            self._open()
+            known = self._streams.of(stream)
+            return known[-1].end if known else 0
+
     def give_back(self, stream: str, first_step: int, end: int) -> None:
         """Takes back the charge of steps [first_step, end) that no ticket was handed out for.
 
@@ -227,6 +242,8 @@ class Ledger:
 
     def show(self, stream: str, step: int) -> None:
         """Writes down that releases of a stream up to this step may be seen from now on."""
+        check_stream(stream)
+        step = _validate.integer("step", step, least=0)
         with self._lock:
             if step > self.shown(stream):
                 self._open()

@@ -9,6 +9,7 @@ import resource
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jaxdp
@@ -436,3 +437,63 @@ def test_a_lock_that_somebody_holds_is_in_use(tmp_path, monkeypatch, number):
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(ValueError, match="in use by another writer"):
         charged(tmp_path / "l.jsonl")
+
+
+def test_a_trainer_whose_give_back_failed_is_closed_later(tmp_path, monkeypatch):
+    """Before: its issuer gave back up to a step that the ledger did not hold, for ever."""
+    mechanism, path = jaxdp.dp_sgd(2.0, 1.0, 20, 60), tmp_path / "ledger.jsonl"
+    sampler = mechanism.sampler(60, ledger=jaxdp.Ledger(path), reserve=12)
+    write = os.write
+
+    def full(handle, text):
+        if b"given_back" in text:
+            raise FULL
+        return write(handle, text)
+
+    first = sampler.draw()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(StorageError):
+            sampler.close()
+    second = sampler.issuer.issue(until=4)
+    assert (first.ticket.step, second.step) == (0, 1)
+    sampler.close()
+    sampler.ledger.close()
+    again = jaxdp.Ledger(path)
+    assert [(entry.first_step, entry.end) for entry in again.entries] == [(0, 2)]
+    again.charge(OTHER)  # nobody holds it
+
+
+def test_a_signal_handler_does_not_write_into_a_line(tmp_path, monkeypatch, quick):
+    """Before: its line fitted no chain, and nobody could open the ledger again."""
+    ledger = charged(tmp_path / "ledger.jsonl")
+    after, found = _ledger_file.Chain.after, []
+
+    def interrupted(self, row):
+        value = after(self, row)
+        if "first_step" in row and not found:
+            found.append(row)
+            with pytest.raises(ValueError, match="of a signal handler"):
+                ledger.charge(OTHER)
+        return value
+
+    monkeypatch.setattr(_ledger_file.Chain, "after", interrupted)
+    ledger.charge(OTHER)
+    assert found
+    assert jaxdp.Ledger(tmp_path / "ledger.jsonl").steps == ledger.steps == 5
+
+
+@pytest.mark.parametrize("name", [("a", 1), frozenset("a"), 3])
+def test_a_name_that_a_line_could_not_give_back_is_not_written(tmp_path, name):
+    """Before: it was written, and the file was dead."""
+    ledger = charged(tmp_path / "ledger.jsonl")
+    for call in (
+        lambda: ledger.charge(STEP, stream=name),
+        lambda: ledger.new_stream(name),
+        lambda: ledger.show(name, 3),
+    ):
+        with pytest.raises(ValueError, match="stream must be a string"):
+            call()
+    ledger.charge(STEP, np.int64(2), stream="a", first_step=np.int64(4))
+    ledger.close()
+    assert jaxdp.Ledger(tmp_path / "ledger.jsonl").steps == 6

@@ -70,11 +70,14 @@ class RunDirectory:
     def place(self) -> str:
         """A hash of where the folder lies, another one once it was moved or copied.
 
-        Of its path and of its number on the file system. That of the device is left out: it may be
+        Of its path, of its number on the file system, and of when its first file was written there,
+        for a number is used again once a folder was removed. The device is left out: it may be
         another one at each mount.
         """
+        note = self.secret / "README.txt"  # written by ``create``, and never again
         with stored.reading(self.path):
-            text = f"{self.path.resolve()} {self.path.stat().st_ino}"
+            written = note.stat().st_ctime_ns if note.exists() else 0
+            text = f"{self.path.resolve()} {self.path.stat().st_ino} {written}"
         return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
     def create(self) -> None:
@@ -182,11 +185,21 @@ class RunDirectory:
         """
         state = self.load_state()  # first: another process may train here
         secret = state.secret.restored()
-        ledger, name = Ledger(self.ledger, key=secret.stream("ledger")), secret.stream("run").hex()
+        ledger = Ledger(self.ledger, key=secret.stream("ledger"))
+        self.check_shown(ledger, state, secret.stream("run").hex())
+        return ledger
+
+    def check_shown(self, ledger: Ledger, state: RunState, name: str) -> None:
+        """Raises ValueError where the ledger lacks steps that were shown.
+
+        Args:
+            ledger: the run's.
+            state: its secret state.
+            name: the run's in the ledger.
+        """
         streams = [name, *(f"{name}/{number}" for number in range(1, state.lost + 1))]
         if max(ledger.shown(stream) for stream in streams) < state.shown:
             raise ValueError(
                 f"{self.ledger} must hold the {state.shown} steps that were shown, but some are "
                 "missing: what was released can no longer be accounted for"
             )
-        return ledger

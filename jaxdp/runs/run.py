@@ -228,12 +228,15 @@ def _begun(
 ) -> Started:
     # Counted in the ledger too: the folder ``secret/`` alone may be put back from an older copy.
     ledger.join()
+    # Before a checkpoint is set aside, which alone may know what the ledger has lost.
+    directory.check_shown(ledger, state, secret.stream("run").hex())
     before = max(len(state.starts or ()), ledger.begun)
     ledger.new_stream(secret.stream(f"start {before}").hex())
     fresh = _processes.first(lambda: secrets.token_hex(16))
     if secret.reproducible:
-        # A seed that a person chose gives the same to every such run that was never interrupted.
-        named = f"{configuration()}|{before}".encode()
+        # A seed that a person chose gives the same to every such run that was never interrupted;
+        # copies that went on apart have other ledgers.
+        named = f"{configuration()}|{before}|{ledger.head.hex()}".encode()
         fresh = hashlib.blake2b(named, digest_size=16).hexdigest()
     place = _processes.first(directory.place)
     if state.place not in (None, place):  # runs of older versions did not write it down

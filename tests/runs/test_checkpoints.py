@@ -399,3 +399,16 @@ def test_a_full_disk_is_one_line_that_says_what_is_safe(tmp_path, limit):
         main(["train", "--out", str(tmp_path / "run"), "--resume"])
     # It opens again, whatever the limit cut.
     assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == (2 if limit > 1_000 else 0)
+
+
+@pytest.mark.parametrize("lost", [3, 0])
+def test_nothing_is_set_aside_where_the_ledger_lacks_what_was_shown(tmp_path, monkeypatch, lost):
+    """Before: the checkpoint alone knew what was missing, and set aside it said so no more."""
+    run(tmp_path / "r", report=False).fit(6)
+    ledger = tmp_path / "r" / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:lost]))
+    failing(monkeypatch, OSError(errno.EIO, "Input/output error"), None)
+    with pytest.raises(ValueError, match="must hold the 6 steps that were shown"):
+        run(tmp_path / "r", report=False, set_aside_unreadable=True).fit()
+    assert not list((tmp_path / "r" / "secret").glob("damaged-checkpoint-*"))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -464,6 +465,27 @@ def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch
     shutil.rmtree(tmp_path / "r")
     (tmp_path / "kept").rename(tmp_path / "r")
     one.fit(12)
+    assert one.unverified() == [MOVED]
+
+
+def test_a_copy_with_the_number_of_the_folder_that_was_there_says_so(tmp_path, monkeypatch):
+    """File systems use the number of a folder that was removed again, for the next one."""
+    run(tmp_path / "r", report=False).fit(3)
+    shutil.copytree(tmp_path / "r", tmp_path / "kept")
+    number = (tmp_path / "r").stat().st_ino
+    shutil.rmtree(tmp_path / "r")
+    (tmp_path / "kept").rename(tmp_path / "r")
+    stat = Path.stat
+
+    def same(self, **options):
+        found = stat(self, **options)
+        if self.name != "r":
+            return found
+        return os.stat_result((found[0], number, *found[2:]))
+
+    monkeypatch.setattr(Path, "stat", same)
+    one = run(tmp_path / "r", report=False)
+    one.fit(6)
     assert one.unverified() == [MOVED]
 
 
