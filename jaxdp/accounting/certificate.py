@@ -301,9 +301,9 @@ def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[flo
     """
     lower = upper = 0.0
     for direction in directions:
-        if (upper > 0 or not near) and direction.within(upper):
-            continue
         try:
+            if (upper > 0 or not near) and direction.within(upper):
+                continue
             ends = _epsilon_ends(direction, upper or near)
         except Unresolved:
             ends = 0.0, math.inf

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdp.accounting.base import Array
+from jaxdp.accounting.base import Array, Unresolved
 from jaxdp.accounting.discretise import Atoms
 
 _U = 2.0**-53
@@ -63,6 +63,9 @@ class Law:
             size: number of points, a power of two.
             c: the tilt.
             outside: bounds on the tilted probability below and above the window.
+
+        Raises:
+            Unresolved: a step has no loss on so coarse a grid, or one beyond all digits.
         """
         self.c, self.alias, self.above = c, outside[0] + outside[1], outside[1]
         self.width = width
@@ -142,7 +145,8 @@ class Profile:
         self._damped = law.weight[self._first :] * np.exp(-law.c * (self._loss - reference))
         self._mass = _tail_sums(self._damped)
         # Of the second law at once, where e^(reference - loss) is tame too.
-        tame = float(law.loss[-1]) - self._least < 600
+        below = (1 + law.c) * (reference - self._least)
+        tame = max(float(law.loss[-1]) - self._least, below) < 600
         second = np.exp(reference - self._loss) * self._damped if tame else np.empty(0)
         self._second = _tail_sums(second)
         self._log_scale = law.log_scale - law.c * reference
@@ -182,10 +186,12 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
     with np.errstate(divide="ignore"):
         log_mass = np.log(atom.mass)
     exponent = log_mass + rate * atom.index
-    peak = float(exponent.max())
+    peak = float(exponent.max(initial=-math.inf))
+    if not math.isfinite(peak):
+        raise Unresolved("no loss on the grid, or one beyond all digits")
     law = np.exp(exponent - peak)
     total = math.fsum(law)
-    heavy = exponent > peak - 50
+    heavy = exponent >= peak - 50
     largest = float((np.abs(log_mass) + rate * np.abs(atom.index))[heavy].max())
     return law / total, peak + math.log(total), largest
 

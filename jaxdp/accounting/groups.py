@@ -117,7 +117,7 @@ def group_epsilon(
         return record_epsilon(whole, delta, relation, accountant)
     one = record_epsilon(event, delta, relation, accountant)
     if delta in (0, 1) or not math.isfinite(one.upper):
-        return _at_most(one.lower, k * one.upper, one.accountant, one.note)
+        return _at_most(one, one.lower, k * one.upper, one.note)
 
     def excess(epsilon: float) -> float:
         found = record_delta(event, epsilon, relation, accountant).upper
@@ -129,9 +129,9 @@ def group_epsilon(
         while excess(high) > 0:
             high *= 2
             if high > _FARTHEST:
-                return _at_most(one.lower, math.inf, one.accountant, "no finite epsilon")
+                return _at_most(one, one.lower, math.inf, "no bound found")
         found = math.nextafter(k * bracket_decreasing(excess, 0.0, high, rtol=1e-6)[1], math.inf)
-    return _at_most(one.lower, found, one.accountant, "k times that of one record")
+    return _at_most(one, one.lower, found, "k times that of one record")
 
 
 def group_delta(
@@ -153,11 +153,13 @@ def group_delta(
         # What P can do and Q cannot may be anything once there is a law between them.
         factor = math.inf if epsilon == math.inf else _log_sum(each, k)
         upper = math.exp(min(0.0, math.log(one.upper) + factor))
-    return _at_most(lower, upper, one.accountant, "from that of one record")
+    return _at_most(one, lower, upper, "from that of one record")
 
 
-def _at_most(lower: float, upper: float, accountant: str, note: str) -> Bound:
-    return Bound(min(lower, upper), None if upper else 0.0, upper, accountant, note)
+def _at_most(one: Bound, lower: float, upper: float, note: str) -> Bound:
+    """The bound that follows from the one of a record, by its accountant and relation."""
+    estimate = None if upper else 0.0
+    return Bound(min(lower, upper), estimate, upper, one.accountant, note, relation=one.relation)
 
 
 def _log_sum(epsilon: float, k: int) -> float:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdp import accounting as acc
+from jaxdp.accounting import certificate
 
 _noise = st.floats(1e-3, 1e4)
 _leaf = st.builds(acc.Gaussian, _noise) | st.builds(acc.NonPrivate, st.text(min_size=1))
@@ -155,7 +156,11 @@ def test_a_refusal_names_every_step_it_is_about():
     assert "noise_multiplier=3.0" in str(refusal.value)
 
 
-def test_a_composition_that_cannot_be_resolved_is_named_whole():
+def test_a_composition_that_cannot_be_resolved_is_named_whole(monkeypatch):
+    def unresolved(*given):
+        raise certificate.Unresolved("no upper end was found")
+
+    monkeypatch.setattr(certificate, "epsilon_bounds", unresolved)
     steps = [acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), 1e-7), 5) for z in (1e-9, 2e-9)]
     with pytest.raises(acc.UnsupportedEventError) as refusal:
         acc.epsilon(acc.Composed(steps), 1e-7, accountant="exact")

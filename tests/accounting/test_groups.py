@@ -121,3 +121,12 @@ def test_ends_and_bad_input():
     assert acc.group_epsilon(acc.NonPrivate("no noise"), 1e-5, 4).upper == math.inf
     with pytest.raises(ValueError, match="records=0"):
         acc.group_epsilon(event, 1e-5, 0)
+
+
+def test_a_bound_of_a_group_says_its_relation():
+    steps = acc.Repeated(acc.PoissonSampled(acc.Gaussian(1.0), 0.01), 100)
+    for relation in (acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE):
+        for records in (1, 3):
+            found = acc.group_epsilon(steps, 1e-5, records=records, relation=relation)
+            assert found.relation is relation
+            assert acc.group_delta(steps, 1.0, records, relation).relation is relation

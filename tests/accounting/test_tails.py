@@ -117,3 +117,26 @@ def draws(q, z, steps, epsilon):
             t = (k * mean - epsilon) / s
             total += chance * (mp.ncdf(t) - mp.exp(epsilon - k * mean + s * s / 2) * mp.ncdf(t - s))
         return total
+
+
+def test_full_batches_of_little_noise_beside_sampled_ones_have_a_lower_end():
+    """Before: lower 0, since one direction gave up before the moments were asked."""
+    full = acc.Repeated(acc.Gaussian(0.05), 10**8)
+    found = acc.epsilon(acc.Composed((run(0.5, 1.0, 1000), full)), 1e-10)
+    # The full batches alone are one Gaussian; beside 2e10, the sampled ones are nothing.
+    alone = acc.epsilon(full, 1e-10).lower
+    assert found.lower <= found.upper <= 1.01 * alone
+    assert found.lower >= 0.99 * alone
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_an_epsilon_beyond_all_losses_has_a_delta(relation):
+    """Before: NumPy's "zero-size array"."""
+    for epsilon in (1e12, 1e30, 1e100):
+        assert acc.delta(run(0.01, 1.0, 1000), epsilon, relation).upper < 1e-300
+
+
+def test_no_exponential_overflows_where_most_of_the_window_lies_far_below():
+    event = acc.TruncatedPoisson(acc.Gaussian(0.64), 0.7, 6, 100)
+    found = acc.epsilon(acc.Repeated(event, 3464), 9.8e-292, acc.Relation.REPLACE_SPECIAL)
+    assert 500 < found.lower < found.upper < 2000
