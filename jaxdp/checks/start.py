@@ -66,11 +66,11 @@ class _Compared:
         self._source = source
 
     @functools.cached_property
-    def _known(self) -> statistics.Records | None:
+    def _known(self) -> statistics.KnownRecords | None:
         return records.known(self._source)
 
     @functools.cached_property
-    def _sampled(self) -> statistics.Records:
+    def _sampled(self) -> statistics.KnownRecords:
         return records.sampled(self._source)
 
     def made_of(self, value: Any, fixed: bool = True) -> statistics.Made | None:

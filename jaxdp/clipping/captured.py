@@ -193,7 +193,7 @@ def compared(data: PyTree) -> Iterator[None]:
         return
 
     def look(traced: Any, public: Declared) -> None:
-        records = statistics.Records(leaves)
+        records = statistics.KnownRecords(leaves)
         made_of = functools.partial(statistics.made_of, records=records)
         for found in of_records(traced, made_of, public):
             if found.made.certain:

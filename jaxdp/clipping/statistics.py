@@ -57,7 +57,7 @@ class Made(NamedTuple):
     certain: bool
 
 
-def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
+def made_of(value: Any, records: "KnownRecords", fixed: bool = True) -> Made | None:
     """Returns the rows or the statistic of the records that an array is; None for any other.
 
     Looked for are records among its rows or columns (three are enough), statistics of columns, of
@@ -85,7 +85,7 @@ def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
         return _likeliest(_of_array(value, digits, records))
 
 
-def _fits(shape: tuple[int, ...], records: "Records") -> bool:
+def _fits(shape: tuple[int, ...], records: "KnownRecords") -> bool:
     """False for a large array of a shape that nothing of the records has: it is not read."""
     size = math.prod(shape)
     if size <= _CHUNK or size == max(shape) or shape[0] == records.count:
@@ -125,7 +125,7 @@ def _numbers(value: np.ndarray) -> tuple[np.ndarray | None, np.dtype | None]:
     return (value, None) if kind in "fiu" else (None, None)
 
 
-def _of_array(value: np.ndarray, digits: np.dtype | None, records: "Records") -> Iterator[Made]:
+def _of_array(value: np.ndarray, digits: np.dtype | None, records: "KnownRecords") -> Iterator[Made]:
     for leaf in records.leaves:
         yield from _rows(value, leaf, records.labels)
         yield from _columns(value, digits, leaf)
@@ -566,7 +566,7 @@ def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Made]:
             yield Made(words, not (labels.is_round or plain))
 
 
-def _of_number(value: float, records: "Records") -> Iterator[Made]:
+def _of_number(value: float, records: "KnownRecords") -> Iterator[Made]:
     """Statistics that are one number: certain if it is a class ratio, a mean or a deviation."""
     if not np.isfinite(value) or _rounded(np.array(value)):
         return
@@ -611,7 +611,7 @@ def _of_class(value: float, labels: "_Labels") -> Iterator[Made]:
 # The records ----------------------------------------------------------------------------------
 
 
-class Records:
+class KnownRecords:
     """The records that arrays are compared with; what is computed of them is computed once.
 
     Args:

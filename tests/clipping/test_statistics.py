@@ -11,7 +11,7 @@ IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
 
 
 def made_of(value, columns):
-    made = statistics.made_of(value, statistics.Records(columns))
+    made = statistics.made_of(value, statistics.KnownRecords(columns))
     return ("", False) if made is None else (made.words, made.certain)
 
 
@@ -160,7 +160,7 @@ def test_columns_of_large_records_are_compared_at_some_of_them_in_all_rows(monke
     flat, labels = records.reshape(500, -1), rng.integers(0, 3, 500)
     means = np.stack([flat[labels == k].mean(0) for k in range(3)])
     monkeypatch.setattr(statistics, "_SMALL", 500 * 20)
-    (leaf, _) = (known := statistics.Records([records, labels])).leaves
+    (leaf, _) = (known := statistics.KnownRecords([records, labels])).leaves
     assert leaf.x.shape == (500, 20)
     for value in (flat.mean(0), -3 * flat.std(0).reshape(6, 9, 4), means, means[1], flat[:3]):
         assert statistics.made_of(value.astype(np.float32), known).certain
