@@ -73,13 +73,13 @@ class _Compared:
     def _sampled(self) -> statistics.KnownRecords:
         return records.sampled(self._source)
 
-    def made_of(self, value: Any, fixed: bool = True) -> statistics.Made | None:
+    def made_of(self, value: Any) -> statistics.Made | None:
         """Compares an array with the records; see ``statistics.made_of``."""
         if self._known is not None:
-            return statistics.made_of(value, self._known, fixed)
+            return statistics.made_of(value, self._known)
         size = len(self._source)
         if size and size in np.shape(value) and not _is_elsewhere(self._source):
-            return statistics.made_of(value, self._sampled, fixed)
+            return statistics.made_of(value, self._sampled)
         return None
 
 
