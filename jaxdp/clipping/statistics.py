@@ -142,14 +142,14 @@ def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
     """Covariances, and matrices that were fitted to them."""
     if leaf.width not in value.shape or value.ndim != 2 or not np.isfinite(value).all():
         return
-    if not is_telling(value):
-        return
+    found = []
     if value.shape == (leaf.width, leaf.width):
-        for words, found in zip(("covariance", "second moments"), leaf.scatter, strict=False):
-            if _agree(value.ravel().astype(np.float64), found.ravel()):
-                yield Made(f"the records' {words}", True)
-    if words := directions.of_records(value, leaf.width, leaf.scatter):
-        yield Made(words, True)
+        flat, words = value.ravel().astype(np.float64), ("covariance", "second moments")
+        named = zip(words, leaf.scatter, strict=False)
+        found = [f"the records' {words}" for words, each in named if _agree(flat, each.ravel())]
+    found.append(directions.of_records(value, leaf.width, leaf.scatter))
+    if any(found) and is_telling(value):
+        yield from (Made(words, True) for words in found if words)
 
 
 # Statistics of columns ------------------------------------------------------------------------
@@ -636,8 +636,8 @@ def _of_class(value: float, labels: "_Labels") -> Iterator[Made]:
 
 def _is_common(value: float) -> bool:
     """True for numbers that any program may have: few digits, 1/k, √k, log k, and some of π, e."""
-    size = abs(value)
-    if _rounded(np.array(size)):
+    size = np.float64(abs(value))
+    if _rounded(size):
         return True
     room, few = 1.5e-7, np.arange(1, 13)
 

@@ -288,3 +288,8 @@ def test_what_nobody_computed_from_records_is_nobody_s():
         (np.round(clipped.mean(0), 3), clipped),
     ):
         assert not made_of(value.astype(np.float32), [column])[1]
+
+
+def test_numbers_near_0_and_beyond_float32_are_compared_too():
+    for value in (1e-200 / 3, 1e200 / 3, 5e-324):
+        assert made_of(np.float64(value), [COLUMN]) == ("", False)
