@@ -637,7 +637,7 @@ def _of_class(value: float, labels: "_Labels") -> Iterator[Made]:
 def _is_common(value: float) -> bool:
     """True for numbers that any program may have: few digits, 1/k, √k, log k, and some of π, e."""
     size = np.float64(abs(value))
-    if _rounded(size):
+    if _rounded(np.array(size)):
         return True
     room, few = 1.5e-7, np.arange(1, 13)
 
