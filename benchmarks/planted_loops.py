@@ -257,7 +257,7 @@ def main():
         rows.append(
             {
                 "mistake": planted.__name__,
-                "check": [f"{f.kind} ({f.where}): {f.what}" for f in found.broken],
+                "check": [f"{f.kind} ({f.where}): {f.what}" for f in found.findings],
                 "check seconds": round(found.seconds, 2),
                 "twin passes": twin.ok,
             }

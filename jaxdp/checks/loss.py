@@ -171,7 +171,7 @@ def parameters(
     for (path, leaf), trained in zip(leaves, kept, strict=True):
         if captured.is_key(leaf) or not captured.is_here(leaf):
             continue
-        made = made_of(leaf, fixed=trained is None)
+        made = made_of(leaf)
         if made is not None and made.certain and not grad_fn.constants.holds_value(leaf):
             kind = "frozen parameter" if trained is None else "first value of the parameter"
             words = (kind, jax.tree_util.keystr(path), captured.shape_of(leaf, records))

@@ -23,19 +23,19 @@ def columns(source: Source) -> list[np.ndarray]:
     return _read(source, _SAMPLE)
 
 
-def known(source: Source) -> statistics.Records | None:
+def known(source: Source) -> statistics.KnownRecords | None:
     """All records, where they lie in this process's memory; nothing is read otherwise."""
     source = source.source if isinstance(source, Users) else source
     leaves = _leaves(source)
     on_host = all(isinstance(leaf, np.ndarray) or _is_on_cpu(leaf) for leaf in leaves)
     if not leaves or not (on_host or sum(leaf.size for leaf in leaves) <= _IN_MEMORY):
         return None
-    return statistics.Records(leaves)
+    return statistics.KnownRecords(leaves)
 
 
-def sampled(source: Source, most: int = _FEW) -> statistics.Records:
+def sampled(source: Source, most: int = _FEW) -> statistics.KnownRecords:
     """A few records, evenly spaced, of a source that is read one by one."""
-    return statistics.Records(_read(source, most))
+    return statistics.KnownRecords(_read(source, most))
 
 
 def _leaves(source: Source) -> list[Any]:

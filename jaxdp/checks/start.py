@@ -66,20 +66,20 @@ class _Compared:
         self._source = source
 
     @functools.cached_property
-    def _known(self) -> statistics.Records | None:
+    def _known(self) -> statistics.KnownRecords | None:
         return records.known(self._source)
 
     @functools.cached_property
-    def _sampled(self) -> statistics.Records:
+    def _sampled(self) -> statistics.KnownRecords:
         return records.sampled(self._source)
 
-    def made_of(self, value: Any, fixed: bool = True) -> statistics.Made | None:
+    def made_of(self, value: Any) -> statistics.Made | None:
         """Compares an array with the records; see ``statistics.made_of``."""
         if self._known is not None:
-            return statistics.made_of(value, self._known, fixed)
+            return statistics.made_of(value, self._known)
         size = len(self._source)
         if size and size in np.shape(value) and not _is_elsewhere(self._source):
-            return statistics.made_of(value, self._sampled, fixed)
+            return statistics.made_of(value, self._sampled)
         return None
 
 

@@ -54,16 +54,26 @@ class Declared:
         return f"Declared({len(self.arrays)} arrays)"
 
     def _ids(self) -> tuple[int, ...]:
-        return tuple(id(array) for array in self.arrays)
+        return tuple(id(a) if np.shape(a) else _key(a) for a in self.arrays)
 
     def holds(self, array: Any) -> bool:
-        """True if ``array`` is one of them."""
-        return bool(self.arrays) and _key(array) in self._keys
+        """True if ``array`` is one of them; a single number, if it has the value of one."""
+        if not self.arrays or _key(array) in self._keys:
+            return bool(self.arrays)
+        return not np.shape(array) and self.holds_value(array)
 
     def holds_value(self, array: Any) -> bool:
         """True if ``array`` has the numbers of one of them: what was copied is another array."""
-        same = [a for a in self.arrays if np.shape(a) == np.shape(array) and not is_key(a)]
-        return any(np.array_equal(np.asarray(a), np.asarray(array)) for a in same)
+        if not is_here(array) or is_key(array):
+            return False
+        array = np.asarray(array)
+        same = (a for a in self.arrays if np.shape(a) == array.shape and not is_key(a))
+        with np.errstate(all="ignore"):  # in its dtype: what a program computes with is rounded
+            return any(
+                np.array_equal(np.asarray(a, array.dtype), array)
+                for a in map(np.asarray, same)
+                if a.dtype.kind != "c"
+            )
 
     @functools.cached_property
     def _keys(self) -> set[Any]:
@@ -72,11 +82,17 @@ class Declared:
 
 def declared(constants: PyTree, loss_fn: Callable[..., Any]) -> Declared:
     """The arrays that ``constants`` names, and those that jaxdp's own losses declare."""
-    arrays = jax.tree.leaves(constants)
+    arrays = [
+        np.asarray(leaf) if isinstance(leaf, np.generic | bool | int | float) else leaf
+        for leaf in jax.tree.leaves(constants)
+    ]
     for array in arrays:
-        if isinstance(array, jax.core.Tracer) or not hasattr(array, "shape"):
-            kind = "a traced array" if hasattr(array, "shape") else repr(array)
-            raise ValueError(f"constants must be a pytree of concrete arrays, got {kind}")
+        traced = isinstance(array, jax.core.Tracer)
+        if traced or not hasattr(array, "shape") or array.dtype == np.dtype(object):
+            kind = "a traced array" if traced else repr(array)
+            raise ValueError(
+                f"constants must be a pytree of concrete arrays and numbers, got {kind}"
+            )
     return Declared([*arrays, *getattr(loss_fn, _DECLARED, ())])
 
 
@@ -193,7 +209,7 @@ def compared(data: PyTree) -> Iterator[None]:
         return
 
     def look(traced: Any, public: Declared) -> None:
-        records = statistics.Records(leaves)
+        records = statistics.KnownRecords(leaves)
         made_of = functools.partial(statistics.made_of, records=records)
         for found in of_records(traced, made_of, public):
             if found.made.certain:

@@ -1,5 +1,6 @@
 """Tells whether a matrix was fitted to records: principal directions, projections, whitening."""
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ def of_records(value: np.ndarray, width: int, moments: Sequence[np.ndarray]) -> 
         return ""
     for each in moments:
         for rows in _as_rows(value.astype(np.float64), width):
-            if (words := _words(rows, each)) and _of_their_own(each):
+            if _may_be(rows, each) and (words := _words(rows, each)) and _of_their_own(each):
                 return words
     return ""
 
@@ -36,6 +37,28 @@ def _as_rows(value: np.ndarray, width: int) -> Iterator[np.ndarray]:
         yield value
     if value.shape[0] == width and value.shape[1] <= width:
         yield value.T
+
+
+def _may_be(rows: np.ndarray, moments: np.ndarray) -> bool:
+    """False for most matrices of which nothing is said: two directions are tried, which is cheap.
+
+    Where two matrices are near, so are their products with a random direction.
+    """
+    count, width = rows.shape
+    one, two = np.random.default_rng(0).normal(size=(2, count))
+    near = functools.partial(_near, close=10 * _CLOSE)
+    if near(rows @ (moments @ (rows.T @ one)), one):
+        return True
+    if count == width and near(rows @ (rows @ one), rows @ one):
+        return True
+    if not near(rows @ (rows.T @ one), one):
+        return False
+    if count < width:
+        seen = moments @ (rows.T @ one)
+        return near(rows.T @ (rows @ seen), seen)
+    # Of eigenvectors each is stretched alike in every direction.
+    one, two = (rows.T @ each for each in (one, two))
+    return near(rows @ (moments @ one) * (rows @ two), rows @ (moments @ two) * (rows @ one))
 
 
 def _words(rows: np.ndarray, moments: np.ndarray) -> str:
@@ -75,5 +98,5 @@ def _diagonal(matrix: np.ndarray) -> np.ndarray:
     return np.diag(np.diag(matrix))
 
 
-def _near(one: np.ndarray, two: np.ndarray) -> bool:
-    return bool(np.linalg.norm(one - two) <= _CLOSE * np.linalg.norm(two))
+def _near(one: np.ndarray, two: np.ndarray, close: float = _CLOSE) -> bool:
+    return bool(np.linalg.norm(one - two) <= close * np.linalg.norm(two))

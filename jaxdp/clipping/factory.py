@@ -57,9 +57,10 @@ def clipped_grad(
         trainable: what to train: a tree of bool (a prefix of the parameters) or a function of a
             leaf's path. Other leaves are frozen: no gradient, no norm, None in the sum. None trains
             everything. Frozen leaves are **assumed public**, computed from no record.
-        constants: pytree of arrays that ``loss_fn`` captures, declared **public** (JAX's by
-            identity, NumPy's by content). Others are assumed public, and named so by the plan and
-            the ledger; one that holds the batch's rows, or a statistic of them, is refused.
+        constants: pytree of arrays and numbers that ``loss_fn`` captures, declared **public**
+            (JAX's by identity, NumPy's by content, numbers by value). Others are assumed public,
+            and named so by the plan and the ledger; one that holds the batch's rows, or a statistic
+            of them, is refused.
         most_records: the largest number of records of one draw, public: the rounding of the sum is
             bounded for so many, and counts in ``Summed.l2``. A Mechanism gives its own.
         rng_name: the argument that takes a key, or names to look for; None for none.

@@ -10,10 +10,13 @@ rows; statistics of channels and of all numbers are computed where the array is 
 sample of its rows.
 
 **Not seen**: what was fitted to records in another way than by these statistics (the weights of a
-network), statistics of some of the records, sums of several arrays, and whatever was rounded to
-five digits. Of a leaf of more than 2^22 numbers: quantiles, norms, covariances and principal
-directions. Of one of more than 2^23 rows: rows outside a sample of them, and statistics. Of one of
-more than 2^28 numbers: statistics of channels and of all numbers.
+network), statistics of some of the records or of some of their columns, by position of a sequence,
+or of more than one leaf, but for leaves that are single numbers; a statistic that is one of more
+than 8 rows of an array; sums of fewer than 8 columns; one number of each record (labels), and
+products of records; sums of several arrays, and whatever was rounded to five digits. Of a leaf of
+more than 2^22 numbers: quantiles, norms, covariances and principal directions. Of one of more than
+2^23 rows: rows outside a sample of them, and statistics. Of one of more than 2^28 numbers:
+statistics of channels and of all numbers.
 """
 
 import dataclasses
@@ -39,8 +42,8 @@ _QUANTILES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.75, 0.9, 0.95, 0.98, 0.99)
 _Scalings = tuple[tuple[float, float], ...]  # (scale, shift) of each
 _PLAIN = ((1.0, 0.0), (-1.0, 0.0))
 _TABLE = (
-    "a table with a row for each of the records, which hold its number (make the row a leaf of its "
-    "record; a loss that reads rows of other records is not covered)"
+    "an array with an entry for each of the records, which hold its number (where it was made of "
+    "them, make the entry a leaf of its record)"
 )
 _SHARES = "the frequencies of the records' labels, or weights made of them"
 
@@ -57,7 +60,7 @@ class Made(NamedTuple):
     certain: bool
 
 
-def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
+def made_of(value: Any, records: "KnownRecords") -> Made | None:
     """Returns the rows or the statistic of the records that an array is; None for any other.
 
     Looked for are records among its rows or columns (three are enough), statistics of columns, of
@@ -67,25 +70,21 @@ def made_of(value: Any, records: "Records", fixed: bool = True) -> Made | None:
     Args:
         value: any array.
         records: the records.
-        fixed: False for an array that is trained: then it may have a row of its own for each
-            record, which holds its number.
     """
     if not _fits(np.shape(value), records):
         return None
     value, digits = _numbers(np.asarray(jax.device_get(value)))
-    if value is None or not np.isfinite(value).all():
+    if value is None or not np.isfinite(value).any():
         return None
     with np.errstate(all="ignore"):
         if value.size == 1:
             return _likeliest(_of_number(float(value.ravel()[0]), records))
         if np.all(value == value.ravel()[0]):
             return None
-        if fixed and records.number(value.shape[0]):
-            return Made(_TABLE, True)
         return _likeliest(_of_array(value, digits, records))
 
 
-def _fits(shape: tuple[int, ...], records: "Records") -> bool:
+def _fits(shape: tuple[int, ...], records: "KnownRecords") -> bool:
     """False for a large array of a shape that nothing of the records has: it is not read."""
     size = math.prod(shape)
     if size <= _CHUNK or size == max(shape) or shape[0] == records.count:
@@ -125,26 +124,32 @@ def _numbers(value: np.ndarray) -> tuple[np.ndarray | None, np.dtype | None]:
     return (value, None) if kind in "fiu" else (None, None)
 
 
-def _of_array(value: np.ndarray, digits: np.dtype | None, records: "Records") -> Iterator[Made]:
+def _of_array(
+    value: np.ndarray, digits: np.dtype | None, records: "KnownRecords"
+) -> Iterator[Made]:
     for leaf in records.leaves:
-        yield from _rows(value, leaf, records.labels)
-        yield from _columns(value, digits, leaf)
+        yield from _rows(value, digits, leaf, records.labels)
+        yield from _channels(value, digits, leaf)
         if leaf.is_small:
             yield from _second_moments(value, leaf)
     for labels in records.labels:
         yield from _frequencies(value, labels)
+    if records.number(value.shape[0]):
+        yield Made(_TABLE, False)
 
 
 def _second_moments(value: np.ndarray, leaf: "_Leaf") -> Iterator[Made]:
     """Covariances, and matrices that were fitted to them."""
-    if leaf.width not in value.shape or value.ndim != 2 or not is_telling(value):
+    if leaf.width not in value.shape or value.ndim != 2 or not np.isfinite(value).all():
         return
+    found = []
     if value.shape == (leaf.width, leaf.width):
-        for words, found in zip(("covariance", "second moments"), leaf.scatter, strict=False):
-            if _agree(value.ravel().astype(np.float64), found.ravel()):
-                yield Made(f"the records' {words}", True)
-    if words := directions.of_records(value, leaf.width, leaf.scatter):
-        yield Made(words, True)
+        flat, words = value.ravel().astype(np.float64), ("covariance", "second moments")
+        named = zip(words, leaf.scatter, strict=False)
+        found = [f"the records' {words}" for words, each in named if _agree(flat, each.ravel())]
+    found.append(directions.of_records(value, leaf.width, leaf.scatter))
+    if any(found) and is_telling(value):
+        yield from (Made(words, True) for words in found if words)
 
 
 # Statistics of columns ------------------------------------------------------------------------
@@ -155,14 +160,14 @@ class Moments:
     """Moments of every number of a record over all records, or a sample of them.
 
     Attributes:
-        count: the number of records.
+        count: int [d], the number of records of which it is finite; gaps count in nothing.
         mean: float64 [d].
         variance: float64 [d], divided by ``count``.
         low: float64 [d], the least.
         high: float64 [d], the largest.
     """
 
-    count: int
+    count: np.ndarray
     mean: np.ndarray
     variance: np.ndarray
     low: np.ndarray
@@ -174,30 +179,38 @@ class Moments:
         Args:
             groups: int [groups, k], the places of each.
         """
-        mean = self.mean[groups]
+        count, each = self.count[groups], self.mean[groups]
+        share = count / count.sum(1, keepdims=True)
+        mean = np.sum(share * each, axis=1, where=count > 0)
+        apart = self.variance[groups] + np.square(each - mean[:, None])
         return Moments(
-            self.count * groups.shape[1],
-            mean.mean(1),
-            self.variance[groups].mean(1) + mean.var(1),
-            self.low[groups].min(1),
-            self.high[groups].max(1),
+            count.sum(1),
+            mean,
+            np.sum(share * apart, axis=1, where=count > 0),
+            np.fmin.reduce(self.low[groups], axis=1),
+            np.fmax.reduce(self.high[groups], axis=1),
         )
 
 
 def _moments(x: np.ndarray) -> Moments:
-    """The moments of rows [n, d], in float64, converted a part at a time."""
+    """The moments of the finite numbers of rows [n, d], in float64, converted a part at a time."""
     size = max(1, _CHUNK // x.shape[1])
-    about = x[:size].astype(np.float64).mean(0)
-    total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-    low, high = x[0].astype(np.float64), x[0].astype(np.float64)
+    count, about, total, squares = np.zeros((4, x.shape[1]))
+    low, high = np.full((2, x.shape[1]), np.nan)
     for at in range(0, len(x), size):
-        part = _plain(x[at : at + size])
-        low, high = np.minimum(low, part.min(0)), np.maximum(high, part.max(0))
-        apart = part - about  # so that squares of numbers far from zero lose no digits
-        total += apart.sum(0)
-        squares += np.square(apart, out=apart).sum(0)
-    mean = total / len(x)
-    return Moments(len(x), about + mean, np.maximum(squares / len(x) - mean**2, 0), low, high)
+        part = x[at : at + size].astype(np.float64)
+        known = np.isfinite(part)
+        if not known.all():
+            part[~known] = np.nan
+        low, high = np.fmin(low, np.fmin.reduce(part)), np.fmax(high, np.fmax.reduce(part))
+        if at == 0:
+            about = np.nan_to_num(low / 2 + high / 2)
+        part -= about  # so that squares of numbers far from zero lose no digits
+        count += known.sum(0)
+        total += part.sum(0, where=known)
+        squares += np.square(part, out=part).sum(0, where=known)
+    mean = total / count
+    return Moments(count, about + mean, np.maximum(squares / count - mean**2, 0), low, high)
 
 
 _EXTREMES = tuple(f"the records' {w}" for w in ("minimum", "maximum", "range", "inverse range"))
@@ -206,7 +219,7 @@ _EXTREMES = tuple(f"the records' {w}" for w in ("minimum", "maximum", "range", "
 def _table(m: Moments) -> Iterator[tuple[str, np.ndarray]]:
     """**The** statistics of columns; nan for a column that is the same for all records."""
     varies = np.where(m.high > m.low, 1.0, np.nan)
-    std, more = np.sqrt(m.variance), m.count / max(1, m.count - 1)
+    std, more = np.sqrt(m.variance), m.count / np.maximum(1, m.count - 1)
     yield "the records' mean", m.mean * varies
     for words, found in (
         ("standard deviation", std),
@@ -214,13 +227,14 @@ def _table(m: Moments) -> Iterator[tuple[str, np.ndarray]]:
         ("variance", m.variance),
         ("variance", m.variance * more),
         ("range", m.high - m.low),
+        ("root mean square", np.sqrt(m.variance + m.mean**2)),
+        ("mean square", m.variance + m.mean**2),
     ):
         yield f"the records' {words}", found * varies
         yield f"the records' inverse {words}", varies / found
     yield "the records' mean in standard deviations", m.mean / std * varies
     yield "the records' minimum", m.low * varies
     yield "the records' maximum", m.high * varies
-    yield "the records' root mean square", np.sqrt(m.variance + m.mean**2) * varies
     if len(m.mean) > 1 and m.low.min() >= 0 and m.high.max() <= 1:
         for words, _, found in _of_shares(m.mean):
             yield words, found * varies
@@ -235,22 +249,26 @@ def _of_shares(share: np.ndarray) -> Iterator[tuple[str, bool, np.ndarray]]:
         yield f"the logarithm of {_SHARES}", True, found
 
 
-def _columns(value: np.ndarray, digits: np.dtype | None, leaf: "_Leaf") -> Iterator[Made]:
-    """Statistics of the columns of a leaf, or of its channels."""
-    plain = tuple(size for size in value.shape if size != 1)
-    if plain in (tuple(size for size in leaf.shape if size != 1), (leaf.width,)):
-        flat = value.ravel()[leaf.places].astype(np.float64)
-        groups = np.arange(len(leaf.places))[:, None]
-        for moments in filter(None, (leaf.moments, leaf.rounded)):
+def _columns(
+    rows: np.ndarray, single: bool, digits: np.dtype | None, leaf: "_Leaf"
+) -> Iterator[Made]:
+    """Statistics of the columns of a leaf among rows [m, kept]."""
+    m, groups = leaf.moments, np.arange(len(leaf.places))[:, None]
+    for flat in rows.astype(np.float64):
+        for moments in filter(None, (m, leaf.rounded)):
             yield from _statistics(flat, digits, leaf, leaf.x, moments, groups, "")
-        m = leaf.moments
-        if leaf.is_small and np.mean((flat >= m.low) & (flat <= m.high)) > 0.9:
+        if single and leaf.is_small and np.mean((flat >= m.low) & (flat <= m.high)) > 0.9:
             for words, found in leaf.quantiles:
                 if (certain := _agree(flat, found, leaf.scalings, digits)) is not None:
                     times = np.sum(np.abs(leaf.x - found) <= 1e-6 * np.abs(found), axis=0)
                     yield Made(words, certain and bool(np.median(times) <= 3))
+
+
+def _channels(value: np.ndarray, digits: np.dtype | None, leaf: "_Leaf") -> Iterator[Made]:
+    """Statistics of the channels of a leaf."""
     if len(leaf.shape) < 2:
         return
+    plain = tuple(size for size in value.shape if size != 1)
     for axis in (-1, 0) if len(leaf.shape) == 3 else (-1,):
         if plain != (leaf.shape[axis],):
             continue
@@ -291,7 +309,7 @@ def _reached(x: np.ndarray, m: Moments, groups: np.ndarray, words: str) -> bool:
 
 def _like(flat: np.ndarray, found: np.ndarray, variance: np.ndarray, scalings: _Scalings) -> bool:
     """True for an array that may be a statistic of which a sample's is ``found``."""
-    known = np.isfinite(found)
+    known = np.isfinite(found) & np.isfinite(flat)
     flat, found, room = flat[known], found[known], np.sqrt(variance[known])
     if len(found) < 2:
         return False
@@ -314,11 +332,11 @@ def _agree(
 
     Args:
         flat: the array [d].
-        found: the statistic [d]; what is not finite is not compared.
+        found: the statistic [d]; what is not finite in either is not compared.
         scalings: the usual scales and shifts of these records.
         digits: a dtype of few digits that the array had.
     """
-    known = np.isfinite(found)
+    known = np.isfinite(found) & np.isfinite(flat)
     flat, found = flat[known], found[known]
     if len(found) < 2 or np.ptp(found) <= 1e-6 * np.max(np.abs(found)):
         return None
@@ -374,8 +392,10 @@ def _rounded(numbers: np.ndarray) -> np.ndarray:
 # Rows -----------------------------------------------------------------------------------------
 
 
-def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iterator[Made]:
-    """Records among the rows or columns of an array, and means of records."""
+def _rows(
+    value: np.ndarray, digits: np.dtype | None, leaf: "_Leaf", labels: Sequence["_Labels"]
+) -> Iterator[Made]:
+    """Records and their statistics among the rows or columns of an array."""
     for rows in _as_rows(value, leaf):
         if leaf.width == 1:
             yield from _numbers_of(rows[:, 0], leaf)
@@ -393,6 +413,8 @@ def _rows(value: np.ndarray, leaf: "_Leaf", labels: Sequence["_Labels"]) -> Iter
             for mean in leaf.prefixes[_near(flat, leaf.prefixes)]:
                 if (certain := _agree(flat, mean * leaf.varies, leaf.scalings)) is not None:
                     yield Made("the mean of the first records", certain)
+        if len(rows) <= _WIDE:  # such as a mean beside a deviation
+            yield from _columns(rows, single, digits, leaf)
         for each in labels:
             yield from _class_means(rows, leaf, each)
 
@@ -563,12 +585,12 @@ def _frequencies(value: np.ndarray, labels: "_Labels") -> Iterator[Made]:
         if is_log:
             room = max(_EXACT * np.ptp(found), 2e-7 * np.abs(flat).max())
         if np.ptp(apart) <= room:
-            yield Made(words, not (labels.is_round or plain))
+            yield Made(words, not (labels.are_round.all() or plain))
 
 
-def _of_number(value: float, records: "Records") -> Iterator[Made]:
+def _of_number(value: float, records: "KnownRecords") -> Iterator[Made]:
     """Statistics that are one number: certain if it is a class ratio, a mean or a deviation."""
-    if not np.isfinite(value) or _rounded(np.array(value)):
+    if not np.isfinite(value) or _is_common(value):
         return
     for labels in records.labels:
         yield from _of_class(value, labels)
@@ -580,10 +602,13 @@ def _of_number(value: float, records: "Records") -> Iterator[Made]:
         def near(moments: Moments, share: float, leaf: _Leaf = leaf) -> list[str]:
             return [
                 words
-                for words, (found,) in _table(moments)
-                if any(abs(value - a * found - b) <= share * abs(value) for a, b in leaf.scalings)
+                for words, found in _table(moments)
+                for a, b in leaf.scalings
+                if np.all(np.abs(value - a * found - b) <= share * abs(value))
             ]
 
+        if leaf.width > 1 < records.count and near(leaf.each, 5e-6):
+            continue  # a record alone says it, such as one of length 1
         if near(leaf.sample.over(every), 0.05) and leaf.whole is not None:
             for words in near(leaf.whole.over(every), 2e-6):
                 if words not in _EXTREMES:  # numbers are clipped at pi and other public bounds
@@ -594,24 +619,47 @@ def _of_number(value: float, records: "Records") -> Iterator[Made]:
 
 
 def _of_class(value: float, labels: "_Labels") -> Iterator[Made]:
-    share = labels.share[labels.counts > 0]
+    share, told = labels.share[labels.counts > 0], ~labels.are_round
     if not 2 <= len(share) <= _FEW:
         return
-    found = [one for *_, each in _of_shares(share) for one in each]
-    found += [-one for one in found] + list(1 / share / len(share))
+    made = np.array([found for *_, found in _of_shares(share)])
+    made = np.concatenate([made, -made, [1 / share / len(share)]])
     ratios = np.divide.outer(share, share)
     if np.any(np.abs(value - ratios) <= 5e-7 * abs(value)):
-        certain = len(share) == 2 and not labels.is_round
-        yield Made("the ratio of two classes among the records", certain)
-    if np.any(np.abs(value - np.array(found)) <= 5e-7 * max(1.0, abs(value))):
+        yield Made(
+            "the ratio of two classes among the records", len(share) == 2 and bool(told.all())
+        )
+    if (same := np.any(np.abs(value - made) <= 5e-7 * max(1.0, abs(value)), axis=0)).any():
         words = "a share of a class among the records, or a weight or a logarithm made of it"
-        yield Made(words, not labels.is_round)
+        yield Made(words, bool(told[same].any()))
+
+
+def _is_common(value: float) -> bool:
+    """True for numbers that any program may have: few digits, 1/k, √k, log k, and some of π, e."""
+    size = np.float64(abs(value))
+    if _rounded(np.array(size)):
+        return True
+    room, few = 1.5e-7, np.arange(1, 13)
+
+    def is_whole(number: Any, room: float, most: float) -> bool:
+        near = np.abs(number - np.round(number)) <= room * np.abs(number)
+        return bool(np.any(near & (np.round(number) >= 1) & (number < most + 0.5)))
+
+    # (a function of the number, how much larger than the number's its relative error is)
+    logarithms = ((np.exp(size), size), (np.exp(1 / size), 1 / size))
+    plain = ((size, 1), (1 / size, 1), (size**2, 2), (1 / size**2, 2), *logarithms)
+    if any(is_whole(number, room * more, 10_000) for number, more in plain):
+        return True
+    twice = (np.exp(2 * size), 2 * size)  # log(2π)/2
+    bases = (1, np.pi, np.e)
+    tried = ((n / base, more) for n, more in (*plain, twice) for base in bases)
+    return any(is_whole(number * few, room * more, 12) for number, more in tried)
 
 
 # The records ----------------------------------------------------------------------------------
 
 
-class Records:
+class KnownRecords:
     """The records that arrays are compared with; what is computed of them is computed once.
 
     Args:
@@ -624,7 +672,14 @@ class Records:
     def __init__(self, columns: Sequence[Any]) -> None:
         known = [np.asarray(jax.device_get(column)) for column in columns]
         self.count = len(known[0]) if known else 0
-        self.leaves = [_Leaf(x) for x in known if x.size and _numbers(x[:1])[0] is not None]
+        known = [x for x in known if x.size and _numbers(x[:1])[0] is not None]
+        single = [x.reshape(-1, 1) for x in known if x.size == len(x)]
+        floats = [x for x in single if _plain(x[:1]).dtype.kind == "f"]
+        for columns in (floats, single[len(single) * (len(floats) == len(single)) :]):
+            # A table whose columns are leaves.
+            if len(columns) > 2 and self.count * len(columns) <= _LARGE:
+                known.append(np.concatenate([_plain(x) for x in columns], axis=1))
+        self.leaves = [_Leaf(x) for x in known]
 
     def number(self, rows: int) -> bool:
         """True if they are many and a leaf numbers them, so that each names one of ``rows``."""
@@ -657,10 +712,11 @@ class _Labels:
         self.share = self.counts / len(codes)
 
     @functools.cached_property
-    def is_round(self) -> bool:
-        """True for shares that anybody writes down: 0.9 and 0.1, 1/3."""
+    def are_round(self) -> np.ndarray:
+        """bool, of the classes with records: shares that anybody writes down, such as 0.9, 1/3."""
         scaled = self.share[self.counts > 0, None] * np.array([100, *range(1, 13)])
-        return bool(np.any(np.abs(scaled - np.round(scaled)) < 1e-9, axis=1).all())
+        round_: np.ndarray = np.any(np.abs(scaled - np.round(scaled)) < 1e-9, axis=1)
+        return round_
 
 
 class _Leaf:
@@ -720,6 +776,12 @@ class _Leaf:
         return _moments(_plain(self.full[:: max(1, -(-self.full.size // _SMALL))]))
 
     @functools.cached_property
+    def each(self) -> Moments:
+        """Moments of all numbers of single records, of a few records."""
+        some = self.full[:: max(1, len(self.full) // _WIDE)]
+        return _moments(_plain(some).T)
+
+    @functools.cached_property
     def whole(self) -> Moments | None:
         """Moments of all columns over all rows; None where there are too many."""
         if self.is_small:
@@ -729,7 +791,7 @@ class _Leaf:
     @functools.cached_property
     def scalings(self) -> _Scalings:
         """Scales and shifts that a loss may apply: to pixels, those of pixels."""
-        low, high = self.sample.low.min(), self.sample.high.max()
+        low, high = np.fmin.reduce(self.sample.low), np.fmax.reduce(self.sample.high)
         if low < 0 or high > 255:
             return _PLAIN
         if high <= 1:
@@ -738,11 +800,17 @@ class _Leaf:
 
     @functools.cached_property
     def scatter(self) -> list[np.ndarray]:
-        """Covariance and second moments; [] where records are too wide, few, or not finite."""
-        if not 2 <= self.width <= directions.WIDEST or len(self.x) < 2:
+        """Covariance and second moments; [] where records are too wide, or few without a gap."""
+        if not 2 <= self.width <= directions.WIDEST or len(x := self.without_gaps) < 2:
             return []
+        return [np.cov(x, rowvar=False), x.T @ x / len(x)]
+
+    @property
+    def without_gaps(self) -> np.ndarray:
+        """The columns that are kept, float64, of the records that are finite in all of them."""
         x = self.x.astype(np.float64)
-        return [np.cov(x, rowvar=False), x.T @ x / len(x)] if np.isfinite(x).all() else []
+        whole = np.isfinite(x).all(1)
+        return x if whole.all() else x[whole]
 
     def along(self, axis: int) -> np.ndarray:
         """The places of the numbers of every channel, int [channels, k]."""
@@ -756,8 +824,10 @@ class _Leaf:
         there = np.flatnonzero(counts)
         ordered = self.x[np.argsort(codes, kind="stable")].astype(np.float64)
         means = np.full((len(counts), self.x.shape[1]), np.nan)
-        begin = (np.cumsum(counts) - counts)[there]
-        means[there] = np.add.reduceat(ordered, begin) / counts[there, None] * self.varies
+        begin, known = (np.cumsum(counts) - counts)[there], np.isfinite(ordered)
+        ordered[~known] = 0
+        sums, of = (np.add.reduceat(each, begin) for each in (ordered, known.astype(np.int32)))
+        means[there] = sums / of * self.varies
         return means
 
     @functools.cached_property
@@ -774,7 +844,7 @@ class _Leaf:
 
     @functools.cached_property
     def quantiles(self) -> list[tuple[str, np.ndarray]]:
-        """The median and quantiles of every column."""
+        """The median and quantiles of every column; nan for one with gaps."""
         found = np.quantile(self.x, (0.5, *_QUANTILES), axis=0)
         words = ("median", *(f"quantile of {level:g}" for level in _QUANTILES))
         return [(f"the records' {w}", f) for w, f in zip(words, found, strict=True)]
@@ -782,7 +852,9 @@ class _Leaf:
     @functools.cached_property
     def single_numbers(self) -> list[tuple[str, float]]:
         """Numbers of all records that a single number is compared with."""
-        x = self.x.astype(np.float64)
+        x = self.without_gaps
+        if not len(x):
+            return []
         norms = np.sqrt(np.einsum("ij,ij->i", x, x))
         levels = zip(_QUANTILES, np.quantile(x, _QUANTILES), strict=True)
         return [

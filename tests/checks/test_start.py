@@ -133,13 +133,15 @@ def test_as_many_frozen_statistics_as_a_batch_has_rows_are_listed(size):
     trainer.close()
 
 
-def test_a_table_whose_rows_the_records_number_may_be_trained_and_not_captured():
+def test_a_table_whose_rows_the_records_number_is_a_suspicion_where_it_is_captured():
+    """It was refused, and so were 64 random features beside the records 0, 1, ... 63."""
     numbers, table = np.arange(len(X)), jnp.asarray(X)
-    made = jaxdp.Trainer(
-        lambda p, i, y: loss_fn(p, table[i], y), MECHANISM, optax.sgd(0.1), (numbers, Y)
-    )
-    with pytest.raises(ValueError, match=r"constant \[N, 6\].* a row for each of the records"):
-        made.init(PARAMS)
+    loss = lambda p, i, y: loss_fn(p, table[i], y)  # noqa: E731
+    jaxdp.Trainer(loss, MECHANISM, optax.sgd(0.1), (numbers, Y)).init(PARAMS)
+    found = jaxdp.check(loss, PARAMS, (numbers, Y), MECHANISM)
+    (suspicion,) = found.suspicions
+    assert "constant [N, 6] in the loss is an array with an entry for each" in suspicion.what
+    assert not found.broken
     own = jaxdp.Trainer(
         lambda p, i, y: loss_fn(p, p["own"][i], y), MECHANISM, optax.sgd(0.1), (numbers, Y)
     )
@@ -191,7 +193,7 @@ def test_a_run_refuses_them_before_its_first_charge_and_takes_what_is_declared(t
     assert not run(tmp_path / "a", mean).directory.checked_ledger().entries
     run(tmp_path / "b", mean, constants=mean).fit(1)
     with pytest.raises(ValueError, match="constants must be a pytree of concrete arrays"):
-        run(tmp_path / "c", mean, constants=3)
+        run(tmp_path / "c", mean, constants="mean")
 
 
 def test_what_a_run_restores_was_released_and_is_not_asked(tmp_path, monkeypatch):

@@ -179,11 +179,28 @@ def test_captured_arrays_are_listed_by_shape_after_the_parameters():
 
 
 def test_constants_must_be_concrete_arrays():
-    for bad in (3, {"a": 2.0}, "table"):
+    for bad in ("table", {"a": plain}, 10**400):
         with pytest.raises(ValueError, match="constants must be a pytree of concrete arrays"):
             jaxdp.clipped_grad(plain, RULE, constants=bad)
     with pytest.raises(ValueError, match=r"constants must be .* got a traced array"):
         jax.jit(lambda rows: total(plain, rows, constants=rows))(ROWS)
+
+
+@pytest.mark.parametrize("dtype", [float, np.float32, np.float64, np.array, jnp.float32])
+def test_a_number_is_declared_by_its_value(dtype):
+    """Before: a float was refused, and a scalar was not recognised where the loss wrote it."""
+    scale = float(np.asarray(ROWS, np.float64).std())
+    loss_fn = lambda p, x: plain(p, x / scale)  # noqa: E731
+    with pytest.raises(ValueError, match="a number is the records' standard deviation"):
+        total(loss_fn)
+    total(loss_fn, constants={"scale": dtype(scale)})
+    half = lambda p, x: plain(p, x.astype(jnp.bfloat16) / scale)  # noqa: E731
+    total(half, constants=dtype(scale))
+    assert jaxdp.clipped_grad(plain, RULE, constants=scale) == jaxdp.clipped_grad(
+        plain, RULE, constants=scale
+    )
+    with pytest.raises(ValueError, match="standard deviation"):
+        total(loss_fn, constants=scale + 1e-3)
 
 
 def test_equal_declarations_compile_once():

@@ -11,7 +11,7 @@ IMAGES = np.random.default_rng(1).random((40, 3, 4, 2)).astype(np.float32)
 
 
 def made_of(value, columns):
-    made = statistics.made_of(value, statistics.Records(columns))
+    made = statistics.made_of(value, statistics.KnownRecords(columns))
     return ("", False) if made is None else (made.words, made.certain)
 
 
@@ -42,6 +42,15 @@ def test_statistics_and_records_are_told(value, words):
     found, certain = made_of(value.astype(np.float32), [COLUMN])
     assert words in found
     assert certain
+
+
+def test_most_matrices_are_left_alone_after_two_products_with_a_direction(monkeypatch):
+    """Products of whole matrices took most of a second for one of 1024 rows and columns."""
+    rng = np.random.default_rng(15)
+    random = rng.normal(size=(5, 5)).astype(np.float32)
+    monkeypatch.setattr(statistics.directions, "_words", lambda *_: pytest.fail("multiplied"))
+    for value in (random, np.linalg.qr(random)[0], np.linalg.qr(random)[0][:3], random[:3]):
+        assert made_of(value, [COLUMN]) == ("", False)
 
 
 def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
@@ -92,6 +101,100 @@ def test_single_numbers_are_told_and_certain_where_they_are_means_deviations_or_
         assert certain == sure
     for value in (0.1, 1.0, 2.0, 0.3333333, 0.001234):
         assert made_of(np.float32(value), [COLUMN, labels]) == ("", False)
+
+
+def unit(width):
+    rows = np.random.default_rng(10).normal(size=(200, width)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+ANGLES = np.random.default_rng(11).random(200) * 7
+HALF = np.repeat([0, 1, 2], [500, 233, 267])
+
+
+@pytest.mark.parametrize(
+    ("value", "column"),
+    [
+        (5 / np.sqrt(512), 5 * unit(512)),
+        (np.sqrt(512) / 5, 5 * unit(512)),
+        (19 / 31, (np.argsort(unit(31), axis=1) < 19).astype(np.float32)),
+        (np.sqrt(0.5), np.stack([np.sin(ANGLES), np.cos(ANGLES)], 1)),
+        (13 / 14, np.random.default_rng(12).dirichlet(np.ones(14), 200) * 13),
+        (np.log(0.37), np.repeat([0, 1, 2], [370, 313, 317])),
+    ],
+)
+def test_numbers_that_a_record_alone_has_and_round_shares_are_nobody_s(value, column):
+    """Lengths 1, sums 1, and a round share of a class among shares that are not."""
+    assert not made_of(np.float32(value), [column])[1]
+
+
+def test_numbers_of_any_program_are_nobody_s():
+    """Roots, logarithms and fractions of whole numbers; of 200 label sets a third had log 10."""
+    for value in (
+        *(384**-0.5, 1 / np.sqrt(12), np.log(10), np.log(2), 1 / np.log(3), np.sqrt(3), 1 / 1_013),
+        *(np.pi, 2 * np.pi, np.e, np.sqrt(2 / np.pi), np.log(2 * np.pi) / 2, np.log(1_000), 5 / 7),
+    ):
+        records = np.random.default_rng(13).normal(size=50)
+        records += value - records.mean()
+        assert made_of(np.float32(value), [records]) == ("", False)
+        assert made_of(np.float32(value + 1e-5), [records + 1e-5])[1]
+    labels = np.repeat([0, 1, 2], [600, 400, 13])
+    for value in (13 / 1_013, np.log(13 / 1_000), np.sqrt(13 / 1_013)):
+        assert made_of(np.float32(value), [labels])[1]
+    assert made_of(np.float32(np.log(233 / 1_000)), [HALF])[1]
+    assert made_of(np.float32(unit(5)[:1].mean()), [unit(5)[:1]])[1]  # of one record
+
+
+GAPS = COLUMN.copy()
+GAPS[range(5), range(5)] = [np.nan, np.nan, np.inf, np.nan, -np.inf]
+FINITE = np.where(np.isfinite(GAPS), GAPS, np.nan)
+CLASSES = np.repeat([0, 1, 3], [13, 20, 17])
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "columns"),
+    [
+        (np.nanmean(FINITE, 0), "mean", [GAPS]),
+        (np.nanstd(FINITE, 0), "deviation", [GAPS]),
+        (np.where(np.arange(5) == 3, np.nan, np.nanmean(FINITE, 0)), "mean", [GAPS]),
+        (np.nanmean(FINITE), "mean", [GAPS]),
+        (np.nanmax(FINITE, 0), "maximum", [GAPS]),
+        (np.cov(GAPS[5:], rowvar=False), "covariance", [GAPS]),
+        (np.concatenate([COLUMN[7:20], np.full((1, 5), np.nan)]), "several", [GAPS]),
+        (COLUMN[1:].mean(0), "mean", [np.where(np.arange(50)[:, None] == 0, np.inf, COLUMN)]),
+        (
+            [np.nanmean(FINITE[np.equal(CLASSES, k)], 0) for k in (0, 1, 3)],
+            "means by class",
+            [GAPS, CLASSES],
+        ),
+    ],
+)
+def test_gaps_hide_nothing(value, words, columns):
+    """NaN or infinity in the array or in the records turned the comparison off."""
+    found, certain = made_of(np.asarray(value, np.float32), columns)
+    assert words in found
+    assert certain
+
+
+def test_a_class_without_records_hides_nothing():
+    labels = np.append(CLASSES, 3)
+    share = np.bincount(labels) / 51
+    with np.errstate(divide="ignore"):
+        assert made_of(np.log(share).astype(np.float32), [labels])[1]
+    mask = np.where(np.tri(5) > 0, 0, -np.inf).astype(np.float32)
+    for value in (mask, np.full(5, np.nan), np.array([1, np.inf, 2, np.nan, 3])):
+        assert made_of(value, [GAPS]) == ("", False)
+
+
+def test_a_few_statistics_in_one_array_and_those_of_a_table_of_leaves_are_told():
+    mean, std = COLUMN.mean(0), COLUMN.std(0)
+    few = (np.stack([mean, std]), np.stack([std, mean], 1), np.tile(mean, (8, 1)))
+    leaves = [*COLUMN.T, np.arange(50) % 3]  # a dictionary of columns
+    for value, columns in (*((v, [COLUMN]) for v in few), (mean, leaves), (few[0], leaves)):
+        assert made_of(value, columns)[1]
+    rng = np.random.default_rng(14)
+    for value in (rng.normal(size=(2, 5)), np.stack([np.zeros(5), np.ones(5)]), np.eye(5)[:2]):
+        assert made_of(value.astype(np.float32), [COLUMN]) == ("", False)
 
 
 def test_statistics_by_channel_need_more_channels_to_be_certain():
@@ -160,7 +263,7 @@ def test_columns_of_large_records_are_compared_at_some_of_them_in_all_rows(monke
     flat, labels = records.reshape(500, -1), rng.integers(0, 3, 500)
     means = np.stack([flat[labels == k].mean(0) for k in range(3)])
     monkeypatch.setattr(statistics, "_SMALL", 500 * 20)
-    (leaf, _) = (known := statistics.Records([records, labels])).leaves
+    (leaf, _) = (known := statistics.KnownRecords([records, labels])).leaves
     assert leaf.x.shape == (500, 20)
     for value in (flat.mean(0), -3 * flat.std(0).reshape(6, 9, 4), means, means[1], flat[:3]):
         assert statistics.made_of(value.astype(np.float32), known).certain
@@ -185,3 +288,8 @@ def test_what_nobody_computed_from_records_is_nobody_s():
         (np.round(clipped.mean(0), 3), clipped),
     ):
         assert not made_of(value.astype(np.float32), [column])[1]
+
+
+def test_numbers_near_0_and_beyond_float32_are_compared_too():
+    for value in (1e-200 / 3, 1e200 / 3, 5e-324):
+        assert made_of(np.float64(value), [COLUMN]) == ("", False)
