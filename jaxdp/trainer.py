@@ -17,7 +17,7 @@ from jaxdp import _processes, _shards, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer, issuer_of
-from jaxdp._links import give_out, past_of
+from jaxdp._links import give_out, hand_on
 from jaxdp._memory import rows_that_fit
 from jaxdp._passes import rows_of_a_draw, rows_of_a_pass, rows_of_least_work
 from jaxdp._placement import agreed, among, placement
@@ -28,6 +28,7 @@ from jaxdp._state import (
     check_past,
     check_state,
     given_out,
+    not_from,
     replaced,
 )
 from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
@@ -189,19 +190,22 @@ class Trainer:
                 not given; nothing is charged by then.
         """
         check_arrays(params)
-        self._told_of_start(params)
+        given = params
         self._settled = self._spread(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
+        hand_on(given, params)
         self.fit_rows(params)
         self._plan = None
         self.examine(params, first=True)
+        self._told_of_start(given)  # what was refused did not start it
         with among(self._place):
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         self._check_optimizer(params, opt_state, _valued(public_value))
         state = self._laid(TrainState(params, opt_state, 0, self._past()))
-        give_out((state.params, state.opt_state), self._start)
+        own: PyTree = (state.params, state.opt_state)
+        give_out(not_from(own, self.ledger, self._start), self._start)
         return state
 
     def examine(self, params: PyTree, first: bool = False, resumed: bool = False) -> None:
@@ -432,10 +436,10 @@ class Trainer:
 
     def _told_of_start(self, params: PyTree) -> None:
         """Tells the ledger of parameters from elsewhere, where steps were taken before."""
-        known = [past_of(leaf) is not None for leaf in jax.tree.leaves(params)]
-        if self._moved and not all(known):
+        unknown = not_from(params, self.ledger, self._start)
+        if self._moved and unknown:
             self.ledger.trust(STARTED_AGAIN)
-        give_out(params, self._start)
+        give_out(unknown, self._start)  # a release stays one
 
     def _past(self) -> np.ndarray:
         return np.frombuffer(self.ledger.head, np.uint32)

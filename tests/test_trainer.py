@@ -431,3 +431,37 @@ def test_a_public_value_reaches_the_optimizer_and_is_on_the_list(linear, rows):
             train.step(state, one, public_value=wrong)
     assert not one.draw.ticket.spent
     assert train.step(state, one, public_value=0.5)[0].step == 5
+
+
+def squared(params, x):
+    return jnp.sum((params - x) ** 2)
+
+
+def positive(seed=0, records=60):
+    return np.random.default_rng(seed).gamma(2.0, 3.0, (records, 3)).astype(np.float32)
+
+
+def one_step(train, state):
+    return train.step(state, next(train.batches(1)))[0]
+
+
+def test_what_init_refused_is_not_known_afterwards():
+    data = positive()
+    train, mean = trainer(squared, data), jnp.asarray(data.mean(0))
+    with pytest.raises(ValueError, match="the records' mean"):
+        train.init(mean)
+    state = one_step(train, train.init(jnp.zeros(3)))
+    one_step(train, state._replace(params=mean))
+    (found,) = train.unverified()
+    assert found.startswith(f"trained parameters {REPLACED}")
+
+
+def test_what_another_trainer_began_with_is_told_after_steps():
+    train, other = trainer(squared, positive()), trainer(squared, positive(1))
+    begun = other.init(jnp.asarray(positive().mean(0) * 1.01))
+    state = one_step(train, train.init(jnp.zeros(3)))
+    state = train.init(state.params)
+    assert train.unverified() == []
+    one_step(train, train.init(begun.params))
+    (found,) = train.unverified()
+    assert found.startswith("parameters were given to init after steps had been taken")
