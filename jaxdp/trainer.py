@@ -33,7 +33,7 @@ from jaxdp._state import (
 )
 from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
 from jaxdp.batches import steps_left as left_of
-from jaxdp.checks.start import planned
+from jaxdp.checks.start import Guard, planned
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
@@ -107,6 +107,7 @@ class Trainer:
     """
 
     _plan: tuple[Any, ...] | None
+    _guard: Guard
 
     def __init__(
         self,
@@ -223,7 +224,9 @@ class Trainer:
             return
         with among(self._place):
             size = self._sampler.physical_batch_size
-            self._plan, operations = planned(self._grad_fn, params, self.source, size, first)
+            self._plan, operations, self._guard = planned(
+                self._grad_fn, params, self.source, size, first, self.ledger
+            )
         if self._by_work and (first or resumed) and isinstance(self._grad_fn, ClippedGrad):
             trained, place = self._grad_fn.trained(params), self._place
             devices = 1 if place is None else place.devices
@@ -305,7 +308,8 @@ class Trainer:
         extra = valued | judging(self.energy, draw.ticket, self.mechanism.leak)
         take = self._at_once if self._is_whole and len(draw.indices) == 1 else self._by_passes
         self.examine(state.params)
-        with among(self._place), captured.compared_before():
+        # What it captures may be another array than it was when ``examine`` traced it.
+        with among(self._place), captured.looked_at(self._guard.look):
             params, opt_state, info, infos = take(state, batch, rng, extra, told)
         self._moved = True
         return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos
@@ -368,7 +372,6 @@ class Trainer:
         assert ticket is not None
         data = self._data if batch.rows is None else batch.rows[0]
         ticket.check()
-        captured.report(ticket, self._plan or ())
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
             ticket,

@@ -465,3 +465,34 @@ def test_what_another_trainer_began_with_is_told_after_steps():
     one_step(train, train.init(begun.params))
     (found,) = train.unverified()
     assert found.startswith("parameters were given to init after steps had been taken")
+
+
+@pytest.mark.parametrize("rows", [None, 8])  # in one, and in passes
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_captured_after_init_is_compared_before_anything_is_spent(rows, told):
+    data, box = positive(), {"centre": 0.0}
+    train = trainer(lambda w, x: squared(w, x - box["centre"]), data, physical_batch_size=rows)
+    state = train.init(jnp.zeros(3))
+    box["centre"] = jnp.asarray(data.mean(0))
+    (batch,) = train.batches(1)
+    with pytest.raises(ValueError, match=r"loss_fn must not capture .* is the records' mean"):
+        train.step_and_look(state, batch, told)
+    assert not batch.draw.ticket.spent
+    box["centre"] = jnp.asarray([0.217, 1.3, -5.2])
+    state = train.step_and_look(state, batch, told)[0]
+    assert state.step == 1
+    (found,) = train.unverified()
+    assert found == "assumed to be public, computed from no record: a captured array float32 [3]"
+
+
+def test_a_second_program_of_a_step_is_compared_too():
+    data, box = positive(), {"centre": 0.0}
+    train = trainer(lambda w, x: squared(w, x - box["centre"]), data)
+    state = one_step(train, train.init(jnp.zeros(3)))
+    box["centre"] = jnp.asarray(data.mean(0))
+    (batch,) = train.batches(1)
+    with pytest.raises(ValueError, match="the records' mean"):
+        train.step_and_look(state, batch)  # compiled anew, for what it tells
+    assert not batch.draw.ticket.spent
+    assert train.step(state, batch)[0].step == 2  # compiled before
+    assert train.unverified() == []
