@@ -201,7 +201,7 @@ class PrivateStep:
 
     @functools.cached_property
     def _programs(self) -> list[tuple[Any, tuple[Any, ...]]]:
-        """What each program of ``whole`` was traced for, and its plan."""
+        """The types of arguments that each program of ``whole`` was traced for, and its plan."""
         return []
 
     @functools.cached_property

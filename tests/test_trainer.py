@@ -496,3 +496,10 @@ def test_a_second_program_of_a_step_is_compared_too():
     assert not batch.draw.ticket.spent
     assert train.step(state, batch)[0].step == 2  # compiled before
     assert train.unverified() == []
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**5000)])
+def test_a_public_value_beyond_float32_is_told_as_such(linear, value):
+    params, batch, loss_fn = linear
+    with pytest.raises(ValueError, match=r"public_value must be .* float32 .* got .* bits"):
+        trainer(loss_fn, batch(60)).init(params, public_value=value)

@@ -246,7 +246,7 @@ def test_releases_that_the_ledger_holds_are_no_statistics():
 @pytest.mark.parametrize("copied", [np.asarray, lambda a: a + 0.0], ids=["NumPy", "computed"])
 def test_copies_of_a_release_and_those_of_another_ledger_are_compared(copied):
     trainer, state, x = released()
-    with pytest.raises(ValueError, match="release of this ledger; .* copy of a release"):
+    with pytest.raises(ValueError, match=r"release of this ledger; .* copy of a release"):
         another(x, None).init(state.params)
-    with pytest.raises(ValueError, match="the records' mean.*declare them: constants=array"):
+    with pytest.raises(ValueError, match=r"the records' mean.*declare them: constants=array"):
         another(x, trainer.ledger).init(copied(state.params))
