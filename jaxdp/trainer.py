@@ -523,6 +523,11 @@ def _valued(public_value: Any) -> dict[str, Any]:
             "public_value must be a number, such as the loss on public examples, got "
             f"{_validate.described(public_value)}"
         )
+    if isinstance(public_value, int) and abs(public_value) > float(jnp.finfo(jnp.float32).max):
+        raise ValueError(
+            "public_value must be a number that float32 can hold, got a whole number of "
+            f"{public_value.bit_length()} bits"
+        )
     if _processes.count() > 1:  # one for all, or their parameters would part
         public_value = float(_processes.first(lambda: str(float(public_value))))
     return {"value": jnp.asarray(public_value, jnp.float32)}

@@ -498,7 +498,7 @@ def test_a_second_program_of_a_step_is_compared_too():
     assert train.unverified() == []
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**5000)])
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "longer than words"])
 def test_a_public_value_beyond_float32_is_told_as_such(linear, value):
     params, batch, loss_fn = linear
     with pytest.raises(ValueError, match=r"public_value must be .* float32 .* got .* bits"):
