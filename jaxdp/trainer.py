@@ -19,7 +19,7 @@ from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer, issuer_of
 from jaxdp._links import give_out, hand_on
 from jaxdp._memory import rows_that_fit
-from jaxdp._passes import rows_of_a_draw, rows_of_a_pass, rows_of_least_work
+from jaxdp._passes import rows_of_a_pass, rows_of_any_draw, rows_of_least_work
 from jaxdp._placement import agreed, among, placement
 from jaxdp._state import (
     STARTED_AGAIN,
@@ -43,6 +43,7 @@ from jaxdp.noise import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
 from jaxdp.sampling import Sampler
+from jaxdp.sampling.named import exact_size
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.arrays import DeviceArrays
@@ -504,11 +505,14 @@ class Trainer:
     def _is_whole(self) -> bool:
         """True if one physical batch holds every draw, so that one program takes every step.
 
+        Told by the largest number of records that the declared one may stand for, not by theirs.
         Where some draws need several, all go by passes: two programs would be compiled, and a
         record's gradient rounded by one or the other as another record is drawn or not.
         """
         mechanism = self.mechanism
-        enough = min(rows_of_a_draw(mechanism), mechanism.dataset_size)
+        enough = rows_of_any_draw(mechanism)
+        if exact_size(mechanism.sampling, mechanism.dataset_size) is not None:
+            enough = min(enough, mechanism.dataset_size)
         return self.physical_batch_size >= enough and isinstance(self._grad_fn, ClippedGrad)
 
 
