@@ -38,7 +38,21 @@ def rows_of_a_draw(mechanism: Mechanism) -> int:
     """Rows that hold nearly every draw: all of them where draws have one size, or are truncated."""
     if (exact := exact_size(mechanism.sampling, mechanism.dataset_size)) is not None:
         return exact
-    size = mechanism.batch_size
+    return _likely(mechanism.batch_size)
+
+
+def rows_of_any_draw(mechanism: Mechanism) -> int:
+    """As ``rows_of_a_draw``, however many records there are of the declared number.
+
+    Where a draw's size is random there may be twice as many as declared.
+    """
+    if (exact := exact_size(mechanism.sampling, mechanism.dataset_size)) is not None:
+        return exact
+    return min(_likely(2 * mechanism.batch_size), 2 * mechanism.dataset_size)
+
+
+def _likely(size: int) -> int:
+    """Rows that hold nearly every draw of so many expected records."""
     return -(-(size + 6 * math.isqrt(size) + 6) // 8) * 8
 
 
@@ -62,7 +76,8 @@ def rows_of_least_work(
 ) -> int:
     """The physical batch size whose expected work over the law of a draw's size is least.
 
-    A draw that is one pass for certain is one compiled call, and needs no sum over passes.
+    A draw that is one pass for certain, however many records there are of the declared number, is
+    one compiled call, and needs no sum over passes.
 
     Args:
         mechanism: with the sampling rule.
@@ -74,16 +89,16 @@ def rows_of_least_work(
     whole = rows_of_a_pass(mechanism, source)
     if hasattr(mechanism.sampling, "cap") or isinstance(source, BucketedText):
         return whole
-    one = whole >= rows_of_a_draw(mechanism)
+    at_once, usual = rows_of_any_draw(mechanism), default_physical_batch_size(mechanism.batch_size)
+    one = at_once <= usual or _is_small(at_once, source)
     row = operations / devices
     each = _PASS if jax.default_backend() == "cpu" else _PASS_OF_ACCELERATOR
     each += _PARAMETER * sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
-    if one and whole * row <= each:
-        return whole
-    usual = default_physical_batch_size(mechanism.batch_size)
-    rows = _candidates(mechanism, min(whole, 2 * usual) if one else whole)
+    if one and at_once * row <= each:
+        return at_once
+    rows = _candidates(mechanism, min(whole, 2 * usual))
     work = expected_passes(mechanism, rows) * (rows * row + each)
-    return whole if one and whole * row <= work.min() else int(rows[np.argmin(work)])
+    return at_once if one and at_once * row <= work.min() else int(rows[np.argmin(work)])
 
 
 def _candidates(mechanism: Mechanism, most: int) -> np.ndarray:

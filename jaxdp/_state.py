@@ -95,6 +95,25 @@ def given_out(state: TrainState) -> TrainState:
     return state
 
 
+def not_from(tree: PyTree, ledger: Ledger, start: bytes) -> list[Any]:
+    """The arrays of a tree that are neither a trainer's own start nor releases in its ledger."""
+    is_known = _knowing(ledger, start)
+    return [leaf for leaf in jax.tree.leaves(tree) if not is_known(leaf)]
+
+
+def _knowing(ledger: Ledger, start: bytes) -> Callable[[Any], bool]:
+    """True for the arrays of a start, and for those that releases in a ledger led to."""
+    heads: dict[bytes | None, bool] = {None: False, start: True}
+
+    def is_known(leaf: Any) -> bool:
+        past = past_of(leaf)
+        if past not in heads:
+            heads[past] = ledger.holds(past or b"")
+        return heads[past]
+
+    return is_known
+
+
 def replaced(
     state: TrainState, ledger: Ledger, start: bytes, trained: Callable[[PyTree], PyTree]
 ) -> list[str]:
@@ -108,14 +127,7 @@ def replaced(
         start: what the trainer's own ``init`` gave its arrays out with.
         trained: from the parameters to the same with None at frozen leaves.
     """
-    heads: dict[bytes | None, bool] = {None: False, start: True}
-
-    def is_known(leaf: Any) -> bool:
-        past = past_of(leaf)
-        if past not in heads:
-            heads[past] = ledger.holds(past or b"")
-        return heads[past]
-
+    is_known = _knowing(ledger, start)
     params, opt_state = jax.tree.leaves(state.params), jax.tree.leaves(state.opt_state)
     known = [is_known(leaf) for leaf in (*params, *opt_state)]
     if all(known):

@@ -44,7 +44,9 @@ def dp_pca(
         ledger: where the release is charged before it is made.
 
     Returns:
-        float32 [d, k], orthonormal columns, that of the greatest eigenvalue first.
+        float32 [d, k], orthonormal columns, that of the greatest eigenvalue first. NumPy's arrays
+        are not known as releases: a loss that captures them, or parameters that hold them, declare
+        them, ``constants=``, where little noise leaves them what the records' own would be.
 
     Raises:
         ValueError: an argument is out of its range.

@@ -15,7 +15,7 @@ from jaxdp import _links, _shards
 from jaxdp._frozen import filled, like
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
-from jaxdp.clipping import ClippedGrad
+from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.clipping.frameworks import holds_reused
 from jaxdp.noise import if_alike, opened, tell_handed
 from jaxdp.optimizers.energy import (
@@ -180,46 +180,37 @@ class PrivateStep:
         told: bool,
     ) -> Any:
         """Runs ``whole`` from the host; spends the ticket, unless the step is refused."""
-        whole: Any = self.whole
+        whole: Any = functools.partial(self.whole, gathered=gathered, told=told)
         met = _shards.met(ticket, params)
-        if not self.links.parts:
-            whole.eval_shape(
-                params,
-                opt_state,
-                data,
-                indices,
-                mask,
-                ticket.blank(),
-                rng,
-                blanked(extra),
-                met,
-                gathered=gathered,
-                told=told,
+        rows = (data, indices, mask)
+        kind = gathered, told, _kind(extra), *_types((params, opt_state, rows, rng, met))
+        plan = next((plan for known, plan in self._programs if known == kind), None)
+        if plan is None:  # traced, and refused, before anything is spent
+            blank = ticket.blank(), rng, blanked(extra), met
+            shapes = self.whole.eval_shape(
+                params, opt_state, *rows, *blank, gathered=gathered, told=told
             )
             self.links.agree(ticket.step, ticket.multipliers)
+            plan = shapes[-1].plan
+            self._programs.append((kind, plan))
+        captured.report(ticket, plan)
         if self.links.others:
             ticket.trust(OTHERS)
         key = ticket.spend("a step of the trainer", verified=True)
-        return whole(
-            params,
-            opt_state,
-            data,
-            indices,
-            mask,
-            key,
-            rng,
-            taken_apart(extra),
-            met,
-            gathered=gathered,
-            told=told,
-        )
+        return whole(params, opt_state, *rows, key, rng, taken_apart(extra), met)
 
     @functools.cached_property
-    def whole(self) -> Callable[..., Any]:
+    def _programs(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        """The types of arguments that each program of ``whole`` was traced for, and its plan."""
+        return []
+
+    @functools.cached_property
+    def whole(self) -> Any:
         """The whole step as one compiled function, for a draw of one physical batch.
 
         (params, opt_state, data, indices, mask, key, rng, extra, gathered) -> (params, opt_state,
-        StepInfo, ClipInfo). The memory of ``params`` and ``opt_state`` is reused.
+        StepInfo, ClipInfo). The memory of ``params`` and ``opt_state`` is reused. The ``ClipInfo``
+        holds its plan alone unless ``told``.
         """
         assert isinstance(self.grad_fn, ClippedGrad)
         return jax.jit(self._whole, static_argnames=("gathered", "told"), donate_argnums=(0, 1))
@@ -238,14 +229,16 @@ class PrivateStep:
         *,
         gathered: bool,
         told: bool,
-    ) -> tuple[PyTree, State, StepInfo, ClipInfo | None]:
+    ) -> tuple[PyTree, State, StepInfo, ClipInfo]:
         context = self.clipped_by(opt_state)
         clipped, info = self.grad_fn.one_pass(
             params, data, indices, mask, rng, gathered=gathered, **context
         )
         summed = if_alike(self.grad_fn.summed(params, clipped, **context), met)
         params, opt_state, _, updates = self.release(params, opt_state, summed, key, **extra)
-        return params, opt_state, StepInfo(optax.tree.norm(updates)), info if told else None
+        if not told:
+            info = jax.tree.map(lambda leaf: None, info)
+        return params, opt_state, StepInfo(optax.tree.norm(updates)), info
 
 
 def compile_update(tx: optax.GradientTransformation, *, donate: bool = False) -> Callable[..., Any]:
@@ -486,3 +479,10 @@ def _kind(tree: PyTree) -> Any:
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, DrawnEnergy))
     each = ((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
     return structure, *each
+
+
+def _types(tree: PyTree) -> tuple[Any, list[Any]]:
+    """As ``_kind``, of arrays: those that one program returned have the same types, told fast."""
+    leaves, structure = jax.tree.flatten(tree)
+    each = [getattr(x, "aval", None) or (jnp.shape(x), jnp.result_type(x)) for x in leaves]
+    return structure, each

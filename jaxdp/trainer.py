@@ -17,9 +17,9 @@ from jaxdp import _processes, _shards, _validate
 from jaxdp import accounting as acc
 from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer, issuer_of
-from jaxdp._links import give_out, past_of
+from jaxdp._links import give_out, hand_on
 from jaxdp._memory import rows_that_fit
-from jaxdp._passes import rows_of_a_draw, rows_of_a_pass, rows_of_least_work
+from jaxdp._passes import rows_of_a_pass, rows_of_any_draw, rows_of_least_work
 from jaxdp._placement import agreed, among, placement
 from jaxdp._state import (
     STARTED_AGAIN,
@@ -28,11 +28,12 @@ from jaxdp._state import (
     check_past,
     check_state,
     given_out,
+    not_from,
     replaced,
 )
 from jaxdp.batches import Batches, ChargedBatch, check_batch, first_step, placed
 from jaxdp.batches import steps_left as left_of
-from jaxdp.checks.start import planned
+from jaxdp.checks.start import Guard, planned
 from jaxdp.clipping import ClippedGrad, captured, rounding
 from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
@@ -42,6 +43,7 @@ from jaxdp.noise import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
 from jaxdp.sampling import Sampler
+from jaxdp.sampling.named import exact_size
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.arrays import DeviceArrays
@@ -106,6 +108,7 @@ class Trainer:
     """
 
     _plan: tuple[Any, ...] | None
+    _guard: Guard
 
     def __init__(
         self,
@@ -189,19 +192,22 @@ class Trainer:
                 not given; nothing is charged by then.
         """
         check_arrays(params)
-        self._told_of_start(params)
+        given = params
         self._settled = self._spread(params)
         params = jax.tree.map(jnp.array, params)
         params = self._place.put(params) if self._place else params
+        hand_on(given, params)
         self.fit_rows(params)
         self._plan = None
         self.examine(params, first=True)
+        self._told_of_start(given)  # what was refused did not start it
         with among(self._place):
             # Copied too: parts that share a buffer, such as one zero, could not all be donated.
             opt_state = jax.tree.map(jnp.array, self._step.init(params))
         self._check_optimizer(params, opt_state, _valued(public_value))
         state = self._laid(TrainState(params, opt_state, 0, self._past()))
-        give_out((state.params, state.opt_state), self._start)
+        own: PyTree = (state.params, state.opt_state)
+        give_out(not_from(own, self.ledger, self._start), self._start)
         return state
 
     def examine(self, params: PyTree, first: bool = False, resumed: bool = False) -> None:
@@ -219,7 +225,9 @@ class Trainer:
             return
         with among(self._place):
             size = self._sampler.physical_batch_size
-            self._plan, operations = planned(self._grad_fn, params, self.source, size, first)
+            self._plan, operations, self._guard = planned(
+                self._grad_fn, params, self.source, size, first, self.ledger
+            )
         if self._by_work and (first or resumed) and isinstance(self._grad_fn, ClippedGrad):
             trained, place = self._grad_fn.trained(params), self._place
             devices = 1 if place is None else place.devices
@@ -301,7 +309,8 @@ class Trainer:
         extra = valued | judging(self.energy, draw.ticket, self.mechanism.leak)
         take = self._at_once if self._is_whole and len(draw.indices) == 1 else self._by_passes
         self.examine(state.params)
-        with among(self._place), captured.compared_before():
+        # What it captures may be another array than it was when ``examine`` traced it.
+        with among(self._place), captured.looked_at(self._guard.look):
             params, opt_state, info, infos = take(state, batch, rng, extra, told)
         self._moved = True
         return given_out(TrainState(params, opt_state, state.step + 1, self._past())), info, infos
@@ -364,7 +373,6 @@ class Trainer:
         assert ticket is not None
         data = self._data if batch.rows is None else batch.rows[0]
         ticket.check()
-        captured.report(ticket, self._plan or ())
         rounding.check_records(int(np.count_nonzero(draw.mask)), self._grad_fn.most_records)
         params, opt_state, info, clip_info = self._step.at_once(
             ticket,
@@ -432,10 +440,10 @@ class Trainer:
 
     def _told_of_start(self, params: PyTree) -> None:
         """Tells the ledger of parameters from elsewhere, where steps were taken before."""
-        known = [past_of(leaf) is not None for leaf in jax.tree.leaves(params)]
-        if self._moved and not all(known):
+        unknown = not_from(params, self.ledger, self._start)
+        if self._moved and unknown:
             self.ledger.trust(STARTED_AGAIN)
-        give_out(params, self._start)
+        give_out(unknown, self._start)  # a release stays one
 
     def _past(self) -> np.ndarray:
         return np.frombuffer(self.ledger.head, np.uint32)
@@ -497,11 +505,14 @@ class Trainer:
     def _is_whole(self) -> bool:
         """True if one physical batch holds every draw, so that one program takes every step.
 
+        Told by the largest number of records that the declared one may stand for, not by theirs.
         Where some draws need several, all go by passes: two programs would be compiled, and a
         record's gradient rounded by one or the other as another record is drawn or not.
         """
         mechanism = self.mechanism
-        enough = min(rows_of_a_draw(mechanism), mechanism.dataset_size)
+        enough = rows_of_any_draw(mechanism)
+        if exact_size(mechanism.sampling, mechanism.dataset_size) is not None:
+            enough = min(enough, mechanism.dataset_size)
         return self.physical_batch_size >= enough and isinstance(self._grad_fn, ClippedGrad)
 
 
@@ -515,6 +526,11 @@ def _valued(public_value: Any) -> dict[str, Any]:
         raise ValueError(
             "public_value must be a number, such as the loss on public examples, got "
             f"{_validate.described(public_value)}"
+        )
+    if isinstance(public_value, int) and abs(public_value) > float(jnp.finfo(jnp.float32).max):
+        raise ValueError(
+            "public_value must be a number that float32 can hold, got a whole number of "
+            f"{public_value.bit_length()} bits"
         )
     if _processes.count() > 1:  # one for all, or their parameters would part
         public_value = float(_processes.first(lambda: str(float(public_value))))

@@ -18,7 +18,7 @@ PyTree = Any
 _AS_MADE = "_as_made"
 # Set on a sum of parts: what compensates the next addition.
 _LOST = "_rounded_away"
-# Set on a sum whose number of records nobody declared: its clip bound, and the rows that are in it.
+# Set likewise on a sum whose number of records nobody declared: its clip bound and its rows.
 _UNDECLARED = "_of_undeclared_rows"
 _NOT_TAKEN_APART = (
     "Summed holds an un-noised sum, which nothing but privatize may open. Put privatize (or "
@@ -107,7 +107,10 @@ class Summed:
         return _as_made(found) if known else found
 
     def of_undeclared(self, bound: float | jax.Array, rows: int) -> "Summed":
-        """Itself, noted as a sum of so many rows clipped to ``bound``; no copy has the note."""
+        """Itself, noted as a sum of so many rows clipped to ``bound``.
+
+        A copy with other fields (``dataclasses.replace``) does not have the note.
+        """
         object.__setattr__(self, _UNDECLARED, (bound, rows))
         return self
 

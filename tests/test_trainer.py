@@ -431,3 +431,75 @@ def test_a_public_value_reaches_the_optimizer_and_is_on_the_list(linear, rows):
             train.step(state, one, public_value=wrong)
     assert not one.draw.ticket.spent
     assert train.step(state, one, public_value=0.5)[0].step == 5
+
+
+def squared(params, x):
+    return jnp.sum((params - x) ** 2)
+
+
+def positive(seed=0, records=60):
+    return np.random.default_rng(seed).gamma(2.0, 3.0, (records, 3)).astype(np.float32)
+
+
+def one_step(train, state):
+    return train.step(state, next(train.batches(1)))[0]
+
+
+def test_what_init_refused_is_not_known_afterwards():
+    data = positive()
+    train, mean = trainer(squared, data), jnp.asarray(data.mean(0))
+    with pytest.raises(ValueError, match="the records' mean"):
+        train.init(mean)
+    state = one_step(train, train.init(jnp.zeros(3)))
+    one_step(train, state._replace(params=mean))
+    (found,) = train.unverified()
+    assert found.startswith(f"trained parameters {REPLACED}")
+
+
+def test_what_another_trainer_began_with_is_told_after_steps():
+    train, other = trainer(squared, positive()), trainer(squared, positive(1))
+    begun = other.init(jnp.asarray(positive().mean(0) * 1.01))
+    state = one_step(train, train.init(jnp.zeros(3)))
+    state = train.init(state.params)
+    assert train.unverified() == []
+    one_step(train, train.init(begun.params))
+    (found,) = train.unverified()
+    assert found.startswith("parameters were given to init after steps had been taken")
+
+
+@pytest.mark.parametrize("rows", [None, 8])  # in one, and in passes
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_captured_after_init_is_compared_before_anything_is_spent(rows, told):
+    data, box = positive(), {"centre": 0.0}
+    train = trainer(lambda w, x: squared(w, x - box["centre"]), data, physical_batch_size=rows)
+    state = train.init(jnp.zeros(3))
+    box["centre"] = jnp.asarray(data.mean(0))
+    (batch,) = train.batches(1)
+    with pytest.raises(ValueError, match=r"loss_fn must not capture .* is the records' mean"):
+        train.step_and_look(state, batch, told)
+    assert not batch.draw.ticket.spent
+    box["centre"] = jnp.asarray([0.217, 1.3, -5.2])
+    state = train.step_and_look(state, batch, told)[0]
+    assert state.step == 1
+    (found,) = train.unverified()
+    assert found == "assumed to be public, computed from no record: a captured array float32 [3]"
+
+
+def test_a_second_program_of_a_step_is_compared_too():
+    data, box = positive(), {"centre": 0.0}
+    train = trainer(lambda w, x: squared(w, x - box["centre"]), data)
+    state = one_step(train, train.init(jnp.zeros(3)))
+    box["centre"] = jnp.asarray(data.mean(0))
+    (batch,) = train.batches(1)
+    with pytest.raises(ValueError, match="the records' mean"):
+        train.step_and_look(state, batch)  # compiled anew, for what it tells
+    assert not batch.draw.ticket.spent
+    assert train.step(state, batch)[0].step == 2  # compiled before
+    assert train.unverified() == []
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "longer than words"])
+def test_a_public_value_beyond_float32_is_told_as_such(linear, value):
+    params, batch, loss_fn = linear
+    with pytest.raises(ValueError, match=r"public_value must be .* float32 .* got .* bits"):
+        trainer(loss_fn, batch(60)).init(params, public_value=value)

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 
 import jax
@@ -129,3 +130,9 @@ def test_a_draw_by_hand_has_no_key():
     draw = jaxdp.types.Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 5)
     with pytest.raises(ValueError, match="must come from a sampler"):
         draw.key()
+
+
+def test_a_copy_with_other_fields_has_no_note_of_undeclared_rows():
+    summed = jaxdp.Summed(jnp.zeros(3), 1.0).of_undeclared(0.5, 7)
+    assert copy.copy(summed).undeclared == summed.undeclared == (0.5, 7)  # the same sum
+    assert dataclasses.replace(summed, l2=2.0).undeclared is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp import _validate
 from jaxdp._links import past_of, start_of
@@ -138,6 +139,12 @@ def checked_scale(scale: PyTree | None) -> PyTree | None:
     """The scale in float32, moved into [1e-10, 1e10]: further out, quotients and sums overflow."""
 
     def one(leaf: Any) -> jax.Array:
+        kind = getattr(leaf, "dtype", type(leaf))
+        if not any(jnp.issubdtype(kind, real) for real in (np.floating, np.integer, np.bool_)):
+            raise ValueError(
+                "scale must be a pytree of positive numbers, shaped like the trained parameters, "
+                f"got {_validate.described(leaf)} in it"
+            )
         leaf = jnp.asarray(leaf).astype(jnp.float32)
         return jnp.where(leaf >= LEAST_BOUND, jnp.minimum(leaf, LARGEST_BOUND), LEAST_BOUND)
 

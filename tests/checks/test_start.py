@@ -206,3 +206,49 @@ def test_what_a_run_restores_was_released_and_is_not_asked(tmp_path, monkeypatch
     assert not any(np.shape(value) == (6, 2) for value in asked)  # w
     run(tmp_path / "b", np.zeros(6)).fit(1)
     assert any(np.shape(value) == (6, 2) for value in asked)
+
+
+def estimate(params, x):
+    return 0.5 * jnp.sum((params - x) ** 2)
+
+
+def released(records=200):
+    """A trainer whose parameters were trained to the mean nearly exactly; and the records."""
+    rng = np.random.default_rng(6)
+    x = (rng.normal(size=(records, 4)) * np.geomspace(1, 3, 4) + 20).astype(np.float32)
+    mechanism = jaxdp.dp_sgd(1e-4, 100.0, records, records, "full_batch")
+    trainer = jaxdp.Trainer(estimate, mechanism, optax.sgd(1.0), x)
+    state = trainer.init(jnp.zeros(4))
+    for batch in trainer.batches(1):
+        state, _ = trainer.step(state, batch)
+    np.testing.assert_allclose(state.params, x.mean(0), rtol=1e-5)
+    return trainer, state, x
+
+
+def another(x, ledger, loss=estimate):
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, len(x))
+    return jaxdp.Trainer(loss, mechanism, optax.sgd(0.1), x, ledger=ledger)
+
+
+def test_releases_that_the_ledger_holds_are_no_statistics():
+    trainer, state, x = released()
+    again = trainer.init(trainer.init(state.params).params)
+    (batch,) = trainer.batches(1, beyond=True)
+    trainer.step(trainer.init(again.params), batch)
+    second = another(x, trainer.ledger)
+    (batch,) = second.batches(1)
+    second.step(second.init(again.params), batch)
+    third = another(x, trainer.ledger, lambda w, x: estimate(w, x - again.params))
+    (batch,) = third.batches(1)
+    third.step(third.init(jnp.zeros(4)), batch)
+    listed = [line for line in trainer.unverified() if "captured array float32 [4]" not in line]
+    assert listed == []
+
+
+@pytest.mark.parametrize("copied", [np.asarray, lambda a: a + 0.0], ids=["NumPy", "computed"])
+def test_copies_of_a_release_and_those_of_another_ledger_are_compared(copied):
+    trainer, state, x = released()
+    with pytest.raises(ValueError, match=r"release of this ledger; .* copy of a release"):
+        another(x, None).init(state.params)
+    with pytest.raises(ValueError, match=r"the records' mean.*declare them: constants=array"):
+        another(x, trainer.ledger).init(copied(state.params))

@@ -258,3 +258,10 @@ def test_what_the_caller_gives_to_clip_by_is_on_the_list(options, named):
     found = given(**options)
     assert [line.split(" of a step")[0] for line in found] == named
     assert all(BY_THE_CALLER in line for line in found)
+
+
+@pytest.mark.parametrize("wrong", ["a", object(), 1j, np.array("a")])
+def test_a_scale_that_is_no_number_is_told_as_such(wrong):
+    grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p * x), jaxdp.clip(1.0))
+    with pytest.raises(ValueError, match="scale must be a pytree of positive numbers"):
+        grad_fn(jnp.ones(3), jnp.ones((2, 3)), "all", scale=wrong)
