@@ -167,7 +167,9 @@ def parameters(
         (name, what of the records it is) of each that is no chance.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    kept = jax.tree.leaves(grad_fn.trained(params), is_leaf=lambda leaf: leaf is None)
+    # Of the parameters' own structure: where it has None itself, there is no leaf.
+    structure: Any = jax.tree.structure(params)
+    kept = structure.flatten_up_to(grad_fn.trained(params))
     for (path, leaf), trained in zip(leaves, kept, strict=True):
         if captured.is_key(leaf) or not captured.is_here(leaf):
             continue

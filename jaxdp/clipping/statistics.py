@@ -533,7 +533,7 @@ def _is_telling_row(row: np.ndarray) -> bool:
     """True for a row that is no pattern: many digits, or a long and uneven one of few numbers."""
     row = row.astype(np.float64)
     levels, places = len(np.unique(row)), np.flatnonzero(np.diff(row))
-    if _is_even(row) or levels < 2:
+    if levels < 2 or (len(row) > 2 and _is_even(row)):
         return False
     if np.mean(~_rounded(np.unique(row))) >= 0.5:
         return levels >= (5 if len(row) >= _WIDE else min(3, len(row)))

@@ -91,5 +91,5 @@ def _memory() -> int | None:
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for limit in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            found.append(int(Path(limit).read_text()))
+            found.append(int(Path(limit).read_text(encoding="utf-8")))
     return min(found, default=None)
