@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import sys
 import re
 import zipfile
 from collections.abc import Sequence
@@ -87,8 +88,9 @@ def _size(archive: zipfile.ZipFile, name: str, more: int) -> int:
 def _memory() -> int | None:
     """The bytes of memory of this machine, or of its container; None where neither says."""
     found = []
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError, ValueError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for limit in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             found.append(int(Path(limit).read_text(encoding="utf-8")))
