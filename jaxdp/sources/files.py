@@ -3,8 +3,8 @@
 import contextlib
 import math
 import os
-import sys
 import re
+import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
