@@ -497,3 +497,22 @@ def test_a_name_that_a_line_could_not_give_back_is_not_written(tmp_path, name):
     ledger.charge(STEP, np.int64(2), stream="a", first_step=np.int64(4))
     ledger.close()
     assert jaxdp.Ledger(tmp_path / "ledger.jsonl").steps == 6
+
+
+def test_a_trainer_interrupted_after_its_give_back_is_closed_later():
+    """What was given back by then, the ledger alone knows."""
+    sampler = jaxdp.dp_sgd(2.0, 1.0, 20, 60).sampler(60, reserve=12)
+    ledger, issuer = sampler.ledger, sampler.issuer
+    give_back = ledger.give_back
+
+    def interrupted(*given):
+        give_back(*given)
+        raise KeyboardInterrupt
+
+    issuer.issue()
+    ledger.give_back = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        issuer.close()
+    ledger.give_back = give_back
+    issuer.close()
+    assert [(entry.first_step, entry.end) for entry in ledger.entries] == [(0, 1)]
