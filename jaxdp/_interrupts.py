@@ -25,10 +25,12 @@ class _Guard:
         self.seen = False
         self.pending: int | None = None
         self.timer: threading.Timer | None = None
+        self.leaving = threading.Lock()  # the handler and the watching thread may both see the second
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.seen:
-            _leave(self.last_words(), number)  # where no thread watches
+            self.leave(number)  # where no thread watches
+            return
         self.seen = True
         if self.depth == 0:
             raise _exception(number)
@@ -44,7 +46,13 @@ class _Guard:
         while received := end.recv(1):
             seen += received[0] in _SIGNALS
             if seen == 2:
-                _leave(self.last_words(), received[0])
+                self.leave(received[0])
+
+    def leave(self, number: int) -> None:
+        """Ends the process with its last words; returns where another thread is doing so."""
+        if self.leaving.acquire(blocking=False):
+            _say(self.last_words() + "\n")
+            os._exit(128 + number)
 
     def release(self) -> None:
         """Raises what was held back."""
@@ -112,11 +120,6 @@ def status_of(error: KeyboardInterrupt) -> int:
 
 def _exception(number: int) -> KeyboardInterrupt:
     return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
-
-
-def _leave(text: str, number: int) -> None:
-    _say(text + "\n")
-    os._exit(128 + number)
 
 
 def _say(text: str) -> None:

@@ -1,14 +1,17 @@
 """Signals while a checkpoint is written: one line, a status, and nothing that is lost."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from jaxdp import _interrupts
 from jaxdp.cli import main
 
 
@@ -68,3 +71,25 @@ def test_the_second_signal_ends_at_once(tmp_path, capsys, number, status):
     assert "checkpoint of step 2 are safe" in lines[0]
     assert resumed(tmp_path, capsys)["releases"] == 6
     assert not list((tmp_path / "run/secret/checkpoints").glob("*tmp*"))
+
+
+def test_the_last_words_are_said_once_whoever_sees_the_second_signal(monkeypatch):
+    said, exits = [], []
+    both = threading.Barrier(2)
+
+    def words():
+        said.append("interrupted")
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # where two say them, both are here
+        return ""
+
+    guard = _interrupts._Guard(words)
+    monkeypatch.setattr(_interrupts, "_say", lambda text: None)
+    monkeypatch.setattr(_interrupts.os, "_exit", exits.append)
+    threads = [threading.Thread(target=guard.leave, args=(2,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == ["interrupted"]
+    assert exits == [130]
