@@ -25,7 +25,7 @@ class _Guard:
         self.seen = False
         self.pending: int | None = None
         self.timer: threading.Timer | None = None
-        self.leaving = threading.Lock()  # the handler and the watching thread may both see the second
+        self.leaving = threading.Lock()  # two may see the second: handler and watching thread
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.seen:
