@@ -21,22 +21,6 @@ def waiting(self):
 
 
 Checkpoints._seal = waiting
-sys.argv = [
-    "jaxdp",
-    "train",
-    "--dataset",
-    "digits",
-    "--model",
-    "logistic",
-    "--steps",
-    "6",
-    "--batch-size",
-    "200",
-    "--eval-every",
-    "2",
-    "--seed",
-    "3",
-    "--out",
-    str(folder / "run"),
-]
+options = "--dataset digits --model logistic --steps 6 --batch-size 200 --eval-every 2 --seed 3"
+sys.argv = ["jaxdp", "train", *options.split(), "--out", str(folder / "run")]
 main()

@@ -14,17 +14,8 @@ SMALL = {"epsilon": 2.0, "delta": 1e-5, "steps": 30, "batch_size": 20, "dataset_
 
 
 def call(numbers, *args):
-    given = [str(part) for name, value in numbers.items() for part in (option(name), value)]
+    given = [str(p) for name, v in numbers.items() for p in (f"--{name.replace('_', '-')}", v)]
     return CliRunner().invoke(app, ["plan", *given, *args])
-
-
-def option(name):
-    return f"--{name.replace('_', '-')}"
-
-
-@pytest.fixture(scope="module")
-def small():
-    return call(SMALL, "--json")
 
 
 def test_the_reference_has_its_numbers():
@@ -40,8 +31,8 @@ def test_the_reference_has_its_numbers():
     assert all(1.999 < row.epsilon <= 2 for row in (plain, banded, buffered))
 
 
-def test_json_has_every_mechanism_and_the_best(small):
-    answer = json.loads(small.stdout.splitlines()[-1])
+def test_json_has_every_mechanism_its_errors_and_the_best():
+    answer = json.loads(call(SMALL, "--json").stdout.splitlines()[-1])
     assert [row["name"] for row in answer["rows"]] == [
         "DP-SGD, Poisson sampling",
         "DP-SGD, random allocation",
@@ -54,11 +45,7 @@ def test_json_has_every_mechanism_and_the_best(small):
     assert answer["refused"] == {}
     assert {name: answer[name] for name in SMALL} == SMALL
     assert all(row["epsilon"] <= 2 and row["max_error"] >= row["rms_error"] for row in strict)
-
-
-def test_errors_are_those_of_the_mechanism(small):
-    found = json.loads(small.stdout.splitlines()[-1])["rows"][2]
-    mechanism = jaxdp.dp_mf(l2_clip_norm=1.0, **SMALL)
+    found, mechanism = answer["rows"][2], jaxdp.dp_mf(l2_clip_norm=1.0, **SMALL)
     assert found["rms_error"] == jaxdp.correlated.expected_error(mechanism)
     assert found["max_error"] == jaxdp.correlated.expected_error(mechanism, error="max")
     assert found["noise_multiplier"] == mechanism.noise_multiplier
@@ -80,25 +67,6 @@ def test_momentum_makes_the_errors_those_of_the_parameters():
     one, other = (dict(_makers(m, **SMALL))["DP-SGD"]() for m in (0.0, 0.9))
     assert other.noise_multiplier == one.noise_multiplier
     assert other.rms_error > 3 * one.rms_error
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"epsilon": -1}, "epsilon must be a finite number above 0, got -1"),
-        ({"delta": 1}, "delta must be"),
-        ({"steps": 0}, "steps must be a whole number of at least 1"),
-        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
-        ({"batch_size": 201}, r"batch_size must be at most dataset_size \(200\), got 201"),
-        ({"dataset_size": 0}, "dataset_size must be a whole number"),
-        ({"momentum": 1}, "momentum must be at least 0 and below 1, got 1.0"),
-    ],
-)
-def test_bad_input_is_refused_before_any_work(changed, words):
-    found = call({**SMALL, **changed})
-    assert found.output == ""
-    with pytest.raises(ValueError, match=words):
-        raise found.exception
 
 
 def test_a_mechanism_that_cannot_be_had_is_named(monkeypatch):

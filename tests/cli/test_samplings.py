@@ -1,6 +1,7 @@
-"""Samplings on the command line, and in the report of a run."""
+"""Samplings and strategies on the command line, and in the report of a run."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -11,32 +12,27 @@ from jaxdp.cli import app
 from jaxdp.cli.options import CORRELATED, RELATIONS, SAMPLINGS, STRATEGIES
 from jaxdp.runs import strategies
 
-EPOCH = ("--sampling", "allocation", "--steps-per-epoch", "4")
-COMMON = ("--noise-multiplier", "2", "--steps", "6", "--delta", "1e-5")
-EVENTS = {
-    "allocation": acc.RandomAllocation(acc.Gaussian(1.0), 4),
-    "shuffle": acc.ShuffledEpoch(acc.Gaussian(1.0), 4),
-    "truncated_poisson": acc.TruncatedPoisson(acc.Gaussian(1.0), 0.1, 40, 200),
-}
+COMMON = "--noise-multiplier 2 --steps 6 --delta 1e-5"
+GAUSSIAN = acc.Gaussian(2.0)
+SMALL = "--model logistic --steps 8 --batch-size 200 --epsilon 3"
 
 
-def needs(name):
-    """Skips where no accountant bounds the sampling's event."""
-    relation = sampling.relations(name)[-1]
-    if not acc.supports(EVENTS[name], relation):
-        pytest.skip(f"no accountant of {name}")
-    return relation.value
+def call(command, *args):
+    return CliRunner().invoke(app, [*command.split(), *(str(arg) for arg in args)])
 
 
-def call(*args):
-    return CliRunner().invoke(app, [str(arg) for arg in args], catch_exceptions=True)
+def finished(command, *args):
+    found = call(command, *args)
+    assert found.exception is None, found.output
+    return found.output
 
 
-def test_a_public_order_is_refused_where_a_record_is_removed():
-    found = call("epsilon", "--sampling", "fixed_order", *COMMON)
-    assert "one removed record shifts every position" in str(found.exception)
-    alone = call("train", "--sampling", "fixed_order", "--dry-run")
-    assert "strategy must be given with sampling fixed_order" in str(alone.exception)
+def page_of(folder):
+    return " ".join((folder / "report.md").read_text().split())
+
+
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
 
 
 def test_the_names_are_those_of_the_package():
@@ -47,38 +43,7 @@ def test_the_names_are_those_of_the_package():
     assert tuple(relation.value for relation in acc.Relation) == RELATIONS
 
 
-@pytest.mark.parametrize(
-    ("args", "event", "count"),
-    [
-        ((*EPOCH, *COMMON), acc.RandomAllocation(acc.Gaussian(2.0), 4), 2),
-        (
-            (*EPOCH, "--participations", "2", *COMMON),
-            acc.RandomAllocation(acc.Gaussian(2.0), 4, 2),
-            2,
-        ),
-        (
-            ("--sampling", "shuffle", "--steps-per-epoch", "5", *COMMON),
-            acc.ShuffledEpoch(acc.Gaussian(2.0), 5),
-            2,
-        ),
-        (
-            (
-                *("--sampling", "truncated_poisson", "--sampling-prob", "0.1"),
-                *("--cap", "30", "--dataset-size", "200", *COMMON),
-            ),
-            acc.TruncatedPoisson(acc.Gaussian(2.0), 0.1, 30, 200),
-            6,
-        ),
-        (("--sampling", "full_batch", *COMMON), acc.Gaussian(2.0), 6),
-        (
-            ("--sampling", "cyclic_poisson", "--sampling-prob", "0.1", "--bands", "4", *COMMON),
-            acc.CyclicPoisson(acc.Gaussian(2.0), 0.1, 4, 6),
-            1,
-        ),
-        (("--sampling", "fixed_order", *COMMON), acc.CorrelatedNoise(acc.Gaussian(2.0), 6), 1),
-    ],
-)
-def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch, args, event, count):
+def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch):
     asked = []
 
     def epsilon(found, *rest, **options):
@@ -86,89 +51,142 @@ def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch, args, event, co
         return acc.Bound(0.0, 0.5, 1.0, "test")
 
     monkeypatch.setattr(acc, "epsilon", epsilon)
-    answer = json.loads(call("epsilon", *args, "--json").output)
-    assert asked == [acc.Repeated(event, count)]
-    assert answer["sampling"] in (*args, "poisson")
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--sampling", "shuffle", *COMMON), "--steps-per-epoch must come with --sampling shuffle"),
-        (COMMON, "--sampling-prob must come with --sampling poisson"),
-        ((*EPOCH, "--sampling-prob", "0.1", *COMMON), "--sampling-prob must not come with"),
-        ((*EPOCH, "--claims", *COMMON), "--claims must come with --sampling poisson"),
+    for args, event, count in (
+        ("allocation --steps-per-epoch 4", acc.RandomAllocation(GAUSSIAN, 4), 2),
         (
-            ("--sampling", "cyclic_poisson", "--sampling-prob", "0.1", *COMMON),
-            "--bands must come with --sampling cyclic_poisson",
+            "allocation --steps-per-epoch 4 --participations 2",
+            acc.RandomAllocation(GAUSSIAN, 4, 2),
+            2,
         ),
-        (("--sampling", "fixed_order", "--bands", "4", *COMMON), "--bands must not come with"),
-    ],
-)
-def test_epsilon_refuses_numbers_of_another_sampling(monkeypatch, args, words):
-    monkeypatch.setattr(acc, "epsilon", lambda *args: acc.Bound(0.0, 0.5, 1.0, "test"))
-    assert words in call("epsilon", *args).output
-
-
-@pytest.mark.parametrize(
-    ("name", "relation", "words"),
-    [
-        ("shuffle", "add_or_remove_one", "relation must be one of replace_one, replace_special"),
-        ("truncated_poisson", "add_or_remove_one", "relation must be one of replace_special"),
-        ("truncated_poisson", "replace_one", "relation must be one of replace_special"),
-        ("allocation", "replace_one", "relation must be one of add_or_remove_one, replace_special"),
-    ],
-)
-def test_relations_that_are_not_covered_are_refused_before_any_work(
-    tmp_path, name, relation, words
-):
-    found = call(
-        "train", "--sampling", name, "--relation", relation, "--out", tmp_path / "r", "--steps", 4
-    )
-    assert isinstance(found.exception, ValueError)
-    assert words in str(found.exception)
-    assert f"with sampling {name}" in str(found.exception)
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("poisson", "--cap", 5), "cap must be None but for truncated_poisson"),
-        (("allocation", "--participations", 0), "participations must be a whole number"),
-        (("shuffle", "--relation", "replace_special", "--participations", 2), "participations mus"),
-        (("truncated_poisson", "--relation", "replace_special", "--cap", 0), "cap must be a whole"),
-    ],
-)
-def test_numbers_of_another_sampling_are_refused(tmp_path, args, words):
-    found = call("train", "--out", tmp_path / "r", "--steps", 4, "--sampling", *args)
-    assert words in str(found.exception)
+        ("shuffle --steps-per-epoch 5", acc.ShuffledEpoch(GAUSSIAN, 5), 2),
+        (
+            "truncated_poisson --sampling-prob 0.1 --cap 30 --dataset-size 200",
+            acc.TruncatedPoisson(GAUSSIAN, 0.1, 30, 200),
+            6,
+        ),
+        ("full_batch", GAUSSIAN, 6),
+        ("cyclic_poisson --sampling-prob 0.1 --bands 4", acc.CyclicPoisson(GAUSSIAN, 0.1, 4, 6), 1),
+        ("fixed_order", acc.CorrelatedNoise(GAUSSIAN, 6), 1),
+    ):
+        answer = json.loads(finished(f"epsilon --sampling {args} {COMMON} --json"))
+        assert asked.pop() == acc.Repeated(event, count)
+        assert not asked
+        assert answer["sampling"] == args.split()[0]
 
 
 @pytest.mark.parametrize("name", ["allocation", "shuffle", "truncated_poisson"])
 def test_a_run_on_the_digits(tmp_path, name):
-    relation, out = needs(name), tmp_path / "r"
-    found = call(
-        *("train", "--sampling", name, "--relation", relation, "--epsilon", 8, "--steps", 7),
-        *("--model", "logistic", "--out", out, "--seed", 3),
-    )
-    assert found.exception is None, found.output
-    report = json.loads((out / "report.json").read_text())
-    guarantee, page = report["guarantee"], (out / "report.md").read_text()
+    relation, out = sampling.relations(name)[-1].value, tmp_path / "r"
+    noise = "--noise-multiplier 1" if name == "shuffle" else "--epsilon 8"
+    options = f"--steps 3 --batch-size 720 --eval-every 4 --seed 3 --model logistic {noise} --out"
+    told = finished(f"train --sampling {name} --relation {relation} {options}", out)
+    report, page = report_of(out), page_of(out)
+    guarantee = report["guarantee"]
     assert (guarantee["sampling"], guarantee["relation"]) == (name, relation)
-    assert guarantee["epsilon"] <= 8
-    assert guarantee["releases"] == (7 if name == "truncated_poisson" else 12)
+    assert 0 < guarantee["epsilon"] <= 8
+    assert guarantee["releases"] == (4 if name == "allocation" else 3)
     about = [warning["about"] for warning in report["warnings"]]
     assert about == (["sampling"] if name == "shuffle" else [])
     if name == "shuffle":
         assert "Taking the batches for Poisson samples would claim" in page
         assert "which is no guarantee" in page
         assert "take sampling allocation instead" in page
-    if name != "truncated_poisson":
-        assert "steps was rounded up from 7 to 12, 2 epochs of 6 steps" in found.output
+    if name == "allocation":
+        assert "steps was rounded up from 3 to 4, 2 epochs of 2 steps" in told
     assert {
-        "allocation": "240 of 1,437 records expected",
+        "allocation": "718 of 1,437 records expected",
         "shuffle": "one pass over the records",
-    }.get(name, "of more than 384") in page
-    command = report["command"]
-    assert f"--sampling {name}" in command
+        "truncated_poisson": "; of more than 1,",
+    }[name] in page
+    assert f"--sampling {name}" in report["command"]
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    found = {}
+    for name in ("banded", "buffered"):
+        out = tmp_path_factory.mktemp("cli") / name
+        told = finished(f"train {SMALL} --strategy {name} --bands 3 --out", out)
+        found[name] = (out, report_of(out), page_of(out), told)
+    return found
+
+
+# What a report says of a strategy: what its noise is relative to, its sampling and relation.
+SAID = {
+    "banded": (
+        ("cyclic_poisson", "add_or_remove_one"),
+        "one draw of a record can move what the strategy makes of the run's sums",
+        "a banded Toeplitz strategy of 3 bands",
+        "every record is in one of 3 groups",
+    ),
+    "buffered": (
+        ("fixed_order", "replace_special"),
+        "one record, in all of its steps together, can move what the strategy makes",
+        "a buffered Toeplitz strategy (BLT) of 3 buffers",
+        "every pass takes the records in one and the same order",
+        "one record replaced by a null record",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_report_of_a_strategy(reported, name):
+    _, report, page, said = reported[name]
+    names, *words = SAID[name]
+    for each in (
+        *words,
+        "not to be compared with one",
+        "the whole run of 8 steps is one event, charged whole with its first step",
+    ):
+        assert each in page, each
+    assert "of what one record can add" not in page
+    assert "1 times a run" not in page
+    guarantee = report["guarantee"]
+    assert guarantee["epsilon"] <= 3
+    assert {row["epsilon"] for row in report["history"]} == {guarantee["epsilon"]}
+    assert (guarantee["sampling"], guarantee["relation"]) == names
+    assert f"{names[0]} sampling" in said
+
+
+def test_noise_on_a_grid_is_correlated_too(tmp_path):
+    out = tmp_path / "grid"
+    finished(f"train {SMALL} --strategy banded --bands 3 --secure-noise --out", out)
+    page = page_of(out)
+    for words in (
+        "a banded Toeplitz strategy of 3 bands",
+        "what a step takes back of earlier noise is an integer too",
+        "on an integer grid: the noise is within",
+        "integers of s = 522,246 from ChaCha20",
+        "cells of gamma = ",
+    ):
+        assert words in page
+    assert "Floating-point attacks" not in page
+    assert report_of(out)["guarantee"]["epsilon"] <= 3
+    finished("train --resume --out", out)
+
+
+def test_a_finished_run_is_resumed_with_its_strategy(reported, tmp_path):
+    out = shutil.copytree(reported["banded"][0], tmp_path / "banded")
+    finished("train --resume --out", out)
+    after = report_of(out)
+    assert after["history"] == reported["banded"][1]["history"]
+    assert "--strategy banded --bands 3" in after["command"]
+    other = call("train --resume --bands 2 --out", out)
+    assert "changed: bands (3 then, 2 now)" in str(other.exception)
+
+
+def test_a_dry_run_of_a_strategy_says_what_it_costs():
+    told = finished(f"train {SMALL} --strategy banded --bands 3 --dry-run --json")
+    answer = json.loads(told.splitlines()[-1])
+    assert 2.99 < answer["epsilon"] <= 3
+    assert answer["steps"] == 8
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_run_is_audited_under_its_own_relation(reported, tmp_path, name):
+    out = shutil.copytree(reported[name][0], tmp_path / name)
+    told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
+    row = json.loads(told.splitlines()[-1])
+    assert row["proven"] <= 3
+    assert not row["broken"]
+    assert not row["noise_refuted"]

@@ -1,23 +1,16 @@
-"""``jaxdp tune``: what it says, what it refuses, and what it leaves."""
+"""``jaxdp tune``: what it says, and what it leaves."""
 
 import json
-
-import pytest
 
 from jaxdp import accounting as acc
 from jaxdp.cli import main
 from jaxdp.cli.tune import law_of
 
-ARGS = ["tune", "--model", "logistic", "--steps", "3", "--search", "learning_rate=0.03:3"]
+ARGS = "tune --model logistic --steps 3 --search learning_rate=0.03:3"
 
 
-def said(capsys, *args, status=0):
-    found = 0
-    try:
-        main([*ARGS, *map(str, args)])
-    except SystemExit as error:
-        found = error.code
-    assert found == status
+def said(capsys, *args):
+    main([*ARGS.split(), *map(str, args)])
     return capsys.readouterr()
 
 
@@ -37,31 +30,6 @@ def test_a_tuning_says_no_more_with_three_tries_than_with_one(tmp_path, monkeypa
     again = said(capsys, "--out", tmp_path / "3").out  # finished: the same result
     assert "proven epsilon 3.000" in again
     assert "test records that chose" in again
-
-
-@pytest.mark.parametrize("cap", ["--max-trials", "--timeout"])
-def test_a_cap_is_refused_with_its_reason(tmp_path, capsys, cap):
-    err = said(capsys, "--out", tmp_path / "t", cap, 5, status=2).err
-    assert "a cap on tries or on time would be another law" in err
-    assert not (tmp_path / "t").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--search", "batch_size=10,20"], "search"),
-        (["--search", "momentum=2,3"], "momentum"),
-        (["--tries", "geometric"], "--tries must be"),
-        (["--tries", "five:5"], "--tries must be"),
-        (["--algorithm", "sa-dpsgd"], "judge no candidates"),
-        (["--epsilon", "3", "--noise-multiplier", "1"], "epsilon or noise_multiplier"),
-        (["--classes", "3"], "must come with --data"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused(tmp_path, capsys, args, words):
-    err = said(capsys, *args, "--out", tmp_path / "t", status=2).err
-    assert words in err
-    assert not (tmp_path / "t").exists()
 
 
 def test_laws_by_name():

@@ -11,24 +11,9 @@ from PIL import Image
 from jaxdp.data.specs import SPECS, SourceFile
 
 _CSV_COLUMNS = (
-    "state",
-    "puma",
-    "sex",
-    "age",
-    "educ",
-    "income",
-    "latino",
-    "black",
-    "asian",
-    "married",
-    "divorced",
-    "uscitizen",
-    "children",
-    "disability",
-    "militaryservice",
-    "employed",
-    "englishability",
-    "fips",
+    *("state", "puma", "sex", "age", "educ", "income", "latino", "black", "asian", "married"),
+    *("divorced", "uscitizen", "children", "disability", "militaryservice", "employed"),
+    *("englishability", "fips"),
 )
 
 
@@ -48,14 +33,8 @@ def write(folder, files):
 
 def mnist(folder, rng, train=30, test=10):
     arrays = {
-        "train": (
-            rng.integers(0, 256, (train, 28, 28), np.uint8),
-            rng.integers(0, 10, train, np.uint8),
-        ),
-        "test": (
-            rng.integers(0, 256, (test, 28, 28), np.uint8),
-            rng.integers(0, 10, test, np.uint8),
-        ),
+        name: (rng.integers(0, 256, (rows, 28, 28), np.uint8), rng.integers(0, 10, rows, np.uint8))
+        for name, rows in (("train", train), ("test", test))
     }
     flat = [a for split in arrays.values() for a in split]
     names = [file.path for file in SPECS["mnist"].files]

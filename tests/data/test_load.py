@@ -6,6 +6,7 @@ from jaxdp import data
 from jaxdp.data import builders
 from jaxdp.data.specs import SPECS
 from tests.data import originals
+from tests.runs.small import refused
 
 
 @pytest.fixture
@@ -82,24 +83,43 @@ def test_without_a_network_the_answer_is_quick_and_says_what_to_do(tmp_path, mon
         raise requests.ConnectionError("no network")
 
     monkeypatch.setattr(requests, "head", unreachable)
-    with pytest.raises(
-        ValueError, match=r"could not be fetched \(ConnectionError\): write it with"
-    ):
-        data.load("mnist", tmp_path)
+    words = r"could not be fetched \(ConnectionError\): write it with"
+    refused(words, data.load, "mnist", tmp_path)
     assert len(asked) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda d: data.load("imagenet", d), "dataset must be one of digits"),
-        (lambda d: data.load("pums", d), "dataset 'pums' is not in .*: write it with"),
-        (lambda d: data.prepare("digits", d, d), "dataset 'digits' is embedded"),
-        (lambda d: data.prepare("pums", d / "nowhere", d), "source must be a folder"),
-        (lambda d: data.prepare("pums", d, d), "FultonPUMS5full.csv is missing"),
-    ],
-)
-def test_bad_input(tmp_path, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(tmp_path)
+def test_bad_input(tmp_path):
+    for words, call, *args in (
+        ("dataset must be one of digits", data.load, "imagenet", tmp_path),
+        ("dataset 'pums' is not in .*: write it with", data.load, "pums", tmp_path),
+        ("dataset 'digits' is embedded", data.prepare, "digits", tmp_path, tmp_path),
+        ("source must be a folder", data.prepare, "pums", tmp_path / "nowhere", tmp_path),
+        ("FultonPUMS5full.csv is missing", data.prepare, "pums", tmp_path, tmp_path),
+    ):
+        refused(words, call, *args)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    path, whole = tmp_path / "mine.npz", np.zeros((20, 4, 4), np.uint8)
+    right = {"x": whole, "y": np.zeros(20, int), "x_test": whole, "y_test": np.zeros(20, int)}
+    for changes, words in (
+        ({"x": None}, "data must hold x"),
+        ({"y_test": None}, "data must hold x"),
+        ({"y": np.zeros(19, int)}, "x and y must have one row for each record"),
+        ({"x": np.full((20, 4), np.nan)}, "x must be finite"),
+        ({"x": np.zeros(20)}, r"x must be numbers \[n, ...\]"),
+        ({"x": np.zeros((20, 5))}, "x_test must have rows of shape"),
+        ({"y": np.zeros(20)}, r"y must be whole numbers \[n\]"),
+    ):
+        arrays = {name: value for name, value in {**right, **changes}.items() if value is not None}
+        np.savez(path, **arrays)
+        refused(words, data.from_file, path, 3)
+    np.savez(path, **right)
+    damaged = bytearray(path.read_bytes())
+    damaged[200] ^= 0xFF
+    path.write_bytes(damaged)
+    refused("file to be read, got", data.from_file, path, 3)
+    path.write_bytes(b"no")
+    refused(r"data must be a \.npz file to be read", data.from_file, path, 3)
+    refused(r"data must be a \.npz file with x", data.from_file, tmp_path / "mine.csv", 3)

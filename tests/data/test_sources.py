@@ -8,6 +8,7 @@ import pytest
 from jaxdp.data import sources
 from jaxdp.data.specs import SPECS, SourceFile
 from tests.data import originals
+from tests.runs.small import refused
 
 
 @pytest.fixture
@@ -41,13 +42,11 @@ def test_a_census_column_out_of_its_range_is_refused(tmp_path, rng):
     spec, _ = originals.pums(tmp_path, rng)
     path = tmp_path / spec.files[0].path
     lines = path.read_text().splitlines()
-    lines[1] = lines[1].replace(lines[1].split(",")[2], "2", 1)
     cells = lines[1].split(",")
     cells[2] = "2"
     lines[1] = ",".join(cells)
     files = originals.write(tmp_path, {spec.files[0].path: "\n".join(lines).encode()})
-    with pytest.raises(ValueError, match="must be 0 or 1"):
-        sources.read(dataclasses.replace(spec, files=files), tmp_path)
+    refused("must be 0 or 1", sources.read, dataclasses.replace(spec, files=files), tmp_path)
 
 
 def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path, rng):
@@ -68,22 +67,19 @@ def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path, rng):
     np.testing.assert_array_equal(splits["train"][0], tiles)
     np.testing.assert_array_equal(splits["test"][1], labels[1])
     wrong = (files[0], SourceFile("c/b.webp", "0" * 32), files[2])
-    with pytest.raises(ValueError, match=r"b\.webp is damaged: its md5 must be 0000"):
-        sources.read(dataclasses.replace(spec, files=wrong), tmp_path)
+    wrong = dataclasses.replace(spec, files=wrong)
+    refused(r"b\.webp is damaged: its md5 must be 0000", sources.read, wrong, tmp_path)
     (tmp_path / "c/a.webp").write_bytes(webp[:1000])
-    with pytest.raises(ValueError, match=r"a\.webp is damaged"):
-        sources.read(spec, tmp_path)
+    refused(r"a\.webp is damaged", sources.read, spec, tmp_path)
 
 
-@pytest.mark.parametrize("which", range(4))
-def test_a_damaged_or_missing_file_is_named(tmp_path, rng, which):
+def test_a_damaged_or_missing_file_is_named(tmp_path, rng):
     spec, _ = originals.mnist(tmp_path, rng)
-    path = tmp_path / spec.files[which].path
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{path.name} is damaged: its md5 must be"):
-        sources.read(spec, tmp_path)
-    path.unlink()
-    with pytest.raises(ValueError, match=f"{path.name} is missing"):
-        sources.read(spec, tmp_path)
+    for file in spec.files:
+        path = tmp_path / file.path
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        refused(rf"{path.name} is damaged: its md5 must be", sources.read, spec, tmp_path)
+        path.unlink()
+        refused(f"{path.name} is missing", sources.read, spec, tmp_path)
+        path.write_bytes(whole)

@@ -13,6 +13,7 @@ from jaxdp.report.schema import VERSION, Report, load
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.described import report as build
 from tests.runs import small
+from tests.runs.small import refused
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 VALID = jsonschema.Draft202012Validator(json_schema.json_schema())
@@ -72,9 +73,9 @@ def test_a_report_of_version_1_is_read(reports, tmp_path):
     assert RunConfig.from_dict(former["config"]).algorithm == "dp-adam"
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_damaged_report_is_refused_in_words(reports, tmp_path):
+    path = tmp_path / "report.json"
+    for change, words in (
         ({"version": VERSION + 1}, f"version must be at most {VERSION}, got {VERSION + 1}"),
         ({"guarantee": None}, "Guarantee must be an object, got None"),
         ({"history": [{}]}, "HistoryRow must hold 'step', got none"),
@@ -83,15 +84,11 @@ def test_a_report_of_version_1_is_read(reports, tmp_path):
         ({"facts": [["a"]]}, r"Report.facts must have 2 entries, got 1"),
         ({"notes": "a"}, "Report.notes must be an array"),
         ({"versions": []}, "Report.versions must be an object"),
-    ],
-)
-def test_a_damaged_report_is_refused_in_words(reports, tmp_path, change, words):
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps({**reports[0].to_dict(), **change}))
-    with pytest.raises(
-        ValueError, match=f"report.json must be a report that jaxdp wrote: .*{words}"
     ):
-        load(path)
+        path.write_text(json.dumps({**reports[0].to_dict(), **change}))
+        refused(f"report.json must be a report that jaxdp wrote: .*{words}", load, path)
+    older = {**reports[0].config, "unheard_of": 1}
+    refused("config must have the fields of RunConfig", RunConfig.from_dict, older)
 
 
 def test_an_evaluated_number_takes_no_field_of_the_report(reports):
@@ -102,8 +99,3 @@ def test_an_evaluated_number_takes_no_field_of_the_report(reports):
     assert named.value == 0.5
     assert named.to_dict()["title"] == report.title
     assert Report.from_dict(named.to_dict()) == named
-
-
-def test_a_configuration_of_another_version_is_refused_in_words(reports):
-    with pytest.raises(ValueError, match="config must have the fields of RunConfig"):
-        RunConfig.from_dict({**reports[0].config, "unheard_of": 1})

@@ -17,18 +17,17 @@ def sampled(noise, rate, steps):
     return acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise), rate), steps)
 
 
-@pytest.mark.parametrize("noise", [0.3, 1.0, 4.0])
-def test_of_a_gaussian_it_is_the_known_curve(noise):
-    found = tradeoff(acc.Gaussian(noise), ADD, 1e-5)
-    assert found.mu_is == "exact"
-    assert found.mu == pytest.approx(1 / noise, rel=1e-5)
-    rates, hits = np.array(found.curve).T
-    true = special.ndtr(special.ndtri(rates) + 1 / noise)
-    assert (hits >= true * (1 - 1e-6)).all()
-    assert (hits <= 1.15 * true + 1e-8).all()
-    assert found.tpr_at_fpr["0.01"] == pytest.approx(
-        special.ndtr(special.ndtri(0.01) + 1 / noise), rel=0.03
-    )
+def test_of_a_gaussian_it_is_the_known_curve():
+    for noise in (0.3, 1.0, 4.0):
+        found = tradeoff(acc.Gaussian(noise), ADD, 1e-5)
+        assert found.mu_is == "exact"
+        assert found.mu == pytest.approx(1 / noise, rel=1e-5)
+        rates, hits = np.array(found.curve).T
+        true = special.ndtr(special.ndtri(rates) + 1 / noise)
+        assert (hits >= true * (1 - 1e-6)).all(), noise
+        assert (hits <= 1.15 * true + 1e-8).all(), noise
+        at_one_percent = special.ndtr(special.ndtri(0.01) + 1 / noise)
+        assert found.tpr_at_fpr["0.01"] == pytest.approx(at_one_percent, rel=0.03)
 
 
 def test_under_replacement_mu_is_twice_as_large():
@@ -56,21 +55,18 @@ def test_the_approximate_mu_is_that_of_the_epsilon_or_larger():
     assert gaussian >= acc.epsilon(event, 1e-5).upper * (1 - 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("event", "delta"),
-    [
+def test_absurd_runs_have_rates_between_guessing_and_certainty():
+    for event, delta in (
         (sampled(2.0, 0.1, 1), 0.5),
         (sampled(0.05, 0.5, 500), 1e-5),
         (acc.Gaussian(1e-4), 1e-5),
         (acc.Gaussian(1e6), 0.9),
         (sampled(1.0, 0.01, 10), 1e-30),
-    ],
-)
-def test_absurd_runs_have_rates_between_guessing_and_certainty(event, delta):
-    found = tradeoff(event, ADD, delta)
-    for rate, hits in [*found.curve, *((float(k), v) for k, v in found.tpr_at_fpr.items())]:
-        assert rate * (1 - 1e-5) <= hits <= 1
-    assert found.mu is None or (found.mu >= 0 and math.isfinite(found.mu))
+    ):
+        found = tradeoff(event, ADD, delta)
+        for rate, hits in [*found.curve, *((float(k), v) for k, v in found.tpr_at_fpr.items())]:
+            assert rate * (1 - 1e-5) <= hits <= 1, (event, delta)
+        assert found.mu is None or (found.mu >= 0 and math.isfinite(found.mu))
 
 
 def test_where_nothing_is_proven_there_is_no_curve():
@@ -81,5 +77,5 @@ def test_where_nothing_is_proven_there_is_no_curve():
 
 
 def test_next_to_no_noise_has_a_curve_and_no_mu():
-    found = tradeoff(sampled(1e-9, 0.125, 4), ADD, 1e-5)
+    found = tradeoff(sampled(1e-9, 0.125, 2), ADD, 1e-5)
     assert found is None or (found.mu is None and found.mu_is == "")

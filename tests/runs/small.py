@@ -1,6 +1,7 @@
-"""A small run for the tests of resuming; also a program, to be killed at any moment."""
+"""A small run for the tests of this room; also a program, to be killed at any moment."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,30 @@ import numpy as np
 from jaxdp import data, runs
 from jaxdp.seeds import Secret
 from jaxdp.trainer import Trainer
+
+
+class Stop(Exception):
+    """A crash at a chosen step."""
+
+
+def crash_at(step):
+    def progress(now, row):
+        if now == step:
+            raise Stop
+
+    return progress
+
+
+def refused(words, call, *args, error=ValueError, **options):
+    """The call is refused in these words; a failure says which call it was."""
+    try:
+        call(*args, **options)
+    except error as found:
+        said = str(found)
+    else:
+        said = None
+    assert said is not None, f"taken: {args} {options}"
+    assert re.search(words, said), f"{args} {options}: {said}"
 
 
 def dataset(seed=0):
@@ -47,6 +72,15 @@ def go(folder, cfg, progress=ignore, seed=5, rows=None):
         return runs.resume(cfg, directory, rows, progress)
     secret = Secret.new() if seed is None else Secret.from_seed(seed)
     return runs.start(cfg, directory, rows, secret, progress)
+
+
+def crash(folder, cfg, step, **options):
+    """The same, until it crashes after the step."""
+    try:
+        go(folder, cfg, crash_at(step), **options)
+    except Stop:
+        return
+    raise AssertionError(f"no step {step}")
 
 
 def outcome(result):

@@ -1,44 +1,68 @@
-"""A run with audit canaries: its coins are a secret, and nothing public depends on them."""
+"""Runs with audit canaries: their coins are a secret, and nothing public depends on them."""
 
 import json
+import os
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jaxdp import runs
+from jaxdp import accounting as acc
+from jaxdp import data, features
 from jaxdp.cli import main
 from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
 from jaxdp.noise import gaussian
 from jaxdp.report import to_html, to_markdown
-from jaxdp.runs import RunDirectory, canaries
+from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs, front
 from jaxdp.runs.audit import audit_run
 from jaxdp.runs.described import report as build
 from jaxdp.runs.export import export_params
 from jaxdp.seeds import Secret
-from tests.runs import small
-from tests.runs.test_resume import Stop, crash_at
+from tests.runs import own, small
+from tests.runs.small import Stop, crash_at, refused
 
 M = 300
+RECORDS = 40
 
 
-def config(**changes):
-    return small.config(**{"canaries": M, **changes})
+def config(kind="gradient", **changes):
+    given = {"canaries": M if kind == "gradient" else RECORDS, "canary_kind": kind}
+    return small.config(**{**given, **changes})
+
+
+def reported(folder, cfg):
+    result = small.go(folder, cfg)
+    (folder / "report.json").write_text(json.dumps(build(result).to_dict()))
+    return result, RunDirectory(folder)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return small.go(folder, config()), RunDirectory(folder)
+    return reported(tmp_path_factory.mktemp("whole") / "run", config())
 
 
-def everything(result, directory):
-    return small.outcome(result), directory.canary_gradients.read_bytes()
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    return reported(tmp_path_factory.mktemp("without") / "run", small.config())
 
 
-def test_coins_are_fair_secret_and_named(whole):
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crashed") / "run"
+    small.crash(folder, config(), 8)
+    return folder
+
+
+@pytest.fixture
+def stopped(crashed, tmp_path):
+    return RunDirectory(shutil.copytree(crashed, tmp_path / "r"))
+
+
+def test_coins_are_fair_secret_and_named(whole, tmp_path):
     result, directory = whole
     coins = canaries.coins_of(directory, M)
     assert abs(coins.sum() - M / 2) < 5 * np.sqrt(M) / 2
@@ -51,10 +75,12 @@ def test_coins_are_fair_secret_and_named(whole):
     assert words in to_markdown(report)
     assert words in to_html(report, directory.path)
     assert canaries.released(directory).shape == (12, M)
+    assert export_params(directory, tmp_path / "model") == 12
 
 
-def test_nothing_public_depends_on_the_coins(tmp_path, monkeypatch):
-    """With equal releases (a clipped sum replaced by zero), other coins must change no figure."""
+@pytest.mark.parametrize("changed", ["gradient", "noise", "records"])
+def test_nothing_public_depends_on_the_coins_or_on_the_records(tmp_path, monkeypatch, changed):
+    """With equal releases (a clipped sum replaced by zero), others must change no figure."""
     original = ClippedGrad.one_pass
 
     def blind(self, *args, **options):
@@ -62,58 +88,65 @@ def test_nothing_public_depends_on_the_coins(tmp_path, monkeypatch):
         return clipped._replace(total=jax.tree.map(jnp.zeros_like, clipped.total)), info
 
     monkeypatch.setattr(ClippedGrad, "one_pass", blind)
-    found, philox = [], Secret.philox
+    cfg = small.config() if changed == "records" else config(changed)
+    found, coins, philox = [], [], Secret.philox
     for turn in range(2):
+        rows, test = small.dataset(seed=turn if changed == "records" else 0), small.dataset()
+        rows = data.Dataset(rows.spec, rows.train_x, rows.train_y, test.test_x, test.test_y)
 
         def turned(self, name, counter, turn=turn):
             return philox(self, name, counter + (turn if name == "canary coins" else 0))
 
         monkeypatch.setattr(Secret, "philox", turned)
-        result = small.go(tmp_path / str(turn), config())
+        result = small.go(tmp_path / str(turn), cfg, rows=rows)
         directory = RunDirectory(tmp_path / str(turn))
-        report = build(result)
-        found.append((everything(result, directory), report, canaries.coins_of(directory, M)))
-    assert found[0][:2] == found[1][:2]
-    assert not np.array_equal(found[0][2], found[1][2])
+        if cfg.canaries:
+            coins.append(canaries.coins_of(directory, cfg.canaries))
+            released = directory.canary_gradients.read_bytes()
+            found.append((small.outcome(result), build(result), released))
+        else:
+            found.append(result.history)
+    assert found[0] == found[1]
+    assert not coins or not np.array_equal(*coins)
 
 
-def test_canaries_take_part_and_cost_nothing_more(whole, tmp_path):
-    result, _ = whole
-    without = small.go(tmp_path / "r", small.config())
-    assert result.ledger.event == without.ledger.event
-    assert result.config.dataset_size == without.config.dataset_size
-    moved = jax.tree.map(jnp.subtract, result.params, without.params)
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(moved)) > 0
+def test_canaries_take_part_and_cost_nothing_more(whole, without, tmp_path):
+    without = without[0]
+    for found in (whole[0], small.go(tmp_path / "r", config("noise"))):
+        assert found.ledger.event == without.ledger.event
+        assert found.config.dataset_size == without.config.dataset_size
+        moved = jax.tree.map(jnp.subtract, found.params, without.params)
+        assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(moved)) > 0
 
 
-def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, whole):
-    directory = RunDirectory(tmp_path / "r")
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", config(), crash_at(8))
-    before, shown = directory.coins.read_bytes(), canaries.released(directory)
+def test_a_crash_changes_neither_the_coins_nor_what_was_shown(stopped, whole):
+    before, shown = stopped.coins.read_bytes(), canaries.released(stopped)
     assert len(shown) in (3, 6)  # of the durable blocks alone
-    result = small.go(tmp_path / "r", config())
-    assert directory.coins.read_bytes() == before
-    np.testing.assert_array_equal(canaries.released(directory)[: len(shown)], shown)
-    assert canaries.released(directory).shape == (12, M)
+    result = small.go(stopped.path, config())
+    assert stopped.coins.read_bytes() == before
+    np.testing.assert_array_equal(canaries.released(stopped)[: len(shown)], shown)
+    assert canaries.released(stopped).shape == (12, M)
     assert result.ledger.event == whole[0].ledger.event
 
 
-def test_changed_or_lost_coins_are_refused(tmp_path):
-    directory = RunDirectory(tmp_path / "r")
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", config(), crash_at(5))
-    row = json.loads(directory.coins.read_text())
+def test_changed_or_lost_coins_and_rows_are_refused(stopped):
+    folder = stopped.path
+    refused("changed: canaries", small.go, folder, config(canaries=M + 1))
+    kept = stopped.secret / stopped.canary_gradients.name
+    rows = kept.read_bytes()
+    np.save(kept, np.load(kept)[:4])
+    refused("must hold the 6 steps before, got 4", small.go, folder, config())
+    kept.write_bytes(rows)
+    row = json.loads(stopped.coins.read_text())
     row["included"][0] = 1 - row["included"][0]
-    directory.coins.write_text(json.dumps(row))
-    with pytest.raises(ValueError, match="it was changed: the canaries of a run cannot be"):
-        small.go(tmp_path / "r", config())
-    directory.coins.write_text("{}")
-    with pytest.raises(ValueError, match="must hold coins"):
-        small.go(tmp_path / "r", config())
-    directory.coins.unlink()
-    with pytest.raises(ValueError, match="must hold its canaries' coins, but"):
-        small.go(tmp_path / "r", config())
+    for text, words in (
+        (json.dumps(row), "it was changed: the canaries of a run cannot be"),
+        ("{}", "must hold coins"),
+    ):
+        stopped.coins.write_text(text)
+        refused(words, small.go, folder, config())
+    stopped.coins.unlink()
+    refused("must hold its canaries' coins, but", small.go, folder, config())
 
 
 def test_coins_are_never_tossed_again(tmp_path):
@@ -122,102 +155,173 @@ def test_coins_are_never_tossed_again(tmp_path):
     canaries.placed(directory, canaries.tossed(M, Secret.from_seed(1)))
     before = directory.coins.read_bytes()
     canaries.placed(directory, canaries.tossed(M, Secret.from_seed(2)))
-    with pytest.raises(ValueError, match="what is left of an audit"):
-        small.go(tmp_path / "r", config())
+    refused("what is left of an audit", small.go, tmp_path / "r", config())
     assert directory.coins.read_bytes() == before
 
 
-def test_a_start_that_was_killed_before_its_coins_were_written_goes_on(tmp_path, monkeypatch):
-    def killed(*args):
-        raise Stop
+class Planned(Exception):
+    """Raised where the first step would be taken."""
 
-    monkeypatch.setattr(canaries, "placed", killed)
+
+def planned(folder, cfg, monkeypatch):
+    """What a run would train on and watch, as a start or a resumed start has it."""
+    found = []
+
+    def taken(run, plan, progress):
+        found.append((np.asarray(jax.tree.leaves(plan.source.arrays)[0]), plan.algorithm))
+        raise Planned
+
+    monkeypatch.setattr(front, "trained", taken)
+    with pytest.raises(Planned):
+        small.go(folder, cfg)
+    return found[0]
+
+
+def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_path, monkeypatch):
+    """The folder as each kill leaves it goes on, with the coins and the release that it has."""
+    cfg = small.config(pca_dimensions=4, pca_noise_multiplier=8.0, canaries=20)
+    replace, left = os.replace, []
+
+    def kept(*names):
+        replace(*names)
+        shutil.copytree(tmp_path / "r", tmp_path / str(len(left)))
+        left.append(str(names[1]))
+
+    monkeypatch.setattr(os, "replace", kept)
+    whole = planned(tmp_path / "r", cfg, monkeypatch)
+    monkeypatch.setattr(os, "replace", replace)
+    assert any("canaries.json" in name for name in left[1:])
+    assert any("components.npy" in name for name in left)
+    coins = canaries.coins_of(RunDirectory(tmp_path / "r"), 20)
+    for number in range(len(left)):
+        directory = RunDirectory(tmp_path / str(number))
+        charged = directory.ledger.exists() and Ledger(directory.ledger).entries
+        assert directory.coins.exists() or not charged
+        before = directory.components.read_bytes() if directory.components.exists() else None
+        again = planned(directory.path, cfg, monkeypatch)
+        np.testing.assert_array_equal(canaries.coins_of(directory, 20), coins)
+        assert len(again[0]) == len(whole[0])
+        assert before in (None, directory.components.read_bytes())
+        assert [e.event for e in Ledger(directory.ledger).entries] == [acc.Gaussian(8.0)]
+
+
+# Canaries that are records.
+
+
+def test_candidates_are_made_of_nothing_that_is_trained_on():
+    rows = small.dataset()
+    for kind in ("noise", "pixel"):
+        x, y = canary_inputs.asked_for(config(kind), rows)
+        assert (x.shape, x.dtype, y.dtype) == ((RECORDS, 8, 8, 1), np.float32, rows.train_y.dtype)
+        assert set(y.tolist()) <= set(range(10))
+        assert len(np.unique(x.reshape(RECORDS, -1), axis=0)) == RECORDS  # of 64 pixels all differ
+    lit = canary_inputs.asked_for(config("pixel"), rows)[0].reshape(RECORDS, -1)
+    np.testing.assert_array_equal(np.sum(lit != 0, axis=1), 1)
+    x, y = canary_inputs.asked_for(config("mislabelled"), rows)
+    np.testing.assert_array_equal(x, rows.test_x[-RECORDS:])
+    assert not np.any(y == rows.test_y[-RECORDS:])
+    assert canary_inputs.asked_for(small.config(canaries=7), rows) == 7
+    assert small.config().candidates() is None
+    # And accuracy is measured on tests that are no candidates.
+    for kind, left in (("mislabelled", 100 - RECORDS), ("noise", 100)):
+        (x, _), (_, y) = assemble.test_split(config(kind), rows)
+        assert len(x) == len(y) == left
+        np.testing.assert_array_equal(x, rows.test_x[:left])
+
+
+def test_noise_has_no_coarse_waves_where_there_is_an_image_to_hide_in():
+    noise = np.random.default_rng(0).standard_normal((5, 16, 12, 2)).astype(np.float32)
+    found = canary_inputs._fine(noise)
+    assert (found.shape, found.dtype) == (noise.shape, np.float32)
+    assert np.std(found) == pytest.approx(1.0, rel=1e-3)
+    waves = np.abs(np.fft.fft2(found, axes=(1, 2)))
+    assert np.max(waves[:, :5, :4]) < 1e-3 < np.min(waves[:, 6:9, 4:7].max(axis=(0, 3)))
+    for plain in (noise[:, :4], noise[0]):  # too small, and no image
+        np.testing.assert_array_equal(canary_inputs._fine(plain), plain)
+
+
+def test_candidates_are_whitened_by_what_was_released_of_the_others(tmp_path, monkeypatch):
+    cfg = config("mislabelled", features="scattering", whiten_noise_multiplier=8.0)
+    rows, folder = small.dataset(), RunDirectory(tmp_path / "r")
+    seen, made = [], assemble.dp_whitening
+    monkeypatch.setattr(
+        assemble,
+        "dp_whitening",
+        lambda x, *args, **given: seen.append(x) or made(x, *args, **given),
+    )
+    first, again = (planned(folder.path, cfg, monkeypatch)[0] for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    real = features.by_name("scattering", rows.train_x)
+    assert len(seen) == 1
+    np.testing.assert_array_equal(seen[0], real)  # of the real records alone
+    coins, kept = canaries.coins_of(folder, RECORDS), np.load(folder.components)
+    candidates = features.by_name("scattering", rows.test_x[-RECORDS:])[coins]
+    for found, expected in ((first[:200], real), (first[200:], candidates)):
+        expected = assemble.whitened_by(kept, expected)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_records_of_ones_own_are_audited_and_a_run_goes_on_with_the_same(tmp_path):
+    rng = np.random.default_rng(3)
+    x, cx = (rng.normal(size=(n, 20)).astype(np.float32) for n in (200, 30))
+    y, cy = (rng.integers(0, 3, n).astype(np.int32) for n in (200, 30))
+
+    def loss(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(x @ params["w"], y)
+
+    def run(cx=cx, **given):
+        params = {"w": jnp.zeros((20, 3))}
+        given = {"params": params, "delta": 1e-4, "canaries": (cx, cy), **given}
+        return own.run(tmp_path / "r", (x, y), own.PLAIN, loss, **given)
+
     with pytest.raises(Stop):
-        small.go(tmp_path / "r", config())
-    monkeypatch.undo()
-    small.go(tmp_path / "r", config())
-    assert canaries.released(RunDirectory(tmp_path / "r")).shape == (12, M)
+        run(progress=crash_at(8)).fit(12)
+    refused("mechanism must stay that of the run", run(cx + 1).fit, 12)
+    one = run(report=True)
+    one.fit(12)
+    assert canaries.released(one.directory).shape == (12, 90)
+    found = one.audit()
+    assert (found.canaries, found.records, found.broken) == (30, True, False)
+    row = json.loads((tmp_path / "r/report.json").read_text())["audited"]
+    assert row["last_of"] == "the losses of the last iterate alone"
+    assert "the losses of the last iterate alone" in (tmp_path / "r/report.md").read_text()
 
 
-def test_lost_rows_of_earlier_steps_are_refused(tmp_path):
-    directory = RunDirectory(tmp_path / "r")
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", config(), crash_at(8))
-    kept = directory.secret / directory.canary_gradients.name
-    np.save(kept, np.load(kept)[:4])
-    with pytest.raises(ValueError, match="must hold the 6 steps before, got 4"):
-        small.go(tmp_path / "r", config())
-
-
-def test_other_canaries_are_another_configuration(tmp_path):
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", config(), crash_at(4))
-    with pytest.raises(ValueError, match="changed: canaries"):
-        small.go(tmp_path / "r", config(canaries=M + 1))
-
-
-def test_parameters_are_exported(whole, tmp_path):
-    _, directory = whole
-    assert export_params(directory, tmp_path / "model") == 12
+# Audits.
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"canaries": -1}, "canaries must be a whole number of at least 0, got -1"),
-        ({"canaries": 2.5}, "canaries must be a whole number"),
-        ({"canaries": 641}, "canaries must be at most the 640 coordinates"),
-        ({"relation": "replace_special"}, "canaries must be 0 but under add_or_remove_one"),
-        ({"sampling": "fixed_size", "relation": "replace_one"}, "canaries must be 0 but under"),
-        ({"algorithm": "adadp"}, "clips every coordinate by itself"),
-        ({"sensitive": True}, "sensitive must be False with canaries"),
-    ],
+    ("kind", "number", "less", "charged", "most"),
+    [("gradient", 300, 50, 20.0, 1.5), ("pixel", 64, 100, 50.0, 0.7)],
 )
-def test_bad_configurations(changes, message):
-    with pytest.raises(ValueError, match=message):
-        config(**changes)
-
-
-def finished(folder, cfg):
-    result = small.go(folder, cfg)
-    (folder / "report.json").write_text(json.dumps(build(result).to_dict()))
-    return RunDirectory(folder)
-
-
-def test_a_right_run_is_audited_and_a_broken_one_caught(tmp_path, monkeypatch):
-    quiet = {"canaries": 600, "noise_multiplier": 2.0, "steps": 30, "eval_every": 30}
-    found = audit_run(finished(tmp_path / "right", config(**quiet)))
+def test_a_right_run_is_audited_and_a_broken_one_caught(
+    tmp_path, monkeypatch, kind, number, less, charged, most
+):
+    quiet = {"canaries": number, "noise_multiplier": 2.0, "steps": 12, "eval_every": 12}
+    found = audit_run(reported(tmp_path / "right", config(kind, **quiet))[1])
+    assert found.records == (kind == "pixel")
     assert not found.broken
-    assert found.proven == pytest.approx(
-        Ledger(tmp_path / "right/ledger.jsonl").epsilon(1e-5).upper
-    )
+    ledger = Ledger(tmp_path / "right/ledger.jsonl")
+    assert found.proven == pytest.approx(ledger.epsilon(1e-5).upper)
     added = gaussian.noised
-    monkeypatch.setattr(gaussian, "noised", lambda tree, std, *key: added(tree, std / 50, *key))
-    charged = {**quiet, "noise_multiplier": 20.0}
-    broken = audit_run(finished(tmp_path / "broken", config(**charged)))
-    assert broken.proven < 1.5
+    monkeypatch.setattr(gaussian, "noised", lambda tree, std, *key: added(tree, std / less, *key))
+    quiet["noise_multiplier"] = charged
+    broken = audit_run(reported(tmp_path / "broken", config(kind, **quiet))[1])
+    assert broken.proven < most
     assert broken.broken
 
 
-def test_the_audit_reads_releases_and_the_coins_alone(tmp_path):
-    directory = finished(tmp_path / "r", config())
+def test_the_audit_reads_releases_and_the_coins_alone(whole, without, tmp_path):
+    directory = RunDirectory(shutil.copytree(whole[1].path, tmp_path / "r"))
     for path in list(directory.secret.iterdir()):
         if path != directory.coins:
             path.rename(tmp_path / path.name)
     assert audit_run(directory).canaries == M
     # Without its ledger nothing would be proven of the run, and any bound above 0 would accuse it.
     directory.ledger.unlink()
-    with pytest.raises(ValueError, match=r"releases of report\.json, got 0"):
-        audit_run(directory)
-
-
-def test_two_starts_in_one_folder_are_one_run(tmp_path, monkeypatch):
-    chosen = small.config(steps=2, eval_every=2)
-    small.go(tmp_path / "r", chosen)
-    monkeypatch.setattr(RunDirectory, "create", lambda self: None)  # looked before the other began
-    again = RunDirectory(tmp_path / "r")
-    with pytest.raises(ValueError, match="a run began there"):
-        runs.start(chosen, again, small.dataset(), Secret.from_seed(6), small.ignore)
+    refused(r"releases of report\.json, got 0", audit_run, directory)
+    refused(r"no report\.json", audit_run, RunDirectory(tmp_path))
+    refused("must have audit canaries", audit_run, without[1])
 
 
 def run_cli(capsys, *arguments):
@@ -231,53 +335,25 @@ def run_cli(capsys, *arguments):
 
 def test_train_and_audit_on_the_command_line(tmp_path, capsys):
     folder = tmp_path / "r"
-    status, _ = run_cli(
-        capsys,
-        "train",
-        "--dataset",
-        "digits",
-        "--model",
-        "logistic",
-        "--noise-multiplier",
-        "0.6",
-        "--steps",
-        "20",
-        "--batch-size",
-        "64",
-        "--canaries",
-        "500",
-        "--out",
-        str(folder),
-    )
+    options = "--model logistic --noise-multiplier 0.6 --steps 8 --batch-size 64 --canaries 200"
+    status, _ = run_cli(capsys, "train", *options.split(), "--out", str(folder))
     assert status == 0
     status, shown = run_cli(capsys, "audit", str(folder), "--json")
     row = json.loads(shown.out)
-    assert (status, row["canaries"], row["runs"], row["what"]) == (0, 500, 1, "this very run, once")
+    assert (status, row["canaries"], row["runs"], row["what"]) == (0, 200, 1, "this very run, once")
     assert 0 <= row["audited"] < row["proven"]
     report = json.loads((folder / "report.json").read_text())
     assert report["audited"] == row
-    page = (folder / "report.html").read_text()
-    assert "this very run, once" in page
-    assert "500 audit canaries" in page
+    assert "200 audit canaries" in (folder / "report.html").read_text()
     assert "Audited: this very run" in (folder / "report.md").read_text()
     assert (folder / "roc.png").stat().st_size > 10_000
     for arguments, message in (
         (("--runs", "10"), "runs must not be given with a run that has canaries"),
         (("--delta", "2"), "delta must be above 0 and below 1"),
+        ((), "cannot be read"),
     ):
+        if not arguments:
+            (folder / "canary_gradients.npy").write_bytes(b"")
         status, shown = run_cli(capsys, "audit", str(folder), *arguments)
         assert status == 2
         assert message in shown.err
-    (folder / "canary_gradients.npy").write_bytes(b"")
-    status, shown = run_cli(capsys, "audit", str(folder))
-    assert status == 2
-    assert "cannot be read" in shown.err
-
-
-def test_an_audit_needs_a_finished_run_with_canaries(tmp_path):
-    with pytest.raises(ValueError, match=r"no report\.json"):
-        audit_run(RunDirectory(tmp_path))
-    directory = finished(tmp_path / "r", small.config())
-    with pytest.raises(ValueError, match="must have audit canaries"):
-        audit_run(directory)
-    assert runs.RunConfig(**{**small.config().to_dict()}).candidates() is None

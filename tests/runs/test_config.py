@@ -1,119 +1,237 @@
-import dataclasses
+"""Configurations of runs: what they resolve to, and what does not belong together."""
 
-import jax
-import jax.numpy as jnp
+import dataclasses
+import json
+
 import pytest
 
 from jaxdp import accounting as acc
-from jaxdp import data, optimizers, runs
-from jaxdp.clipping import ClippedGrad
+from jaxdp import correlated, data, optimizers, runs
+from jaxdp.cli import main
+from jaxdp.noise import Workload, dyadic
 from jaxdp.optimizers import registry
+from jaxdp.runs import assemble, described, strategies
+from jaxdp.runs.recipes import best
 from tests.runs import small
 
+GIVEN = {"batch_size": 40, "dataset_size": 200, "steps": 12, "model": "logistic"}
+PROJECTION = {"pca_dimensions": 5, "pca_noise_multiplier": 20.0}
+WHITENED = {"features": "scattering", "whiten_noise_multiplier": 8.0}
+SPECIAL = {"relation": "replace_special"}
+OUT_OF_REACH = {
+    **{"algorithm": "sa-dpsgd-private", "noise_multiplier": None},
+    "settings": {"energy_noise": 0.3},
+}
 
-@pytest.mark.parametrize("name", list(data.specs.SPECS))
-def test_every_recipe_resolves_to_its_budget(name):
-    config = runs.resolve(runs.recipe(name))
-    epsilon = config.mechanism().epsilon(config.steps, config.delta).upper
-    assert 2.9 < epsilon <= 3.0
+
+def recipe(dataset="mnist", **given):
+    return runs.resolve(runs.recipe(dataset, **given))
+
+
+def with_strategy(strategy="banded", **changes):
+    return recipe("digits", **{"epsilon": 3.0, **GIVEN, "strategy": strategy, **changes})
+
+
+def with_algorithm(algorithm="dp-sgd", **changes):
+    return small.config(**{"algorithm": algorithm, "steps": 4, **changes})
+
+
+def with_canaries(kind="gradient", **changes):
+    return small.config(**{"canaries": 40, "canary_kind": kind, **changes})
+
+
+def spent(config):
+    relation = acc.Relation(config.relation)
+    return config.mechanism().epsilon(config.steps, config.delta, relation).upper
+
+
+def read_back(config):
+    return runs.RunConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+
+
+def test_every_recipe_resolves_to_its_budget():
+    images = {
+        "mnist": "scattering",
+        "fashion_mnist": "pretrained",
+        "cifar10": "pretrained_mirrored",
+    }
+    for name in data.specs.SPECS:
+        fields, origin = best(name)
+        for config in (recipe(name), recipe(name, **fields)):
+            assert 2.9 < spent(config) <= 3.0, name
+        source, tuned = origin.lines()
+        assert source.startswith("recipe: ")
+        assert "epsilon" in tuned
+        if name in images:
+            assert (config.features, config.model) == (images[name], "logistic")
+            assert "2011.11660" in source
+            assert "tuned on this data set: yes" in tuned
+            assert ("held-out training records of it" in tuned) == (name == "fashion_mnist")
+
+
+def test_the_best_recipe_of_own_data_was_tuned_on_nothing():
+    own = data.specs.DatasetSpec("mine", "mine", "", (4,), 2, 1_000, 0)
+    fields, origin = best(own)
+    assert fields == {}
+    assert origin.tuned.startswith("no;")
+
+
+def test_a_run_of_the_best_recipe_says_its_origin_first(tmp_path, capsys):
+    out = tmp_path / "r"
+    main(["train", "--recipe", "best", "--steps", "2", "--out", str(out)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("recipe: ")
+    assert lines[1].startswith("tuned on this data set: ")
+    assert "--recipe best" in (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_recipes_for_features_bring_a_linear_model():
+    found = runs.recipe("mnist", features="scattering")
+    assert (found.model, found.batch_size, found.learning_rate) == ("logistic", 8_192, 16.0)
+    assert found.steps == -(-40 * 60_000 // 8_192)
+    assert runs.recipe("digits", features="scattering").model == "logistic"
+    assert runs.recipe("mnist", features="scattering", model="mlp", steps=5).steps == 5
+    assert runs.recipe("mnist").model == "mnist-cnn"
 
 
 def test_two_of_three_give_the_third():
-    both = runs.resolve(runs.recipe("mnist", noise_multiplier=1.23, epsilon=3.0))
-    epsilon = config_epsilon(both)
-    assert epsilon <= 3.0
+    both = recipe(noise_multiplier=1.23, epsilon=3.0)
+    assert spent(both) <= 3.0
     step = acc.PoissonSampled(acc.Gaussian(1.23), 512 / 60_000)
     assert acc.epsilon(acc.Repeated(step, both.steps + 1), 1e-5).upper > 3.0
-    given = runs.resolve(runs.recipe("mnist", noise_multiplier=1.23, steps=10))
+    given = recipe(noise_multiplier=1.23, steps=10)
     assert (given.steps, given.noise_multiplier, given.epsilon) == (10, 1.23, None)
 
 
-@pytest.mark.parametrize(
-    ("given", "rows"),
-    [
-        ({"model": "mlp", "batch_size": 600}, 256),
-        ({"model": "mlp", "batch_size": 100}, 168),
-        ({"model": "mlp", "batch_size": 600, "physical_batch_size": 32}, 32),
-        ({"model": "mlp", "batch_size": 600, "algorithm": "adadp-as-published"}, 64),
-        ({"model": "mnist-cnn", "batch_size": 600}, 64),
+def test_passes_are_longer_where_no_gradients_of_examples_are_held():
+    for rows, given in (
+        (256, {"model": "mlp"}),
+        (168, {"model": "mlp", "batch_size": 100}),
+        (32, {"model": "mlp", "physical_batch_size": 32}),
+        (64, {"model": "mlp", "algorithm": "adadp-as-published"}),
+        (64, {"model": "mnist-cnn"}),
+    ):
+        config = recipe(**{"noise_multiplier": 1.2, "steps": 1, "batch_size": 600, **given})
+        assert config.physical_batch_size == rows, given
+
+
+def test_as_many_rows_as_fit_can_be_asked_for():
+    config = recipe("digits", epsilon=3.0, physical_batch_size="auto")
+    assert config.physical_batch_size == "auto"
+    assert runs.RunConfig.from_dict(config.to_dict()) == config
+
+
+# Of each kind of configuration: what is changed in it, and words of the refusal.
+REFUSED = {
+    recipe: [
+        ({"dataset": "cifar100"}, "dataset must be one of"),
+        ({"steps": "auto"}, "steps must be a whole number"),
+        ({"epsilon": 0.01, "noise_multiplier": 0.3}, "epsilon must allow at least one"),
+        ({"momentum": 0.9, "algorithm": "dp-adam-bc"}, "momentum must not be given for algorithm"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "dp-sgd with optimizer adam"),
+        ({"algorithm": "adadp", "optimizer": "adam"}, "optimizer must be sgd for algorithm adadp"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam"),
+        ({"relation": "remove"}, "relation must be one of"),
+        ({"sampling": "fixed_size", "noise_multiplier": 1.0}, "FixedSize"),
+        ({"eval_every": -2}, "eval_every must be"),
+        ({"physical_batch_size": 0}, "physical_batch_size must be a whole number"),
+        ({"physical_batch_size": "all"}, "physical_batch_size must be a whole number"),
+        ({"dataset": "pums", "features": "scattering"}, r"given images .* got examples \(9,\)"),
+        ({"features": "wavelets"}, "one of scattering, random_convolutions, pretrained, pretrain"),
+        ({"features": "scattering", **PROJECTION}, "must be None with features, of which a record"),
+        ({"whiten_noise_multiplier": 8.0}, "whiten_noise_multiplier must be None without features"),
     ],
-)
-def test_passes_are_longer_where_no_gradients_of_examples_are_held(given, rows):
-    config = runs.resolve(runs.recipe("mnist", noise_multiplier=1.2, steps=1, **given))
-    assert config.physical_batch_size == rows
-
-
-def config_epsilon(config):
-    return config.mechanism().epsilon(config.steps, config.delta).upper
-
-
-@pytest.mark.parametrize(
-    ("dataset", "given", "message"),
-    [
-        ("cifar100", {}, "dataset must be one of"),
-        ("mnist", {"epsilon": -1.0}, "epsilon must be a finite number above 0, got -1.0"),
-        ("mnist", {"delta": 1.0}, "delta must be above 0 and below 1, got 1.0"),
-        ("mnist", {"delta": 0.0}, "delta must be"),
-        ("mnist", {"noise_multiplier": 0.0}, "noise_multiplier must be"),
-        ("mnist", {"steps": 0}, "steps must be a whole number of at least 1, got 0"),
-        ("mnist", {"epsilon": 1.0, "noise_multiplier": 1.0, "steps": 5}, "two of epsilon"),
-        ("mnist", {"batch_size": 70_000}, "batch_size must be at most dataset_size"),
-        ("mnist", {"learning_rate": 0.0}, "learning_rate must be"),
-        ("mnist", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
-        (
-            "mnist",
-            {"momentum": 0.9, "algorithm": "dp-adam-bc"},
-            "momentum must not be given for algorithm",
+    with_algorithm: [
+        ({"algorithm": "sgd"}, "algorithm must be one of dp-sgd, auto-s"),
+        ({"settings": {"beta": 1.0}}, "settings of dp-sgd must be among none; got 'beta'"),
+        ({"noise_schedule": "exponential:0.1:1:1"}, "noise_schedule must be kind:number:every"),
+        ({"noise_schedule": "step:0.5:1", "steps": None, "epsilon": 3.0}, "steps must be given"),
+        ({"pca_dimensions": 3}, "pca_dimensions and pca_noise_multiplier must be given together"),
+        ({**PROJECTION, "pca_dimensions": 65}, "must be at most the 64"),
+        ({**PROJECTION, "pca_noise_multiplier": 0.0}, "pca_noise_multiplier must be"),
+        ({"hidden": 0, "model": "mlp"}, "hidden must be a whole number"),
+        ({**OUT_OF_REACH, "epsilon": 1.0}, "epsilon must be within reach of sa-dpsgd-private"),
+        ({**WHITENED, "secure_noise": True}, "whiten_noise_multiplier must be None with secure_n"),
+        *(
+            (
+                {"sampling": name, "relation": relation},
+                f"one of {others}; got .* with sampling {name}",
+            )
+            for name, relation, others in (
+                ("shuffle", "add_or_remove_one", "replace_one, replace_special"),
+                ("truncated_poisson", "add_or_remove_one", "replace_special"),
+                ("truncated_poisson", "replace_one", "replace_special"),
+                ("allocation", "replace_one", "add_or_remove_one, replace_special"),
+            )
         ),
-        ("mnist", {"momentum": 0.9, "optimizer": "adam"}, "dp-sgd with optimizer adam"),
-        (
-            "mnist",
-            {"algorithm": "adadp", "optimizer": "adam"},
-            "optimizer must be sgd for algorithm adadp",
-        ),
-        ("mnist", {"optimizer": "lion"}, "optimizer must be one of sgd, adam"),
-        ("mnist", {"algorithm": "sgd"}, "algorithm must be one of dp-sgd"),
-        ("mnist", {"relation": "remove"}, "relation must be one of"),
-        ("mnist", {"model": "cifar-cnn"}, "model cifar-cnn must be given examples"),
-        ("mnist", {"sampling": "fixed_size", "noise_multiplier": 1.0}, "FixedSize"),
-        ("mnist", {"eval_every": -2}, "eval_every must be"),
-        ("mnist", {"physical_batch_size": 0}, "physical_batch_size must be"),
-        ("mnist", {"epsilon": 0.01, "noise_multiplier": 0.3}, "epsilon must allow at least one"),
+        ({"cap": 5}, "cap must be None but for truncated_poisson"),
+        ({**SPECIAL, "sampling": "truncated_poisson", "cap": 0}, "cap must be a whole"),
+        ({"sampling": "allocation", "participations": 0}, "participations must be a whole number"),
+        ({**SPECIAL, "sampling": "shuffle", "participations": 2}, "participations must be 1"),
     ],
-)
-def test_bad_input(dataset, given, message):
-    with pytest.raises(ValueError, match=message):
-        runs.resolve(runs.recipe(dataset, **given))
+    with_strategy: [
+        ({"strategy": "dense"}, "strategy must be one of banded, buffered"),
+        (
+            {"strategy": "buffered", "secure_noise": True},
+            "strategy must be one of banded, square_root, identity with secure_noise, got buffered",
+        ),
+        ({"strategy": None, "bands": 4}, "bands must be given with a strategy only, got 4"),
+        ({"strategy": None, "sampling": "cyclic_poisson"}, "strategy must be given with sampling"),
+        ({"sampling": "poisson"}, "sampling must be one of cyclic_poisson, fixed_order"),
+        ({"strategy": "buffered", "sampling": "cyclic_poisson"}, "sampling must be fixed_order"),
+        ({"sampling": "allocation"}, "sampling must be one of cyclic_poisson, fixed_order"),
+        ({"sampling": "fixed_order", "relation": "add_or_remove_one"}, "one of replace_one, repl"),
+        ({"relation": "replace_one"}, "one of add_or_remove_one, replace_special"),
+        ({"noise_multiplier": 1.0}, "steps must be given|two of epsilon"),
+        ({"noise_multiplier": 1.0, "epsilon": None}, "bands must be given with noise_multiplier"),
+        ({"steps": None, "noise_multiplier": 1.0}, "steps must be given with strategy banded"),
+        ({"noise_schedule": "exponential:0.01:2"}, "noise_schedule must be None with a strategy"),
+        ({"canaries": 3}, "canaries must be 0 with a strategy"),
+        ({"cap": 99}, "cap must be None with a strategy"),
+        ({"participations": 2}, "participations must be 1 with a strategy"),
+        (PROJECTION, "pca_dimensions must be None"),
+        ({"strategy": "identity", "bands": 2}, "bands must be None with strategy identity"),
+        ({"bands": 0}, "bands must be a whole number of at least 1"),
+        ({"bands": 6}, "bands must be at most dataset_size / batch_size = 5"),
+        ({"sampling": "fixed_order", "bands": 13}, r"bands must be at most steps \(12\)"),
+        ({"batch_size": 300}, "batch_size must be at most dataset_size"),
+        ({"algorithm": "sa-dpsgd"}, "strategy must be None for annealing"),
+        ({"algorithm": "sa-dpsgd-private"}, "strategy must be None for annealing"),
+        ({"algorithm": "adadp"}, "must be None with correlated noise"),
+        ({"algorithm": "piadam"}, "must be None with correlated noise"),
+    ],
+    with_canaries: [
+        ({"canaries": -1}, "canaries must be a whole number of at least 0, got -1"),
+        ({"canaries": 2.5}, "canaries must be a whole number"),
+        ({"canaries": 641}, "canaries must be at most the 640 coordinates"),
+        ({"relation": "replace_special"}, "canaries must be 0 but under add_or_remove_one"),
+        ({"sampling": "fixed_size", "relation": "replace_one"}, "canaries must be 0 but under"),
+        ({"algorithm": "adadp"}, "clips every coordinate by itself"),
+        ({"sensitive": True}, "sensitive must be False with canaries"),
+        ({"kind": "black"}, "canary_kind must be one of"),
+        ({"kind": "noise", "canaries": 0}, "at least 1 with canary_kind noise, got 0"),
+        ({"kind": "mislabelled", "canaries": 400}, "canaries must be at most half of the"),
+        ({"kind": "noise", "relation": "replace_special"}, "canaries must be 0 but under"),
+        ({"kind": "noise", "algorithm": "piadam"}, "a number for an algorithm that scales"),
+        ({"kind": "noise", **PROJECTION}, "canary_kind must be gradient with"),
+    ],
+}
 
 
-def test_sensitive_statistics_are_asked_for_and_apart(tmp_path):
-    small.go(tmp_path / "quiet", small.config())
-    assert not (tmp_path / "quiet/SENSITIVE.json").exists()
-    result = small.go(tmp_path / "loud", small.config(sensitive=True))
-    text = (tmp_path / "loud/SENSITIVE.json").read_text()
-    assert "SENSITIVE" in text
-    assert "clipped_fraction" in text
-    keys = {"step", "update_norm", "test_accuracy", "test_loss", "epsilon"}
-    assert all(set(row) == keys for row in result.history)
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_does_not_belong_together_is_refused_in_words(kind):
+    for changes, words in REFUSED[kind]:
+        small.refused(words, kind, **changes)
 
 
-def test_reports_depend_on_releases_alone(tmp_path, monkeypatch):
-    # With the same releases (here: a clipped sum replaced by zero), other training data must not
-    # change one figure of the history.
-    original = ClippedGrad.one_pass
-
-    def blind(self, *args, **options):
-        clipped, info = original(self, *args, **options)
-        return clipped._replace(total=jax.tree.map(jnp.zeros_like, clipped.total)), info
-
-    monkeypatch.setattr(ClippedGrad, "one_pass", blind)
-    one = small.go(tmp_path / "a", small.config())
-    rows = small.dataset(seed=1)
-    same_test = data.Dataset(
-        rows.spec, rows.train_x, rows.train_y, small.dataset().test_x, small.dataset().test_y
-    )
-    two = small.go(tmp_path / "b", small.config(), rows=same_test)
-    assert one.history == two.history
+def test_noise_is_calibrated_to_everything_that_is_released():
+    free = {"noise_multiplier": None, "epsilon": 3.0}
+    for name in ("sa-dpsgd-private", "dp-sgd"):
+        cfg = with_algorithm(name, **free, **PROJECTION)
+        assert 2.98 < acc.epsilon(cfg.total(4), 1e-5).upper <= 3.0, name
+    scheduled = with_algorithm(**free, noise_schedule="linear:0.5:1")
+    assert 2.98 < acc.epsilon(scheduled.total(4), 1e-5).upper <= 3.0
+    assert scheduled.noise()(3) == pytest.approx(scheduled.noise_multiplier / 2)
 
 
 def test_a_registered_algorithm_is_calibrated_by_what_it_releases(monkeypatch):
@@ -124,18 +242,81 @@ def test_a_registered_algorithm_is_calibrated_by_what_it_releases(monkeypatch):
         return optimizers.sgd(tenth.mechanism(), numbers.learning_rate)
 
     monkeypatch.setitem(registry.ALGORITHMS, "quiet", registry.Entry(quiet))
-    config = runs.resolve(runs.recipe("digits", algorithm="quiet", epsilon=1.0, steps=20))
-    plain = runs.resolve(runs.recipe("digits", epsilon=1.0, steps=20))
+    config = recipe("digits", algorithm="quiet", epsilon=1.0, steps=20)
+    plain = recipe("digits", epsilon=1.0, steps=20)
     assert config.noise_multiplier == pytest.approx(10 * plain.noise_multiplier, rel=1e-3)
     assert acc.epsilon(config.total(20), config.delta).upper <= 1.0
 
 
-def test_as_many_rows_as_fit_can_be_asked_for():
-    config = runs.resolve(runs.recipe("digits", epsilon=3.0, physical_batch_size="auto"))
-    assert config.physical_batch_size == "auto"
-    assert runs.RunConfig.from_dict(config.to_dict()) == config
-    for wrong in ("all", 0, 2.5):
-        with pytest.raises(ValueError, match="physical_batch_size must be a whole number"):
-            runs.resolve(dataclasses.replace(config, physical_batch_size=wrong))
-    with pytest.raises(ValueError, match="steps must be a whole number"):
-        runs.resolve(dataclasses.replace(config, steps="auto"))
+def test_every_method_has_a_configuration():
+    for name in registry.ALGORITHMS:
+        changes = {"settings": {"energy_noise": 50.0}} if name == "sa-dpsgd-private" else {}
+        found = with_algorithm(name, **changes).private_algorithm()
+        assert found.mechanism.noise_multiplier == 1.0, name
+
+
+def test_the_examples_that_judge_are_not_those_of_the_accuracy():
+    rows = small.dataset()
+    (judge, y), (rest, z) = assemble.test_split(with_algorithm("sa-dpsgd"), rows)
+    assert len(y) == len(z) == 50
+    assert not (judge == rest).all()
+    whole, same = assemble.test_split(with_algorithm("sa-dpsgd-as-published"), rows)
+    assert whole[1] is same[1]
+    assert len(whole[1]) == 100
+
+
+# Correlated noise.
+
+
+def test_every_strategy_resolves_to_its_budget_and_reads_back_the_same():
+    for name, usual in strategies.SAMPLINGS.items():
+        config = with_strategy(name)
+        assert config.sampling == usual
+        assert config.relation == strategies.usual_relation(usual)
+        assert 2.99 < spent(config) <= 3.0, name
+        again = read_back(config)
+        assert again == config
+        assert repr(again.mechanism()) == repr(config.mechanism())
+        assert (config.bands is None) == (name in ("square_root", "identity"))
+
+
+def test_the_mechanism_is_that_of_dp_mf():
+    sizes = {key: GIVEN[key] for key in ("batch_size", "dataset_size", "steps")}
+    budget = {"epsilon": 3.0, "delta": 1e-5, "l2_clip_norm": 1.0, "workload": Workload(0.5)}
+    for name in ("banded", "buffered"):
+        config = with_strategy(name, momentum=0.5, l2_clip_norm=1.0)
+        sampling = strategies.SAMPLINGS[name]
+        made = correlated.dp_mf(strategy=name, sampling=sampling, **sizes, **budget)
+        assert config.mechanism().strategy == made.strategy
+        assert config.noise_multiplier == pytest.approx(made.noise_multiplier, abs=2e-4)
+
+
+def test_secure_noise_takes_the_strategy_with_binary_fractions():
+    for name in correlated.ON_GRID:
+        config, ordinary = (with_strategy(name, secure_noise=secure) for secure in (True, False))
+        mechanism = config.mechanism()
+        assert mechanism.noise == "grid"
+        assert mechanism.strategy == dyadic(ordinary.mechanism().strategy)
+        assert isinstance(mechanism.event, acc.GridNoise)
+        assert read_back(config).mechanism() == mechanism
+        assert "--secure-noise" in described.command_of(config)
+        assert 2.99 < spent(config) <= 3.0, name
+
+
+def test_only_what_moves_the_parameters_is_optimised_for():
+    assert strategies.workload(with_strategy(momentum=0.9)) == Workload(0.9)
+    assert strategies.workload(with_strategy(algorithm="dp-adam-bc")) == Workload()
+    assert strategies.workload(with_strategy(optimizer="adam")) == Workload()
+
+
+def test_a_resolved_configuration_does_not_choose_again(monkeypatch):
+    config = with_strategy()
+
+    def refuse(*args, **options):
+        raise AssertionError("chosen again")
+
+    monkeypatch.setattr(correlated, "dp_mf", refuse)
+    monkeypatch.setattr(strategies.correlated, "dp_mf", refuse)
+    again = runs.RunConfig.from_dict(config.to_dict())
+    assert again.mechanism() == config.mechanism()
+    assert again.sampling_rule().bands == config.bands

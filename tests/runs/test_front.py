@@ -1,92 +1,530 @@
-"""``jaxdp.Run``: an own model on own data, from Python."""
+"""``jaxdp.Run``: an own model on own data, from Python; its report, its canaries, its folder."""
 
+import dataclasses
+import errno
+import itertools
 import json
+import os
+import re
+import shutil
+from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from click.testing import CliRunner
 
 import jaxdp
-from tests.runs.test_resume import Stop, crash_at
+from jaxdp._durable import StorageError
+from jaxdp.cli import app
+from jaxdp.runs import RunDirectory, canaries
+from jaxdp.runs.run import MOVED, Started
+from tests.runs.own import MECHANISM, PLAIN, SIZES, X, Y, again, loss_fn, run
+from tests.runs.small import Stop, crash_at, refused
 
-RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(200, 3)).astype(np.float32), RNG.normal(size=200).astype(np.float32)
-MECHANISM = jaxdp.dp_sgd(
-    epsilon=3.0, delta=1e-3, steps=12, l2_clip_norm=1.0, batch_size=40, dataset_size=200
-)
-
-
-def loss_fn(params, x, y):
-    return jnp.square(jnp.vdot(params["w"], x) - y)
+WHOLE = jaxdp.dp_sgd(2.0, 1.0, 200, 200, "full_batch")
 
 
-def run(folder, data=(X, Y), mechanism=MECHANISM, **options):
-    params = {"w": jnp.zeros(3)}
-    return jaxdp.Run(
-        folder, loss_fn, mechanism, optax.sgd(0.1), data, params=params, every=3, **options
-    )
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
 
 
 def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
-    seen = []
-
     def evaluate(params):
-        seen.append(jax.tree.map(np.asarray, params))
+        newest = max((tmp_path / "r/secret/checkpoints").iterdir(), key=lambda p: int(p.name))
+        durable.append(int(newest.name))  # what is evaluated is durable
         return {"length": np.linalg.norm(params["w"])}
 
+    durable = []
     with pytest.raises(Stop):
         run(tmp_path / "r", progress=crash_at(8), evaluate=evaluate).fit()
+    assert durable == [3, 6]
     shown = json.loads((tmp_path / "r/history.json").read_text())
-    again = run(tmp_path / "r", evaluate=evaluate)
-    params = again.fit()
-    assert [row["step"] for row in again.history] == [3, 6, 9, 12]
-    assert again.history[: len(shown)] == shown
-    np.testing.assert_allclose(again.history[-1]["length"], np.linalg.norm(params["w"]), rtol=1e-6)
-    assert again.epsilon().upper == MECHANISM.epsilon(12, 1e-3).upper <= 3.0
-    again.export(tmp_path / "params.msgpack")
-    assert (tmp_path / "params.msgpack").stat().st_size > 10
+    data, other = (X[:-1], Y[:-1]), jaxdp.dp_sgd(2.5, **SIZES)
+    refused("source must hold the records that the run", run(tmp_path / "r", data).fit)
+    refused("mechanism must stay that of the run", run(tmp_path / "r", mechanism=other).fit, 12)
+    one = run(tmp_path / "r", evaluate=evaluate)
+    params = one.fit()
+    assert [row["step"] for row in one.history] == [3, 6, 9, 12]
+    assert one.history[: len(shown)] == shown
+    np.testing.assert_allclose(one.history[-1]["length"], np.linalg.norm(params["w"]), rtol=1e-6)
+    assert one.epsilon().upper == MECHANISM.epsilon(12, 1e-3).upper <= 3.0
     finished = run(tmp_path / "r").fit()
     np.testing.assert_array_equal(finished["w"], params["w"])
 
 
-def test_what_was_evaluated_was_durable(tmp_path):
-    def evaluate(params):
-        step = sorted((tmp_path / "r/secret/checkpoints").iterdir(), key=lambda p: p.name.zfill(9))[
-            -1
-        ]
-        assert step.name == str(len(steps) * 3 + 3)
-        steps.append(step)
-        return {}
-
-    steps = []
-    run(tmp_path / "r", evaluate=evaluate).fit()
-    assert len(steps) == 4
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"data": (X[:-1], Y[:-1])}, "source must hold the records that the run"),
-        ({"mechanism": jaxdp.dp_sgd(2.0, 1.0, 40, 200)}, "mechanism must stay that of the run"),
-    ],
-)
-def test_another_run_is_refused(tmp_path, change, words):
-    with pytest.raises(Stop):
-        run(tmp_path / "r", progress=crash_at(4)).fit()
-    steps = 12 if "mechanism" in change else None
-    with pytest.raises(ValueError, match=words):
-        run(tmp_path / "r", **change).fit(steps)
-
-
-def test_steps_beyond_the_budget_are_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="steps must be at most 12, which the noise was calibrated"
+def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
+    for options, steps, words in (
+        ({}, 13, "steps must be at most 12, which the noise was calibrated"),
+        ({"mechanism": PLAIN}, None, "steps must be given"),
+        ({"canaries": 61}, 3, "canaries must be at most the 60 coordinates"),
+        ({"canaries": 4, "relation": "replace_one"}, 3, "canaries must be 0 but under add_or_rem"),
+        ({"delta": 2.0}, 3, "delta must be"),
+        ({"canaries": (X[:, :2], Y)}, 3, "canaries must be records like"),
+        ({"canaries": -1}, 3, "canaries must be a whole number of at least 0, got -1"),
+        ({"canaries": 2.5}, 3, "canaries must be a whole number"),
     ):
-        run(tmp_path / "r").fit(13)
+        refused(words, lambda o=options, s=steps: run(tmp_path / "r", **o).fit(s))
+    refused("folder must name a folder", run, "")
     assert not (tmp_path / "r").exists()
-    with pytest.raises(ValueError, match="steps must be given"):
-        run(tmp_path / "r", mechanism=jaxdp.dp_sgd(2.0, 1.0, 40, 200)).fit()
-    with pytest.raises(ValueError, match="folder must name a folder"):
-        run("")
+
+
+def test_a_run_leaves_a_report_to_sign(tmp_path):
+    one = run(
+        tmp_path / "trial",
+        evaluate=lambda params: {"accuracy": 0.25, "loss": 3.0},
+        about={"Title": "A trial of mine", "Optimizer": "SGD, 0.1", "Data": "made up"},
+        report=True,
+    )
+    one.fit()
+    report = report_of(tmp_path / "trial")
+    assert report["guarantee"]["epsilon"] == one.epsilon().upper
+    told = (report["accuracy"], report["parameters"], report["guarantee"]["releases"])
+    assert told == (0.25, 60, 12)
+    markdown = (tmp_path / "trial/report.md").read_text()
+    page = (tmp_path / "trial/report.html").read_text()
+    facts = (
+        "A trial of mine|Accuracy|25.00%|SGD, 0.1 (in the caller's words)|made up|"
+        "200, declared and public|40 of 200 records expected a step|12 (2.4 epochs|"
+        "accuracy 0.25, loss 3"
+    )
+    for fact in facts.split("|"):
+        assert fact in page.replace("&#39;", "'"), fact
+        assert fact in markdown, fact
+    assert "the caller's own" in markdown
+    assert str(tmp_path) not in page + markdown
+    assert (tmp_path / "trial/accuracy_and_epsilon.png").stat().st_size > 1_000
+
+
+def test_a_report_can_be_left_out_and_made_later(tmp_path):
+    run(tmp_path / "r").fit()
+    assert not (tmp_path / "r/report.html").exists()
+    assert run(tmp_path / "r").report() == tmp_path / "r/report.html"
+    assert (tmp_path / "r/report.md").read_text().startswith("# Run r\n\nProven: **(epsilon 3.000")
+    assert "Test accuracy" not in (tmp_path / "r/report.html").read_text()
+    refused("run must have shown a row to report", run(tmp_path / "new").report)
+    plain = run(tmp_path / "p", mechanism=PLAIN)
+    plain.fit(3)
+    refused("delta must be given for a report", plain.report)
+    run(tmp_path / "q", mechanism=PLAIN, delta=1e-4, report=True).fit(3)
+    assert "at delta 0.0001" in (tmp_path / "q/report.html").read_text()
+
+
+HOSTILE = "<script>alert(1)</script> [x](http://example.org) $a^{$"
+
+
+def test_words_of_a_caller_are_shown_as_they_are(tmp_path):
+    """Before: "$" in a metric's name ended every fit with an error; a title was raw HTML."""
+    one = run(
+        tmp_path / HOSTILE.replace("/", " "),
+        evaluate=lambda params: {HOSTILE + "\x01\ud800": 0.25, 7: 1.0},
+        about={
+            **{"Title": HOSTILE, HOSTILE: f"`{HOSTILE}`\n# heading", "half": "\ud800"},
+            **{"Steps": "1", "Model": "a | b\n| c |"},
+        },
+        report=True,
+    )
+    one.fit(3)
+    folder = one.path
+    markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
+    for text in (markdown, page):
+        assert "<script" not in text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert not re.findall(r"(?<!\\)\[(?:[^\]\\]|\\.)*\]\(http", markdown)
+    headings = [line for line in markdown.splitlines() if line.startswith("# ")]
+    assert headings == [markdown.splitlines()[0]]
+    assert json.loads((folder / "history.json").read_text())[-1]["7"] == 1.0
+    assert "3 (0.6 epochs" in markdown  # the steps are not the caller's words
+    assert "| Model | a \\| b \\| c \\| (in the caller's words) |" in markdown
+
+
+def test_a_run_is_audited_by_its_canaries(tmp_path):
+    """The audit stays in the report, also one that contradicts the guarantee."""
+    one = run(tmp_path / "r", canaries=40, report=True)
+    one.fit(9)
+    found = one.audit()
+    assert (found.canaries, found.steps, found.broken) == (40, 9, False)
+    assert found.proven == one.epsilon().upper <= 3.0
+    audited = report_of(tmp_path / "r")["audited"]
+    assert audited["canaries"] == 40
+    one.report()
+    assert report_of(tmp_path / "r")["audited"] == audited
+    one.fit()
+    assert report_of(tmp_path / "r")["audited"] == audited
+    assert "for the 9 steps attacked" in (tmp_path / "r/report.html").read_text()
+    assert "40 audit canaries" in (tmp_path / "r/report.md").read_text()
+    assert "this very run, once" in (tmp_path / "r/report.html").read_text()
+    assert (tmp_path / "r/secret/canaries.json").stat().st_mode & 0o077 == 0
+    assert canaries.released(one.directory).shape == (12, 40)
+    refused("canaries must be given for an audit", run(tmp_path / "none").audit)
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / "r")])
+    assert "model and data are in a program: call run.audit() there" in str(done.exception)
+
+
+def test_canaries_of_records_that_are_read_one_by_one_are_seen(tmp_path):
+    """With hardly any noise every coin is seen in what was released."""
+    one = run(
+        tmp_path / "r",
+        [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)],
+        jaxdp.dp_sgd(0.05, 1.0, 200, 200, "full_batch"),
+        lambda params, example: 0.0 * loss_fn(params, **example),
+        canaries=40,
+        delta=1e-3,
+    )
+    one.fit(3)
+    seen = canaries.released(one.directory).mean(axis=0)
+    np.testing.assert_array_equal(seen > 0.5, canaries.coins_of(one.directory, 40))
+
+
+def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, monkeypatch):
+    """A checkpoint that was durable and not shown is shown at the next start: first in words."""
+    shows = Started.shows
+
+    def stopping(self, step):
+        if step > 3:
+            raise Stop
+        return shows(self, step)
+
+    again(tmp_path / "r").fit(3)
+    monkeypatch.setattr(Started, "shows", stopping)
+    for _ in range(2):  # the checkpoint of step 6 is durable after the first
+        with pytest.raises(Stop):
+            again(tmp_path / "r").fit(6)
+    assert len(np.load(tmp_path / "r/canary_gradients.npy")) == 3
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "r/secret/checkpoints/6")
+    again(tmp_path / "r").fit(6)
+    assert again(tmp_path / "r").directory.checked_ledger().steps == 6
+
+
+def test_a_checkpoint_that_was_not_shown_is_not_exported(six):
+    """After a crash it may be found damaged, and its steps are done again within their charge."""
+    state = json.loads((six / "secret/run.json").read_text())
+    for shown, words in ((3, "parameters after 3 steps"), (0, "checkpoint that was shown")):
+        (six / "secret/run.json").write_text(json.dumps({**state, "shown": shown}))
+        done = CliRunner().invoke(app, ["export", str(six)])
+        assert words in done.output + str(done.exception)
+
+
+def test_parameters_of_any_shape_are_exported(tmp_path):
+    one = run(
+        tmp_path / "r",
+        loss=lambda p, x, y: jnp.square(jnp.vdot(p[0][0], x) - y) + 0.0 * p[1][0][0],
+        params=[jnp.ones((20, 3)), (jnp.zeros(2),)],
+    )
+    one.fit(3)
+    one.export(tmp_path / "a.msgpack")
+    to = str(tmp_path / "b.msgpack")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "--to", to])
+    assert "parameters after 3 steps" in done.output
+    assert (tmp_path / "b.msgpack").stat().st_size > 240
+    assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
+
+
+# Files that are damaged, lost, or cannot be written.
+
+
+def test_a_damaged_or_lost_history_stops_no_run_and_is_whole_again(six):
+    history, one = RunDirectory(six).history, again(six)
+    for step, text in enumerate(("[" * 100_000, "{", '[{"no": "step"}]', "[3]", "\xff"), 7):
+        history.write_bytes(text.encode("latin-1"))
+        assert RunDirectory(six).load_history() == []
+        one.fit(step)
+    history.unlink()
+    one.fit(12)
+    assert [row["step"] for row in json.loads(history.read_text())] == [3, 6, 7, 8, 9, 10, 11, 12]
+
+
+def test_other_files_that_hold_no_json_of_ours_are_named(six):
+    directory = RunDirectory(six)
+    for path, words in (
+        (six / "report.json", "must be a report that jaxdp wrote"),
+        (directory.coins, "must hold coins"),
+        (directory.state_file, "it is damaged"),
+    ):
+        path.write_text("[" * 100_000)
+        refused(words, again(six, report=True).fit, 6)
+
+
+def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
+    """Fails each write in turn, at the start, on the way and at the end; nothing is lost."""
+    replace, left = os.replace, [0]
+
+    def full(source, target, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        return replace(source, target, **options)
+
+    def fitted(folder):
+        one = run(folder, every=2)
+        one.fit(2)
+        return one
+
+    monkeypatch.setattr(os, "replace", full)
+    said = []
+    for write in itertools.count(1):
+        left[0] = write
+        try:
+            fitted(tmp_path / str(write))
+        except StorageError as error:
+            said.append(str(error))
+        else:
+            left[0] = 0
+            break
+    assert all("a full disk" in each and "make room" in each.lower() for each in said)
+    names = {each.split(" cannot be written")[0].rpartition("/")[2] for each in said}
+    assert names >= {"run.json", "history.json"}
+    assert fitted(tmp_path / "1").directory.checked_ledger().steps == 2
+    directory = RunDirectory(tmp_path / "1")
+    for write in (
+        lambda: canaries.placed(directory, "{}"),
+        lambda: canaries.keep(directory, 0, [np.zeros(3)]),
+        lambda: canaries.publish(directory, 1),
+    ):
+        left[0] = 1
+        refused("cannot be written: a full disk", write, error=StorageError)
+        write()
+
+
+def test_no_write_after_a_run_and_no_first_one_of_a_resume_ends_in_a_bare_error(six):
+    one = again(six)
+    one.fit(6)
+    one.report()
+
+    def in_words(path, words, call, *args):
+        kept = path.read_bytes()
+        path.unlink()
+        path.mkdir()
+        refused(words, call, *args, error=StorageError)
+        path.rmdir()
+        path.write_bytes(kept)
+
+    for name in ("update_norm.png", "report.md"):
+        in_words(six / name, r"report\.\* cannot be written", one.report)
+    for name in ("run.json", "lock"):
+        in_words(six / "secret" / name, f"{name} cannot be (read|written)", again(six).fit, 6)
+    in_words(six / "history.json", r"history\.json cannot be read", again(six).fit, 6)
+    nowhere = six / "nowhere" / "model"
+    refused("nowhere/model cannot be written", one.export, nowhere, error=StorageError)
+
+
+def unchained(text):
+    rows = [json.loads(line) for line in text.splitlines()]
+    kept = [{k: v for k, v in row.items() if k != "chain"} for row in rows if "ledger" not in row]
+    return "".join(json.dumps(row) + "\n" for row in kept)
+
+
+def test_a_ledger_that_says_less_is_not_reported_from(six):
+    one = again(six)
+    one.report()
+    ledger = six / "ledger.jsonl"
+    whole = ledger.read_text()
+    for text, words in (
+        (
+            re.sub(r'"noise_multiplier": [0-9.]+', '"noise_multiplier": 50.0', whole),
+            "was edited, i",
+        ),
+        ("".join(whole.splitlines(True)[:3]), "must hold the 6 steps that were shown"),
+        ("", "must hold the 6 steps that were shown"),
+        (unchained(whole), "must follow the first line"),
+    ):
+        ledger.write_text(text)
+        for use in (one.epsilon, one.unverified, one.report, one.audit):
+            refused(words, use)
+        refused("ledger", one.fit, 9)
+
+
+def test_a_report_tells_of_all_that_was_shown(six):
+    """Also of what another process trained since."""
+    path = six / "history.json"
+    whole = path.read_text()
+    path.write_text(json.dumps(json.loads(whole)[:1]))
+    refused("must tell of the 6 steps that were shown", again(six).report)
+    path.write_text(whole)
+    one = again(six)
+    one.fit(6)
+    again(six).fit(9)
+    one.report()
+    assert report_of(six)["history"][-1]["step"] == 9
+
+
+# What a run's folder must not say less of than it released.
+
+
+@pytest.mark.parametrize("canaries", [0, 10])
+def test_a_loss_that_captures_the_records_is_refused_with_canaries_too(tmp_path, canaries):
+    """Its shape, and with it the number of records, would have stood in the ledger."""
+    table = jnp.asarray(X)
+
+    def loss(params, x, y):
+        return loss_fn(params, x, y) + 0.0 * jnp.sum(table @ params["w"][0])
+
+    with pytest.raises(ValueError, match=r"\[N, 3\] in the loss is several of the rec") as error:
+        run(tmp_path / "r", loss=loss, canaries=canaries).fit(3)
+    assert "200" not in str(error.value)
+
+
+def test_an_evaluation_takes_the_place_of_nothing_in_a_row(tmp_path):
+    for name in ("epsilon", "step", "sensitive"):
+        one = run(tmp_path / "r", evaluate=lambda params, name=name: {name: 0.01})
+        refused(f"evaluate must name no number '{name}'", one.fit, 6)
+        assert not (tmp_path / "r/history.json").exists()
+
+
+def test_the_rows_of_a_run_have_one_delta_and_one_relation(tmp_path):
+    given = {"mechanism": WHOLE, "delta": 1e-3}
+    one = run(tmp_path / "r", **given)
+    one.fit(3)
+    for name, value in (("delta", 0.4), ("relation", jaxdp.accounting.Relation.REPLACE_ONE)):
+        other = run(tmp_path / "r", **{**given, name: value})
+        for use in (lambda other=other: other.fit(6), other.report):
+            refused(f"{name} must stay that of the run", use)
+        assert (other.epsilon().upper < one.epsilon().upper) == (name == "delta")
+
+
+def test_a_run_and_its_report_tell_the_relation_of_the_budget(tmp_path):
+    """Also where it goes on; a folder of another relation keeps its own."""
+    budget = {"epsilon": 3.0, "delta": 1e-3, "steps": 2, "relation": "replace_one"}
+    strict = jaxdp.dp_sgd(**budget, **SIZES)
+    one = run(tmp_path / "r", mechanism=strict, report=True)
+    one.fit()
+    report = report_of(tmp_path / "r")
+    assert report["guarantee"]["relation"] == "replace_one"
+    assert 2.99 < report["guarantee"]["epsilon"] == one.epsilon().upper <= 3.0
+    assert one.epsilon().relation is jaxdp.accounting.Relation.REPLACE_ONE
+    assert one.epsilon(relation=jaxdp.accounting.Relation.ADD_OR_REMOVE_ONE).upper < 2.9
+
+    # As folders of older versions: the relation of the run is not that of the budget.
+    weak = jaxdp.accounting.Relation.ADD_OR_REMOVE_ONE
+    run(tmp_path / "old", mechanism=strict, relation=weak).fit(1)
+    later = run(tmp_path / "old", mechanism=strict)
+    later.fit()
+    assert later.epsilon().relation is weak
+    other = run(tmp_path / "old", mechanism=strict, relation=strict.neighbours)
+    refused("relation must stay that of the run", other.fit)
+
+
+def test_a_step_is_written_down_as_shown_before_anybody_looks_at_it(tmp_path):
+    found = []
+
+    def evaluate(params):
+        directory = RunDirectory(tmp_path / "r")
+        kept = directory.load_state()
+        ledger = jaxdp.Ledger(directory.ledger)  # as it is on disk
+        found.append((kept.shown, ledger.shown(kept.secret.restored().stream("run").hex())))
+        return {"a": 1.0}
+
+    run(tmp_path / "r", evaluate=evaluate).fit(6)
+    assert found == [(3, 3), (6, 6)]
+    run(tmp_path / "r", evaluate=evaluate).fit(9)
+    assert found == [(3, 3), (6, 6), (6, 6), (9, 9)]
+
+
+def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path):
+    """Also a learning rate in the optimizer's state, other first parameters, another constant."""
+
+    def moved(rate=0.1, start=0.0, constant=1.0):
+        shutil.rmtree(tmp_path / "r", ignore_errors=True)
+        captured = jnp.full(3, constant)
+        one = jaxdp.Run(
+            tmp_path / "r",
+            lambda params, x, y: 0.0 * jnp.vdot(params["w"][0], x * captured),
+            MECHANISM,
+            optax.inject_hyperparams(optax.sgd)(rate),
+            (X, Y),
+            params={"w": jnp.full((20, 3), start)},
+            every=3,
+            report=False,
+            progress=lambda *_: None,
+            secret=jaxdp.Secret.from_seed(3),
+        )
+        return np.ravel(one.fit(3)["w"]) - start
+
+    first = moved()
+    np.testing.assert_array_equal(moved(), first)
+    for other in (moved(rate=0.2), moved(start=1.0), moved(constant=2.0)):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.7
+
+
+class Augmenting:
+    """Records that are others each time that they are read, as torchvision's data sets do it."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index] + self.rng.normal(size=3).astype(np.float32), Y[index]
+
+
+def test_records_that_read_differently_each_time_are_refused_before_any_charge(tmp_path):
+    """Before: the run trained, and refused at its resume: "got others"."""
+    words = r"same record each time.*jaxdp\.augmented.*Nothing was"
+    refused(words, run(tmp_path / "r", data=Augmenting()).fit)
+    assert not (tmp_path / "r").exists()
+    with pytest.raises(ValueError, match="same record each time"):
+        jaxdp.tune(
+            tmp_path / "t",
+            loss_fn,
+            lambda given: (MECHANISM, optax.sgd(given["rate"])),
+            Augmenting(),
+            params={"w": jnp.zeros((20, 3))},
+            space={"rate": [0.1, 0.2]},
+            score=lambda params: 0.0,
+            tries=jaxdp.accounting.Geometric(0.5),
+            delta=1e-3,
+        )
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_folder_that_was_copied_or_moved_goes_on_and_says_so(tmp_path):
+    """Two copies that go on cost more together than either says, and only the copy can know."""
+    mechanism, records = jaxdp.dp_sgd(2.0, 1.0, 20, 60), (X[:60], Y[:60])
+
+    def continued(name, steps):
+        one = run(tmp_path / name, records, mechanism, delta=1e-5, every=4)
+        one.fit(steps)
+        return one
+
+    continued("first", 4)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    first, second = continued("first", 8), continued("second", 8)
+    assert first.unverified() == []
+    assert second.unverified() == [MOVED]
+    assert first.epsilon().upper == second.epsilon().upper == mechanism.epsilon(8, 1e-5).upper
+    # The figures of docs/threat_model.md: the four steps that both share count once.
+    assert first.epsilon().upper == pytest.approx(2.414, abs=5e-4)
+    assert mechanism.epsilon(4 + 4 + 4, 1e-5).upper == pytest.approx(2.923, abs=5e-4)
+    shutil.move(tmp_path / "first", tmp_path / "third")
+    assert continued("third", 12).unverified() == [MOVED]
+
+
+def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch):
+    run(tmp_path / "r").fit(3)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "r")
+    one = run("link")
+    one.fit(6)
+    state = one.directory.load_state()
+    one.directory.save_state(dataclasses.replace(state, place=None))  # of an older version
+    one = run("r")
+    one.fit(9)
+    assert one.unverified() == []
+    # A copy that is put back at the old path. File systems use the number of a folder that was
+    # removed again, for the next one.
+    shutil.copytree(tmp_path / "r", tmp_path / "kept")
+    number, stat = (tmp_path / "r").stat().st_ino, Path.stat
+    shutil.rmtree(tmp_path / "r")
+    (tmp_path / "kept").rename(tmp_path / "r")
+
+    def same(self, **options):
+        found = stat(self, **options)
+        return os.stat_result((found[0], number, *found[2:])) if self.name == "r" else found
+
+    monkeypatch.setattr(Path, "stat", same)
+    one.fit(12)
+    assert one.unverified() == [MOVED]

@@ -1,16 +1,24 @@
+"""Runs that end before their time: what they cost, what they refuse, and who may read them."""
+
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import random
 import shutil
+import signal
+import stat
+import subprocess
+import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 
+from jaxdp import _durable, runs
 from jaxdp import accounting as acc
-from jaxdp import runs
 from jaxdp._ledger_file import Chain
 from jaxdp.ledger import Ledger
 from jaxdp.runs import assemble
@@ -20,68 +28,50 @@ from jaxdp.seeds import Secret
 from jaxdp.tickets import Ticket
 from jaxdp.trainer import Trainer
 from tests.runs import small
+from tests.runs.small import Stop, crash_at, refused
 
 
-class Stop(Exception):
-    """A crash at a chosen step."""
+@pytest.mark.parametrize("crashes", [(0,), (1, 3, 5, 9, 12)])
+def test_a_crash_costs_nothing(tmp_path, whole, crashes):
+    shown, whole = [], whole[0]
+    for step in crashes:
 
+        def progress(now, row, step=step):
+            shown.extend([] if row is None else [row])
+            crash_at(step)(now, row)
 
-def crash_at(step):
-    def progress(now, row):
-        if now == step:
-            raise Stop
-
-    return progress
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return small.go(tmp_path_factory.mktemp("whole") / "run", small.config())
-
-
-@pytest.mark.parametrize("step", [0, 1, 3, 5, 9, 12])
-def test_a_crash_costs_nothing(tmp_path, whole, step):
-    shown = []
-
-    def progress(now, row):
-        shown.extend([] if row is None else [row])
-        crash_at(step)(now, row)
-
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", small.config(), progress)
+        with pytest.raises(Stop):
+            small.go(tmp_path / "r", small.config(), progress)
     result = small.go(tmp_path / "r", small.config())
     assert result.ledger.event == whole.ledger.event
     assert result.ledger.steps == 12
     assert [row["step"] for row in result.history] == [3, 6, 9, 12]
     assert [row["epsilon"] for row in result.history] == [row["epsilon"] for row in whole.history]
-    assert result.history[: len(shown)] == shown  # what was seen stays as it was
+    assert [row for row in shown if row not in result.history] == []  # what was seen stays
     said = set(result.ledger.unverified()) - set(whole.ledger.unverified())
-    assert said == ({INTERRUPTED} if step else set())
+    assert said == ({INTERRUPTED} if any(crashes) else set())
 
 
-@pytest.mark.parametrize("write", range(1, 7))
-def test_a_crash_before_any_of_the_first_writes_leaves_a_folder_that_starts(
-    tmp_path, monkeypatch, write
-):
+def test_a_kill_at_one_of_the_first_writes_leaves_a_folder_that_starts(tmp_path, monkeypatch):
     """Before: killed between the ledger's first line and its secret, no run could start there."""
-    calls, fsync = itertools.count(1), os.fsync
+    left, writes, fsync = [], itertools.count(1), os.fsync
 
-    def crashing(handle):
-        if next(calls) == write:
-            raise Stop
+    def kept(handle):
+        if (write := next(writes)) in (1, 2, 4, 6):
+            left.append(shutil.copytree(tmp_path / "r", tmp_path / str(write)))
         fsync(handle)
 
-    monkeypatch.setattr(os, "fsync", crashing)
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", small.config(steps=3))
-    monkeypatch.setattr(os, "fsync", fsync)
-    result = small.go(tmp_path / "r", small.config(steps=3))
-    assert result.ledger.steps == 3
+    monkeypatch.setattr(os, "fsync", kept)
+    small.go(tmp_path / "r", small.config(steps=3))
+    monkeypatch.undo()
+    assert len(left) == 4
+    for folder in left:
+        assert small.go(folder, small.config(steps=3)).ledger.steps == 3, folder
 
 
 def test_runs_of_one_seed_are_equal_and_of_other_numbers_are_not(tmp_path, whole):
     again = small.go(tmp_path / "again", small.config())
-    assert small.outcome(again) == small.outcome(whole)
+    assert small.outcome(again) == small.outcome(whole[0])
     moves = []
     for rate in (1e-4, 2e-4):  # with one seed: the noise, which is most of it, must not be shared
         cfg = small.config(
@@ -95,24 +85,23 @@ def test_runs_of_one_seed_are_equal_and_of_other_numbers_are_not(tmp_path, whole
     assert abs(np.corrcoef(one, two)[0, 1]) < 6 / np.sqrt(len(one))
 
 
-def test_the_ledger_is_ahead_of_every_step(tmp_path, monkeypatch):
-    directory = RunDirectory(tmp_path / "r")
+def test_the_ledger_is_ahead_of_every_step_and_epsilon_is_the_accountants(tmp_path, monkeypatch):
+    directory, seen = RunDirectory(tmp_path / "r"), []
     generator = Ticket.generator
 
     def watched(self):
         charged = {s for e in Ledger(directory.ledger).entries for s in range(e.first_step, e.end)}
         assert self.step in charged
+        seen.append(self.step)
         return generator(self)
 
     monkeypatch.setattr(Ticket, "generator", watched)
-    small.go(tmp_path / "r", small.config())
-
-
-def test_changed_data_are_refused(tmp_path):
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", small.config(), crash_at(8))
-    with pytest.raises(ValueError, match="the training data changed"):
-        small.go(tmp_path / "r", small.config(), rows=small.dataset(seed=1))
+    result = small.go(tmp_path / "r", small.config())
+    assert set(seen) == set(range(12))
+    step = acc.PoissonSampled(acc.Gaussian(1.0), 0.2)
+    for row in result.history:
+        expected = acc.epsilon(acc.Repeated(step, row["step"]), 1e-5).upper
+        assert row["epsilon"] == pytest.approx(expected, rel=1e-9)
 
 
 def spied(monkeypatch):
@@ -134,8 +123,7 @@ def spied(monkeypatch):
 def test_steps_that_are_done_again_have_other_draws_and_other_noise(tmp_path, monkeypatch):
     seen = spied(monkeypatch)
     quiet = small.config(noise_multiplier=100.0, momentum=0.0)
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", quiet, crash_at(8))
+    small.crash(tmp_path / "r", quiet, 8)
     small.go(tmp_path / "r", quiet)
     twice = [(draw, change) for step, draw, change in seen if step == 8]
     assert len(twice) == 2
@@ -144,24 +132,21 @@ def test_steps_that_are_done_again_have_other_draws_and_other_noise(tmp_path, mo
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(len(first))
 
 
-def test_steps_behind_a_damaged_checkpoint_were_seen_and_are_charged_again(tmp_path, monkeypatch):
-    small.go(tmp_path / "r", small.config())
-    newest = RunDirectory(tmp_path / "r").checkpoints / "12"
+def test_steps_behind_a_damaged_checkpoint_were_seen_and_are_charged_again(finished):
+    newest = finished.checkpoints / "12"
     for path in newest.rglob("*"):
         if path.is_file() and path.name != "digests.json":
             path.write_bytes(b"damaged")
-    result = small.go(tmp_path / "r", small.config())
+    result = small.go(finished.path, small.config())
     assert result.ledger.steps == 12 + 3
     assert len({entry.stream for entry in result.ledger.entries}) == 2
     shutil.rmtree(newest)  # the same for one that was deleted
-    assert small.go(tmp_path / "r", small.config()).ledger.steps == 12 + 3 + 3
-    assert small.go(tmp_path / "r", small.config()).ledger.steps == 12 + 3 + 3
+    assert small.go(finished.path, small.config()).ledger.steps == 12 + 3 + 3
+    assert small.go(finished.path, small.config()).ledger.steps == 12 + 3 + 3
 
 
-def test_a_lost_or_shortened_ledger_is_refused(tmp_path):
-    small.go(tmp_path / "r", small.config())
-    ledger = RunDirectory(tmp_path / "r").ledger
-    lines = ledger.read_text().splitlines(keepends=True)
+def test_a_lost_or_shortened_ledger_is_refused(finished):
+    lines = finished.ledger.read_text().splitlines(keepends=True)
     last = max(n for n, line in enumerate(lines) if "event" in line)
     shortened = "must hold the 12 steps that were shown"
     for left, words in (
@@ -170,92 +155,53 @@ def test_a_lost_or_shortened_ledger_is_refused(tmp_path):
         ("".join(lines[1:]), "which is gone"),
         ("".join(lines[:2] + lines[3:]), "a line was edited, inserted or removed"),
     ):
-        ledger.write_text(left)
-        with pytest.raises(ValueError, match=words):
-            small.go(tmp_path / "r", small.config())
-    ledger.unlink()
-    with pytest.raises(ValueError, match=shortened):
-        small.go(tmp_path / "r", small.config())
+        finished.ledger.write_text(left)
+        refused(words, small.go, finished.path, small.config())
+    finished.ledger.unlink()
+    refused(shortened, small.go, finished.path, small.config())
 
 
-def test_nobody_without_the_secret_can_write_a_line_that_fits(tmp_path):
-    small.go(tmp_path / "r", small.config())
-    path = RunDirectory(tmp_path / "r").ledger
-    reader = Ledger(path)
+def test_nobody_without_the_secret_can_write_a_line_that_fits(finished):
+    reader = Ledger(finished.ledger)
     assert reader.steps == 12
-    with pytest.raises(ValueError, match="must be continued with the key"):
-        reader.charge(acc.Gaussian(1.0))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    chain = Chain()
-    forged = []
+    refused("must be continued with the key", reader.charge, acc.Gaussian(1.0))
+    rows = [json.loads(line) for line in finished.ledger.read_text().splitlines()]
+    chain, forged = Chain(), []
     for row in rows:
         row.pop("chain")
         row = {**row, "steps": 1} if "steps" in row else row
         forged.append(json.dumps({**row, "chain": chain.next(row)}))
-    path.write_text("\n".join(forged) + "\n")
-    with pytest.raises(ValueError, match="a line was edited"):
-        small.go(tmp_path / "r", small.config())
+    finished.ledger.write_text("\n".join(forged) + "\n")
+    refused("a line was edited", small.go, finished.path, small.config())
 
 
-def test_a_run_of_an_older_version_is_refused(tmp_path):
-    small.go(tmp_path / "r", small.config())
-    directory = RunDirectory(tmp_path / "r")
-    directory.save_state(dataclasses.replace(directory.load_state(), starts=None))
-    with pytest.raises(ValueError, match="must hold a run of this version"):
-        small.go(tmp_path / "r", small.config())
+def test_another_run_is_refused_and_two_at_once(stopped):
+    folder, cfg = stopped.path, small.config()
+    refused("the training data changed", small.go, folder, cfg, rows=small.dataset(seed=1))
+    other = small.config(learning_rate=0.7)
+    refused(r"changed: learning_rate \(0.3 then, 0.7 now\)", small.go, folder, other)
+    stopped.lock()
+    refused("in use by another process", small.go, folder, cfg)
+    stopped.unlock()
+    assert small.go(folder, cfg).steps_run > 0
+    start = (RunDirectory(folder), small.dataset(), Secret.new(), small.ignore)
+    refused("pass --resume", runs.start, cfg, *start)
+    nowhere = RunDirectory(folder / "x")
+    refused("hold a run to resume", runs.resume, cfg, nowhere, small.dataset(), small.ignore)
 
 
-def test_what_is_left_of_a_run_is_no_place_for_another(tmp_path):
-    small.go(tmp_path / "r", small.config())
-    RunDirectory(tmp_path / "r").state_file.unlink()
-    with pytest.raises(ValueError, match="holds a ledger or checkpoints but not the secret state"):
-        small.go(tmp_path / "r", small.config())
+def test_what_is_left_of_a_run_or_of_an_older_version_is_refused(finished):
+    finished.save_state(dataclasses.replace(finished.load_state(), starts=None))
+    refused("must hold a run of this version", small.go, finished.path, small.config())
+    finished.state_file.unlink()
+    left = "holds a ledger or checkpoints but not the secret state"
+    refused(left, small.go, finished.path, small.config())
 
 
-def test_a_changed_configuration_is_refused(tmp_path):
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", small.config(), crash_at(4))
-    with pytest.raises(ValueError, match=r"changed: learning_rate \(0.3 then, 0.7 now\)"):
-        small.go(tmp_path / "r", small.config(learning_rate=0.7))
-
-
-def test_one_process_at_a_time(tmp_path):
-    with pytest.raises(Stop):
-        small.go(tmp_path / "r", small.config(), crash_at(4))
-    first = RunDirectory(tmp_path / "r")
-    first.lock()
-    with pytest.raises(ValueError, match="in use by another process"):
-        small.go(tmp_path / "r", small.config())
-    first.unlock()
-    assert small.go(tmp_path / "r", small.config()).steps_run > 0
-
-
-def test_a_folder_holds_one_run(tmp_path):
-    small.go(tmp_path / "r", small.config())
-    directory = RunDirectory(tmp_path / "r")
-    with pytest.raises(ValueError, match="pass --resume"):
-        runs.start(small.config(), directory, small.dataset(), Secret.new(), small.ignore)
-    with pytest.raises(ValueError, match="must hold a run to resume"):
-        runs.resume(small.config(), RunDirectory(tmp_path / "x"), small.dataset(), small.ignore)
-
-
-def test_secrets_lie_in_the_secret_folder_alone(tmp_path):
-    small.go(tmp_path / "r", small.config())
-    directory = RunDirectory(tmp_path / "r")
-    assert directory.secret.stat().st_mode & 0o077 == 0
-    assert directory.state_file.stat().st_mode & 0o077 == 0
-    state, ledger = directory.load_state(), directory.ledger.read_text()
-    assert state.secret.entropy not in ledger
-    assert state.data not in ledger
-    assert not any(start in ledger for start in state.starts)
-
-
-def test_epsilon_is_the_accountants_for_the_steps_taken(tmp_path):
-    result = small.go(tmp_path / "r", small.config())
-    step = acc.PoissonSampled(acc.Gaussian(1.0), 0.2)
-    for row in result.history:
-        expected = acc.epsilon(acc.Repeated(step, row["step"]), 1e-5).upper
-        assert row["epsilon"] == pytest.approx(expected, rel=1e-9)
+def test_two_starts_in_one_folder_are_one_run(finished, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "create", lambda self: None)  # looked before the other began
+    again = (RunDirectory(finished.path), small.dataset(), Secret.from_seed(6), small.ignore)
+    refused("a run began there", runs.start, small.config(), *again)
 
 
 def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
@@ -269,3 +215,143 @@ def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
     (one,), (two,) = starts("one", 3), starts("two", 6)
     assert one == two  # a run that is not interrupted can be made again
     assert starts("one", 9)[1] != starts("two", 9)[1]
+
+
+# SIGKILL at random moments: nothing re-used, nothing taken back, no epsilon lost or gained.
+
+STEPS, EVERY = 40, 5
+
+
+def launch(folder):
+    code = [sys.executable, "-m", "tests.runs.small", str(folder), str(STEPS), str(EVERY)]
+    return subprocess.Popen(code, stdout=subprocess.PIPE, text=True)
+
+
+def moves(folder):
+    """(step, change of the parameters) of every step that any life took."""
+    width = 1 + 650
+    rows = np.fromfile(folder.with_suffix(".moves"), np.float32)
+    rows = rows[: len(rows) // width * width].reshape(-1, width)
+    return rows[:, 0].astype(int), rows[:, 1:]
+
+
+@pytest.mark.parametrize("most", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(tmp_path, most):
+    folder, rng, shown, kills, code = tmp_path / "run", random.Random(1), [], 0, 1
+    while code:
+        process = launch(folder)
+        # By lines, not by time: a slow machine is killed at the same moments.
+        last = None if kills >= most else rng.randint(1, 2)
+        for line in process.stdout:
+            shown.append(json.loads(line))
+            last = None if last is None else last - 1
+            if last == 0:
+                process.send_signal(signal.SIGKILL)
+        code = process.wait()
+        kills += code == -signal.SIGKILL
+        assert code in (0, -signal.SIGKILL)
+    assert kills >= min(most, 3)
+    step = acc.PoissonSampled(acc.Gaussian(50.0), 0.2)
+    ledger = Ledger(RunDirectory(folder).ledger)
+    assert ledger.event == acc.Composed((acc.Repeated(step, STEPS),))
+    # What was shown before a kill is what the finished run holds.
+    held = json.loads(folder.with_suffix(".history").read_text())
+    final = {row["step"]: row for row in held}
+    assert sorted(final) == [row["step"] for row in held] == list(range(EVERY, STEPS + 1, EVERY))
+    assert len(shown) >= len(held) - most
+    assert [row for row in shown if row != final[row["step"]]] == []
+    steps, changes = moves(folder)
+    assert len(steps) > STEPS  # some were done again
+    noises = changes / np.linalg.norm(changes, axis=1, keepdims=True)
+    alike = np.abs(noises @ noises.T - np.eye(len(noises)))
+    assert alike.max() < 6 / np.sqrt(noises.shape[1])
+
+
+# What is secret is for its owner alone, whatever the umask; what is public is not narrowed.
+
+
+@contextlib.contextmanager
+def umask(mask):
+    before = os.umask(mask)
+    try:
+        yield
+        assert os.umask(mask) == mask  # nothing left it changed
+    finally:
+        os.umask(before)
+
+
+def assert_private(secret):
+    found = [secret, *secret.rglob("*")]
+    assert len(found) > 8
+    for path in found:
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), f"{path}: {mode:o}"
+
+
+@pytest.mark.parametrize(
+    ("mask", "changes"), [(0o000, {"canaries": 20}), (0o022, {"sensitive": True})]
+)
+def test_secret_files_are_private_whatever_the_umask(tmp_path, mask, changes):
+    directory = RunDirectory(tmp_path / "r")
+    with umask(mask):
+        small.crash(tmp_path / "r", small.config(**changes), 8)
+        assert_private(directory.secret)  # also of a run that ended before its time
+        small.go(tmp_path / "r", small.config(**changes))
+    assert_private(directory.secret)
+    if "sensitive" in changes:
+        assert stat.S_IMODE(directory.sensitive.stat().st_mode) == 0o600
+    public = stat.S_IMODE(directory.ledger.stat().st_mode)
+    assert public == 0o666 & ~mask
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o777 & ~mask
+    state, ledger = directory.load_state(), directory.ledger.read_text()
+    for secret in (state.secret.entropy, state.data, *state.starts):
+        assert secret not in ledger
+
+
+def test_resuming_closes_what_older_versions_left_open(stopped, tmp_path):
+    outside = tmp_path / "mine.txt"
+    outside.write_text("not of the run")
+    (stopped.secret / "link").symlink_to(outside)
+    for path in stopped.secret.rglob("*"):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    outside.chmod(0o644)
+    stopped.secret.chmod(0o755)
+    stopped.lock()
+    stopped.unlock()
+    (stopped.secret / "link").unlink()
+    assert_private(stopped.secret)
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o644
+
+
+def test_a_secret_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    directory = RunDirectory(tmp_path / "r")
+    directory.create()
+    monkeypatch.setattr("jaxdp.runs.directory.make_private", refuse)
+    refused("out must be a run whose secret folder can be closed", directory.lock)
+    monkeypatch.undo()
+    directory.lock()  # it is not held
+    directory.unlock()
+
+
+def test_a_lock_without_fcntl(tmp_path, monkeypatch):
+    """As on Windows."""
+    held = set()
+
+    def locking(descriptor, mode, count):
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) == _durable._LOCK_AT  # never where data lie
+        inode = os.fstat(descriptor).st_ino
+        if inode in held:
+            raise OSError(36, "Resource deadlock avoided")
+        held.add(inode)
+
+    fake = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+    monkeypatch.setattr(_durable, "fcntl", None)
+    monkeypatch.setattr(_durable, "msvcrt", fake, raising=False)
+    first = _durable.open_locked(tmp_path / "lock", "w", "busy")
+    refused("busy", _durable.open_locked, tmp_path / "lock", "a", "busy")
+    _durable.append_line(first, "written at the start")
+    first.close()
+    assert (tmp_path / "lock").read_text() == "written at the start\n"
