@@ -191,8 +191,6 @@ def test_a_file_is_trained_on_reported_and_resumed(tmp_path):
     assert (report["title"], report["levels"]["chance"]) == ("DP-SGD on mine", 1 / 3)
     assert report["command"] == "jaxdp train --data mine.npz --classes 3 --steps 3"
     assert report["config"]["own"] == {"example_shape": [4, 4], "num_classes": 3, "test_size": 20}
-    again = train("--resume", "--out", out)
-    assert again.exit_code == 0, again.output
     np.savez(path, **{**arrays, **tests, "x": np.zeros((100, 4, 4), np.uint8)})
     assert "the training data changed" in str(train("--resume", "--out", out).exception)
 

@@ -77,13 +77,13 @@ def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch):
 @pytest.mark.parametrize("name", ["allocation", "shuffle", "truncated_poisson"])
 def test_a_run_on_the_digits(tmp_path, name):
     relation, out = sampling.relations(name)[-1].value, tmp_path / "r"
-    noise = "--noise-multiplier 1" if name == "shuffle" else "--epsilon 8"
+    noise = "--epsilon 8" if name == "allocation" else "--noise-multiplier 1"
     options = f"--steps 3 --batch-size 720 --eval-every 4 --seed 3 --model logistic {noise} --out"
     told = finished(f"train --sampling {name} --relation {relation} {options}", out)
     report, page = report_of(out), page_of(out)
     guarantee = report["guarantee"]
     assert (guarantee["sampling"], guarantee["relation"]) == (name, relation)
-    assert 0 < guarantee["epsilon"] <= 8
+    assert 0 < guarantee["epsilon"] <= (8 if name == "allocation" else 20)
     assert guarantee["releases"] == (4 if name == "allocation" else 3)
     about = [warning["about"] for warning in report["warnings"]]
     assert about == (["sampling"] if name == "shuffle" else [])
@@ -94,9 +94,9 @@ def test_a_run_on_the_digits(tmp_path, name):
     if name == "allocation":
         assert "steps was rounded up from 3 to 4, 2 epochs of 2 steps" in told
     assert {
-        "allocation": "718 of 1,437 records expected",
+        "allocation": "in every epoch each is in 1 of 2 steps, drawn for it alone",
         "shuffle": "one pass over the records",
-        "truncated_poisson": "; of more than 1,",
+        "truncated_poisson": "that many are kept at random (truncated Poisson sampling)",
     }[name] in page
     assert f"--sampling {name}" in report["command"]
 
@@ -162,7 +162,6 @@ def test_noise_on_a_grid_is_correlated_too(tmp_path):
         assert words in page
     assert "Floating-point attacks" not in page
     assert report_of(out)["guarantee"]["epsilon"] <= 3
-    finished("train --resume --out", out)
 
 
 def test_a_finished_run_is_resumed_with_its_strategy(reported, tmp_path):
@@ -182,9 +181,8 @@ def test_a_dry_run_of_a_strategy_says_what_it_costs():
     assert answer["steps"] == 8
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_a_run_is_audited_under_its_own_relation(reported, tmp_path, name):
-    out = shutil.copytree(reported[name][0], tmp_path / name)
+def test_a_run_is_audited_under_its_own_relation(reported, tmp_path):
+    out = shutil.copytree(reported["buffered"][0], tmp_path / "buffered")
     told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
     row = json.loads(told.splitlines()[-1])
     assert row["proven"] <= 3
