@@ -149,7 +149,6 @@ def test_warnings_appear_exactly_when_they_should(result, tmp_path):
         ([], {"delta": 0.99 / 300}),
         (["delta"], {"delta": 1 / 300}),
         (["epsilon"], {"noise_multiplier": 0.3}),
-        (["delta"], {"delta": 0.5}),
         (["epsilon", "delta"], {"noise_multiplier": 0.05, "delta": 0.1}),
         (["epsilon"], {"algorithm": "adadp-as-published"}),
     ):

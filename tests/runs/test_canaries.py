@@ -292,7 +292,10 @@ def test_records_of_ones_own_are_audited_and_a_run_goes_on_with_the_same(tmp_pat
 
 @pytest.mark.parametrize(
     ("kind", "number", "less", "charged", "most"),
-    [("gradient", 300, 50, 20.0, 1.5), ("pixel", 64, 100, 50.0, 0.7)],
+    [
+        pytest.param("gradient", 300, 50, 20.0, 1.5, marks=pytest.mark.slow),
+        ("pixel", 64, 100, 50.0, 0.7),
+    ],
 )
 def test_a_right_run_is_audited_and_a_broken_one_caught(
     tmp_path, monkeypatch, kind, number, less, charged, most
