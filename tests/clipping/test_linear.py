@@ -367,7 +367,7 @@ WHOLE = {
         "wv",
     ),
     "returned": (lambda p, x: x @ lax.scan(lambda c, _: (c, p["w"]), 0.0, x)[1][0], "w", "w"),
-    "added in a loop": (added_in_a_loop, "wv", "wv"),
+    "added in a loop": (added_in_a_loop, "wv", "w"),
     "joined batch": (joined_batch, ["stack", "other"], ["stack", "other"]),
     "looked up in a loop": (
         lambda p, x: lax.map(lambda w: w[jnp.argmax(x, axis=1)], p["stack"]),
