@@ -151,11 +151,6 @@ def test_every_example_gets_its_own_randomness_in_every_pass():
     assert fewer == {record: whole[record] for record in fewer}
 
 
-def test_bf16_parameters_are_summed_in_float32():
-    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (PARAMS, data_of(5)))
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(ONCE(*low)[0]))
-
-
 def test_vmap_over_seeds_and_scan():
     stacked = jax.tree.map(lambda p: jnp.stack([p, p + 1.0]), PARAMS)
     data = data_of(5)

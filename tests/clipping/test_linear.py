@@ -66,11 +66,6 @@ def low_rank_layers(p, x):
     return through_layers(x, weights, lambda w: w[0] + 0.5 * (w[1] @ w[2]))
 
 
-def rematerialised_layers(p, x):
-    step = jax.checkpoint(lambda h, w: (tanh(h @ (w[0] + 0.5 * (w[1] @ w[2]))), None))
-    return lax.scan(step, x, (p["stack"], p["downs"], p["ups"]))[0]
-
-
 def half_stacked_before(p, x):
     update = jnp.einsum("ldr,rn->ldn", p["downs"], p["b"])
     return through_layers(x, p["stack"] + update)
@@ -96,7 +91,6 @@ UPDATES = {
     "trained scales": (lambda p, x: x @ (p["w"] / jnp.exp(p["g"])[:, None]), "wg", "g"),
     "columns": (lambda p, x: x @ (p["g"][None] * p["w"]), "wg", "g"),
     "low-rank layers": (low_rank_layers, STACKS, ""),
-    "rematerialised layers": (rematerialised_layers, STACKS, ""),
     "shared by layers": (
         lambda p, x: through_layers(x, p["stack"], lambda w: w + p["a"] @ p["b"]),
         ["stack", "a", "b"],
