@@ -71,14 +71,18 @@ def _parts(leaf):
     return found
 
 
-def contributed(loss_fn, params, batch, rule, engine, scale=None, bound=None, **options):
+def contributed(loss_fn, params, batch, rule, engine, **options):
     """float64 [m]: the norms of what every record adds, for rules with weights and no scale."""
-    run, kinds = compiled(loss_fn, rule, engine, **options)
-    value, log, _ = run(params, batch, scale, bound)
+    return added(compiled(loss_fn, rule, engine, **options), params, batch)
+
+
+def added(made, params, batch, bound=None):
+    """As ``contributed``, of what ``compiled`` made."""
+    run, kinds = made
+    value, log, _ = run(params, batch, None, bound)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
     assert set(kinds) <= {Arrays, Layer, Factors}
-    squares = sum(added_squares(parts, np.asarray(weights)) for parts, weights in log)
-    return np.sqrt(squares)
+    return np.sqrt(sum(added_squares(parts, np.asarray(weights)) for parts, weights in log))
 
 
 def added_squares(parts, weights):
@@ -323,21 +327,24 @@ def records(make, rows, seed):
     return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *made)
 
 
-def ascend(loss_fn, params, record, steps=20):
-    """A record moved to where its terms cancel most: down the gradient of its gradient's norm."""
+def ascent(loss_fn, params):
+    """(record, rows) -> records on the way to where its terms cancel most.
+
+    Each is moved down the gradient of its gradient's norm.
+    """
 
     def log_norm(x):
         grads = jax.tree.leaves(jax.grad(loss_fn)(params, x))
         return jnp.log(sum(jnp.sum(jnp.square(g)) for g in grads) + 1e-30)
 
-    @jax.jit
-    def step(x):
-        slope = jax.grad(log_norm)(x)
-        length = jnp.sqrt(jnp.sum(jnp.square(slope)))
-        moved = x - 0.03 * slope * jnp.sqrt(jnp.sum(jnp.square(x))) / jnp.maximum(length, 1e-30)
-        return jnp.where(jnp.isfinite(moved), moved, x)
+    @functools.partial(jax.jit, static_argnums=1)
+    def climb(record, rows):
+        def step(x, _):
+            slope = jax.grad(log_norm)(x)
+            length = jnp.sqrt(jnp.sum(jnp.square(slope)))
+            moved = x - 0.03 * slope * jnp.sqrt(jnp.sum(jnp.square(x))) / jnp.maximum(length, 1e-30)
+            return jnp.where(jnp.isfinite(moved), moved, x), x
 
-    found = [record]
-    for _ in range(steps):
-        found.append(step(found[-1]))
-    return jnp.stack(found)
+        return lax.scan(step, record, length=rows)[1]
+
+    return climb

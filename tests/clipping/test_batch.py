@@ -9,6 +9,7 @@ import pytest
 import jaxdp
 from jaxdp.clipping import rounding
 from jaxdp.types import Draw
+from tests.clipping.references import refuses
 
 RULES = [
     jaxdp.clip(1.0),
@@ -72,12 +73,6 @@ def test_a_forgotten_mask_is_refused_in_words():
         jax.jit(lambda u: chain.update(u, chain.init(PARAMS), PARAMS)[0])({"w": rows})
 
 
-@pytest.mark.parametrize("mask", ["none", "ALL", ""])
-def test_a_word_other_than_all_is_refused(mask):
-    with pytest.raises(ValueError, match=r'mask must be bool \[4\] or "all", got'):
-        jaxdp.clipped_grad(loss, jaxdp.clip(1.0))(PARAMS, jnp.ones((4, 3, 2)), mask)
-
-
 def test_all_is_a_mask_that_lets_every_row_through():
     rows, grad_fn = drawn()[0], jaxdp.clipped_grad(loss, jaxdp.clip(1.0))
     word, info = grad_fn(PARAMS, rows, "all")
@@ -89,15 +84,19 @@ def test_all_is_a_mask_that_lets_every_row_through():
         np.testing.assert_array_equal(word.value["w"], other.value["w"])
 
 
-def test_a_batch_and_another_mask_are_refused_together():
-    batch = jaxdp.Batch(jnp.ones((4, 3, 2)), jnp.ones(4, bool))
-    for mask in (jnp.ones(4, bool), "all"):
-        with pytest.raises(ValueError, match="mask must not be given with a Batch"):
-            jaxdp.clipped_grad(loss, jaxdp.clip(1.0))(PARAMS, batch, mask)
+def test_other_words_and_a_mask_beside_a_batch_are_refused():
+    grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(1.0))
+    rows, mask = jnp.ones((4, 3, 2)), jnp.ones(4, bool)
+    for word in ("none", "ALL", ""):
+        refuses(word, r'mask must be bool \[4\] or "all", got', grad_fn, PARAMS, rows, word)
+    for given in (mask, "all"):
+        words = "mask must not be given with a Batch"
+        refuses(given, words, grad_fn, PARAMS, jaxdp.Batch(rows, mask), given)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16, 64])
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+    ("rows", "kind"), [(1, np.asarray), (5, jnp.asarray), (16, np.asarray), (64, jnp.asarray)]
+)
 def test_the_batches_of_a_draw_are_its_passes(rows, kind):
     data = {"x": kind(np.arange(80.0, dtype=np.float32).reshape(40, 2)), "y": kind(np.arange(40))}
     sampler = jaxdp.dp_sgd(1.0, 1.0, 20, 40).sampler(40, physical_batch_size=rows)
@@ -129,13 +128,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_batch_that_does_not_fit_together_is_refused(name):
-    data, mask, message = BAD[name]
-    with pytest.raises(ValueError, match=message):
-        jaxdp.Batch(data, mask)
-    with pytest.raises(ValueError, match=message):
-        jax.jit(lambda: jaxdp.Batch(data, mask).mask)()
+def test_a_batch_that_does_not_fit_together_is_refused():
+    for name, (data, mask, message) in BAD.items():
+        refuses(name, message, jaxdp.Batch, data, mask)
+        traced = jax.jit(lambda data=data, mask=mask: jaxdp.Batch(data, mask).mask)
+        refuses(name, message, traced)
 
 
 def test_a_batch_is_a_pytree_that_jax_may_fill_with_anything():
@@ -171,28 +168,29 @@ def test_a_batch_shows_no_records():
     )
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-@pytest.mark.parametrize("size", [None, 1, 4])
-def test_a_batch_without_rows_sums_to_zero(rule, size):
-    def with_aux(params, example):
-        return jnp.sum(jnp.sin(example @ params["w"])), {"seen": example}
+def with_aux(params, example):
+    return jnp.sum(jnp.sin(example @ params["w"])), {"seen": example}
 
-    grad_fn = jaxdp.clipped_grad(with_aux, rule, microbatch_size=size)
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_batch_without_rows_sums_to_zero(rule):
     empty = jaxdp.Batch(jnp.zeros((0, 4, 3)), jnp.zeros(0, bool))
-    for run in (grad_fn, jaxdp.clipped_grad(with_aux, rule, "ghost", size)):
-        summed, info = run(PARAMS, empty)
+    for engine, size in (("auto", None), ("auto", 1), ("auto", 4), ("ghost", None), ("ghost", 4)):
+        grad_fn = jaxdp.clipped_grad(with_aux, rule, engine, size)
+        summed, info = grad_fn(PARAMS, empty)
         np.testing.assert_array_equal(summed.value["w"], np.zeros((3, 2)))
         assert info.norms.shape == info.mask.shape == info.clipped.shape == (0,)
         assert info.aux["seen"].shape == (0, 4, 3)
-    assert len(grad_fn.plan(PARAMS, empty)) == 1
+        assert len(grad_fn.plan(PARAMS, empty)) == 1
     data = jnp.ones((2, 4, 3))
     for passes, rows in ((0, 4), (1, 0)):
         draw = Draw(np.zeros((passes, rows), np.int32), np.zeros((passes, rows), bool), 0, 2)
         np.testing.assert_array_equal(grad_fn.sum(PARAMS, data, draw)[0].value["w"], 0.0)
         assert len(list(draw.batches(data))) == passes
-    tx = jaxdp.clip_and_sum(rule)
-    found = tx.update({"w": jnp.zeros((0, 3, 2))}, tx.init(PARAMS), PARAMS, mask=empty.mask)
-    np.testing.assert_array_equal(found[0].value["w"], np.zeros((3, 2)))
+    found, _ = jaxdp.clip_and_sum(rule).update(
+        {"w": jnp.zeros((0, 3, 2))}, (), PARAMS, mask=empty.mask
+    )
+    np.testing.assert_array_equal(found.value["w"], np.zeros((3, 2)))
 
 
 def test_a_batch_without_rows_has_keys_of_none_and_votes_of_none():

@@ -1,5 +1,7 @@
 """Chains of one's own: where a sum cannot go, in words; scales and bounds; Flax's own steps."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,8 @@ from jaxdp.optimizers.adadp import Box, adadp, scale_by_adadp
 from jaxdp.optimizers.adaptive import adam_moments, scale_by_moments
 from jaxdp.optimizers.pigdo import Preconditioner, piadam
 from jaxdp.optimizers.quantile import quantile_clip
+from tests.clipping.references import refuses
+from tests.clipping.test_rules import norm64
 
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
 DATA = (jax.random.normal(jax.random.key(0), (8, 3)), jax.random.normal(jax.random.key(1), (8, 2)))
@@ -53,15 +57,14 @@ EARLY = {
 }
 
 
-@pytest.mark.parametrize("name", EARLY)
-def test_before_the_noise_nothing_opens_a_sum(name):
-    tx = EARLY[name]()
-    given = summed()
-    with pytest.raises(TypeError, match=r"Put privatize .* first in the optax chain, before scale"):
-        tx.update(given, tx.init(PARAMS), PARAMS)
-    assert not given.ticket.spent
-    with pytest.raises(TypeError, match=r"Put privatize .* first in the optax chain, before scale"):
-        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), given)
+def test_before_the_noise_nothing_opens_a_sum():
+    words, given = r"Put privatize .* first in the optax chain, before scale", summed()
+    for name, make in EARLY.items():
+        tx = make()
+        state = tx.init(PARAMS)
+        refuses(name, words, tx.update, given, state, PARAMS, error=TypeError)
+        refuses(name, words, jaxdp.compile_update(tx), PARAMS, state, given, error=TypeError)
+        assert not given.ticket.spent, name
 
 
 def test_what_comes_after_the_noise_may_be_anything():
@@ -98,13 +101,11 @@ def test_a_plain_gradient_is_refused_with_the_remedy():
         jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), plain)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [lambda s: s / 8, lambda s: 2 * s, lambda s: s * 2, lambda s: s - s, list, lambda s: s["w"]],
-)
-def test_arithmetic_on_a_sum_is_refused_in_words(use):
-    with pytest.raises(TypeError, match="un-noised sum, which nothing but privatize may open"):
-        use(summed())
+def test_arithmetic_on_a_sum_is_refused_in_words():
+    given = summed()
+    uses = [lambda s: s / 8, lambda s: 2 * s, lambda s: s * 2, lambda s: s - s, lambda s: s["w"]]
+    for number, use in enumerate([*uses, list]):
+        refuses(number, "un-noised sum, which nothing but priv", use, given, error=TypeError)
 
 
 FROZEN = {"w": True, "b": False}
@@ -186,8 +187,15 @@ def test_nnx_optimizer_by_two_lines():
 # ------------------------------------------------------------------- scale and bound
 
 
-def rows(params, data=DATA):
-    return jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, *data)
+@jax.jit
+def rows(params):
+    return jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, *DATA)
+
+
+def close(a, b, **within):
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((a, b)))
+    within = within or {"rtol": 2e-4, "atol": 2e-5}
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **within), a, b)
 
 
 RULES = [
@@ -201,81 +209,62 @@ SCALE = {"w": jnp.asarray([[0.5, 2.0], [1.0, 4.0], [0.1, 1.0]]), "b": jnp.asarra
 MASK = jnp.arange(8) % 3 != 0
 
 
-@pytest.mark.parametrize("scale", [None, SCALE])
-@pytest.mark.parametrize("bound", [None, 0.05, jnp.float32(0.05), jnp.float32(jnp.nan)])
+BOUNDS = [None, 0.05, jnp.float32(0.05), jnp.float32(jnp.nan)]
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-def test_clip_and_sum_equals_the_engine_with_scales_and_bounds(rule, scale, bound):
-    link = jaxdp.clip_and_sum(rule)
+def test_clip_and_sum_equals_the_engine_with_scales_and_bounds(rule):
+    link, grads = jaxdp.clip_and_sum(rule), rows(PARAMS)
     grad_fn = jaxdp.clipped_grad(loss_fn, rule, "vmap")
-    given = {"scale": scale, "bound": bound}
-
-    def by_link():
-        return link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask=MASK, **given)[0]
-
-    if bound is not None and rule != RULES[0]:
+    by_link = lambda **given: link.update(grads, (), PARAMS, mask=MASK, **given)[0]  # noqa: E731
+    if rule != RULES[0]:
         with pytest.raises(ValueError, match="bound must be None"):
-            by_link()
-        return
-    found, (wanted, _) = by_link(), grad_fn(PARAMS, DATA, MASK, **given)
-    for a, b in ((found.value, wanted.value), (found.unscale, wanted.unscale)):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-11), a, b)
-    assert float(found.l2) == float(wanted.l2)
-    assert (found.votes is None) is (wanted.votes is None) is (bound is None)
-    if bound is not None:
-        assert float(found.votes) == float(wanted.votes)
+            by_link(bound=0.05)
+    for scale in (None, SCALE):
+        for bound in BOUNDS if rule == RULES[0] else BOUNDS[:1]:
+            given = {"scale": scale, "bound": bound}
+            found, (wanted, _) = by_link(**given), grad_fn(PARAMS, DATA, MASK, **given)
+            for a, b in ((found.value, wanted.value), (found.unscale, wanted.unscale)):
+                close(a, b, rtol=1e-5, atol=1e-11)
+            assert float(found.l2) == float(wanted.l2), given
+            assert (found.votes is None) is (wanted.votes is None) is (bound is None), given
+            if bound is not None:
+                assert float(found.votes) == float(wanted.votes), given
 
 
 @pytest.mark.parametrize("scale", [None, SCALE])
 def test_no_record_adds_more_than_the_bound_of_the_step(scale):
     link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
-    one = jnp.arange(8) == 2
     given = {"scale": scale, "bound": jnp.float32(0.05)}
     large = jax.tree.map(lambda g: 1e6 * g, rows(PARAMS))
-    found, _ = link.update(large, link.init(PARAMS), PARAMS, mask=one, **given)
-    norm = np.sqrt(
-        sum(np.sum(np.square(np.asarray(v, np.float64))) for v in jax.tree.leaves(found.value))
-    )
-    assert 0.049 < norm <= 0.05 < found.l2 < 0.06
+    found, _ = link.update(large, (), PARAMS, mask=jnp.arange(8) == 2, **given)
+    assert 0.049 < norm64(found.value) <= 0.05 < found.l2 < 0.06
 
 
 def test_bad_scales_and_bounds():
-    link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
-
-    def update(**given):
-        return link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask="all", **given)
-
-    for bound in (0.0, -1.0, float("nan"), 1e11):
-        with pytest.raises(ValueError, match="bound must be"):
-            update(bound=bound)
-    with pytest.raises(ValueError, match="bound must be a floating-point scalar"):
-        update(bound=jnp.ones(2))
-    for scale in ({"w": SCALE["w"]}, {"w": SCALE["b"], "b": SCALE["w"]}, jnp.float32(1.0)):
-        with pytest.raises(ValueError, match="scale must be shaped like"):
-            update(scale=scale)
+    link, grads = jaxdp.clip_and_sum(jaxdp.clip(0.5)), rows(PARAMS)
+    bad = [
+        *({"bound": bound} for bound in (0.0, -1.0, float("nan"), 1e11, jnp.ones(2))),
+        {"scale": {"w": SCALE["w"]}},
+        {"scale": {"w": SCALE["b"], "b": SCALE["w"]}},
+        {"scale": jnp.float32(1.0)},
+    ]
+    for given in bad:
+        words = "bound must be" if "bound" in given else "scale must be shaped like"
+        refuses(given, words, link.update, grads, (), PARAMS, mask="all", **given)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("scales", "scale"),
-        ("Scale", "scale"),
-        ("scale_", "scale"),
-        ("sacle", "scale"),
-        ("bounds", "bound"),
-        ("Bound", "bound"),
-        ("masks", "mask"),
-    ],
-)
-def test_a_slip_of_the_pen_is_not_swallowed(name, meant):
-    link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
-    with pytest.raises(ValueError, match=f"{meant} must be given by that name, got '{name}'"):
-        link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask="all", **{name: SCALE})
+SLIPS = {"scale": ("scales", "Scale", "scale_", "sacle"), "bound": ("bounds", "Bound")}
 
 
-def test_arguments_of_other_links_pass():
-    link = jaxdp.clip_and_sum(jaxdp.clip(0.5))
+def test_a_slip_of_the_pen_is_not_swallowed_and_arguments_of_other_links_pass():
+    link, grads = jaxdp.clip_and_sum(jaxdp.clip(0.5)), rows(PARAMS)
+    for meant, names in {**SLIPS, "mask": ("masks",)}.items():
+        for name in names:
+            words = f"{meant} must be given by that name, got '{name}'"
+            refuses(name, words, link.update, grads, (), PARAMS, mask="all", **{name: SCALE})
     others = dict.fromkeys(("key", "energy", "leaked", "value", "loss_scale", "step", "rng"))
-    link.update(rows(PARAMS), link.init(PARAMS), PARAMS, mask="all", **others)
+    link.update(grads, (), PARAMS, mask="all", **others)
 
 
 def engine_steps(engine, steps=4):
@@ -299,11 +288,6 @@ def chain_steps(tx, reads, mechanism, steps=4):
         updates, state = tx.update(rows(params), state, params, mask="all", key=key, **reads(state))
         params = optax.apply_updates(params, updates)
     return params, state
-
-
-def close(a, b):
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((a, b)))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5), a, b)
 
 
 def varies(scales):
@@ -371,3 +355,76 @@ def test_the_noise_follows_the_bound_and_the_scale():
     found, _ = tx.update(none, tx.init(wide), wide, mask="all", key=key, bound=0.05, scale=scale)
     std = z * 0.05 * (1 + rounding.of_sum(2**14)) / 8 * 3
     np.testing.assert_allclose(np.std(np.asarray(found["w"])), std, rtol=0.015)
+
+
+# ------------------------------------------------------------------- the link by itself
+
+
+def test_the_optax_native_way_equals_the_function(linear):
+    params, batch, loss_fn = linear
+    data, mask = batch(9), jnp.arange(9) < 7
+    key = jaxdp.tickets.simulated_key(jax.random.key(3), {"gradient": 0.5})
+    tx = optax.chain(jaxdp.clip_and_sum(jaxdp.clip(1.0)), jaxdp.privatize(0.5, 8.0), optax.sgd(0.1))
+
+    @jax.jit
+    def step(params, state, key):
+        grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, data)
+        return tx.update(grads, state, params, mask=mask, key=key)[0]
+
+    native = step(params, tx.init(params), key)
+    summed, _ = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(params, data, mask)
+    plain = optax.chain(jaxdp.privatize(0.5, 8.0), optax.sgd(0.1))
+    direct, _ = plain.update(summed, plain.init(params), params, key=key)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), native, direct)
+
+
+def test_gradients_of_a_batch_mean_are_refused_where_shapes_tell():
+    grads, one = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(())}, {"w": jnp.zeros((7, 4))}
+    ragged = {"a": jnp.zeros((3, 2)), "b": jnp.zeros((4, 2))}
+    few = {"mask": jnp.ones(2, bool)}
+    everyone = {"mask": "all"}
+    for given, params, options, words in (
+        (grads, grads, everyone, "updates must be per-example gradients"),
+        (one, one, everyone, r"over parameters \[\(7, 4\)\], got \[\(7, 4\)\]"),
+        (one, None, everyone, "params must be passed"),
+        (ragged, {"a": jnp.zeros(2), "b": jnp.zeros(2)}, everyone, "one and the same m"),
+        (one, {"w": jnp.zeros(4)}, few, "mask must be bool"),
+    ):
+        refuses(
+            words, words, jaxdp.clip_and_sum(jaxdp.clip(1.0)).update, given, (), params, **options
+        )
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "grid"])
+def test_noise_std_is_that_of_the_noise_that_the_mechanism_adds(noise):
+    """Before: ``clip_and_sum(rule)`` allowed for 2^14 records, and the noise was 2 % larger."""
+    mech = jaxdp.dp_sgd(1.0, 0.5, 16, 200, noise=noise)
+    params = {"w": jnp.zeros(50)}
+    key, noise_only = mech.simulated_key(jax.random.key(1)), mech.privatize()
+    summed = jaxdp.Summed(params, mech.l2(params))  # noise_std is noise_multiplier times this l2
+    wanted, _ = noise_only.update(summed, noise_only.init(params), params, key=key)
+    for clip in (jaxdp.clip_and_sum(mech.rule), mech.clip_and_sum()):
+        tx = optax.chain(clip, mech.privatize())
+        none = {"w": jnp.zeros((4, 50))}
+        found, _ = tx.update(none, tx.init(params), params, mask="all", key=key)
+        np.testing.assert_array_equal(found["w"], wanted["w"])
+
+
+def test_noise_covers_rows_that_the_mechanism_does_not_expect_and_sums_of_several_devices():
+    """What a part of the records is allowed for does not do for a sum of parts."""
+    mech = jaxdp.dp_sgd(1.0, 0.5, 16, 200)
+    params, key = {"w": jnp.zeros(50)}, mech.simulated_key(jax.random.key(1))
+    clip, add = jaxdp.clip_and_sum(mech.rule), mech.privatize()
+
+    def noise_of(summed):
+        return float(jnp.linalg.norm(add.update(summed, add.init(params), params, key=key)[0]["w"]))
+
+    def sum_of(rows):
+        grads = {"w": jnp.zeros((rows, 50))}
+        return clip.update(grads, clip.init(params), params, mask="all")[0]
+
+    few, many = sum_of(4), sum_of(mech.most_records + 1)
+    added = dataclasses.replace(few, value=jax.tree.map(jnp.add, few.value, few.value))
+    assert noise_of(few) < noise_of(many) == noise_of(added)
+    with pytest.raises(ValueError, match="most_records must be at least"):
+        mech.clip_and_sum().update({"w": jnp.zeros((1057, 50))}, None, params, mask="all")

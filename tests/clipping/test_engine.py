@@ -1,3 +1,8 @@
+"""The gradient as users call it: masks, passes, keys, shapes, what it traces and what it refuses."""
+
+import functools
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,23 +10,11 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import models
 from jaxdp.clipping import rounding
 from jaxdp.types import Draw
-
-
-def by_hand(loss_fn, params, batch, bound):
-    """The clipped sum, one example and one NumPy line at a time, in float64."""
-    bound = bound * (1.0 - rounding.MARGIN)
-    rows = jax.tree.leaves(batch)[0].shape[0]
-    total = jax.tree.map(lambda p: np.zeros(p.shape), params)
-    grad_fn = jax.jit(jax.grad(loss_fn))
-    for i in range(rows):
-        grad = grad_fn(params, jax.tree.map(lambda x, i=i: x[i], batch))
-        grad = jax.tree.map(lambda g: np.asarray(g, np.float64), grad)
-        norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grad)))
-        total = jax.tree.map(lambda t, g, n=norm: t + g * min(1.0, bound / n), total, grad)
-    return total
+from tests.clipping.architectures import jit, opened
+from tests.clipping.references import refuses
+from tests.clipping.test_rules import norm64
 
 
 def assert_close(a, b, rtol=3e-4):
@@ -29,108 +22,113 @@ def assert_close(a, b, rtol=3e-4):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=rtol * scale), a, b)
 
 
-def test_mnist_cnn_against_one_example_at_a_time():
-    model = models.build("mnist-cnn", num_classes=10, example_shape=(28, 28, 1))
-    params = models.init(model, jax.random.key(0), (28, 28, 1))
-    loss_fn = models.cross_entropy(model)
-    x = jax.random.uniform(jax.random.key(1), (6, 28, 28, 1))
-    batch = (x, jnp.arange(6, dtype=jnp.int32))
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1))
-
-    @jax.jit
-    def compiled(params, batch):
-        summed, info = grad_fn(params, batch, "all")
-        return summed.value, info
-
-    summed, info = compiled(params, batch)
-    assert_close(summed, by_hand(loss_fn, params, batch, 0.1))
-    assert info.clipped.all()
-    losses = [loss_fn(params, (batch[0][i], batch[1][i])) for i in range(6)]
-    np.testing.assert_allclose(info.losses, losses, rtol=1e-5)
+def by_hand(data, bound, chosen=slice(None)):
+    """The clipped sum in float64; every example is its own gradient."""
+    rows = {name: np.asarray(x, np.float64)[chosen] for name, x in data.items()}
+    norms = np.sqrt(sum(np.sum(x.reshape(len(x), -1) ** 2, axis=1) for x in rows.values()))
+    weights = np.minimum(1.0, bound * (1.0 - rounding.MARGIN) / norms)
+    return {name: np.tensordot(weights, x, 1) for name, x in rows.items()}
 
 
-def test_mixed_clipping(linear):
-    params, batch, loss_fn = linear
-    data = batch(40)
-    summed, info = jaxdp.clipped_grad(loss_fn, jaxdp.clip(2.5))(params, data, "all")
-    assert 0 < info.clipped.sum() < 40
-    assert_close(summed.value, by_hand(loss_fn, params, data, 2.5))
+@functools.cache
+def data_of(rows, scale=1.0):
+    keys = jax.random.split(jax.random.key(0), 2)
+    shapes = {"w": (rows, 3, 2), "b": (rows, 2)}
+    each = zip(keys, shapes.items(), strict=True)
+    return {name: scale * jax.random.normal(key, shape) for key, (name, shape) in each}
+
+
+PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+
+
+def loss_fn(params, example):
+    return jnp.vdot(params["w"], example["w"]) + jnp.vdot(params["b"], example["b"])
+
+
+GRAD_FN = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
+
+
+def test_mixed_clipping():
+    summed, info = jaxdp.clipped_grad(loss_fn, jaxdp.clip(2.5))(PARAMS, data_of(90), "all")
+    assert 0 < info.clipped.sum() < 90
+    assert_close(summed.value, by_hand(data_of(90), 2.5))
     assert summed.l2 == 2.5 * (1.0 + rounding.of_sum(2**14))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 16, 100])
-def test_the_size_of_a_pass_changes_nothing(linear, rows):
-    params, batch, loss_fn = linear
-    data = batch(90)
+def test_the_size_of_a_pass_changes_nothing(rows):
     sampler = jaxdp.dp_sgd(1.0, 2.5, 45, 90).sampler(
         90, secret=jaxdp.Secret.from_seed(1), physical_batch_size=rows
     )
-    draw = sampler.draw()
+    draw, grad_fn = sampler.draw(), jaxdp.clipped_grad(loss_fn, jaxdp.clip(2.5))
     chosen = draw.indices[draw.mask]
-    summed, infos = jaxdp.clipped_grad(loss_fn, jaxdp.clip(2.5)).sum(params, data, draw, told=True)
-    picked = jax.tree.map(lambda x: x[chosen], data)
-    assert_close(summed.value, by_hand(loss_fn, params, picked, 2.5))
+    summed, infos = grad_fn.sum(PARAMS, data_of(90), draw, told=True)
+    assert_close(summed.value, by_hand(data_of(90), 2.5, chosen))
     assert len(infos) == max(1, -(-len(chosen) // rows))
 
 
-def test_passes_of_all_sizes_compile_once(linear):
-    params, batch, _ = linear
+def test_passes_of_all_sizes_compile_once():
     traces = []
 
-    def loss_fn(params, example):
+    def counted(params, example):
         traces.append(1)
-        return jnp.sum(params["w"] * example["w"]) + jnp.sum(params["b"] * example["b"])
+        return loss_fn(params, example)
 
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
+    grad_fn = jaxdp.clipped_grad(counted, jaxdp.clip(1.0))
     sampler = jaxdp.dp_sgd(1.0, 1.0, 40, 90).sampler(90, physical_batch_size=8)
     passes = set()
     for _ in range(12):
         draw = sampler.draw()
-        grad_fn.sum(params, batch(90), draw)
+        grad_fn.sum(PARAMS, data_of(90), draw)
         passes.add(len(draw.indices))
     assert len(passes) > 1
     once = len(traces)
-    grad_fn.sum(params, batch(90), sampler.draw())
+    grad_fn.sum(PARAMS, data_of(90), sampler.draw())
     assert len(traces) == once <= 2
 
 
-def test_passes_give_away_no_array_of_the_user(linear):
+def test_passes_give_away_no_array_of_the_user():
     # The running totals are donated from pass to pass; parameters and data must not be.
-    params, batch, loss_fn = linear
-    data = batch(90)
+    params, data = jax.tree.map(jnp.copy, (PARAMS, data_of(90)))
     sampler = jaxdp.dp_sgd(1.0, 1.0, 40, 90).sampler(90, physical_batch_size=8)
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
-    first, _ = grad_fn.sum(params, data, sampler.draw())
+    first, _ = GRAD_FN.sum(params, data, sampler.draw())
     kept = jax.tree.map(np.array, first.value)
-    grad_fn.sum(params, data, sampler.draw())
+    GRAD_FN.sum(params, data, sampler.draw())
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, data, first.value)))
     assert_close(first.value, kept)
 
 
-def test_clip_infos_of_a_draw_are_kept_where_asked_for_alone(linear):
-    params, batch, loss_fn = linear
-    grad_fn, data = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0)), batch(12)
-    draw = Draw(np.arange(12, dtype=np.int32).reshape(4, 3), np.ones((4, 3), bool), 0, 12)
-    (quiet, none), (loud, infos) = (grad_fn.sum(params, data, draw, told=t) for t in (False, True))
+def test_clip_infos_of_a_draw_are_kept_where_asked_for_alone():
+    draw = Draw(np.arange(12, dtype=np.int32).reshape(4, 3), np.ones((4, 3), bool), 0, 90)
+    (quiet, none), (loud, infos) = (
+        GRAD_FN.sum(PARAMS, data_of(90), draw, told=told) for told in (False, True)
+    )
     assert none == []
     assert [info.norms.shape for info in infos] == [(3,)] * 4
     assert infos[0].plan
     jax.tree.map(np.testing.assert_array_equal, quiet.value, loud.value)
 
 
-def test_masked_rows_and_empty_draws_add_nothing(linear):
-    params, batch, loss_fn = linear
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
-    data = batch(5)
-    mask = jnp.asarray([True, False, True, False, False])
-    summed, info = grad_fn(params, data, mask)
-    kept = jax.tree.map(lambda x: x[jnp.asarray([0, 2])], data)
-    assert_close(summed.value, by_hand(loss_fn, params, kept, 1.0))
-    assert not (info.clipped & ~mask).any()
-    empty, _ = grad_fn(params, data, jnp.zeros(5, bool))
-    assert all(not leaf.any() for leaf in jax.tree.leaves(empty.value))
+ONCE = opened(GRAD_FN)
+
+
+def test_masked_rows_and_empty_draws_add_nothing():
+    summed, info = ONCE(PARAMS, data_of(5), np.asarray([True, False, True, False, False]))
+    assert_close(summed, by_hand(data_of(5), 1.0, [0, 2]))
+    assert not info.clipped[np.asarray([1, 3, 4])].any()
+    empty, _ = ONCE(PARAMS, data_of(5), np.zeros(5, bool))
     draw = Draw(np.zeros((1, 4), np.int32), np.zeros((1, 4), bool), 0, 5)
-    assert all(not leaf.any() for leaf in jax.tree.leaves(grad_fn.sum(params, data, draw)[0].value))
+    none = GRAD_FN.sum(PARAMS, data_of(5), draw)[0].value
+    assert not any(leaf.any() for leaf in jax.tree.leaves((empty, none)))
+
+
+def test_removing_any_record_moves_the_sum_by_at_most_the_bound():
+    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.7)))
+    whole = run(PARAMS, data_of(4, 100.0), np.ones(4, bool))[0]
+    for removed in range(4):
+        without = run(PARAMS, data_of(4, 100.0), np.arange(4) != removed)[0]
+        gap = norm64(jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), whole, without))
+        assert 0.99 * 0.7 <= gap <= 0.7 * (1 + 1e-6), removed
 
 
 def test_every_example_gets_its_own_randomness_in_every_pass():
@@ -153,98 +151,108 @@ def test_every_example_gets_its_own_randomness_in_every_pass():
     assert fewer == {record: whole[record] for record in fewer}
 
 
-def test_data_other_than_the_sampler_draws_from_is_refused(linear):
-    params, batch, loss_fn = linear
-    draw = jaxdp.dp_sgd(1.0, 1.0, 20, 90).sampler(90).draw()
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
-    with pytest.raises(ValueError, match="data must hold the records that"):
-        grad_fn.sum(params, batch(80), draw)
-    ragged = {"w": jnp.zeros((90, 3, 2)), "b": jnp.zeros((7, 2))}
-    with pytest.raises(ValueError, match="data must hold arrays"):
-        grad_fn.sum(params, ragged, draw)
+def test_vmap_over_seeds_and_scan():
+    stacked = jax.tree.map(lambda p: jnp.stack([p, p + 1.0]), PARAMS)
+    data = data_of(5)
+    once = lambda params: GRAD_FN(params, data, "all")[0].value  # noqa: E731
+    assert jit(jax.vmap(once))(stacked)["w"].shape == (2, 3, 2)
+    step = lambda carry, _: (jax.tree.map(jnp.add, carry, once(carry)), None)  # noqa: E731
+    out, _ = jit(lambda p: jax.lax.scan(step, p, None, length=3))(PARAMS)
+    assert_close(out, jax.tree.map(lambda x: 3 * x, by_hand(data_of(5), 1.0)))
 
 
-def test_bf16_parameters_are_summed_in_float32(linear):
-    params, batch, loss_fn = linear
-    low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
-    data = jax.tree.map(lambda x: x.astype(jnp.bfloat16), batch(30))
-    summed, _ = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(low, data, "all")
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(summed.value))
+# ------------------------------------------------------------------- what is traced, and its shapes
 
 
-@pytest.mark.parametrize("removed", range(4))
-def test_removing_any_record_moves_the_sum_by_at_most_the_bound(linear, removed):
-    params, batch, loss_fn = linear
-    data = batch(4, scale=100.0)
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.7))
-    mask = jnp.arange(4) != removed
-    with_all, without = grad_fn(params, data, "all")[0].value, grad_fn(params, data, mask)[0].value
-    gap = np.sqrt(
-        sum(
-            np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
-            for a, b in zip(jax.tree.leaves(with_all), jax.tree.leaves(without), strict=True)
-        )
+@pytest.mark.parametrize("rows", [None, 16], ids=["one physical batch", "several"])
+def test_a_hundred_draws_of_unlike_sizes_trace_the_loss_twice(rows):
+    # Once for the plan, and once for the compiled step.
+    chex.clear_trace_counter()
+    counted = chex.assert_max_traces(loss_fn, n=2)
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, 30, 90)
+    trainer = jaxdp.Trainer(
+        counted, mechanism, optax.sgd(0.01), data_of(90), physical_batch_size=rows
     )
-    assert 0.99 * 0.7 <= gap <= 0.7 * (1 + 1e-6)
+    state, sizes = trainer.init(PARAMS), set()
+    for batch in trainer.batches(100):
+        sizes.add(int(np.count_nonzero(batch.draw.mask)))
+        state, _ = trainer.step(state, batch)
+    assert len(sizes) > 10
+    trainer.close()
 
 
-def test_vmap_over_seeds_and_scan(linear):
-    params, batch, loss_fn = linear
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
-    stacked = jax.tree.map(lambda p: jnp.stack([p, p + 1.0]), params)
-    values = jax.vmap(lambda p: grad_fn(p, batch(5), "all")[0].value)(stacked)
-    assert values["w"].shape == (2, 3, 2)
+def test_a_user_jit_of_the_sum_and_the_update_is_traced_once():
+    chex.clear_trace_counter()
+    mechanism = jaxdp.dp_sgd(1.0, 1.0, 30, 90)
+    grad_fn = mechanism.clipped_grad(loss_fn)
+    tx = optax.chain(mechanism.privatize(), optax.sgd(0.01))
 
-    def body(carry, _):
-        return jax.tree.map(jnp.add, carry, grad_fn(carry, batch(5), "all")[0].value), None
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def step(params, opt_state, batch, key):
+        summed, _ = grad_fn(params, batch)
+        updates, opt_state = tx.update(summed, opt_state, params, key=key)
+        return optax.apply_updates(params, updates), opt_state
 
-    out, _ = jax.lax.scan(body, params, None, length=3)
-    assert out["w"].shape == (3, 2)
-
-
-BAD_LOSSES = [
-    (lambda p, e: p["w"], "scalar for one example, got shape"),
-    (lambda p, e: 1, "scalar for one example, got a int"),
-    (lambda p, e: jnp.sum(p["w"]), "loss_fn must depend on its example"),
-    (lambda p, e: jnp.sum(e["w"] > 0), "floating-point scalar, got int32"),
-    (lambda p, e: (jnp.sum(p["w"] * e["w"]), {"batch_stats": e["b"]}), "batch statistics"),
-]
-
-
-@pytest.mark.parametrize(("loss_fn", "message"), BAD_LOSSES)
-def test_bad_loss_values(linear, loss_fn, message):
-    params, batch, _ = linear
-    with pytest.raises(ValueError, match=message):
-        jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(params, batch(3), "all")
+    sampler = mechanism.sampler(90, physical_batch_size=90)
+    params, opt_state = PARAMS, tx.init(PARAMS)
+    for _ in range(20):
+        draw = sampler.draw()
+        (batch,) = draw.batches(data_of(90))
+        params, opt_state = step(params, opt_state, batch, draw.key())
+    chex.assert_tree_all_finite(params)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: jaxdp.clipped_grad(3, jaxdp.clip(1.0)), "loss_fn must be a function"),
-        (lambda: jaxdp.clipped_grad(lambda p: 0.0, jaxdp.clip(1.0)), "loss_fn must take"),
-        (lambda: jaxdp.clipped_grad(lambda p, key: 0.0, jaxdp.clip(1.0)), "loss_fn must take"),
-        (lambda: jaxdp.clipped_grad(lambda p, e: 0.0, optax.clip(1.0)), "rule must be a clipping"),
-        (lambda: jaxdp.clipped_grad(lambda p, e: 0.0, 0.1), "rule must be a clipping rule"),
-    ],
-)
-def test_bad_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+@pytest.mark.parametrize("engine", ["auto", "ghost", "vmap"])
+def test_the_shapes_of_a_clipped_sum(engine):
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine=engine)
+    value, info = jax.eval_shape(opened(grad_fn), PARAMS, data_of(5))
+    assert {name: (x.shape, x.dtype) for name, x in value.items()} == {
+        name: (x.shape, np.dtype(np.float32)) for name, x in PARAMS.items()
+    }
+    assert {x.shape for x in (info.norms, info.losses, info.clipped, info.mask)} == {(5,)}
 
 
-def test_bad_batches_masks_and_keys(linear):
-    params, batch, loss_fn = linear
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
+# ------------------------------------------------------------------- refusals
+
+
+def test_losses_that_are_not_scalars_of_their_example_are_refused():
+    for loss, words in (
+        (lambda p, e: p["w"], "scalar for one example, got shape"),
+        (lambda p, e: 1, "scalar for one example, got a int"),
+        (lambda p, e: jnp.sum(p["w"]), "loss_fn must depend on its example"),
+        (lambda p, e: jnp.float32(1.0), "loss_fn must depend on its example"),
+        (lambda p, e: jnp.sum(e["w"] > 0), "floating-point scalar, got int32"),
+        (lambda p, e: (jnp.sum(p["w"] * e["w"]), {"batch_stats": e["b"]}), "batch statistics"),
+    ):
+        grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(1.0))
+        refuses(words, words, grad_fn, PARAMS, data_of(3), "all")
+    for loss, rule, words in (
+        (3, jaxdp.clip(1.0), "loss_fn must be a function"),
+        (lambda p: 0.0, jaxdp.clip(1.0), "loss_fn must take"),
+        (lambda p, key: 0.0, jaxdp.clip(1.0), "loss_fn must take"),
+        (lambda p, e: 0.0, optax.clip(1.0), "rule must be a clipping"),
+        (lambda p, e: 0.0, 0.1, "rule must be a clipping rule"),
+    ):
+        refuses(words, words, jaxdp.clipped_grad, loss, rule)
+
+
+def test_bad_batches_masks_keys_bounds_and_data_are_refused():
     ragged = {"w": jnp.zeros((3, 3, 2)), "b": jnp.zeros((4, 2))}
-    with pytest.raises(ValueError, match="batch must hold arrays"):
-        grad_fn(params, ragged, "all")
-    with pytest.raises(ValueError, match=r"mask must be bool \[3\], got int32 \[3\]"):
-        grad_fn(params, batch(3), jnp.ones(3, jnp.int32))
-    with pytest.raises(ValueError, match=r"mask must be bool \[3\], got bool \[2\]"):
-        grad_fn(params, batch(3), jnp.ones(2, bool))
-    with pytest.raises(ValueError, match="rng must be None"):
-        grad_fn(params, batch(3), "all", rng=jax.random.key(0))
     needs = jaxdp.clipped_grad(lambda p, e, rng: jnp.sum(p["w"]), jaxdp.clip(1.0))
-    with pytest.raises(ValueError, match="rng must be a key"):
-        needs(params, batch(3), "all")
+    for grad_fn, batch, mask, options, words in (
+        (GRAD_FN, ragged, "all", {}, "batch must hold arrays"),
+        (GRAD_FN, data_of(3), jnp.ones(3, jnp.int32), {}, r"must be bool \[3\], got int32 \[3\]"),
+        (GRAD_FN, data_of(3), jnp.ones(2, bool), {}, r"must be bool \[3\], got bool \[2\]"),
+        (GRAD_FN, data_of(3), "all", {"rng": jax.random.key(0)}, "rng must be None"),
+        (needs, data_of(3), "all", {}, "rng must be a key"),
+    ):
+        refuses(words, words, grad_fn, PARAMS, batch, mask, **options)
+    draw = Draw(np.zeros((1, 2), np.int32), np.ones((1, 2), bool), 0, 3)
+    nan = float("nan")
+    for bound in (-1.0, 0, nan, 1e-11, True, "1", jnp.ones(3), jnp.int32(1), np.ones(2)):
+        refuses(bound, "bound must be", GRAD_FN, PARAMS, data_of(3), "all", bound=bound)
+        refuses(bound, "bound must be", GRAD_FN.sum, PARAMS, data_of(3), draw, bound=bound)
+    other = {"w": jnp.zeros((3, 3, 2)), "b": jnp.zeros((7, 2))}
+    refuses("records", "data must hold the records that", GRAD_FN.sum, PARAMS, data_of(5), draw)
+    refuses("ragged", "data must hold arrays", GRAD_FN.sum, PARAMS, other, draw)

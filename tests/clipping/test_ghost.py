@@ -1,4 +1,6 @@
-"""The ghost engine against the reference, on networks of every kind."""
+"""The engines against plain JAX, on networks of every kind; one broken example changes no other."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,26 +8,24 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp.clipping.ghost import factors
+from jaxdp.clipping.ghost import factors, leaves
 from jaxdp.clipping.ghost.leaves import Arrays
-from tests.clipping.architectures import ARCHITECTURES, opened
-from tests.clipping.test_rules import AIM
+from tests.clipping.architectures import ARCHITECTURES, ROWS, opened
+from tests.clipping.references import Reference, agrees, gap  # noqa: F401 (tests of losses take it from here)
+from tests.clipping.test_rules import AIM, norm64
+
+BROKEN = 1
+EVERYONE, OTHERS = np.ones(ROWS, bool), np.arange(ROWS) != BROKEN
 
 
-def gap(a, b):
-    """Relative distance of two trees."""
-    a, b = (
-        np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(t)])
-        for t in (a, b)
-    )
-    return np.linalg.norm(a - b) / np.linalg.norm(b)
+@functools.cache
+def reference(name):
+    return Reference(*ARCHITECTURES[name]())
 
 
 def compiled(name, engine, rule):
-    """The sum and the clipping information as a function of bound and scale."""
-    params, loss_fn, batch = ARCHITECTURES[name]()
-    run = opened(jaxdp.clipped_grad(loss_fn, rule, engine))
-    return lambda bound=None, scale=None: run(params, batch, scale=scale, bound=bound)
+    """The clipped sum as a function of parameters, batch, mask, key, scale and bound."""
+    return opened(jaxdp.clipped_grad(ARCHITECTURES[name]()[1], rule, engine))
 
 
 def unlike(name, engines):
@@ -38,69 +38,109 @@ def unlike(name, engines):
     return plans.values()
 
 
-LARGE = ("cifar_cnn", "residual", "rematerialised")
+def broken(batch, value):
+    """The batch with one example that is not finite, or None where it holds tokens."""
+    x, *rest = jax.tree.leaves(batch)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return None
+    return jax.tree.unflatten(jax.tree.structure(batch), [x.at[BROKEN].set(value), *rest])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_ghost_norms_and_sums_are_the_reference_s(name):
-    by_vmap = compiled(name, "vmap", jaxdp.clip(1.0))
-    bound = jnp.median(by_vmap(jnp.float32(1.0))[1].norms)
-    expected, reference = by_vmap(bound)
-    assert 0 < reference.clipped.sum() < reference.clipped.size
-    for engine in unlike(name, ("ghost", "auto") if name not in LARGE else ("auto",)):
-        found, info = compiled(name, engine, jaxdp.clip(1.0))(bound)
-        np.testing.assert_allclose(info.norms, reference.norms, rtol=1e-5)
-        # Ghost norms of 169 positions, which "auto" never takes, are enlarged on purpose.
-        assert gap(found, expected) < (1e-3 if (name, engine) == ("mnist_cnn", "ghost") else 1e-5)
-        np.testing.assert_allclose(info.losses, reference.losses, rtol=1e-5)
+def changes_no_other(run, params, batch, info):
+    """That a broken example adds nothing, and that the others add what they add without it."""
+    without, _ = run(params, batch, OTHERS)
+    for value in (jnp.inf, jnp.nan, 3e38):
+        found, again = run(params, broken(batch, value), EVERYONE)
+        np.testing.assert_allclose(again.norms[OTHERS], info.norms[OTHERS], rtol=1e-5)
+        if not np.isfinite(again.norms[BROKEN]):
+            masked, _ = run(params, broken(batch, value), OTHERS)
+            jax.tree.map(np.testing.assert_array_equal, found, masked)
+            # Batches with and without a broken example are summed by unlike branches.
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, without
+            )
 
 
-# Every way a gradient is held; dense layers are those of "plain", and boxes multiply all out alike.
-SCALED = {
-    "clip": (jaxdp.clip(0.5), ["plain", "tied", "heads", "used_twice", "convolutions"]),
-    "box": (jaxdp.coordinate_box(0.01), ["plain", "heads", "used_twice", "convolutions"]),
-}
+# By "auto" alone: the others of their kind are run by "ghost", too.
+LARGE = ("cifar_cnn", "residual", "rematerialised", "untied", "lstm")
+# What "vmap" has to keep apart are convolutions; the rest is the same gradients of JAX.
+BY_VMAP = ("mlp", "mnist_cnn", "convolutions", "normalised", "plain", "nnx")
+SLOW = ("cifar_cnn", "residual", "untied")
 
 
 @pytest.mark.parametrize(
-    ("rule", "name"),
-    [
-        pytest.param(rule, name, id=f"{kind}-{name}")
-        for kind, (rule, names) in SCALED.items()
-        for name in names
-    ],
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in ARCHITECTURES],
 )
-def test_scaled_gradients_are_clipped_alike_by_every_engine(name, rule):
-    params, _, _ = ARCHITECTURES[name]()
-    keys = iter(jax.random.split(jax.random.key(5), 99))
+def test_norms_and_sums_are_those_of_plain_jax_and_a_broken_example_changes_no_other(name):
+    params, _, batch = ARCHITECTURES[name]()
+    true = reference(name)
+    rule = jaxdp.clip(float(np.median(true.norms())))
+    engines = unlike(name, ("ghost", "auto") if name not in LARGE else ("auto",))
+    for engine in (*engines, *(["vmap"] if name in BY_VMAP else [])):
+        run = compiled(name, engine, rule)
+        # Ghost norms of 169 positions, which "auto" never takes, are enlarged on purpose.
+        within = 1e-3 if (name, engine) == ("mnist_cnn", "ghost") else 1e-5
+        info = agrees(run, true, rule, params, batch, EVERYONE, within=within)
+        assert 0 < info.clipped.sum() < info.clipped.size
+        np.testing.assert_allclose(info.losses, true.losses, rtol=1e-5)
+        if name not in SLOW and broken(batch, 0.0) is not None:
+            changes_no_other(run, params, batch, info)
+
+
+# Every way a gradient is held; dense layers are those of "plain", and boxes multiply all out alike.
+CLIP, BOX = jaxdp.clip(0.5), jaxdp.coordinate_box(0.01)
+RULES = [
+    *(("scaled", CLIP, n) for n in ("plain", "tied", "heads", "used_twice", "convolutions")),
+    *(("scaled", BOX, n) for n in ("plain", "heads", "used_twice", "convolutions")),
+    *(("plain", rule, "plain") for rule in (jaxdp.auto_s(), jaxdp.normalize(2.0))),
+    ("plain", jaxdp.per_layer([0.1, 0.2]), "plain"),
+    ("bound", jaxdp.clip(1.0), "plain"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "name"), RULES, ids=lambda x: x if isinstance(x, str) else type(x).__name__
+)
+def test_every_rule_scale_and_bound_is_that_of_plain_jax(kind, rule, name):
+    params, _, batch = ARCHITECTURES[name]()
+    true, keys = reference(name), iter(jax.random.split(jax.random.key(5), 99))
     scale = jax.tree.map(lambda p: jax.random.uniform(next(keys), p.shape, minval=0.1), params)
-    expected, reference = compiled(name, "vmap", rule)(scale=scale)
-    for engine in ("ghost",) if name in ("tied", "convolutions") else ("ghost", "auto"):
-        found, info = compiled(name, engine, rule)(scale=scale)
-        np.testing.assert_allclose(info.norms, reference.norms, rtol=1e-5)
-        assert gap(found, expected) < 1e-5
+    given = {"scaled": {"scale": scale}, "plain": {}, "bound": {"bound": jnp.float32(0.3)}}[kind]
+    for engine in unlike(name, ("ghost", "auto") if name in ("plain", "heads") else ("ghost",)):
+        agrees(compiled(name, engine, rule), true, rule, params, batch, **given)
 
 
-@pytest.mark.parametrize("name", ["plain", "heads"])
-def test_gradients_multiplied_out_a_few_at_a_time(name, monkeypatch):
-    monkeypatch.setattr("jaxdp.clipping.ghost.leaves._CHUNK_BYTES", 200)
-    rule = jaxdp.coordinate_box(0.01)
-    assert gap(compiled(name, "ghost", rule)()[0], compiled(name, "vmap", rule)()[0]) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["convolutions", "normalised"])
-def test_boxed_gradients_are_added_one_by_one_where_they_are_large(name, monkeypatch):
-    params, _, _ = ARCHITECTURES[name]()
+def scale_of_zeros(params):
+    """A scale of zero tells nothing of who has a gradient there: 0 / 0 counts as 0."""
     keys = iter(jax.random.split(jax.random.key(5), 99))
-    # A scale of zero tells nothing of who has a gradient there: 0 / 0 counts as 0.
-    scale = jax.tree.map(
+    return jax.tree.map(
         lambda p: jnp.maximum(jax.random.uniform(next(keys), p.shape) - 0.1, 0.0), params
     )
-    rule = jaxdp.coordinate_box(0.01)
-    expected = [compiled(name, "vmap", rule)(scale=s)[0] for s in (None, scale)]
-    monkeypatch.setattr("jaxdp.clipping.ghost.leaves._LARGE", 1)
-    found = [compiled(name, "ghost", rule)(scale=s)[0] for s in (None, scale)]
-    assert gap(found, expected) < 1e-5
+
+
+PIECES = [
+    *(("_CHUNK_BYTES", 1, jaxdp.clip(0.3), name) for name in ("tied", "heads", "scanned")),
+    ("_CHUNK_BYTES", 200, BOX, "plain"),
+    ("_LARGE", 1, BOX, "convolutions"),
+    ("_LARGE", 1, BOX, "normalised"),
+]
+
+
+@pytest.mark.parametrize(("limit", "size", "rule", "name"), PIECES)
+def test_large_gradients_are_worked_on_a_few_at_a_time(limit, size, rule, name, monkeypatch):
+    monkeypatch.setattr(leaves, limit, size)
+    params, _, batch = ARCHITECTURES[name]()
+    scale = scale_of_zeros(params) if name == "convolutions" else None
+    agrees(compiled(name, "ghost", rule), reference(name), rule, params, batch, scale=scale)
+
+
+@pytest.mark.parametrize(("name", "engine"), [("mlp", "vmap"), ("convolutions", "auto")])
+def test_large_gradients_are_added_row_by_row_beside_a_broken_one(monkeypatch, name, engine):
+    monkeypatch.setattr(leaves, "_LARGE", 1)
+    params, _, batch = ARCHITECTURES[name]()
+    run = compiled(name, engine, jaxdp.clip(0.1))
+    changes_no_other(run, params, batch, run(params, batch, EVERYONE)[1])
 
 
 def test_large_boxed_gradients_leave_out_what_is_masked_or_not_finite():
@@ -108,24 +148,12 @@ def test_large_boxed_gradients_leave_out_what_is_masked_or_not_finite():
     loss_fn = lambda p, x: jnp.sum(jnp.sin(x @ p["w"]))  # noqa: E731
     batch = jax.random.normal(jax.random.key(0), (5, 600))
     spoiled = batch.at[1].set(jnp.nan).at[2, 7].set(jnp.inf)
-    mask = jnp.asarray([True, True, True, True, False])
-    rule = jaxdp.coordinate_box(0.5)
-    whole = jaxdp.clipped_grad(loss_fn, rule, "ghost")
-    found = jax.jit(lambda b, m: whole(params, b, m)[0].value["w"])(spoiled, mask)
-    one = jaxdp.clipped_grad(loss_fn, rule, "vmap")
-    expected = jax.jit(lambda b: one(params, b, "all")[0].value["w"])(batch[jnp.asarray([0, 3])])
+    rule, kept = jaxdp.coordinate_box(0.5), np.asarray([True, False, False, True, False])
+    run = opened(jaxdp.clipped_grad(loss_fn, rule, "ghost"))
+    found = run(params, spoiled, jnp.arange(5) < 4)[0]["w"]
+    expected = Reference(params, loss_fn, batch).clipped(rule, kept)["w"]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert jnp.max(jnp.abs(expected)) == 1.0
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [jaxdp.auto_s(), jaxdp.normalize(2.0), jaxdp.per_layer({"params": 0.1})],
-    ids=["auto_s", "normalize", "per_layer"],
-)
-def test_every_rule_on_the_ghost_engine(rule):
-    found, expected = (compiled("normalised", engine, rule)()[0] for engine in ("auto", "vmap"))
-    assert gap(found, expected) < 1e-5
+    assert np.max(np.abs(expected)) == 1.0
 
 
 def test_the_plan_names_every_parameter_its_engine_and_why():
@@ -139,94 +167,64 @@ def test_the_plan_names_every_parameter_its_engine_and_why():
     inside = plan["['params']['cell']['hn']['bias']"]
     assert inside.engine == "vmap"
     assert inside.reason == "used by add in a scan"
-    reference = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine="vmap").plan(params, batch)
-    assert {leaf.engine for leaf in reference} == {"vmap"}
+    by_vmap = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine="vmap").plan(params, batch)
+    assert {leaf.engine for leaf in by_vmap} == {"vmap"}
 
 
 def test_ghost_never_holds_per_example_gradients():
-    params = {"w": jnp.zeros((700, 500))}
-    batch = jnp.ones((64, 700))
+    params, batch = {"w": jnp.zeros((700, 500))}, jnp.ones((64, 700))
+    loss_fn = lambda p, x: jnp.sum(jnp.sin(x @ p["w"]))  # noqa: E731
 
     def temporary(engine):
-        grad_fn = jaxdp.clipped_grad(
-            lambda p, x: jnp.sum(jnp.sin(x @ p["w"])), jaxdp.clip(1.0), engine
-        )
-        compiled = (
-            jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch).compile()
-        )
-        return compiled.memory_analysis().temp_size_in_bytes
+        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), engine)
+        lowered = jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
 
     held = 4 * 64 * 700 * 500
     assert temporary("auto") < 0.02 * held
     assert temporary("vmap") > 0.5 * held
 
 
-@pytest.mark.parametrize("name", ["tied", "convolutions"])
-def test_bfloat16_models_keep_their_bound(name):
+@pytest.mark.parametrize(
+    ("name", "engine"), [("tied", "ghost"), ("convolutions", "ghost"), ("convolutions", "vmap")]
+)
+def test_bfloat16_models_keep_their_bound(name, engine):
+    halved = lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x  # noqa: E731
     params, loss_fn, batch = ARCHITECTURES[name]()
-    low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
-    batch = jax.tree.map(
-        lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, batch
-    )
+    params, batch = jax.tree.map(halved, (params, batch))
     with jax.numpy_dtype_promotion("standard"):
-        for engine in ("ghost", "vmap"):
-            grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e-3), engine)
-            run = opened(grad_fn)
-            for row in range(2):
-                value, info = run(low, batch, jnp.arange(5) == row)
-                leaves = jax.tree.leaves(value)
-                assert all(leaf.dtype == jnp.float32 for leaf in leaves)
-                norm = np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in leaves))
-                assert info.norms.dtype == jnp.float32
-                # Where positions cancel, the allowance of bfloat16 counts.
-                assert AIM * 0.999e-3 <= norm <= 1e-3
+        run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e-3), engine))
+        for row in range(2):
+            value, info = run(params, batch, jnp.arange(ROWS) == row)
+            assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((value, info.norms)))
+            # Where positions cancel, the allowance of bfloat16 counts.
+            assert AIM * 0.999e-3 <= norm64(value) <= 1e-3
 
 
-def norm_of_one(run, params, example):
-    value, _ = run(params, example[None])
-    return np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(value)))
-
-
-@pytest.mark.parametrize("small", [1e-22, 2e-20, 5e-20, 1e-18])
 @pytest.mark.parametrize("positions", [1, 6])
-def test_a_tiny_input_times_a_huge_cotangent_is_still_clipped(small, positions):
+def test_a_tiny_input_times_a_huge_cotangent_is_still_clipped(positions):
     # The squares of the input underflow: a norm from them alone would be zero, for a gradient of
     # norm 14 at 5e-20. (A still larger cotangent overflows, and the example counts as broken.)
     params = {"w": jnp.zeros((300, 4))}
     loss_fn = lambda p, x: jnp.sum(x[0, 300] * (x[:, :300] @ p["w"]))  # noqa: E731
     run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), "ghost"))
-    for huge in (1e14, 8e18):
-        parts = [jnp.full((positions, 300), small), jnp.full((positions, 1), huge)]
-        assert norm_of_one(run, params, jnp.concatenate(parts, 1)) <= 1.0
+    for small in (1e-22, 2e-20, 5e-20, 1e-18):
+        for huge in (1e14, 8e18):
+            parts = [jnp.full((positions, 300), small), jnp.full((positions, 1), huge)]
+            value, _ = run(params, jnp.concatenate(parts, 1)[None])
+            assert norm64(value) <= 1.0, (small, huge)
 
 
-@pytest.mark.parametrize("cancelled", [1e2, 1e3, 1e4, 1e5, 1e6])
-def test_positions_that_cancel_are_still_clipped(cancelled):
+def test_positions_that_cancel_are_still_clipped():
     # The gradient is the small rest of large terms: its ghost norm is nearly all rounding.
-    rng = np.random.default_rng(int(cancelled))
     loss_fn = lambda p, x: jnp.sum(x @ p["w"])  # noqa: E731
     run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), "ghost"))
-    for _ in range(20):
-        x = rng.normal(size=(40, 6)) * cancelled
-        x = np.concatenate([x, -x + rng.normal(size=x.shape)]).astype(np.float32)
-        assert norm_of_one(run, {"w": jnp.zeros((6, 3))}, jnp.asarray(x)) <= 1.0
-
-
-@pytest.mark.parametrize("engine", ["ghost", "auto", "vmap"])
-def test_a_broken_example_contributes_nothing_to_any_engine(engine):
-    for name in ("convolutions", "plain"):
-        params, loss_fn, batch = ARCHITECTURES[name]()
-        x = jax.tree.leaves(batch)[0]
-        broken = x.at[1].set(jnp.inf)
-        mask = jnp.arange(5) != 1
-        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), engine)
-        run = opened(grad_fn)
-        finite = run(params, batch, mask)[0]
-        batch = (broken, *batch[1:]) if isinstance(batch, tuple) else broken
-        found, expected = run(params, batch, jnp.ones(5, bool))[0], run(params, batch, mask)[0]
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-        # Batches with and without a broken example are summed by unlike branches.
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, finite)
+    for cancelled in (1e2, 1e3, 1e4, 1e5, 1e6):
+        rng = np.random.default_rng(int(cancelled))
+        for _ in range(20):
+            x = rng.normal(size=(40, 6)) * cancelled
+            x = np.concatenate([x, -x + rng.normal(size=x.shape)]).astype(np.float32)
+            assert norm64(run({"w": jnp.zeros((6, 3))}, x[None])[0]) <= 1.0, cancelled
 
 
 def test_the_norm_of_an_outer_product_is_that_of_all_its_groups():
@@ -244,6 +242,6 @@ def test_a_broken_row_of_one_of_several_blocks_of_a_large_leaf_is_left_out():
     keep = jnp.arange(320) != 7
     weights = jnp.where(keep, 0.5, 0.0)
     whole = Arrays(grads).weighted_sum(weights, keep, jnp.ones(320, bool))
-    broken = Arrays(grads.at[7].set(jnp.nan)).weighted_sum(weights, keep, keep)
+    spoiled = Arrays(grads.at[7].set(jnp.nan)).weighted_sum(weights, keep, keep)
     np.testing.assert_allclose(whole, 0.5 * jnp.sum(grads[keep], axis=0), atol=1e-4)
-    np.testing.assert_allclose(broken, whole, atol=1e-4)
+    np.testing.assert_allclose(spoiled, whole, atol=1e-4)

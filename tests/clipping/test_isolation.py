@@ -1,4 +1,6 @@
-"""One broken example changes nothing about any other: else one record decides for all."""
+"""Convolutions of all kinds, experts and odd uses: engines that JAX's ``vmap`` would mislead."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +9,14 @@ import pytest
 from jax import lax
 
 import jaxdp
-from jaxdp.clipping.ghost import leaves
-from tests.clipping.architectures import ARCHITECTURES, ROWS, opened
+from tests.clipping.architectures import ARCHITECTURES, ROWS, jit, opened
+from tests.clipping.references import Reference, agrees, gap, together
+from tests.clipping.test_ghost import EVERYONE, changes_no_other
 
-BROKEN = 1
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+KEYS = jax.random.split(jax.random.key(0), 5)
+IMAGES = jax.random.normal(jax.random.key(1), (ROWS, 6, 5, 3))
+KERNEL = {"k": jax.random.normal(KEYS[0], (3, 2, 1, 6))}
 
 
 def convolve(x, kernel):
@@ -21,55 +26,34 @@ def convolve(x, kernel):
     )
 
 
-def images():
-    return jax.random.normal(jax.random.key(1), (ROWS, 6, 5, 3))
+def square(x):
+    return jnp.sum(jnp.square(x))
 
 
-def standardised():
+def standardised(p, x):
     """A kernel that is changed before it meets data."""
-
-    def loss_fn(params, x):
-        kernel = (params["k"] - params["k"].mean()) / params["k"].std()
-        return jnp.sum(jnp.square(convolve(x[None], kernel)))
-
-    return {"k": jax.random.normal(jax.random.key(0), (3, 2, 1, 6))}, loss_fn, images()
+    return square(convolve(x[None], (p["k"] - p["k"].mean()) / p["k"].std()))
 
 
-def of_the_example():
+def of_the_example(p, x):
     """A kernel that is computed from the example."""
-
-    def loss_fn(params, x):
-        kernel = jnp.tanh(x.mean() * params["k"])
-        return jnp.sum(jnp.square(convolve(x[None], kernel))) + jnp.sum(jnp.square(params["k"]))
-
-    return {"k": jax.random.normal(jax.random.key(0), (3, 2, 1, 6))}, loss_fn, images()
+    return square(convolve(x[None], jnp.tanh(x.mean() * p["k"]))) + square(p["k"])
 
 
-def in_a_branch():
+def in_a_branch(p, x):
     """A convolution inside a ``cond``, which cannot be taken apart."""
-
-    def loss_fn(params, x):
-        kernel = params["k"] - params["k"].mean()
-        out = lax.cond(
-            jnp.sum(kernel) < 9.0, convolve, lambda x, k: convolve(2 * x, k), x[None], kernel
-        )
-        return jnp.sum(jnp.square(out))
-
-    return {"k": jax.random.normal(jax.random.key(0), (3, 2, 1, 6))}, loss_fn, images()
+    kernel = p["k"] - p["k"].mean()
+    twice = lambda x, k: convolve(2 * x, k)  # noqa: E731
+    return square(lax.cond(jnp.sum(kernel) < 9.0, convolve, twice, x[None], kernel))
 
 
-def in_a_scan():
+def in_a_scan(p, x):
     """Kernels of one shape, applied by a scan over them."""
-
-    def loss_fn(params, x):
-        def layer(hidden, kernel):
-            return jnp.tanh(convolve(hidden, kernel))[..., ::2] + hidden, None
-
-        return jnp.sum(jnp.square(lax.scan(layer, x[None], params["k"])[0]))
-
-    return {"k": jax.random.normal(jax.random.key(0), (2, 3, 3, 1, 6))}, loss_fn, images()
+    layer = lambda h, kernel: (jnp.tanh(convolve(h, kernel))[..., ::2] + h, None)  # noqa: E731
+    return square(lax.scan(layer, x[None], p["k"])[0])
 
 
+@jax.custom_vjp
 def by_shifts(x, kernel):
     """``convolve`` without a convolution."""
     padded = jnp.pad(x, ((0, 0), (1, 1), (0, 1), (0, 0)))
@@ -80,79 +64,36 @@ def by_shifts(x, kernel):
     )
 
 
-def in_a_rule_of_its_own():
+by_shifts.defvjp(
+    lambda x, k: (by_shifts(x, k), (x, k)), lambda saved, ct: jax.vjp(convolve, *saved)[1](ct)
+)
+
+
+def in_a_rule_of_its_own(p, x):
     """A convolution that only the gradient has, by a custom rule."""
-    shifts = jax.custom_vjp(by_shifts)
-    shifts.defvjp(
-        lambda x, k: (by_shifts(x, k), (x, k)), lambda saved, ct: jax.vjp(convolve, *saved)[1](ct)
-    )
-
-    def loss_fn(params, x):
-        return jnp.sum(jnp.square(shifts(x[None], params["k"] - params["k"].mean())))
-
-    return {"k": jax.random.normal(jax.random.key(0), (3, 2, 1, 6))}, loss_fn, images()
+    return square(by_shifts(x[None], p["k"] - p["k"].mean()))
 
 
-def in_a_checkpoint():
-    """The standardised kernel, rematerialised."""
-    params, loss_fn, x = standardised()
-    return params, jax.checkpoint(loss_fn), x
-
-
-# Tokens cannot be broken; these convolutions are like those of mnist_cnn, and slow to compile.
-LEFT_OUT = ("tied", "untied", "rematerialised", "cifar_cnn", "residual")
+STACK = {"k": jax.random.normal(KEYS[0], (2, 3, 3, 1, 6))}
 NETWORKS = {
-    **{name: make for name, make in ARCHITECTURES.items() if name not in LEFT_OUT},
-    "standardised": standardised,
-    "of_the_example": of_the_example,
-    "in_a_branch": in_a_branch,
-    "in_a_scan": in_a_scan,
-    "in_a_rule_of_its_own": in_a_rule_of_its_own,
-    "in_a_checkpoint": in_a_checkpoint,
+    "standardised": (KERNEL, standardised),
+    "of_the_example": (KERNEL, of_the_example),
+    "in_a_branch": (KERNEL, in_a_branch),
+    "in_a_scan": (STACK, in_a_scan),
+    "in_a_rule_of_its_own": (KERNEL, in_a_rule_of_its_own),
+    "in_a_checkpoint": (KERNEL, jax.checkpoint(standardised)),
 }
 
 
-def broken(batch, value):
-    x, *rest = jax.tree.leaves(batch)
-    assert jnp.issubdtype(x.dtype, jnp.floating)
-    return jax.tree.unflatten(jax.tree.structure(batch), [x.at[BROKEN].set(value), *rest])
-
-
-@pytest.mark.parametrize("engine", ["auto", "vmap"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_one_broken_example_changes_no_other(name, engine):
-    params, loss_fn, batch = NETWORKS[name]()
-    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), engine))
-    others = np.arange(ROWS) != BROKEN
-    total, info = run(params, batch, jnp.asarray(others))
-    for value in (jnp.inf, jnp.nan, 3e38):
-        found, again = run(params, broken(batch, value), jnp.ones(ROWS, bool))
-        np.testing.assert_allclose(again.norms[others], info.norms[others], rtol=1e-5)
-        if not np.isfinite(again.norms[BROKEN]):
-            jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, total
-            )
-
-
-@pytest.mark.parametrize(("name", "engine"), [("mlp", "vmap"), ("convolutions", "auto")])
-def test_large_gradients_are_added_row_by_row_beside_a_broken_one(monkeypatch, name, engine):
-    monkeypatch.setattr(leaves, "_LARGE", 1)
-    params, loss_fn, batch = NETWORKS[name]()
-    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), engine))
-    total, _ = run(params, batch, jnp.arange(ROWS) != BROKEN)
-    found, info = run(params, broken(batch, jnp.inf), jnp.ones(ROWS, bool))
-    assert not np.isfinite(info.norms[BROKEN])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, total)
-
-
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ARCHITECTURES])
-def test_gradients_are_those_of_jax(name):
-    params, loss_fn, batch = NETWORKS[name]()
-    total, _ = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e9), "vmap"))(params, batch)
-    expected = jax.grad(lambda p: sum(loss_fn(p, x) for x in batch))(params)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), total, expected
-    )
+def test_convolutions_are_those_of_plain_jax_and_a_broken_example_changes_no_other(name):
+    params, loss_fn = NETWORKS[name]
+    true = Reference(params, loss_fn, IMAGES)
+    rule = jaxdp.clip(float(np.median(true.norms())))
+    for engine in ("auto", "vmap"):
+        run = opened(jaxdp.clipped_grad(loss_fn, rule, engine))
+        info = agrees(run, true, rule, params, IMAGES, EVERYONE, within=2e-5)
+        changes_no_other(run, params, IMAGES, info)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +107,200 @@ def test_gradients_are_those_of_jax(name):
     ],
 )
 def test_examples_are_worked_on_together_where_they_cannot_meet(name, alone):
-    params, loss_fn, batch = NETWORKS[name]()
+    params, loss_fn, batch = (
+        ARCHITECTURES[name]() if name in ARCHITECTURES else (*NETWORKS[name], IMAGES)
+    )
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), "vmap")
     traced = jax.make_jaxpr(lambda p, b: grad_fn(p, b, "all")[0].value)(params, batch)
     assert any(eqn.primitive.name in ("scan", "while") for eqn in traced.eqns) is alone
+
+
+# Convolutions that crop one side and pad the other: XLA's CPU backend reads other memory there. ---
+
+SQUARES = jax.random.normal(KEYS[2], (4, 7, 7, 2))
+
+
+def convolved(x, kernel, pads, stride=1):
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), (pads, pads), dimension_numbers=DIMENSIONS
+    )
+
+
+def safely(x, kernel, pads, stride=1):
+    padded = lax.pad(x, 0.0, [(0, 0, 0), (*pads, 0), (*pads, 0), (0, 0, 0)])
+    return convolved(padded, kernel, (0, 0), stride)
+
+
+def cropped(second):
+    """Losses for four paddings; of (4, 0) the gradient by the input has padding (-2, 2)."""
+
+    def loss_of(pads, stride):
+        first = lambda p, x: jnp.tanh(convolved(x[None], p["a"], (1, 1)))  # noqa: E731
+        return lambda p, x: jnp.sum(jnp.sin(second(first(p, x), p["k"], pads, stride)))
+
+    params = {
+        "a": jax.random.normal(KEYS[0], (3, 3, 2, 2)),
+        "k": jax.random.normal(KEYS[1], (3, 3, 2, 4)),
+    }
+    cases = [((-1, 1), 1), ((-2, 1), 2), ((4, 0), 1), ((5, -1), 1)]
+    return together({str(case): (params, loss_of(*case)) for case in cases})
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_cropped_and_widely_padded_convolutions_read_their_own_example(engine):
+    params, loss_fn = cropped(convolved)
+    true = Reference(params, cropped(safely)[1], SQUARES)
+    run = opened(jaxdp.clipped_grad(loss_fn, true.half(), engine))
+    agrees(run, true, true.half(), params, SQUARES)
+
+
+def twice(conv):
+    def loss_fn(p, x):
+        add = lambda total, _: (total + jnp.sum(jnp.sin(conv(x[None], p["k"], (-1, 1)))), None)  # noqa: E731
+        return lax.scan(add, jnp.float32(0.0), None, length=2)[0]
+
+    return loss_fn
+
+
+def test_in_a_loop_they_read_their_own_example_or_are_refused_in_words():
+    params, loss_fn = {"k": cropped(safely)[0]["((4, 0), 1)"]["k"]}, twice(convolved)
+    # Without a site inside, the loop is left as it is.
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), "vmap")
+    with pytest.raises(ValueError, match="padding of a convolution must not crop"):
+        grad_fn(params, SQUARES, np.ones(4, bool))
+    true = Reference(params, twice(safely), SQUARES)
+    rule = jaxdp.clip(1e9)
+    agrees(opened(jaxdp.clipped_grad(loss_fn, rule)), true, rule, params, SQUARES)
+
+
+# Mixtures of experts by ``jax.lax.ragged_dot``, which JAX cannot ``vmap`` over examples. -----------
+
+EXPERTS, D, WIDE, TIME = 3, 4, 5, 6
+MIXTURE = {
+    "gate": jax.random.normal(KEYS[0], (D, EXPERTS)),
+    "up": jax.random.normal(KEYS[1], (EXPERTS, D, WIDE)),
+    "down": jax.random.normal(KEYS[2], (EXPERTS, WIDE, D)),
+}
+SENTENCES = jax.random.normal(KEYS[3], (4, TIME, D))
+
+
+def experts(params, x):
+    """Tokens go to one expert each; the last of them to none."""
+    scores = jax.nn.softmax(x @ params["gate"])
+    chosen = jnp.argmax(scores, axis=1)
+    order = jnp.argsort(chosen)
+    sizes = jnp.bincount(chosen, length=EXPERTS)
+    sizes = sizes - (jnp.arange(EXPERTS) == jnp.max(chosen)).astype(sizes.dtype)
+    hidden = jnp.tanh(lax.ragged_dot(x[order], params["up"], sizes))
+    out = lax.ragged_dot(hidden, params["down"], sizes)
+    return jnp.sum(jnp.sin(out) * jnp.max(scores, axis=1)[order, None])
+
+
+def looped(params, x):
+    step = jax.checkpoint(lambda total, x: (total + experts(params, x), None))
+    return lax.scan(step, jnp.float32(0.0), jnp.stack([x, x[::-1]]))[0]
+
+
+@functools.cache
+def mixtures():
+    params, loss_fn = together({"once": (MIXTURE, experts), "looped": (MIXTURE, looped)})
+    return params, loss_fn, Reference(params, loss_fn, SENTENCES, vmapped=False)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "auto"])
+def test_mixtures_of_experts_are_clipped_example_by_example(engine):
+    params, loss_fn, true = mixtures()
+    grad_fn = jaxdp.clipped_grad(loss_fn, true.half(), engine)
+    engines = {row.engine for row in grad_fn.plan(params, SENTENCES)}
+    assert ("vmap" in engines) == (engine == "vmap")
+    agrees(opened(grad_fn), true, true.half(), params, SENTENCES)
+
+
+def test_rows_of_no_expert_reach_no_result():
+    x = SENTENCES[0].at[-1].set(jnp.nan)
+    sizes = jnp.asarray([2, 0, TIME - 3])
+    loss_fn = lambda w, x: jnp.sum(lax.ragged_dot(x, w, sizes))  # noqa: E731
+    run = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e3), "ghost"))
+    found, info = run(MIXTURE["up"], x[None])
+    assert jnp.isfinite(info.norms).all()
+    expected = jnp.zeros_like(MIXTURE["up"]).at[0].set(x[:2].sum(0)[:, None])
+    np.testing.assert_allclose(found, expected.at[2].set(x[2:-1].sum(0)[:, None]), rtol=1e-5)
+
+
+# Parameters are followed rightly or not at all. -------------------------------------------------
+
+TABLE = {"w": jax.random.normal(KEYS[0], (6, 6))}
+X = jax.random.normal(KEYS[1], (3, 4, 6))
+TOKENS = jnp.arange(15, dtype=jnp.int32).reshape(3, 5) * 7 % 6
+
+
+def wave(x):
+    return jnp.sum(jnp.sin(x))
+
+
+def rows_and_columns(p, e):
+    return wave(p["w"][e["tokens"]]) + jnp.sum(jnp.cos(p["w"][:, e["tokens"][::-1]]))
+
+
+def reshaped_in_another_order(p, e):
+    return wave(e["x"] @ lax.reshape(p["w"], (6, 6), (1, 0))) + wave(jnp.cos(e["x"]) @ p["w"])
+
+
+def kernels_under_vmap(p, e):
+    one = lambda w, x: lax.conv_general_dilated(x[None], w, (1,), "VALID")  # noqa: E731
+    return wave(jax.vmap(one)(p["w"], e["x"].reshape(2, 3, 4)))
+
+
+def complex_data(p, e):
+    x = e["x"].astype(jnp.complex64) * jnp.complex64(1.0 + 2.0j)
+    product = lax.dot_general(x, p["w"], (((1,), (0,)), ((), ())))
+    return jnp.sum(jnp.square(jnp.abs(product)))
+
+
+def empty_weight(p, e):
+    return wave(e["x"] @ p["empty"]) + wave(e["x"] @ p["w"])
+
+
+def indices_beyond_the_rows(p, e):
+    beyond = e["tokens"].astype(jnp.uint32) + jnp.uint32(2**32 - 3)
+    return wave(p["w"].at[beyond].get(mode="clip"))
+
+
+def test_parameters_are_followed_rightly_or_not_at_all():
+    kernels = {"w": jax.random.normal(KEYS[2], (2, 4, 3, 2))}
+    params, loss_fn = together(
+        {
+            "rows and columns": (TABLE, rows_and_columns),
+            "reshaped": (TABLE, reshaped_in_another_order),
+            "kernels": (kernels, kernels_under_vmap),
+            "complex": (TABLE, complex_data),
+            "empty": ({**TABLE, "empty": jnp.zeros((6, 0))}, empty_weight),
+            "indices": (TABLE, indices_beyond_the_rows),
+        }
+    )
+    batch = {"x": X, "tokens": TOKENS}
+    true = Reference(params, loss_fn, batch)
+    for engine in ("ghost", "vmap"):
+        run = opened(jaxdp.clipped_grad(loss_fn, true.half(), engine))
+        agrees(run, true, true.half(), params, batch)
+
+
+def test_numpy_batches_in_double_precision_are_taken():
+    loss_fn = lambda p, x: wave(x @ p["w"])  # noqa: E731
+    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), "ghost")
+    batch = np.asarray(X, np.float64)
+    assert grad_fn.plan(TABLE, batch)[0].engine == "ghost"
+    value = jit(lambda params: grad_fn(params, batch, "all")[0].value)(TABLE)
+    expected = Reference(TABLE, loss_fn, X).clipped(jaxdp.clip(1.0))
+    assert gap(value, expected) < 1e-5
+
+
+@pytest.mark.parametrize("rule", [jaxdp.clip(1.0), jaxdp.coordinate_box(0.1)], ids=["clip", "box"])
+def test_double_precision_models_are_summed_in_float32_microbatches_included(rule):
+    with jax.enable_x64(True):
+        params = {"w": jnp.ones((6, 3), jnp.float64)}
+        batch = jnp.asarray(np.asarray(X), jnp.float64)
+        loss_fn = lambda p, x: wave(x @ p["w"])  # noqa: E731
+        for size in (None, 2):
+            grad_fn = jaxdp.clipped_grad(loss_fn, rule, "ghost", microbatch_size=size)
+            assert opened(grad_fn)(params, batch)[0]["w"].dtype == jnp.float32
