@@ -233,6 +233,13 @@ def draws(q, z, steps, epsilon):
         return total
 
 
+def test_an_integrand_that_never_comes_back_has_an_estimate():
+    """The search for where it does ends without an answer."""
+    bound = acc.epsilon(run(1e-7, 0.31919884767455914, 10**6), 1e-5)
+    assert bound.lower <= bound.estimate <= bound.upper <= bound.lower * (1 + 1e-3)
+    assert bound.estimate == pytest.approx(0.5916094904911936, rel=1e-8)
+
+
 def test_full_batches_of_little_noise_beside_sampled_ones_have_a_lower_end():
     """Before: lower 0, since one direction gave up before the moments were asked."""
     full = acc.Repeated(acc.Gaussian(0.05), 10**8)
