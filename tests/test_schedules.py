@@ -12,23 +12,24 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import schedules
 from jaxdp.tickets import simulated_key
+from tests.accounting.judging import refusals
 from tests.laws import is_gaussian
 
 LEVELS = st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(1, 7)), min_size=1, max_size=5)
+TWO = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
+MECH = jaxdp.dp_sgd(TWO, 0.5, 10, 100)
 
 
 def test_the_published_shapes():
     exp = schedules.exponential_decay(10.0, 0.01, every=3, steps=7)
-    assert [exp(t) for t in (0, 2, 3, 6)] == [
-        10.0,
-        10.0,
-        10 * math.exp(-0.01),
-        10 * math.exp(-0.02),
-    ]
+    once, twice = 10 * math.exp(-0.01), 10 * math.exp(-0.02)
+    assert [exp(t) for t in (0, 2, 3, 6)] == [10.0, 10.0, once, twice]
     assert schedules.time_decay(8.0, 0.5, 2, 4).levels == ((8.0, 2), (8.0 / 1.5, 2))
     assert schedules.step_decay(8.0, 0.5, 2, 5).levels == ((8.0, 2), (4.0, 2), (2.0, 1))
     linear = schedules.linear_decay(4.0, 1.0, 1, 4)
     np.testing.assert_allclose([linear(t) for t in range(4)], [4, 3, 2, 1])
+    assert schedules.from_multipliers([2, 2, 1.0]).levels == ((2.0, 2), (1.0, 1))
+    assert schedules.from_multipliers([2.0]).times(1.5).levels == ((3.0, 1),)
 
 
 @given(levels=LEVELS, data=st.data())
@@ -43,17 +44,11 @@ def test_the_ledgers_stretches_are_the_devices_table(levels, data):
 
 
 def test_every_step_gets_the_noise_it_is_charged_for():
-    schedule = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
-    mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
     params = {"w": jnp.zeros(20_000)}
-    tx, sampler = mech.privatize(), mech.sampler(100)
-    state, update = (
-        tx.init(params),
-        jax.jit(
-            lambda s, key: tx.update(jaxdp.Summed(params, mech.l2(params)), s, params, key=key)
-        ),
-    )
-    share = mech.l2(params) / 0.5  # the rounding of the sum counts: between 1 and 1.02
+    tx, sampler = MECH.privatize(), MECH.sampler(100)
+    state, summed = tx.init(params), jaxdp.Summed(params, MECH.l2(params))
+    update = jax.jit(lambda s, key: tx.update(summed, s, params, key=key))
+    share = MECH.l2(params) / 0.5  # the rounding of the sum counts: between 1 and 1.02
     assert 1.0 < share < 1.02
     for step, std in enumerate((0.05 * share, 0.25 * share, 0.25 * share)):
         draw = sampler.draw()
@@ -61,20 +56,20 @@ def test_every_step_gets_the_noise_it_is_charged_for():
         noise, state = update(state, draw.key())
         assert is_gaussian(noise["w"], std)
         assert not is_gaussian(noise["w"], 1.5 * std)
-        assert mech.event_at(step) == acc.PoissonSampled(acc.Gaussian(schedule(step)), 0.1)
-        np.testing.assert_allclose(mech.noise_std(params, jnp.asarray(step)), std, rtol=1e-6)
-        assert sampler.ledger.entries[-1].event == mech.event_at(step)
+        assert MECH.event_at(step) == acc.PoissonSampled(acc.Gaussian(TWO(step)), 0.1)
+        np.testing.assert_allclose(MECH.noise_std(params, jnp.asarray(step)), std, rtol=1e-6)
+        assert sampler.ledger.entries[-1].event == MECH.event_at(step)
     with pytest.raises(ValueError, match="must cover the 4 steps"):
         sampler.draw()
-    beyond, _ = update(state, mech.simulated_key(jax.random.key(0), 3))
+    beyond, _ = update(state, MECH.simulated_key(jax.random.key(0), 3))
     assert np.isnan(beyond["w"]).all()  # no step without its charge
 
 
 def test_a_step_beyond_the_end_gets_no_level_whatever_its_key_says():
-    tx = jaxdp.privatize(schedules.NoiseSchedule(((1.0, 1), (5.0, 2))), 10.0)
+    tx = jaxdp.privatize(TWO, 10.0)
     params = {"w": jnp.zeros(2)}
-    update = jax.jit(lambda key: tx.update(jaxdp.Summed(params, 1.0), state, params, key=key)[0])
     state = tx.init(params)
+    update = jax.jit(lambda key: tx.update(jaxdp.Summed(params, 1.0), state, params, key=key)[0])
     last, beyond = (
         update(simulated_key(jax.random.key(0), {"gradient": 5.0}, step)) for step in (2, 3)
     )
@@ -84,28 +79,21 @@ def test_a_step_beyond_the_end_gets_no_level_whatever_its_key_says():
 
 def test_a_step_of_another_level_is_refused():
     """The key of step 1 in an update that takes it for step 0 would add too little noise."""
-    schedule = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
-    mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
     params = {"w": jnp.zeros(5)}
-    tx = mech.privatize()
-    key = mech.simulated_key(jax.random.key(3), 1)
+    tx, plain = MECH.privatize(), jaxdp.dp_sgd(1.0, 0.5, 10, 100).privatize()
+    key = MECH.simulated_key(jax.random.key(3), 1)
     wrong = dataclasses.replace(key, step=jnp.asarray(0, jnp.int32))
-    summed = jaxdp.Summed(params, mech.l2(params))
+    summed = jaxdp.Summed(params, MECH.l2(params))
     tx.update(summed, tx.init(params), params, key=key)
-    with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 5.0"):
-        tx.update(summed, tx.init(params), params, key=wrong)
-    tx = jaxdp.dp_sgd(1.0, 0.5, 10, 100).privatize()
-    with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 5.0"):
-        tx.update(summed, tx.init(params), params, key=key)
+    for other, given_key in ((tx, wrong), (plain, key)):
+        with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 5.0"):
+            other.update(summed, other.init(params), params, key=given_key)
 
 
 def test_a_sampler_that_begins_later_takes_the_later_noise():
-    schedule = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
-    mech = jaxdp.dp_sgd(schedule, 0.5, 10, 100)
-    sampler = mech.sampler(100, first_step=1, reserve=9)
-    draw = sampler.draw(until=3)
-    assert draw.key().multipliers == [5.0]
-    assert sampler.ledger.event == acc.Composed((acc.Repeated(mech.event_at(1), 2),))
+    sampler = MECH.sampler(100, first_step=1, reserve=9)
+    assert sampler.draw(until=3).key().multipliers == [5.0]
+    assert sampler.ledger.event == acc.Composed((acc.Repeated(MECH.event_at(1), 2),))
 
 
 def test_a_schedule_costs_its_heterogeneous_composition():
@@ -114,53 +102,16 @@ def test_a_schedule_costs_its_heterogeneous_composition():
     sampler = mech.sampler(100, ledger=ledger)
     for _ in range(40):
         sampler.draw()
-    step = [acc.PoissonSampled(acc.Gaussian(z), 0.1) for z in (2.0, 1.0)]
-    truth = acc.epsilon(
-        acc.Composed((acc.Repeated(step[0], 30), acc.Repeated(step[1], 10))), 1e-5
-    ).upper
+    loud, quiet = (acc.PoissonSampled(acc.Gaussian(z), 0.1) for z in (2.0, 1.0))
+    both = acc.Composed((acc.Repeated(loud, 30), acc.Repeated(quiet, 10)))
+    truth = acc.epsilon(both, 1e-5).upper
     assert ledger.epsilon(1e-5).upper == pytest.approx(truth, rel=1e-9)
     assert mech.epsilon(40, 1e-5).upper == pytest.approx(truth, rel=1e-9)
-    loud = jaxdp.dp_sgd(2.0, 0.5, 10, 100).epsilon(40, 1e-5).lower
-    quiet = jaxdp.dp_sgd(1.0, 0.5, 10, 100).epsilon(40, 1e-5).upper
-    assert loud < truth < quiet
+    least = jaxdp.dp_sgd(2.0, 0.5, 10, 100).epsilon(40, 1e-5).lower
+    assert least < truth < jaxdp.dp_sgd(1.0, 0.5, 10, 100).epsilon(40, 1e-5).upper
     with pytest.raises(ValueError, match="must cover the 41 steps of the run, got one of 40"):
         sampler.draw()
     assert ledger.steps == 40
-
-
-def test_a_schedule_is_no_single_event():
-    mech = jaxdp.dp_sgd(schedules.NoiseSchedule(((2.0, 3),)), 0.5, 10, 100)
-    with pytest.raises(ValueError, match=r"ask event_at\(step\) or total\(steps\)"):
-        _ = mech.event
-    with pytest.raises(ValueError, match="must cover the 4 steps"):
-        mech.epsilon(4, 1e-5)
-
-
-def test_a_schedule_from_a_list():
-    assert schedules.from_multipliers([2, 2, 1.0]).levels == ((2.0, 2), (1.0, 1))
-    assert schedules.from_multipliers([2.0]).times(1.5).levels == ((3.0, 1),)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: schedules.NoiseSchedule(()), "levels must hold at least one"),
-        (lambda: schedules.NoiseSchedule(((-1.0, 3),)), r"levels\[0\] must be a finite number"),
-        (lambda: schedules.NoiseSchedule(((1.0, 0),)), r"levels\[0\] must be a whole number"),
-        (lambda: schedules.exponential_decay(1.0, -0.1, 1, 5), "rate must be a finite"),
-        (lambda: schedules.step_decay(1.0, 1.5, 1, 5), "factor must be above 0"),
-        (lambda: schedules.linear_decay(1.0, 0.0, 1, 5), "final must be a finite number above 0"),
-        (lambda: schedules.time_decay(1.0, 0.1, 0, 5), "every must be a whole number"),
-        (lambda: schedules.exponential_decay(0.0, 0.1, 1, 5), "initial must be a finite"),
-        (
-            lambda: schedules.exponential_decay(2.0, 5000.0, 2, 5),
-            r"the noise multiplier of step 2 must be a finite number above 0, got 0\.0",
-        ),
-    ],
-)
-def test_bad_input(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_a_schedule_is_scaled_to_its_budget():
@@ -172,3 +123,23 @@ def test_a_schedule_is_scaled_to_its_budget():
     assert (one, two) == (1, 2)
     assert first == pytest.approx(2 * second)
     assert 0.999 < mech.epsilon(3, 1e-5).upper <= 1.0
+
+
+def test_bad_input():
+    underflow = r"the noise multiplier of step 2 must be a finite number above 0, got 0\.0"
+    refusals(
+        ValueError,
+        [
+            ("levels must hold at least one", lambda: schedules.NoiseSchedule(())),
+            (r"levels\[0\] must be a finite", lambda: schedules.NoiseSchedule(((-1.0, 3),))),
+            (r"levels\[0\] must be a whole", lambda: schedules.NoiseSchedule(((1.0, 0),))),
+            ("rate must be a finite", lambda: schedules.exponential_decay(1.0, -0.1, 1, 5)),
+            ("factor must be above 0", lambda: schedules.step_decay(1.0, 1.5, 1, 5)),
+            ("final must be a finite", lambda: schedules.linear_decay(1.0, 0.0, 1, 5)),
+            ("every must be a whole number", lambda: schedules.time_decay(1.0, 0.1, 0, 5)),
+            ("initial must be a finite", lambda: schedules.exponential_decay(0.0, 0.1, 1, 5)),
+            (underflow, lambda: schedules.exponential_decay(2.0, 5000.0, 2, 5)),
+            (r"ask event_at\(step\) or total\(steps\)", lambda: MECH.event),
+            ("must cover the 4 steps", lambda: MECH.epsilon(4, 1e-5)),
+        ],
+    )

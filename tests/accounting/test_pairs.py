@@ -1,4 +1,6 @@
-"""Masses of normal cells and of sampled Gaussian steps against sums in many digits."""
+"""Pairs against sums in many digits, and their losses on a grid above or below them."""
+
+import math
 
 import mpmath as mp
 import numpy as np
@@ -6,17 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdp.accounting import Relation
-from jaxdp.accounting.base import Discrete
+from jaxdp.accounting import discretise
+from jaxdp.accounting.base import Discrete, Unresolved
 from jaxdp.accounting.canonical import Step
 from jaxdp.accounting.cells import normal_cells
+from jaxdp.accounting.discretise import above, below
+from jaxdp.accounting.mixture import Branches, Mixture, renyi
 from jaxdp.accounting.pairs import SampledGaussian, gaussian_pairs
+from jaxdp.accounting.rdp import step_rdp
+from tests.accounting.judging import ADD, REPLACE, profile
 
-WAYS = [
-    (Relation.ADD_OR_REMOVE_ONE, False),
-    (Relation.ADD_OR_REMOVE_ONE, True),
-    (Relation.REPLACE_ONE, False),
-]
+WAYS = pytest.mark.parametrize(
+    ("relation", "reverse"), [(ADD, False), (ADD, True), (REPLACE, False)]
+)
 steps = st.builds(Step, st.floats(0.2, 20.0), st.floats(1e-7, 1.0))
 
 
@@ -51,40 +55,28 @@ def test_normal_cells_that_do_not_end():
     np.testing.assert_allclose(found, [tail, 0.5, 0.5, tail], rtol=4e-13)
 
 
-@pytest.mark.parametrize(("relation", "reverse"), WAYS)
+@WAYS
 @settings(deadline=None, max_examples=15)
 @given(steps, st.lists(st.floats(-0.97, 0.97), min_size=2, max_size=5, unique=True))
 def test_masses_of_a_step_are_those_of_outputs_that_are_nearly_the_edges(
     relation, reverse, step, shares
 ):
-    pair = SampledGaussian(step, relation, reverse)
+    pair, sign = SampledGaussian(step, relation, reverse), -1 if reverse else 1
     low, high = pair.span(1e-12)
     edges = np.unique([low + (high - low) * (0.5 + 0.5 * s) for s in shares])
     masses, slack = pair.masses(edges), pair.slack(edges)
     assert all(map(np.array_equal, pair.cells(edges), masses[:2]))
     assert slack <= 1e-10 * max(1.0, np.abs(edges).max())
-    x = pair.output(-edges if reverse else edges)
+    x = pair.output(sign * edges)
     with mp.workdps(50):
         for edge, at in zip(edges, x, strict=True):
-            assert abs(exact_loss(step, relation, mp.mpf(at)) * (-1 if reverse else 1) - edge) <= (
-                slack
-            )
+            assert abs(sign * exact_loss(step, relation, mp.mpf(at)) - edge) <= slack
         for i, (p, q, gain, error) in enumerate(zip(*masses, strict=True)):
-            ends = sorted(x[i : i + 2])
-            truth = exact_masses(step, relation, *ends)[:: -1 if reverse else 1]
+            truth = exact_masses(step, relation, *sorted(x[i : i + 2]))[::sign]
             if min(truth) > 1e-280:
                 assert abs(p / truth[0] - 1) <= pair.rounding + 2e-15
                 assert abs(q / truth[1] - 1) <= pair.rounding + 2e-15
                 assert abs(gain - (truth[0] - truth[1])) <= error * (1 + 1e-2)
-
-
-def exact_output(step, relation, loss):
-    """The output of a forward loss, by bisection."""
-    low, high = mp.mpf(-(10**7)), mp.mpf(10**7)
-    for _ in range(150):
-        x = (low + high) / 2
-        low, high = (x, high) if exact_loss(step, relation, x) < loss else (low, x)
-    return low
 
 
 def exact_loss(step, relation, x):
@@ -93,46 +85,40 @@ def exact_loss(step, relation, x):
     def ratio(at):
         return mp.log(1 - q + q * mp.exp((at - mp.mpf(1) / 2) / z**2))
 
-    return ratio(x) - ratio(-x) if relation is Relation.REPLACE_ONE else ratio(x)
+    return ratio(x) - ratio(-x) if relation is REPLACE else ratio(x)
 
 
 def exact_masses(step, relation, left, right):
     q, z = mp.mpf(step.sampling_prob), mp.mpf(step.noise_multiplier)
     base, present = (exact_normal(left, right, mean, z) for mean in (0, 1))
-    absent = exact_normal(left, right, -1, z) if relation is Relation.REPLACE_ONE else base
+    absent = exact_normal(left, right, -1, z) if relation is REPLACE else base
     return (1 - q) * base + q * present, (1 - q) * base + q * absent
 
 
-@pytest.mark.parametrize(("relation", "reverse"), WAYS)
-@pytest.mark.parametrize(("q", "z"), [(1.0, 2.0), (0.3, 0.5), (1e-4, 1.0), (0.01, 8.0)])
-def test_tails_are_those_of_the_definition(relation, reverse, q, z):
-    pair = SampledGaussian(Step(z, q), relation, reverse)
-    low, high = pair.span(1e-9)
-    losses = np.linspace(low, high, 7)[1:-1]
-    first, second = pair.tails(losses)
-    with mp.workdps(40):
-        for loss, p, other in zip(losses, first, second, strict=True):
-            x = exact_output(pair.step, relation, -loss if reverse else loss)
-            ends = (-mp.inf, x) if reverse else (x, mp.inf)
-            truth = exact_masses(pair.step, relation, *ends)
-            truth = truth[::-1] if reverse else truth
-            assert p == pytest.approx(float(truth[0]), rel=1e-9)
-            assert other == pytest.approx(float(truth[1]), rel=1e-9)
-    whole = pair.cells(np.asarray([-np.inf, *losses, np.inf]))
-    assert [float(m.sum()) for m in whole] == pytest.approx([1, 1], rel=1e-12)
-    np.testing.assert_allclose(np.cumsum(whole[0][::-1])[::-1][1:], first, rtol=1e-9)
+@WAYS
+def test_tails_are_sums_of_cells(relation, reverse):
+    for q, z in ((1.0, 2.0), (0.3, 0.5), (1e-4, 1.0), (0.01, 8.0)):
+        pair = SampledGaussian(Step(z, q), relation, reverse)
+        losses = np.linspace(*pair.span(1e-9), 7)[1:-1]
+        for cells, beyond in zip(
+            pair.cells(np.asarray([-np.inf, *losses, np.inf])), pair.tails(losses), strict=True
+        ):
+            assert float(cells.sum()) == pytest.approx(1, rel=1e-12), (q, z)
+            np.testing.assert_allclose(np.cumsum(cells[::-1])[::-1][1:], beyond, rtol=1e-9)
 
 
 def test_a_span_leaves_about_the_tail_outside():
-    pairs = gaussian_pairs(Step(1.0, 0.01), Relation.ADD_OR_REMOVE_ONE)
-    assert len(pairs) == 2
-    assert len(gaussian_pairs(Step(1.0, 0.01), Relation.REPLACE_ONE)) == 1
-    for pair in (*pairs, *gaussian_pairs(Step(1.0, 0.01), Relation.REPLACE_ONE)):
+    pairs = [gaussian_pairs(Step(1.0, 0.01), relation) for relation in (ADD, REPLACE)]
+    assert [len(of) for of in pairs] == [2, 1]
+    for pair in sum(pairs, ()):
         low, high = pair.span(1e-9)
         inside = pair.cells(np.asarray([-np.inf, low, high, np.inf]))[0]
-        assert inside[0] <= 3e-9
-        assert inside[2] <= 3e-9
+        assert max(inside[0], inside[2]) <= 3e-9
         assert low <= pair.center <= high
+    pair = Mixture(0.01, 0.7, (2, 1, 1))
+    low, high = pair.span(1e-9)
+    assert 1e-11 < pair.tails(np.asarray([high]))[0][0] < 1e-8
+    assert pair.cells(np.asarray([-np.inf, low]))[0][0] < 1e-8
 
 
 def test_finitely_many_losses_are_counted_where_they_lie():
@@ -146,3 +132,210 @@ def test_finitely_many_losses_are_counted_where_they_lie():
     np.testing.assert_allclose(q[:2], [0.0, 0.2 * np.exp(-2)])
     assert pair.center == 0.0
     assert pair.rounding >= 7 * 2.0**-52
+
+
+EPSILONS = np.asarray([-1.0, -0.1, -1e-3, 0.0, 1e-3, 0.1, 0.5, 2.0])
+
+
+def numeric(k, z, means, epsilons):
+    """Profile of (1-k) A + k B against (1-k) A + k C, by the trapezoid rule."""
+    x = np.linspace(-3 - 12 * z, 3 + 12 * z, 200_001)
+    a, b, c = (np.exp(-0.5 * ((x - m) / z) ** 2) / z / np.sqrt(2 * np.pi) for m in means)
+    p, q = (1 - k) * a + k * b, (1 - k) * a + k * c
+    return np.asarray([np.maximum(p - np.exp(e) * q, 0).sum() * (x[1] - x[0]) for e in epsilons])
+
+
+@pytest.mark.parametrize(
+    ("distances", "above", "below"),
+    [
+        ((1, 0, 1), (0, 1, 0), (0, 1, 0)),
+        ((0, 1, 1), (0, 0, 1), (0, 0, 1)),
+        ((1, 1, 2), (0, 1, -1), (0, 1, -1)),
+        ((2, 2, 2), (-1, 1, -1), (1, 1, -1)),
+        ((2, 1, 1), (-1, 1, 0), (1, 1, 0)),
+        ((1, 2, 1), (1, 0, 1), (-1, 0, 1)),
+    ],
+)
+def test_the_profile_of_a_mixture_is_that_of_the_worst_means(distances, above, below):
+    """Means of A, B and C that attain it for epsilon >= 0, and for epsilon <= 0."""
+    for k, z in ((0.3, 0.8), (0.01, 2.0), (1.0, 1.0)):
+        found = profile(Mixture(k, z, distances), EPSILONS)
+        for means, side in ((above, EPSILONS >= 0), (below, EPSILONS <= 0)):
+            truth = numeric(k, z, means, EPSILONS[side])
+            np.testing.assert_allclose(found[side], truth, atol=1e-7, err_msg=f"{k}, {z}")
+
+
+@pytest.mark.parametrize("z", [1e-8, 0.05, 1.0, 1e4, 1e8])
+def test_cells_of_a_mixture_hold_all_mass_and_agree_with_tails(z):
+    edges = np.concatenate([[-np.inf], np.linspace(-30, 30, 401), [np.inf]])
+    for distances in ((1, 0, 1), (0, 1, 1), (2, 2, 2), (2, 1, 1)):
+        for k in (1e-12, 0.2, 1.0):
+            pair = Mixture(k, z, distances)
+            for masses, tails in zip(pair.cells(edges), pair.tails(edges[1:-1]), strict=True):
+                assert masses.sum() == pytest.approx(1, abs=1e-12), (distances, k)
+                assert (masses >= 0).all()
+                np.testing.assert_allclose(np.cumsum(masses[::-1])[::-1][1:], tails, atol=1e-12)
+
+
+def test_renyi_of_a_mixture_is_just_above_the_truth():
+    orders = np.asarray([1.05, 2.0, 3.5, 8.0])
+    for q, z in ((0.01, 1.0), (0.3, 0.5), (1e-6, 2.0), (1.0, 3.0)):
+        for relation, distances in ((ADD, (1, 0, 1)), (REPLACE, (1, 1, 2))):
+            truth = step_rdp(Step(z, q), relation, tuple(orders))
+            excess = renyi(Mixture(q, z, distances), orders) / truth - 1
+            assert (excess > -1e-9).all(), (q, z, relation)
+            assert (excess < 3e-4).all(), (q, z, relation)
+
+
+def test_branches_add_up():
+    one, two = Mixture(0.1, 1.0, (1, 0, 1)), Mixture(0.1, 1.0, (2, 1, 1))
+    both = Branches(((0.25, one), (0.75, two), (0.0, Mixture(1.0, 1.0, (2, 2, 2)))), 0.0)
+    expected = 0.25 * profile(one, EPSILONS) + 0.75 * profile(two, EPSILONS)
+    np.testing.assert_allclose(profile(both, EPSILONS), expected, rtol=1e-12)
+
+
+def on_grid(atoms, width, epsilon):
+    """delta(epsilon) of atoms for epsilons up to their top, with all that is above it."""
+    assert epsilon <= atoms.top
+    loss = atoms.offset + width * atoms.index
+    inside = float(atoms.mass @ np.maximum(-np.expm1(epsilon - loss), 0.0))
+    return inside + atoms.over[0] - math.exp(epsilon) * atoms.over[1]
+
+
+def both_ends(pair, width, low, cap, fine):
+    """Checks the order of both profiles at epsilons up to the cap; returns the largest distance."""
+    high, less = (make(pair, width, low, cap, fine) for make in (above, below))
+    top = min(high.top, less.top)
+    apart = 0.0
+    for epsilon in np.linspace(low, top, 41).tolist():
+        p, q = (float(v[0]) for v in pair.tails(np.asarray([epsilon])))
+        truth, error = p - math.exp(epsilon) * q, 1e-11 * (p + math.exp(epsilon) * q)
+        upper, lower = (on_grid(a, width, epsilon) for a in (high, less))
+        assert lower <= truth + error
+        assert truth - error <= upper
+        apart = max(apart, upper - lower)
+    return apart
+
+
+@WAYS
+@settings(deadline=None, max_examples=40)
+@given(
+    st.floats(0.2, 10.0),
+    st.floats(-7.0, 0.0),
+    st.integers(20, 2000),
+    st.floats(0.05, 1.0),
+    st.floats(1e-3, 0.05),
+)
+def test_profiles_lie_in_order(relation, reverse, z, log_q, points, share, fine):
+    pair = SampledGaussian(Step(z, 10.0**log_q), relation, reverse)
+    low, high = pair.span(1e-12)
+    cap = pair.center + share * (high - pair.center)
+    both_ends(pair, (high - low) / points, low, cap, fine)
+
+
+@WAYS
+def test_profiles_meet_as_the_grid_is_refined(relation, reverse):
+    for q, z in ((0.3, 0.8), (0.1, 1.0), (1.0, 2.0)):
+        pair = SampledGaussian(Step(z, q), relation, reverse)
+        low, high = pair.span(1e-12)
+        coarse, fine = (both_ends(pair, (high - low) / n, low, high, 1e-4) for n in (200, 1600))
+        assert fine < 0.08 * coarse, (q, z)  # second order in the width, or nearly
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.floats(-4.0, 4.0), min_size=1, max_size=6, unique=True),
+    st.lists(st.floats(1e-9, 1.0), min_size=6, max_size=6),
+    st.floats(0.0, 0.3),
+    st.floats(0.005, 0.5),
+)
+def test_profiles_of_point_masses_lie_in_order(losses, weights, infinite, width):
+    loss = np.sort(np.asarray(losses))
+    p = np.asarray(weights[: loss.size])
+    p = p / p.sum() * (1 - infinite)
+    # Q masses above 1 are those of no pair; what matters here is the profile at each epsilon.
+    pair = Discrete(loss, p, infinite)
+    both_ends(pair, width, float(loss[0]) - 0.1, float(loss[-1]) + 0.1, 0.02)
+
+
+def test_what_is_above_the_cap_is_rounded_outwards():
+    pair = SampledGaussian(Step(1.0, 0.1), ADD)
+    for make, sign in ((above, 1), (below, -1)):
+        atoms = make(pair, 0.01, pair.span(1e-9)[0], 1.0, 0.02)
+        p, q = (float(v[0]) for v in pair.tails(np.asarray([atoms.top])))
+        assert sign * (atoms.over[0] - p * (1 + sign * pair.rounding)) > 0
+        assert sign * (q * (1 - sign * pair.rounding) - atoms.over[1]) > 0
+        assert atoms.over == pytest.approx((p, q), rel=1e-11)
+
+
+@WAYS
+def test_masses_are_rounded_outwards(relation, reverse):
+    """Also by the error of the pair's own masses, here a large one."""
+
+    class Rough(SampledGaussian):
+        rounding = 1e-3
+
+    rough, exact = (cls(Step(1.0, 0.2), relation, reverse) for cls in (Rough, SampledGaussian))
+    low, high = exact.span(1e-12)
+    upper, lower = (make(rough, 1e-3, low, high, 1e-4) for make in (above, below))
+    for epsilon in (0.0, 0.2 * high, 0.6 * high):
+        truth = float(profile(exact, epsilon)[0])
+        p, q = (float(v[0]) for v in exact.tails(np.asarray([epsilon])))
+        # Masses up to a thousandth off may move the profile by this much.
+        off = 0.2e-3 * (p + math.exp(epsilon) * q)
+        assert on_grid(upper, 1e-3, epsilon) >= truth + off
+        assert on_grid(lower, 1e-3, epsilon) <= truth - 1e-3 * truth
+
+
+def test_losses_are_moved_by_the_slack_of_their_edges():
+    class Loose(SampledGaussian):
+        def slack(self, edges):
+            return 0.25
+
+    loose, tight = (cls(Step(1.0, 0.2), ADD) for cls in (Loose, SampledGaussian))
+    for make, sign in ((above, 1), (below, -1)):
+        moved, still = (make(pair, 0.01, -0.2, 5.0, 1e-3) for pair in (loose, tight))
+        assert moved.offset - still.offset == pytest.approx(sign * 0.25, abs=1e-9)
+    assert tight.slack(np.asarray([5.0])) > 0
+
+
+def test_a_merged_cell_has_no_more_than_its_mean_loss():
+    p, q = np.asarray([0.3, 0.2, 0.1]), np.asarray([0.2, 0.2, 0.3])
+    error = np.full(3, 1e-3)
+    masses = discretise.Masses(p, q, p - q, error)
+    loss = discretise._merged(masses, np.full(3, -9.0), 1e-4)
+    truth = np.log(p / q)
+    assert (loss < truth - 1e-3).all()
+    np.testing.assert_allclose(loss, truth, atol=2e-2)
+    # Masses that are known but for their rounding.
+    for rounding in (1e-4, 1e-9):
+        exact = discretise.Masses(p, q, p - q, np.zeros(3))
+        assert (discretise._merged(exact, np.full(3, -9.0), rounding) <= truth).all(), rounding
+    # Masses that underflow say nothing: the cell's least loss stands for them.
+    underflown = discretise.Masses(p[:1], np.zeros(1), p[:1], error[:1])
+    assert discretise._merged(underflown, np.asarray([600.0]), 1e-4)[0] == 600.0
+
+
+def test_losses_below_the_lowest_are_raised_to_it_not_dropped():
+    pair = SampledGaussian(Step(1.0, 1.0, "poisson"), ADD)
+    for low in (-4.0, -0.2, 0.3):
+        atoms = above(pair, 1e-2, low, 3.0, 0.01)
+        assert atoms.mass.sum() + atoms.over[0] >= 1 - 1e-12, low
+
+
+def test_a_grid_is_not_numbered_beyond_its_integers():
+    """Was a fault: the index of a far loss wrapped round to the other end of the grid."""
+    pair = SampledGaussian(Step(1e-4, 1.0, "poisson"), ADD)
+    with pytest.raises(Unresolved):
+        above(pair, 1e-12, *pair.span(1e-9), 0.01)
+
+
+def test_what_lies_above_the_cap_is_the_same_on_every_grid():
+    """Else a loss between two grids' tops is counted twice, or not at all, where grids are mixed."""
+    pair = Discrete(np.asarray([-0.1, 0.0, 0.1, 1.003]), np.asarray([0.4, 0.2, 0.399, 0.001]))
+    for put in (above, below):
+        for cap in (0.9, 0.98, 1.0, 1.01):
+            fine, coarse = (put(pair, width, -0.1, cap, 1e-3) for width in (0.004, 0.03))
+            assert fine.top == coarse.top == cap
+            assert fine.over == coarse.over
+            assert (fine.over[0] > 0) == (cap < 1.003)
