@@ -283,7 +283,7 @@ def test_the_sums_of_a_sweep_are_those_that_an_audit_computes_again():
     """Without noise: what moved the weights is what ``sums_given`` says, block by block."""
     x, y = jax.random.normal(jax.random.key(8), (6, 5)) / 3, jnp.eye(3)[jnp.arange(6) % 3]
     old, clips, mask = SOFTMAX.init(jax.random.key(2)), jnp.full(2, 0.1), jnp.arange(6) < 5
-    new = sweeping.sweep(
+    new = released.compiled_sweep(
         SOFTMAX, bc.Proximal(), None, 0.5, 4.0, old, x, y, mask, clips, jnp.zeros(2),
         jax.random.key(0),
     )  # fmt: skip
