@@ -47,40 +47,44 @@ def test_better_is_accepted_and_worse_forced_after_the_limit():
     assert float(last.energy) == -6.0
 
 
-@pytest.mark.parametrize(("rise", "temperature", "accepted"), [(0.5, 1.0, 1), (0.1, 2.0, 3)])
-def test_worse_is_accepted_with_the_papers_probability(rise, temperature, accepted):
-    def lucky(words):
-        tx = annealing(optax.identity(), words, temperature, max_rejections=10)
-        params = {"w": jnp.zeros(1)}
-        state = tx.init(params)._replace(
-            energy=jnp.zeros([], jnp.float32),
-            accepted=jnp.full([], accepted, jnp.int32),
-            proposals=jnp.full([], accepted, jnp.int32),
-        )
-        step, _ = tx.update({"w": jnp.full(1, rise)}, state, params, energy=PUBLIC)
-        return step["w"][0] > 0
-
-    keys = jax.vmap(jax.random.key_data)(jax.random.split(KEY, 4000))
-    count = int(jax.jit(jax.vmap(lucky))(keys).sum())
-    p = np.exp(-rise * temperature * accepted)
-    assert is_binomial(count, 4000, p)
-    assert not is_binomial(count, 4000, np.exp(-rise * temperature * (accepted + 1)))
+def words(count, seed=4):
+    return jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(seed), count))
 
 
-@pytest.mark.parametrize(("rise", "probability"), [(0.1, np.exp(-1.0)), (20.0, 0.0), (-1.0, 1.0)])
-def test_the_first_candidate_is_judged_against_the_start(rise, probability):
+def judged(count, start, temperature=10.0):
+    """How many of so many coins take a candidate, by its rise and the state that it meets."""
+
+    @jax.jit
+    def taken(rise, accepted):
+        def one(coin):
+            tx, params = annealing(optax.identity(), coin, temperature), {"w": jnp.full(1, start)}
+            state = tx.init(params)
+            begun = state._replace(
+                energy=jnp.where(accepted > 0, start, state.energy),
+                accepted=accepted,
+                proposals=accepted,
+            )
+            step, _ = tx.update({"w": jnp.full(1, rise)}, begun, params, energy=PUBLIC)
+            return step["w"][0] != 0
+
+        return jnp.sum(jax.vmap(one)(words(count)))
+
+    return lambda rise, accepted=0: int(taken(jnp.float32(rise), jnp.int32(accepted)))
+
+
+def test_worse_is_accepted_with_the_papers_probability():
+    for rise, temperature, accepted in ((0.5, 1.0, 1), (0.1, 2.0, 3)):
+        count = judged(4000, 0.0, temperature)(rise, accepted)
+        p = [np.exp(-rise * temperature * many) for many in (accepted, accepted + 1)]
+        assert is_binomial(count, 4000, p[0])
+        assert not is_binomial(count, 4000, p[1])
+
+
+def test_the_first_candidate_is_judged_against_the_start():
     """Algorithm 2: ΔE = J(w_new) - J(w0), and Q = Q0 = 10; J(w0) is 3 here."""
-
-    def taken(words):
-        tx, params = annealing(optax.identity(), words), {"w": jnp.full(1, 3.0)}
-        step, _ = tx.update({"w": jnp.full(1, rise)}, tx.init(params), params, energy=PUBLIC)
-        return step["w"][0] != 0
-
-    count = int(jax.jit(jax.vmap(taken))(words(4000)).sum())
-    if probability in (0.0, 1.0):
-        assert count == 4000 * probability
-    else:
-        assert is_binomial(count, 4000, probability)
+    count = judged(4000, 3.0)
+    assert is_binomial(count(0.1), 4000, np.exp(-1.0))
+    assert (count(20.0), count(-1.0)) == (0, 4000)
 
 
 def test_after_a_rejected_first_candidate_algorithm_2_takes_any():
@@ -99,13 +103,13 @@ def test_a_start_without_an_energy_is_left():
     assert seen[-1][0] == 1.0
 
 
-@pytest.mark.parametrize("restore", [True, False])
-def test_rejection_restores_parameters_and_momentum(restore):
-    tx = annealing(optax.trace(0.9), KEY, 1e9, 9, restore_inner=restore)
-    seen = candidates(tx, [-1.0, 5.0, 5.0])
-    assert [w for w, _ in seen] == [-1, -1, -1]
-    kept = float(seen[-1][1].inner.trace["w"][0])
-    assert (kept == -1.0) is restore
+def test_rejection_restores_parameters_and_momentum():
+    for restore in (True, False):
+        tx = annealing(optax.trace(0.9), KEY, 1e9, 9, restore_inner=restore)
+        seen = candidates(tx, [-1.0, 5.0, 5.0])
+        assert [w for w, _ in seen] == [-1, -1, -1]
+        kept = float(seen[-1][1].inner.trace["w"][0])
+        assert (kept == -1.0) is restore
 
 
 def test_a_broken_candidate_is_never_accepted():
@@ -114,17 +118,12 @@ def test_a_broken_candidate_is_never_accepted():
     assert [w for w, _ in seen] == [-1, -1, -1, -1, -2]
 
 
-def rejecting(ledger, noise=1.0):
+def rejecting(ledger):
     """A trainer all of whose candidates but the first few are rejected."""
-    mech = jaxdp.dp_sgd(noise, 1.0, 20, 60)
-    algorithm = sa_dpsgd(mech, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
-
-    def loss_fn(params, example):
-        return jnp.vdot(params["w"], example)
-
+    algorithm = sa_dpsgd(MECH, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
     worse = PublicEnergy(lambda p, e: jnp.sum(jnp.abs(p["w"])) + 0.0 * e, jnp.zeros(3))
     return jaxdp.Trainer(
-        loss_fn,
+        lambda params, example: jnp.vdot(params["w"], example),
         algorithm,
         source=np.ones((60, 300), np.float32),
         ledger=ledger,
@@ -170,15 +169,11 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
             assert are_uncorrelated(one, other)
 
 
-def words(count, seed=4):
-    return jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(seed), count))
-
-
 def test_the_noise_itself_cannot_be_annealed():
     """A rejection would forget which key the noise used last."""
-    mech, params = jaxdp.dp_sgd(1.0, 1.0, 20, 60), {"w": jnp.zeros(1)}
-    tx = annealing(optax.chain(mech.privatize(), optax.sgd(0.1)), KEY)
-    update, key = jaxdp.compile_update(tx), mech.simulated_key(jax.random.key(0))
+    params, key = {"w": jnp.zeros(1)}, MECH.simulated_key(jax.random.key(0))
+    tx = annealing(optax.chain(MECH.privatize(), optax.sgd(0.1)), KEY)
+    update = jaxdp.compile_update(tx)
     with pytest.raises(ValueError, match="annealing must wrap what follows the noise"):
         update(params, tx.init(params), jaxdp.Summed(params, 1.0), key=key, energy=PUBLIC)
 
@@ -201,7 +196,6 @@ def test_every_candidate_has_a_coin_of_its_own():
     start = tx.init(params)._replace(
         energy=jnp.float32(1.0 - np.log(2.0)), accepted=jnp.asarray(1, jnp.int32)
     )
-    accepted = jax.vmap(
-        lambda n: tx.update(params, start._replace(proposals=n), params, energy=energy)[1].accepted
-    )(jnp.arange(64, dtype=jnp.int32))
+    one = lambda n: tx.update(params, start._replace(proposals=n), params, energy=energy)[1]  # noqa: E731
+    accepted = jax.jit(jax.vmap(lambda n: one(n).accepted))(jnp.arange(64, dtype=jnp.int32))
     assert 12 < int(jnp.sum(accepted - 1)) < 52

@@ -25,11 +25,6 @@ def private(rows=60, noise=2.0, bound=0.5, loss_fn=first, secret=None, ledger=No
     return PrivateEnergy(loss_fn, data, mech, sampler)
 
 
-def energy_of(rows, drawn):
-    mech = energy_mechanism(2.0, 0.5, 20, 60)
-    return PrivateEnergy(first, jnp.zeros(rows), mech, mech.sampler(drawn))
-
-
 def nasty(params, example):
     """One record in eight would, unclipped, decide alone; one has no loss at all."""
     scale = jnp.where(example > 0.8, 1e6, 1.0)
@@ -50,6 +45,13 @@ def test_a_private_energy_judges_the_first_candidate_for_one_event():
     )
 
 
+def test_energy_events_are_those_of_the_mechanism():
+    mech = energy_mechanism(2.0, 0.5, 20, 60)
+    assert mech.event == acc.PoissonSampled(acc.Gaussian(2.0), 20 / 60)
+    assert mech.rule.l2(None) == 0.5
+    assert 0.5 < jaxdp.Summed({"w": jnp.zeros(2)}, mech.l2(None)).l2 < 0.51
+
+
 def test_one_record_moves_the_private_energy_by_at_most_its_bound():
     drawn = private(loss_fn=nasty).prepare().energy
     now, then = {"w": jnp.zeros(1)}, {"w": jnp.ones(1)}
@@ -64,6 +66,13 @@ def test_one_record_moves_the_private_energy_by_at_most_its_bound():
     assert furthest > 0.49
 
 
+def rises(opened, keys):
+    """Of no step, judged with each of the keys: noise alone."""
+    now = {"w": jnp.zeros(1)}
+    one = lambda w: dataclasses.replace(opened, words=w).rise(now, now, jnp.zeros([]))[0]  # noqa: E731
+    return jax.jit(jax.vmap(one))(keys)
+
+
 @pytest.mark.parametrize("batch", [20, 1])
 def test_a_private_energy_has_its_noise_also_on_an_empty_draw(batch):
     energy = private(batch=batch)
@@ -71,10 +80,7 @@ def test_a_private_energy_has_its_noise_also_on_an_empty_draw(batch):
         energy.sampler._sampling = jaxdp.sampling.Poisson(1e-12)
     drawn = energy.prepare().energy
     assert drawn.mask.any() == (batch != 1)
-    now = {"w": jnp.zeros(1)}
-    draws = jax.vmap(
-        lambda w: dataclasses.replace(drawn, words=w).rise(now, now, jnp.zeros([]))[0]
-    )(words(5000))
+    draws = rises(drawn, words(5000))
     assert is_gaussian(draws, 2.0 * 0.5 / batch)
     assert not is_gaussian(draws, 2.0 * 0.5 / batch * 1.2)
 
@@ -82,8 +88,7 @@ def test_a_private_energy_has_its_noise_also_on_an_empty_draw(batch):
 def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
     ledger = jaxdp.Ledger()
     energy = private(ledger=ledger)
-    mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
-    algorithm = sa_dpsgd(mech, 0.1, KEY, energy=energy.mechanism)
+    algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=energy.mechanism)
     trainer = jaxdp.Trainer(
         first,
         algorithm,
@@ -98,7 +103,7 @@ def test_a_private_energy_is_charged_for_every_candidate_on_its_own_draws():
         state, _ = trainer.step(state, batch)
     assert energy.sampler.step == trainer.algorithm.counts_of(state.opt_state)["proposals"] == 4
     assert ledger.steps == 8
-    both = acc.Composed((acc.Repeated(mech.event, 4), acc.Repeated(energy.mechanism.event, 4)))
+    both = acc.Composed((acc.Repeated(MECH.event, 4), acc.Repeated(energy.mechanism.event, 4)))
     assert ledger.epsilon(1e-5).upper == pytest.approx(acc.epsilon(both, 1e-5).upper)
     assert algorithm.epsilon(4, 1e-5).upper == pytest.approx(ledger.epsilon(1e-5).upper)
     assert list(algorithm.events(2, 3)) == ["", "energy"]
@@ -181,35 +186,28 @@ def test_an_energy_opened_by_hand_is_on_the_list():
 
 
 def test_the_energy_must_be_the_one_that_is_charged():
-    mech, data = jaxdp.dp_sgd(1.0, 1.0, 20, 60), np.zeros(60, np.float32)
-    free = sa_dpsgd(mech, 0.1, KEY)
-    with pytest.raises(ValueError, match="energy must be the one that the algorithm charges"):
-        jaxdp.Trainer(first, free, source=data, energy=private())
-    charged = sa_dpsgd(mech, 0.1, KEY, energy=private().mechanism)
-    for missing in (PUBLIC, None):
+    data, charged = np.zeros(60, np.float32), private().mechanism
+    for event, energy in ((None, private()), (charged, PUBLIC), (charged, None)):
+        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=event)
         with pytest.raises(ValueError, match="energy must be the one that the algorithm charges"):
-            jaxdp.Trainer(first, charged, source=data, energy=missing)
+            jaxdp.Trainer(first, algorithm, source=data, energy=energy)
 
 
-@pytest.mark.parametrize("other", [None, jaxdp.Ledger()])
-@pytest.mark.parametrize("mine", [None, jaxdp.Ledger()])
-def test_the_energy_is_charged_to_the_trainers_ledger(other, mine):
-    energy = private(ledger=other)
-    algorithm = sa_dpsgd(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1, KEY, energy=energy.mechanism)
-    with pytest.raises(ValueError, match="energy must be drawn by a sampler with the trainer's"):
-        jaxdp.Trainer(first, algorithm, source=np.zeros(60, np.float32), ledger=mine, energy=energy)
+def test_the_energy_is_charged_to_the_trainers_ledger():
+    data = np.zeros(60, np.float32)
+    for other in (None, jaxdp.Ledger()):
+        energy = private(ledger=other)
+        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=energy.mechanism)
+        for mine in (None, jaxdp.Ledger()):
+            with pytest.raises(ValueError, match="must be drawn by a sampler with the trainer's"):
+                jaxdp.Trainer(first, algorithm, source=data, ledger=mine, energy=energy)
 
 
 def test_an_energy_is_never_charged_as_the_gradient():
     """Drawn alike and noised less: the gradient's event would be too cheap."""
-    mech, ledger = jaxdp.dp_sgd(1.0, 1.0, 20, 60), jaxdp.Ledger()
+    cheap = energy_mechanism(0.1, 0.5, 20, 60)
     with pytest.raises(ValueError, match="got one that charges"):
-        PrivateEnergy(
-            first,
-            jnp.zeros(60),
-            energy_mechanism(0.1, 0.5, 20, 60),
-            mech.sampler(60, ledger=ledger),
-        )
+        PrivateEnergy(first, jnp.zeros(60), cheap, MECH.sampler(60, ledger=jaxdp.Ledger()))
 
 
 def test_members_of_a_vmap_never_share_an_energys_noise():
@@ -223,46 +221,38 @@ def test_members_of_a_vmap_never_share_an_energys_noise():
     with pytest.raises(ValueError, match="another one for every member of a vmap"):
         jax.vmap(judged, (0, None))(jnp.zeros((2, 1)), opened.words)
     one = words(1)
-    rise = jax.vmap(
-        lambda w: dataclasses.replace(opened, words=w).rise(
-            {"w": jnp.zeros(1)}, {"w": jnp.zeros(1)}, jnp.zeros([])
-        )[0]
-    )
-    assert np.isnan(rise(jnp.concatenate([one, one]))).all()
-    assert np.isfinite(rise(words(2))).all()
+    assert np.isnan(rises(opened, jnp.concatenate([one, one]))).all()
+    assert np.isfinite(rises(opened, words(2))).all()
 
 
-@pytest.mark.parametrize("bad", [first, None, lambda p: 0.0, private()])
-def test_a_bare_function_is_no_energy(bad):
-    tx = annealing(optax.identity(), KEY)
-    params = {"w": jnp.zeros(1)}
-    with pytest.raises(ValueError, match="energy must be a PublicEnergy"):
-        tx.update(params, tx.init(params), params, energy=bad)
+def test_a_bare_function_is_no_energy():
+    tx, params = annealing(optax.identity(), KEY), {"w": jnp.zeros(1)}
+    state = tx.init(params)
+    for bad in (first, None, lambda p: 0.0, private()):
+        with pytest.raises(ValueError, match="energy must be a PublicEnergy"):
+            tx.update(params, state, params, energy=bad)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: annealing(optax.identity(), KEY, temperature=-1.0), "temperature must be a"),
-        (lambda: annealing(optax.identity(), KEY, max_rejections=0), "max_rejections must be a"),
-        (lambda: annealing(optax.identity(), 7), "key must be a threefry key"),
-        (lambda: energy_mechanism(1.0, 0.0, 5, 50), "must be a finite number above 0"),
-        (lambda: PrivateEnergy(first, jnp.zeros(3), None, None), "mechanism must be a Mechanism"),
-        (
-            lambda: PrivateEnergy(
-                first,
-                jnp.zeros(3),
-                energy_mechanism(1.0, 1.0, 5, 50),
-                energy_mechanism(1.0, 1.0, 6, 50).sampler(50),
-            ),
-            "sampler must be",
-        ),
-        (lambda: energy_of(rows=10, drawn=60), "data must hold the records that"),
-    ],
-)
-def test_bad_input(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def of(data, mechanism, sampler):
+    return lambda: PrivateEnergy(first, data, mechanism, sampler)
+
+
+FIVE, SIX = (energy_mechanism(1.0, 1.0, size, 50) for size in (5, 6))
+REFUSED = [
+    (lambda: annealing(optax.identity(), KEY, temperature=-1.0), "temperature must be a"),
+    (lambda: annealing(optax.identity(), KEY, max_rejections=0), "max_rejections must be a"),
+    (lambda: annealing(optax.identity(), 7), "key must be a threefry key"),
+    (lambda: energy_mechanism(1.0, 0.0, 5, 50), "must be a finite number above 0"),
+    (of(jnp.zeros(3), None, None), "mechanism must be a Mechanism"),
+    (of(jnp.zeros(3), FIVE, SIX.sampler(50)), "sampler must be"),
+    (of(jnp.zeros(10), FIVE, FIVE.sampler(50)), "data must hold the records that"),
+]
+
+
+def test_bad_input():
+    for make, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            pytest.fail(f"{message}: not refused, {make()}")
 
 
 def test_repr_hides_the_key_and_the_records():
@@ -276,18 +266,11 @@ def test_repr_hides_the_key_and_the_records():
 
 def test_the_sum_of_an_energy_is_of_clipped_differences_of_who_was_drawn():
     def total(values, mask, passes=1):
+        rows = np.arange(len(values), dtype=np.int32).reshape(passes, -1)
         drawn = OpenEnergy(
-            jnp.asarray(values, jnp.float32),
-            np.arange(len(values), dtype=np.int32).reshape(passes, -1),
-            np.asarray(mask, bool).reshape(passes, -1),
-            np.int32(passes),
-            None,
-            lambda p, example: p * example,
-            1.0,
-            1.0,
-            0.0,
-            4,
-        )
+            jnp.asarray(values, jnp.float32), rows, np.asarray(mask, bool).reshape(passes, -1),
+            np.int32(passes), None, lambda p, example: p * example, 1.0, 1.0, 0.0, 4,
+        )  # fmt: skip
         return float(drawn.clipped_sum(jnp.float32(2.0), jnp.float32(1.0)))
 
     everybody = [True] * 4
@@ -302,8 +285,9 @@ def test_the_sum_of_an_energy_is_of_clipped_differences_of_who_was_drawn():
     assert float(drawn.clipped_sum(jnp.float32(1.5), jnp.float32(1.0))) == 30.0
 
 
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_an_energy_opened_by_hand_is_not_copied(way):
+def test_an_energy_opened_by_hand_is_not_copied():
     """Before: a copy judged a second candidate with the noise of the first."""
-    with pytest.raises(TypeError, match=r"energy must not be copied, .* energy.prepare\(\).spent"):
-        way(private().prepare().spent())
+    opened, words = private().prepare().spent(), "energy must not be copied, .* energy.prepare"
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=rf"{words}\(\).spent"):
+            way(opened)

@@ -36,13 +36,11 @@ def whole(row):
     return acc.epsilon(row.config().total(GIVEN["steps"]), 1e-5).upper
 
 
-@pytest.mark.parametrize(("dataset", "number"), STEPS.items())
-def test_the_accepted_steps_claim_3_and_one_more_does_not(dataset, number):
-    assert accepted.affordable(3.0, dataset) == number
-    assert accepted.claimed(number, dataset) <= 3.0 < accepted.claimed(number + 1, dataset)
-
-
-def test_equation_4_as_printed_affords_few_steps():
+def test_the_accepted_steps_claim_3_and_one_more_does_not():
+    for dataset, number in STEPS.items():
+        assert accepted.affordable(3.0, dataset) == number
+        assert accepted.claimed(number, dataset) <= 3.0 < accepted.claimed(number + 1, dataset)
+    # Equation 4 as printed affords few.
     assert accepted.affordable(3.0, "fashion_mnist", printed=True) == 63
     assert accepted.affordable(3.0, "mnist", printed=True) == 27
 
@@ -79,7 +77,7 @@ def test_everything_is_charged_before_the_first_step(tmp_path):
     assert runs.RunDirectory(tmp_path / "r").checked_ledger().steps == GIVEN["steps"]
 
 
-@pytest.mark.parametrize("step", [1, 3, 4])
+@pytest.mark.parametrize("step", [1, 4])  # in the first block of the history, and after one
 def test_an_interrupted_run_goes_on_within_its_charge(tmp_path, step):
     with pytest.raises(Stop):
         queue.run_row(row(), tmp_path / "r", small.dataset(), crash_at(step))

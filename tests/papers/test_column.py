@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -32,6 +33,7 @@ def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path):
     path, _, _ = kept
     (before,) = json.loads(path.read_text())
     assert before["audited_epsilon"] is None
+    assert not re.search(r"\b(seed|secret|entropy)\b", path.read_text())
     results = tmp_path / "rows.json"
     results.write_text(path.read_text())
     # A second run of the row, audited before, stays as it is.
@@ -51,16 +53,8 @@ def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path):
 
 def test_an_audit_of_the_run_itself_is_named_as_such(kept, tmp_path):
     _, row, report = kept
-    audited = AuditRow(
-        what="this very run, once",
-        steps=3,
-        runs=1,
-        proven=2.0,
-        audited=0.25,
-        confidence=0.95,
-        adversary="a canary",
-        verdict="",
-    )
+    numbers = {"steps": 3, "runs": 1, "proven": 2.0, "audited": 0.25, "confidence": 0.95}
+    audited = AuditRow(what="this very run, once", adversary="a canary", verdict="", **numbers)
     told = dataclasses.replace(report, audited=audited)
     queue.keep(tmp_path / "rows.json", queue.line_of(row, told))
     (line,) = json.loads((tmp_path / "rows.json").read_text())
@@ -79,13 +73,14 @@ def test_rows_that_no_audit_covers_stay_empty(kept, tmp_path):
 
 
 def test_bad_input(tmp_path, capsys):
-    with pytest.raises(ValueError, match="results must be a file of finished rows"):
-        audit_rows(tmp_path / "none.json", progress=quiet)
     (tmp_path / "other.json").write_text('[{"a": 1}]')
-    with pytest.raises(ValueError, match="results must hold rows"):
-        audit_rows(tmp_path / "other.json", progress=quiet)
-    with pytest.raises(ValueError, match="runs must be a whole number"):
-        audit_rows(tmp_path / "other.json", runs=0, progress=quiet)
+    for file, runs, words in (
+        ("none.json", 500, "results must be a file of finished rows"),
+        ("other.json", 500, "results must hold rows"),
+        ("other.json", 0, "runs must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            audit_rows(tmp_path / file, runs=runs, progress=quiet)
     with pytest.raises(SystemExit) as stop:
         main(["audit", "--results", str(tmp_path / "other.json"), "--algorithm", "dp-sgd"])
     assert stop.value.code == 2

@@ -41,23 +41,21 @@ def go(tmp_path, monkeypatch):
 PLACES = ("--results", "results.json", "--out", "out")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('[{"nam', "results must be a JSON file, got results.json"),
-        ('{"a": 1}', "results must be a list of rows"),
-        ("[1]", "results must be a list of rows"),
-        ('[{"proven_epsilon": 3}]', "results must be a list of rows"),
-    ],
-)
-@pytest.mark.parametrize("command", [("status",), ("run", "tiny"), ("run", "--detach", "tiny")])
-def test_damaged_results_are_named_before_anything_runs(
-    go, tmp_path, capsys, content, words, command
-):
-    (tmp_path / "results.json").write_text(content)
-    assert go(*command, *PLACES) == 2
-    assert words in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+DAMAGED = {
+    '[{"nam': "results must be a JSON file, got results.json",
+    '{"a": 1}': "results must be a list of rows",
+    "[1]": "results must be a list of rows",
+    '[{"proven_epsilon": 3}]': "results must be a list of rows",
+}
+
+
+def test_damaged_results_are_named_before_anything_runs(go, tmp_path, capsys):
+    for content, words in DAMAGED.items():
+        (tmp_path / "results.json").write_text(content)
+        for command in (("status",), ("run", "tiny"), ("run", "--detach", "tiny")):
+            assert go(*command, *PLACES) == 2, (content, command)
+            assert words in capsys.readouterr().err, (content, command)
+            assert not (tmp_path / "out").exists(), (content, command)
 
 
 def test_a_row_without_its_columns_is_named_by_those_that_show_it(go, tmp_path, capsys):
@@ -119,33 +117,34 @@ def test_an_interrupted_row_goes_on_and_says_so(go, tmp_path, capsys, monkeypatc
 def test_a_run_of_another_configuration_does_not_get_the_rows_name(
     go, tmp_path, capsys, monkeypatch
 ):
+    def again(**changes):
+        row = Row("tiny", "digits", {**GIVEN, **changes})
+        monkeypatch.setattr(queue, "ROWS", {"tiny": row})
+        status = go("run", "tiny", *PLACES)
+        return status, capsys.readouterr().err
+
     assert go("run", "tiny", *PLACES) == 0
     (tmp_path / "results.json").unlink()
-    other = Row("tiny", "digits", {**GIVEN, "noise_multiplier": 2.0})
-    monkeypatch.setattr(queue, "ROWS", {"tiny": other})
-    assert go("run", "tiny", *PLACES) == 2
-    said = capsys.readouterr().err
+    status, said = again(noise_multiplier=2.0)
+    assert status == 2
     assert "must hold a run of row tiny, got one of another configuration" in said
     assert "noise_multiplier 1.0 instead of 2.0" in said
     assert not (tmp_path / "results.json").exists()
     # That of another accountant, of the same budget, is the row's.
-    near = Row("tiny", "digits", {**GIVEN, "noise_multiplier": 1.001})
-    monkeypatch.setattr(queue, "ROWS", {"tiny": near})
-    assert go("run", "tiny", *PLACES) == 0
+    assert again(noise_multiplier=1.001)[0] == 0
 
 
 def test_what_an_older_version_left_out_counts_as_its_default(go, tmp_path, capsys, monkeypatch):
     assert go("run", "tiny", *PLACES) == 0
     (tmp_path / "results.json").unlink()
-    kept = [path for path in tmp_path.rglob("run.json") if path.parent.name == "secret"]
-    row = json.loads(kept[0].read_text())
+    (kept,) = [path for path in tmp_path.rglob("run.json") if path.parent.name == "secret"]
+    row = json.loads(kept.read_text())
     row["config"].pop("average")  # None by default
-    kept[0].write_text(json.dumps(row))
-    other = Row("tiny", "digits", {**GIVEN, "average": 0.9})
-    monkeypatch.setattr(queue, "ROWS", {"tiny": other})
+    kept.write_text(json.dumps(row))
+    monkeypatch.setattr(queue, "ROWS", {"tiny": Row("tiny", "digits", {**GIVEN, "average": 0.9})})
     assert go("run", "tiny", *PLACES) == 2
     assert "with average None instead of 0.9" in capsys.readouterr().err
     row["config"] = None
-    kept[0].write_text(json.dumps(row))
+    kept.write_text(json.dumps(row))
     assert go("run", "tiny", *PLACES) == 2
     assert "got one of a program" in capsys.readouterr().err

@@ -110,25 +110,3 @@ def test_schedules():
     assert bc.linear(3.0, 1.0, 3).over(4) == (3, 2, 1, 1)
     assert bc.linear(3.0, 1.0, 3, steps_each=2).over(5) == (3, 3, 2, 2, 1)
     assert bc.step(4.0, 0.5, 2, 5).over(6) == (4, 4, 2, 2, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("build", "name"),
-    [
-        (lambda: bc.Proximal(weight_decay=-1), "weight_decay"),
-        (lambda: bc.Proximal(sparsity=float("nan")), "sparsity"),
-        (lambda: bc.Proximal(spectral_radius=0), "spectral_radius"),
-        (lambda: bc.Rescale(0.0), "radius"),
-        (lambda: bc.Rescale(1.0, 0), "iterations"),
-        (lambda: bc.linear(1.0, 0.0, 3), "factors"),
-        (lambda: bc.linear(1.0, 2.0, 1), "stages"),
-        (lambda: bc.SweepSchedule(()), "factors"),
-        (lambda: bc.Network((3,), 1.0), "widths"),
-        (lambda: bc.Network((3, 0), 1.0), "widths"),
-        (lambda: bc.Network((3, 2), 0.0), "activation_bound"),
-        (lambda: bc.Network((3, 2), 1e-20), "activation_bound must be in"),
-    ],
-)
-def test_bad_input_is_named(build, name):
-    with pytest.raises(ValueError, match=name):
-        build()

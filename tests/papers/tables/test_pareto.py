@@ -1,16 +1,14 @@
 """The plot of the README: repeated runs alone, at the epsilon that is proven, at public rates."""
 
-import re
-from pathlib import Path
+import json
 
 import pytest
 
+from benchmarks import accuracy_page
 from jaxdp.papers import repeats, tables
-from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import pareto
-from tests.papers.tables.test_pages import PAGES, RESULTS, line, results
+from tests.papers.tables.test_pages import line, results
 
-ROOT = Path(__file__).parent.parent.parent.parent
 METHOD = "dp-sgd-tanh"
 
 
@@ -40,13 +38,6 @@ def test_one_run_is_called_single(tmp_path):
     assert "| AUTO-S | 1 | 0 | not run |  |  |  |" in text
 
 
-def test_every_algorithm_has_a_rate_and_a_name():
-    assert set(repeats.REPEATED) == set(repeats.CHOSEN) <= set(pareto.COLUMNS)
-    untried = set(repeats.CHOSEN) - set(repeats.TRIED)
-    assert untried == {"sa-dpsgd-momentum"}
-    assert repeats.CHOSEN["sa-dpsgd-momentum"] == repeats.CHOSEN[METHOD]
-
-
 def test_the_mean_stands_within_the_runs_at_the_proven_epsilon(tmp_path):
     found = results(tmp_path, *runs(1.0, 0.9, 0.9, 0.96, 0.96, proven_epsilon=0.875))
     (axes,) = pareto.figure(found).axes
@@ -69,30 +60,11 @@ def test_the_number_of_runs_is_told_where_points_differ(tmp_path):
     assert "3 to 5 runs a point" in pareto.caption(found)
 
 
-@pytest.mark.parametrize("algorithm", repeats.TRIED)
-def test_the_rate_is_the_best_on_public_data_and_no_edge_of_those_tried(algorithm):
-    found = {
-        rate: RESULTS.runs(repeats.rate_name(algorithm, rate)) for rate in repeats.TRIED[algorithm]
-    }
-    accuracy = {rate: lines[0]["test_accuracy"] for rate, lines in found.items()}
-    assert max(accuracy, key=accuracy.get) == repeats.CHOSEN[algorithm]
-    assert min(accuracy) < repeats.CHOSEN[algorithm] < max(accuracy)
-    assert all(
-        ROWS[repeats.rate_name(algorithm, rate)].dataset == "fashion_mnist" for rate in accuracy
-    )
-
-
-def test_committed_repeats_tell_their_date_and_command():
-    drawn = pareto.drawn(RESULTS)
-    assert len(drawn[METHOD]) == len(repeats.EPSILONS)
-    for name in pareto.NAMES:
-        for row in RESULTS.runs(name):
-            assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
-            assert row["command"] == f"jaxdp reproduce run {name} --runs {row['run']}"
-            assert row["config"]["learning_rate"] == ROWS[name].given["learning_rate"]
-
-
-def test_the_readme_and_the_page_tell_the_same_of_the_plot():
-    told = re.search(r"\d+( to \d+)? runs a point", pareto.caption(RESULTS))[0]
-    assert told in (ROOT / "README.md").read_text().replace("\n", " ")
-    assert pareto.caption(RESULTS) in (PAGES / "pareto.md").read_text()
+def test_the_plot_of_the_recipes_holds_no_epsilon_at_another_delta(tmp_path, monkeypatch):
+    lines = [
+        {"dataset": "mnist", "delta": delta, "proven_epsilon": epsilon, "test_accuracy": 0.9}
+        for delta, epsilon in ((1e-5, 3.0), (1e-4, 2.0), (1e-5, "inf"))
+    ]
+    (tmp_path / "papers.json").write_text(json.dumps(lines))
+    monkeypatch.setattr(accuracy_page, "RESULTS", tmp_path / "accuracy.json")
+    assert accuracy_page.papers("mnist") == [(3.0, 90.0)]

@@ -1,0 +1,189 @@
+"""The rows of the papers: named for what they do, with the papers' numbers, in an order to run."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp.papers import (
+    adadp_rows,
+    census,
+    command,
+    cost,
+    not_private,
+    order,
+    pigdo_sweeps,
+    queue,
+    repeats,
+)
+from jaxdp.papers.rows import CIFAR_SHORT, EXP_EPSILON, MLP_SETTINGS, PAPER, ROWS
+from jaxdp.papers.sweeps import SWEEPS
+from jaxdp.papers.tables import pareto, printed, rows
+from tests.compiling import with_flags
+
+GROUPS = {
+    "fashion_mnist-sa-dpsgd-until-accepted": 0,
+    "mnist-sa-dpsgd-as-published-until-accepted": 1,
+    "mnist-mlp-adadp-noise-4": 2,
+    "fashion_mnist-mlp-piadam-noise-8": 2,
+    "mnist-mlp-pca-adadp-as-published-noise-3": 3,
+    "cifar10-features-adadp-noise-6": 3,
+    "mnist-piadam-repeated-epsilon-3": 4,
+    "cifar10-auto-s-short": 5,
+    "mnist-mlp-1000-adadp-noise-4": 6,
+    "mnist-mlp-piadam-figure-7-noise-8": 6,
+    "mnist-sa-dpsgd-learning-rate-1.5": 6,
+}
+
+
+def test_the_order_holds_every_row_once_and_short_ones_first_in_a_group():
+    found = list(order.ordered().values())
+    assert sorted(row.name for row in found) == sorted(ROWS)
+    keys = [(order.group(row), cost.minutes(row)) for row in found]
+    assert keys == sorted(keys)
+    assert {group for group, _ in keys} == set(range(len(order.GROUPS)))
+    assert {name: order.group(ROWS[name]) for name in GROUPS} == GROUPS
+
+
+def test_rows_that_take_hours_are_named_and_left_out(monkeypatch, capsys):
+    short, *names = "mnist-dp-sgd-tanh", "mnist-mlp-piadam-as-published-noise-2"
+    assert command._runnable((short, *names)) == (short,)
+    assert "1 rows take hours" in capsys.readouterr().err
+    assert rows.status(names[0]) == "not run: 3.9 h"
+    assert rows.status("mnist-mlp-dp-sgd-noise-8") == "not run: 2 min"
+    monkeypatch.setattr(queue, "has_gpu", lambda: True)
+    assert command._runnable((short, *names)) == (short, *names)
+
+
+ALONE = """
+from jaxdp.papers.row import Row
+given = {"algorithm": "piadam-as-published", "noise_multiplier": 2.0, "steps": 3}
+print(Row("name", "mnist", given).config().model)
+"""
+
+
+def test_a_row_by_itself_knows_the_networks_and_algorithms_that_it_names():
+    told = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, env=with_flags()
+    )
+    assert told.stdout == "mnist-cnn\n", told.stderr
+
+
+def test_exp_has_the_epsilon_of_dp_sgd_and_falls_to_one_half():
+    for noise, _, epochs in MLP_SETTINGS:
+        given = ROWS[f"mnist-mlp-exp-noise-{noise:g}"].given
+        even = ROWS[f"mnist-mlp-dp-sgd-noise-{noise:g}"].config()
+        assert (given["steps"], given["epsilon"]) == (even.steps, EXP_EPSILON[noise])
+        proven = acc.epsilon(even.total(even.steps), 1e-5).upper
+        assert proven == pytest.approx(EXP_EPSILON[noise], abs=1e-3)
+        rate = float(given["noise_schedule"].split(":")[1])
+        assert rate * epochs == pytest.approx(math.log(2), rel=1e-5)
+    noise, _, epochs = min(MLP_SETTINGS, key=lambda setting: setting[2])
+    exp = ROWS[f"mnist-mlp-exp-noise-{noise:g}"].config()
+    assert (exp.learning_rate, exp.momentum) == (0.1, 0.0)
+    proven = acc.epsilon(exp.total(exp.steps), 1e-5).upper
+    assert proven == pytest.approx(EXP_EPSILON[noise], abs=1e-3)
+    schedule = exp.noise()
+    assert schedule(0) / schedule(exp.steps - 1) == pytest.approx(2 ** ((epochs - 1) / epochs))
+    assert schedule(0) > noise > schedule(exp.steps - 1)
+
+
+def test_the_rows_are_named_for_what_they_do():
+    for algorithm in pareto.COLUMNS:
+        for epsilon in pareto.EPSILONS:
+            row = ROWS[pareto.row_name(algorithm, epsilon)]
+            assert (row.given["epsilon"], row.given["steps"]) == (epsilon, 600)
+    for algorithm in repeats.REPEATED:
+        for epsilon in repeats.EPSILONS:
+            given = ROWS[repeats.row_name(algorithm, epsilon)].given
+            chosen = epsilon, repeats.CHOSEN[algorithm]
+            assert (given["epsilon"], given["learning_rate"]) == chosen
+    for sweep in SWEEPS:
+        assert list(sweep.rows) == sorted(sweep.rows)
+        for value, name in sweep.rows.items():
+            given = ROWS[name].given
+            numbers = (*given.values(), *given.get("settings", {}).values())
+            base = name == min(sweep.rows.values(), key=len)
+            named = base and "-".join(name.split("-")[:5]) in name
+            assert value in {v for v in numbers if isinstance(v, (int, float))} or named, name
+    for name, row in census.ROWS.items():
+        assert ("not-private" in name) == (row.epsilon is None)
+
+
+def test_every_algorithm_of_the_readmes_plot_has_a_rate_and_a_name():
+    assert set(repeats.REPEATED) == set(repeats.CHOSEN) <= set(pareto.COLUMNS)
+    assert set(repeats.CHOSEN) - set(repeats.TRIED) == {"sa-dpsgd-momentum"}
+    assert repeats.CHOSEN["sa-dpsgd-momentum"] == repeats.CHOSEN["dp-sgd-tanh"]
+    for algorithm, tried in repeats.TRIED.items():
+        names = [repeats.rate_name(algorithm, rate) for rate in tried]
+        assert {ROWS[name].dataset for name in names} == {"fashion_mnist"}  # public, elsewhere
+
+
+def quickly(row):
+    """Its configuration, but for the noise: no calibration to its epsilon."""
+    given = {key: value for key, value in row.given.items() if key != "epsilon"}
+    given.setdefault("noise_multiplier", 1.0)
+    return dataclasses.replace(row, given=given).config()
+
+
+def test_sa_dpsgd_has_no_momentum_but_where_its_name_says_so():
+    for name, row in ROWS.items():
+        if "sa-dpsgd" in name and "mlp-64" not in name:
+            config = quickly(row)
+            assert config.momentum == (0.9 if "momentum" in name else 0.0), name
+            rejections = config.settings.get("max_rejections", 10)
+            assert rejections == 5 or row.dataset != "cifar10", name
+
+
+def test_the_rows_have_the_settings_of_their_papers():
+    for dataset in ("mnist", "fashion_mnist"):
+        for algorithm, rate in (("adadp", 0.002), ("piadam", 0.001)):
+            config = quickly(ROWS[f"{dataset}-{algorithm}-clip-4"])
+            assert (config.learning_rate, config.l2_clip_norm) == (rate, 4.0)
+    for algorithm in adadp_rows.TABLE_1:
+        config = ROWS[adadp_rows.table_1_name(algorithm)].config()
+        assert (config.noise_multiplier, config.pca_noise_multiplier) == (3.0, 6.0)
+        assert (config.delta, config.batch_size, config.eval_every) == (1e-4, 600, 100)
+    for algorithm, rate in adadp_rows.ABLATIONS.items():
+        config = ROWS[adadp_rows.ablation_name(algorithm)].config()
+        assert config.learning_rate == rate
+        assert (config.noise_multiplier, config.pca_noise_multiplier) == (8.0, 16.0)
+        assert (config.steps, config.l2_clip_norm) == (3_000, 4.0)
+    for name in CIFAR_SHORT:
+        brief, whole = (ROWS[f"cifar10-{name}{end}"] for end in ("-short", ""))
+        assert brief.given["epsilon"] == 3.0
+        brief, whole = quickly(brief), quickly(whole)
+        assert (brief.steps, whole.steps) == (150, 1_465)
+        assert (brief.learning_rate, brief.settings) == (whole.learning_rate, whole.settings)
+    for algorithm, rate, momentum in (("dp-sgd", 0.1, 0.0), ("piadam", 0.001, None)):
+        given = ROWS[f"mnist-mlp-{algorithm}-noise-4"].given
+        assert (given["learning_rate"], given.get("momentum")) == (rate, momentum)
+        assert "pca_dimensions" not in given  # PIGDO's baselines see all pixels
+        numbers = given["steps"], given["batch_size"], given["noise_multiplier"]
+        assert numbers == (10_000, 600, 4.0)
+
+
+def test_figure_7_moves_one_parameter_at_a_time():
+    assert len(pigdo_sweeps.ROWS) == 3 * (1 + 3 + 3 + 2 + 2)
+    for row in pigdo_sweeps.ROWS:
+        moved = [key for key, value in pigdo_sweeps.BASE.items() if row.given[key] != value]
+        assert len(moved) == (0 if row.name.endswith("figure-7") else 1)
+        seen = row.given["steps"] * row.given["batch_size"]
+        assert seen == pigdo_sweeps.EPOCHS * 60_000
+        assert ROWS[row.name] is row
+
+
+def test_what_is_printed_is_beside_a_row_and_that_of_table_1():
+    entries = (*printed.SA, *printed.ADADP, *printed.PIGDO)
+    named = [name for _, _, ours, _ in entries for _, name in ours if name]
+    assert len(set(named)) > 40
+    assert set(named) <= set(ROWS)
+    for dataset in ("mnist", "fashion_mnist"):
+        for _, paper, ours, _ in printed.SA:
+            for _, name in ours[:1]:
+                told = PAPER[dataset].get(name.removeprefix(f"{dataset}-"))
+                assert told is None or paper == f"{told:.2f} %"
+    assert (not_private.PAPER["mnist"], not_private.PAPER["cifar10"]) == (99.09, 79.02)
