@@ -1,8 +1,8 @@
 """Measures how much of the package a reader must open, and refuses what makes it more.
 
 `python -m benchmarks.house` prints each figure beside the one on record (`results/house.json`) and
-its bar, and ends with status 1 where a figure is worse than recorded. `--still` leaves out what must
-run (the walks). `--record` writes what was measured; where a figure got worse it asks for
+its bar, and ends with status 1 where a figure is worse than recorded. `--still` leaves out what
+must run (the walks). `--record` writes what was measured; where a figure got worse it asks for
 `--reason`, which is kept beside that figure.
 
 Lines of the package are non-blank ones, docstrings included; those of the tests are all lines.
@@ -98,9 +98,11 @@ def walks() -> Figures:
     def loss_fn(params: Any, x: Any, y: Any) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(x @ params["w"] + params["b"], y)
 
-    budget = dict(epsilon=3.0, delta=1e-5, steps=20)
-    sizes = dict(l2_clip_norm=1.0, batch_size=100, dataset_size=1000)
-    mechanism = walk("dp_sgd", 16, 110, lambda: jaxdp.dp_sgd(**budget, **sizes))
+    def budgeted() -> Any:
+        sizes = {"l2_clip_norm": 1.0, "batch_size": 100, "dataset_size": 1000}
+        return jaxdp.dp_sgd(epsilon=3.0, delta=1e-5, steps=20, **sizes)
+
+    mechanism = walk("dp_sgd", 16, 110, budgeted)
 
     def own_loop(engine: str, first: tuple[int, int], gradient: tuple[int, int]) -> Any:
         """Walks through a loop of the user's own; returns its sampler."""
@@ -132,7 +134,11 @@ def walks() -> Figures:
 
     def train() -> None:
         main = importlib.import_module("jaxdp.__main__").main
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             sys.argv = [*"jaxdp train --dataset digits --steps 20 --epsilon 3 --out".split()]
             sys.argv += [f"{folder}/run"]
             with contextlib.suppress(SystemExit):

@@ -155,3 +155,11 @@ def test_the_event_is_that_of_the_epoch():
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("steps", "participations"), [(7, 1), (7, 3), (1000, 2)])
+def test_the_slots_of_a_record_do_not_depend_on_the_others(steps, participations):
+    rule = RandomAllocation(steps, participations)
+    few, more = (rule.slots(rng(3), n).tolist() for n in (100, 101))
+    assert few == more[:100]
+    assert all(len(set(row)) == participations for row in more)
