@@ -12,7 +12,7 @@ from jaxdp.optimizers.annealing import annealing
 from jaxdp.optimizers.energy import PrivateEnergy, energy_mechanism
 from jaxdp.optimizers.quantile import quantile_clip
 from jaxdp.sampling import FullBatch, Sampler
-from tests.test_attack_releases import N, P, X, loss_fn, mechanism, trained, whole
+from tests.ledger.small import N, P, X, loss_fn, mechanism, trained, whole
 
 
 # Before: both trained without any noise; unverified() == [], epsilon 3.9.

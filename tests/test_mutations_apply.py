@@ -30,7 +30,7 @@ def test_every_part_of_the_package_has_mutants():
         ({"new": ALL[0].old}, "changes nothing"),
         ({"tests": ()}, "names no test"),
         ({"tests": ("tests/test_nothing.py",)}, "there is no test"),
-        ({"tests": ("tests/test_once.py::test_nothing",)}, "there is no test"),
+        ({"tests": ("tests/ledger/test_once.py::test_nothing",)}, "there is no test"),
     ],
 )
 def test_an_entry_that_does_not_fit_is_named(changes, words):

@@ -33,16 +33,21 @@ CASES = {
 }
 
 
+QUICK = ("allocation", "truncated_poisson")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
 def proven(case):
     return case.mechanism().epsilon(case.steps, case.delta, relation=case.relation).upper
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_audit_exceeds_what_is_proven(name):
     """Nor does it find nothing, which no guarantee could fail."""
     assert 0.3 < audited(CASES[name]) <= proven(CASES[name])
 
 
+@pytest.mark.slow
 def test_a_shuffled_run_charged_as_poisson_is_caught():
     case = Case(Shuffled(2), 0.7, 40, 0.05, 200, OTHER, -1, records=40, rows=2, threshold=3.0)
     claimed = acc.epsilon(case.poisson(), case.delta, case.relation).upper
@@ -56,9 +61,10 @@ def test_a_shuffled_run_charged_as_poisson_is_caught():
             Case(IgnoresCap(0.5, 1), 2.0, 20, 0.01, 80, ZEROED, records=16, rows=16, threshold=1.0),
             TruncatedPoisson(0.5, 1),
         ),
-        (
+        pytest.param(
             Case(SameBins(20), 0.8, 160, 0.1, 80, records=20, rows=20, threshold=1.5),
             RandomAllocation(20),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["no cap", "the same bins in every epoch"],
@@ -70,7 +76,7 @@ def test_a_planted_fault_is_caught_and_its_absence_not_accused(faulty, right):
     assert audited(honest) <= charged < audited(faulty)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["shuffle", "truncated_poisson"])
 def test_a_trainer_releases_what_is_audited(name):
     """One run, by the trainer and by the audit's own blocks, from one secret."""
     case = dataclasses.replace(CASES[name], runs=1)

@@ -1,6 +1,6 @@
 """The law of subsets and permutations: every ordered tuple of positions is equally likely."""
 
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -19,10 +19,6 @@ def uniform(counts):
     return stats.chisquare(counts).pvalue > LEVEL
 
 
-def each_where_it_stands_last(numbers):
-    return list(dict.fromkeys(numbers.tolist()[::-1]))[::-1]
-
-
 @pytest.mark.parametrize("few", [0, 1024])
 @pytest.mark.parametrize(("below", "size"), [(6, 2), (6, 3), (5, 3), (5, 4), (4, 4)])
 def test_every_ordered_tuple_is_as_likely(monkeypatch, below, size, few):
@@ -34,15 +30,13 @@ def test_every_ordered_tuple_is_as_likely(monkeypatch, below, size, few):
     assert uniform(list(found.values()))
 
 
-@pytest.mark.parametrize("places", [1, 2**16])
-@pytest.mark.parametrize("below", [50, 700, 100_000, 2**33, 2**40])
-def test_of_equal_numbers_the_last_stays(monkeypatch, below, places):
-    monkeypatch.setattr(subsets, "_PLACES", places)
-    for key in range(20):
+def test_of_equal_numbers_the_last_stays(monkeypatch):
+    for places, below, key in product((1, 2**16), (50, 700, 100_000, 2**33, 2**40), range(20)):
+        monkeypatch.setattr(subsets, "_PLACES", places)
         numbers = rng(key).integers(0, below, 40 if below < 100 else 600)
         numbers = np.concatenate([numbers, numbers[:9], numbers[:3]])
-        found = subsets._distinct(numbers, below)
-        assert found.tolist() == each_where_it_stands_last(numbers)
+        last = list(dict.fromkeys(numbers.tolist()[::-1]))[::-1]
+        assert subsets._distinct(numbers, below).tolist() == last, (places, below, key)
 
 
 def test_both_ways_to_find_equal_numbers_agree(monkeypatch):
@@ -98,9 +92,9 @@ def test_ranges_beyond_32_bits_are_covered_evenly(below):
     assert uniform(np.bincount(found & 15, minlength=16))
 
 
-@pytest.mark.parametrize("size", [0, 1, 600, 20_000, 100_000])
-def test_a_permutation_holds_every_position_once(size):
-    assert sorted(permutation(rng(0), size).tolist()) == list(range(size))
+def test_a_permutation_holds_every_position_once():
+    for size in (0, 1, 600, 20_000, 100_000):
+        assert sorted(permutation(rng(0), size).tolist()) == list(range(size)), size
 
 
 class FewBits:
@@ -156,9 +150,8 @@ def test_large_permutations_mix_everything():
     assert np.mean(steps == 1) < 1e-4
 
 
-@pytest.mark.parametrize("below", [10_000, 10**7])
-def test_as_many_as_are_missing_are_nearly_always_drawn_at_once(below):
-    for size in (1, 100, 3_000, 7_000):
+def test_as_many_as_are_missing_are_nearly_always_drawn_at_once():
+    for below, size in product((10_000, 10**7), (1, 100, 3_000, 7_000)):
         for key in range(20):
             numbers = rng(key).integers(0, below, subsets._enough(below, size))
             assert size <= len(set(numbers.tolist())) <= 1.03 * size + 150

@@ -37,32 +37,20 @@ def test_groups_are_of_about_one_size_and_others_with_another_key():
         assert stats.chisquare(shared).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        range(9),
-        np.arange(9),
-        np.asarray(list("abcdefghi")),
-        [b"%d" % i for i in range(9)],
-        np.arange(9, dtype=np.uint64),
-    ],
-)
-def test_identities_of_many_kinds(names):
-    groups = CyclicPoisson(0.5, 3, 20).arrange(rng(), 9, names)
-    assert sum(map(len, groups)) == 9
-
-
-def test_an_identity_is_the_same_from_numpy_and_from_python():
+def test_identities_of_many_kinds_are_taken_and_others_refused(subtests):
     rule = CyclicPoisson(0.5, 3, 20)
-    plain, scalars = (rule.arrange(rng(), 50, names) for names in (range(50), np.arange(50)))
-    for a, b in zip(plain, scalars, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("bad", [[1.0, 2.0], [None, "a"], [True, False], [(1,), (2,)]])
-def test_identities_of_no_kind_are_refused(bad):
-    with pytest.raises(ValueError, match="identities must be integers, strings or bytes"):
-        CyclicPoisson(0.5, 2, 20).arrange(rng(), 2, bad)
+    for names in (np.asarray(list("abcdefghi")), [b"%d" % i for i in range(9)]):
+        assert sum(map(len, rule.arrange(rng(), 9, names))) == 9
+    plain, *others = (
+        np.concatenate(rule.arrange(rng(), 50, names))
+        for names in (range(50), np.arange(50), np.arange(50, dtype=np.uint64))
+    )
+    for other in others:  # an identity is the same from NumPy and from Python
+        np.testing.assert_array_equal(plain, other)
+    for bad in ([1.0, 2.0], [None, "a"], [True, False], [(1,), (2,)]):
+        words = "identities must be integers, strings or bytes"
+        with subtests.test(bad=bad), pytest.raises(ValueError, match=words):
+            CyclicPoisson(0.5, 2, 20).arrange(rng(), 2, bad)
 
 
 def test_each_record_of_the_steps_group_is_drawn_with_the_probability():
@@ -96,26 +84,3 @@ def test_events_are_of_the_whole_run():
     assert FixedOrder(7, 40).event(gaussian, 30) == acc.CorrelatedNoise(gaussian, 40)
     assert CyclicPoisson(0.3, 3, 20).block(100) == 20
     assert FixedOrder(7, 40).block(30) == 40
-
-
-def test_sizes_that_were_declared_wrongly_are_refused():
-    CyclicPoisson(0.3, 3, 20).check(90, 100)
-    with pytest.raises(ValueError, match="to a factor of 2"):
-        CyclicPoisson(0.3, 3, 20).check(40, 100)
-    with pytest.raises(ValueError, match="dataset_size must be the number of records"):
-        FixedOrder(7, 40).check(99, 100)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: CyclicPoisson(1.5, 3, 20), "sampling_prob"),
-        (lambda: CyclicPoisson(0.5, 0, 20), "bands"),
-        (lambda: CyclicPoisson(0.5, 3, 0), "steps"),
-        (lambda: FixedOrder(0, 20), "batch_size"),
-        (lambda: FixedOrder(5, -1), "steps"),
-    ],
-)
-def test_wrong_numbers_are_named(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -39,29 +40,18 @@ def test_gather_gives_the_rows_in_the_order_asked_for(move):
     found = source.gather(INDICES, ON)
     assert_trees_equal(found, jax.tree.map(lambda leaf: leaf[INDICES], data))
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(found))
-
-
-def test_the_example_is_one_record_of_what_is_gathered():
-    source = as_source(host())
-    structs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), host())
+    structs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
     assert source.example == structs
 
 
-def test_device_arrays_are_passed_on_as_they_are():
-    data = jax.tree.map(jnp.asarray, host())
-    source = as_source(data)
-    assert isinstance(source, DeviceArrays)
-    assert source.on_device
+def test_arrays_are_not_copied_and_stay_where_they_lie():
+    for data, kind in ((host(), HostArrays), (jax.tree.map(jnp.asarray, host()), DeviceArrays)):
+        source = as_source(data)
+        assert isinstance(source, kind)
+        assert source.on_device == (kind is DeviceArrays)
+        assert source.arrays["x"] is data["x"]
+        assert as_source(source) is source
     assert source.arrays is data
-    assert as_source(source) is source
-
-
-def test_host_arrays_are_not_copied():
-    data = host()
-    source = as_source(data)
-    assert isinstance(source, HostArrays)
-    assert not source.on_device
-    assert source.arrays["x"] is data["x"]
 
 
 def test_jax_beside_numpy_lies_on_the_host():
@@ -73,16 +63,13 @@ def test_jax_beside_numpy_lies_on_the_host():
     )
 
 
-@pytest.mark.parametrize("move", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-@pytest.mark.parametrize("padding", [-1, 7, 10**9, np.iinfo(np.int32).min])
-def test_padding_is_zeros_whatever_it_points_at(move, padding):
-    source = as_source(move(np.full((7, 2), np.nan, np.float32)))
-    found = source.gather(np.array([padding, 1, padding]), np.array([False, True, False]))
-    assert np.isnan(found[1]).all()
-    np.testing.assert_array_equal(found[[0, 2]], 0)
-
-
-def test_padding_is_not_read():
+def test_padding_is_zeros_whatever_it_points_at_and_is_not_read():
+    values = np.full((7, 2), np.nan, np.float32)
+    for data, padding in product((values, jnp.asarray(values)), (-1, 7, 10**9, -(2**31))):
+        places, mask = np.array([padding, 1, padding]), np.array([False, True, False])
+        found = as_source(data).gather(places, mask)
+        assert np.isnan(found[1]).all(), padding
+        np.testing.assert_array_equal(found[[0, 2]], 0)
     data = H5(np.ones((7, 2), np.float32))
     as_source(data).gather(np.array([1, 2, 3]), np.array([True, False, False]))
     assert data.read == 1
@@ -90,105 +77,85 @@ def test_padding_is_not_read():
     assert data.read == 1
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-@pytest.mark.parametrize("move", [np.asarray, jnp.asarray, H5], ids=["numpy", "jax", "h5py"])
-def test_few_records_and_empty_draws(move, rows):
-    source = as_source(move(np.ones((rows, 2), np.float32)))
-    assert len(source) == rows
-    np.testing.assert_array_equal(
-        source.gather(np.zeros(3, np.int32), np.zeros(3, bool)), np.zeros((3, 2))
-    )
-    assert source.gather(np.zeros(0, np.int32), np.zeros(0, bool)).shape == (0, 2)
-    with pytest.raises(ValueError, match="within the source"):
-        source.gather(np.array([rows]), np.ones(1, bool))
+def test_few_records_and_empty_draws():
+    for rows, move in product((0, 1), (np.asarray, jnp.asarray, H5)):
+        source = as_source(move(np.ones((rows, 2), np.float32)))
+        assert len(source) == rows
+        found = source.gather(np.zeros(3, np.int32), np.zeros(3, bool))
+        np.testing.assert_array_equal(found, np.zeros((3, 2)))
+        assert source.gather(np.zeros(0, np.int32), np.zeros(0, bool)).shape == (0, 2)
+        with pytest.raises(ValueError, match="within the source"):
+            source.gather(np.array([rows]), np.ones(1, bool))
 
 
-@pytest.mark.parametrize("index", [-1, 7, -(2**40), 2**40])
-def test_indices_outside_are_refused_without_saying_how_many_records_there_are(index):
-    with pytest.raises(ValueError, match="within the source") as caught:
-        as_source(host()).gather(np.array([0, index]), np.ones(2, bool))
-    assert "7" not in str(caught.value)
-
-
-def test_an_unsigned_index_beyond_the_signed_ones_is_refused():
-    with pytest.raises(ValueError, match="within the source"):
-        as_source(host()).gather(np.array([2**63 + 1], np.uint64), np.ones(1, bool))
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint8", ">i4", "int64", "uint64"])
-def test_indices_of_any_integer_dtype(dtype):
+def test_indices_of_any_integer_dtype():
     data = host()
-    found = as_source(data).gather(np.array([6, 1], dtype), np.ones(2, bool))
-    np.testing.assert_array_equal(found["x"], data["x"][[6, 1]])
+    for dtype in ("int8", "uint8", ">i4", "int64", "uint64"):
+        found = as_source(data).gather(np.array([6, 1], dtype), np.ones(2, bool))
+        np.testing.assert_array_equal(found["x"], data["x"][[6, 1]], dtype)
 
 
-@pytest.mark.parametrize(
-    ("indices", "mask", "words"),
-    [
-        (np.zeros(2), np.ones(2, bool), "indices must be integers"),
-        (np.ones(2, bool), np.ones(2, bool), "indices must be integers"),
-        (np.zeros((2, 1), int), np.ones((2, 1), bool), "indices must be integers"),
-        (np.zeros(2, int), np.ones(3, bool), r"mask must be bool \[2\]"),
-        (np.zeros(2, int), np.ones(2), r"mask must be bool \[2\]"),
-    ],
-)
-def test_indices_and_masks_of_another_form_are_refused(indices, mask, words):
-    with pytest.raises(ValueError, match=words):
-        as_source(host()).gather(indices, mask)
+def test_other_indices_and_masks_are_refused_without_saying_how_many_records_there_are(subtests):
+    on, form, mask = np.ones(2, bool), "indices must be integers", r"mask must be bool \[2\]"
+    for indices, given, words in (
+        *((np.array([0, index]), on, "within the source") for index in (-1, 7, -(2**40), 2**40)),
+        (np.array([2**63 + 1], np.uint64), on[:1], "within the source"),
+        (np.zeros(2), on, form),
+        (np.ones(2, bool), on, form),
+        (np.zeros((2, 1), int), np.ones((2, 1), bool), form),
+        (np.zeros(2, int), np.ones(3, bool), mask),
+        (np.zeros(2, int), np.ones(2), mask),
+    ):
+        with subtests.test(f"{indices} {given}"):
+            with pytest.raises(ValueError, match=words) as caught:
+                as_source(host()).gather(indices, given)
+            assert "7" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        ("float64", "float32"),
-        (">f8", "float32"),
-        (">f4", "float32"),
-        ("float16", "float16"),
-        ("int64", "int32"),
-        (">i8", "int32"),
-        ("uint64", "uint32"),
-        ("uint8", "uint8"),
-        ("int8", "int8"),
-        ("bool", "bool"),
-        ("complex128", "complex64"),
-        (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
-    ],
-)
-@pytest.mark.parametrize("move", [np.asarray, H5], ids=["numpy", "h5py"])
-def test_dtypes_become_those_of_jax(move, given, kept):
-    values = np.array([[0, 1], [1, 0], [1, 1]]).astype(given)
-    source = as_source(move(values))
-    found = source.gather(np.array([2, 0]), np.ones(2, bool))
-    assert source.example.dtype == found.dtype == np.dtype(kept)
-    assert found.dtype.isnative
-    np.testing.assert_array_equal(found.astype(complex), values[[2, 0]].astype(complex))
+KEPT = {
+    "float64": "float32",
+    ">f8": "float32",
+    ">f4": "float32",
+    "float16": "float16",
+    "int64": "int32",
+    ">i8": "int32",
+    "uint64": "uint32",
+    "uint8": "uint8",
+    "int8": "int8",
+    "bool": "bool",
+    "complex128": "complex64",
+    ml_dtypes.bfloat16: ml_dtypes.bfloat16,
+}
+
+
+def test_dtypes_become_those_of_jax():
+    for (given, kept), move in product(KEPT.items(), (np.asarray, H5)):
+        values = np.array([[0, 1], [1, 0], [1, 1]]).astype(given)
+        source = as_source(move(values))
+        found = source.gather(np.array([2, 0]), np.ones(2, bool))
+        assert source.example.dtype == found.dtype == np.dtype(kept), given
+        assert found.dtype.isnative, given
+        np.testing.assert_array_equal(found.astype(complex), values[[2, 0]].astype(complex))
 
 
 def test_wide_dtypes_stay_wide_where_jax_keeps_them():
     with jax.enable_x64(True):
-        source = as_source((np.array([2**40]), np.array([0.1])))
-    numbers, floats = source.gather(
-        np.array([0]), np.ones(1, bool)
-    )  # the source stays as it was made
-    assert numbers[0] == 2**40
-    assert floats[0] == 0.1
-
-
-def test_wide_arrays_on_the_device_stay_as_they_are():
-    with jax.enable_x64(True):
-        wide = jnp.array([2**40, 1])
+        source, wide = as_source((np.array([2**40]), np.array([0.1]))), jnp.array([2**40, 1])
+    # The source stays as it was made, and so does an array on the device.
+    numbers, floats = source.gather(np.array([0]), np.ones(1, bool))
+    assert (numbers[0], floats[0]) == (2**40, 0.1)
     source = as_source(wide)
     assert source.example.dtype == wide.dtype == np.int64
     assert source.gather(np.array([0]), np.ones(1, bool))[0] == 2**40
 
 
-@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**62])
-def test_integers_that_do_not_fit_are_refused_when_drawn(value):
-    source = as_source(np.array([1, value, 2]))
-    np.testing.assert_array_equal(source.gather(np.array([2, 0]), np.ones(2, bool)), [2, 1])
-    with pytest.raises(ValueError, match="integers that fit int32") as caught:
-        source.gather(np.array([0, 1]), np.ones(2, bool))
-    assert str(value) not in str(caught.value)
+def test_integers_that_do_not_fit_are_refused_when_drawn():
+    for value in (2**31, -(2**31) - 1, 2**62):
+        source = as_source(np.array([1, value, 2]))
+        np.testing.assert_array_equal(source.gather(np.array([2, 0]), np.ones(2, bool)), [2, 1])
+        with pytest.raises(ValueError, match="integers that fit int32") as caught:
+            source.gather(np.array([0, 1]), np.ones(2, bool))
+        assert str(value) not in str(caught.value)
 
 
 def test_a_large_float_becomes_infinite_without_a_warning():
@@ -202,12 +169,9 @@ def test_read_only_and_strided_arrays():
     found = as_source(values).gather(np.array([3, 0]), np.ones(2, bool))
     np.testing.assert_array_equal(found, values[[3, 0]])
     found[0] = 9  # what is gathered is the caller's own
-
-
-def test_what_is_gathered_does_not_change_with_the_array():
-    values = np.zeros((3, 2), np.float32)
-    found = as_source(values).gather(np.array([0]), np.ones(1, bool))
-    values[:] = 5
+    changing = np.zeros((3, 2), np.float32)
+    found = as_source(changing).gather(np.array([0]), np.ones(1, bool))
+    changing[:] = 5
     np.testing.assert_array_equal(found, 0)
 
 
@@ -216,19 +180,16 @@ def test_tensors_are_read_through_numpy():
     np.testing.assert_array_equal(found[0], [[0, 0, 1]])
 
 
-def test_an_array_that_grew_is_refused():
+def test_an_array_that_grew_or_gives_other_rows_is_refused():
+    class Odd(H5):
+        def __getitem__(self, indices):
+            return self._array[:1]
+
     data = H5(np.ones((3, 2), np.float32))
     source = as_source(data)
     data._array = np.ones((4, 2), np.float32)
     with pytest.raises(ValueError, match="keep its number of records"):
         source.gather(np.array([0]), np.ones(1, bool))
-
-
-def test_an_array_like_that_gives_other_rows_is_refused():
-    class Odd(H5):
-        def __getitem__(self, indices):
-            return self._array[:1]
-
     with pytest.raises(ValueError, match=r"\[indices\]"):
         as_source(Odd(np.ones((3, 2)))).gather(np.array([0, 1]), np.ones(2, bool))
 

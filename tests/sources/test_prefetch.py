@@ -1,15 +1,20 @@
-"""The background thread: order, errors, how it ends, and that nothing is lost on the way."""
+"""The background thread: order, errors, how it ends (alone and with its program), and no loss."""
 
 import gc
+import json
+import os
 import pickle
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import traceback
+from itertools import product
 
-import numpy as np
 import pytest
 
-from jaxdp.sources import _lane, as_source, prefetch
+from jaxdp.sources import _lane, prefetch
 
 BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
 
@@ -58,34 +63,29 @@ class Producer:
         self.events.append(item)
 
 
-@pytest.mark.parametrize("size", [1, 2, 100])
-@pytest.mark.parametrize("count", [0, 1, 50])
-def test_every_item_comes_once_and_in_order(size, count):
-    producer = Producer(count)
-    items = prefetch(producer, size, unused=producer.unused)
-    assert list(items) == list(range(count))
-    assert next(items, None) is None
-    items.close()
-    assert producer.events == ["finally"]
-    assert producer.threads <= {"jaxdp-prefetch"}
+def test_every_item_comes_once_and_in_order():
+    for size, count in product((1, 2, 100), (0, 1, 50)):
+        producer = Producer(count)
+        items = prefetch(producer, size, unused=producer.unused)
+        assert list(items) == list(range(count)), (size, count)
+        assert next(items, None) is None
+        until(lambda: not threads())  # what is exhausted leaves none
+        items.close()
+        assert producer.events == ["finally"], (size, count)
+        assert producer.threads <= {"jaxdp-prefetch"}
+    for producer in (range(3), iter([0, 1, 2]), (i for i in range(3)), lambda: range(3)):
+        assert list(prefetch(producer)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    "producer", [range(3), iter([0, 1, 2]), (i for i in range(3)), lambda: range(3)]
-)
-def test_producers_of_every_kind(producer):
-    assert list(prefetch(producer)) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_items_are_made_ahead_but_never_more_than_size(size):
-    producer = Producer()
-    with prefetch(producer, size) as items:
-        for taken in range(5):
-            until(lambda taken=taken: producer.made == taken + size)
-            time.sleep(0.005)
-            assert producer.made == taken + size
-            assert next(items) == taken
+def test_items_are_made_ahead_but_never_more_than_size():
+    for size in (1, 3):
+        producer = Producer()
+        with prefetch(producer, size) as items:
+            for taken in range(5):
+                until(lambda least=taken + size, made=producer: made.made == least)
+                time.sleep(0.005)
+                assert producer.made == taken + size
+                assert next(items) == taken
 
 
 def test_an_error_comes_at_its_place_with_its_traceback():
@@ -100,34 +100,27 @@ def test_an_error_comes_at_its_place_with_its_traceback():
     items.close()
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration("early")])
-def test_errors_of_every_kind(error):
-    def producer():
-        raise error
-        yield
+def test_errors_of_every_kind():
+    for error in (SystemExit(3), KeyboardInterrupt(), StopIteration("early")):
 
-    with prefetch(producer) as items, pytest.raises((type(error), RuntimeError)) as caught:
-        next(items)
-    assert error in (caught.value, caught.value.__cause__)
+        def producer(error=error):
+            raise error
+            yield
 
+        with prefetch(producer) as items, pytest.raises((type(error), RuntimeError)) as caught:
+            next(items)
+        assert error in (caught.value, caught.value.__cause__)
 
-def test_a_function_that_fails_before_the_first_item():
-    def producer():
+    def fails_before_the_first_item():
         raise OSError("no such file")
 
     with pytest.raises(OSError, match="no such file"):
-        list(prefetch(producer))
+        list(prefetch(fails_before_the_first_item))
 
 
 def test_put_is_applied_in_the_thread():
-    names = []
-
-    def put(item):
-        names.append(threading.current_thread().name)
-        return item * 2
-
-    assert list(prefetch(range(3), put=put)) == [0, 2, 4]
-    assert set(names) == {"jaxdp-prefetch"}
+    found = list(prefetch(range(3), put=lambda item: (2 * item, threading.current_thread().name)))
+    assert found == [(number, "jaxdp-prefetch") for number in (0, 2, 4)]
 
 
 @pytest.mark.parametrize("error", [ValueError("device"), StopIteration()])
@@ -156,20 +149,20 @@ def test_an_item_that_put_failed_on_is_given_back_behind_the_others(error):
     assert producer.events == [2, "finally"]
 
 
-@pytest.mark.parametrize("taken", [0, 1, 4])
-def test_close_gives_back_in_order_then_closes_the_producer(taken):
-    producer = Producer()
-    items = prefetch(producer, 3, put=str, unused=producer.unused)
-    for _ in range(taken):
-        next(items)
-    until(lambda: producer.made == taken + 3)
-    items.close()
-    assert not threads()
-    assert producer.events == [taken, taken + 1, taken + 2, "finally"]
-    assert producer.threads == {"jaxdp-prefetch"}
-    assert next(items, "end") == "end"
-    items.close()
-    assert len(producer.events) == 4
+def test_close_gives_back_in_order_then_closes_the_producer():
+    for taken in (0, 1, 4):
+        producer = Producer()
+        items = prefetch(producer, 3, put=str, unused=producer.unused)
+        for _ in range(taken):
+            next(items)
+        until(lambda least=taken + 3, made=producer: made.made == least)
+        items.close()
+        assert not threads()
+        assert producer.events == [taken, taken + 1, taken + 2, "finally"]
+        assert producer.threads == {"jaxdp-prefetch"}
+        assert next(items, "end") == "end"
+        items.close()
+        assert len(producer.events) == 4
 
 
 def test_close_wakes_the_thread_though_the_line_is_full(monkeypatch):
@@ -192,16 +185,13 @@ def test_every_item_is_either_consumed_or_given_back():
         assert consumed + producer.events[:-1] == list(range(producer.made))
 
 
-def test_leaving_a_with_block_by_an_error_stops_the_thread():
+def test_leaving_a_with_block_stops_the_thread():
     producer = Producer()
     items = prefetch(producer, unused=producer.unused)
     until(lambda: producer.made == 2)
     with pytest.raises(KeyboardInterrupt), items:
         raise KeyboardInterrupt
     assert producer.events == [0, 1, "finally"]
-
-
-def test_a_generator_that_is_closed_closes_what_it_uses():
     producer = Producer()
 
     def outer():
@@ -214,27 +204,20 @@ def test_a_generator_that_is_closed_closes_what_it_uses():
     assert producer.events == ["finally"]
 
 
-@pytest.mark.parametrize("cyclic", [False, True])
-def test_what_is_forgotten_is_collected_and_stops(cyclic):
-    producer = Producer()
-    items = prefetch(producer, unused=producer.unused)
-    assert next(items) == 0
-    until(lambda: producer.made == 3)
-    if cyclic:
-        items.itself = items
-    del items
-    gc.collect()
-    until(lambda: producer.events == [1, 2, "finally"])
+def test_what_is_forgotten_is_collected_and_stops():
+    for cyclic in (False, True):
+        producer = Producer()
+        items = prefetch(producer, unused=producer.unused)
+        assert next(items) == 0
+        until(lambda made=producer: made.made == 3)
+        if cyclic:
+            items.itself = items
+        del items
+        gc.collect()
+        until(lambda made=producer: made.events == [1, 2, "finally"])
 
 
-def test_what_is_exhausted_leaves_no_thread():
-    items = prefetch(range(3))
-    assert list(items) == [0, 1, 2]
-    until(lambda: not threads())
-    items.close()
-
-
-def test_close_raises_what_giving_back_raised_and_still_gives_back_the_rest():
+def test_close_raises_what_giving_back_or_finally_raised_and_still_gives_back_the_rest():
     events = []
 
     def unused(item):
@@ -249,16 +232,14 @@ def test_close_raises_what_giving_back_raised_and_still_gives_back_the_rest():
     assert events == [0, 1, 2]
     items.close()
 
-
-def test_close_raises_what_the_producers_finally_raised():
-    def producer():
+    def ends_with_an_error():
         try:
             while True:
                 yield 1
         finally:
             raise OSError("disk full")
 
-    items = prefetch(producer)
+    items = prefetch(ends_with_an_error)
     next(items)
     with pytest.raises(OSError, match="disk full"):
         items.close()
@@ -289,28 +270,134 @@ def test_several_consumers_share_the_items():
     assert sorted(found[0] + found[1]) == list(range(200))
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, True, None])
-def test_sizes_are_whole_numbers_from_one(size):
-    with pytest.raises(ValueError, match="size"):
-        prefetch(range(3), size)
-
-
-def test_a_producer_must_be_iterable():
+def test_bad_input_and_pickles_are_refused(subtests):
+    for size in (0, -1, 1.5, True, None):
+        with subtests.test(size=size), pytest.raises(ValueError, match="size"):
+            prefetch(range(3), size)
     with pytest.raises(ValueError, match="producer"):
         prefetch(3)
-
-
-def test_it_cannot_be_pickled():
     with prefetch(range(3)) as items, pytest.raises(TypeError, match="this process"):
         pickle.dumps(items)
 
 
-def test_gathered_batches_come_ahead_of_time():
-    import jax
+# Each program is a process of its own, forked where all is imported, which ends as programs end.
+PRELUDE = """
+import atexit, itertools, json, os, signal, sys, threading, time, warnings
+from jaxdp.sources import prefetch
+warnings.simplefilter("ignore")  # of forks
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+def producer():
+    try:
+        yield from itertools.count()
+    finally:
+        print("finally", flush=True)
+unused = lambda item: print("unused", item, flush=True)
+folder, ended = sys.argv[1], {}
+for name, code in json.loads(sys.argv[2]).items():
+    child = os.fork()
+    if not child:
+        for number in (1, 2):
+            os.dup2(os.open(f"{folder}/{name}.{number}", os.O_CREAT | os.O_WRONLY), number)
+        exec(code)
+        break
+    ended[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+else:
+    print(json.dumps(ended))
+"""
 
-    source = as_source({"x": np.arange(20, dtype=np.float32)})
-    draws = [(np.array([i, i + 1]), np.array([True, i % 2 == 0])) for i in range(5)]
-    batches = prefetch((source.gather(*draw) for draw in draws), put=jax.device_put)
-    for i, batch in enumerate(batches):
-        assert isinstance(batch["x"], jax.Array)
-        np.testing.assert_array_equal(batch["x"], [i, i + 1 if i % 2 == 0 else 0])
+INTERRUPTED = """
+    def sleeper():
+        yield 1
+        for _ in range(30):
+            time.sleep(0.05)
+        yield 2
+    slow = prefetch(sleeper)
+    next(slow)
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        with prefetch(producer, unused=unused) as items:
+            next(items)
+            WAIT
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    del slow
+"""
+PROGRAMS = {
+    "nothing was closed": """
+        atexit.register(lambda: print("atexit", flush=True))
+        items = prefetch(producer, unused=unused)
+        print(next(items))
+        time.sleep(0.05)
+    """,
+    "by an error": """
+        items = prefetch(producer)
+        next(items)
+        raise SystemExit(5)
+    """,
+    "a consumer outlives the main thread": """
+        def consume():
+            with prefetch(producer) as items:
+                for item in itertools.islice(items, 6):
+                    time.sleep(0.08)
+                print("consumed", item)
+        threading.Thread(target=consume).start()
+    """,
+    "a daemon consumer": """
+        box = []
+        def consume():
+            box.append(prefetch(producer))
+            next(box[0])
+            time.sleep(1000)
+        threading.Thread(target=consume, daemon=True).start()
+        time.sleep(0.2)
+    """,
+    "interrupted asleep": INTERRUPTED.replace("WAIT", "time.sleep(30)"),
+    "interrupted waiting": INTERRUPTED.replace("WAIT", "next(slow)"),
+    "another process": """
+        items = prefetch(producer, unused=unused)
+        next(items)
+        time.sleep(0.05)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(items)
+            except RuntimeError as error:
+                print("refused:", error, flush=True)
+            items.close()
+            del items
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(next(items), flush=True)
+        items.close()
+    """,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_the_thread_ends_with_its_program(tmp_path, subtests):
+    programs = json.dumps({name: textwrap.dedent(code) for name, code in PROGRAMS.items()})
+    command = [sys.executable, "-c", PRELUDE, str(tmp_path), programs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ended, found = json.loads(done.stdout), {}
+    for name in PROGRAMS:
+        out, err = ((tmp_path / f"{name}.{number}").read_text() for number in (1, 2))
+        found[name] = out.splitlines()
+        with subtests.test(name):
+            assert (ended[name], err) == (5 if name == "by an error" else 0, "")
+    given_back = ["unused 1", "unused 2", "finally"]
+    last = found.pop("another process")
+    for name, expected in (
+        ("nothing was closed", ["0", *given_back, "atexit"]),
+        ("by an error", ["finally"]),
+        ("a consumer outlives the main thread", ["consumed 5", "finally"]),
+        ("a daemon consumer", ["finally"]),
+        ("interrupted asleep", [*given_back, "interrupted"]),
+        ("interrupted waiting", [*given_back, "interrupted"]),
+    ):
+        with subtests.test(name):
+            assert found[name] == expected
+    assert last[0].startswith("refused: prefetched items belong to the process")
+    assert last[1] == "1"
+    assert last[-1] == "finally"
+    assert last[2:-1] in (["unused 2"], ["unused 2", "unused 3"])

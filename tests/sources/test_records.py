@@ -56,8 +56,16 @@ def test_hugging_face_is_read_by_the_batch():
 
 
 def test_grain_and_other_readers_of_single_numbers():
+    buffer = np.zeros(2, np.float32)
+
+    class Reuses(Reader):
+        def __getitem__(self, index):
+            buffer[:] = index
+            return buffer
+
     np.testing.assert_array_equal(ask(as_source(GrainRange(5)), 4, 0), np.array([4, 0], np.int32))
     np.testing.assert_array_equal(ask(as_source(range(10, 20)), 9), [19])
+    np.testing.assert_array_equal(ask(as_source(Reuses([0] * 5)), 3, 1), [[3, 3], [1, 1]])
 
 
 def test_a_list_is_a_list_of_records():
@@ -79,21 +87,17 @@ def test_padding_is_zeros_and_is_not_read():
     np.testing.assert_array_equal(labels, [0, 3, 0])
     np.testing.assert_array_equal(images[[0, 2]], 0)
     assert data.asked == [0, 3]
-
-
-def test_an_empty_draw_reads_nothing():
     data = HuggingFace({"y": [1, 2]})
-    np.testing.assert_array_equal(
-        as_source(data).gather(np.zeros(3, int), np.zeros(3, bool))["y"], 0
-    )
+    found = as_source(data).gather(np.zeros(3, int), np.zeros(3, bool))["y"]
+    np.testing.assert_array_equal(found, 0)
     assert as_source(data).gather(np.zeros(0, int), np.zeros(0, bool))["y"].shape == (0,)
     assert data.batches == []
 
 
-@pytest.mark.parametrize("index", [-1, 7])
-def test_indices_outside_are_refused(index):
-    with pytest.raises(ValueError, match="within the source"):
-        ask(as_source(MapDataset()), 0, index)
+def test_indices_outside_are_refused():
+    for index in (-1, 7):
+        with pytest.raises(ValueError, match="within the source"):
+            ask(as_source(MapDataset()), 0, index)
 
 
 def test_an_empty_source_needs_an_example():
@@ -104,25 +108,18 @@ def test_an_empty_source_needs_an_example():
     assert source.gather(np.zeros(2, int), np.zeros(2, bool))["x"].shape == (2, 2)
 
 
-def test_a_declared_example_sets_the_dtype():
+def test_a_declared_example_sets_the_dtype_and_has_a_shape():
     source = as_source([1, 2.5], example=jax.ShapeDtypeStruct((), np.float32))
     np.testing.assert_array_equal(ask(source, 1, 0), np.array([2.5, 1], np.float32))
-
-
-@pytest.mark.parametrize("example", [{}, "x", {"x": 1}])
-def test_examples_without_shape_are_refused(example):
-    with pytest.raises(ValueError, match="example must be"):
-        as_source([1, 2], example=example)
-
-
-def test_arrays_take_no_example():
+    for example in ({}, "x", {"x": 1}):
+        with pytest.raises(ValueError, match="example must be"):
+            as_source([1, 2], example=example)
     with pytest.raises(ValueError, match="example must be None"):
         as_source(np.ones(3), example=np.ones(()))
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
+def test_records_of_another_form_are_refused_without_showing_them(subtests):
+    for other, words in (
         ({"x": [1.0, 2.0, 3.0]}, "shape"),
         ({"x": 1.0}, "shape"),
         ({"x": [1.5 + 2j, 2.0]}, "complex128"),
@@ -135,70 +132,44 @@ def test_arrays_take_no_example():
         ({"x": [1.0, "secret"]}, "token ids"),
         ({"x": np.ma.masked_array([1.0, 2.0], [True, False])}, "masked"),
         ({"x": np.array([1, 2], "M8[s]")}, "float32 or int32"),
-    ],
-)
-def test_records_of_another_form_are_refused_without_showing_them(other, words):
-    records = [{"x": [1.0, 2.0]}] * 22 + [other]
-    with pytest.raises(ValueError, match=words) as caught:
-        ask(as_source(records), 0, 22)
-    for private in ("22", "23", "secret", "[3]", "3.0"):
-        assert private not in str(caught.value)
+    ):
+        with subtests.test(other=other):
+            with pytest.raises(ValueError, match=words) as caught:
+                ask(as_source([{"x": [1.0, 2.0]}] * 22 + [other]), 0, 22)
+            for private in ("22", "23", "secret", "[3]", "3.0"):
+                assert private not in str(caught.value)
+    # Numbers that would lose something.
+    for number, words in ((2.5, "example="), (2**40, "fit int32"), (2**70, "Python objects")):
+        with subtests.test(number=number), pytest.raises(ValueError, match=words):
+            ask(as_source([1, number]), 1)
 
 
-def test_numbers_that_would_lose_something_are_refused():
-    with pytest.raises(ValueError, match="example="):
-        ask(as_source([1, 2.5]), 1)
-    with pytest.raises(ValueError, match="fit int32"):
-        ask(as_source([1, 2**40]), 1)
-    with pytest.raises(ValueError, match="Python objects"):
-        ask(as_source([1, 2**70]), 1)
-
-
-@pytest.mark.parametrize("error", [KeyError("gone"), OSError("disk"), IndexError("0")])
-def test_errors_of_the_reader_are_its_own(error):
-    with pytest.raises(type(error)) as caught:
-        ask(as_source(Reader([1, error])), 0, 1)
-    assert caught.value is error
-
-
-def test_a_stop_iteration_does_not_end_the_training_quietly():
+def test_errors_of_the_reader_are_its_own():
+    for error in (KeyError("gone"), OSError("disk"), IndexError("0")):
+        with pytest.raises(type(error)) as caught:
+            ask(as_source(Reader([1, error])), 0, 1)
+        assert caught.value is error
+    # It does not end the training quietly.
     with pytest.raises(RuntimeError, match="StopIteration"):
         ask(as_source(Reader([1, StopIteration()])), 0, 1)
 
 
-def test_a_reader_that_reuses_its_buffer():
-    buffer = np.zeros(2, np.float32)
+def test_readers_of_another_length_than_they_say_are_refused():
+    class Short(HuggingFace):
+        def __getitems__(self, keys):
+            return super().__getitems__(keys)[1:]
 
-    class Reuses(Reader):
-        def __getitem__(self, index):
-            buffer[:] = index
-            return buffer
+    class Endless(GrainRange):
+        def __len__(self):
+            return 2**63 - 1
 
-    np.testing.assert_array_equal(ask(as_source(Reuses([0] * 5)), 3, 1), [[3, 3], [1, 1]])
-
-
-def test_a_reader_that_changed_its_length_is_refused():
+    with pytest.raises(ValueError, match="one record for each index"):
+        ask(as_source(Short({"y": [1, 2, 3]})), 0, 1)
     records = [1, 2, 3]
     source = as_source(records)
     records.append(4)
     with pytest.raises(ValueError, match="keep its number of records"):
         ask(source, 0)
-
-
-def test_a_batch_of_another_length_is_refused():
-    class Short(HuggingFace):
-        def __getitems__(self, keys):
-            return super().__getitems__(keys)[1:]
-
-    with pytest.raises(ValueError, match="one record for each index"):
-        ask(as_source(Short({"y": [1, 2, 3]})), 0, 1)
-
-
-def test_a_repeated_source_is_refused():
-    class Endless(GrainRange):
-        def __len__(self):
-            return 2**63 - 1
-
     with pytest.raises(ValueError, match="repeat"):
         as_source(Endless(3))
 
@@ -211,8 +182,7 @@ def test_decoded_images_and_bytes():
     from PIL import Image
 
     images = [{"image": Image.fromarray(np.full((2, 3), i, np.uint8))} for i in range(3)]
-    np.testing.assert_array_equal(
-        ask(as_source(images), 2)["image"], np.full((1, 2, 3), 2, np.uint8)
-    )
+    found = ask(as_source(images), 2)["image"]
+    np.testing.assert_array_equal(found, np.full((1, 2, 3), 2, np.uint8))
     with pytest.raises(ValueError, match="decoding"):
         as_source([b"abcd"])

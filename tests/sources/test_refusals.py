@@ -31,13 +31,20 @@ class Frame:
         return np.zeros((23, 1))
 
 
-class Table:
+class Sized:
+    def __len__(self):
+        return 23
+
+
+class Iterated:
+    def __iter__(self):
+        return iter(())
+
+
+class Table(Sized):
     """pyarrow's Table: [0] is a column."""
 
     columns = ()
-
-    def __len__(self):
-        return 23
 
     def __getitem__(self, index):
         return [1, 2, 3]
@@ -46,45 +53,29 @@ class Table:
         return Frame()
 
 
-class TfDataset:
+class TfDataset(Iterated):
     """tf.data.Dataset: a length that may be unknown, and no [index]."""
 
     def __len__(self):
         raise TypeError("The dataset length is unknown.")
 
-    def __iter__(self):
-        return iter(())
 
-
-class Dataset:
-    """torch's base class."""
+class IterableDataset(Iterated):
+    """torch's, of which the base class brings the index."""
 
     def __getitem__(self, index):
         raise NotImplementedError
 
 
-class IterableDataset(Dataset):
-    def __iter__(self):
-        return iter(())
+class Counted(IterableDataset, Sized):
+    pass
 
 
-class Counted(IterableDataset):
-    def __len__(self):
-        return 23
+class DataLoader(Sized, Iterated):
+    pass
 
 
-class DataLoader:
-    def __len__(self):
-        return 23
-
-    def __iter__(self):
-        return iter(())
-
-
-class Iterator:
-    def __len__(self):
-        return 23
-
+class Iterator(Sized):
     def __getitem__(self, index):
         return index
 
@@ -99,9 +90,8 @@ class Splits(dict):
 STREAM = r"len\(data\) and data\[index\]"
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
+def test_refused(subtests):
+    for data, words in (
         ((i for i in range(3)), STREAM),
         ({"x": (i for i in range(3))}, STREAM),
         ({"x": np.ones(3)}.values(), STREAM),
@@ -152,13 +142,12 @@ STREAM = r"len\(data\) and data\[index\]"
         (["secret", "b"], "token ids"),
         ([(i for i in range(3))], "Python objects"),
         ([{1, 2}], "Python objects"),
-    ],
-)
-def test_refused(data, words):
-    with pytest.raises(ValueError, match=words) as caught:
-        as_source(data)
-    for private in ("23", "22", "secret"):
-        assert private not in str(caught.value)
+    ):
+        with subtests.test(f"{type(data)} {words}"):
+            with pytest.raises(ValueError, match=words) as caught:
+                as_source(data)
+            for private in ("23", "22", "secret"):
+                assert private not in str(caught.value)
 
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no extended precision here")
@@ -219,13 +208,13 @@ def test_groups_that_are_records_are_taken():
     trained_on(users, 200, one, records_per_user=2)
 
 
-@pytest.mark.parametrize("rule", ["poisson", "fixed_size", "full_batch"])
-def test_an_empty_source_is_told_as_empty(rule):
+def test_an_empty_source_is_told_as_empty(subtests):
     """Before: a dataset_size that was refused, or nothing said."""
     empty = {"x": np.ones((0, 3), np.float32), "y": np.zeros(0)}
-    size = {"batch_size": 20} if rule != "full_batch" else {"batch_size": 200}
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, dataset_size=200, sampling=rule, **size)
-    with pytest.raises(ValueError, match="source must hold records to draw from, got an empty one"):
-        jaxdp.Trainer(lambda p, r: r["x"] @ p, mechanism, optax.sgd(0.1), empty)
+    words = "source must hold records to draw from, got an empty one"
+    for rule, size in (("poisson", 20), ("fixed_size", 20), ("full_batch", 200)):
+        mechanism = jaxdp.dp_sgd(1.0, 1.0, size, 200, rule)
+        with subtests.test(rule=rule), pytest.raises(ValueError, match=words):
+            jaxdp.Trainer(lambda p, r: r["x"] @ p, mechanism, optax.sgd(0.1), empty)
     with pytest.raises(ValueError, match="got an empty source"):
         as_source([])

@@ -80,8 +80,7 @@ def test_all_records_of_a_user_are_as_likely_to_be_kept():
     assert stats.chisquare(counts[np.triu_indices(5, 1)]).pvalue > LEVEL
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
-@pytest.mark.parametrize("engine", ["vmap", "auto"])
+@pytest.mark.parametrize(("reduce", "engine"), [("mean", "vmap"), ("sum", "auto")])
 def test_a_user_makes_one_gradient_which_is_clipped_once(reduce, engine):
     source, weights = users(DATA, IDS, 4), params()
     rows = of(source, 0, 1, 2)
@@ -146,14 +145,8 @@ def test_a_run_and_its_report_name_the_user(tmp_path):
     data = {"x": np.ones((100, 3), np.float32), "y": np.ones(100, np.float32)}
     mechanism = jaxdp.dp_sgd(2.0, 1.0, 10, 40, records_per_user=2)
     options = {"params": params(), "delta": 1e-3, "every": 3}
-    run = jaxdp.Run(
-        tmp_path / "r",
-        user_loss(loss_fn),
-        mechanism,
-        optax.sgd(0.1),
-        users(data, ids, 2),
-        **options,
-    )
+    loss, source = user_loss(loss_fn), users(data, ids, 2)
+    run = jaxdp.Run(tmp_path / "r", loss, mechanism, optax.sgd(0.1), source, **options)
     run.fit(3)
     page = (tmp_path / "r/report.md").read_text()
     assert "one user, of whom at most 2 records enter a step" in page
@@ -166,17 +159,14 @@ def test_a_run_and_its_report_name_the_user(tmp_path):
         jaxdp.Run(tmp_path / "s", loss_fn, mechanism, optax.sgd(0.1), data, **options)
 
 
-@pytest.mark.parametrize(
-    ("ids", "k", "message"),
-    [
+def test_bad_input(subtests):
+    for ids, k, message in (
         (IDS[:-1], 2, "user_ids must name one user for each record"),
         (np.zeros(8), 2, "user_ids must be integers or strings"),
         (np.zeros((8, 2), int), 2, "with 2 axes"),
         (IDS, 0, "records_per_user must be a whole number of at least 1"),
-    ],
-)
-def test_bad_input(ids, k, message):
-    with pytest.raises(ValueError, match=message):
-        users(DATA, ids, k)
+    ):
+        with subtests.test(message), pytest.raises(ValueError, match=message):
+            users(DATA, ids, k)
     with pytest.raises(ValueError, match="reduce must be one of mean, sum"):
         user_loss(loss_fn, "max")

@@ -18,8 +18,6 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import Ticket
-from tests.runs import small
-from tests.runs.test_resume import Stop, crash_at
 
 EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)
 OTHER = acc.RandomAllocation(acc.Gaussian(1.0), 5)
@@ -33,9 +31,8 @@ def counts(ledger, without=None):
     return event_counts(ledger.entries, without)
 
 
-@pytest.mark.parametrize(
-    ("charges", "epochs"),
-    [
+def test_an_epoch_counts_once_and_whole():
+    for charges, epochs in (
         ([(0, 1)], 1),
         ([(0, 5)], 1),
         ([(0, 6)], 2),
@@ -44,15 +41,13 @@ def counts(ledger, without=None):
         ([(0, 2), (2, 1), (4, 1)], 1),
         ([(0, 2), (8, 1), (9, 3)], 3),
         ([(8, 4), (0, 1), (2, 1)], 3),
-    ],
-)
-def test_an_epoch_counts_once_and_whole(charges, epochs):
-    ledger = Ledger()
-    for first, steps in charges:
-        ledger.charge(EPOCH, steps, stream="s", first_step=first, note=str(first))
-    assert counts(ledger) == {EPOCH: epochs}
-    assert ledger.event == acc.Composed((acc.Repeated(EPOCH, epochs),))
-    assert counts(Ledger.from_json(ledger.to_json())) == {EPOCH: epochs}
+    ):
+        ledger = Ledger()
+        for first, steps in charges:
+            ledger.charge(EPOCH, steps, stream="s", first_step=first, note=str(first))
+        assert counts(ledger) == {EPOCH: epochs}, charges
+        assert ledger.event == acc.Composed((acc.Repeated(EPOCH, epochs),)), charges
+        assert counts(Ledger.from_json(ledger.to_json())) == {EPOCH: epochs}, charges
 
 
 def test_every_stream_and_every_charge_by_hand_begins_an_epoch_of_its_own(tmp_path):
@@ -71,13 +66,8 @@ def test_every_stream_and_every_charge_by_hand_begins_an_epoch_of_its_own(tmp_pa
 def test_what_is_given_back_or_left_out_leaves_the_epoch_that_was_begun():
     ledger = Ledger()
     ledger.charge(EPOCH, 20, stream="s")
-    assert [counts(ledger, ("s", step)).get(EPOCH, 0) for step in (0, 1, 5, 6, 20)] == [
-        0,
-        1,
-        1,
-        2,
-        4,
-    ]
+    for step, epochs in ((0, 0), (1, 1), (5, 1), (6, 2), (20, 4)):
+        assert counts(ledger, ("s", step)).get(EPOCH, 0) == epochs, step
     ledger.give_back("s", 6, 20)
     assert counts(ledger) == {EPOCH: 2}
     ledger.charge(EPOCH, 4, stream="s", first_step=6)
@@ -99,17 +89,18 @@ def test_epochs_are_those_that_a_charged_step_is_in(moves):
     assert counts(ledger) == ({EPOCH: len({s // 5 for s in held})} if held else {})
 
 
-@pytest.mark.parametrize("other", [OTHER, STEP])
-def test_two_events_of_one_epoch_are_refused(other):
-    ledger = Ledger()
-    ledger.charge(EPOCH, 3, stream="s")
-    with pytest.raises(ValueError, match="event must be one for all steps of an epoch of stream"):
-        ledger.charge(other, stream="s", first_step=4)
-    ledger.charge(other, stream="s", first_step=5)
-    with pytest.raises(ValueError, match="two events need two draws"):
-        ledger.charge(EPOCH, stream="s", first_step=9)
-    ledger.charge(STEP)  # by hand: another draw
-    ledger.charge(EPOCH)
+def test_two_events_of_one_epoch_are_refused():
+    for other in (OTHER, STEP):
+        ledger = Ledger()
+        ledger.charge(EPOCH, 3, stream="s")
+        words = "event must be one for all steps of an epoch of stream"
+        with pytest.raises(ValueError, match=words):
+            ledger.charge(other, stream="s", first_step=4)
+        ledger.charge(other, stream="s", first_step=5)
+        with pytest.raises(ValueError, match="two events need two draws"):
+            ledger.charge(EPOCH, stream="s", first_step=9)
+        ledger.charge(STEP)  # by hand: another draw
+        ledger.charge(EPOCH)
 
 
 class Budget(list):
@@ -156,8 +147,10 @@ def test_a_mechanism_charges_whole_epochs():
     assert mechanism("shuffle").event == acc.ShuffledEpoch(acc.Gaussian(2.0), 5)
 
 
-@pytest.mark.parametrize("sampling", ["allocation", "shuffle"])
-@pytest.mark.parametrize("reserve", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("sampling", "reserve"),
+    [("allocation", 1), ("allocation", 4), ("allocation", 16), ("shuffle", 4)],
+)
 def test_a_loop_that_is_left_goes_on_with_its_epoch(sampling, reserve):
     one = trainer(sampling, reserve=reserve)
     first = trained(one, 12, leave_after=3)
@@ -225,8 +218,17 @@ def spied(monkeypatch):
     return seen
 
 
-def run(folder, sampling, progress=small.ignore, steps=13):
+class Stop(Exception):
+    """The end of a process."""
+
+
+def run(folder, sampling, crash=None, steps=13):
     """A run without delta asks no accountant."""
+
+    def progress(step, row):
+        if step == crash:
+            raise Stop
+
     return jaxdp.Run(
         folder,
         lambda w, example: (example["x"] @ w - example["y"]) ** 2,
@@ -240,14 +242,16 @@ def run(folder, sampling, progress=small.ignore, steps=13):
     ).fit(steps)
 
 
-@pytest.mark.parametrize("sampling", ["allocation", "shuffle", RandomAllocation(10, 2)])
-@pytest.mark.parametrize("crash", [2, 7, 9])
+@pytest.mark.parametrize(
+    ("sampling", "crash"),
+    [("allocation", 2), ("allocation", 7), ("shuffle", 7), (RandomAllocation(10, 2), 9)],
+)
 def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(
     tmp_path, monkeypatch, sampling, crash
 ):
     seen = spied(monkeypatch)
     with pytest.raises(Stop):
-        run(tmp_path / "r", sampling, crash_at(crash))
+        run(tmp_path / "r", sampling, crash)
     before = len(seen)
     run(tmp_path / "r", sampling)
     again = {step for step, _, _ in seen[:before]} & {step for step, _, _ in seen[before:]}
@@ -258,9 +262,8 @@ def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(
     for step in again:
         np.testing.assert_array_equal(first[step], last[step])
     block = mechanism(sampling).event.block
-    assert counts(Ledger.from_json(_ledger(tmp_path / "r").to_json())) == {
-        mechanism(sampling).event: -(-13 // block)
-    }
+    found = counts(Ledger.from_json(_ledger(tmp_path / "r").to_json()))
+    assert found == {mechanism(sampling).event: -(-13 // block)}
     often = np.bincount(np.concatenate([last[step] for step in range(10)]), minlength=N)
     assert np.all(often == 2)
 

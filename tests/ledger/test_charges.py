@@ -10,23 +10,25 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import _entries
 from jaxdp import accounting as acc
+from tests.ledger.small import OTHER, STEP, charged, refuses
 
-STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
-OTHER = acc.PoissonSampled(acc.Gaussian(2.0), 0.01)
+MECH, SEED = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
 
 
-def test_charges_without_a_stream_always_add_up():
+def test_charges_without_a_stream_and_of_several_always_add_up():
     ledger = jaxdp.Ledger()
-    ledger.charge(STEP)
-    ledger.charge(STEP, 4)
-    ledger.charge(OTHER, 2)
-    ledger.charge(STEP, 1)
+    for event, steps in ((STEP, 1), (STEP, 4), (OTHER, 2), (STEP, 1)):
+        ledger.charge(event, steps)
     assert ledger.steps == 8
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 6), acc.Repeated(OTHER, 2)))
     assert ledger.unverified() == [
         "charged by hand: that records were drawn, clipped and noised as the event says could not "
         "be verified"
     ]
+    for stream in ("a", "b", None, None):
+        ledger.charge(STEP, 10, stream=stream)
+    assert ledger.steps == 48
+    assert ledger.event == acc.Composed((acc.Repeated(STEP, 46), acc.Repeated(OTHER, 2)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=30))
@@ -40,22 +42,15 @@ def test_replays_cost_nothing_and_nothing_is_lost(charges):
     assert sorted(covered) == sorted(steps)
 
 
-def test_streams_are_charged_apart():
-    ledger = jaxdp.Ledger()
-    for stream in ("a", "b", None, None):
-        ledger.charge(STEP, 10, stream=stream)
-    assert ledger.steps == 40
-
-
 def test_a_step_cannot_become_another_event():
-    ledger = jaxdp.Ledger()
-    ledger.charge(STEP, 10, stream="a", source="mechanism")
+    ledger = charged(steps=10)
+    at = {"stream": "a", "first_step": 5}
     with pytest.raises(ValueError, match="event for step 5 must be PoissonSampled"):
-        ledger.charge(OTHER, 10, stream="a", first_step=5, source="mechanism", replay=True)
+        ledger.charge(OTHER, 10, source="mechanism", replay=True, **at)
     with pytest.raises(ValueError, match="event for step 5 must be"):
-        ledger.charge(STEP, 10, stream="a", first_step=5, source="by hand", replay=True)
+        ledger.charge(STEP, 10, source="by hand", replay=True, **at)
     with pytest.raises(ValueError, match="was not charged for, got 5"):
-        ledger.charge(STEP, 10, stream="a", first_step=5, source="mechanism")
+        ledger.charge(STEP, 10, source="mechanism", **at)
     assert ledger.steps == 10
 
 
@@ -87,18 +82,34 @@ def test_json_round_trip(charges):
     assert json.loads(ledger.to_json())["format"] == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(tmp_path, subtests):
+    """Before: names that a line could not give back were written, and the file was dead."""
+    ledger = charged(tmp_path / "ledger.jsonl")
+    whole = (tmp_path / "ledger.jsonl").read_bytes()
+    for arguments, words in (
         ({"event": "gaussian"}, "event must be an accounting event"),
         ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
         ({"first_step": -1}, "first_step must be"),
         ({"source": "trust me"}, "source must be one of"),
-    ],
-)
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        jaxdp.Ledger().charge(**{"event": STEP, **arguments})
+        ({"note": 3}, "note must be a string, got 3"),
+    ):
+        with subtests.test(words), pytest.raises(ValueError, match=words):
+            ledger.charge(**{"event": STEP, "stream": "c", **arguments})
+    for what in ("", 3, None, "two\nlines"):
+        words = "what must be one line of words, got"
+        with subtests.test(what=what), pytest.raises(ValueError, match=words):
+            ledger.assume(what)
+    for name in (("a", 1), frozenset("a"), 3):
+        calls = (
+            lambda name=name: ledger.charge(STEP, stream=name),
+            lambda name=name: ledger.new_stream(name),
+            lambda name=name: ledger.show(name, 3),
+        )
+        refuses(subtests, [(call, "stream must be a string") for call in calls])
+    assert (tmp_path / "ledger.jsonl").read_bytes() == whole
+    ledger.charge(STEP, np.int64(2), stream="a", first_step=np.int64(4))
+    ledger.close()
+    assert jaxdp.Ledger(tmp_path / "ledger.jsonl").steps == 6
 
 
 def test_notes_are_kept_and_change_no_charge(tmp_path):
@@ -112,24 +123,19 @@ def test_notes_are_kept_and_change_no_charge(tmp_path):
     assert again.entries == ledger.entries
     assert jaxdp.Ledger.from_json(ledger.to_json()).notes() == ["two canaries"]
     assert "note" not in json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])
-    with pytest.raises(ValueError, match="note must be a string, got 3"):
-        ledger.charge(STEP, stream="c", note=3)
     memory = jaxdp.Ledger()
     memory.charge(STEP, stream="a", note="x")
     memory.charge(STEP, stream="a", first_step=1)
     assert [entry.note for entry in memory.entries] == ["x", ""]
 
 
-@pytest.mark.parametrize("what", ["", 3, None, "two\nlines"])
-def test_an_assumption_is_one_line_of_words(what):
-    with pytest.raises(ValueError, match="what must be one line of words, got"):
-        jaxdp.Ledger().assume(what)
-
-
-def charged(path=None, steps=4, **options):
-    ledger = jaxdp.Ledger(path, **options)
-    ledger.charge(STEP, steps, stream="a", source="mechanism")
-    return ledger
+def test_that_a_seed_was_chosen_is_said_also_beside_another_note(tmp_path):
+    ledger = jaxdp.Ledger(tmp_path / "l")
+    ledger.charge(STEP, stream="a", source="mechanism", note=f"{_entries.SEEDED}; with canaries")
+    ledger.charge(STEP, stream="b", source="mechanism")
+    for found in (ledger, jaxdp.Ledger(tmp_path / "l")):
+        assert found.unverified() == [_entries.SEEDED]
+        assert found.notes() == ["with canaries"]
 
 
 def test_an_empty_ledger_has_no_epsilon(tmp_path):
@@ -148,13 +154,11 @@ def test_an_empty_ledger_has_no_epsilon(tmp_path):
 
 def test_unrelated_runs_do_not_cover_each_other():
     """Streams were names of a secret once: any two runs of one event covered each other."""
-    mech, secret = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
-    ledgers = [jaxdp.Ledger() for _ in range(2)]
-    for ledger in ledgers:
-        sampler = mech.sampler(50, ledger=ledger, secret=secret)
+    one, two = jaxdp.Ledger(), jaxdp.Ledger()
+    for ledger in (one, two):
+        sampler = MECH.sampler(50, ledger=ledger, secret=SEED)
         for _ in range(3):
             sampler.draw()
-    one, two = ledgers
     assert one.covers(jaxdp.Ledger.from_json(one.to_json()))
     assert not one.covers(two)
     assert not two.covers(one)
@@ -164,19 +168,28 @@ def test_only_the_last_steps_of_a_stream_are_given_back(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = charged(path, 10)
     ledger.charge(OTHER, 5, stream="a", first_step=10)
-    for first, end in [(3, 5), (3, 14), (12, 16), (15, 15), (16, 15)]:
-        with pytest.raises(ValueError, match="must be the last steps charged to stream 'a'"):
-            ledger.give_back("a", first, end)
-    with pytest.raises(ValueError, match="must be the last steps charged to stream 'b'"):
-        ledger.give_back("b", 0, 1)
-    assert ledger.steps == 15
+    ledger.charge(STEP, 3, stream="gap", first_step=5)
+    ledger.charge(STEP, 2, stream="gap")
+    before = ledger.to_json()
+    for stream, first, end in [
+        *(("a", *steps) for steps in [(3, 5), (3, 14), (12, 16), (15, 15), (16, 15)]),
+        ("b", 0, 1),
+        ("gap", 1, 8),  # some of these were never charged
+        ("gap", 4, 8),
+    ]:
+        with pytest.raises(ValueError, match=f"must be the last steps charged to stream '{stream}"):
+            ledger.give_back(stream, first, end)
+        assert ledger.to_json() == before, (stream, first, end)
+    assert ledger.steps == 20
+    ledger.give_back("gap", 6, 8)
+    assert ledger.steps == 18
     ledger.give_back("a", 7, 15)
-    assert ledger.event == acc.Composed((acc.Repeated(STEP, 7),))
+    assert ledger.event == acc.Composed((acc.Repeated(STEP, 10),))
     ledger.close()
     again = jaxdp.Ledger(path)
     assert again.entries == ledger.entries
     again.charge(OTHER, 1, stream="a", first_step=7)
-    assert again.steps == 8
+    assert again.steps == 11
     again.close()
 
 
@@ -194,12 +207,16 @@ def test_a_charge_looks_at_no_earlier_entry(monkeypatch):
     assert len(looked) == 1
 
 
-def test_a_seed_gives_no_stream_twice_after_a_round_trip_through_json():
-    mech, secret = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
-    ledger = jaxdp.Ledger()
-    one = mech.sampler(50, ledger=ledger, secret=secret).draw()
-    copy = jaxdp.Ledger.from_json(ledger.to_json())
-    two = mech.sampler(50, ledger=copy, secret=secret).draw()
+@pytest.mark.parametrize("kept", ["json", "file"])
+def test_a_seed_gives_no_stream_twice_after_a_ledger_is_read_again(tmp_path, kept):
+    ledger = jaxdp.Ledger(tmp_path / "l" if kept == "file" else None)
+    one = MECH.sampler(50, ledger=ledger, secret=SEED).draw()
+    ledger.close()
+    copy = jaxdp.Ledger(tmp_path / "l")
+    if kept == "json":
+        copy = jaxdp.Ledger.from_json(ledger.to_json())
+    two = MECH.sampler(50, ledger=copy, secret=SEED).draw()
+    copy.close()
     assert copy.steps == 2
     assert not np.array_equal(one.key().words, two.key().words)
 
@@ -213,30 +230,9 @@ def test_only_the_stream_that_was_charged_ahead_counts_for_less():
     assert ledger.epsilon(1e-5, without=("c", 0)) == ledger.epsilon(1e-5)
 
 
-def test_steps_that_were_never_charged_are_not_given_back():
-    ledger = jaxdp.Ledger()
-    ledger.charge(STEP, 2, stream="a")
-    ledger.charge(STEP, 3, stream="a", first_step=5)
-    for first in (1, 4):
-        with pytest.raises(ValueError, match="must be the last steps charged"):
-            ledger.give_back("a", first, 8)
-    assert ledger.steps == 5
-    ledger.give_back("a", 6, 8)
-    assert ledger.steps == 3
-
-
 def test_a_charge_beyond_the_budget_is_refused_at_once():
     ledger = jaxdp.Ledger(budget=acc.RenyiFilter(1.0, 1e-5))
     ledger.charge(acc.Gaussian(20.0))
     with pytest.raises(acc.BudgetExceededError):
         ledger.charge(acc.Gaussian(0.5))
     assert ledger.steps == 1
-
-
-def test_that_a_seed_was_chosen_is_said_also_beside_another_note(tmp_path):
-    ledger = jaxdp.Ledger(tmp_path / "l")
-    ledger.charge(STEP, stream="a", source="mechanism", note=f"{_entries.SEEDED}; with canaries")
-    ledger.charge(STEP, stream="b", source="mechanism")
-    for found in (ledger, jaxdp.Ledger(tmp_path / "l")):
-        assert found.unverified() == [_entries.SEEDED]
-        assert found.notes() == ["with canaries"]

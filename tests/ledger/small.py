@@ -1,0 +1,76 @@
+"""What the tests of ledgers, tickets and releases share."""
+
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp
+from jaxdp import accounting as acc
+
+STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
+OTHER = acc.PoissonSampled(acc.Gaussian(2.0), 0.01)
+KEY = b"k" * 32  # the same bytes every time
+
+
+def charged(path=None, steps=4, **options):
+    """A ledger with one charge."""
+    ledger = jaxdp.Ledger(path, **options)
+    ledger.charge(STEP, steps, stream="a", source="mechanism")
+    return ledger
+
+
+def refuses(subtests, rows, error=ValueError):
+    """Each of the rows is a call and the words of its refusal."""
+    for call, words in rows:
+        with subtests.test(words), pytest.raises(error, match=words):
+            call()
+
+
+def at_once(count, deed):
+    """What a deed did in each of several threads that begin together: its value, or None."""
+    barrier, found = threading.Barrier(count), []
+
+    def go():
+        barrier.wait()
+        try:
+            found.append(deed())
+        except ValueError:
+            found.append(None)
+
+    threads = [threading.Thread(target=go) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+N = 60
+X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
+P = {"w": jnp.zeros(4)}
+
+
+def loss_fn(params, x):
+    return jnp.vdot(params["w"], x)
+
+
+def mechanism():
+    return jaxdp.dp_sgd(1.0, 1.0, 20, N)
+
+
+def trainer(loss=loss_fn, source=X, **options):
+    return jaxdp.Trainer(loss, mechanism(), optax.sgd(1.0), source, **options)
+
+
+def trained(train, steps=2, change=lambda batch: batch):
+    state = train.init(P)
+    for batch in train.batches(steps):
+        state, _ = train.step(state, change(batch))
+    return state
+
+
+def whole(grad_fn, draw):
+    return grad_fn.sum(P, X, draw)[0]

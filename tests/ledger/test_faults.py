@@ -1,0 +1,466 @@
+"""The ledger's file on storage that fails: it opens again, and misses nothing that was charged."""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import itertools
+import os
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxdp
+from jaxdp import _durable, _entries, _ledger_file
+from jaxdp import accounting as acc
+from jaxdp._durable import StorageError
+from tests.ledger.small import KEY, OTHER, STEP, charged
+
+
+def failing(number):
+    return OSError(number, os.strerror(number))
+
+
+def full(*args):
+    raise failing(errno.ENOSPC)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A disk without waiting."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+class Disk:
+    """A disk that takes 100 bytes at a time, and fails at one call or from it on.
+
+    Attributes:
+        calls: how many there were.
+        durable: the ledger's file at its last fsync: what a power failure leaves.
+        left: what a kill left after each call, with the most charges that had returned by then.
+        returned: charges that returned.
+    """
+
+    def __init__(self, patch, path, at, error, lasts):
+        self.path, self.at, self.error, self.lasts = path, at, error, lasts
+        self.calls, self.returned, self.durable, self.left = 0, 0, b"", {}
+        write, cut, close, opened = os.write, os.ftruncate, os.close, _durable.open_locked
+        patch.setattr(os, "write", lambda handle, text: self.call(write, handle, bytes(text[:100])))
+        patch.setattr(os, "ftruncate", lambda handle, size: self.call(cut, handle, size))
+        patch.setattr(os, "fsync", lambda handle: self.call(self.sync, handle))
+        patch.setattr(os, "close", lambda handle: (close(handle), self.call(int)))
+        patch.setattr(_durable, "open_locked", lambda *of: File(opened(*of), self))
+
+    def call(self, real, *given):
+        self.calls += 1
+        if self.calls == self.at or self.lasts and self.calls > self.at:
+            raise self.error
+        done = real(*given)
+        self.note(self.path.read_bytes())
+        return done
+
+    def sync(self, handle):
+        if os.path.samestat(os.fstat(handle), self.path.stat()):
+            self.durable = self.path.read_bytes()
+
+    def note(self, content):
+        self.left[content] = max(self.left.get(content, 0), self.returned)
+
+    def make_room(self):
+        self.at, self.lasts = -1, False
+
+
+class File:
+    """A file whose ``close`` may say that it failed."""
+
+    def __init__(self, file, disk):
+        self.fileno, self._close, self._disk = file.fileno, file.close, disk
+
+    def close(self):
+        self._close()
+        self._disk.call(int)
+
+
+def counted(content, path):
+    """The steps in a file of these bytes, which is opened, charged on and opened again."""
+    path.write_bytes(content)
+    ledger = jaxdp.Ledger(path, key=KEY)
+    steps = ledger.steps
+    ledger.charge(OTHER, stream="another")
+    ledger.close()
+    assert jaxdp.Ledger(path, key=KEY).steps == steps + 1
+    return steps
+
+
+# Before: closing wrote the buffered rest of a line behind the cut, and no ledger could be opened;
+# a file that could not be cut had to be left to another process.
+@pytest.mark.parametrize("lasts", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [failing(errno.ENOSPC), failing(errno.EIO), KeyboardInterrupt()],
+    ids=["full", "io", "ctrl-c"],
+)
+def test_whatever_call_fails_the_ledger_opens_again_and_misses_nothing(
+    tmp_path, monkeypatch, quick, error, lasts
+):
+    at, calls, left = 0, 1, {}
+    while at < calls:
+        at += 1
+        path = tmp_path / f"{at}.jsonl"
+        with monkeypatch.context() as patch:
+            disk = Disk(patch, path, at, error, lasts)
+            ledger = jaxdp.Ledger(path, key=KEY)
+            for step in range(3):
+                try:
+                    ledger.charge(STEP, stream="s", first_step=step)
+                except (StorageError, KeyboardInterrupt):
+                    disk.make_room()
+                    assert jaxdp.Ledger(path, key=KEY).steps == ledger.steps
+                    assert lasts or ledger.steps == step  # where it could be cut, nothing counts
+                    ledger.charge(STEP, stream="s", first_step=step, replay=True)
+                disk.returned += 1
+                disk.note(disk.durable)
+            calls = disk.calls
+            disk.make_room()
+        assert ledger.steps == jaxdp.Ledger(path, key=KEY).steps == 3
+        ledger.close()
+        assert counted(path.read_bytes(), path) == 3
+        for content, least in disk.left.items():
+            left[content] = max(left.get(content, 0), least)
+    assert at > 15
+    for content, least in left.items():
+        assert counted(content, tmp_path / "left.jsonl") >= least
+
+
+# Before: what did not fit was written behind the cut when the file was closed.
+def test_a_ledger_that_is_cut_at_any_byte_goes_on(tmp_path, quick):
+    """No file can grow beyond the limit, so that half a line is written where it ends."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (1, 100, 121, 122, 200, *range(210, 1_200, 37)):
+        path, steps = tmp_path / f"{limit}.jsonl", 0
+        ledger = jaxdp.Ledger(path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
+        try:
+            with contextlib.suppress(StorageError):
+                for steps in range(9):
+                    ledger.charge(OTHER, stream="s", first_step=steps)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        assert jaxdp.Ledger(path).steps == ledger.steps == steps, limit
+        assert path.read_bytes().endswith(b"\n") or not path.read_bytes()
+        ledger.charge(OTHER, stream="s", first_step=steps)
+        ledger.close()
+        assert jaxdp.Ledger(path).steps == steps + 1, limit
+
+
+# Before: a line on disk that the process did not know, until it was started again.
+def test_an_interrupt_at_any_line_leaves_file_and_memory_agreeing(tmp_path, quick):
+    at, reached = 0, [""]
+    while reached:
+        at, reached = at + 1, []
+        path = tmp_path / f"{at}.jsonl"
+        ledger = jaxdp.Ledger(path, key=KEY)
+        ledger.charge(STEP, 2, stream="s")
+        trace = interrupting(at, reached)
+        for deed, done in (
+            (functools.partial(ledger.charge, STEP, 3, stream="s", first_step=2), 5),
+            (functools.partial(ledger.give_back, "s", 4, 5), 4),
+            (ledger.new_stream, None),
+        ):
+            if interrupted(deed, trace):
+                assert jaxdp.Ledger(path, key=KEY).to_json() == ledger.to_json()
+                if ledger.steps != done:
+                    deed()
+        assert ledger.steps == 4
+        ledger.close()
+        assert jaxdp.Ledger(path, key=KEY).to_json() == ledger.to_json()
+    assert at > 200
+
+
+FILES = {module.__file__ for module in (_durable, _entries, _ledger_file, jaxdp.ledger)}
+
+
+def interrupting(at, reached):
+    """A trace that interrupts at the ``at``-th line of the ledger's modules."""
+    lines = itertools.count(1)
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line" and next(lines) == at:
+            reached.append(frame.f_lineno)
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def interrupted(deed, trace):
+    """True if Ctrl-C came."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        deed()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+# Before: found by two signals in a row: a line that follows from none, and nothing opened again.
+def test_two_interrupts_in_a_row_are_made_good_at_the_next_charge(path, monkeypatch):
+    ledger = charged(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_ledger_file.LedgerFile, "_give_up", interrupt)
+        patch.setattr(_ledger_file.LedgerFile, "_parsed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.charge(STEP, 3, stream="b")
+    ledger.charge(STEP, 2, stream="c")
+    assert ledger.steps == jaxdp.Ledger(path).steps == 4 + 3 + 2
+    ledger.close()
+
+
+def interrupt(*args):
+    raise KeyboardInterrupt
+
+
+def interrupted_after(deed):
+    """Ctrl-C comes when it is done, the first time."""
+    come = []
+
+    def done(*args, **options):
+        value = deed(*args, **options)
+        if not come:
+            come.append(value)
+            raise KeyboardInterrupt
+        return value
+
+    return done
+
+
+def test_a_charge_that_failed_leaves_the_budget_as_it_was(path, monkeypatch):
+    budget = acc.RenyiFilter(2.0, 1e-5)
+    ledger = jaxdp.Ledger(path, budget)
+    ledger.charge(STEP, 10)
+    before = budget.spent()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(3):
+            with pytest.raises(StorageError, match="nothing was charged, and nothing"):
+                ledger.charge(STEP, 400)
+    assert budget.spent() == before
+    ledger.charge(STEP, 400)
+    assert budget.spent() > before
+    ledger.close()
+
+
+# What fails below an issuer, and what is said of it.
+FAULTS = {
+    "write": "nothing was charged",
+    "sync": "nothing was charged",
+    "sync, and no cut": "could not be removed and counts",
+    "ctrl-c after the sync": None,
+    "ctrl-c after the line": None,
+}
+
+
+def inject(patch, fault, ledger):
+    if fault == "write":
+        patch.setattr(os, "write", full)
+    elif fault == "ctrl-c after the sync":
+        patch.setattr(os, "fsync", interrupted_after(os.fsync))
+    elif fault == "ctrl-c after the line":
+        for name in ("charge", "give_back"):
+            patch.setattr(ledger, name, interrupted_after(getattr(ledger, name)))
+    else:
+        patch.setattr(os, "fsync", full)
+    if fault == "sync, and no cut":
+        patch.setattr(os, "ftruncate", full)
+
+
+# Before: Ctrl-C in a charge, or a full disk, left an issuer that was refused its own steps, or forgot
+# what it had given back (5 more draws, nothing charged), or gave back for ever what was not held.
+@pytest.mark.parametrize("when", ["charging", "giving back"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_issuer_goes_on_after_a_fault_and_each_step_counts_once(path, monkeypatch, when, fault):
+    drawn = 4 if when == "charging" else 5
+    for last in (drawn, 9):  # closed at once, or much later
+        path.unlink(missing_ok=True)
+        sampler = jaxdp.dp_sgd(1.0, 0.1, 5, 50).sampler(50, ledger=jaxdp.Ledger(path), reserve=4)
+        ledger, issuer = sampler.ledger, sampler.issuer
+        for _ in range(drawn):
+            sampler.draw()
+        with monkeypatch.context() as patch:
+            inject(patch, fault, ledger)
+            with pytest.raises((StorageError, KeyboardInterrupt), match=FAULTS[fault]):
+                sampler.draw() if when == "charging" else sampler.close()
+        assert ledger.steps == jaxdp.Ledger(path).steps >= drawn
+        assert issuer.ahead() in (None, (issuer.stream, drawn))
+        for step in range(drawn, last):
+            assert sampler.draw().ticket.step == step
+            assert jaxdp.Ledger(path).steps >= step + 1
+        if last == 9:
+            assert ledger.steps == (12 if when == "charging" else 9)
+        sampler.close()
+        ledger.close()
+        again = jaxdp.Ledger(path)
+        assert [(entry.first_step, entry.end) for entry in again.entries] == [(0, last)]
+        again.charge(OTHER)  # nobody holds it
+        again.close()
+
+
+# Before: a line in the page cache alone was counted, and its step released with nothing on disk.
+def test_what_another_process_left_and_a_name_behind_a_link_are_durable(tmp_path, monkeypatch):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "far" / "ledger.jsonl")
+    fsync, synced = os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda at: (fsync(at), synced.append(os.fstat(at).st_ino)))
+    charged(tmp_path / "link.jsonl").close()
+    assert (tmp_path / "far").stat().st_ino in synced
+    synced.clear()
+    ledger = jaxdp.Ledger(far := tmp_path / "far" / "ledger.jsonl")
+    assert ledger.steps == 4
+    ledger.join()
+    assert far.stat().st_ino in synced
+    ledger.close()
+
+
+# Before: 1 of 2 steps counted, and the line was deleted at the next charge.
+def test_a_whole_last_line_counts_without_its_newline(path):
+    for tail, key in itertools.product([b"", b"\0" * 7], [None, KEY]):
+        path.unlink(missing_ok=True)
+        ledger = charged(path, key=key)
+        ledger.charge(OTHER, 5, stream="b")
+        ledger.close()
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + tail)
+        assert jaxdp.Ledger(path).steps == 9, (tail, key)  # a reader, also without the key
+        assert path.read_bytes() == whole[:-1] + tail
+        again = jaxdp.Ledger(path, key=key)
+        again.charge(OTHER, 2, stream="c")
+        again.close()
+        assert path.read_bytes().startswith(whole)
+        assert jaxdp.Ledger(path, key=key).steps == 11, (tail, key)
+
+
+# Before: dropped without a word, and deleted by the first charge; lines that end in a carriage
+# return alone were an empty ledger.
+def test_a_file_that_is_no_ledger_is_refused_in_words_and_left_alone(path, subtests):
+    charged(path).close()
+    whole = path.read_bytes()
+    others = {
+        "last line": whole.replace(b'"steps": 4', b'"steps": 1')[:-1],
+        "carriage returns": whole.replace(b"\n", b"\r"),
+        "text": b"notes of a meeting",
+        "picture": b"\x89PNG\r\n\x1a\n\0\0",
+        "archive": b"PK\3\4\0\0",
+        "zeros": b"\0" * 100,
+        "list": b"[1, 2]\n",
+        "number": b"7\n",
+        "deep": b'{"a": ' * 100_000,
+        "event alone": b'{"event": {"type": "Gaussian"}}',
+        "seen": b'{"seen": 3}\n',
+        "shown": b'{"shown": Infinity, "stream": "s"}\n',
+        "header alone": b'{"ledger": 2}\n',
+    }
+    for kind, content in others.items():
+        path.write_bytes(content)
+        line = 2 if kind == "last line" else 1
+        words = rf"ledger.jsonl, line {line}, must (be a ledger entry|follow)"
+        with subtests.test(kind), pytest.raises(ValueError, match=words):
+            jaxdp.Ledger(path)
+        assert path.read_bytes() == content, kind
+
+
+def test_lines_that_an_editor_ended_otherwise_count_as_before(path):
+    charged(path).close()
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    again = jaxdp.Ledger(path)
+    again.charge(STEP, stream="b")
+    again.close()
+    assert jaxdp.Ledger(path).steps == 5
+
+
+# Before: read until memory was gone, or for ever; IsADirectoryError.
+def test_only_a_regular_file_is_read(tmp_path, subtests):
+    os.mkfifo(tmp_path / "pipe-ledger.jsonl")
+    (tmp_path / "folder-ledger.jsonl").mkdir()
+    for kind in ("zero", "full", "null"):
+        (tmp_path / f"{kind}-ledger.jsonl").symlink_to(f"/dev/{kind}")
+    words = r"ledger\.jsonl must be a regular file, got a (dev|fold)"
+    for kind in ("zero", "full", "null", "pipe", "folder"):
+        with subtests.test(kind), pytest.raises(ValueError, match=words):
+            jaxdp.Ledger(tmp_path / f"{kind}-ledger.jsonl")
+
+
+# Before: PermissionError, NotADirectoryError, FileNotFoundError.
+def test_a_place_that_cannot_be_read_or_written_is_told_in_words(tmp_path, monkeypatch):
+    def told(words, deed, *given, **options):
+        with pytest.raises(StorageError, match=rf"\.jsonl must be a file that can be {words}"):
+            deed(*given, **options)
+
+    def refuse(*args, **options):
+        raise failing(errno.EACCES)
+
+    (tmp_path / "file").touch()
+    told("read, got .*Not a", jaxdp.Ledger, tmp_path / "file" / "l.jsonl")
+    (tmp_path / "dangling.jsonl").symlink_to(tmp_path / "gone" / "l.jsonl")
+    told("written", charged, tmp_path / "dangling.jsonl")
+    path = tmp_path / "l.jsonl"
+    charged(path).close()
+    before, ledger = path.read_bytes(), jaxdp.Ledger(path)
+    monkeypatch.setattr(Path, "open", refuse)
+    told("written, got .*denied", ledger.charge, STEP, stream="b")
+    told("read, got .*denied", jaxdp.Ledger, path)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    told("written", charged, tmp_path / "sub" / "x.jsonl")
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    ledger.charge(STEP, stream="b")
+    ledger.close()
+
+
+# Before: "is in use by another writer", also where the storage has no locks.
+def test_storage_without_locks_is_named_with_the_remedy_and_a_lock_is_in_use(
+    path, monkeypatch, subtests
+):
+    for number, in_use in (
+        *((number, False) for number in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO)),
+        *((number, True) for number in (errno.EWOULDBLOCK, errno.EACCES)),
+    ):
+
+        def flock(*args, number=number):
+            raise failing(number)
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        words = rf"ledger\.jsonl must lie on storage that can lock .*{os.strerror(number)}.*local d"
+        words, error = ("in use by another writer", ValueError) if in_use else (words, StorageError)
+        with subtests.test(number=number), pytest.raises(error, match=words):
+            charged(path)
+
+
+def test_a_signal_handler_does_not_write_into_a_line(path, monkeypatch, quick):
+    """Before: its line fitted no chain, and nobody could open the ledger again."""
+    ledger = charged(path)
+    after, found = _ledger_file.Chain.after, []
+
+    def interrupted(self, row):
+        value = after(self, row)
+        if "first_step" in row and not found:
+            found.append(row)
+            with pytest.raises(ValueError, match="of a signal handler"):
+                ledger.charge(OTHER)
+        return value
+
+    monkeypatch.setattr(_ledger_file.Chain, "after", interrupted)
+    ledger.charge(OTHER)
+    assert found
+    assert jaxdp.Ledger(path).steps == ledger.steps == 5

@@ -1,0 +1,275 @@
+"""Draws of a sampler: their laws, their order, and that none is made before it is charged."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from jaxdp import Ledger, Secret, dp_sgd
+from jaxdp import accounting as acc
+from jaxdp._issuer import issuer_of
+from jaxdp.sampling import (
+    CyclicPoisson,
+    FixedOrder,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Sampler,
+    Shuffled,
+    TruncatedPoisson,
+    by_name,
+    pad,
+)
+from tests.laws import LEVEL, is_binomial
+from tests.ledger.small import refuses
+
+SECRET = Secret.from_seed(3)
+
+
+class Charging:
+    """Stands for a mechanism that is charged as a plain Gaussian."""
+
+    def events(self, first, steps):
+        return [(acc.Gaussian(1.0), first, steps)]
+
+    def multipliers(self, step):
+        return {"gradient": 1.0}
+
+    def __repr__(self):
+        return "Charging()"
+
+
+def sampler(sampling, n=1_000, rows=64, step=0, secret=SECRET, ledger=None):
+    return Sampler(sampling, n, rows, issuer_of(Charging(), ledger, secret, first_step=step))
+
+
+def records(draw):
+    return draw.indices[draw.mask]
+
+
+@pytest.mark.parametrize(("n", "q"), [(500, 0.1), (500, 0.9), (2_000, 0.001), (10**8, 1e-7)])
+def test_poisson_has_its_rate_and_no_other(n, q):
+    draws, source = 2_000, sampler(Poisson(q), n)
+    sizes = [source.draw().mask.sum() for _ in range(draws)]
+    assert is_binomial(sum(sizes), draws * n, q)
+    assert not is_binomial(sum(sizes), draws * n, min(1.5 * q, 1 - (1 - q) / 1.5))
+    expected = n * q * (1 - q)  # the variance that jax.random.binomial missed by a third
+    assert 0.85 * expected < np.var(sizes) < 1.15 * expected
+
+
+def test_every_record_is_as_likely_and_pairs_are_independent():
+    source, counts, both = sampler(Poisson(0.2), 40), np.zeros(40), 0
+    for _ in range(8_000):
+        chosen = records(source.draw())
+        counts[chosen] += 1
+        both += 3 in chosen and 17 in chosen
+    assert all(is_binomial(count, 8_000, 0.2) for count in counts)
+    assert is_binomial(both, 8_000, 0.04)
+    assert not is_binomial(both, 8_000, 0.2)
+
+
+def test_a_draw_larger_than_a_physical_batch_takes_more_passes_and_loses_nobody():
+    source = sampler(Poisson(0.5), n=1_000, rows=8)
+    for _ in range(20):
+        draw = source.draw()
+        chosen = records(draw)
+        assert draw.indices.shape[1] == 8
+        assert len(chosen) > 400
+        assert len(np.unique(chosen)) == len(chosen)
+        assert draw.mask[:-1].all()
+    # An empty one is one masked pass.
+    draw = sampler(Poisson(1e-9)).draw()
+    assert draw.mask.shape == (1, 64)
+    assert not draw.mask.any()
+    assert records(sampler(Poisson(0.5), n=0).draw()).size == 0
+
+
+def test_a_seed_gives_the_same_draws_again_and_every_step_another():
+    one, two = sampler(Poisson(0.1)), sampler(Poisson(0.1))
+    draws = [one.draw() for _ in range(10)]
+    for draw in draws:
+        again = two.draw()
+        assert again.step == draw.step
+        np.testing.assert_array_equal(again.indices, draw.indices)
+    assert len({records(draw).tobytes() for draw in draws}) == 10
+
+
+def test_a_second_sampler_draws_anew_also_from_the_same_step_and_secret():
+    for secret in (SECRET, Secret.new()):
+        ledger = Ledger()
+        first = sampler(Poisson(0.1), secret=secret, ledger=ledger)
+        one = [records(first.draw()) for _ in range(5)]
+        two = sampler(Poisson(0.1), secret=secret, ledger=ledger, step=3).draw()
+        assert two.step == 3
+        assert not any(np.array_equal(records(two), drawn) for drawn in one)
+        assert ledger.steps == 6
+
+
+def test_draws_of_two_samplers_of_one_secret_are_independent():
+    ledger = Ledger()
+    one, two = (sampler(Poisson(0.5), ledger=ledger) for _ in range(2))
+    both = 0
+    for _ in range(20):
+        both += len(np.intersect1d(records(one.draw()), records(two.draw())))
+    assert is_binomial(both, 20_000, 0.25)
+    assert not is_binomial(both, 20_000, 0.5)
+
+
+def test_what_draws_were_charged_for_does_not_change():
+    source = sampler(Poisson(0.1), step=3)
+    source.draw()
+    for name in ("sampling", "num_records", "issuer", "step", "physical_batch_size"):
+        with pytest.raises(AttributeError):
+            setattr(source, name, getattr(source, name))
+    assert source.step == source.draw().step == 4
+
+
+def test_fixed_size_and_full_batch():
+    source = sampler(FixedSize(100), 1_000)
+    counts = np.zeros(1_000)
+    for _ in range(500):
+        chosen = records(source.draw())
+        assert len(np.unique(chosen)) == 100
+        counts[chosen] += 1
+    assert all(is_binomial(count, 500, 0.1) for count in counts)
+    every = records(sampler(FullBatch(), 150).draw())
+    np.testing.assert_array_equal(np.sort(every), np.arange(150))
+
+
+@pytest.mark.parametrize("rule", [Poisson(0.9), FixedSize(18), FullBatch()])
+def test_draws_stand_in_random_order(rule):
+    # The rounding of a sum depends on who stands beside whom: every order must be as likely.
+    source = sampler(rule, 20)
+    first = np.zeros(20)
+    for _ in range(2_000):
+        chosen = records(source.draw())
+        first[chosen[0]] += 1
+    assert all(is_binomial(count, 2_000, 1 / 20) for count in first)
+
+
+@given(st.integers(0, 300), st.integers(1, 70))
+def test_padding_keeps_every_position(size, rows):
+    chosen = np.arange(size) * 3
+    draw = pad(chosen, rows, step=0, num_records=1000)
+    np.testing.assert_array_equal(records(draw), chosen)
+    assert draw.indices.dtype == np.int32
+    assert len(draw.indices) == max(1, -(-size // rows))
+
+
+def test_charging_comes_before_drawing_and_what_cannot_be_charged_is_not_drawn(tmp_path):
+    order, ledger = [], Ledger(tmp_path / "ledger.jsonl")
+
+    class Watched(Poisson):
+        def choose(self, rng, num_records):
+            order.append("drawn")
+            return super().choose(rng, num_records)
+
+    def charging(*args, **kwargs):
+        order.append(kwargs["first_step"])
+        charge(*args, **kwargs)
+
+    source = sampler(Watched(0.5), 10, 4, ledger=ledger)
+    charge, ledger.charge = ledger.charge, charging
+    source.draw()
+    source.draw()
+    assert order == [0, "drawn", 1, "drawn"]
+    ledger.close()
+    with pytest.raises(ValueError, match="ledger must be open to charge"):
+        source.draw()
+    assert order[4:] == [2]
+    assert source.step == 2
+
+
+def test_a_draw_that_was_handed_to_somebody_counts_at_once():
+    sampler = dp_sgd(1.0, 1.0, 5, 50).sampler(50, reserve=4)
+    for taken in (1, 2):
+        draw = sampler.draw()
+        assert sampler.issuer.ahead() == (sampler.issuer.stream, taken)
+        assert draw.ticket.usable
+    draw.ticket.key()
+    assert not draw.ticket.withdraw()
+
+
+N, Q, CAP, DRAWS = 40, 0.3, 14, 6_000
+
+
+def chosen(rule, key):
+    return rule.choose(np.random.Generator(np.random.Philox(key=[1, key])), N)
+
+
+def test_size_is_a_truncated_binomial_and_the_part_kept_uniform():
+    draws = [chosen(TruncatedPoisson(Q, CAP), key) for key in range(DRAWS)]
+    sizes = np.array([len(draw) for draw in draws])
+    assert sizes.max() == CAP
+    for size in (8, 12):
+        assert is_binomial(np.sum(sizes == size), DRAWS, stats.binom(N, Q).pmf(size))
+    assert is_binomial(np.sum(sizes == CAP), DRAWS, stats.binom(N, Q).sf(CAP - 1))
+    full = np.bincount(np.concatenate([d for d in draws if len(d) == CAP]), minlength=N)
+    both = sum(3 in d and 17 in d for d in draws if len(d) == CAP)
+    assert all(is_binomial(count, np.sum(sizes == CAP), CAP / N) for count in full)
+    pair = CAP * (CAP - 1) / (N * (N - 1))
+    assert is_binomial(both, np.sum(sizes == CAP), pair)
+    first = np.bincount([d[0] for d in draws if len(d)], minlength=N)
+    assert stats.chisquare(first).pvalue > LEVEL
+
+
+def test_every_draw_of_a_truncated_rule_has_one_shape():
+    mechanism = dp_sgd(1.0, 1.0, 12, N, sampling=TruncatedPoisson(Q, CAP))
+    for rows, passes in ((None, 1), (16, 1), (6, 3)):
+        source = mechanism.sampler(N, secret=Secret.from_seed(1), physical_batch_size=rows)
+        draws = [source.draw() for _ in range(100)]
+        assert {draw.mask.shape for draw in draws} == {(passes, rows or CAP)}
+        assert len({int(draw.mask.sum()) for draw in draws}) > 3
+        assert max(int(draw.mask.sum()) for draw in draws) == CAP
+
+
+def test_the_event_of_a_truncated_rule_says_what_is_done():
+    event = TruncatedPoisson(Q, CAP).event(acc.Gaussian(2.0), N)
+    assert event == acc.TruncatedPoisson(acc.Gaussian(2.0), Q, CAP, N)
+    assert by_name("truncated_poisson", 256, 1_437) == TruncatedPoisson(256 / 1_437, 384)
+    assert by_name("truncated_poisson", 8, 20).cap == 20
+
+
+def truncated(cap, batch, size=100, prob=0.1):
+    return dp_sgd(1.0, 1.0, batch, size, sampling=TruncatedPoisson(prob, cap))
+
+
+REFUSED = [
+    (lambda: Poisson(0.0), "sampling_prob must be above 0"),
+    (lambda: Poisson(1.5), "sampling_prob must be above 0 and at most 1, got 1.5"),
+    (lambda: Poisson(float("nan")), "sampling_prob"),
+    (lambda: FixedSize(0), "batch_size must be a whole number"),
+    (lambda: sampler(Poisson(0.1), n=2**53 + 1), "num_records must be at most"),
+    (lambda: sampler(Poisson(0.1), rows=0), "physical_batch_size"),
+    (lambda: sampler(Poisson(0.1), step=-1), "step"),
+    (lambda: FixedSize(10).check(5, 5), "batch_size must be at most the 5 records"),
+    (lambda: FixedSize(10).check(50, 60), "dataset_size must be the number of records"),
+    (lambda: TruncatedPoisson(0.0, 3), "sampling_prob must be above 0"),
+    (lambda: TruncatedPoisson(0.5, 0), "cap must be a whole number of at least 1"),
+    (lambda: TruncatedPoisson(0.5, 3).check(9, 10), "number of records .9. under truncated"),
+    (lambda: truncated(2_000, 10), "cap must be at most 1044, got 2000"),
+    (lambda: truncated(20, 30), r"batch_size must be sampling_prob \* dataset_size = 10"),
+    (lambda: by_name("poisson", 5, 50, cap=3), "cap must be None but for truncated_poisson"),
+    (lambda: by_name("shuffle", 5, 50, 2), "participations must be 1 but for allocation"),
+    (lambda: by_name("cyclic", 5, 50), "sampling must be one of poisson, fixed_size"),
+    (lambda: RandomAllocation(0), "steps_per_epoch must be a whole number of at least 1"),
+    (lambda: RandomAllocation(3, 4), r"participations must be at most steps_per_epoch \(3\)"),
+    (lambda: RandomAllocation(3, 0), "participations must be a whole number"),
+    (lambda: Shuffled(0), "batch_size must be a whole number"),
+    (lambda: Shuffled(5).check(59, 60), "number of records .59. under shuffled sampling"),
+    (lambda: RandomAllocation(5).check(20, 60), "to a factor of 2"),
+    (lambda: CyclicPoisson(1.5, 3, 20), "sampling_prob"),
+    (lambda: CyclicPoisson(0.5, 0, 20), "bands"),
+    (lambda: CyclicPoisson(0.5, 3, 0), "steps"),
+    (lambda: CyclicPoisson(0.3, 3, 20).check(40, 100), "to a factor of 2"),
+    (lambda: FixedOrder(0, 20), "batch_size"),
+    (lambda: FixedOrder(5, -1), "steps"),
+    (lambda: FixedOrder(7, 40).check(99, 100), "dataset_size must be the number of records"),
+]
+
+
+def test_wrong_numbers_are_named(subtests):
+    refuses(subtests, REFUSED)
+    CyclicPoisson(0.3, 3, 20).check(90, 100)
