@@ -138,23 +138,6 @@ def test_the_event_is_that_of_the_epoch():
     gaussian = acc.Gaussian(1.0)
     assert RandomAllocation(5, 2).event(gaussian, 60) == acc.RandomAllocation(gaussian, 5, 2)
     assert Shuffled(25).event(gaussian, 60) == acc.ShuffledEpoch(gaussian, 3)
-<<<<<<< HEAD
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RandomAllocation(0), "steps_per_epoch must be a whole number of at least 1"),
-        (lambda: RandomAllocation(3, 4), r"participations must be at most steps_per_epoch \(3\)"),
-        (lambda: RandomAllocation(3, 0), "participations must be a whole number"),
-        (lambda: Shuffled(0), "batch_size must be a whole number"),
-        (lambda: Shuffled(5).check(59, 60), "number of records .59. under shuffled sampling"),
-        (lambda: RandomAllocation(5).check(20, 60), "to a factor of 2"),
-    ],
-)
-def test_bad_input(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 @pytest.mark.parametrize(("steps", "participations"), [(7, 1), (7, 3), (1000, 2)])
@@ -163,5 +146,3 @@ def test_the_slots_of_a_record_do_not_depend_on_the_others(steps, participations
     few, more = (rule.slots(rng(3), n).tolist() for n in (100, 101))
     assert few == more[:100]
     assert all(len(set(row)) == participations for row in more)
-=======
->>>>>>> ledger
