@@ -42,6 +42,7 @@ bare:
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m benchmarks.lint
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32
 	$(BIN)/mypy --platform darwin
@@ -54,5 +55,5 @@ docs: .venv/.created
 	$(BIN)/mkdocs build --strict --quiet
 	@echo 'build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
-clean:
+clean:  # build/compiled holds programs that tests compiled
 	rm -rf .venv build dist *.egg-info
