@@ -39,16 +39,20 @@ def test_a_long_record_reaches_the_bound():
     assert np.linalg.norm(second_moment(row, 2.0)) == pytest.approx(4.0)
 
 
-def test_noise_has_its_scale_and_no_other(monkeypatch):
-    seen = {}
-    eigh = np.linalg.eigh
-    monkeypatch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
-    x = np.zeros((5, 80))
-    dp_pca(x, 1, 3.0, SECRET, row_norm=2.0)
-    noise = seen["m"][np.triu_indices(80)]
-    assert is_gaussian(noise, 12.0)
-    assert not is_gaussian(noise, 12.0 * 1.1)
+def noise_of(monkeypatch, noise_multiplier=3.0, **options):
+    """The upper triangle of the released noise over z, of rows without a record."""
+    seen, eigh = {}, np.linalg.eigh
+    with monkeypatch.context() as patch:
+        patch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
+        dp_pca(np.zeros((5, 80)), 1, noise_multiplier, **options)
     np.testing.assert_array_equal(seen["m"], seen["m"].T)
+    return seen["m"][np.triu_indices(80)] / noise_multiplier
+
+
+def test_noise_has_its_scale_and_no_other(monkeypatch):
+    noise = noise_of(monkeypatch, secret=SECRET, row_norm=2.0)
+    assert is_gaussian(noise, 4.0)
+    assert not is_gaussian(noise, 4.0 * 1.1)
 
 
 def test_broken_records_add_nothing():
@@ -56,23 +60,6 @@ def test_broken_records_add_nothing():
     bad = np.concatenate([x, np.full((1, 6), np.nan), np.full((1, 6), 1e200)])
     np.testing.assert_allclose(second_moment(bad[:-1], 1.0), second_moment(x, 1.0))
     assert np.isfinite(second_moment(bad, 1.0)).all()
-
-
-def test_the_release_is_charged_once():
-    ledger = jaxdp.Ledger()
-    x = points(100)[0]
-    dp_pca(x, 2, 8.0, SECRET, ledger=ledger)
-    assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
-    assert ledger.steps == 1
-
-
-def noise_of(monkeypatch, noise_multiplier=3.0, **options):
-    """The released noise over its scale, [k, k]: of rows without a record."""
-    seen, eigh = {}, np.linalg.eigh
-    with monkeypatch.context() as patch:
-        patch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
-        dp_pca(np.zeros((5, 40)), 1, noise_multiplier, **options)
-    return seen["m"][np.triu_indices(40)] / noise_multiplier
 
 
 def test_a_second_release_is_charged_again_and_has_its_own_noise(monkeypatch):
@@ -90,24 +77,21 @@ def test_one_seed_gives_another_noise_to_another_release(monkeypatch):
     assert are_uncorrelated(same[0], noise_of(monkeypatch, secret=SECRET, row_norm=1.01))
 
 
-def test_a_chosen_seed_is_told():
-    ledger = jaxdp.Ledger()
-    dp_pca(points(100)[0], 2, 8.0, SECRET, ledger=ledger)
-    assert ["seed that a person chose" in line for line in ledger.unverified()] == [True]
-    ledger = jaxdp.Ledger()
-    dp_pca(points(100)[0], 2, 8.0, ledger=ledger)
-    assert ledger.unverified() == []
+def test_the_release_is_charged_once_and_a_chosen_seed_is_told():
+    for secret, told in ((SECRET, [True]), (None, [])):
+        ledger = jaxdp.Ledger()
+        dp_pca(points(100)[0], 2, 8.0, secret, ledger=ledger)
+        assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
+        assert ledger.steps == 1
+        assert ["seed that a person chose" in line for line in ledger.unverified()] == told
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input():
+    for arguments, message in (
         ((np.zeros(3), 1, 1.0), r"x must be an array \[n, ...\]"),
         ((np.zeros((3, 2)), 3, 1.0), "dimensions must be at most the 2"),
         ((np.zeros((3, 2)), 0, 1.0), "dimensions must be a whole number"),
         ((np.zeros((3, 2)), 1, -1.0), "noise_multiplier must be"),
-    ],
-)
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        dp_pca(*arguments, SECRET)
+    ):
+        with pytest.raises(ValueError, match=message):
+            dp_pca(*arguments, SECRET)

@@ -1,3 +1,5 @@
+"""The trainer: one noise and one charge a step, whatever is done to batches and states."""
+
 import copy
 import dataclasses
 
@@ -28,7 +30,10 @@ def steps(train, params, count):
     return state, norms
 
 
-@pytest.mark.parametrize("rows", [8, None])  # in passes, and in one
+in_passes_and_in_one = pytest.mark.parametrize("rows", [8, None])
+
+
+@in_passes_and_in_one
 def test_a_run_is_a_function_of_its_chosen_seed(linear, rows):
     params, batch, loss_fn = linear
     runs = [
@@ -61,7 +66,7 @@ def by_hand(mech, grad_fn, params, data, draw):
     return jaxdp.Summed(total, mech.rule.l2(params) * (1.0 + share))
 
 
-@pytest.mark.parametrize("rows", [8, None])
+@in_passes_and_in_one
 def test_a_step_is_the_sum_of_its_parts(linear, rows):
     params, batch, loss_fn = linear
     data, secret = batch(60), jaxdp.Secret.from_seed(4)
@@ -86,7 +91,7 @@ def test_an_empty_draw_is_a_step_with_full_noise(linear):
     assert train.ledger.steps == 3
 
 
-@pytest.mark.parametrize("rows", [8, None])
+@in_passes_and_in_one
 def test_nothing_recompiles(linear, rows):
     params, batch, loss_fn = linear
     traced = []
@@ -98,7 +103,7 @@ def test_nothing_recompiles(linear, rows):
     assert len(traced) == (2 if rows else len(traced)) <= 3
 
 
-@pytest.mark.parametrize("rows", [8, None])
+@in_passes_and_in_one
 def test_randomness_of_the_loss_differs_between_steps(rows):
     def loss_fn(params, example, rng):
         return jnp.vdot(params["w"], jax.random.normal(rng, (3,))) + 0.0 * example
@@ -128,7 +133,7 @@ def test_the_users_parameters_survive_donation(linear):
     assert not params["w"].any()
 
 
-@pytest.mark.parametrize("rows", [8, None])
+@in_passes_and_in_one
 def test_a_batch_is_used_once_whatever_the_state(linear, rows):
     """The two releases would share their noise and differ by what is un-noised."""
     params, batch, loss_fn = linear
@@ -255,13 +260,10 @@ def test_looking_changes_no_step_and_tells_what_clipping_saw(linear):
 def test_batches_cannot_be_copied(linear):
     _, batch, loss_fn = linear
     (one,) = trainer(loss_fn, batch(60)).batches(1)
-    for way in (copy.deepcopy, copy.copy):
-        with pytest.raises(
-            TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"
-        ):
-            way(one.draw.ticket)
-    with pytest.raises(TypeError, match=r"a batch, draw or sum \(its ticket\) cannot be copied"):
-        copy.deepcopy(one)
+    ticket = one.draw.ticket
+    for way, what in ((copy.deepcopy, ticket), (copy.copy, ticket), (copy.deepcopy, one)):
+        with pytest.raises(TypeError, match=r"draw or sum \(its ticket\) cannot be copied"):
+            way(what)
 
 
 def test_what_leaks_is_never_charged_as_private(linear):
@@ -276,23 +278,19 @@ def test_what_leaks_is_never_charged_as_private(linear):
 def test_bad_input(linear):
     _, batch, loss_fn = linear
     mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
-    algorithm = jaxdp.Algorithm(mech, SGD)
-    with pytest.raises(ValueError, match="optimizer must be None for a Algorithm"):
-        jaxdp.Trainer(loss_fn, algorithm, SGD, batch(60))
-    with pytest.raises(ValueError, match="optimizer must be an optax optimizer"):
-        jaxdp.Trainer(loss_fn, mech, None, batch(60))
-    with pytest.raises(ValueError, match="mechanism must be a Mechanism"):
-        jaxdp.Trainer(loss_fn, mech.privatize(), SGD, batch(60))
     train = jaxdp.Trainer(loss_fn, mech, SGD, batch(60))
-    for wrong, message in [
-        ({}, "steps or epochs must be given"),
-        ({"steps": -1}, "steps must be"),
-        ({"steps": 1, "epochs": 1.0}, "give one of steps and epochs"),
-    ]:
+    make = lambda *args: jaxdp.Trainer(loss_fn, *args, batch(60))  # noqa: E731
+    for call, message in (
+        (lambda: make(jaxdp.Algorithm(mech, SGD), SGD), "optimizer must be None for a Algorithm"),
+        (lambda: make(mech, None), "optimizer must be an optax optimizer"),
+        (lambda: make(mech.privatize(), SGD), "mechanism must be a Mechanism"),
+        (lambda: train.batches(), "steps or epochs must be given"),
+        (lambda: train.batches(-1), "steps must be a whole number of at least 0, got -1"),
+        (lambda: train.batches(1, epochs=1.0), "give one of steps and epochs"),
+        (lambda: train.epsilon(1e-5), "ledger must hold a charge"),
+    ):
         with pytest.raises(ValueError, match=message):
-            train.batches(**wrong)
-    with pytest.raises(ValueError, match="ledger must hold a charge"):
-        train.epsilon(1e-5)
+            call()
     assert len(list(train.batches(epochs=2.0))) == 6
     with pytest.raises(ValueError, match="delta must be given"):
         train.epsilon()
@@ -319,8 +317,6 @@ def test_no_step_is_left_for_a_state_that_was_already_at_the_end(linear):
     train.init(params)
     assert list(train.batches(0)) == []
     assert train.ledger.steps == 0
-    with pytest.raises(ValueError, match="steps must be a whole number of at least 0, got -1"):
-        train.batches(-1)
 
 
 REPLACED = "were replaced between steps by the caller: assumed public, or computed from noisy"
@@ -361,46 +357,36 @@ def through_another_trainer(train, state):
     return state._replace(params={**state.params, "student": params["student"]})
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (with_params(student=lambda s: s.params["student"] * 2), f"trained parameters {REPLACED}"),
-        (with_params(teacher=lambda s: s.params["teacher"] + 1), f"frozen parameters {REPLACED}"),
-        (
-            lambda _, s: copy.deepcopy(
-                with_params(student=lambda s: s.params["student"] * 2)(_, s)
-            ),
-            f"trained parameters {REPLACED}",
-        ),
-        (
-            lambda _, s: s._replace(opt_state=jax.tree.map(jnp.array, s.opt_state)),
-            f"arrays of the optimizer's state {REPLACED}",
-        ),
-        (
-            lambda _, s: jax.tree.map(jnp.array, s)._replace(past=s.past),
-            "steps went on from a state that no step had returned",
-        ),
-        (through_init, "parameters were given to init after steps had been taken: assumed public"),
-        (through_another_trainer, f"trained parameters {REPLACED}"),
-    ],
+doubled = with_params(student=lambda s: s.params["student"] * 2)
+swapped = with_params(student=lambda s: s.params["teacher"], teacher=lambda s: s.params["student"])
+FROM_OUTSIDE = (
+    (doubled, f"trained parameters {REPLACED}"),
+    (with_params(teacher=lambda s: s.params["teacher"] + 1), f"frozen parameters {REPLACED}"),
+    (lambda t, s: copy.deepcopy(doubled(t, s)), f"trained parameters {REPLACED}"),
+    (
+        lambda _, s: s._replace(opt_state=jax.tree.map(jnp.array, s.opt_state)),
+        f"arrays of the optimizer's state {REPLACED}",
+    ),
+    (
+        lambda _, s: jax.tree.map(jnp.array, s)._replace(past=s.past),
+        "steps went on from a state that no step had returned",
+    ),
+    (through_init, "parameters were given to init after steps had been taken: assumed public"),
+    (through_another_trainer, f"trained parameters {REPLACED}"),
 )
-def test_arrays_that_no_step_returned_are_on_the_list(change, said):
+
+
+def test_arrays_that_no_step_returned_are_on_the_list():
     """Before: epsilon 2.4 and an empty list for a fine-tuning step on the raw records."""
-    (found,) = told_after(change)
-    assert found.startswith(said)
+    for n, (change, said) in enumerate(FROM_OUTSIDE):
+        (found,) = told_after(change)
+        assert found.startswith(said), n
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda _, s: s,
-        lambda _, s: copy.deepcopy(s),  # as the words for a reused state advise
-        with_params(student=lambda s: s.params["teacher"], teacher=lambda s: s.params["student"]),
-        lambda train, s: train.init(s.params),
-    ],
-)
-def test_arrays_that_a_step_returned_are_not(change):
-    assert told_after(change) == []
+def test_arrays_that_a_step_returned_are_not():
+    same, copied = (lambda _, s: s), (lambda _, s: copy.deepcopy(s))  # as the words advise
+    for n, change in enumerate((same, copied, swapped, lambda train, s: train.init(s.params))):
+        assert told_after(change) == [], n
 
 
 def test_arrays_of_a_trainer_with_another_ledger_are_on_the_list():
@@ -411,7 +397,7 @@ def test_arrays_of_a_trainer_with_another_ledger_are_on_the_list():
 
 
 @jax.numpy_dtype_promotion("standard")  # optax mixes its counter with the value
-@pytest.mark.parametrize("rows", [8, None])
+@in_passes_and_in_one
 def test_a_public_value_reaches_the_optimizer_and_is_on_the_list(linear, rows):
     params, batch, loss_fn = linear
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0)
@@ -467,7 +453,7 @@ def test_what_another_trainer_began_with_is_told_after_steps():
     assert found.startswith("parameters were given to init after steps had been taken")
 
 
-@pytest.mark.parametrize("rows", [None, 8])  # in one, and in passes
+@in_passes_and_in_one
 @pytest.mark.parametrize("told", [False, True])
 def test_what_is_captured_after_init_is_compared_before_anything_is_spent(rows, told):
     data, box = positive(), {"centre": 0.0}
@@ -498,8 +484,8 @@ def test_a_second_program_of_a_step_is_compared_too():
     assert train.unverified() == []
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "longer than words"])
-def test_a_public_value_beyond_float32_is_told_as_such(linear, value):
+def test_a_public_value_beyond_float32_is_told_as_such(linear):
     params, batch, loss_fn = linear
-    with pytest.raises(ValueError, match=r"public_value must be .* float32 .* got .* bits"):
-        trainer(loss_fn, batch(60)).init(params, public_value=value)
+    for value in (10**400, -(10**5000)):  # large, and longer than words may be
+        with pytest.raises(ValueError, match=r"public_value must be .* float32 .* got .* bits"):
+            trainer(loss_fn, batch(60)).init(params, public_value=value)
