@@ -60,7 +60,15 @@ def test_the_tutorial_ends_in_a_private_model(tutorial):
     assert (namespace["run"].path / "report.html").exists()
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "howto").glob("*.md")), ids=lambda page: page.stem)
+# Several runs each, of what tests/runs shows on smaller ones.
+SLOW = ("tune", "accuracy", "resume")
+PAGES = [
+    pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
+    for page in sorted((DOCS / "howto").glob("*.md"))
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_after_the_tutorial(tutorial, page):
     executed(page, dict(tutorial[0]))
 

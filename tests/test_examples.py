@@ -45,6 +45,7 @@ def test_an_example_runs(path, as_users_run_it, capsys):
         assert float(accuracy[-1]) > 0.6
 
 
+@pytest.mark.slow
 def test_a_memory_map_larger_than_the_peak_of_memory(as_users_run_it):
     """In a process of its own: the peak is a process's."""
     command = [sys.executable, str(FOLDER / "06_memory_map.py")]

@@ -172,11 +172,10 @@ def table_of(said):
 
 
 def test_a_few_private_steps_go_to_the_proven_epsilon_and_train_the_adapters_alone():
-    public, private = texts.collected()
-    records = texts.Tokenizer(public).records(private[:128])
-    settings = fine_tune.Settings(8, 1, 0, 128, 32, 3)
-    base = gpt2.init(jax.random.key(0), texts.SIZE, texts.LENGTH, 8, 1)
-    start = gpt2.with_lora(jax.random.key(1), base)
+    records = fine_tune.canaries(np.random.default_rng(0))
+    settings = fine_tune.Settings(records=texts.RARE, batch_size=64, steps=3)
+    make = lambda: gpt2.init(jax.random.key(0), texts.SIZE, texts.LENGTH, 8, 1)  # noqa: E731
+    start = gpt2.with_lora(jax.random.key(1), filled(make), rank=2)
     trainer, params = fine_tune.privately_trained(start, records, "lora", 1e-2, settings)
     assert 7.9 < trainer.epsilon().upper <= 8.0
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), start, params)

@@ -13,8 +13,8 @@ import pytest
 from notebooks import execute
 from tests.compiling import of_users
 
-# One in every run; that the others' networks learn, test_gpt2.py and test_docs.py show as well.
-QUICK = "02_compose_your_own_chain"
+# One in every run; test_gpt2.py, test_docs.py and test_examples.py show what the others do.
+QUICK = "03_claimed_and_proven"
 EACH = [
     pytest.param(path, id=path.stem, marks=() if path.stem == QUICK else pytest.mark.slow)
     for path in execute.paths()

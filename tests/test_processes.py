@@ -24,12 +24,12 @@ def free_port():
         return found.getsockname()[1]
 
 
-def both(folder):
+def both(folder, *which):
     """What two processes print, by scenario; with two devices each."""
-    port = free_port()
+    program, port = [sys.executable, "-m", "tests.two_processes"], free_port()
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.two_processes", str(port), str(index), str(folder)],
+            [*program, str(port), str(index), str(folder), *which],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -62,9 +62,19 @@ def said(folder):
     return both(folder)
 
 
+@pytest.fixture(scope="module")
+def trained(folder):
+    return both(folder, "trainers")
+
+
 def test_two_processes_say_the_same(said):
-    assert len(said[0]) > 30
+    assert len(said[0]) > 10
     assert said[0] == said[1]
+
+
+def test_two_processes_train_one_model(trained):
+    assert len(trained[0]) > 12
+    assert trained[0] == trained[1]
 
 
 def test_draws_differ_from_step_to_step(said):
@@ -117,9 +127,9 @@ def test_a_ledger_from_text_keeps_its_charges_in_all_processes(said):
     assert epsilon == acc.epsilon(acc.Repeated(acc.Gaussian(2.0), 5), 1e-5).upper
 
 
-def test_their_model_is_that_of_one_device_to_rounding(said):
+def test_their_model_is_that_of_one_device_to_rounding(trained):
     params, steps = two_trainers.trained(two_trainers.X)
-    several = said[0]
+    several = trained[0]
     for name in ("arrays_of_the_host", "in_several_passes", "records_on_all_devices"):
         found, charged = several[name]
         assert charged == steps
@@ -139,7 +149,7 @@ def test_their_model_is_that_of_one_device_to_rounding(said):
     assert several["a_secret_of_the_system"][0] != params
 
 
-def test_what_differs_or_is_apart_is_refused(said):
+def test_what_differs_or_is_apart_is_refused(trained):
     for name, words in (
         ("no_mesh_is_refused", "mesh must hold devices of all 2 processes"),
         ("a_mesh_of_one_process_is_refused", "mesh must hold devices of all 2 processes"),
@@ -147,37 +157,37 @@ def test_what_differs_or_is_apart_is_refused(said):
         ("a_run_of_other_records_is_refused", "source must be the same in every process"),
         ("canaries_are_refused", "canaries must be 0 in several processes"),
     ):
-        assert said[0][name].startswith(words), name
+        assert trained[0][name].startswith(words), name
     for name, words in (
         ("other_parameters_are_refused", "params must be the same"),
         ("other_meshes_are_refused", "mesh must be the same"),
         ("other_physical_batches_are_refused", "physical_batch_size must be the same"),
     ):
-        found, steps = said[0][name]
+        found, steps = trained[0][name]
         assert found.startswith(words), name
         assert steps == 0, name
-    assert said[0]["what_process_0_refuses_stops_all"]
-    records, params = said[0]["other_copies_on_the_mesh_are_refused"]
+    assert trained[0]["what_process_0_refuses_stops_all"]
+    records, params = trained[0]["other_copies_on_the_mesh_are_refused"]
     assert records.startswith("source must be the same")
     assert params.startswith("params must be the same")
 
 
-def test_processes_at_different_steps_release_nothing(said):
+def test_processes_at_different_steps_release_nothing(trained):
     # Else both would add one noise to other sums, or other noises to one.
-    found = said[0]["a_process_that_lost_a_step_releases_nothing"]
+    found = trained[0]["a_process_that_lost_a_step_releases_nothing"]
     for before, *lost, words in (found[:4], found[4:]):
         assert before
         assert lost == [True, True]
         assert words.startswith("step must be the same in every process")
 
 
-def test_a_checkpoint_that_process_0_finds_damaged_is_left_out_by_all(said):
+def test_a_checkpoint_that_process_0_finds_damaged_is_left_out_by_all(trained):
     # What was shown of steps 3 and 4 stays charged.
-    assert said[0]["a_damaged_checkpoint_is_left_out"] == [8, [2, 4, 6]]
+    assert trained[0]["a_damaged_checkpoint_is_left_out"] == [8, [2, 4, 6]]
 
 
-def test_a_run_of_two_processes_goes_on_in_one(said, folder):
-    _, steps, epsilon, shown = said[0]["a_run_goes_on_where_it_was"]
+def test_a_run_of_two_processes_goes_on_in_one(trained, folder):
+    _, steps, epsilon, shown = trained[0]["a_run_goes_on_where_it_was"]
     assert (steps, shown) == (6, [2, 4, 6])
     assert epsilon == two_trainers.MECH.epsilon(6, 1e-5).upper
     rest = two_trainers.run("run", folder, mesh=None)

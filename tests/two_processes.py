@@ -1,7 +1,7 @@
 """One of two processes: run by test_processes.py, ``python -m tests.two_processes PORT INDEX DIR``.
 
-Prints one line of JSON for every scenario, by name, first those of ledgers and samplers here, then
-those of tests/two_trainers.py; the test compares the two processes.
+Prints one line of JSON for every scenario, by name; the test compares the two processes. Those here
+are of ledgers and samplers; with ``trainers`` behind DIR, those of tests/two_trainers.py are taken.
 """
 
 import json
@@ -181,5 +181,7 @@ if __name__ == "__main__":
     _processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
     two_trainers.INDEX, two_trainers.FOLDER = INDEX, FOLDER
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
-    told(globals(), __name__)
-    told(vars(two_trainers), two_trainers.__name__)
+    if sys.argv[4:] == ["trainers"]:
+        told(vars(two_trainers), two_trainers.__name__)
+    else:
+        told(globals(), __name__)

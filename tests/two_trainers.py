@@ -1,4 +1,4 @@
-"""What two processes train together: the scenarios that tests/two_processes.py runs second."""
+"""What two processes train together: scenarios that tests/two_processes.py runs, two devices each."""
 
 import json
 from pathlib import Path
