@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
+from benchmarks.collectives import summary
 from jaxdp import clipping
 from jaxdp.sources import as_source
-from tests.collectives import summary
 from tests.meshes import (
     EXPLICIT,
     MECHANISM,
