@@ -86,7 +86,7 @@ def exchanged():
             assert ours["all"]["bytes"] <= 2 * size + 64
 
 
-PARAMS = {"large": jnp.zeros((256, 300)), "w": jnp.zeros((16, 8)), "b": jnp.zeros(5)}
+PARAMS = {"large": jnp.zeros((256, 100)), "w": jnp.zeros((16, 8)), "b": jnp.zeros(5)}
 SPECS = {
     "8x1": (ONE, (P(), P(), P())),
     "8x1, fully sharded": (ONE, (P("data"), P("data"), P())),
@@ -145,7 +145,7 @@ def grid():
     names = ("8x1, fully sharded", "2x2x2", "explicit")
     noise_is_that_of_one_device(jaxdp.dp_sgd(1.0, 0.5, **numbers), ("8x1", *names))
     banded = jaxdp.dp_mf(1.0, 0.5, steps=4, bands=3, **numbers)
-    noise_is_that_of_one_device(banded, names, steps=4)
+    noise_is_that_of_one_device(banded, names[1:], steps=4)
 
 
 def correlated():
@@ -217,16 +217,16 @@ def chains():
 
     data = jax.device_put((X, Y))
     first, alone, _ = after(fresh(), data)
-    for name in ("8x1, fully sharded", "8x1, explicit axes"):
+    sharded, explicit = "8x1, fully sharded", "8x1, explicit axes"
+    for name, records in ((sharded, P("data")), (sharded, P()), (explicit, P("data"))):
         mesh, _, lay = PLACES[name]
-        for records in (P("data"), P()):
-            rows = jax.device_put(data, NamedSharding(mesh, records))
-            summed, found, opt_state = after(lay(mesh, fresh()), rows, donate=records == P())
-            close(alone, found)
-            assert float(summed.l2) == float(first.l2)
-            for leaf in jax.tree.leaves((found, opt_state)):
-                assert len(leaf.sharding.device_set) == 8, name
-            assert opt_state[1][0].mu[0]["w"].sharding.spec == P("data")
+        rows = jax.device_put(data, NamedSharding(mesh, records))
+        summed, found, opt_state = after(lay(mesh, fresh()), rows, donate=records == P())
+        close(alone, found)
+        assert float(summed.l2) == float(first.l2)
+        for leaf in jax.tree.leaves((found, opt_state)):
+            assert len(leaf.sharding.device_set) == 8, name
+        assert opt_state[1][0].mu[0]["w"].sharding.spec == P("data")
 
 
 def own_steps():
