@@ -1,5 +1,6 @@
-"""The trainer's physical batch: what it costs, and that it is chosen by public numbers alone."""
+"""The trainer's physical batch: chosen by work and memory, from public numbers alone."""
 
+import dataclasses
 import itertools
 import math
 
@@ -11,7 +12,8 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import _passes
+from jaxdp import _memory, _passes
+from jaxdp.clipping import augmented
 from jaxdp.sampling.rules import TruncatedPoisson
 from jaxdp.sources import as_source
 
@@ -19,11 +21,16 @@ N, WIDTH = 400, 256
 WEIGHTS = {"w": np.full((8, WIDTH), 0.01, np.float32), "v": np.full((WIDTH, 8), 0.01, np.float32)}
 
 
-def deep(params, x):
-    """A loss whose rows cost more than a pass does."""
-    for _ in range(60):
-        x = jnp.tanh(x @ params["w"]) @ params["v"]
-    return jnp.sum(x)
+def of_layers(count):
+    def loss(params, x):
+        for _ in range(count):
+            x = jnp.tanh(x @ params["w"]) @ params["v"]
+        return jnp.sum(x)
+
+    return loss
+
+
+deep = of_layers(60)  # its rows cost more than a pass does
 
 
 def shallow(params, x):
@@ -148,19 +155,6 @@ def test_one_program_takes_draws_of_one_pass_and_of_several():
     assert passes == {1, 2}
 
 
-def test_steps_of_unlike_physical_batches_agree():
-    found = {}
-    for rows in (None, 16):
-        train = trainer(loss_fn=shallow, rows=rows, secret=jaxdp.Secret.from_seed(3))
-        state = train.init(WEIGHTS)
-        for batch in train.batches(3):
-            state, _ = train.step(state, batch)
-        found[train.physical_batch_size] = state.params
-    assert list(found) == [120, 16]
-    for one, two in zip(*map(jax.tree.leaves, found.values()), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
-
-
 def test_devices_that_share_rows_make_a_pass_dearer_beside_them():
     source = as_source(np.ones((N, 8), np.float32))
     each = [
@@ -207,3 +201,90 @@ def test_one_program_takes_every_step_where_the_declared_number_is_half_the_reco
         state, _ = train.step(state, batch)
     assert len(taken) == 1
     assert passes == ({1} if rows is None else {1, 2})
+
+
+MECH = mechanism(64, N)
+
+
+def cost(grad_fn, rows):
+    example = jax.ShapeDtypeStruct((8,), jnp.float32)
+    return _memory.bytes_of_pass(grad_fn, WEIGHTS, example, rows, N, {})
+
+
+def few_rows(loss_fn):
+    """Bytes for 20 rows of a draw."""
+    return cost(MECH.clipped_grad(loss_fn), 20)
+
+
+def limited(monkeypatch, limit):
+    monkeypatch.setattr(_memory, "budget", lambda: limit)
+
+
+def test_rows_of_auto_wait_for_init_and_other_words_are_refused():
+    for call, words in (
+        (lambda: trainer(64, rows="auto").batches(2), r'got "auto": call trainer.init\(params\)'),
+        (lambda: MECH.sampler(N, physical_batch_size="auto"), "for a sampler, which knows no mode"),
+        (lambda: trainer(rows="all"), "physical_batch_size must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_steps_of_unlike_physical_batches_agree(monkeypatch):
+    """As chosen by work, by memory for a whole draw and for few rows, and by the user."""
+    found = []
+    for rows, limit in ((None, 1e9), ("auto", 1e9), ("auto", few_rows(shallow)), (11, 1e9)):
+        limited(monkeypatch, int(limit))
+        secret = jaxdp.Secret.from_seed(3)
+        train = trainer(64, loss_fn=shallow, rows=rows, secret=secret)
+        state = train.init(WEIGHTS)
+        for batch in train.batches(2):
+            state, _ = train.step(state, batch)
+        found.append((train.physical_batch_size, state.params))
+    assert [rows for rows, _ in found] == [200, 120, 16, 11]
+    for _, params in found[1:]:
+        for one, two in zip(*map(jax.tree.leaves, (found[0][1], params)), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_where_not_one_row_fits_it_is_said_before_anything_is_charged(monkeypatch):
+    limited(monkeypatch, 1_000)
+    train = trainer(rows="auto")
+    with pytest.raises(ValueError, match=r"a step of one row needs \S+ GB where the device has"):
+        train.init(WEIGHTS)
+    assert train.ledger.steps == 0
+
+
+def test_memory_of_views_counts_and_rows_bound_it():
+    """K views of a record cost like K records: fewer rows at a time bound them."""
+    some = of_layers(4)
+    many = augmented(some, lambda x, key: x + jax.random.normal(key, x.shape), 16)
+    plain, viewed = MECH.clipped_grad(some), MECH.clipped_grad(many)
+    assert cost(viewed, 64) > 3 * cost(plain, 64)
+    fixed = cost(viewed, 1)
+    assert cost(viewed, 4) - fixed < (cost(viewed, 64) - fixed) / 8
+    apart = dataclasses.replace(viewed, microbatch_size=4)
+    assert cost(apart, 64) < cost(viewed, 64) / 4
+
+
+def test_the_most_that_fits_is_a_power_of_two_or_a_whole_draw():
+    for limit, most in ((99, 8), (100, 8), (130, 32), (10**6, 100)):
+        asked = []
+        rows = _memory.most_rows(lambda rows, to=asked: to.append(rows) or 90 + rows, 100, limit)
+        assert rows == most, limit
+        assert len(asked) <= 3, limit
+    # A cost that is not linear is asked for until it fits.
+    assert _memory.most_rows(lambda rows: 10 + (rows >= 8) * 100 + rows // 50, 100, 60) == 4
+
+
+def test_a_run_goes_on_with_the_rows_it_began_with(tmp_path, monkeypatch):
+    def rows_after(steps, limit):
+        limited(monkeypatch, limit)
+        options = {"params": WEIGHTS, "every": 1, "progress": lambda *_: None}
+        data, options["physical_batch_size"] = np.ones((N, 8), np.float32), "auto"
+        run = jaxdp.Run(tmp_path / "run", shallow, MECH, optax.sgd(0.1), data, **options)
+        run.fit(steps)
+        return run.directory.load_state().physical_batch_size
+
+    assert rows_after(1, few_rows(shallow)) == 16
+    assert rows_after(2, 10**9) == 16
