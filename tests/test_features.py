@@ -79,31 +79,6 @@ def test_constants_have_their_mean_and_no_more():
     assert np.abs(found[..., 1:]).max() < 1e-5
 
 
-@pytest.mark.parametrize("scales", [1, 2, 3])
-def test_a_shift_of_the_image_by_a_cell_shifts_its_features(scales):
-    cell = 2**scales
-    image = np.zeros((1, 8 * cell, 8 * cell, 1), np.float32)
-    inner = slice(2 * cell, 5 * cell)  # far from the edges, where reflection would show
-    image[:, inner, inner] = np.random.default_rng(0).random((1, 3 * cell, 3 * cell, 1))
-    one, other = (
-        features.scattering(each, scales, 4) for each in (image, np.roll(image, cell, (1, 2)))
-    )
-    assert np.abs(one).max() > 0.01
-    np.testing.assert_allclose(other[:, 1:, 1:], one[:, :-1, :-1], atol=1e-6)
-
-
-def test_the_energy_is_at_most_that_of_the_image():
-    """Per pixel, up to what subsampling folds: 1 is reached by constants."""
-    rng = np.random.default_rng(2)
-    smooth = np.cumsum(np.cumsum(rng.normal(size=(4, 32, 32, 1)), 1), 2)
-    for images in (rng.normal(size=(4, 32, 32, 1)), smooth, rng.random((4, 32, 32, 1))):
-        found = features.scattering(images, 2, 8)
-        wide = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)], mode="reflect")
-        assert (
-            np.square(found).sum((1, 2, 3)) * 4**2 < np.square(wide).sum((1, 2, 3)) * 1.01
-        ).all()
-
-
 def test_groups_have_mean_0_and_variance_1():
     x = np.random.default_rng(5).normal(3, 2, size=(5, 4, 3, 6)).astype(np.float32)
     x[0, ..., :2] = 4.0
