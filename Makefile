@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test slow bare lint notebooks docs clean
+.PHONY: setup demo test slow bare lint house release notebooks docs clean
 
 setup: .venv/.installed-runtime
 
@@ -42,9 +42,16 @@ bare:
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m benchmarks.lint
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32
 	$(BIN)/mypy --platform darwin
+
+house: .venv/.installed-dev  # how much of the package a reader must open, against the record
+	$(BIN)/python -m benchmarks.house
+
+release: .venv/.installed-dev  # what is committed agrees: pages, results, examples, notebooks
+	$(BIN)/python -m benchmarks.release
 
 notebooks: .venv/.installed-dev  # runs them all and stores what they show, some minutes
 	$(BIN)/python notebooks/execute.py
@@ -54,5 +61,5 @@ docs: .venv/.created
 	$(BIN)/mkdocs build --strict --quiet
 	@echo 'build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
-clean:
+clean:  # build/compiled holds programs that tests compiled
 	rm -rf .venv build dist *.egg-info

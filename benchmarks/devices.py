@@ -25,10 +25,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdp
 from benchmarks import networks_large
+from benchmarks.collectives import summary
 from jaxdp import _placement
 from jaxdp.clipping.across import spread
 from jaxdp.step import PrivateStep
-from tests.collectives import summary
 
 RESULTS = Path(__file__).parent / "results"
 DATA, MODEL = (8,), (4, 2)

@@ -8,14 +8,14 @@ and makes rows, on small rows; these compare files that a change of code leaves 
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.image import imread
 
-from benchmarks import accuracy_page
+from benchmarks import accuracy_page, release_words
 from jaxdp.papers import adadp_gradients, adadp_noise, census, cost, repeats, tables
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import gaps, pareto, printed, pums_feature, pums_groups
@@ -203,7 +203,7 @@ def accuracies() -> Differences:
             yield f"docs/howto/accuracy.md tells other runs of {title} than {runs}"
 
 
-CHECKS: tuple[Callable[[], Differences], ...] = (
+CHECKS: tuple[Callable[[], Iterable[str]], ...] = (
     pages,
     marks,
     seeds,
@@ -214,6 +214,7 @@ CHECKS: tuple[Callable[[], Differences], ...] = (
     quoted,
     noise_of_adadp,
     accuracies,
+    *release_words.CHECKS,
 )
 
 

@@ -1,10 +1,19 @@
-"""Every test runs under strict dtype and rank promotion; warnings are errors (setup.cfg)."""
+"""Every test runs under strict dtype and rank promotion; warnings are errors (setup.cfg).
+
+Most of the suite's time is XLA compiling the same small programs again. What it compiled is kept in
+build/compiled, for all workers and for later runs; a program that is a week old is compiled anew.
+JAX names a file by all that the program depends on, so none can be stale. To empty it:
+``rm -r build/compiled``, or ``make clean``.
+"""
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
 import tempfile
+import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -19,14 +28,31 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _GIVEN = os.environ.get("XLA_FLAGS", "").split()
 os.environ["XLA_FLAGS"] = " ".join([*_GIVEN, *(flag for flag in FLAGS if flag not in _GIVEN)])
 
-# Most of the suite's time is XLA compiling the same small programs again, run after run. One cache
-# serves all workers, and the processes that tests start.
-if "JAXDP_TESTS" not in os.environ:
-    _CACHE = tempfile.mkdtemp(prefix="jaxdp-tests-")
-    atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+_KEPT = Path(__file__).parent.parent / "build" / "compiled"
+_WEEK = 7 * 24 * 3600.0
+
+
+def _folder_of_programs():
+    """build/compiled, less what is older than a week; one of this run alone where it is read-only."""
+    try:
+        _KEPT.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=_KEPT).close()
+    except OSError:
+        made = tempfile.mkdtemp(prefix="jaxdp-tests-")
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        return made
+    for file in _KEPT.iterdir():
+        with contextlib.suppress(OSError):  # another run removes the same
+            if file.stat().st_mtime < time.time() - _WEEK:
+                file.unlink()
+    return str(_KEPT)
+
+
+if "JAXDP_TESTS" not in os.environ:  # set for all workers, and for the processes that tests start
+    _PROGRAMS = _folder_of_programs()
     os.environ |= {
-        "JAXDP_TESTS": _CACHE,
-        "JAX_COMPILATION_CACHE_DIR": _CACHE,
+        "JAXDP_TESTS": _PROGRAMS,
+        "JAX_COMPILATION_CACHE_DIR": _PROGRAMS,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
@@ -36,6 +62,13 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("jaxdp", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("jaxdp")
+
+
+def pytest_configure(config):
+    """A file that another process is writing, removes, or was killed over is compiled once more."""
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Error .*ing persistent compilation cache entry:UserWarning"
+    )
 
 
 def pytest_collection_finish():

@@ -15,6 +15,7 @@ from tests.laws import are_uncorrelated, is_gaussian
 
 assert jax.device_count() == 8
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+ALL = P(("x", "y"))
 KEY = simulated_key(jax.random.key(5), {"gradient": 1.0})
 ROWS = jnp.zeros((8, 2_000))
 
@@ -31,18 +32,13 @@ def are_independent(rows):
     assert all(are_uncorrelated(rows[i], rows[j]) for i in range(len(rows)) for j in range(i))
 
 
-def refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 def automatic():
     """Under jit a sharded sum gets the very noise of one device."""
     params = {"w": jnp.zeros(16_000)}
     tx = jaxdp.privatize(1.0, 1.0)
     update = jaxdp.compile_update(tx)
     one = update(params, tx.init(params), jaxdp.Summed(params, 1.0), key=KEY)[0]["w"]
-    sharded = jax.device_put(params, NamedSharding(MESH, P(("x", "y"))))
+    sharded = jax.device_put(params, NamedSharding(MESH, ALL))
     many = update(sharded, tx.init(sharded), jaxdp.Summed(sharded, 1.0), key=KEY)[0]["w"]
     assert len(many.sharding.device_set) == 8
     np.testing.assert_array_equal(one, many)
@@ -51,21 +47,16 @@ def automatic():
 
 def mapped(check_vma, spec, **options):
     """[8, 2000]: what each device adds to its row."""
-    each = jax.shard_map(
-        functools.partial(noisy, **options),
-        mesh=MESH,
-        in_specs=(spec, P()),
-        out_specs=P(("x", "y")),
-        check_vma=check_vma,
-    )
+    one, specs = functools.partial(noisy, **options), {"in_specs": (spec, P()), "out_specs": ALL}
+    each = jax.shard_map(one, mesh=MESH, check_vma=check_vma, **specs)
     return jax.jit(each)(ROWS if spec != P() else ROWS[:1], KEY)
 
 
 def shards():
     """Every shard its own noise, whichever way JAX is told."""
-    whole = mapped(False, P(("x", "y")), sharded_over=("x", "y"))
+    whole = mapped(False, ALL, sharded_over=("x", "y"))
     are_independent(whole)
-    typed = mapped(True, P(("x", "y")))
+    typed = mapped(True, ALL)
     are_independent(typed)
     np.testing.assert_allclose(whole, typed, rtol=1e-6)
 
@@ -75,7 +66,7 @@ def replicas():
     found = np.asarray(mapped(False, P(), replicated_over=("x", "y")))
     assert (found == found[0]).all()
     assert is_gaussian(found[0], 1.0)
-    mixed = mapped(False, P(("x", "y")), sharded_over=("x",), replicated_over=("y",))
+    mixed = mapped(False, ALL, sharded_over=("x",), replicated_over=("y",))
     mixed = np.asarray(mixed).reshape(4, 2, -1)
     assert (mixed[:, 0] == mixed[:, 1]).all()
     are_independent(mixed[:, 0])
@@ -90,7 +81,7 @@ def summed_over_devices():
         total = jax.lax.psum(rows.sum(0), ("x", "y"))
         return noisy(total, key), noisy(rows[0], key)
 
-    specs = {"mesh": MESH, "in_specs": (P(("x", "y")), P()), "out_specs": (P(), P(("x", "y")))}
+    specs = {"mesh": MESH, "in_specs": (ALL, P()), "out_specs": (P(), ALL)}
     total, parts = jax.jit(jax.shard_map(step, **specs))(ROWS, KEY)
     assert is_gaussian(total, 1.0)
     are_independent([total, *parts.reshape(8, -1)])
@@ -98,20 +89,26 @@ def summed_over_devices():
 
 def said():
     """Axes of which nothing is known are refused."""
-    refused(lambda: mapped(False, P(("x", "y"))), r"got none for \['x', 'y'\]")
-    refused(lambda: mapped(False, P(("x", "y")), sharded_over=("x",)), r"got none for \['y'\]")
     pmap = jax.pmap(noisy, axis_name="d", in_axes=(0, None))
-    refused(lambda: pmap(ROWS, KEY), "sharded_over or replicated_over must name every mesh axis")
+    for call, words in (
+        (lambda: mapped(False, ALL), r"got none for \['x', 'y'\]"),
+        (lambda: mapped(False, ALL, sharded_over=("x",)), r"got none for \['y'\]"),
+        (lambda: pmap(ROWS, KEY), "sharded_over or replicated_over must name every mesh axis"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 def pmapped():
     """The same under pmap, by the axis's name."""
-    each = jax.pmap(functools.partial(noisy, sharded_over=("d",)), axis_name="d", in_axes=(0, None))
-    are_independent(each(ROWS, KEY))
-    same = jax.pmap(
-        functools.partial(noisy, replicated_over=("d",)), axis_name="d", in_axes=(0, None)
-    )(ROWS, KEY)
-    assert (np.asarray(same) == np.asarray(same)[0]).all()
+
+    def each(**options):
+        one = functools.partial(noisy, **options)
+        return np.asarray(jax.pmap(one, axis_name="d", in_axes=(0, None))(ROWS, KEY))
+
+    are_independent(each(sharded_over=("d",)))
+    same = each(replicated_over=("d",))
+    assert (same == same[0]).all()
 
 
 def unnamed():
@@ -130,28 +127,17 @@ def members_on_devices():
     )
     for check in (False, True):
         options = {} if check else {"sharded_over": ("x", "y")}
-        inner = jax.vmap(functools.partial(noisy, **options), (0, 0), 0)
-        each = jax.shard_map(
-            inner,
-            mesh=MESH,
-            in_specs=(P(None, ("x", "y")), P()),
-            out_specs=P(None, ("x", "y")),
-            check_vma=check,
-        )
+        inner = jax.vmap(functools.partial(noisy, **options))
+        specs = {"in_specs": (P(None, ("x", "y")), P()), "out_specs": P(None, ("x", "y"))}
+        each = jax.shard_map(inner, mesh=MESH, check_vma=check, **specs)
         found = jax.jit(each)(jnp.zeros((3, 8, 2_000)), keys)
         are_independent(np.asarray(found).reshape(24, -1))
 
 
-for check in (
-    automatic,
-    shards,
-    replicas,
-    summed_over_devices,
-    said,
-    pmapped,
-    unnamed,
-    members_on_devices,
-):
+CHECKS = (
+    automatic, shards, replicas, summed_over_devices, said, pmapped, unnamed, members_on_devices,
+)  # fmt: skip
+for check in CHECKS:
     check()
     print(check.__name__, flush=True)
 print("done")

@@ -25,6 +25,7 @@ def mesh_of(shape, names, kind=AUTO):
 ONE = mesh_of((8,), ("data",))
 TWO = mesh_of((4, 2), ("data", "model"))
 THREE = mesh_of((2, 2, 2), ("data", "fsdp", "model"))
+EXPLICIT = mesh_of((8,), ("data",), AxisType.Explicit)
 
 
 def fresh(width=32):
@@ -48,12 +49,9 @@ def whole(mesh, params):
 
 
 def fully_sharded(mesh, params, axes="data"):
-    size = np.prod([mesh.shape[a] for a in ([axes] if isinstance(axes, str) else axes)])
-
     def one(leaf):
-        return jax.device_put(
-            leaf, NamedSharding(mesh, P(axes if leaf.shape[0] % size == 0 else None))
-        )
+        cut = axes if leaf.shape[0] % mesh.shape[axes] == 0 else None
+        return jax.device_put(leaf, NamedSharding(mesh, P(cut)))
 
     return jax.tree.map(one, params)
 
@@ -82,7 +80,7 @@ PLACES = {
     "4x2, tensor parallel": (TWO, None, by_tensors),
     "4x2, rows over both": (TWO, ("data", "model"), whole),
     "2x2x2, fully sharded and tensor parallel": (THREE, ("data", "fsdp"), both),
-    "8x1, explicit axes": (mesh_of((8,), ("data",), AxisType.Explicit), None, fully_sharded),
+    "8x1, explicit axes": (EXPLICIT, None, fully_sharded),
 }
 
 
@@ -97,7 +95,7 @@ def trained(
     steps=2,
     **options,
 ):
-    """The trainer, its state after two steps, and the records of each."""
+    """The trainer, its state after some steps, and the records of each."""
     trainer = jaxdp.Trainer(
         loss,
         mechanism,

@@ -1,5 +1,9 @@
-"""One step on meshes of eight devices: run by test_mesh.py, which forces so many."""
+"""One step on meshes of eight devices: run by test_mesh.py, which forces so many.
 
+`python -m tests.on_mesh [check ...]` prints which of the checks passed.
+"""
+
+import re
 import sys
 import traceback
 
@@ -7,13 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding
+import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
+from benchmarks.collectives import summary
+from jaxdp import clipping
 from jaxdp.sources import as_source
-from tests.collectives import summary
 from tests.meshes import (
+    EXPLICIT,
+    MECHANISM,
     ONE,
     PLACES,
     ROWS,
@@ -21,16 +29,19 @@ from tests.meshes import (
     TWO,
     X,
     Y,
+    by_tensors,
     close,
     compiled,
     fresh,
     loss_fn,
-    mesh_of,
     ordinary,
     taken,
     trained,
 )
-from tests.on_mesh_own_steps import chains, members, own_steps, refused, summed_before
+
+
+def is_cut(leaf, mesh, *spec):
+    return leaf.sharding.is_equivalent_to(NamedSharding(mesh, P(*spec)), leaf.ndim)
 
 
 def steps():
@@ -50,13 +61,8 @@ def steps():
             state = trainer.step(plain, batch)[0]
         moments = [state.opt_state[1][0].mu, state.opt_state[1][0].nu]
         for like in (state.params, *moments):
-            cuts = zip(jax.tree.leaves(params), jax.tree.leaves(like), strict=True)
-            assert all(
-                NamedSharding(
-                    trainer.clipped_grad.placement.mesh, a.sharding.spec
-                ).is_equivalent_to(b.sharding, b.ndim)
-                for a, b in cuts
-            ), name
+            for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(like), strict=True):
+                assert is_cut(b, trainer.clipped_grad.placement.mesh, *a.sharding.spec), name
 
 
 def exchanged():
@@ -80,42 +86,75 @@ def exchanged():
             assert ours["all"]["bytes"] <= 2 * size + 64
 
 
+PARAMS = {"large": jnp.zeros((256, 100)), "w": jnp.zeros((16, 8)), "b": jnp.zeros(5)}
+SPECS = {
+    "8x1": (ONE, (P(), P(), P())),
+    "8x1, fully sharded": (ONE, (P("data"), P("data"), P())),
+    "4x2": (TWO, (P("data", "model"), P(None, "model"), P())),
+    "2x2x2": (THREE, (P(("data", "model"), "fsdp"), P("fsdp"), P())),
+    "explicit": (EXPLICIT, (P("data"), P(), P())),
+}
+
+
+def noise_is_that_of_one_device(mechanism, names, steps=2, partitionable=lambda name: True):
+    """To the last bit, and of one value one noise; each place lies where its parameters lie."""
+
+    def nothing(params, x):
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) * 0.0 * x[0]
+
+    options = {"source": X, "loss": nothing, "optimizer": optax.sgd(1.0), "steps": steps}
+    options["mechanism"] = mechanism
+    alone = trained(PARAMS, **options)[1].params
+    assert float(jnp.std(alone["large"])) > 0.001
+    for name in names:
+        mesh, each = SPECS[name]
+        specs = dict(zip(PARAMS, each, strict=True))
+        jax.config.update("jax_threefry_partitionable", partitionable(name))
+        put = {
+            key: jax.device_put(leaf, NamedSharding(mesh, specs[key]))
+            for key, leaf in PARAMS.items()
+        }
+        state = trained(put, None if name == "explicit" else mesh, **options)[1]
+        buffers = getattr(state.opt_state[0], "buffers", None) or {}
+        for key, leaf in state.params.items():
+            np.testing.assert_array_equal(alone[key], leaf, err_msg=f"{name} {key}")
+            assert is_cut(leaf, leaf.sharding.mesh, *specs[key]), name
+            if key in buffers:
+                at = buffers[key]
+                assert is_cut(at, at.sharding.mesh, None, *specs[key]), name
+            copies = {}
+            for shard in leaf.addressable_shards:
+                copies.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+            for same in copies.values():
+                assert all((copy == same[0]).all() for copy in same), name
+
+
 def noise():
     """The very noise of one device: of one value one noise, of a shard the global one's slice."""
-    params = {"large": jnp.zeros((256, 300)), "w": jnp.zeros((16, 8)), "b": jnp.zeros(5)}
-    nothing = lambda p, x: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(p)) * 0.0 * x[0]  # noqa: E731
-    specs = {
-        "8x1": (ONE, (P(), P(), P())),
-        "8x1, fully sharded": (ONE, (P("data"), P("data"), P())),
-        "4x2": (TWO, (P("data", "model"), P(None, "model"), P())),
-        "2x2x2": (THREE, (P(("data", "model"), "fsdp"), P("fsdp"), P())),
-    }
     before = jax.config.jax_threefry_partitionable
     try:
-        alone = trained(params, source=X, loss=nothing, optimizer=optax.sgd(1.0))[1].params
-        assert float(jnp.std(alone["large"])) > 0.001
-        for name, (mesh, each) in specs.items():
-            jax.config.update("jax_threefry_partitionable", name.startswith("8x1"))
-            at = dict(zip(params, (NamedSharding(mesh, spec) for spec in each), strict=True))
-            put = {key: jax.device_put(params[key], at[key]) for key in params}
-            state = trained(put, mesh, source=X, loss=nothing, optimizer=optax.sgd(1.0))[1]
-            for key, leaf in state.params.items():
-                np.testing.assert_array_equal(alone[key], leaf, err_msg=f"{name} {key}")
-                copies = {}
-                for shard in leaf.addressable_shards:
-                    copies.setdefault(str(shard.index), []).append(np.asarray(shard.data))
-                for same in copies.values():
-                    assert all((copy == same[0]).all() for copy in same), name
+        names = ("8x1", "8x1, fully sharded", "4x2", "2x2x2")
+        noise_is_that_of_one_device(MECHANISM, names, 2, lambda name: name.startswith("8x1"))
     finally:
         jax.config.update("jax_threefry_partitionable", before)
 
 
+def grid():
+    """Integers on the grid are those of one device, made between the devices, correlated or not."""
+    numbers = {"batch_size": 64, "dataset_size": ROWS, "noise": "grid"}
+    names = ("8x1, fully sharded", "2x2x2", "explicit")
+    noise_is_that_of_one_device(jaxdp.dp_sgd(1.0, 0.5, **numbers), ("8x1", *names))
+    banded = jaxdp.dp_mf(1.0, 0.5, steps=4, bands=3, **numbers)
+    noise_is_that_of_one_device(banded, names[1:], steps=4)
+
+
 def correlated():
     """Correlated noise is that of one device, and its buffers are cut as the parameters are."""
-    for strategy, bands in (("banded", 3), ("identity", None)):
+    sharded, both = "8x1, fully sharded", "2x2x2, fully sharded and tensor parallel"
+    for strategy, bands, names in (("banded", 3, (sharded, both)), ("identity", None, (both,))):
         mechanism = jaxdp.dp_mf(1.0, 0.5, 64, ROWS, steps=6, strategy=strategy, bands=bands)
         _, alone, drawn = trained(fresh(), mechanism=mechanism, steps=4)
-        for name in ("8x1, fully sharded", "2x2x2, fully sharded and tensor parallel"):
+        for name in names:
             mesh, axes, lay = PLACES[name]
             params = lay(mesh, fresh())
             _, state, found = trained(params, mesh, axes, mechanism=mechanism, steps=4)
@@ -123,44 +162,7 @@ def correlated():
             close(alone.params, state.params)
             kept = state.opt_state[0].buffers
             for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(kept), strict=True):
-                cut = NamedSharding(mesh, P(None, *a.sharding.spec))
-                assert not b.size or b.sharding.is_equivalent_to(cut, b.ndim), name
-
-
-def grid():
-    """Integers on the grid are those of one device, made between the devices, correlated or not."""
-    params = {"large": jnp.zeros((256, 300)), "w": jnp.zeros((16, 8)), "b": jnp.zeros(5)}
-    nothing = lambda p, x: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(p)) * 0.0 * x[0]  # noqa: E731
-    places = {
-        "8x1": (ONE, (P(), P(), P())),
-        "8x1, fully sharded": (ONE, (P("data"), P("data"), P())),
-        "2x2x2": (THREE, (P(("data", "model"), "fsdp"), P("fsdp"), P())),
-        "explicit": (mesh_of((8,), ("data",), AxisType.Explicit), (P("data"), P(), P())),
-    }
-    numbers = {"batch_size": 64, "dataset_size": ROWS, "noise": "grid"}
-    for mechanism in (
-        jaxdp.dp_sgd(1.0, 0.5, **numbers),
-        jaxdp.dp_mf(1.0, 0.5, steps=4, bands=3, **numbers),
-    ):
-        options = {"source": X, "loss": nothing, "optimizer": optax.sgd(1.0), "steps": 4}
-        options["mechanism"] = mechanism
-        alone = trained(params, **options)[1].params
-        assert float(jnp.std(alone["large"])) > 0.001
-        for name, (mesh, each) in places.items():
-            at = dict(zip(params, (NamedSharding(mesh, spec) for spec in each), strict=True))
-            put = {key: jax.device_put(params[key], at[key]) for key in params}
-            state = trained(put, None if name == "explicit" else mesh, **options)[1]
-            for key, leaf in state.params.items():
-                np.testing.assert_array_equal(alone[key], leaf, err_msg=f"{name} {key}")
-                cut = NamedSharding(leaf.sharding.mesh, at[key].spec)
-                assert leaf.sharding.is_equivalent_to(cut, leaf.ndim), name
-            for a, b in zip(
-                jax.tree.leaves(put),
-                jax.tree.leaves(getattr(state.opt_state[0], "buffers", ())),
-                strict=False,
-            ):
-                cut = NamedSharding(b.sharding.mesh, P(None, *a.sharding.spec))
-                assert b.sharding.is_equivalent_to(cut, b.ndim), name
+                assert not b.size or is_cut(b, mesh, None, *a.sharding.spec), name
 
 
 def sources():
@@ -191,44 +193,147 @@ def broken():
     found = []
     for name in (None, "8x1", "4x2, tensor parallel"):
         mesh, _, lay = PLACES[name] if name else (None, None, lambda mesh, params: params)
-        trainer = jaxdp.Trainer(
-            loss_fn,
-            mechanism,
-            optax.sgd(0.1),
-            (x, Y),
-            secret=jaxdp.Secret.from_seed(7),
-            mesh=mesh,
-            engine="vmap",  # gradients so large that rows are dropped in a loop
-            physical_batch_size=ROWS,
-        )
-        state = trainer.init(lay(mesh, fresh(128)))
-        (batch,) = trainer.batches(1)
-        found.append(trainer.step(state, batch)[0].params)
+        options = {"source": (x, Y), "mechanism": mechanism, "optimizer": optax.sgd(0.1)}
+        # Gradients so large that rows are dropped in a loop.
+        options |= {"steps": 1, "engine": "vmap", "physical_batch_size": ROWS}
+        found.append(trained(lay(mesh, fresh(128)), mesh, **options)[1].params)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[-1]))
     close(found[0], found[1])
     close(found[0], found[2])
 
 
-CHECKS = (
-    steps,
-    exchanged,
-    noise,
-    correlated,
-    grid,
-    sources,
-    broken,
-    chains,
-    own_steps,
-    members,
-    summed_before,
-    refused,
-)
+def chains():
+    """``sum`` and ``compile_update`` follow arrays that lie on a mesh, whatever its axes."""
+    grad_fn = MECHANISM.clipped_grad(loss_fn)
+    tx = optax.chain(MECHANISM.privatize(), optax.adam(1e-2))
+
+    def after(params, data, donate=False):
+        sampler = MECHANISM.sampler(ROWS, secret=jaxdp.Secret.from_seed(3), physical_batch_size=30)
+        update, opt_state = jaxdp.compile_update(tx, donate=donate), tx.init(params)
+        for _ in range(2):
+            summed, _ = grad_fn.sum(params, data, sampler.draw())
+            params, opt_state, _ = update(params, opt_state, summed)
+        return summed, params, opt_state
+
+    data = jax.device_put((X, Y))
+    first, alone, _ = after(fresh(), data)
+    sharded, explicit = "8x1, fully sharded", "8x1, explicit axes"
+    for name, records in ((sharded, P("data")), (sharded, P()), (explicit, P("data"))):
+        mesh, _, lay = PLACES[name]
+        rows = jax.device_put(data, NamedSharding(mesh, records))
+        summed, found, opt_state = after(lay(mesh, fresh()), rows, donate=records == P())
+        close(alone, found)
+        assert float(summed.l2) == float(first.l2)
+        for leaf in jax.tree.leaves((found, opt_state)):
+            assert len(leaf.sharding.device_set) == 8, name
+        assert opt_state[1][0].mu[0]["w"].sharding.spec == P("data")
+
+
+def own_steps():
+    """Steps of one's own: a mesh by name, under ``jit``; ``shard_map`` with both ``check_vma``."""
+    mask = np.arange(ROWS) % 3 != 0
+    rows = NamedSharding(ONE, P("data"))
+    batch, there = jax.device_put(((X, Y), mask), rows)
+    params = fresh()
+    for engine, rule, micro, bound in (
+        ("auto", clipping.clip(0.5), None, 0.3),
+        ("ghost", clipping.per_layer([0.1, 0.2, 0.3]), 5, None),
+        ("vmap", clipping.auto_s(), None, None),
+    ):
+        options = {"engine": engine, "microbatch_size": micro}
+        alone = jaxdp.clipped_grad(loss_fn, rule, **options)
+        named = jaxdp.clipped_grad(loss_fn, rule, mesh=ONE, **options)
+
+        def total(grad_fn, params, batch, mask, bound=bound):
+            found, info = grad_fn(params, batch, mask, bound=bound)
+            return (found.value, found.votes), info.norms
+
+        one, norms = jax.jit(total, static_argnums=0)(alone, params, (X, Y), mask)
+        found, others = jax.jit(total, static_argnums=0)(named, params, batch, there)
+        close(one, found)
+        close(norms, others)
+        for check in (True, False):
+
+            def part(params, batch, mask, alone=alone):
+                found, norms = total(alone, params, batch, mask)
+                return jax.tree.map(lambda v: jax.lax.psum(v, "data"), found), norms
+
+            mapped = jax.shard_map(
+                part,
+                mesh=ONE,
+                in_specs=(P(), P("data"), P("data")),
+                out_specs=(P(), P("data")),
+                check_vma=check,
+            )
+            found, others = jax.jit(mapped)(params, batch, there)
+            close(one, found)
+            close(norms, others)
+
+
+def members():
+    """Several models at once inside ``shard_map``, their types tracked or not."""
+    grad_fn = jaxdp.clipped_grad(loss_fn, clipping.clip(0.5))
+    two = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), fresh())
+    whole = lambda params, *rows: grad_fn(params, rows, "all")[0].value  # noqa: E731
+    every = jax.vmap(whole, (0, None, None))
+    one = jax.jit(every)(two, X, Y)
+
+    def part(params, x, y):
+        return jax.tree.map(lambda v: jax.lax.psum(v, "data"), every(params, x, y))
+
+    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
+    close(one, jax.jit(jax.shard_map(part, mesh=ONE, **specs))(two, X, Y))
+
+
+def summed_before():
+    """Gradients of one's own that ``shard_map`` has summed before they clip are refused."""
+    clip = jaxdp.clip_and_sum(clipping.clip(0.5))
+
+    def step(cast, own, params, batch, mask):
+        params = jax.lax.pcast(params, ("data",), to="varying") if cast else params
+        grads = jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, *batch)
+        mask = jnp.ones(ROWS // 8, bool) if own else mask
+        return jax.lax.psum(clip.update(grads, None, params, mask=mask)[0].value, "data")
+
+    def mapped(cast, own=False):
+        specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
+        fn = jax.shard_map(lambda *a: step(cast, own, *a), mesh=ONE, **specs)
+        return jax.jit(fn)(fresh(), (X, Y), np.ones(ROWS, bool))
+
+    for own in (False, True):
+        with pytest.raises(ValueError, match="has summed over"):
+            mapped(False, own)
+    alone = clip.update(
+        jax.vmap(jax.grad(loss_fn), (None, 0, 0))(fresh(), X, Y), None, fresh(), mask="all"
+    )[0]
+    close(alone.value, mapped(True))
+
+
+def refused():
+    """What cannot be meant is refused in words."""
+
+    def says(words, call):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            call()
+
+    says("mesh must be a jax.sharding.Mesh", lambda: trained(fresh(), mesh=8))
+    says("data_axes must be axes of the mesh", lambda: trained(fresh(), ONE, ("rows",)))
+    says("mesh must be the one that", lambda: trained(by_tensors(TWO, fresh()), ONE))
+    grad_fn = jaxdp.clipped_grad(loss_fn, clipping.clip(0.5), mesh=ONE)
+    says("a multiple of 8 rows", lambda: grad_fn(fresh(), (X[:12], Y[:12]), "all"))
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        steps, exchanged, noise, correlated, grid, sources, broken,
+        chains, own_steps, members, summed_before, refused,
+    )
+}  # fmt: skip
 if __name__ == "__main__":
-    for check in CHECKS:
-        if len(sys.argv) > 1 and check.__name__ not in sys.argv[1:]:
-            continue
+    for name in sys.argv[1:] or CHECKS:
         try:
-            check()
-            print("passed", check.__name__, flush=True)
+            CHECKS[name]()
+            print("passed", name, flush=True)
         except Exception:
-            print("failed", check.__name__, traceback.format_exc()[-1_500:], flush=True)
+            print("failed", name, traceback.format_exc()[-1_500:], flush=True)

@@ -1,22 +1,24 @@
-"""jaxdp with jax, optax, numpy and scipy alone, and the extras that pyproject.toml names."""
+"""jaxdp where packages are missing, the extras of pyproject.toml, and what can be reached."""
 
 import ast
 import importlib.metadata as metadata
+import pkgutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import jaxdp
 from jaxdp import _extras
 from jaxdp.data.load import TFDS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+HIDDEN = {"cli", "normals", "tickets"}  # the command line, and what is not for users
 
 # Run before the program: what is not of the four distributions cannot be found.
 REFUSE = """
@@ -99,7 +101,34 @@ def asked_for():
                     yield from [(path.name, extra.value, name) for name in names]
 
 
-@pytest.mark.parametrize(("file", "extra", "module"), sorted(set(asked_for())))
-def test_the_extra_that_is_named_brings_the_package(file, extra, module):
-    distribution = _extras._DISTRIBUTIONS.get(module, module)
-    assert canonicalize_name(distribution) in brought_by(extra)
+def test_the_extra_that_is_named_brings_the_package():
+    asked = set(asked_for())
+    assert len(asked) > 10
+    for file, extra, module in asked:
+        distribution = _extras._DISTRIBUTIONS.get(module, module)
+        assert canonicalize_name(distribution) in brought_by(extra), (file, extra, module)
+
+
+def in_a_new_process(code, *missing):
+    """Runs a program where some modules cannot be imported."""
+    block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in missing)
+    subprocess.run([sys.executable, "-c", block + code], check=True, timeout=300)
+
+
+def test_every_submodule_is_reachable_without_importing_it_and_the_core_needs_no_papers():
+    names = {module.name for module in pkgutil.iter_modules(jaxdp.__path__)}
+    assert {name for name in names if name[0] != "_"} - HIDDEN <= set(dir(jaxdp))
+    reached = [f"jaxdp.{name}" for name in dir(jaxdp) if name != "papers"]
+    core = ["import jaxdp.runs.loop, jaxdp.cli.train", "assert 'jaxdp.papers' not in sys.modules"]
+    in_a_new_process("\n".join(["import jaxdp", *reached, *core, "jaxdp.papers"]))
+
+
+def test_accounting_and_its_commands_work_without_jax():
+    in_a_new_process(
+        "from jaxdp import accounting as acc\n"
+        "assert acc.epsilon(acc.Gaussian(1.0), 1e-5).upper > 1\n"
+        "from jaxdp.cli import main\n"
+        "main('epsilon --sampling-prob 0.01 --noise-multiplier 1 --steps 10'\n"
+        "     ' --delta 1e-5 --json'.split())\n",
+        *("jax", "jaxlib", "flax", "optax", "tensorflow_datasets", "sklearn"),
+    )

@@ -1,18 +1,26 @@
-"""The pages of the documentation: their code runs, their links lead somewhere, all are in the menu."""
+"""The code that documentation shows runs: README, pages, and the examples of docstrings.
 
+That pages name what is there, and that links lead somewhere, is checked by benchmarks/release.py.
+"""
+
+import ast
 import contextlib
+import doctest
 import io
-import pydoc
 import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+
+import jaxdp
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
-HOW_TO = sorted((DOCS / "howto").glob("*.md"))
+KNOWN = {"jax": jax, "jaxdp": jaxdp, "jnp": jnp, "np": np, "optax": optax}
 
 
 def code(page):
@@ -24,6 +32,15 @@ def executed(page, namespace):
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         for block in code(page):
             exec(compile(block, page.name, "exec"), namespace)
+
+
+def test_the_readme_runs_from_top_to_bottom(capsys):
+    namespace, readme = {}, ROOT / "README.md"
+    assert len(code(readme)) >= 3
+    for block in code(readme):  # under strict types, too
+        exec(compile(block, readme.name, "exec"), namespace)
+    epsilon = float(re.search(r"epsilon (\d\.\d+) at", capsys.readouterr().out).group(1))
+    assert epsilon == pytest.approx(namespace["mechanism"].epsilon(150, 1e-4).upper, abs=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -43,43 +60,39 @@ def test_the_tutorial_ends_in_a_private_model(tutorial):
     assert (namespace["run"].path / "report.html").exists()
 
 
-@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
+# Several runs each, of what tests/runs shows on smaller ones.
+SLOW = ("tune", "accuracy", "resume")
+PAGES = [
+    pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
+    for page in sorted((DOCS / "howto").glob("*.md"))
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_after_the_tutorial(tutorial, page):
     executed(page, dict(tutorial[0]))
 
 
-def test_the_code_of_correlated_noise_runs():
-    executed(DOCS / "correlated_noise.md", {})
+@pytest.mark.parametrize("page", ["correlated_noise.md", "tabular.md"])
+def test_the_code_of_a_page_of_its_own_runs(page):
+    executed(DOCS / page, {})
 
 
-def test_the_code_of_linear_models_runs():
-    executed(DOCS / "tabular.md", {})
+def docstrings():
+    """(place, text) of every docstring of the package with an example."""
+    for path in sorted((ROOT / "jaxdp").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                text = ast.get_docstring(node) or ""
+                if "Example:\n    >>>" in text:
+                    yield f"{path.name}:{getattr(node, 'name', 'module')}", text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_links_lead_somewhere(page):
-    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)", text):
-        if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), target
-
-
-def test_every_page_is_in_the_menu():
-    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = {DOCS / name for name in re.findall(r"([\w/]+\.md)", menu)}
-    results = set((DOCS / "results").glob("*.md"))  # reached from their own table
-    assert set(PAGES) - results == listed - results
-    assert listed <= set(PAGES)
-
-
-NAMED = re.compile(
-    r"(?<![\w./-])(jaxdp|acc|auditing|optimizers|sources|clipping)((?:\.[A-Za-z_]\w*)+)"
-)
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_what_a_page_names_is_there(path):
-    words = re.sub(r"\]\([^)]*\)", "]", path.read_text(encoding="utf-8"))  # without links
-    for room, names in NAMED.findall(words):
-        home = {"jaxdp": "jaxdp", "acc": "jaxdp.accounting"}.get(room, f"jaxdp.{room}")
-        assert pydoc.locate(home + names) is not None, f"{room}{names}"
+def test_examples_of_docstrings_print_what_they_say():
+    said, run = [], 0
+    with jax.numpy_dtype_promotion("standard"):  # as a user has it
+        for place, text in docstrings():
+            test = doctest.DocTestParser().get_doctest(text, dict(KNOWN), place, None, None)
+            run += doctest.DocTestRunner().run(test, out=said.append).attempted
+    assert run > 50
+    assert not said, "".join(said)  # each names its place

@@ -1,4 +1,4 @@
-"""Scattering beside sums in float64, and what is true of it whatever the image."""
+"""Features beside sums in float64, and that no image has a part in another's, to the last bit."""
 
 import itertools
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import features
+from jaxdp import _images, features
+from jaxdp.whitening import Whitening, whitened
 
 
 def gaussian(sides, deviation, slant=1.0, angle=0.0, frequency=0.0):
@@ -60,14 +61,7 @@ def reference(image, scales, orientations):
 
 
 @pytest.mark.parametrize(
-    ("shape", "scales", "orientations"),
-    [
-        ((8, 8, 1), 2, 3),
-        ((9, 6, 2), 1, 4),
-        ((7, 10, 1), 2, 2),
-        ((8, 8, 1), 3, 1),
-        ((5, 4, 1), 2, 8),
-    ],
+    ("shape", "scales", "orientations"), [((9, 6, 2), 1, 4), ((7, 10, 1), 2, 3), ((8, 8, 1), 3, 1)]
 )
 def test_scattering_is_the_direct_sums(shape, scales, orientations):
     images = np.random.default_rng(1).normal(size=(2, *shape)).astype(np.float32)
@@ -85,45 +79,6 @@ def test_constants_have_their_mean_and_no_more():
     assert np.abs(found[..., 1:]).max() < 1e-5
 
 
-@pytest.mark.parametrize("scales", [1, 2, 3])
-def test_a_shift_of_the_image_by_a_cell_shifts_its_features(scales):
-    cell = 2**scales
-    image = np.zeros((1, 8 * cell, 8 * cell, 1), np.float32)
-    inner = slice(2 * cell, 5 * cell)  # far from the edges, where reflection would show
-    image[:, inner, inner] = np.random.default_rng(0).random((1, 3 * cell, 3 * cell, 1))
-    one, other = (
-        features.scattering(each, scales, 4) for each in (image, np.roll(image, cell, (1, 2)))
-    )
-    assert np.abs(one).max() > 0.01
-    np.testing.assert_allclose(other[:, 1:, 1:], one[:, :-1, :-1], atol=1e-6)
-
-
-def test_the_energy_is_at_most_that_of_the_image():
-    """Per pixel, up to what subsampling folds: 1 is reached by constants."""
-    rng = np.random.default_rng(2)
-    smooth = np.cumsum(np.cumsum(rng.normal(size=(4, 32, 32, 1)), 1), 2)
-    for images in (rng.normal(size=(4, 32, 32, 1)), smooth, rng.random((4, 32, 32, 1))):
-        found = features.scattering(images, 2, 8)
-        wide = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)], mode="reflect")
-        assert (
-            np.square(found).sum((1, 2, 3)) * 4**2 < np.square(wide).sum((1, 2, 3)) * 1.01
-        ).all()
-
-
-def test_an_image_has_the_same_features_among_others():
-    """To the last digit: in another batch, at another place, alone."""
-    images = np.random.default_rng(3).random((300, 28, 28, 1), np.float32)
-    order = np.random.default_rng(4).permutation(300)
-    found = features.by_name("scattering", images)
-    assert found.shape[1:] == features.shape_of("scattering", (28, 28, 1)) == (7, 7, 81)
-    np.testing.assert_array_equal(features.by_name("scattering", images[order]), found[order])
-    np.testing.assert_array_equal(features.by_name("scattering", images[17:18]), found[17:18])
-    images[5] = np.nan  # a broken one stays alone, too
-    broken = features.by_name("scattering", images)
-    np.testing.assert_array_equal(np.delete(broken, 5, 0), np.delete(found, 5, 0))
-    assert np.isnan(broken[5]).any()
-
-
 def test_groups_have_mean_0_and_variance_1():
     x = np.random.default_rng(5).normal(3, 2, size=(5, 4, 3, 6)).astype(np.float32)
     x[0, ..., :2] = 4.0
@@ -133,31 +88,29 @@ def test_groups_have_mean_0_and_variance_1():
     assert (found[0, :, 0] == 0).all()
 
 
-IMAGES = np.zeros((1, 8, 8, 1), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: features.scattering(IMAGES[0]), r"images must be .*got shape \(8, 8, 1\)"),
-        (lambda: features.scattering(IMAGES, 4), "scales must be at most log2 .* 8 by 8; got 4"),
-        (lambda: features.scattering(IMAGES, 0), "scales must be a whole number"),
-        (lambda: features.scattering(IMAGES, 1, 0), "orientations must be a whole number"),
-        (lambda: features.group_normalised(np.zeros((2, 10)), 3), "groups must divide the 10"),
-        (lambda: features.group_normalised(np.zeros(3), 3), r"x must be .*got shape \(3,\)"),
-        (
-            lambda: features.by_name("wavelets", IMAGES),
-            "features must be one of scattering, random_convolutions, pretrained, pretrained_mirrored; got",
-        ),
-        (
-            lambda: features.shape_of("scattering", (9,)),
-            r"must be given images .*got examples \(9,",
-        ),
-    ],
+IMAGES, NAMES = np.zeros((1, 8, 8, 1), np.float32), ", ".join(features.NAMES)
+REFUSED = (
+    (lambda: features.scattering(IMAGES[0]), r"images must be .*got shape \(8, 8, 1\)"),
+    (lambda: features.scattering(IMAGES, 4), "scales must be at most log2 .* 8 by 8; got 4"),
+    (lambda: features.scattering(IMAGES, 0), "scales must be a whole number"),
+    (lambda: features.scattering(IMAGES, 1, 0), "orientations must be a whole number"),
+    (lambda: features.group_normalised(np.zeros((2, 10)), 3), "groups must divide the 10"),
+    (lambda: features.group_normalised(np.zeros(3), 3), r"x must be .*got shape \(3,\)"),
+    (lambda: features.by_name("wavelets", IMAGES), f"features must be one of {NAMES}; got"),
+    (lambda: features.shape_of("scattering", (9,)), r"must be given images .*got examples \(9,"),
+    (lambda: features.random_convolutions(IMAGES, side=9), "side"),
+    (lambda: features.random_convolutions(IMAGES, side=0), "side"),
+    (lambda: features.random_convolutions(IMAGES, cells=9), "cells"),
+    (lambda: features.random_convolutions(IMAGES, filters=0), "filters"),
+    (lambda: features.random_convolutions(IMAGES, seed=-1), "seed"),
 )
-def test_wrong_arguments_are_told_in_words(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
+
+
+def test_wrong_arguments_are_told_in_words():
+    assert NAMES == "scattering, random_convolutions, pretrained, pretrained_mirrored"
+    for call, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            call()
     assert jaxdp.features is features
 
 
@@ -184,19 +137,56 @@ def test_random_filters_are_public_constants():
     np.testing.assert_allclose(np.linalg.norm(flat, axis=0), 1, rtol=1e-6)
 
 
-def test_random_convolutions_of_an_image_do_not_depend_on_the_others():
-    images = np.random.default_rng(1).random((5, 12, 12, 1)).astype(np.float32)
-    all_at_once = features.by_name("random_convolutions", images)
-    assert all_at_once.shape == (5, *features.shape_of("random_convolutions", (12, 12, 1)))
-    for i in range(5):
-        np.testing.assert_array_equal(
-            features.by_name("random_convolutions", images[i : i + 1])[0], all_at_once[i]
-        )
+# Sizes at which images computed together, in place of one by one, had other last bits.
+SHAPES = {"scattering": (13, 11, 1), "random_convolutions": (28, 28, 1)}
 
 
-@pytest.mark.parametrize(
-    "numbers", [{"side": 9}, {"cells": 9}, {"filters": 0}, {"seed": -1}, {"side": 0}]
-)
-def test_random_convolutions_out_of_range_are_refused(numbers):
-    with pytest.raises(ValueError, match=next(iter(numbers))):
-        features.random_convolutions(np.zeros((2, 8, 8, 1), np.float32), **numbers)
+def bits(x):
+    return np.ascontiguousarray(x, np.float32).view(np.uint32)
+
+
+def among(image, count):
+    """(records with the image at every second place, beside others of any size; these places)."""
+    rng = np.random.default_rng(0)
+    x = rng.random((count, *image.shape)).astype(np.float32)
+    x *= 10.0 ** rng.uniform(-30, 30, size=(count, *[1] * image.ndim)).astype(np.float32)
+    x[1::8], x[3::8], x[5::16] = np.nan, np.inf, -np.inf
+    x[::2] = image
+    return x, np.arange(0, count, 2)
+
+
+@pytest.mark.parametrize("name", features.NAMES)
+def test_an_image_has_its_features_at_every_place_of_every_batch(name, monkeypatch):
+    """In full batches, in the padded last one, and alone; neighbours may be infinite."""
+    numbers = 1 << (12 if name.startswith("pretrained") else 20)  # for a few dozen images a batch
+    monkeypatch.setattr(_images, "_NUMBERS_AT_ONCE", numbers)
+    image = np.random.default_rng(1).random(SHAPES.get(name, (8, 9, 3))).astype(np.float32)
+    alone = features.by_name(name, image[None])
+    assert alone.shape[1:] == features.shape_of(name, image.shape)
+    assert np.isfinite(alone).all()
+    for count in (2, 75, 200):
+        x, places = among(image, count)
+        found = features.by_name(name, x)
+        assert (bits(found[places]) == bits(alone)).all()
+        assert np.isnan(found[1]).any()
+
+
+def test_random_convolutions_of_a_whole_batch_as_they_are_made():
+    """The one kind that is not computed image by image: every place of three batches."""
+    image = np.random.default_rng(1).random((12, 12, 1)).astype(np.float32)
+    rows = _images.rows_at_once((12, 12, 40), 2, 0)
+    x, places = among(image, 2 * rows + 9)
+    found = bits(features.random_convolutions(x)[places])
+    assert (found == bits(features.random_convolutions(image[None]))).all()
+
+
+@pytest.mark.parametrize(("places", "channels"), [(12, 7), (16, 32)])
+def test_whitened_and_normalised_records_do_not_know_each_other(places, channels):
+    rng = np.random.default_rng(2)
+    record = rng.normal(size=(places, channels)).astype(np.float32)
+    fitted = Whitening(
+        *(rng.normal(size=(n, channels)).astype(np.float32) for n in (places, channels))
+    )
+    x, at = among(record, 300)
+    for made in (lambda x: whitened(x, fitted), lambda x: features.group_normalised(x, channels)):
+        assert (bits(made(x)[at]) == bits(made(record[None]))).all()

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import nbformat
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import jaxdp
-from notebooks import execute
 from tests.clipping.architectures import opened
 
 FOLDER = Path(__file__).parent.parent / "examples" / "gpt2"
@@ -21,6 +19,7 @@ sys.path.insert(0, str(FOLDER))
 import fine_tune  # noqa: E402
 import gpt2  # noqa: E402
 import hugging_face  # noqa: E402
+import texts  # noqa: E402
 
 HEADS = 2
 
@@ -110,18 +109,15 @@ def test_new_adapters_change_nothing(stored):
     np.testing.assert_allclose(logits[found["mask"]], found["logits"][found["mask"]], atol=5e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_other_weights_are_refused(stored):
+    for change, message in (
         ({"lm_head.weight": np.ones((11, 8))}, "lm_head.weight must be wte.weight"),
         ({"transformer.h.0.crossattention.c_attn.bias": np.ones(8)}, "crossattention"),
         ({"transformer.ln_f.bias": None}, "ln_f.bias"),
-    ],
-)
-def test_other_weights_are_refused(stored, change, message):
-    weights = {name: w for name, w in {**stored[0], **change}.items() if w is not None}
-    with pytest.raises(ValueError, match=message):
-        hugging_face.params_of(weights)
+    ):
+        weights = {name: w for name, w in {**stored[0], **change}.items() if w is not None}
+        with pytest.raises(ValueError, match=message):
+            hugging_face.params_of(weights)
 
 
 def test_padding_on_either_side_and_whatever_it_holds_changes_no_logits(stored):
@@ -167,24 +163,32 @@ def test_of_gpt2_small_less_than_a_thousandth_is_held_for_each_example():
     assert held < 1e-3 * sum(sizes.values())
 
 
-@pytest.mark.parametrize("name", ["gpt2.py", "texts.py"])
-def test_the_notebook_has_the_same_code(name):
-    (path,) = [path for path in execute.paths() if "language_model" in path.stem]
-    cells = [cell.source for cell in execute.code_cells(nbformat.read(path, as_version=4))]
-    code = re.sub(r'\A""".*?"""', "", (FOLDER / name).read_text(), flags=re.DOTALL)
-    assert code.strip() in cells
+def table_of(said):
+    """{(part, how): (perplexity, proven epsilon, audited)} of what the program printed."""
+    found = re.findall(
+        r"(LoRA|in full) +(private|without privacy) +([\d.]+) +([\d.]+|inf) +([\d.]+)\n", said
+    )
+    return {(part, how): tuple(map(float, numbers)) for part, how, *numbers in found}
 
 
+def test_a_few_private_steps_go_to_the_proven_epsilon_and_train_the_adapters_alone():
+    records = fine_tune.canaries(np.random.default_rng(0))
+    settings = fine_tune.Settings(records=texts.RARE, batch_size=64, steps=3)
+    make = lambda: gpt2.init(jax.random.key(0), texts.SIZE, texts.LENGTH, 8, 1)  # noqa: E731
+    start = gpt2.with_lora(jax.random.key(1), filled(make), rank=2)
+    trainer, params = fine_tune.privately_trained(start, records, "lora", 1e-2, settings)
+    assert 7.9 < trainer.epsilon().upper <= 8.0
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), start, params)
+    for path, changed in jax.tree_util.tree_leaves_with_path(moved):
+        assert changed == ("lora" in jax.tree_util.keystr(path)), path
+
+
+@pytest.mark.slow
 def test_it_learns_at_a_proven_epsilon_and_the_audit_sees_what_no_noise_hides(capsys):
     fine_tune.main(fine_tune.QUICK)
     said = capsys.readouterr().out
     (before,) = map(float, re.findall(r"([\d.]+) before", said))
-    found = re.findall(
-        r"(LoRA|in full) +(private|without privacy) +([\d.]+)"
-        r" +([\d.]+|inf) +([\d.]+)\n",
-        said,
-    )
-    table = {(part, how): tuple(map(float, numbers)) for part, how, *numbers in found}
+    table = table_of(said)
     assert len(table) == 4
     for part, best in (("LoRA", 1.0), ("in full", 0.97)):
         perplexity, proven, audited = table[part, "private"]

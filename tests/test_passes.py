@@ -1,5 +1,6 @@
-"""The trainer's physical batch: what it costs, and that it is chosen by public numbers alone."""
+"""The trainer's physical batch: chosen by work and memory, from public numbers alone."""
 
+import dataclasses
 import itertools
 import math
 
@@ -11,7 +12,8 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import _passes
+from jaxdp import _memory, _passes
+from jaxdp.clipping import augmented
 from jaxdp.sampling.rules import TruncatedPoisson
 from jaxdp.sources import as_source
 
@@ -19,23 +21,38 @@ N, WIDTH = 400, 256
 WEIGHTS = {"w": np.full((8, WIDTH), 0.01, np.float32), "v": np.full((WIDTH, 8), 0.01, np.float32)}
 
 
-def deep(params, x):
-    """A loss whose rows cost more than a pass does."""
-    for _ in range(60):
-        x = jnp.tanh(x @ params["w"]) @ params["v"]
-    return jnp.sum(x)
+def of_layers(count):
+    def loss(params, x):
+        for _ in range(count):
+            x = jnp.tanh(x @ params["w"]) @ params["v"]
+        return jnp.sum(x)
+
+    return loss
 
 
-def trainer(batch=32, sampling="poisson", loss_fn=deep, rows=None, **options):
-    mechanism = jaxdp.dp_sgd(1.0, 1.0, batch, N, sampling)
-    data = np.ones((N, 8), np.float32)
-    return jaxdp.Trainer(
-        loss_fn, mechanism, optax.sgd(1e-3), data, physical_batch_size=rows, **options
-    )
+deep = of_layers(60)  # its rows cost more than a pass does
+
+
+def shallow(params, x):
+    """A loss of which a pass costs more than its rows."""
+    return jnp.sum(jnp.tanh(x @ params["w"]))
 
 
 def mechanism(batch, records, sampling="poisson"):
     return jaxdp.dp_sgd(1.0, 1.0, batch, records, sampling)
+
+
+def trainer(batch=32, sampling="poisson", loss_fn=deep, rows=None, records=N, **options):
+    data = np.random.default_rng(records).normal(size=(records, 8)).astype(np.float32)
+    options |= {"physical_batch_size": rows}
+    return jaxdp.Trainer(loss_fn, mechanism(batch, N, sampling), optax.sgd(1e-3), data, **options)
+
+
+def chosen(**options):
+    """The physical batch of a trainer that was begun."""
+    train = trainer(**options)
+    train.init(WEIGHTS)
+    return train.physical_batch_size
 
 
 def binomial(count, records, rate):
@@ -57,22 +74,22 @@ def test_expected_passes_of_many_records_agree_with_the_normal_law():
     np.testing.assert_allclose(found, [1.5, 1.00135], atol=1e-3)
 
 
-@pytest.mark.parametrize("operations", [1e5, 1e6, 1e7, 1e9])
-@pytest.mark.parametrize("batch", [16, 32, 64, 100])
-def test_the_rows_are_those_of_least_expected_work(batch, operations):
-    mech, source = mechanism(batch, N), as_source(np.ones((N, 8), np.float32))
-    fixed = 2.0**22 + 64 * 2 * 8 * WIDTH
-    sizes = {k: binomial(k, N, batch / N) for k in range(N + 1)}
+def test_the_rows_are_those_of_least_expected_work():
+    for batch, operations in itertools.product((16, 32, 64, 100), (1e5, 1e6, 1e7, 1e9)):
+        mech, source = mechanism(batch, N), as_source(np.ones((N, 8), np.float32))
+        fixed = 2.0**22 + 64 * 2 * 8 * WIDTH
+        sizes = {k: binomial(k, N, batch / N) for k in range(N + 1)}
 
-    def work(rows):
-        passes = math.fsum(max(1, -(-k // rows)) * p for k, p in sizes.items())
-        return passes * (rows * operations + fixed)
+        def work(rows, sizes=sizes, operations=operations, fixed=fixed):
+            passes = math.fsum(max(1, -(-k // rows)) * p for k, p in sizes.items())
+            return passes * (rows * operations + fixed)
 
-    whole, most = _passes.rows_of_any_draw(mech), _passes.rows_of_a_draw(mech)
-    by_passes = {rows: work(rows) for rows in range(8, min(most, 2 * min(batch, 64)) + 1, 8)}
-    best = min(by_passes, key=by_passes.get)
-    expected = whole if whole * operations <= by_passes[best] else best
-    assert _passes.rows_of_least_work(mech, source, operations, WEIGHTS) == expected
+        whole, most = _passes.rows_of_any_draw(mech), _passes.rows_of_a_draw(mech)
+        by_passes = {rows: work(rows) for rows in range(8, min(most, 2 * min(batch, 64)) + 1, 8)}
+        best = min(by_passes, key=by_passes.get)
+        expected = whole if whole * operations <= by_passes[best] else best
+        found = _passes.rows_of_least_work(mech, source, operations, WEIGHTS)
+        assert found == expected, (batch, operations)
 
 
 def test_padding_costs_no_longer_as_much_as_the_records():
@@ -86,23 +103,23 @@ def test_padding_costs_no_longer_as_much_as_the_records():
     assert rows / drawn < 1.45
 
 
-def test_a_small_network_takes_a_whole_draw_at_once():
-    """A pass costs more than its rows there: one compiled call takes the step."""
-    train = trainer(loss_fn=lambda params, x: jnp.sum(x @ params["w"]))
-    train.init(WEIGHTS)
-    assert train.physical_batch_size == 120
-    assert _passes.rows_of_any_draw(train.mechanism) == 120
+def test_the_choice_of_a_trainer():
+    """A pass costs more than the rows of a small network; what the user chose stays."""
+    cut, mesh = TruncatedPoisson(32 / N, 50), jax.make_mesh((1,), ("data",))
+    assert chosen(loss_fn=shallow) == 120 == _passes.rows_of_any_draw(mechanism(32, N))
+    assert chosen(sampling=cut) == 50  # truncated draws keep their one shape
+    assert chosen(rows=11) == 11
+    assert chosen(mesh=mesh) == chosen() < 72
 
 
 @pytest.mark.parametrize("sampling", ["fixed_size", "shuffle"])
 def test_draws_of_one_size_are_one_pass_without_padding(sampling):
     train = trainer(36, sampling)
-    state = train.init(WEIGHTS)
+    train.init(WEIGHTS)
+    assert train.physical_batch_size == 36
     for batch in train.batches(2):
         assert batch.draw.mask.shape == (1, 36)
         assert batch.draw.mask.all()
-        state, _ = train.step(state, batch)
-    assert train.physical_batch_size == 36
 
 
 def test_draws_of_one_size_that_are_cut_are_cut_evenly():
@@ -116,18 +133,6 @@ def test_a_full_batch_has_room_for_a_record_more():
     assert _passes.rows_of_a_draw(mechanism(N, N, "full_batch")) == N + 8
 
 
-def test_truncated_draws_keep_their_one_shape():
-    train = trainer(32, TruncatedPoisson(32 / N, 50))
-    train.init(WEIGHTS)
-    assert train.physical_batch_size == 50
-
-
-def test_a_number_of_the_users_own_and_buckets_stay():
-    train = trainer(rows=11)
-    train.init(WEIGHTS)
-    assert train.physical_batch_size == 11
-
-
 def test_large_records_take_no_more_rows_than_before():
     source = as_source(np.ones((N, 2**14), np.float32))
     for operations in (1.0, 1e5, 1e9):
@@ -136,47 +141,18 @@ def test_large_records_take_no_more_rows_than_before():
 
 
 def test_the_choice_does_not_depend_on_the_records_or_their_number():
-    rows = set()
-    for records in (N - 1, N, N + 1):
-        data = np.random.default_rng(records).normal(size=(records, 8)).astype(np.float32)
-        train = jaxdp.Trainer(deep, mechanism(32, N), optax.sgd(1e-3), data)
-        train.init(WEIGHTS)
-        rows.add(train.physical_batch_size)
-    assert len(rows) == 1
+    assert len({chosen(records=records) for records in (N - 1, N, N + 1)}) == 1
 
 
 def test_one_program_takes_draws_of_one_pass_and_of_several():
     chex.clear_trace_counter()
-    loss_fn = chex.assert_max_traces(deep, n=2)  # for the plan, and for the compiled pass
+    loss_fn = chex.assert_max_traces(shallow, n=2)  # for the plan, and for the compiled pass
     train = trainer(loss_fn=loss_fn, rows=36)
     state, passes = train.init(WEIGHTS), set()
     for batch in train.batches(30):
         passes.add(len(batch.draw.indices))
         state, _ = train.step(state, batch)
     assert passes == {1, 2}
-
-
-def test_steps_of_unlike_physical_batches_agree():
-    found = {}
-    for rows in (None, 72):
-        train = trainer(rows=rows, secret=jaxdp.Secret.from_seed(3))
-        state = train.init(WEIGHTS)
-        for batch in train.batches(3):
-            state, _ = train.step(state, batch)
-        found[train.physical_batch_size] = state.params
-    assert 72 in found
-    assert len(found) == 2
-    for one, two in zip(*map(jax.tree.leaves, found.values()), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
-
-
-def test_rows_on_a_mesh_are_shared_evenly():
-    mesh = jax.make_mesh((1,), ("data",))
-    train = trainer(mesh=mesh)
-    train.init(WEIGHTS)
-    alone = trainer()
-    alone.init(WEIGHTS)
-    assert train.physical_batch_size == alone.physical_batch_size
 
 
 def test_devices_that_share_rows_make_a_pass_dearer_beside_them():
@@ -188,25 +164,19 @@ def test_devices_that_share_rows_make_a_pass_dearer_beside_them():
     assert each[0] < each[1] < each[2] == 120
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes", "count"),
-    [
-        (lambda x, w: x @ w, [(3, 5), (5, 7)], 3 * 5 * 7),
-        (lambda x, w: jnp.einsum("bij,bjk->bik", x, w), [(2, 3, 5), (2, 5, 7)], 2 * 3 * 5 * 7),
-        (jnp.tanh, [(6,)], 6),
-        (
-            lambda x, w: jax.lax.conv(x, w, (1, 1), "VALID"),
-            [(1, 2, 6, 6), (4, 2, 3, 3)],
-            4 * 4 * 4 * 2 * 9,
-        ),
-        (lambda x: jax.lax.scan(lambda c, _: (jnp.tanh(c), None), x, None, 9)[0], [(5,)], 45),
-        (jax.jit(lambda x: jnp.tanh(x)), [(4,)], 4),
-    ],
-    ids=["matrices", "batched", "elementwise", "convolution", "scan", "jit"],
-)
-def test_operations_are_counted_where_they_are(function, shapes, count):
-    traced = jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes))
-    assert _passes.operations_of(traced) == count
+def test_operations_are_counted_where_they_are():
+    convolved = lambda x, w: jax.lax.conv(x, w, (1, 1), "VALID")  # noqa: E731
+    scanned = lambda x: jax.lax.scan(lambda c, _: (jnp.tanh(c), None), x, None, 9)[0]  # noqa: E731
+    for name, function, shapes, count in (
+        ("matrices", jnp.matmul, [(3, 5), (5, 7)], 3 * 5 * 7),
+        ("batched", jnp.matmul, [(2, 3, 5), (2, 5, 7)], 2 * 3 * 5 * 7),
+        ("elementwise", jnp.tanh, [(6,)], 6),
+        ("convolution", convolved, [(1, 2, 6, 6), (4, 2, 3, 3)], 4 * 4 * 4 * 2 * 9),
+        ("scan", scanned, [(5,)], 45),
+        ("jit", jax.jit(lambda x: jnp.tanh(x)), [(4,)], 4),
+    ):
+        traced = jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes))
+        assert _passes.operations_of(traced) == count, name
 
 
 def test_candidates_are_never_more_than_allowed():
@@ -220,13 +190,12 @@ def test_candidates_are_never_more_than_allowed():
 @pytest.mark.parametrize("rows", [None, 176, 200])
 def test_one_program_takes_every_step_where_the_declared_number_is_half_the_records(rows):
     chex.clear_trace_counter()
-    loss_fn = chex.assert_max_traces(lambda params, x: jnp.sum(x @ params["w"]), n=2)
-    declared = mechanism(100, N)
-    data = np.random.default_rng(0).normal(size=(2 * N - 50, 8)).astype(np.float32)
-    train = jaxdp.Trainer(loss_fn, declared, optax.sgd(1e-3), data, physical_batch_size=rows)
+    loss_fn = chex.assert_max_traces(shallow, n=2)
+    train = trainer(100, loss_fn=loss_fn, rows=rows, records=2 * N - 50)
     state, passes, taken = train.init(WEIGHTS), set(), set()
     for name in ("_at_once", "_by_passes"):
-        setattr(train, name, noted(getattr(train, name), name, taken))
+        step = getattr(train, name)
+        setattr(train, name, lambda *a, step=step, name=name: taken.add(name) or step(*a))
     for batch in train.batches(20):
         passes.add(len(batch.draw.indices))
         state, _ = train.step(state, batch)
@@ -234,9 +203,88 @@ def test_one_program_takes_every_step_where_the_declared_number_is_half_the_reco
     assert passes == ({1} if rows is None else {1, 2})
 
 
-def noted(step, name, taken):
-    def take(*args):
-        taken.add(name)
-        return step(*args)
+MECH = mechanism(64, N)
 
-    return take
+
+def cost(grad_fn, rows):
+    example = jax.ShapeDtypeStruct((8,), jnp.float32)
+    return _memory.bytes_of_pass(grad_fn, WEIGHTS, example, rows, N, {})
+
+
+def few_rows(loss_fn):
+    """Bytes for 20 rows of a draw."""
+    return cost(MECH.clipped_grad(loss_fn), 20)
+
+
+def limited(monkeypatch, limit):
+    monkeypatch.setattr(_memory, "budget", lambda: limit)
+
+
+def test_rows_of_auto_wait_for_init_and_other_words_are_refused():
+    for call, words in (
+        (lambda: trainer(64, rows="auto").batches(2), r'got "auto": call trainer.init\(params\)'),
+        (lambda: MECH.sampler(N, physical_batch_size="auto"), "for a sampler, which knows no mode"),
+        (lambda: trainer(rows="all"), "physical_batch_size must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_steps_of_unlike_physical_batches_agree(monkeypatch):
+    """As chosen by work, by memory for a whole draw and for few rows, and by the user."""
+    found = []
+    for rows, limit in ((None, 1e9), ("auto", 1e9), ("auto", few_rows(shallow)), (11, 1e9)):
+        limited(monkeypatch, int(limit))
+        secret = jaxdp.Secret.from_seed(3)
+        train = trainer(64, loss_fn=shallow, rows=rows, secret=secret)
+        state = train.init(WEIGHTS)
+        for batch in train.batches(2):
+            state, _ = train.step(state, batch)
+        found.append((train.physical_batch_size, state.params))
+    assert [rows for rows, _ in found] == [200, 120, 16, 11]
+    for _, params in found[1:]:
+        for one, two in zip(*map(jax.tree.leaves, (found[0][1], params)), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_where_not_one_row_fits_it_is_said_before_anything_is_charged(monkeypatch):
+    limited(monkeypatch, 1_000)
+    train = trainer(rows="auto")
+    with pytest.raises(ValueError, match=r"a step of one row needs \S+ GB where the device has"):
+        train.init(WEIGHTS)
+    assert train.ledger.steps == 0
+
+
+def test_memory_of_views_counts_and_rows_bound_it():
+    """K views of a record cost like K records: fewer rows at a time bound them."""
+    some = of_layers(4)
+    many = augmented(some, lambda x, key: x + jax.random.normal(key, x.shape), 16)
+    plain, viewed = MECH.clipped_grad(some), MECH.clipped_grad(many)
+    assert cost(viewed, 64) > 3 * cost(plain, 64)
+    fixed = cost(viewed, 1)
+    assert cost(viewed, 4) - fixed < (cost(viewed, 64) - fixed) / 8
+    apart = dataclasses.replace(viewed, microbatch_size=4)
+    assert cost(apart, 64) < cost(viewed, 64) / 4
+
+
+def test_the_most_that_fits_is_a_power_of_two_or_a_whole_draw():
+    for limit, most in ((99, 8), (100, 8), (130, 32), (10**6, 100)):
+        asked = []
+        rows = _memory.most_rows(lambda rows, to=asked: to.append(rows) or 90 + rows, 100, limit)
+        assert rows == most, limit
+        assert len(asked) <= 3, limit
+    # A cost that is not linear is asked for until it fits.
+    assert _memory.most_rows(lambda rows: 10 + (rows >= 8) * 100 + rows // 50, 100, 60) == 4
+
+
+def test_a_run_goes_on_with_the_rows_it_began_with(tmp_path, monkeypatch):
+    def rows_after(steps, limit):
+        limited(monkeypatch, limit)
+        options = {"params": WEIGHTS, "every": 1, "progress": lambda *_: None}
+        data, options["physical_batch_size"] = np.ones((N, 8), np.float32), "auto"
+        run = jaxdp.Run(tmp_path / "run", shallow, MECH, optax.sgd(0.1), data, **options)
+        run.fit(steps)
+        return run.directory.load_state().physical_batch_size
+
+    assert rows_after(1, few_rows(shallow)) == 16
+    assert rows_after(2, 10**9) == 16

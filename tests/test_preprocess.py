@@ -1,3 +1,8 @@
+"""DP-PCA and private whitening: what one record moves, which noise is added, and what is charged."""
+
+import itertools
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,16 +10,59 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp import preprocess, whitening
 from jaxdp.preprocess import dp_pca, project, second_moment
+from jaxdp.whitening import Whitening, dp_whitening, sums, whitened
 from tests.laws import are_uncorrelated, is_gaussian
 
 SECRET = jaxdp.Secret.from_seed(4)
+PLACES, CHANNELS = 6, 4
+EACH = pytest.mark.parametrize("kind", ["pca", "whitening"])
 
 
 def points(n=3000, noise=0.05, seed=0):
     rng = np.random.default_rng(seed)
     plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
     return rng.normal(size=(n, 2)) @ plane.T + noise * rng.normal(size=(n, 6)), plane
+
+
+def records(n=4000, seed=0):
+    """Records of 2 × 3 places and 4 channels with a mean, and channels of unequal variances."""
+    rng = np.random.default_rng(seed)
+    mixed = rng.normal(size=(n, 2, 3, CHANNELS)) * [4.0, 1.0, 0.3, 0.1]
+    turn = np.linalg.qr(rng.normal(size=(CHANNELS, CHANNELS)))[0]
+    return (mixed @ turn + np.arange(CHANNELS)).astype(np.float32)
+
+
+def released(kind, x, z, secret=SECRET, **options):
+    """Of either kind, with rows of norm 1 and, for whitening, of one record."""
+    if kind == "pca":
+        return dp_pca(x, 1, z, secret, **options)
+    return dp_whitening(x, z, secret, **{"size": 1, "row_norm": 1.0, **options})
+
+
+def unnoised(kind, x, norm):
+    """What noise is added to, over the largest norm that one record may have in it."""
+    if kind == "pca":
+        return np.triu(second_moment(x.reshape(len(x), -1), norm)).ravel() / norm**2
+    first, second = sums(x.reshape(len(x), -1, x.shape[-1]), norm)
+    joint = np.concatenate([first.ravel(), second[np.triu_indices(len(second))]])
+    return joint / np.sqrt(2)
+
+
+def noise_of(kind, z=3.0, channels=40, **options):
+    """The noise of a release of zeros over its standard deviation: the means', the triangle's."""
+    seen, eigh, x = {}, np.linalg.eigh, np.zeros((5, channels))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
+        made = released(kind, x if kind == "pca" else x[:, None] + np.zeros((40, 1)), z, **options)
+    matrix = seen["m"]
+    np.testing.assert_allclose(matrix, matrix.T, rtol=1e-12)
+    if kind == "pca":
+        return np.empty(0), matrix[np.triu_indices(channels)] / z
+    mean = made.mean.astype(np.float64)
+    second = (matrix + mean.T @ mean / 40) * 40
+    return mean.ravel() / (np.sqrt(2) * z), second[np.triu_indices(channels)] / (np.sqrt(2) * z)
 
 
 def test_the_plane_is_found_and_lost_under_noise():
@@ -26,88 +74,188 @@ def test_the_plane_is_found_and_lost_under_noise():
     assert project(x, quiet).shape == (3000, 2)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=4), st.floats(0.1, 10.0))
-def test_no_record_moves_the_released_triangle_by_more_than_the_bound(row, norm):
-    x = points(50)[0][:, :4]
-    with_row = np.concatenate([x, [row]])
-    moved = np.triu(second_moment(with_row, norm) - second_moment(x, norm))
-    assert np.linalg.norm(moved) <= norm**2 * (1 + 1e-9)
+def nearly_exact(x, z=1e-6, **options):
+    return dp_whitening(x, z, SECRET, size=len(x), row_norm=100.0, **options)
 
 
-def test_a_long_record_reaches_the_bound():
-    row = np.array([[1e9, 0.0, 0.0]])
-    assert np.linalg.norm(second_moment(row, 2.0)) == pytest.approx(4.0)
+def test_channels_are_centred_and_have_a_mean_square_of_one():
+    x = records()
+    made = whitened(x, nearly_exact(x)).reshape(-1, PLACES, CHANNELS)
+    np.testing.assert_allclose(made.mean(0), 0, atol=1e-4)
+    assert np.mean(made**2) == pytest.approx(1.0, rel=1e-3)
+    assert np.isfinite(whitened(x[:9], nearly_exact(x[:9], 1e6))).all()
+    nothing = dp_whitening(np.zeros((3, 2)), 0.0, SECRET, size=3)
+    np.testing.assert_array_equal(nothing.matrix, np.eye(2))
 
 
-def test_noise_has_its_scale_and_no_other(monkeypatch):
-    seen = {}
-    eigh = np.linalg.eigh
-    monkeypatch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
-    x = np.zeros((5, 80))
-    dp_pca(x, 1, 3.0, SECRET, row_norm=2.0)
-    noise = seen["m"][np.triu_indices(80)]
-    assert is_gaussian(noise, 12.0)
-    assert not is_gaussian(noise, 12.0 * 1.1)
-    np.testing.assert_array_equal(seen["m"], seen["m"].T)
+def test_the_power_evens_out_the_variances():
+    x = records().astype(np.float64)
+    centred = (x - x.mean(0)).reshape(-1, CHANNELS)
+    values = np.linalg.eigvalsh(centred.T @ centred / len(centred))
+    for power in (0.0, 0.25, 0.5):
+        made = whitened(x, nearly_exact(x, power=power)).reshape(-1, CHANNELS)
+        expected = values / (values + values.mean()) ** (2 * power)
+        found = np.linalg.eigvalsh(made.T @ made / len(made))
+        np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-3)
 
 
-def test_broken_records_add_nothing():
-    x = points(20)[0]
-    bad = np.concatenate([x, np.full((1, 6), np.nan), np.full((1, 6), 1e200)])
-    np.testing.assert_allclose(second_moment(bad[:-1], 1.0), second_moment(x, 1.0))
-    assert np.isfinite(second_moment(bad, 1.0)).all()
+@EACH
+@given(st.lists(st.floats(-1e200, 1e200), min_size=24, max_size=24), st.floats(1e-3, 1e3))
+def test_no_record_moves_what_is_released_by_more_than_the_bound(kind, row, norm):
+    x, row = records(30), np.asarray(row).reshape(1, 2, 3, CHANNELS)
+    for scale in (1.0, 1e-200):  # floats of every size, and those that are not cut
+        moved = unnoised(kind, np.concatenate([x, row * scale]), norm) - unnoised(kind, x, norm)
+        assert np.linalg.norm(moved) <= 1 + 1e-9
 
 
-def test_the_release_is_charged_once():
-    ledger = jaxdp.Ledger()
-    x = points(100)[0]
-    dp_pca(x, 2, 8.0, SECRET, ledger=ledger)
-    assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
-    assert ledger.steps == 1
+@EACH
+def test_a_long_record_reaches_the_bound_and_a_broken_one_adds_nothing(kind):
+    row = np.zeros((1, 2, 3, CHANNELS))
+    row[0, 0, 0, 0] = 1e9
+    assert np.linalg.norm(unnoised(kind, row, 2.0)) == pytest.approx(1.0)
+    x, bad = records(20).astype(np.float64), np.full((3, 2, 3, CHANNELS), 1.0)
+    bad[0, 0, 0, 0], bad[1, 1, 2, 3], bad[2] = np.nan, np.inf, 1e300
+    with_bad = unnoised(kind, np.concatenate([x, bad[:2]]), 2.0)
+    np.testing.assert_allclose(with_bad, unnoised(kind, x, 2.0))
+    assert np.isfinite(unnoised(kind, bad, 2.0)).all()
 
 
-def noise_of(monkeypatch, noise_multiplier=3.0, **options):
-    """The released noise over its scale, [k, k]: of rows without a record."""
-    seen, eigh = {}, np.linalg.eigh
-    with monkeypatch.context() as patch:
-        patch.setattr(np.linalg, "eigh", lambda m: seen.update(m=m) or eigh(m))
-        dp_pca(np.zeros((5, 40)), 1, noise_multiplier, **options)
-    return seen["m"][np.triu_indices(40)] / noise_multiplier
+@EACH
+def test_noise_has_its_scale_and_no_other(kind):
+    means, triangle = noise_of(kind)
+    for noise in [means, triangle] if kind == "whitening" else [triangle]:
+        assert is_gaussian(noise, 1.0)
+        assert not is_gaussian(noise, 1.2)
+    if kind == "whitening":
+        assert are_uncorrelated(means[:820], triangle)
+        return
+    assert is_gaussian(noise_of(kind, row_norm=2.0)[1], 4.0)
+    assert not is_gaussian(noise_of(kind, row_norm=2.0, channels=80)[1], 4.0 * 1.1)
 
 
-def test_a_second_release_is_charged_again_and_has_its_own_noise(monkeypatch):
+@EACH
+def test_a_second_release_is_charged_again_and_has_its_own_noise(kind):
     for secret in (SECRET, jaxdp.Secret.new()):
         ledger = jaxdp.Ledger()
-        one, two = (noise_of(monkeypatch, secret=secret, ledger=ledger) for _ in range(2))
+        one, two = (noise_of(kind, secret=secret, ledger=ledger) for _ in range(2))
         assert ledger.event == acc.Composed((acc.Repeated(acc.Gaussian(3.0), 2),))
-        assert are_uncorrelated(one, two)
+        assert ledger.steps == 2
+        for a, b in zip(one, two, strict=True):
+            assert a.size == 0 or are_uncorrelated(a, b)
 
 
-def test_one_seed_gives_another_noise_to_another_release(monkeypatch):
-    same = [noise_of(monkeypatch, secret=SECRET) for _ in range(2)]
+@EACH
+def test_one_seed_gives_another_noise_to_another_release(kind):
+    same = [noise_of(kind)[1] for _ in range(2)]
     np.testing.assert_allclose(*same)  # a figure can be made again
-    assert are_uncorrelated(same[0], noise_of(monkeypatch, 5.0, secret=SECRET))
-    assert are_uncorrelated(same[0], noise_of(monkeypatch, secret=SECRET, row_norm=1.01))
+    assert are_uncorrelated(same[0], noise_of(kind, 5.0)[1])
+    assert are_uncorrelated(same[0], noise_of(kind, row_norm=1.01)[1])
 
 
-def test_a_chosen_seed_is_told():
+@EACH
+def test_a_chosen_seed_is_told(kind):
+    for secret, told in ((SECRET, [True]), (None, [])):
+        ledger = jaxdp.Ledger()
+        released(kind, points(100)[0], 8.0, secret, ledger=ledger)
+        assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
+        assert ["seed that a person chose" in line for line in ledger.unverified()] == told
+
+
+def deviation(z, rows, **options):
+    """The factor that normals are multiplied by, from normals that are all 1."""
+
+    class Ones:
+        def normal(self, size):
+            return np.ones(size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxdp.Secret, "philox", lambda *_: Ones())
+        made = released("whitening", rows, z, **options)
+    return float(made.mean.ravel()[0])
+
+
+def test_a_number_of_few_digits_has_the_noise_that_is_charged():
+    """The deviation of float16(0.214) was rounded to 16 bits: 4.5e-4 below what was charged."""
+    kinds = (np.float16, np.float32, np.float64, float)
+    for z in (kind(z) for kind in kinds for z in (0.214, 0.3, 2.9)):
+        ledger = jaxdp.Ledger()
+        found = deviation(z, np.zeros((1, 3, 1)), ledger=ledger)
+        assert found >= 2**0.5 * float(z) * (1 - 2.0**-23), repr(z)
+        assert ledger.event == acc.Composed((acc.Repeated(acc.Gaussian(float(z)), 1),)), repr(z)
+
+
+def test_the_noise_grows_with_what_rounding_may_move():
+    small_share, share = (whitening._rounded(size, 49) for size in (1, 60_000))
+    assert 0 < small_share < share < 1e-6
+    more = deviation(1.0, np.zeros((1, 4096, 1)), size=10**9) * 10**9
+    assert more >= 2**0.5 * (1 + whitening._rounded(10**9, 4096)) * (1 - 2.0**-22)
+
+
+def test_sums_of_neighbours_round_no_further_apart_than_is_said():
+    """The record that comes first moves all others to other blocks, and other roundings."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 3, 4))
+    x *= 10 ** rng.uniform(-3, 3, size=(3000, 1, 1))
+    more = np.concatenate([rng.normal(size=(1, 3, 4)) * 9, x])
+    moved = unnoised("whitening", more, 1.0) - unnoised("whitening", x, 1.0)
+    assert np.linalg.norm(moved) <= 1 + whitening._rounded(1500, 3)
+
+
+def test_a_mask_does_not_take_a_record_out_of_its_own_norm():
+    """The norm left out the masked numbers, which the products had."""
+    x = np.ma.masked_array(np.full((1, 2, 2), 1e9), mask=[[[False, True], [True, True]]])
+    assert abs(deviation(1e-6, x)) <= 1.0 + 1e-5
+    seen = released("whitening", x, 1e-9).mean
+    np.testing.assert_allclose(seen, 0.5, atol=1e-6)
+    assert dp_pca(x, 1, 1.0, SECRET).shape == (4, 1)
+
+
+def test_no_warning_tells_of_a_record():
+    values = (1e300, -np.inf, np.nan, 1e-320, 1e160)
+    for value, norm in itertools.product(values, (1e-100, 1.0, 1e100)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for part in sums(np.full((1, 2, 2), value), norm):
+                assert np.linalg.norm(part) <= 1 + 1e-12, (value, norm)
+    numbers = np.full((1, 2, 2), np.float32(3e38))
+    assert np.linalg.norm(sums(numbers, 1.0)[0]) == pytest.approx(1)
+
+
+def test_no_records_are_a_data_set_too():
+    """Its release failed, and that of one record did not."""
+    made = dp_whitening(np.zeros((0, 2, 3)), 1.0, SECRET, size=3)
+    assert (made.mean.shape, made.matrix.shape) == ((2, 3), (3, 3))
+    assert dp_pca(np.zeros((0, 4)), 2, 1.0, SECRET).shape == (4, 2)
+
+
+@EACH
+def test_a_norm_whose_square_has_no_digits_is_refused_before_the_charge(kind):
+    """DP-PCA charged Gaussian(0.4) and released the matrix itself: 0.4 R² is 0 in float64."""
     ledger = jaxdp.Ledger()
-    dp_pca(points(100)[0], 2, 8.0, SECRET, ledger=ledger)
-    assert ["seed that a person chose" in line for line in ledger.unverified()] == [True]
-    ledger = jaxdp.Ledger()
-    dp_pca(points(100)[0], 2, 8.0, ledger=ledger)
-    assert ledger.unverified() == []
+    for norm in (2e-162, 1e-320, 1e200):
+        with pytest.raises(ValueError, match="row_norm must be from 1e-100 to 1e100"):
+            released(kind, np.full((3, 2), norm), 0.4, row_norm=norm, ledger=ledger)
+    assert ledger.entries == ()
+    least, largest = preprocess._NORMS
+    assert second_moment(np.full((1, 1), least), least) == pytest.approx(least**2)
+    assert np.isfinite(largest**2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((np.zeros(3), 1, 1.0), r"x must be an array \[n, ...\]"),
-        ((np.zeros((3, 2)), 3, 1.0), "dimensions must be at most the 2"),
-        ((np.zeros((3, 2)), 0, 1.0), "dimensions must be a whole number"),
-        ((np.zeros((3, 2)), 1, -1.0), "noise_multiplier must be"),
-    ],
-)
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        dp_pca(*arguments, SECRET)
+def test_bad_input():
+    two, pca, white = np.zeros((3, 2)), dp_pca, dp_whitening
+    other = Whitening(np.zeros((6, 4), np.float32), np.eye(4, dtype=np.float32))
+    for call, message in (
+        (lambda: pca(np.zeros(3), 1, 1.0), r"x must be an array \[n, ...\]"),
+        (lambda: pca(two, 3, 1.0), "dimensions must be at most the 2"),
+        (lambda: pca(two, 0, 1.0), "dimensions must be a whole number"),
+        (lambda: pca(two, 1, -1.0), "noise_multiplier must be"),
+        (lambda: white(np.zeros(3), 1.0, size=3), r"x must be an array \[n, ..., channels\]"),
+        (lambda: white(np.zeros((3, 0)), 1.0, size=3), r"x must be an array \[n, ..., channels\]"),
+        (lambda: white(two, -1.0, size=3), "noise_multiplier must be"),
+        (lambda: white(two, 1.0, size=0), "size must be"),
+        (lambda: white(two, 1.0, size=3, power=0.6), "power must be from 0 to 1/2"),
+        (lambda: white(two, 1.0, size=3, row_norm=0.0), "row_norm must be"),
+        (lambda: whitened(np.zeros((3, 5, 4)), other), "records of 6 places and 4 channels"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

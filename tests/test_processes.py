@@ -1,3 +1,5 @@
+"""Two processes charge one ledger, draw alike and train one model; what differs is refused."""
+
 import json
 import socket
 import subprocess
@@ -22,20 +24,20 @@ def free_port():
         return found.getsockname()[1]
 
 
-def both(module, folder, *arguments, devices=1, timeout=480):
-    """The lines that two processes print, by scenario."""
-    port = free_port()
+def both(folder, *which):
+    """What two processes print, by scenario; with two devices each."""
+    program, port = [sys.executable, "-m", "tests.two_processes"], free_port()
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", module, str(port), str(index), str(folder), *arguments],
+            [*program, str(port), str(index), str(folder), *which],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**with_flags(f"--xla_force_host_platform_device_count={devices}")},
+            env=with_flags("--xla_force_host_platform_device_count=2"),
         )
         for index in range(2)
     ]
-    until = time.monotonic() + timeout
+    until = time.monotonic() + 600
     # Where one fails, the other would wait for it.
     while time.monotonic() < until and all(p.poll() in (None, 0) for p in started):
         if all(process.poll() == 0 for process in started):
@@ -51,13 +53,28 @@ def both(module, folder, *arguments, devices=1, timeout=480):
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    return both("tests.two_processes", tmp_path_factory.mktemp("two"))
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def said(folder):
+    return both(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    return both(folder, "trainers")
 
 
 def test_two_processes_say_the_same(said):
     assert len(said[0]) > 10
     assert said[0] == said[1]
+
+
+def test_two_processes_train_one_model(trained):
+    assert len(trained[0]) > 12
+    assert trained[0] == trained[1]
 
 
 def test_draws_differ_from_step_to_step(said):
@@ -110,21 +127,6 @@ def test_a_ledger_from_text_keeps_its_charges_in_all_processes(said):
     assert epsilon == acc.epsilon(acc.Repeated(acc.Gaussian(2.0), 5), 1e-5).upper
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("train")
-
-
-@pytest.fixture(scope="module")
-def trained(folder):
-    return both("tests.two_trainers", folder, devices=2)
-
-
-def test_two_processes_train_one_model(trained):
-    assert len(trained[0]) > 12
-    assert trained[0] == trained[1]
-
-
 def test_their_model_is_that_of_one_device_to_rounding(trained):
     params, steps = two_trainers.trained(two_trainers.X)
     several = trained[0]
@@ -148,26 +150,24 @@ def test_their_model_is_that_of_one_device_to_rounding(trained):
 
 
 def test_what_differs_or_is_apart_is_refused(trained):
-    said = trained[0]
-    for name, what in [
+    for name, words in (
         ("no_mesh_is_refused", "mesh must hold devices of all 2 processes"),
         ("a_mesh_of_one_process_is_refused", "mesh must hold devices of all 2 processes"),
         ("other_records_are_refused", "source must be the same in every process"),
         ("a_run_of_other_records_is_refused", "source must be the same in every process"),
         ("canaries_are_refused", "canaries must be 0 in several processes"),
-    ]:
-        assert said[name].startswith(what)
-    words, steps = said["other_parameters_are_refused"]
-    assert (words.split(" ")[0], steps) == ("params", 0)
-    assert said["what_process_0_refuses_stops_all"]
-    for name, what in [
+    ):
+        assert trained[0][name].startswith(words), name
+    for name, words in (
+        ("other_parameters_are_refused", "params must be the same"),
         ("other_meshes_are_refused", "mesh must be the same"),
         ("other_physical_batches_are_refused", "physical_batch_size must be the same"),
-    ]:
-        words, steps = said[name]
-        assert words.startswith(what)
-        assert steps == 0
-    records, params = said["other_copies_on_the_mesh_are_refused"]
+    ):
+        found, steps = trained[0][name]
+        assert found.startswith(words), name
+        assert steps == 0, name
+    assert trained[0]["what_process_0_refuses_stops_all"]
+    records, params = trained[0]["other_copies_on_the_mesh_are_refused"]
     assert records.startswith("source must be the same")
     assert params.startswith("params must be the same")
 

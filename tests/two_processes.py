@@ -1,10 +1,13 @@
 """One of two processes: run by test_processes.py, ``python -m tests.two_processes PORT INDEX DIR``.
 
-Prints one line of JSON for every scenario, by name; the test compares the two processes.
+Prints one line of JSON for every scenario, by name; the test compares the two processes. Those here
+are of ledgers and samplers; with ``trainers`` behind DIR, those of tests/two_trainers.py are taken.
 """
 
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import jax
@@ -15,7 +18,8 @@ import jaxdp
 from jaxdp import _durable, _processes
 from jaxdp import accounting as acc
 from jaxdp._entries import Entry
-from tests.two_trainers import refused, told
+from tests import two_trainers
+from tests.two_trainers import refused
 
 INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
 EARLY = jaxdp.Ledger()
@@ -161,7 +165,23 @@ def a_projection_is_refused():
     return refused(lambda: jaxdp.preprocess.dp_pca(np.eye(4) + INDEX, 2, 1.0))
 
 
+def told(names, module):
+    """Prints what every scenario of a module returns; ends at once where one fails."""
+    try:
+        for name, scenario in list(names.items()):
+            if getattr(scenario, "__module__", "") == module and name.count("_") > 1:
+                print(json.dumps([name, scenario()]), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # JAX would wait for the other process
+
+
 if __name__ == "__main__":
     _processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
+    two_trainers.INDEX, two_trainers.FOLDER = INDEX, FOLDER
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
-    told(globals(), __name__)
+    if sys.argv[4:] == ["trainers"]:
+        told(vars(two_trainers), two_trainers.__name__)
+    else:
+        told(globals(), __name__)

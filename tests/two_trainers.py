@@ -1,9 +1,6 @@
-"""One of two processes that train: as tests/two_processes.py, with two devices each."""
+"""What two processes train together: scenarios that tests/two_processes.py runs, two devices each."""
 
 import json
-import os
-import sys
-import traceback
 from pathlib import Path
 
 import jax
@@ -14,7 +11,7 @@ import optax
 import jaxdp
 from jaxdp import _processes
 
-INDEX, FOLDER = 0, Path()
+INDEX, FOLDER = 0, Path()  # of this process; the one that starts it sets them
 N = 200
 MECH = jaxdp.dp_sgd(1.0, 1.0, 20, N)
 ON_GRID = jaxdp.dp_sgd(1.0, 1.0, 20, N, noise="grid")
@@ -36,18 +33,6 @@ def refused(call):
     except ValueError as error:
         return str(error)
     return None
-
-
-def told(names, module):
-    """Prints what every scenario of a module returns; ends at once where one fails."""
-    try:
-        for name, scenario in list(names.items()):
-            if getattr(scenario, "__module__", "") == module and name.count("_") > 1:
-                print(json.dumps([name, scenario()]), flush=True)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # JAX would wait for the other process
 
 
 class Read:
@@ -118,16 +103,9 @@ def a_secret_of_the_system():
 def run(name, folder=None, **options):
     options = {"mesh": mesh(), "secret": jaxdp.Secret.from_seed(1), "delta": 1e-5, **options}
     options["progress"] = lambda step, row: None
-    return jaxdp.Run(
-        (folder or FOLDER) / name,
-        loss_of,
-        MECH,
-        optax.sgd(0.1, momentum=0.9),
-        X,
-        params=PARAMS,
-        every=2,
-        **options,
-    )
+    options |= {"params": PARAMS, "every": 2}
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    return jaxdp.Run((folder or FOLDER) / name, loss_of, MECH, optimizer, X, **options)
 
 
 def a_run_goes_on_where_it_was():
@@ -185,22 +163,23 @@ def other_records_are_refused():
     return refused(lambda: trained(X + INDEX, mesh=mesh())).split(";")[0]
 
 
+def of_init(params, **options):
+    """The words of a refusal by init, and what was charged by then."""
+    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, **{"mesh": mesh(), **options})
+    return refused(lambda: train.init(params)).split(";")[0], train.ledger.steps
+
+
 def other_parameters_are_refused():
-    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=mesh())
-    other = jax.tree.map(lambda leaf: leaf + INDEX, PARAMS)
-    return refused(lambda: train.init(other)).split(";")[0], train.ledger.steps
+    return of_init(jax.tree.map(lambda leaf: leaf + INDEX, PARAMS))
 
 
 def other_meshes_are_refused():
     turned = jax.sharding.Mesh(np.array(jax.devices()[:: 1 - 2 * INDEX]), ("data",))
-    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=turned)
-    return refused(lambda: train.init(PARAMS)).split(";")[0], train.ledger.steps
+    return of_init(PARAMS, mesh=turned)
 
 
 def other_physical_batches_are_refused():
-    rows = 8 + 8 * INDEX
-    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=mesh(), physical_batch_size=rows)
-    return refused(lambda: train.init(PARAMS)).split(";")[0], train.ledger.steps
+    return of_init(PARAMS, physical_batch_size=8 + 8 * INDEX)
 
 
 def other_copies_on_the_mesh_are_refused():
@@ -208,9 +187,8 @@ def other_copies_on_the_mesh_are_refused():
     whole = jax.sharding.NamedSharding(mesh(), jax.P())
     put = lambda x: jax.make_array_from_callback(x.shape, whole, lambda index: x[index])  # noqa: E731
     records = refused(lambda: jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), put(X + INDEX)))
-    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, mesh=mesh())
-    params = jax.tree.map(lambda leaf: put(leaf + INDEX), PARAMS)
-    return records.split(";")[0], refused(lambda: train.init(params)).split(";")[0]
+    params, _ = of_init(jax.tree.map(lambda leaf: put(leaf + INDEX), PARAMS))
+    return records.split(";")[0], params
 
 
 def a_process_that_lost_a_step_releases_nothing():
@@ -227,10 +205,3 @@ def a_process_that_lost_a_step_releases_nothing():
         found += [bool(np.isnan(leaf).all()) for leaf in jax.tree.leaves(state.params)]
         found.append(refused(lambda train=train: train.batches(1)).split(";")[0])
     return found
-
-
-if __name__ == "__main__":
-    _processes.PATIENCE = 240.0  # a fault is a failed test, and not a long one
-    INDEX, FOLDER = int(sys.argv[2]), Path(sys.argv[3])
-    jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, INDEX)
-    told(globals(), __name__)

@@ -1,0 +1,212 @@
+"""Checks of a release: pages, README, examples and notebooks say what is there.
+
+No test of the product: what breaks here misleads a reader, and changes nothing that is computed.
+Each check returns what is wrong, a line each; `benchmarks/release.py` runs them all.
+"""
+
+import ast
+import inspect
+import pydoc
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+# What a private script holds of the library: its module, and what comes out of its calls.
+OURS = {"jaxdp", "mechanism", "trainer", "state", "batch", "info", "run", "ledger"}
+MOST = {"lines": 40, "private lines": 19, "names": 10}  # of an example
+NAMED = re.compile(
+    r"(?<![\w./-])(jaxdp|acc|auditing|optimizers|sources|clipping)((?:\.[A-Za-z_]\w*)+)"
+)
+# What most programs call first.
+FIRST = """
+    Ledger Trainer accounting.calibrate_noise_multiplier accounting.epsilon auditing.audit_scores
+    clipped_grad compile_update dp_sgd optimizers.dp_adam privatize
+""".split()
+BADGE = "https://colab.research.google.com"
+INSTALL = """# Installs jaxdp where it is missing (in Colab, for instance).
+import importlib.util
+
+if importlib.util.find_spec("jaxdp") is None:
+    %pip install -q "{name}[all] @ git+{repository}"
+"""
+
+
+def _pages() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+
+
+def links() -> list[str]:
+    """Links of a page that lead nowhere."""
+    wrong = []
+    for page, text in _pages().items():
+        text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            if not target.startswith(("http:", "https:")) and not (page.parent / target).exists():
+                wrong.append(f"{page}: there is no {target}")
+    return wrong
+
+
+def menu() -> list[str]:
+    """Pages that are not in the menu, and the reverse; results are reached from their own table."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = {DOCS / name for name in re.findall(r"([\w/]+\.md)", text)}
+    there, results = set(_pages()), set((DOCS / "results").glob("*.md"))
+    wrong = [f"{page}: is not in the menu" for page in there - listed - results]
+    return wrong + [f"{page}: is in the menu, and not there" for page in listed - there]
+
+
+def names() -> list[str]:
+    """What a page names of the package, and is not there."""
+    wrong = []
+    for page, text in _pages().items():
+        for room, rest in NAMED.findall(re.sub(r"\]\([^)]*\)", "]", text)):  # without links
+            home = {"jaxdp": "jaxdp", "acc": "jaxdp.accounting"}.get(room, f"jaxdp.{room}")
+            if pydoc.locate(home + rest) is None:
+                wrong.append(f"{page}: there is no {room}{rest}")
+    return wrong
+
+
+def first_calls() -> list[str]:
+    """What programs call first, and has no example in its docstring."""
+    found = {name: inspect.getdoc(pydoc.locate(f"jaxdp.{name}")) or "" for name in FIRST}
+    missing = [name for name, text in found.items() if "Example:\n    >>>" not in text]
+    return [f"jaxdp.{name} has no example" for name in missing]
+
+
+def readme() -> list[str]:
+    """Commands of the README that the program does not have; make's two, where it lacks them."""
+    import click
+
+    from jaxdp.cli import app
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)
+    plain = [block.strip() for language, block in blocks if not language]
+    absent = {"make demo", "make test"} - set(plain)
+    wrong = [f"README.md: names no {name}" for name in absent]
+    lines = [line.split("#")[0] for block in plain for line in block.splitlines()]
+    for line in (line for line in lines if line.startswith("jaxdp ")):
+        command, args = app, shlex.split(line)[1:]
+        try:
+            while isinstance(command, click.Group):
+                command, args = command.get_command(click.Context(app), args[0]), args[1:]
+            command.make_context(command.name, args)
+        except (click.ClickException, AttributeError) as error:
+            wrong.append(f"README.md: {line}: {error}")
+    return wrong
+
+
+def counts(path: Path) -> tuple[int, int, int]:
+    """(lines, private lines, names) of an example."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    return len(text.splitlines()), len(private_lines(tree)), len(used(tree))
+
+
+def used(tree: ast.AST) -> set[str]:
+    """Attributes of what is jaxdp's; arguments are not counted."""
+    found = {"Bound.upper"} if "upper" in ast.dump(tree) else set()
+    for node in ast.walk(tree):
+        owner = getattr(getattr(node, "value", None), "id", "")
+        if isinstance(node, ast.Attribute) and owner in OURS:
+            found.add(f"{owner}.{node.attr}")
+    return found
+
+
+def private_lines(tree: ast.AST) -> set[int]:
+    """Lines of the outermost statements' parts that name anything of jaxdp's."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        if isinstance(node, ast.Import) and any(a.name == "jaxdp" for a in node.names):
+            lines |= {node.lineno}
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body") and inside & OURS:
+            lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, (ast.For, ast.If)) and inside & OURS:
+            lines |= {node.lineno}
+    return lines
+
+
+def examples() -> list[str]:
+    """Examples that are long, or of which the table tells other numbers."""
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"\| \[(\w+)\.py\]\(\1\.py\) \|(.*)\|", table))
+    paths = {path.stem: path for path in EXAMPLES.glob("*.py")}
+    wrong = [f"{name}: in the table and there, or neither" for name in rows.keys() ^ paths.keys()]
+    for name in sorted(rows.keys() & paths.keys()):
+        found = counts(paths[name])
+        if (told := tuple(int(cell) for cell in rows[name].split("|")[1:])) != found:
+            wrong.append(f"{name}: the table tells {told}, and it has {found}")
+        for (what, most), count in zip(MOST.items(), found, strict=True):
+            if count > most:
+                wrong.append(f"{name}: {count} {what}, and at most {most} are short")
+    tree = ast.parse((EXAMPLES / "03_equinox.py").read_text(encoding="utf-8"))
+    loss = next(node for node in tree.body if getattr(node, "name", "") == "loss_fn")
+    after = [line for line in private_lines(tree) if line > loss.end_lineno]
+    of_module = [name for name in used(tree) if name.startswith("jaxdp.")]
+    if len(of_module) > 5 or len(after) > 12:
+        wrong.append(f"03_equinox: the first loop takes {len(after)} lines and {of_module}")
+    return wrong
+
+
+def notebooks() -> list[str]:
+    """Notebooks that other code was executed for, or that do not begin as they must."""
+    import nbformat
+
+    from notebooks import execute
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    repository = project["urls"]["Repository"]
+    install = INSTALL.format(name=project["name"], repository=repository).rstrip()
+    wrong = []
+    for path in execute.paths():
+        notebook = nbformat.read(path, as_version=4)
+        cells, before = execute.code_cells(notebook), nbformat.writes(notebook)
+        outputs = [output for cell in cells for output in cell.outputs]
+        pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+        address = f"{repository.removeprefix('https://')}/blob/main/notebooks/{path.name}"
+        address = address.replace("github.com/", "github/")
+        badge = f"[![Open in Colab]({BADGE}/assets/colab-badge.svg)]({BADGE}/{address})"
+        first = notebook.cells[0]
+        said = {
+            "was changed after it was executed: make notebooks": (
+                notebook.metadata["jaxdp"]["executed"] == execute.hash_of_code(notebook)
+                and [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+            ),
+            "shows an error": "error" not in [output.output_type for output in outputs],
+            "shows no picture": len(pictures) > 0,
+            "takes 300 kB or more": path.stat().st_size < 300_000,
+            "begins without a title and a badge": (
+                first.cell_type == "markdown"
+                and first.source.startswith("# ")
+                and badge in first.source.splitlines()
+            ),
+            "does not install from the repository": notebook.cells[1].source == install,
+            "is not tidy": nbformat.writes(execute.tidied(notebook)) == before,
+        }
+        wrong += [f"{path.name}: {words}" for words, holds in said.items() if not holds]
+    return wrong
+
+
+def code_of_the_language_model() -> list[str]:
+    """Modules of examples/gpt2 that its notebook holds in other words."""
+    import nbformat
+
+    from notebooks import execute
+
+    (path,) = [path for path in execute.paths() if "language_model" in path.stem]
+    cells = [cell.source for cell in execute.code_cells(nbformat.read(path, as_version=4))]
+    wrong = []
+    for name in ("gpt2.py", "texts.py"):
+        text = (EXAMPLES / "gpt2" / name).read_text(encoding="utf-8")
+        code = re.sub(r'\A""".*?"""', "", text, flags=re.DOTALL).strip()
+        if code not in cells:
+            wrong.append(f"{path.name}: no cell is examples/gpt2/{name}")
+    return wrong
+
+
+CHECKS = (links, menu, names, first_calls, readme, examples, notebooks, code_of_the_language_model)
