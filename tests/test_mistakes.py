@@ -91,9 +91,10 @@ def test_a_state_of_an_earlier_step_is_refused_before_the_batch_is_spent():
 
 def test_a_loop_without_steps_says_so_and_epsilon_is_what_the_steps_have_spent():
     one = trainer()
-    state = one.init(PARAMS)
+    state, batches = one.init(PARAMS), one.batches()
     assert one.epsilon().upper == 0.0
-    train(one, state)
+    for batch in batches:
+        state, _ = one.step(state, batch)
     assert one.epsilon().upper > 0.5
     with pytest.warns(UserWarning, match=r"no step is left: .* all 4 .*batches\(4, beyond=True\)"):
         assert list(one.batches()) == []
