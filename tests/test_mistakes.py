@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import jaxdp
+from tests.refusing import all_refused
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 Y = np.arange(60, dtype=np.int32) % 2
@@ -88,27 +89,13 @@ def test_a_state_of_an_earlier_step_is_refused_before_the_batch_is_spent():
     assert one.step(kept, batch)[0].step == 1
 
 
-@pytest.mark.parametrize("wrong", [PARAMS, (PARAMS, None)])
-def test_what_is_no_state_is_refused_in_words(wrong):
+def test_a_loop_without_steps_says_so_and_epsilon_is_what_the_steps_have_spent():
     one = trainer()
-    with pytest.raises(ValueError, match=r"state must be a TrainState, from trainer.init"):
-        one.step(wrong, next(one.batches()))
-
-
-def test_epsilon_before_the_first_step():
-    one = trainer()
-    with pytest.raises(ValueError, match="no step was taken yet"):
-        one.epsilon()
-    state = one.init(PARAMS)
-    batches = one.batches()
+    state, batches = one.init(PARAMS), one.batches()
     assert one.epsilon().upper == 0.0
-    one.step(state, next(batches))
+    for batch in batches:
+        state, _ = one.step(state, batch)
     assert one.epsilon().upper > 0.5
-
-
-def test_a_loop_without_steps_says_so():
-    one = trainer()
-    train(one, one.init(PARAMS))
     with pytest.warns(UserWarning, match=r"no step is left: .* all 4 .*batches\(4, beyond=True\)"):
         assert list(one.batches()) == []
     state = one.init(PARAMS)
@@ -127,68 +114,60 @@ def test_two_trainers_on_one_ledger_file_are_told_to_close(tmp_path):
     trainer(ledger=tmp_path / "ledger").close()
 
 
-@pytest.mark.parametrize("given", [((X, Y),), ("adam", (X, Y))])
-def test_no_record_is_in_the_words_of_a_forgotten_argument(given):
-    with pytest.raises(ValueError, match="optimizer must be an optax optimizer") as caught:
-        jaxdp.Trainer(loss_fn, mechanism(), *given)
-    assert str(caught.value).endswith(("got a tuple", "got 'adam'"))
+def test_what_was_forgotten_or_misplaced_is_named_without_a_record():
+    one = trainer()
+    no_state = r"state must be a TrainState, from trainer.init"
+    no_optimizer = "optimizer must be an optax optimizer.*"
+    all_refused(
+        [
+            (no_state, lambda: one.step(PARAMS, next(one.batches()))),
+            (no_state, lambda: one.step((PARAMS, None), next(one.batches()))),
+            (f"{no_optimizer}got a tuple$", lambda: jaxdp.Trainer(loss_fn, mechanism(), (X, Y))),
+            (
+                f"{no_optimizer}got 'adam'$",
+                lambda: jaxdp.Trainer(loss_fn, mechanism(), "adam", (X, Y)),
+            ),
+            (r"data must be given: .* got None", lambda: trainer(data=None)),
+            (
+                "got None: a return is missing",
+                lambda: trainer(lambda params, x, y: None).init(PARAMS),
+            ),
+            (
+                r"trainable must .*got none of \['b'\], \['w'\]",
+                lambda: trainer(trainable=lambda path: "last" in path).init(PARAMS),
+            ),
+            ("params must hold at least one array, got {}", lambda: trainer().init({})),
+            ("no step was taken yet", trainer().epsilon),
+        ]
+    )
 
 
-def test_no_record_is_in_the_words_for_data_in_place_of_the_loss():
-    with pytest.raises(ValueError, match=r"loss_fn must be a function .* got a tuple"):
-        jaxdp.clipped_grad((X, Y), jaxdp.clip(1.0))
+def test_an_error_of_the_users_loss_comes_with_the_shapes_of_an_example():
+    for labels, shapes in ((Y.astype(np.float32), "float32[]"), (Y[:, None], "int32[1]")):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            trainer(data=(X, labels)).init(PARAMS)
+        assert f"one example: (float32[3], {shapes})" in "".join(caught.value.__notes__)
 
 
-def test_a_forgotten_source_is_named():
-    with pytest.raises(ValueError, match=r"data must be given: .* got None"):
-        trainer(data=None)
-
-
-@pytest.mark.parametrize(
-    ("data", "shapes"),
-    [((X, Y.astype(np.float32)), "float32[]"), ((X, Y[:, None]), "int32[1]")],
-)
-def test_an_error_of_the_users_loss_comes_with_the_shapes_of_an_example(data, shapes):
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        trainer(data=data).init(PARAMS)
-    assert f"one example: (float32[3], {shapes})" in "".join(caught.value.__notes__)
-
-
-def test_a_missing_return_is_named():
-    with pytest.raises(ValueError, match="got None: a return is missing"):
-        trainer(lambda params, x, y: None).init(PARAMS)
-
-
-def test_a_misspelt_path_is_answered_with_the_paths():
-    with pytest.raises(ValueError, match=r"trainable must .*got none of \['b'\], \['w'\]"):
-        trainer(trainable=lambda path: "last" in path).init(PARAMS)
-    with pytest.raises(ValueError, match=r"params must hold at least one array, got {}"):
-        trainer().init({})
-
-
-@pytest.mark.parametrize("found", [0.5, {"accuracy": np.ones(3)}])
-def test_evaluate_must_return_numbers_by_name(found, tmp_path):
-    with pytest.raises(ValueError, match="evaluate must return numbers by name"):
-        run(tmp_path / "run", evaluate=lambda params: found).fit()
-
-
-def test_a_run_that_has_not_begun_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"run must have begun .* call fit\(\)"):
-        run(tmp_path / "run").epsilon()
-
-
-def test_another_optimizer_is_not_called_a_damaged_folder(tmp_path):
-    run(tmp_path / "run").fit(2)
-    with pytest.raises(ValueError, match="of these parameters and this optimizer, got whole ones"):
-        run(tmp_path / "run", optax.adam(0.1)).fit()
-    assert run(tmp_path / "run").fit()["w"].shape == (3, 2)
-
-
-def test_parameters_of_another_shape_are_not_called_a_damaged_folder(tmp_path):
+def test_mistakes_with_a_run_are_named_and_none_is_called_a_damaged_folder(tmp_path):
     run(tmp_path / "run").fit(2)
     other = jax.tree.map(jnp.zeros_like, {"w": jnp.zeros((3, 5)), "b": jnp.zeros(5)})
-    with pytest.raises(ValueError, match="of these parameters and this optimizer, got whole ones"):
-        run(tmp_path / "run", params=other).fit()
+    numbers = "evaluate must return numbers by name"
+    whole = "of these parameters and this optimizer, got whole ones"
+
+    def evaluated(name, found):
+        run(tmp_path / name, evaluate=lambda params: found).fit()
+
+    all_refused(
+        [
+            (numbers, lambda: evaluated("a", 0.5)),
+            (numbers, lambda: evaluated("b", {"accuracy": np.ones(3)})),
+            (r"run must have begun .* call fit\(\)", lambda: run(tmp_path / "c").epsilon()),
+            (whole, lambda: run(tmp_path / "run", optax.adam(0.1)).fit(), "optimizer"),
+            (whole, lambda: run(tmp_path / "run", params=other).fit(), "shapes"),
+        ]
+    )
+    assert run(tmp_path / "run").fit()["w"].shape == (3, 2)
     gc.collect()  # what orbax would leave behind had it begun to read is a warning, an error here
 
 
@@ -211,21 +190,18 @@ def copied(train, state):
     train.step(state, copy.deepcopy(next(train.batches(1))))
 
 
-@pytest.mark.parametrize(
-    ("mistake", "remedy"),
-    [
+def test_a_batch_in_the_wrong_place_is_told_in_words_of_the_trainer():
+    """Before: "ticket must be spent once ... call sampler.draw()", words of another door."""
+    for mistake, remedy in (
         (used_twice, r"one that a step used before\. .*for batch in trainer\.batches\(\)"),
         (kept_after_the_loop, r"one of a loop that has ended"),
         (copied, r"Take batches where the step is taken"),
-    ],
-)
-def test_a_batch_in_the_wrong_place_is_told_in_words_of_the_trainer(mistake, remedy):
-    """Before: "ticket must be spent once ... call sampler.draw()", words of another door."""
-    train = trainer()
-    with pytest.raises((ValueError, TypeError), match=remedy) as error:
-        mistake(train, train.init(PARAMS))
-    assert "sampler.draw" not in str(error.value)
-    train.close()
+    ):
+        train = trainer()
+        with pytest.raises((ValueError, TypeError), match=remedy) as error:
+            mistake(train, train.init(PARAMS))
+        assert "sampler.draw" not in str(error.value)
+        train.close()
 
 
 ASKING = {
@@ -234,19 +210,6 @@ ASKING = {
     "lbfgs": (optax.lbfgs, "asks for value, grad, value_fn besides .* line search"),
     "lookahead": (lambda: optax.lookahead(optax.sgd(0.1), 5, 0.5), "average=0.99"),
 }
-
-
-@pytest.mark.parametrize(("make", "words"), ASKING.values(), ids=ASKING)
-def test_an_optimizer_that_asks_for_more_is_refused_before_a_charge(make, words, tmp_path):
-    """Before: a raw TypeError or AttributeError of optax at the first step, whose charge stayed."""
-    train = jaxdp.Trainer(loss_fn, mechanism(), make(), (X, Y))
-    with pytest.raises(ValueError, match=words):
-        train.init(PARAMS)
-    assert train.ledger.steps == 0
-    one = run(tmp_path / "run", make(), report=False)
-    with pytest.raises(ValueError, match=words):
-        one.fit()
-    assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == 0
 
 
 def own_loop(optimizer):
@@ -258,10 +221,21 @@ def own_loop(optimizer):
 
 
 @pytest.mark.parametrize(("make", "words"), ASKING.values(), ids=ASKING)
-def test_an_optimizer_that_asks_for_more_spends_no_ticket(make, words):
+def test_an_optimizer_that_asks_for_more_is_refused_before_a_charge(make, words, tmp_path):
+    """Before: a raw TypeError or AttributeError of optax at the first step, whose charge stayed."""
+    train = jaxdp.Trainer(loss_fn, mechanism(), make(), (X, Y))
+    one = run(tmp_path / "run", make(), report=False)
     _, draw, summed, tx = own_loop(make())
-    with pytest.raises(ValueError, match=words):
-        jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed)
+    update = jaxdp.compile_update(tx)
+    all_refused(
+        [
+            (words, lambda: train.init(PARAMS), "trainer"),
+            (words, one.fit, "run"),
+            (words, lambda: update(PARAMS, tx.init(PARAMS), summed), "own loop"),
+        ]
+    )
+    assert train.ledger.steps == 0
+    assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == 0
     assert not draw.ticket.spent
 
 

@@ -1,28 +1,27 @@
 """Every audit refuses arguments out of their range, by name, before it computes anything."""
 
 import math
+from functools import partial
 
 import numpy as np
-import pytest
 
 from jaxdp import accounting as acc
 from jaxdp import auditing
-from jaxdp.auditing import adversaries, audit, bounds, events, scores
+from jaxdp.auditing import attack_measures as measured
+from jaxdp.auditing import audit, bounds, events, ranks, scores
+from jaxdp.auditing.adversaries import random_dirac
+from jaxdp.auditing.bounds import Counts
+from jaxdp.auditing.features import discriminant, expand
+from jaxdp.auditing.record_canaries import parts
+from jaxdp.auditing.scores import audit_all_thresholds
 from jaxdp.optimizers import registry
+from tests.refusing import all_refused
 
-COUNTS = auditing.bounds.Counts(3, 1_000, 400, 1_000)
 COINS = np.arange(100) % 2 == 0
+PERFECT = COINS.astype(float)
 APART = np.linspace(3, 4, 50), np.linspace(0, 1, 50)
 METHOD = registry.build(
-    "dp-sgd",
-    registry.Numbers(
-        noise_multiplier=1.0,
-        l2_clip_norm=1.0,
-        learning_rate=0.1,
-        sampling="full_batch",
-        batch_size=4,
-        dataset_size=4,
-    ),
+    "dp-sgd", registry.Numbers(1.0, 1.0, 4, 4, learning_rate=0.1, sampling="full_batch")
 )
 
 
@@ -30,84 +29,46 @@ def many_runs(**changes):
     return audit.audit_algorithm(METHOD, 2, **{"delta": 1e-5, "runs": 10, **changes})
 
 
+def perfect_run(**looks):
+    return auditing.audit_one_run(PERFECT, COINS, 0.0, **looks)
+
+
 def whole_event(**changes):
     return auditing.audit_event(*APART, acc.Gaussian(1.0), **changes)
 
 
+LEVEL = {"confidence": 0.9}
+BOUND = {"delta": 1e-5, **LEVEL}
+COUNTS = {"counts": Counts(3, 1_000, 400, 1_000)}
+SCORES = {"with_record": APART[0], "without": APART[1], **BOUND}
+SPLIT = {"seed": 0, "held_out": 0.3}
+ONE_RUN = {"correct": 50, "guesses": 50, "canaries": 100}
 # Of a function: its arguments, all right. Every one answers with them.
 RIGHT = {
-    auditing.epsilon_bound: {"counts": COUNTS, "delta": 1e-5, "confidence": 0.9},
-    auditing.gaussian_bound: {"counts": COUNTS, "delta": 1e-5, "confidence": 0.9},
-    auditing.bounds.mu_bound: {"counts": COUNTS, "confidence": 0.9},
-    auditing.bounds.one_run_bound: {
-        "correct": 50,
-        "guesses": 50,
-        "canaries": 100,
-        "delta": 1e-5,
-        "confidence": 0.9,
-    },
-    auditing.bounds.one_run_p_value: {
-        "correct": 50,
-        "guesses": 50,
-        "canaries": 100,
-        "epsilon": 1.0,
-        "delta": 1e-5,
-    },
-    auditing.audit_scores: {
-        "with_record": APART[0],
-        "without": APART[1],
-        "delta": 1e-5,
-        "confidence": 0.9,
-        "seed": 0,
-        "held_out": 0.2,
-    },
-    auditing.scores.audit_all_thresholds: {
-        "with_record": APART[0],
-        "without": APART[1],
-        "delta": 1e-5,
-        "thresholds": [2.0],
-        "confidence": 0.9,
-    },
-    auditing.audit_one_run: {
-        "scores": COINS.astype(float),
-        "included": COINS,
-        "delta": 1e-5,
-        "confidence": 0.9,
-    },
-    whole_event: {"confidence": 0.9, "seed": 0, "held_out": 0.3},
-    auditing.events.family_bound: {
-        "with_record": APART[0],
-        "without": APART[1],
-        "family": acc.Gaussian,
-        "noise": 1.0,
-        "delta": 1e-5,
-        "confidence": 0.9,
-        "seed": 0,
-        "held_out": 0.3,
-    },
+    auditing.epsilon_bound: {**COUNTS, **BOUND},
+    auditing.gaussian_bound: {**COUNTS, **BOUND},
+    bounds.mu_bound: {**COUNTS, **LEVEL},
+    bounds.one_run_bound: {**ONE_RUN, **BOUND},
+    bounds.one_run_p_value: {**ONE_RUN, "epsilon": 1.0, "delta": 1e-5},
+    auditing.audit_scores: {**SCORES, **SPLIT},
+    audit_all_thresholds: {**SCORES, "thresholds": [2.0]},
+    auditing.audit_one_run: {"scores": PERFECT, "included": COINS, **BOUND},
+    whole_event: {**LEVEL, **SPLIT},
+    events.family_bound: {**SCORES, **SPLIT, "family": acc.Gaussian, "noise": 1.0},
     auditing.audit_canaries: {
-        "seen": np.where(COINS, 1.0, 0.0)[None],
-        "coins": COINS,
-        "algorithm": METHOD,
-        "event": acc.Gaussian(1.0),
-        "delta": 1e-5,
-        "confidence": 0.9,
+        **{"seen": PERFECT[None], "coins": COINS, "algorithm": METHOD, "event": acc.Gaussian(1.0)},
+        **BOUND,
     },
-    auditing.features.discriminant: {
-        "with_record": APART[0][:, None],
-        "without": APART[1][:, None],
-        "seed": 0,
-        "keep": 1,
-        "held_out": 0.3,
+    discriminant: {
+        **{"with_record": APART[0][:, None], "without": APART[1][:, None], "keep": 1},
+        **SPLIT,
     },
 }
 CONFIDENCES = (0, 0.0, -1, -2.9, 1, 1.5, math.nan, math.inf, "0.9", None, True)
-DELTAS = (-1e-9, 1.0, math.nan, math.inf, "0", None)
-SEEDS = (-1, 0.5, "0")
 WRONG = {
     "confidence": CONFIDENCES,
-    "delta": DELTAS,
-    "seed": SEEDS,
+    "delta": (-1e-9, 1.0, math.nan, math.inf, "0", None),
+    "seed": (-1, 0.5, "0"),
     "held_out": (0, 1, -1, math.nan),
     "counts": ((3, 1_000, 400, 1_000), None),
     "canaries": (-1, 99.5, "100"),
@@ -116,72 +77,98 @@ WRONG = {
     "keep": (0, -1, 1.5),
     "thresholds": ([], [math.nan], [[1.0]]),
 }
-ALSO = [(many_runs, {"confidence": c}, "confidence") for c in CONFIDENCES] + [
-    (many_runs, {"delta": 0.0}, "delta"),
-    (many_runs, {"seed": -1}, "seed"),
-    (many_runs, {"runs": 9}, "runs"),
-    (many_runs, {"chunk": 0}, "chunk"),
-    (auditing.events.family_bound, {"delta": 0.0}, "delta"),
-    (auditing.audit_canaries, {"delta": 0.0}, "delta"),
-    (auditing.gaussian_bound, {"delta": 0.0}, "delta"),
-    (auditing.audit_scores, {"delta": 0.0, "kind": "gaussian"}, "delta"),
-    (auditing.scores.audit_all_thresholds, {"delta": 0.0, "kind": "gaussian"}, "delta"),
-    (auditing.audit_scores, {"threshold": math.nan}, "threshold"),
-    (auditing.audit_scores, {"threshold": [1.0, 2.0]}, "threshold"),
-    (auditing.audit_one_run, {"looks": []}, "looks"),
+ALSO = [
+    *((many_runs, {"confidence": value}) for value in CONFIDENCES),
+    *((many_runs, {name: value}) for name, value in (("seed", -1), ("runs", 9), ("chunk", 0))),
+    *((many_runs, {"delta": 0.0}), (events.family_bound, {"delta": 0.0})),
+    *((auditing.audit_canaries, {"delta": 0.0}), (auditing.gaussian_bound, {"delta": 0.0})),
+    (auditing.audit_scores, {"delta": 0.0, "kind": "gaussian"}),
+    (audit_all_thresholds, {"delta": 0.0, "kind": "gaussian"}),
+    *((auditing.audit_scores, {"threshold": value}) for value in (math.nan, [1.0, 2.0])),
+    (auditing.audit_one_run, {"looks": []}),
 ]
 
 
-def cases():
+def out_of_range():
     for function, right in RIGHT.items():
-        for name in (name for name in WRONG if name in right):
-            for value in WRONG[name]:
-                yield function, {name: value}, name
+        for name in (name for name in right if name in WRONG):
+            yield from ((function, {name: value}) for value in WRONG[name])
     yield from ALSO
 
 
-@pytest.mark.parametrize(
-    ("function", "changes", "name"),
-    [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in cases()],
-)
-def test_what_is_out_of_range_is_refused_by_name(function, changes, name, monkeypatch):
+def test_what_is_out_of_range_is_refused_by_name(monkeypatch):
     def computed(*_, **__):
         raise AssertionError("an argument is checked only after something was computed")
 
     for module, work in (
-        (bounds, "_grid"),
-        (bounds, "_binomial_tail"),
-        (scores, "candidates"),
-        (events, "candidates"),
-        (audit, "tiny_worlds"),
+        *((bounds, "_grid"), (bounds, "_binomial_tail"), (scores, "candidates")),
+        *((events, "candidates"), (audit, "tiny_worlds")),
     ):
         monkeypatch.setattr(module, work, computed)
-    with pytest.raises(ValueError, match=rf"^{name} must ") as refused:
-        function(**{**RIGHT.get(function, {}), **changes})
-    assert "got " in str(refused.value)
+    all_refused(
+        (
+            rf"^{next(iter(changes))} must .*got ",
+            partial(function, **{**RIGHT.get(function, {}), **changes}),
+            f"{function.__name__} {changes}",
+        )
+        for function, changes in out_of_range()
+    )
 
 
-@pytest.mark.parametrize("function", RIGHT, ids=lambda function: function.__name__)
-def test_what_is_in_range_is_answered(function):
-    function(**RIGHT[function])
+def test_what_is_in_range_is_answered():
+    for function, right in RIGHT.items():
+        function(**right)
 
 
-@pytest.mark.parametrize("seed", [-1, 0.5])
-def test_worlds_and_canaries_refuse_a_wrong_seed(seed):
-    with pytest.raises(ValueError, match=r"^seed must be a whole number"):
-        auditing.two_worlds(lambda words, member: words, 2, seed=seed)
-    with pytest.raises(ValueError, match=r"^seed must be a whole number"):
-        adversaries.random_dirac({"w": np.zeros(3)}, seed)
+def seen(rows, coins, **more):
+    return auditing.audit_canaries(
+        np.zeros(rows), np.ones(coins, bool), METHOD, acc.Gaussian(1.0), 1e-5, **more
+    )
 
 
-def test_expand_refuses_wrong_stretches():
-    for steps in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=r"^steps must be a whole number"):
-            auditing.features.expand(np.zeros((2, 4)), steps)
+def worlds_of_seed(seed):
+    return auditing.two_worlds(lambda words, member: words, 2, seed=seed)
 
 
-def test_scores_of_several_columns_are_not_taken_for_canaries():
-    """Two columns would count twice the correct guesses."""
-    coins = np.stack([COINS, COINS], axis=1)
-    with pytest.raises(ValueError, match=r"^scores must be \[m\]"):
-        auditing.audit_one_run(coins.astype(float), coins, 1e-5)
+NINE, PAIR, D = np.zeros(9), (np.zeros(300), np.ones(300)), 1e-5
+THREE, ONES, TWICE = np.zeros(3), np.ones(3, bool), np.zeros((5, 2))
+NO_SCORES = (["a"], np.ones(5) * 1j, [[1.0], [1.0, 2.0]], None)
+REFUSED = [
+    *(("^seed must be a whole number", partial(worlds_of_seed, seed)) for seed in (-1, 0.5)),
+    *(("^seed must be a whole number", partial(random_dirac, {"w": THREE}, s)) for s in (-1, 0.5)),
+    *(("^steps must be a whole number", partial(expand, TWICE, n)) for n in (0, -1, 1.5)),
+    ("alarms must be at most without", partial(Counts, 5, 4, 0, 4)),
+    ("without must be a whole number", partial(Counts, 0, 0, 0, 4)),
+    ("alarms must be a whole number", partial(Counts, -1, 4, 0, 4)),
+    ("kind must be one of", partial(auditing.audit_scores, NINE, NINE, D, kind="guess")),
+    ("without must have 1 columns", partial(auditing.audit_scores, NINE, np.zeros((9, 2)), D)),
+    ("with_record must be scores", partial(auditing.audit_scores, np.zeros(0), NINE, D)),
+    ("included must be bool", partial(auditing.audit_one_run, NINE, NINE, D)),
+    ("included must be bool", partial(auditing.audit_guesses, NINE, NINE, D)),
+    # Two columns would count twice the correct guesses.
+    (r"^scores must be \[m\]", partial(auditing.audit_one_run, TWICE, TWICE > 0, D)),
+    (r"log_odds must be \[m\]", partial(auditing.audit_guesses, TWICE, ONES, D)),
+    ("looks must be one of both, top", partial(perfect_run, looks=[(5, "left")])),
+    ("looks must make at most 100 guesses, got 101", partial(perfect_run, looks=[(101, "top")])),
+    ("delta must be above 0", partial(auditing.audit_one_run_gaussian, THREE, ONES, 0.0)),
+    ("noise must be", partial(auditing.audit_one_run_family, THREE, ONES, acc.Gaussian, 0.0, D)),
+    (r"seen must be \[steps, m\]", partial(seen, (3, 2), 3)),
+    (r"seen must be \[steps, 3 m\]", partial(seen, (3, 4), 4, records=True)),
+    (r"seen must be \[steps, 3 m\] of records", partial(parts, np.zeros((3, 4)))),
+    *(
+        ("ranks must be", partial(auditing.audit_ranks, *PAIR, D, ranks=given))
+        for given in ([], [3, 3], [300], [-1])
+    ),
+    ("one a run, got 2 columns", partial(auditing.audit_ranks, TWICE, TWICE, D)),
+    ("splits must be odd, got 4", partial(auditing.audit_splits, *PAIR, D, splits=4)),
+    ("false_positive_rates must", partial(measured, *PAIR, D, false_positive_rates=(0.0,))),
+    ("false_positive_rates must be a tuple", partial(measured, *PAIR, D, false_positive_rates=0.1)),
+    *(("^with_record must be scores", partial(measured, x, NINE, D)) for x in NO_SCORES),
+    *(("^without must be scores", partial(auditing.audit_scores, NINE, x, D)) for x in NO_SCORES),
+    *(("^delta must", partial(measured, *PAIR, delta)) for delta in ("0", None, 1.0)),
+    ("missed must be at most", partial(ranks.p_value, 0, 5, 6, 5, bounds.gaussian_dp(1.0))),
+]
+
+
+def test_what_no_audit_can_read_is_refused_in_words():
+    all_refused(REFUSED)

@@ -1,14 +1,21 @@
 """Grids, users and correlated noise in two worlds: never above the proven, and faults are found."""
 
 import dataclasses
+import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxdp
 from benchmarks.kinds_audit import Grid, OfUsers, UsersAsRecords, found
 from benchmarks.kinds_correlated import Correlated
+from jaxdp import _processes, auditing, clipping
+from jaxdp import accounting as acc
+from jaxdp import optimizers as opt
 from jaxdp.accounting import Relation
 from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
+from jaxdp.sources.users import User
 
 SMALL = {"records": 20, "rows": 20, "threshold": 1.0}
 ORDERED = {**SMALL, "relation": Relation.REPLACE_SPECIAL}
@@ -16,7 +23,7 @@ CYCLIC, PASSES = CyclicPoisson(0.4, 2, 6), FixedOrder(10, 6)
 RIGHT = {
     "grid": Grid(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
     "users": OfUsers(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
-    "cyclic": Correlated(CYCLIC, 0.6, 6, 0.01, 150, **SMALL),
+    "cyclic": Correlated(CYCLIC, 0.6, 6, 0.01, 100, **SMALL),
     "fixed order, on a grid": Correlated(PASSES, 0.6, 6, 0.01, 150, **ORDERED, law="grid"),
 }
 FAULTS = {
@@ -29,6 +36,12 @@ FAULTS = {
         PASSES, 1.0, 6, 0.01, 150, **{**ORDERED, "threshold": None}, share=0.3
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def versions_are_read_once(monkeypatch):
+    """Every run has a sampler of its own, and reading them takes half of its time."""
+    monkeypatch.setattr(_processes, "versions", functools.cache(_processes.versions))
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -49,7 +62,39 @@ def test_a_planted_fault_is_found(name):
 
 def test_a_grid_of_half_the_noise_has_half_of_it():
     """The fault is what it says: the noise alone, where nobody contributes."""
-    case = dataclasses.replace(RIGHT["grid"], threshold=None)
+    case = dataclasses.replace(RIGHT["grid"], threshold=None, runs=80)
     for share in (1.0, 0.5):
         sums = dataclasses.replace(case, share=share).sums(False)
         assert np.std(sums) == pytest.approx(share * case.noise, rel=0.1)
+
+
+K, DELTA = 3, 1e-5
+
+
+def user_scores(noise):
+    """Sums along a user's gradient, of all steps: three records that all pull one way, far off."""
+    records = jnp.zeros((4, K, 2)).at[-1, :, 0].set(100.0)
+    user = User(records, jnp.ones((4, K), bool).at[0, 1:].set(False))
+    mechanism = jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch", records_per_user=K)
+    algorithm = opt.sgd(mechanism, 0.1)
+    loss_fn = clipping.user_loss(lambda w, record: record @ w)
+    run = auditing.training_run(
+        algorithm,
+        auditing.Worlds(loss_fn, jnp.zeros(2), user),
+        4,
+        score=lambda released: jnp.sum(released["noisy"][:, 0])[None],
+    )
+    return algorithm.total(4), *auditing.two_worlds(run, 3_000, seed=4)
+
+
+def test_a_user_as_the_unit_is_audited_close_to_what_is_proven():
+    event, inside, outside = user_scores(2.0)
+    proven = acc.epsilon(event, DELTA).upper
+    found = auditing.audit_scores(inside, outside, DELTA, kind="gaussian").epsilon
+    assert 0.85 * proven < found <= proven
+    assert 0.4 * proven < auditing.audit_ranks(inside, outside, DELTA).epsilon <= proven
+    assert not auditing.audit_event(inside, outside, event).refuted
+    # Clipped one by one: three records against the noise for one, or a third of the noise.
+    _, inside, outside = user_scores(2.0 / K)
+    assert auditing.audit_event(inside, outside, event).refuted
+    assert auditing.audit_ranks(inside, outside, DELTA).epsilon > proven

@@ -1,9 +1,10 @@
-"""Planted losses and pipelines are found, by the right test and line; their twins pass."""
+"""Planted losses, pipelines and loops are found where they stand; their twins and right ones pass."""
 
 import inspect
 
 import pytest
 
+from benchmarks import planted_noise
 from benchmarks import planted_pipelines as planted
 
 KINDS = {
@@ -50,3 +51,40 @@ def test_a_planted_mistake_is_found_where_it_stands(function):
 @pytest.mark.parametrize("function", planted.PIPELINES, ids=lambda f: f.__name__)
 def test_its_twin_is_not_accused(function):
     assert function(True).findings == ()
+
+
+# Each fault by the finding that must name it; the others are in the benchmark, and take minutes.
+NOISE = {
+    "one key for all leaves": "shared",
+    "one coordinate without noise": "noise",
+    "noise without its mean": "shared",
+    "no noise where nobody was drawn": "noise",
+    "noise that falls with the steps": "sensitivity",
+    "one leaf's noise comes again": "repeat",
+    "a fifth of the noise in one layer": "sensitivity",
+    "uniform noise": "noise",
+    "momentum of un-noised sums": "sensitivity",
+    "a batch that is not finite skipped": "sensitivity",
+    "four drawn records kept": "sampling",
+    "a draw repeated until it has two": "sampling",
+    "batches of one size": "sampling",
+}
+RIGHT_NOISE = [
+    "frozen leaves, a counter, a rate",
+    "unlike noise by layer",
+    "unlike noise by coordinate",
+    "momentum of noisy sums, released",
+    "dp_mf, banded",
+    "steps that nobody was drawn for",
+]
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_a_faulty_loop_is_accused(name):
+    found = planted_noise.checked(name)
+    assert NOISE[name] in {finding.kind for finding in found.broken}
+
+
+@pytest.mark.parametrize("name", RIGHT_NOISE)
+def test_a_right_loop_is_not_accused(name):
+    assert planted_noise.checked(name).findings == ()

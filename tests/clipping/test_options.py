@@ -1,45 +1,45 @@
-"""Microbatches, frozen parameters, auxiliary outputs, and refusals."""
+"""Microbatches, frozen parameters, auxiliary outputs, augmentation, and refusals."""
 
-import flax.linen as nn
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import jaxdp
 from jaxdp.clipping import options, rounding
 from jaxdp.types import Draw
 from tests.clipping.architectures import ARCHITECTURES, opened
 from tests.clipping.test_ghost import gap
-from tests.compiling import with_flags
+from tests.refusing import all_refused
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
-def test_microbatches_change_nothing(size):
+def test_microbatches_change_nothing():
     params, loss_fn, batch = ARCHITECTURES["mlp"]()
-    at_once = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.5)))
-    cut = opened(jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.5), microbatch_size=size))
-    (whole, info), (found, again) = (run(params, batch) for run in (at_once, cut))
-    assert gap(found, whole) < 1e-6
-    np.testing.assert_allclose(again.norms, info.norms, rtol=1e-6)
-    np.testing.assert_array_equal(again.clipped, info.clipped)
-    mask = jnp.asarray([True, True, False, True, True])
-    assert gap(cut(params, batch, mask)[0], at_once(params, batch, mask)[0]) < 1e-6
+    masks = jnp.asarray([[True] * 5, [True, True, False, True, True]])
+
+    def both(size=None):
+        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.5), microbatch_size=size)
+        return jax.vmap(opened(grad_fn), (None, None, 0))(params, batch, masks)
+
+    whole, info = both()
+    for size in (1, 2, 5, 9):
+        found, again = both(size)
+        assert gap(found, whole) < 1e-6, size
+        np.testing.assert_allclose(again.norms, info.norms, rtol=1e-6)
+        np.testing.assert_array_equal(again.clipped, info.clipped)
 
 
 def test_microbatches_bound_the_memory():
     params, batch = {"w": jnp.zeros((300, 200))}, jnp.ones((256, 300))
+    loss_fn = lambda p, x: jnp.sum(jnp.sin(x @ p["w"]))  # noqa: E731
 
     def temporary(size):
-        grad_fn = jaxdp.clipped_grad(
-            lambda p, x: jnp.sum(jnp.sin(x @ p["w"])), jaxdp.clip(1.0), "vmap", microbatch_size=size
-        )
-        compiled = (
-            jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value).lower(params, batch).compile()
-        )
-        return compiled.memory_analysis().temp_size_in_bytes
+        grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), "vmap", microbatch_size=size)
+        run = jax.jit(lambda p, b: grad_fn(p, b, "all")[0].value)
+        return run.lower(params, batch).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(16) < 0.2 * temporary(None)
 
@@ -56,24 +56,18 @@ def test_a_million_aligned_gradients_are_added_without_drift():
     np.testing.assert_allclose(np.linalg.norm(np.asarray(total, np.float64)), aimed, rtol=3e-6)
 
 
-@pytest.mark.parametrize("engine", ["auto", "vmap"])
-def test_frozen_parameters_get_no_gradient_no_norm_and_no_noise(engine):
+def test_frozen_parameters_get_no_gradient_no_norm_and_no_noise():
     params, loss_fn, batch = ARCHITECTURES["low_rank"]()
-    choices = [
-        lambda path: "frozen" not in path,
-        {"frozen": False, "down": True, "up": True},
-    ]
-    for choice in choices:
+    moving = {name: params[name] for name in ("down", "up")}
+    alone = lambda p, x: loss_fn({**p, "frozen": params["frozen"]}, x)  # noqa: E731
+    reference = opened(jaxdp.clipped_grad(alone, jaxdp.clip(0.3), "vmap"))(moving, batch)
+    flags = {"frozen": False, "down": True, "up": True}
+    for engine, choice in (("auto", flags), ("vmap", lambda path: "frozen" not in path)):
         grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.3), engine, trainable=choice)
         value, info = opened(grad_fn)(params, batch)
         assert value["frozen"] is None
-        moving = {name: params[name] for name in ("down", "up")}
-        alone = jaxdp.clipped_grad(
-            lambda p, x: loss_fn({**p, "frozen": params["frozen"]}, x), jaxdp.clip(0.3), "vmap"
-        )
-        expected, reference = opened(alone)(moving, batch)
-        np.testing.assert_allclose(info.norms, reference.norms, rtol=1e-5)
-        assert gap(value, expected) < 1e-5
+        np.testing.assert_allclose(info.norms, reference[1].norms, rtol=1e-5)
+        assert gap(value, reference[0]) < 1e-5
         engines = {leaf.path: leaf.engine for leaf in grad_fn.plan(params, batch)}
         assert engines["['frozen']"] == "frozen"
 
@@ -109,100 +103,78 @@ def test_auxiliary_outputs_are_handed_on_for_every_example():
     assert "norms" not in repr(info)
 
 
-class WithBatchNorm(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(2)(nn.BatchNorm(use_running_average=False)(x))
+RULE, MADE_WITH = jaxdp.clip(1.0), {"engine", "microbatch_size", "trainable"}
 
 
-def test_batch_statistics_are_refused_in_words():
-    module = WithBatchNorm()
-    variables = module.init(jax.random.key(0), jnp.ones((1, 3)))
-    stats = variables["batch_stats"]
-    unaware = lambda p, x: module.apply({"params": p, "batch_stats": stats}, x[None]).sum()  # noqa: E731
-
-    def aware(p, x):
-        out, new = module.apply(
-            {"params": p, "batch_stats": stats}, x[None], mutable=["batch_stats"]
-        )
-        return out.sum(), new
-
-    for loss_fn in (unaware, aware):
-        with pytest.raises(ValueError, match="batch statistics"):
-            jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))(
-                variables["params"], jnp.ones((4, 3)), "all"
-            )
-    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    loss_fn = lambda p, x: jnp.sum(norm(x[None]) * p["w"])  # noqa: E731
-    with pytest.raises(ValueError, match="batch statistics"):
-        jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))({"w": jnp.ones(3)}, jnp.ones((4, 3)), "all")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "fast"}, "engine must be one of"),
-        ({"microbatch_size": 0}, "microbatch_size must be"),
-        ({"microbatch_size": 2.5}, "microbatch_size must be"),
-        ({"trainable": {"down": 1}}, "trainable must be a tree of bool"),
-        ({"trainable": {}}, "trainable must be a tree of bool"),
-        ({"trainable": {"up": True}}, "trainable must be a prefix"),
-        ({"trainable": lambda path: False}, "trainable must let at least one"),
-    ],
-)
-def test_bad_options(options, message):
+def test_bad_options_scales_bounds_and_parameters_are_refused():
     params, loss_fn, batch = ARCHITECTURES["low_rank"]()
-    with pytest.raises(ValueError, match=message):
-        jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), **options)(params, batch, "all")
 
+    def of(params=params, rule=RULE, **given):
+        made = {name: given.pop(name) for name in MADE_WITH & given.keys()}
+        grad_fn = jaxdp.clipped_grad(loss_fn, rule, **made)
+        return grad_fn(params, batch, "all", **given)
 
-def test_bad_scales_bounds_and_integer_parameters():
-    params, loss_fn, batch = ARCHITECTURES["low_rank"]()
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0))
-    with pytest.raises(ValueError, match="scale must be shaped like"):
-        grad_fn(params, batch, "all", scale={"up": jnp.ones((2, 5))})
     whole = {**params, "frozen": jnp.ones((6, 5), jnp.int32)}
-    with pytest.raises(ValueError, match=r"floating-point .* int32 at \['frozen'\]"):
-        grad_fn(whole, batch, "all")
-    boxed = jaxdp.clipped_grad(loss_fn, jaxdp.coordinate_box(1.0))
-    with pytest.raises(ValueError, match="bound must be None"):
-        boxed(params, batch, "all", bound=jnp.float32(1.0))
-
-
-def test_a_sharded_batch_and_one_device_give_the_same_sum():
-    """Eight devices on one processor, in a process of their own."""
-    import subprocess
-    import sys
-
-    code = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-import jaxdp
-mesh = Mesh(np.array(jax.devices()), ("x",))
-params = {"w": jax.random.normal(jax.random.key(0), (6, 4)), "e": jnp.ones((5, 6))}
-loss = lambda p, ex: jnp.sum(jnp.sin((ex[0] + p["e"][ex[1]]) @ p["w"]))
-batch = (jax.random.normal(jax.random.key(1), (32, 3, 6)),
-         jax.random.randint(jax.random.key(2), (32, 3), 0, 5))
-for engine in ("auto", "ghost", "vmap"):
-    grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.5), engine)
-    def total(p, b, m): return grad_fn(p, b, m)[0].value
-    mask = jnp.arange(32) % 3 != 0
-    one = jax.jit(total)(params, batch, mask)
-    rows = NamedSharding(mesh, P("x"))
-    spread = jax.jit(total)(params, jax.device_put(batch, rows), jax.device_put(mask, rows))
-    by_hand = jax.shard_map(
-        lambda p, b, m: jax.lax.psum(total(p, b, m), "x"),
-        mesh=mesh, in_specs=(P(), P("x"), P("x")), out_specs=P(), check_vma=False)
-    for other in (spread, jax.jit(by_hand)(params, batch, mask)):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
-print(len(jax.devices()))
-"""
-    env = with_flags("--xla_force_host_platform_device_count=8")
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
+    box = {"rule": jaxdp.coordinate_box(1.0), "bound": jnp.float32(1.0)}
+    no_numbers = ("a", object(), 1j, np.array("a"))
+    all_refused(
+        (words, functools.partial(of, **given), str(given))
+        for words, given in (
+            ("engine must be one of", {"engine": "fast"}),
+            ("microbatch_size must be", {"microbatch_size": 0}),
+            ("microbatch_size must be", {"microbatch_size": 2.5}),
+            ("trainable must be a tree of bool", {"trainable": {"down": 1}}),
+            ("trainable must be a tree of bool", {"trainable": {}}),
+            ("trainable must be a prefix", {"trainable": {"up": True}}),
+            ("trainable must let at least one", {"trainable": lambda path: False}),
+            ("scale must be shaped like", {"scale": {"up": jnp.ones((2, 5))}}),
+            *(("scale must be a pytree of positive numbers", {"scale": n}) for n in no_numbers),
+            (r"floating-point .* int32 at \['frozen'\]", {"params": whole}),
+            ("bound must be None", box),
+        )
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "8"
+    view = lambda x, key: x  # noqa: E731
+    all_refused(
+        [
+            ("augment must be a function", lambda: jaxdp.augmented(loss_fn, None, 2)),
+            ("multiplicity must be", lambda: jaxdp.augmented(loss_fn, view, 0)),
+        ]
+    )
+
+
+def augmented(multiplicity, engine="auto", bound=0.5):
+    params = {"w": jax.random.normal(jax.random.key(0), (4, 3))}
+    loss_fn = lambda p, x: jnp.sum(jnp.sin(x @ p["w"]))  # noqa: E731
+    augment = lambda x, key: x + jax.random.normal(key, x.shape)  # noqa: E731
+    mean_loss = jaxdp.augmented(loss_fn, augment, multiplicity)
+    batch = jax.random.normal(jax.random.key(1), (6, 4))
+    return params, jaxdp.clipped_grad(mean_loss, jaxdp.clip(bound), engine), batch
+
+
+@pytest.mark.parametrize("multiplicity", [1, 5])
+def test_a_record_contributes_one_clipped_mean_however_many_views(multiplicity):
+    key = jax.random.key(3)
+    params, grad_fn, batch = augmented(multiplicity)
+    assert [leaf.engine for leaf in grad_fn.plan(params, batch)] != ["vmap"]
+    total, info = opened(grad_fn)(params, batch, rng=key)
+    reference, again = opened(augmented(multiplicity, "vmap")[1])(params, batch, rng=key)
+    np.testing.assert_allclose(info.norms, again.norms, rtol=1e-5)
+    assert gap(total, reference) < 1e-5
+    one = opened(grad_fn)(params, batch, jnp.arange(6) == 2, key)[0]["w"]
+    assert np.linalg.norm(np.asarray(one, np.float64)) <= 0.5
+
+
+def test_views_are_different_and_their_mean_steadies_the_gradient():
+    keys = jax.random.split(jax.random.key(9), 40)
+
+    def spread(multiplicity):
+        params, grad_fn, batch = augmented(multiplicity, bound=1e3)
+        run = opened(grad_fn)
+        totals = jax.vmap(lambda k: run(params, batch, rng=k)[0]["w"])(keys)
+        return float(jnp.mean(jnp.var(totals, axis=0)))
+
+    ratio = spread(1) / spread(8)
+    assert 5.0 < ratio < 13.0  # 8 up to the noise of 40 runs
 
 
 def test_bounds_and_scales_of_a_compiled_step_are_made_safe():
@@ -215,7 +187,7 @@ def test_bounds_and_scales_of_a_compiled_step_are_made_safe():
 def given(**options):
     """What the ledger of a draw is told where its records are clipped by something given."""
     mechanism = jaxdp.dp_sgd(1.0, 0.5, 8, 16)
-    grad_fn = mechanism.clipped_grad(lambda w, x: jnp.vdot(w, x))
+    grad_fn = mechanism.clipped_grad(jnp.vdot)
     records, said = jnp.ones((16, 3)), []
     for by_batch in (False, True):
         sampler = mechanism.sampler(16, physical_batch_size=16)
@@ -239,29 +211,19 @@ def of_a_trainer(array):
 BY_THE_CALLER = "of a step was given by the caller: assumed public, or computed from noisy"
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"bound": 0.25}, ["the clip bound (bound=)"]),
-        ({"bound": np.float32(7.0)}, ["the clip bound (bound=)"]),
-        ({"bound": jnp.float32(7.0)}, ["the clip bound (bound=)"]),
-        ({"scale": jnp.full(3, 2.0)}, ["the scale (scale=)"]),
-        ({"bound": of_a_trainer(jnp.float32(7.0))}, ["the clip bound (bound=)"]),
-        ({"scale": of_a_trainer(jnp.ones(3))}, ["the scale (scale=)"]),
-        ({"scale": np.full(3, 2.0), "bound": 0.5}, ["the scale (scale=)"]),
+def test_what_the_caller_gives_to_clip_by_is_on_the_list():
+    """Before: an empty list, where the bound told whether the largest record had been drawn."""
+    bound, scale = ["the clip bound (bound=)"], ["the scale (scale=)"]
+    for by, named in (
+        ({"bound": np.float32(7.0)}, bound),
+        ({"bound": jnp.float32(7.0)}, bound),
+        ({"bound": of_a_trainer(jnp.float32(7.0))}, bound),
+        ({"scale": jnp.full(3, 2.0)}, scale),
+        ({"scale": of_a_trainer(jnp.ones(3))}, scale),
+        ({"scale": np.full(3, 2.0), "bound": 0.5}, scale),
         ({"bound": 0.5}, []),  # the rule's own
         ({}, []),
-    ],
-)
-def test_what_the_caller_gives_to_clip_by_is_on_the_list(options, named):
-    """Before: an empty list, where the bound told whether the largest record had been drawn."""
-    found = given(**options)
-    assert [line.split(" of a step")[0] for line in found] == named
-    assert all(BY_THE_CALLER in line for line in found)
-
-
-@pytest.mark.parametrize("wrong", ["a", object(), 1j, np.array("a")])
-def test_a_scale_that_is_no_number_is_told_as_such(wrong):
-    grad_fn = jaxdp.clipped_grad(lambda p, x: jnp.sum(p * x), jaxdp.clip(1.0))
-    with pytest.raises(ValueError, match="scale must be a pytree of positive numbers"):
-        grad_fn(jnp.ones(3), jnp.ones((2, 3)), "all", scale=wrong)
+    ):
+        found = given(**by)
+        assert [line.split(" of a step")[0] for line in found] == named, by
+        assert all(BY_THE_CALLER in line for line in found), by

@@ -15,9 +15,21 @@ def made_of(value, columns):
     return ("", False) if made is None else (made.words, made.certain)
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
+def told(value, columns):
+    return made_of(np.asarray(value, np.float32), columns)
+
+
+def certainly(rows, columns):
+    """Every array of the rows (array, words) is told in these words, for certain."""
+    for value, words in rows:
+        found, certain = told(value, columns)
+        assert words in found, (words, found)
+        assert certain, words
+
+
+def test_statistics_and_records_are_told():
+    sizes, axes = SCATTER
+    rows = (
         (COLUMN.mean(0), "mean"),
         (COLUMN.std(0), "deviation"),
         (COLUMN.std(0, ddof=1), "deviation"),
@@ -29,19 +41,15 @@ def made_of(value, columns):
         (COLUMN[[4, 9]], "several of the records"),
         (np.cov(COLUMN, rowvar=False), "covariance"),
         (np.quantile(COLUMN, 0.95, axis=0), "quantile of 0.95"),
-        (SCATTER[1][:, :2], "principal directions"),
-        (SCATTER[1][:, 3:].T, "principal directions"),
-        (SCATTER[1], "principal directions"),
-        (SCATTER[1][:, 2:] @ SCATTER[1][:, 2:].T, "projection"),
-        ((SCATTER[1] / np.sqrt(SCATTER[0])).T, "whitening"),
-        (SCATTER[1] / np.sqrt(SCATTER[0]) @ SCATTER[1].T, "whitening"),
+        (axes[:, :2], "principal directions"),
+        (axes[:, 3:].T, "principal directions"),
+        (axes, "principal directions"),
+        (axes[:, 2:] @ axes[:, 2:].T, "projection"),
+        ((axes / np.sqrt(sizes)).T, "whitening"),
+        (axes / np.sqrt(sizes) @ axes.T, "whitening"),
         (np.linalg.svd(COLUMN)[2][:2], "principal directions"),
-    ],
-)
-def test_statistics_and_records_are_told(value, words):
-    found, certain = made_of(value.astype(np.float32), [COLUMN])
-    assert words in found
-    assert certain
+    )
+    certainly(rows, [COLUMN])
 
 
 def test_most_matrices_are_left_alone_after_two_products_with_a_direction(monkeypatch):
@@ -62,7 +70,7 @@ def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
     cosines /= np.linalg.norm(cosines, axis=1, keepdims=True)
     rotation = np.linalg.qr(rng.normal(size=(width, width)))[0]
     for value in (rotation, cosines, cosines[3:6], rotation * 4):
-        assert made_of(value.astype(np.float32), [balanced]) == ("", False)
+        assert told(value, [balanced]) == ("", False)
     flat = (rng.normal(size=(20, 2)) @ rotation[:2]).astype(np.float32)
     fitted = np.linalg.svd(flat - flat.mean(0), full_matrices=False)[2][:2]
     assert made_of(fitted, [flat]) == ("principal directions of the records", True)
@@ -77,7 +85,7 @@ def test_statistics_of_labels_and_by_class_are_told():
         (np.log(share), "frequencies"),
         (np.stack([COLUMN[labels == k].mean(0) for k in range(3)]), "means by class"),
     ):
-        found, _ = made_of(value.astype(np.float32), [COLUMN, labels])
+        found, _ = told(value, [COLUMN, labels])
         assert words in found
     assert made_of(np.full(3, 1 / 3), [COLUMN, labels]) == ("", False)
 
@@ -96,11 +104,11 @@ def test_single_numbers_are_told_and_certain_where_they_are_means_deviations_or_
         (COLUMN.mean(), "mean", True),
         (1 / COLUMN.std(ddof=1), "inverse standard deviation", True),
     ):
-        found, certain = made_of(np.float32(value), [COLUMN, labels])
+        found, certain = told(value, [COLUMN, labels])
         assert words in found
         assert certain == sure
     for value in (0.1, 1.0, 2.0, 0.3333333, 0.001234):
-        assert made_of(np.float32(value), [COLUMN, labels]) == ("", False)
+        assert told(value, [COLUMN, labels]) == ("", False)
 
 
 def unit(width):
@@ -112,20 +120,17 @@ ANGLES = np.random.default_rng(11).random(200) * 7
 HALF = np.repeat([0, 1, 2], [500, 233, 267])
 
 
-@pytest.mark.parametrize(
-    ("value", "column"),
-    [
+def test_numbers_that_a_record_alone_has_and_round_shares_are_nobody_s():
+    """Lengths 1, sums 1, and a round share of a class among shares that are not."""
+    for value, column in (
         (5 / np.sqrt(512), 5 * unit(512)),
         (np.sqrt(512) / 5, 5 * unit(512)),
         (19 / 31, (np.argsort(unit(31), axis=1) < 19).astype(np.float32)),
         (np.sqrt(0.5), np.stack([np.sin(ANGLES), np.cos(ANGLES)], 1)),
         (13 / 14, np.random.default_rng(12).dirichlet(np.ones(14), 200) * 13),
         (np.log(0.37), np.repeat([0, 1, 2], [370, 313, 317])),
-    ],
-)
-def test_numbers_that_a_record_alone_has_and_round_shares_are_nobody_s(value, column):
-    """Lengths 1, sums 1, and a round share of a class among shares that are not."""
-    assert not made_of(np.float32(value), [column])[1]
+    ):
+        assert not told(value, [column])[1], value
 
 
 def test_numbers_of_any_program_are_nobody_s():
@@ -136,13 +141,13 @@ def test_numbers_of_any_program_are_nobody_s():
     ):
         records = np.random.default_rng(13).normal(size=50)
         records += value - records.mean()
-        assert made_of(np.float32(value), [records]) == ("", False)
-        assert made_of(np.float32(value + 1e-5), [records + 1e-5])[1]
+        assert told(value, [records]) == ("", False)
+        assert told(value + 1e-5, [records + 1e-5])[1]
     labels = np.repeat([0, 1, 2], [600, 400, 13])
     for value in (13 / 1_013, np.log(13 / 1_000), np.sqrt(13 / 1_013)):
-        assert made_of(np.float32(value), [labels])[1]
-    assert made_of(np.float32(np.log(233 / 1_000)), [HALF])[1]
-    assert made_of(np.float32(unit(5)[:1].mean()), [unit(5)[:1]])[1]  # of one record
+        assert told(value, [labels])[1]
+    assert told(np.log(233 / 1_000), [HALF])[1]
+    assert told(unit(5)[:1].mean(), [unit(5)[:1]])[1]  # of one record
 
 
 GAPS = COLUMN.copy()
@@ -151,29 +156,22 @@ FINITE = np.where(np.isfinite(GAPS), GAPS, np.nan)
 CLASSES = np.repeat([0, 1, 3], [13, 20, 17])
 
 
-@pytest.mark.parametrize(
-    ("value", "words", "columns"),
-    [
-        (np.nanmean(FINITE, 0), "mean", [GAPS]),
-        (np.nanstd(FINITE, 0), "deviation", [GAPS]),
-        (np.where(np.arange(5) == 3, np.nan, np.nanmean(FINITE, 0)), "mean", [GAPS]),
-        (np.nanmean(FINITE), "mean", [GAPS]),
-        (np.nanmax(FINITE, 0), "maximum", [GAPS]),
-        (np.cov(GAPS[5:], rowvar=False), "covariance", [GAPS]),
-        (np.concatenate([COLUMN[7:20], np.full((1, 5), np.nan)]), "several", [GAPS]),
-        (COLUMN[1:].mean(0), "mean", [np.where(np.arange(50)[:, None] == 0, np.inf, COLUMN)]),
-        (
-            [np.nanmean(FINITE[np.equal(CLASSES, k)], 0) for k in (0, 1, 3)],
-            "means by class",
-            [GAPS, CLASSES],
-        ),
-    ],
-)
-def test_gaps_hide_nothing(value, words, columns):
+def test_gaps_hide_nothing():
     """NaN or infinity in the array or in the records turned the comparison off."""
-    found, certain = made_of(np.asarray(value, np.float32), columns)
-    assert words in found
-    assert certain
+    rows = (
+        (np.nanmean(FINITE, 0), "mean"),
+        (np.nanstd(FINITE, 0), "deviation"),
+        (np.where(np.arange(5) == 3, np.nan, np.nanmean(FINITE, 0)), "mean"),
+        (np.nanmean(FINITE), "mean"),
+        (np.nanmax(FINITE, 0), "maximum"),
+        (np.cov(GAPS[5:], rowvar=False), "covariance"),
+        (np.concatenate([COLUMN[7:20], np.full((1, 5), np.nan)]), "several"),
+    )
+    certainly(rows, [GAPS])
+    infinite = np.where(np.arange(50)[:, None] == 0, np.inf, COLUMN)
+    certainly([(COLUMN[1:].mean(0), "mean")], [infinite])
+    by_class = [np.nanmean(FINITE[np.equal(CLASSES, k)], 0) for k in (0, 1, 3)]
+    certainly([(by_class, "means by class")], [GAPS, CLASSES])
 
 
 def test_a_class_without_records_hides_nothing():
@@ -194,7 +192,7 @@ def test_a_few_statistics_in_one_array_and_those_of_a_table_of_leaves_are_told()
         assert made_of(value, columns)[1]
     rng = np.random.default_rng(14)
     for value in (rng.normal(size=(2, 5)), np.stack([np.zeros(5), np.ones(5)]), np.eye(5)[:2]):
-        assert made_of(value.astype(np.float32), [COLUMN]) == ("", False)
+        assert told(value, [COLUMN]) == ("", False)
 
 
 def test_statistics_by_channel_need_more_channels_to_be_certain():
@@ -203,39 +201,25 @@ def test_statistics_by_channel_need_more_channels_to_be_certain():
     assert not certain
 
 
-@pytest.mark.parametrize("words", ["mean", "std", "var", "max", "min"])
-def test_large_data_are_screened_by_a_sample_first(monkeypatch, words):
+def test_large_data_are_screened_by_a_sample_first(monkeypatch):
     monkeypatch.setattr(statistics, "_SMALL", 50)
-    value = getattr(COLUMN, words)(0)
-    assert made_of(value, [COLUMN])[1]
+    for of in (np.mean, np.std, np.var, np.max, np.min):
+        assert made_of(of(COLUMN, 0), [COLUMN])[1], of
     # Not asked for what is far from all.
     monkeypatch.setattr(statistics._Leaf, "whole", property(lambda leaf: pytest.fail("read")))
     far = COLUMN.mean(0) + 1.5 * COLUMN.std(0) * np.array([1, -1, 1, -1, 1], np.float32)
-    assert made_of(far.astype(np.float32), [COLUMN]) == ("", False)
+    assert told(far, [COLUMN]) == ("", False)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.zeros(5),
-        np.ones((2, 5)),
-        np.arange(5.0),
-        np.eye(5),
-        COLUMN.mean(0) + 0.01,
-        np.random.default_rng(3).normal(size=5),
-        np.float32(0.5),
-        np.zeros(0),
-        np.array(["a"]),
-        np.linalg.qr(np.random.default_rng(4).normal(size=(5, 5)))[0],
-        np.linalg.qr(np.random.default_rng(5).normal(size=(5, 2)))[0],
-        np.eye(5)[:2],
-        np.diag([1.0, 1.0, 0.0, 0.0, 0.0]),
-        np.full((5, 5), np.nan),
-    ],
-    ids=str,
-)
-def test_other_arrays_are_left_alone(value):
-    assert made_of(np.asarray(value), [COLUMN]) == ("", False)
+def test_other_arrays_are_left_alone():
+    normal = [np.random.default_rng(seed).normal(size=(5, 5)) for seed in (3, 4, 5)]
+    for value in (
+        *(np.zeros(5), np.ones((2, 5)), np.arange(5.0), np.eye(5), np.eye(5)[:2]),
+        *(np.diag([1.0, 1.0, 0.0, 0.0, 0.0]), np.full((5, 5), np.nan), np.zeros(0)),
+        *(np.float32(0.5), np.array(["a"]), COLUMN.mean(0) + 0.01, normal[0][0]),
+        *(np.linalg.qr(normal[1])[0], np.linalg.qr(normal[2][:, :2])[0]),
+    ):
+        assert made_of(np.asarray(value), [COLUMN]) == ("", False), value
 
 
 def test_small_integers_that_equal_a_record_are_never_certain():
@@ -247,14 +231,14 @@ def test_small_integers_that_equal_a_record_are_never_certain():
     assert made_of(many[:5], [many]) == ("several of the records", False)
 
 
-@pytest.mark.parametrize("scale", [1, 1 / 255, -2])
-def test_three_exact_rows_or_columns_of_wide_records_are_enough_at_any_scale(scale):
+def test_three_exact_rows_or_columns_of_wide_records_are_enough_at_any_scale():
     rng = np.random.default_rng(7)
     pixels = rng.integers(0, 256, (200, 5, 4)).astype(np.uint8)
     bank = np.concatenate([rng.integers(0, 256, (90, 20)), pixels[[9, 50, 199]].reshape(3, 20)])
-    for value in (bank, bank.T, bank.reshape(-1, 5, 4)):
-        assert made_of((value * scale + 0.5).astype(np.float32), [pixels])[1]
-    assert made_of((bank[:-1] * scale).astype(np.float32), [pixels]) == ("", False)
+    for scale in (1, 1 / 255, -2):
+        for value in (bank, bank.T, bank.reshape(-1, 5, 4)):
+            assert told(value * scale + 0.5, [pixels])[1], scale
+        assert told(bank[:-1] * scale, [pixels]) == ("", False), scale
 
 
 def test_columns_of_large_records_are_compared_at_some_of_them_in_all_rows(monkeypatch):
@@ -287,7 +271,7 @@ def test_what_nobody_computed_from_records_is_nobody_s():
         (places, np.tile(places, (90, 1))),
         (np.round(clipped.mean(0), 3), clipped),
     ):
-        assert not made_of(value.astype(np.float32), [column])[1]
+        assert not told(value, [column])[1]
 
 
 def test_numbers_near_0_and_beyond_float32_are_compared_too():
