@@ -91,7 +91,7 @@ def test_banded_optima_are_no_worse_than_what_they_contain(steps, bands):
 
 @pytest.mark.parametrize("participation", [noise.Single(), noise.MinSeparation(10, 100)])
 def test_more_buffers_are_no_worse(participation):
-    found = [noise.optimal_buffered(1_000, m, participation) for m in (1, 2, 3, 4)]
+    found = [noise.optimal_buffered(1_000, m, participation) for m in (1, 2, 3)]
     rms = [losses(strategy, participation)[0] for strategy in found]
     assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(rms))
     assert all(noise.sensitivity(s, participation).exact for s in found)
@@ -144,16 +144,16 @@ def test_all_matrices_for_records_that_come_again(participation, workload):
 
 def test_the_optimum_of_all_matrices_is_that_of_its_dual_and_the_same_again():
     """Denisov et al. 2022, arXiv:2202.08312: v = diag((V^1/2 S V^1/2)^1/2), S = A^T A."""
-    matrix, v = HEAVY.matrix(24), np.ones(24)
+    matrix, v = HEAVY.matrix(12), np.ones(12)
     for _ in range(300):
         root = np.sqrt(v)
         values, vectors = np.linalg.eigh(root[:, None] * (matrix.T @ matrix) * root)
         v = np.square(vectors) @ np.sqrt(np.maximum(values, 0))
-    found = noise.optimal_dense(24, workload=HEAVY)
-    assert losses(found, None, HEAVY)[0] == pytest.approx(np.sqrt(v.sum() / 24), rel=1e-6)
-    assert found == noise.optimal_dense(24, workload=HEAVY)
+    found = noise.optimal_dense(12, workload=HEAVY)
+    assert losses(found, None, HEAVY)[0] == pytest.approx(np.sqrt(v.sum() / 12), rel=1e-6)
+    assert found == noise.optimal_dense(12, workload=HEAVY)
     assert noise.optimal_banded(300, 8) == noise.optimal_banded(300, 8)
-    assert noise.optimal_buffered(300, 3) == noise.optimal_buffered(300, 3)
+    assert noise.optimal_buffered(300, 2) == noise.optimal_buffered(300, 2)
 
 
 def test_very_short_runs():
