@@ -10,6 +10,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
+from jaxdp.noise import identity, square_root
+from jaxdp.noise.correlated import part_of, privatize_correlated
 from jaxdp.tickets import simulated_key
 from tests.laws import are_uncorrelated, is_gaussian
 
@@ -134,8 +136,23 @@ def members_on_devices():
         are_independent(np.asarray(found).reshape(24, -1))
 
 
+def correlated():
+    """Correlated noise likewise, with buffers and without, from one state on all devices."""
+    for strategy in (square_root(18), identity(18)):
+        tx = privatize_correlated(strategy, 1.0, 1.0)
+        key = simulated_key(jax.random.key(0), {part_of(strategy): 1.0})
+        state = tx.init(ROWS[:1])  # of the shape that a device holds
+
+        def update(value, state, tx=tx, key=key):
+            return tx.update(jaxdp.Summed(value, 1.0), state, value, key=key)[0]
+
+        specs = {"in_specs": (P(("x", "y")), P()), "out_specs": P(("x", "y"))}
+        are_independent(jax.jit(jax.shard_map(update, mesh=MESH, **specs))(ROWS, state))
+
+
 CHECKS = (
     automatic, shards, replicas, summed_over_devices, said, pmapped, unnamed, members_on_devices,
+    correlated,
 )  # fmt: skip
 for check in CHECKS:
     check()

@@ -1,5 +1,6 @@
-"""Correlated noise on an integer grid: its integers, their law, coefficients and sensitivity."""
+"""Correlated noise on an integer grid: its integers, their sensitivity, and what goes on."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -10,37 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.noise import (
-    Cyclic,
-    FixedOrder,
-    Toeplitz,
-    Workload,
-    _cells,
-    dyadic,
-    grid,
-    grid_correlated,
-    identity,
-    optimal_banded,
-    privatize_correlated_on_grid,
-    privatize_on_grid,
-    rms_error,
-    sensitivity,
-    square_root,
-)
-from jaxdp.noise._integers import Sum, made
+import jaxdp
+from jaxdp import noise
+from jaxdp.noise import _cells, grid, grid_correlated
+from jaxdp.noise._integers import made
 from jaxdp.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
+from tests.noise.refusals import assert_refused
 
 STEPS = 9
 UNIT = 2**grid_correlated.DIGITS
 STRATEGIES = [
-    Toeplitz((1.0, 0.5703125, 0.4375, 0.3515625), STEPS),
-    Toeplitz((1.0, -0.75), STEPS),
-    Toeplitz((1.0, 0.0, 0.5, -0.00390625, 0.0), STEPS),
-    dyadic(square_root(STEPS)),
+    noise.Toeplitz((1.0, 0.5703125, 0.4375, 0.3515625), STEPS),
+    noise.Toeplitz((1.0, -0.75), STEPS),
+    noise.Toeplitz((1.0, 0.0, 0.5, -0.00390625, 0.0), STEPS),
+    noise.dyadic(noise.square_root(STEPS)),
 ]
-PARAMS = {"a": jnp.zeros(61), "b": jnp.zeros((3, 13))}
-SIZE = 100
+FOUR = STRATEGIES[0]
+PARAMS = {"a": jnp.zeros(61), "b": jnp.zeros((3, 13)), "c": jnp.zeros(()), "d": jnp.zeros((3, 0))}
+SIZE = 101
 
 
 def keys_of(strategy, multiplier=1.5, part=None):
@@ -52,12 +41,20 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def compiled(tx, params=PARAMS):
+@functools.cache
+def update_of(strategy):
+    """(a compiled update of (state, sum, key, l2), its first state)."""
+    tx = noise.privatize_correlated_on_grid(strategy, 1.5, 1.0)
+
     @jax.jit
     def update(state, value, key, l2=1.0):
-        return tx.update(Summed(value, jnp.float32(l2)), state, params, key=key)
+        return tx.update(Summed(value, jnp.float32(l2)), state, PARAMS, key=key)
 
-    return update
+    return update, tx.init(PARAMS)
+
+
+def law_of(strategy):
+    return grid.law_for(1.5, SIZE, grid_correlated.carried(strategy))
 
 
 def whole_numbers(values):
@@ -72,12 +69,11 @@ def of(value):
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_rows_are_those_of_the_recurrence_in_python_integers(strategy):
     rng = np.random.default_rng(0)
-    tx = privatize_correlated_on_grid(strategy, 1.5, 1.0)
-    update, state = compiled(tx), tx.init(PARAMS)
-    law = grid.law_for(1.5, SIZE, grid_correlated.carried(strategy))
+    (update, state), law = update_of(strategy), law_of(strategy)
     c = grid.grid_scale(law, 1.5, SIZE, 1.0)
     weights = [int(UNIT * w) for w in strategy.coefficients]
-    noise, released, exact = [], [], []
+    draws = jax.jit(lambda key: made(key, SIZE, law, True))
+    rows, released, exact, fresh = [], [], [], []
     for step, key in enumerate(keys_of(strategy)):
         value = jax.tree.map(
             lambda p: jnp.asarray(
@@ -86,97 +82,86 @@ def test_rows_are_those_of_the_recurrence_in_python_integers(strategy):
             PARAMS,
         )
         out, state = update(state, value, key)
-        coarse, fine = (whole_numbers(x) for x in made(jnp.asarray(key.long), SIZE, law, True))
-        back = sum(weights[j] * noise[-j] for j in range(1, min(step + 1, len(weights))))
-        noise.append(np.array([of(z) for z in UNIT * coarse + fine - back], dtype=object))
+        coarse, fine = (whole_numbers(x) for x in draws(jnp.asarray(key.long)))
+        fresh.append(UNIT * coarse + fine)
+        back = sum(weights[j] * rows[-j] for j in range(1, min(step + 1, len(weights))))
+        rows.append(np.array([of(z) for z in fresh[-1] - back], dtype=object))
         sums = whole_numbers(flat(jax.tree.map(lambda x: _cells.on_grid(x, c), value)))
-        wanted = np.float32((sums + noise[-1]).astype(np.int64)) * (1 / c)
+        wanted = np.float32((sums + rows[-1]).astype(np.int64)) * (1 / c)
         assert (flat(out) == wanted).all(), step
         # What is released is a function of C S + Z alone: the decoder sees neither S nor N.
         history = [*exact, sums]
         coded = sum(weights[j] * history[-1 - j] for j in range(min(step + 1, len(weights))))
-        coded = coded + UNIT * coarse + fine
         known = sum(weights[j] * released[-j] for j in range(1, min(step + 1, len(weights))))
-        decoded = np.array([of(y) for y in coded - known], dtype=object)
-        assert (decoded == sums + noise[-1]).all()
+        decoded = np.array([of(y) for y in coded + fresh[-1] - known], dtype=object)
+        assert (decoded == sums + rows[-1]).all()
         exact, released = history, [*released, decoded]
+    drawn = np.concatenate(fresh)
+    assert len(set(drawn.tolist())) == STEPS * SIZE  # none comes twice
+    assert abs(np.std(drawn.astype(float)) / UNIT / float(c) / 1.5 - 1) < 0.1
     kept = np.concatenate([np.reshape(x, (len(x), -1)) for x in jax.tree.leaves(state.buffers)], 1)
     assert kept.dtype == np.int32
     for lag in range(1, strategy.bands):
-        assert (kept[(STEPS - lag) % (strategy.bands - 1)] == noise[-lag]).all()
+        assert (kept[(STEPS - lag) % (strategy.bands - 1)] == rows[-lag]).all()
 
 
 def test_a_row_is_exact_up_to_the_ends_of_what_the_buffers_hold():
     """Also where high and low parts, taken for themselves, are beyond 32 bits."""
     rng = np.random.default_rng(1)
-    for digits in (1, 8):
-        for total in (2**14, 300, 1):
-            weights = np.array([total - total // 3, -(total // 3), 0][:3])
-            rows = rng.choice([-(2**31), 2**31 - 1, 65535, -65536, -1, 0, 1], (3, 400))
-            rows[:, 200:] = rng.integers(-(2**31), 2**31, (3, 200))
-            past = (weights.astype(object)[:, None] * rows.astype(object)).sum(axis=0)
-            wanted = -past + rng.integers(-(2**30), 2**30, 400).astype(object) * 2**digits
-            coarse = wanted // 2**digits  # so that the result is near 0, whatever the past
-            fine = rng.integers(-(2**15), 2**15, 400)
-            high = (weights[:, None] * (rows >> 16)).sum(axis=0)
-            low = (weights[:, None] * (rows & 0xFFFF)).sum(axis=0)
-            assert np.abs(low).max() < 2**31 - 2**15
-            assert np.abs(high).max() < 2**31
-            own = [
-                jnp.asarray(x.astype(np.int64).astype(np.uint32).view(np.int32))
-                for x in (coarse % 2**32, fine)
-            ]
-            made_row = _cells._row(
-                own, (jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)), digits
-            )
-            exact = coarse + np.array(
-                [
-                    (int(f) - int(p) + 2**digits // 2) // 2**digits
-                    for f, p in zip(fine, past, strict=True)
-                ],
-                dtype=object,
-            )
-            assert (np.asarray(made_row).astype(object) == (exact + 2**31) % 2**32 - 2**31).all()
+    for digits, total in itertools.product((1, 8), (2**14, 300, 1)):
+        weights = np.array([total - total // 3, -(total // 3), 0])
+        rows = rng.choice([-(2**31), 2**31 - 1, 65535, -65536, -1, 0, 1], (3, 400))
+        rows[:, 200:] = rng.integers(-(2**31), 2**31, (3, 200))
+        past = (weights.astype(object)[:, None] * rows.astype(object)).sum(axis=0)
+        wanted = -past + rng.integers(-(2**30), 2**30, 400).astype(object) * 2**digits
+        coarse = wanted // 2**digits  # so that the result is near 0, whatever the past
+        fine = rng.integers(-(2**15), 2**15, 400)
+        high = (weights[:, None] * (rows >> 16)).sum(axis=0)
+        low = (weights[:, None] * (rows & 0xFFFF)).sum(axis=0)
+        assert np.abs(low).max() < 2**31 - 2**15
+        assert np.abs(high).max() < 2**31
+        own = [
+            jnp.asarray(x.astype(np.int64).astype(np.uint32).view(np.int32))
+            for x in (coarse % 2**32, fine)
+        ]
+        parts = jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)
+        rest = (fine.astype(object) - past + 2**digits // 2) // 2**digits
+        wrapped = (coarse + rest + 2**31) % 2**32 - 2**31
+        assert (whole_numbers(_cells._row(own, parts, digits)) == wrapped).all(), (digits, total)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, Toeplitz((1.0, 0.98828125), 2000)], ids=repr)
-def test_no_row_leaves_32_bits_whatever_the_random_bits_are(strategy):
+def test_no_row_leaves_32_bits_whatever_the_random_bits_are():
     """The worst signs of every draw, in Python integers, against the law that is taken."""
-    most = grid_correlated.carried(strategy)
-    column = strategy.first_inverse_column()
-    assert most >= np.abs(column).sum()
-    for multiplier, count in ((1.0, 10), (8.0, 10**8)):
+    long, taken = noise.Toeplitz((1.0, 0.98828125), 2000), 0
+    for strategy, (multiplier, count) in itertools.product(
+        [*STRATEGIES, long], [(1.0, 10), (8.0, 10**8)]
+    ):
+        most, column = grid_correlated.carried(strategy), strategy.first_inverse_column()
+        assert most >= np.abs(column).sum()
         try:
             law = grid.law_for(multiplier, count, most)
         except ValueError as refused:
             assert "coordinates" in str(refused)  # noqa: PT017
             continue
         weights = [int(UNIT * w) for w in strategy.coefficients]
-        signs = np.sign(column[::-1])
-        noise: list[int] = []
-        for sign in signs:
+        rows: list[int] = []
+        for sign in np.sign(column[::-1]):
             z = int(sign or 1) * (UNIT * law.most + 2**15)
-            back = sum(weights[j] * noise[-j] for j in range(1, min(len(noise) + 1, len(weights))))
-            noise.append(of(z - back))
-        assert max(map(abs, noise)) < 2**31
-        assert abs(noise[-1]) >= 0.99 * law.most * np.abs(column).sum()
-
-
-def test_most_is_the_largest_integer_of_a_law():
-    law = Sum((3,), sigma=8, slot_bits=8)
-    assert law.most == 4 * 128
-    assert grid._LAWS[-1].most == 2**15 * (1 + 1250 * 33)
-
-
-@functools.cache
-def of_one_band():
-    return privatize_correlated_on_grid(identity(STEPS), 1.5, 2.0), privatize_on_grid(1.5, 2.0)
+            back = sum(weights[j] * rows[-j] for j in range(1, min(len(rows) + 1, len(weights))))
+            rows.append(of(z - back))
+        assert max(map(abs, rows)) < 2**31
+        assert abs(rows[-1]) >= 0.99 * law.most * np.abs(column).sum()
+        taken += 1
+    assert taken >= 5
 
 
 def test_one_band_is_the_grid_without_correlation_bit_for_bit():
-    one, plain = of_one_band()
+    one, plain = (
+        noise.privatize_correlated_on_grid(noise.identity(STEPS), 1.5, 2.0),
+        noise.privatize_on_grid(1.5, 2.0),
+    )
     states = [tx.init(PARAMS) for tx in (one, plain)]
-    pairs = zip(keys_of(identity(STEPS)), keys_of(None, part=ON_GRID), strict=True)
+    pairs = zip(keys_of(noise.identity(STEPS)), keys_of(None, part=ON_GRID), strict=True)
     rng = np.random.default_rng(3)
     for keys in itertools.islice(pairs, 3):
         value = jax.tree.map(lambda p: jnp.asarray(rng.standard_normal(p.shape), p.dtype), PARAMS)
@@ -189,38 +174,40 @@ def test_one_band_is_the_grid_without_correlation_bit_for_bit():
 
 
 def test_dyadic_coefficients_are_near_and_stay_below_one():
-    for strategy in (Toeplitz((1.0, 0.999, -0.9999, 1.5), 4), square_root(9), identity(3)):
-        made_of = dyadic(strategy)
+    for strategy in (
+        noise.Toeplitz((1.0, 0.999, -0.9999, 1.5), 4),
+        noise.square_root(9),
+        noise.identity(3),
+    ):
+        made_of = noise.dyadic(strategy)
         assert made_of.steps == strategy.steps
         assert made_of.bands == strategy.bands
         for a, b in zip(made_of.coefficients, strategy.coefficients, strict=True):
             assert a * UNIT == round(a * UNIT)
             assert abs(a - b) <= 1 / UNIT
             assert abs(a) < 1 or abs(b) >= 1
-        assert dyadic(made_of) == made_of
-    assert dyadic(Toeplitz((1.0, 0.5, 1e-4), 5)).coefficients == (1.0, 0.5, 0.0)
+        assert noise.dyadic(made_of) == made_of
+    assert noise.dyadic(noise.Toeplitz((1.0, 0.5, 1e-4), 5)).coefficients == (1.0, 0.5, 0.0)
 
 
-@pytest.mark.parametrize("bands", [2, 8, 32])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_rounding_the_coefficients_costs_less_than_a_thousandth_of_the_error(bands, momentum):
-    workload = Workload(momentum)
-    exact = optimal_banded(300, bands, workload)
-    errors = [
-        sensitivity(each, Cyclic(bands)).value * rms_error(each, workload)
-        for each in (exact, dyadic(exact))
-    ]
-    assert errors[0] * (1 - 1e-6) <= errors[1] <= errors[0] * 1.001
+def test_rounding_the_coefficients_costs_less_than_a_thousandth_of_the_error():
+    for bands, momentum in itertools.product((2, 8, 32), (0.0, 0.9)):
+        workload = noise.Workload(momentum)
+        exact = noise.optimal_banded(300, bands, workload)
+        errors = [
+            noise.sensitivity(each, noise.Cyclic(bands)).value * noise.rms_error(each, workload)
+            for each in (exact, noise.dyadic(exact))
+        ]
+        assert errors[0] * (1 - 1e-6) <= errors[1] <= errors[0] * 1.001, (bands, momentum)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
     """Theorem 5 in exact arithmetic, for sums that round the worst way in every step."""
     count, multiplier = 50, 1.25
-    once = Cyclic(strategy.bands)
-    times = FixedOrder(3, -(-STEPS // 3))
-    for participation, steps in ((once, [0]), (times, [0, 3, 6])):
-        sens = sensitivity(strategy, participation).value
+    times = noise.FixedOrder(3, -(-STEPS // 3))
+    for participation, steps in ((noise.Cyclic(strategy.bands), [0]), (times, [0, 3, 6])):
+        sens = noise.sensitivity(strategy, participation).value
         fresh = float(np.nextafter(np.float32(multiplier * sens), np.float32(np.inf)))
         law = grid.law_for(fresh, count, grid_correlated.carried(strategy))
         c = float(grid.grid_scale(law, fresh, count, 1.0))
@@ -236,19 +223,129 @@ def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
         assert law._variances()[0] * UNIT**2 + 2560**2 - 4 >= Fraction(multiplier) ** 2 * apart
 
 
-def test_the_law_of_the_fine_integers_is_near_enough():
-    for digits in (1, 8):
-        whole = [Sum((2**digits, *law.factors)) for law in grid._LAWS]
-        assert min(min(law.joints) for law in whole) > 2
-    assert grid.distance(8) * grid.COORDINATES <= grid.DISTANCE
-    assert grid.distance() < grid.distance(8)
+def test_a_sensitivity_that_changes_between_steps_changes_the_cells_alone():
+    """The noise of a step is for its own l2, and what it takes back is in cells."""
+    (update, start), law = update_of(FOUR), law_of(FOUR)
+    state = same = start
+    for key, l2 in zip(keys_of(FOUR), (1.0, 0.25, 8.0, 1.0), strict=False):
+        scales = [float(grid.grid_scale(law, 1.5, SIZE, x)) for x in (l2, 1.0)]
+        out, state = update(state, PARAMS, key, l2)
+        other, same = update(same, PARAMS, key, 1.0)
+        cells = [np.round(flat(x) * c) for x, c in zip((out, other), scales, strict=True)]
+        assert (cells[0] == cells[1]).all()
 
 
-def test_the_finer_draw_is_another_and_changes_no_integer():
-    key, law = jnp.arange(8, dtype=jnp.uint32), Sum((511,))
-    (alone,) = made(key, 5000, law)
-    coarse, fine = made(key, 5000, law, True)
-    assert (alone == coarse).all()
-    three = made(key, 5000, Sum((511, 2)))[0]
-    assert (three == coarse + 511 * 2 * fine).all()  # it is the next draw of the same streams
-    assert abs(np.std(fine) / 2560 - 1) < 0.05
+def test_sums_at_both_ends_of_the_grid_leave_the_noise_as_it_is():
+    """Nothing of a sum is kept: what is taken back is noise, whatever overflowed before."""
+    (update, start), buffers = update_of(FOUR), []
+    for size in (0.0, 3e38, -3e38, np.nan):
+        state = start
+        for step, key in enumerate(keys_of(FOUR)):
+            sign = np.float32(size if step % 2 else -size)
+            out, state = update(state, jax.tree.map(lambda p, by=sign: p + by, PARAMS), key)
+            assert np.isfinite(flat(out)).all()
+        buffers.append(flat(state.buffers))
+    assert all((each == buffers[0]).all() for each in buffers)
+
+
+def test_a_wrong_state_releases_nothing_now_or_later():
+    (update, start), keys = update_of(FOUR), keys_of(FOUR)
+    states = [start]
+    for key in keys[:3]:
+        out, after = update(states[-1], PARAMS, key)
+        assert np.isfinite(flat(out)).all()
+        states.append(after)
+    for at, key in ((0, keys[1]), (1, keys[0]), (2, keys[1]), (3, keys[2])):
+        out, after = update(states[at], PARAMS, key)
+        assert np.isnan(flat(out)).all(), at
+        assert after.step == -1, at
+        for later in keys:
+            assert np.isnan(flat(update(after, PARAMS, later)[0])).all(), at
+    # Of the right step, and with another past.
+    other = dataclasses.replace(keys[3], before=np.array([7, 9], np.uint32))
+    assert np.isnan(flat(update(states[3], PARAMS, other)[0])).all()
+    # Beyond the strategy's steps.
+    beyond = states[3]._replace(step=jnp.asarray(STEPS, jnp.int32))
+    key = simulated_key(jax.random.key(0), {grid_correlated.part_on_grid(FOUR): 1.5}, STEPS)
+    assert np.isnan(flat(update(beyond, PARAMS, key)[0])).all()
+
+
+def test_the_steps_of_a_scan_in_a_vmap_are_those_one_by_one_with_keys_of_their_own():
+    tx, (update, start) = noise.privatize_correlated_on_grid(FOUR, 1.5, 1.0), update_of(FOUR)
+    rng, part = np.random.default_rng(2), grid_correlated.part_on_grid(FOUR)
+    values = jax.tree.map(
+        lambda p: jnp.asarray(rng.standard_normal((2, STEPS, *p.shape)), jnp.float32), PARAMS
+    )
+    seeds = jax.random.split(jax.random.key(4), (2, STEPS))
+    key_of = lambda seed, step: simulated_key(seed, {part: 1.5}, step)  # noqa: E731
+
+    def step(state, given):
+        number, seed, value = given
+        key = key_of(seed, number)
+        out, state = tx.update(Summed(value, jnp.float32(1.0)), state, PARAMS, key=key)
+        return state, out
+
+    def member(seeds, values):
+        return jax.lax.scan(step, start, (jnp.arange(STEPS), seeds, values))[1]
+
+    found, states = jax.vmap(member)(seeds, values), [start, start]
+    for m, t in itertools.product(range(2), range(STEPS)):
+        value = jax.tree.map(lambda x, m=m, t=t: x[m, t], values)
+        out, states[m] = update(states[m], value, key_of(seeds[m, t], t))
+        assert (flat(out) == flat(jax.tree.map(lambda x, m=m, t=t: x[m, t], found))).all(), (m, t)
+    assert (flat(states[0].buffers) != flat(states[1].buffers)).mean() > 0.9
+    with pytest.raises(ValueError, match="another one for every member"):
+        jax.vmap(lambda value: step(start, (0, seeds[0, 0], value))[1])(
+            jax.tree.map(lambda x: x[0], values)
+        )
+
+
+def test_noises_are_not_taken_for_each_other():
+    gridded = noise.privatize_correlated_on_grid(FOUR, 1.5, 1.0)
+    other = noise.privatize_correlated_on_grid(noise.Toeplitz((1.0, 0.5), STEPS), 1.5, 1.0)
+    ordinary, plain = noise.privatize_correlated(FOUR, 1.5, 1.0), noise.privatize_on_grid(1.5, 1.0)
+
+    def updated(tx, multiplier):
+        key = keys_of(FOUR, multiplier)[0]
+        return lambda: tx.update(Summed(PARAMS, 1.0), tx.init(PARAMS), PARAMS, key=key)
+
+    tried = (other, 1.5), (ordinary, 1.5), (plain, 1.5), (gridded, 1.0)
+    assert_refused((updated(*each), "charged for") for each in tried)
+
+
+def test_what_cannot_be_on_the_grid_is_refused_in_words():
+    rational, buffered = noise.optimal_banded(STEPS, 3), noise.Buffered((0.5,), (0.5,), STEPS)
+    inverse, dense = noise.banded_inverse_square_root(STEPS, 3), noise.Dense.of(np.eye(STEPS))
+    rough = noise.Toeplitz((1.0, *([1.0, -1.0] * 35)), 2000)
+    tx, key = noise.privatize_correlated_on_grid(FOUR, 1.5, 1.0), keys_of(FOUR)[0]
+    doubles = Summed({name: np.zeros(leaf.shape) for name, leaf in PARAMS.items()}, 1.0)
+    numbers = {"l2_clip_norm": 0.5, "batch_size": 30, "dataset_size": 300, "steps": STEPS}
+    cyclic = functools.partial(jaxdp.dp_mf, 1.0, **numbers)
+    ordered = functools.partial(cyclic, sampling="fixed_order")
+    banded, kinds = "must be a banded Toeplitz one", "strategy must be one of banded, square_root"
+    assert_refused(
+        (functools.partial(noise.privatize_correlated_on_grid, bad, multiplier, 1.0), words)
+        for bad, multiplier, words in (
+            (rational, 1.0, r"jaxdp\.noise\.dyadic"),
+            (buffered, 1.0, banded),
+            (inverse, 1.0, "Take strategy='banded'"),
+            (dense, 1.0, banded),
+            (rough, 1.0, "add up to at most 64|within float32"),
+            (noise.Toeplitz((1.0, 1.0), 2000), 1.0, "32 bits of the grid"),
+            (FOUR, 1e7, "noise_multiplier must be in"),
+        )
+    )
+    assert_refused(
+        (functools.partial(dataclasses.replace, ordered(strategy=bad), noise="grid"), words)
+        for bad, words in ((rational, "strategy must"), (buffered, "strategy must"))
+    )
+    assert_refused(
+        (functools.partial(ordered, strategy=name, noise="grid"), kinds)
+        for name in ("buffered", "dense", "banded_inverse")
+    )
+    assert_refused(
+        [
+            (lambda: cyclic(bands=2, noise="secure"), "noise must be one of gaussian, grid"),
+            (lambda: tx.update(doubles, tx.init(PARAMS), PARAMS, key=key), "must be of float32"),
+        ]
+    )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdp import noise
+from tests.noise.refusals import assert_refused
 from tests.noise.test_strategies import any_strategy
 
 ROOM = 1e-6  # how far above the truth an exact value may be
@@ -48,7 +49,7 @@ participations = st.one_of(
 def check(strategy, participation):
     found = noise.sensitivity(strategy, participation)
     truth = lower_bound(strategy.matrix(), participation)
-    assert found.value >= truth
+    assert found.value >= truth * (1 - 1e-14)
     if found.exact:
         assert found.value <= truth * (1 + ROOM)
     return found
@@ -56,19 +57,22 @@ def check(strategy, participation):
 
 @given(any_strategy(most=7), participations)
 def test_never_below_brute_force_and_equal_where_exact(strategy, participation):
-    check(strategy, participation)
+    found = check(strategy, participation)
+    assert found.value >= lower_bound(strategy.matrix(), participation)
 
 
-@given(st.lists(st.floats(0, 1, width=32), max_size=6), participations)
-def test_falling_coefficients_are_exact(rest, participation):
-    strategy = noise.Toeplitz((1.0, *sorted(rest, reverse=True)), 7)
-    assert check(strategy, participation).exact
-
-
-@given(st.lists(st.floats(0, 1, width=32), max_size=6), st.integers(1, 5), st.integers(1, 4))
-def test_non_negative_coefficients_are_exact_in_a_fixed_order(rest, separation, count):
-    strategy = noise.Toeplitz((1.0, *rest), 7)
-    assert check(strategy, noise.FixedOrder(separation, count)).exact
+@given(
+    st.lists(st.floats(0, 1, width=32), max_size=6),
+    participations,
+    st.integers(1, 5),
+    st.integers(1, 4),
+)
+def test_falling_coefficients_are_exact_and_in_a_fixed_order_all_of_one_sign(
+    rest, participation, separation, count
+):
+    falling = noise.Toeplitz((1.0, *sorted(rest, reverse=True)), 7)
+    assert check(falling, participation).exact
+    assert check(noise.Toeplitz((1.0, *rest), 7), noise.FixedOrder(separation, count)).exact
 
 
 @given(any_strategy(most=8), st.integers(1, 4))
@@ -83,82 +87,73 @@ def test_no_more_bands_than_the_separation_is_exact_for_any_signs(strategy, coun
     assert found.value == pytest.approx(np.linalg.norm(matrix, axis=0).max(), rel=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
-@pytest.mark.parametrize("participation", [noise.MinSeparation(3, 2), noise.FixedOrder(2, 3)])
-def test_the_kinds_that_are_proven(width, participation):
-    for strategy in (
-        noise.square_root(8, width),
-        noise.banded_inverse_square_root(8, width),
-        noise.Buffered((0.1,) * width, tuple(np.linspace(0, 0.99, width)), 8),
-    ):
-        assert check(strategy, participation).exact
-
-
-@given(any_strategy(most=6), st.integers(0, 2**32 - 1))
-def test_gradients_in_more_dimensions_are_bounded_too(strategy, seed):
-    rng = np.random.default_rng(seed)
-    participation = noise.FixedOrder(1, strategy.steps)
-    for _ in range(20):
-        gradients = rng.normal(size=(strategy.steps, 3))
-        gradients /= np.linalg.norm(gradients, axis=1, keepdims=True)
-        moved = np.linalg.norm(strategy.matrix() @ gradients)
-        assert noise.sensitivity(strategy, participation).value >= moved
-
-
-def random_strategy(rng):
-    """Any kind, more often of one sign, falling, or of few bands than by chance."""
-    n, kind = int(rng.integers(1, 8)), rng.integers(4)
-    if kind == 0:
-        m = int(rng.integers(1, 4))
-        scales = rng.uniform(0.01, 1.5, m) / m
-        return noise.Buffered(tuple(scales), tuple(rng.uniform(0, 0.999, m)), n)
-    sign = rng.choice([0, 1, -1])
-    if kind == 1:
-        matrix = np.tril(rng.normal(size=(n, n)))
-        matrix = sign * np.abs(matrix) if sign else matrix
-        matrix = np.triu(matrix, -int(rng.integers(0, n)))
-        np.fill_diagonal(matrix, rng.uniform(0.1, 1.5, n))
-        return noise.Dense.of(matrix)
-    rest = rng.normal(size=int(rng.integers(0, n))) * rng.choice([0.1, 0.5, 1])
-    rest = sign * np.abs(rest) if sign else rest
-    rest = np.sort(rest)[::-1] if rng.random() < 0.3 else rest
-    return (noise.Toeplitz, noise.BandedInverse)[kind - 2]((1.0, *rest), n)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_never_below_brute_force_at_random(seed):
-    rng = np.random.default_rng(seed)
-    for _ in range(150):
-        b, k = int(rng.integers(1, 5)), int(rng.integers(1, 5))
-        participation = (noise.MinSeparation(k, b), noise.FixedOrder(b, k))[rng.integers(2)]
-        check(random_strategy(rng), participation)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "participation"),
-    [
+def test_what_is_not_proven_is_a_bound():
+    for strategy, participation in (
         # 1, 0, 1, 0, ...: steps 0 and 4 are worse than 0 and 3.
         (noise.BandedInverse((1, 0, -1), 7), noise.MinSeparation(2, 3)),
         # c_1 > c_0.
         (noise.Buffered((0.9, 0.9), (0.5, 0.2), 7), noise.MinSeparation(3, 2)),
         # The products of the columns are above 0, above 0, and below: no signs suit all three.
         (noise.Dense.of(np.array([[1, 0, 0], [1, 1, 0], [-3, 1, 1]])), noise.FixedOrder(1, 3)),
-    ],
-    ids=["inverse", "buffered", "dense"],
-)
-def test_what_is_not_proven_is_a_bound(strategy, participation):
-    assert not check(strategy, participation).exact
+    ):
+        assert not check(strategy, participation).exact, strategy
+
+
+@given(any_strategy(most=6), st.integers(0, 2**32 - 1))
+def test_gradients_in_more_dimensions_are_bounded_too(strategy, seed):
+    gradients = np.random.default_rng(seed).normal(size=(20, strategy.steps, 3))
+    gradients /= np.linalg.norm(gradients, axis=2, keepdims=True)
+    moved = np.linalg.norm(strategy.matrix() @ gradients, axis=(1, 2)).max()
+    assert noise.sensitivity(strategy, noise.FixedOrder(1, strategy.steps)).value >= moved
+
+
+def random_strategy(rng, n):
+    """Any kind and scale, more often of one sign, falling, or of few bands than by chance."""
+    kind, width = rng.integers(4), int(rng.integers(1, n + 1))
+    numbers = rng.normal(size=width) * rng.choice([0.1, 0.5, 1, 10.0 ** rng.uniform(-2, 2)])
+    numbers = [numbers, abs(numbers), -abs(numbers), -np.sort(-abs(numbers))][rng.integers(4)]
+    if kind == 0:
+        decays = rng.choice([0, 1e-38, 0.5, 0.99, 1 - 6e-8, rng.uniform(0, 0.999)], width)
+        return noise.Buffered(tuple(abs(numbers) + 1e-9), tuple(decays), n)
+    if kind == 1:
+        spread = 10.0 ** rng.uniform(-3, 3, size=(n, n)) if rng.random() < 0.5 else 1.0
+        matrix = np.tril(rng.normal(size=(n, n)) * spread)
+        matrix = np.triu(
+            rng.choice([1, -1]) * abs(matrix) if rng.random() < 0.6 else matrix, 1 - width
+        )
+        np.fill_diagonal(matrix, abs(matrix.diagonal()) + 1e-3)
+        return noise.Dense.of(matrix)
+    return (noise.Toeplitz, noise.BandedInverse)[kind - 2]((1.0, *numbers[1:]), n)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_never_below_brute_force_at_random(seed):
+    rng, checked = np.random.default_rng(seed), 0
+    for _ in range(200):
+        n = int(rng.integers(1, 8))
+        strategy, (k, b) = random_strategy(rng, n), rng.integers(1, min(n, 5) + 1, 2).tolist()
+        for participation in (
+            noise.Single(),
+            noise.Cyclic(max(b, strategy.bands)),
+            (noise.MinSeparation(k, b), noise.FixedOrder(b, k))[rng.integers(2)],
+        ):
+            try:
+                check(strategy, participation)
+            except ValueError:  # a column that rounding leaves unknown
+                assert isinstance(strategy, noise.BandedInverse)
+                continue
+            checked += 1
+    assert checked > 500
 
 
 def exact_column(strategy):
     """The first column in rational numbers."""
     n = strategy.steps
     if isinstance(strategy, noise.Buffered):
-        pairs = [
-            (Fraction(a), Fraction(d))
-            for a, d in zip(strategy.scales, strategy.decays, strict=True)
-        ]
-        column = [Fraction(1)]
+        scales, decays = (
+            [Fraction(x) for x in each] for each in (strategy.scales, strategy.decays)
+        )
+        pairs, column = list(zip(scales, decays, strict=True)), [Fraction(1)]
         for _ in range(n - 1):
             column.append(sum(a for a, _ in pairs))
             pairs = [(a * d, d) for a, d in pairs]
@@ -183,22 +178,21 @@ def exact_column(strategy):
     ],
     ids=lambda s: f"{type(s).__name__}{s.bands}",
 )
-@pytest.mark.parametrize(("count", "separation"), [(1, 1), (2, 30), (9, 10), (90, 1)])
-def test_rounding_never_makes_it_too_small(strategy, count, separation):
+def test_rounding_never_makes_it_too_small(strategy):
     column = exact_column(strategy)
-    total = [
-        sum(column[i - s] for s in range(0, min(i + 1, count * separation), separation))
-        for i in range(90)
-    ]
-    square = sum(x * x for x in total)
-    for participation in (
-        noise.MinSeparation(count, separation),
-        noise.FixedOrder(separation, count),
-    ):
-        found = noise.sensitivity(strategy, participation)
-        assert found.exact
-        assert Fraction(found.value) ** 2 >= square
-        assert Fraction(found.value) ** 2 <= square * Fraction(1 + 1e-9)
+    for count, separation in ((1, 1), (2, 30), (9, 10), (90, 1)):
+        total = [
+            sum(column[i - s] for s in range(0, min(i + 1, count * separation), separation))
+            for i in range(90)
+        ]
+        square = sum(x * x for x in total)
+        for participation in (
+            noise.MinSeparation(count, separation),
+            noise.FixedOrder(separation, count),
+        ):
+            found = noise.sensitivity(strategy, participation)
+            assert found.exact
+            assert square <= Fraction(found.value) ** 2 <= square * Fraction(1 + 1e-9)
 
 
 def test_published_value_and_more_participations_than_fit():
@@ -207,22 +201,20 @@ def test_published_value_and_more_participations_than_fit():
     assert found.value == pytest.approx(3.960620, abs=1e-6)
     assert noise.sensitivity(root, noise.MinSeparation(100, 16)) == found
     assert noise.sensitivity(root, noise.MinSeparation(3, 16)).value < found.value
-    assert noise.sensitivity(root, noise.MinSeparation(9, 64)) == noise.sensitivity(
-        root, noise.Single()
-    )
+    once = noise.sensitivity(root, noise.Single())
+    assert noise.sensitivity(root, noise.MinSeparation(9, 64)) == once
 
 
 def test_a_bound_is_tighter_than_absolute_columns_where_signs_cancel():
-    strategy = noise.Toeplitz((1, -0.5, 0.3, -0.5), 12)
-    found = noise.sensitivity(strategy, noise.MinSeparation(3, 2))
+    strategy, participation = noise.Toeplitz((1, -0.5, 0.3, -0.5), 12), noise.MinSeparation(3, 2)
+    found = noise.sensitivity(strategy, participation)
     assert not found.exact
-    truth = lower_bound(strategy.matrix(), noise.MinSeparation(3, 2))
+    truth = lower_bound(strategy.matrix(), participation)
     assert truth <= found.value <= 1.5 * truth
 
 
 def test_long_runs():
-    n = 100_000
-    many = noise.MinSeparation(100, 1_000)
+    n, many = 100_000, noise.MinSeparation(100, 1_000)
     for strategy in (
         noise.square_root(n, 32),
         noise.banded_inverse_square_root(n, 32),
@@ -236,25 +228,17 @@ def test_long_runs():
     assert math.sqrt(100) * 1.0 < found.value < 2 * math.sqrt(100 * 1.2)
 
 
-def test_cyclic_groups_need_no_more_bands_than_groups():
-    assert noise.sensitivity(noise.square_root(64, 4), noise.Cyclic(4)).exact
-    with pytest.raises(
-        ValueError, match=r"at most bands=3 under Cyclic\(bands=3\), got 4 of Toepl"
-    ):
-        noise.sensitivity(noise.square_root(64, 4), noise.Cyclic(3))
-    with pytest.raises(ValueError, match="at most bands=3"):
-        noise.sensitivity(noise.banded_inverse_square_root(64, 2), noise.Cyclic(3))
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: noise.MinSeparation(0, 1), "participations must be a whole number of at least 1"),
-        (lambda: noise.MinSeparation(1, 0), "separation must be a whole number of at least 1"),
-        (lambda: noise.FixedOrder(1.5, 1), "separation must be a whole number"),
-        (lambda: noise.Cyclic(0), "bands must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_wrong_participations_are_named(make, said):
-    with pytest.raises(ValueError, match=said):
-        make()
+def test_wrong_participations_and_more_bands_than_groups_are_refused():
+    four, inverse = noise.square_root(64, 4), noise.banded_inverse_square_root(64, 2)
+    assert noise.sensitivity(four, noise.Cyclic(4)).exact
+    groups = r"at most bands=3 under Cyclic\(bands=3\), got 4 of Toepl"
+    assert_refused(
+        [
+            (lambda: noise.sensitivity(four, noise.Cyclic(3)), groups),
+            (lambda: noise.sensitivity(inverse, noise.Cyclic(3)), "at most bands=3"),
+            (lambda: noise.MinSeparation(0, 1), "participations must be a whole number of at lea"),
+            (lambda: noise.MinSeparation(1, 0), "separation must be a whole number of at least 1"),
+            (lambda: noise.FixedOrder(1.5, 1), "separation must be a whole number"),
+            (lambda: noise.Cyclic(0), "bands must be a whole number of at least 1, got 0"),
+        ]
+    )
