@@ -56,6 +56,7 @@ if "JAXDP_TESTS" not in os.environ:  # set for all workers, and for the processe
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+jax.config.update("jax_traceback_in_locations_limit", 0)  # lines of a program that nobody reads
 jax.config.update("jax_compilation_cache_dir", os.environ["JAXDP_TESTS"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
