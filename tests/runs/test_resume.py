@@ -376,17 +376,15 @@ def test_resuming_closes_what_older_versions_left_open(stopped, tmp_path):
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
 
 
-def test_a_secret_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+def test_a_secret_folder_of_somebody_else_is_refused(stopped, monkeypatch):
     def refuse(path):
         raise PermissionError(1, "Operation not permitted", str(path))
 
-    directory = RunDirectory(tmp_path / "r")
-    directory.create()
     monkeypatch.setattr("jaxdp.runs.directory.make_private", refuse)
-    refused("out must be a run whose secret folder can be closed", directory.lock)
+    refused("out must be a run whose secret folder can be closed", stopped.lock)
     monkeypatch.undo()
-    directory.lock()  # it is not held
-    directory.unlock()
+    stopped.lock()  # it is not held
+    stopped.unlock()
 
 
 def test_a_lock_without_fcntl(tmp_path, monkeypatch):
