@@ -1,19 +1,22 @@
-import functools
+"""The commands: what each says and leaves, of which nothing tells more than it may."""
+
 import itertools
 import json
 import re
 import shutil
 import subprocess
 import sys
-import types
+from types import SimpleNamespace
 
 import flax.serialization
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from jaxdp import accounting as acc
 from jaxdp import data
 from jaxdp.cli import app, main
+from jaxdp.cli.tune import law_of
 from jaxdp.ledger import Ledger
 from jaxdp.optimizers import registry
 from jaxdp.report.schema import AuditRow
@@ -24,12 +27,24 @@ from jaxdp.runs.audit import into_report
 SMALL = "train --model logistic --steps 6 --epsilon 2 --batch-size 200 --eval-every 2".split()
 
 
+def ran(*args, code=0):
+    result = CliRunner().invoke(app, [*map(str, args)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def refused(capsys, *args):
+    """What is said of the command, which ends with status 2."""
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, args)])
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
-    result = CliRunner().invoke(app, [*SMALL, "--out", str(folder)], catch_exceptions=False)
-    assert result.exit_code == 0
-    return folder, result.output
+    return folder, ran(*SMALL, "--out", folder)
 
 
 def public(folder):
@@ -42,51 +57,42 @@ def report_of(folder):
     return json.loads((folder / "report.json").read_text())
 
 
-def test_a_run_leaves_its_report(run):
+def test_a_run_leaves_its_report_of_nothing_that_is_computed_from_unnoised_training_data(run):
     folder, output = run
-    report = report_of(folder)
+    report, page = report_of(folder), (folder / "report.md").read_text()
     guarantee = report["guarantee"]
     assert 0 < guarantee["epsilon"] <= 2
-    assert guarantee["relation"] == "add_or_remove_one"
-    assert guarantee["releases"] == 6
+    assert (guarantee["relation"], guarantee["releases"]) == ("add_or_remove_one", 6)
     assert report["label"] is None
     assert [row["step"] for row in report["history"]] == [2, 4, 6]
     for name in ("accuracy_and_epsilon.png", "update_norm.png"):
         assert (folder / name).read_bytes()[:4] == b"\x89PNG"
-    page = (folder / "report.md").read_text()
     for part in ("one record added or removed", "6 times a sum", "Outside the guarantee"):
         assert part in page
     assert "test accuracy" in output
     assert "step 6/6" in output
-
-
-def test_nothing_public_is_computed_from_unnoised_training_data(run):
-    folder, _ = run
     for word in ("loss", "gradient_norm", "clipped_fraction", "entropy", "SENSITIVE"):
         assert word not in public(folder)
     names = {"step", "update_norm", "test_accuracy", "test_loss", "epsilon"}
-    assert set(report_of(folder)["history"][0]) == names
+    assert set(report["history"][0]) == names
 
 
 def test_published_files_are_the_same_bytes_however_long_the_run_took(tmp_path, monkeypatch):
     """A step takes as long as its draw is large: time would tell of the private data."""
     published, said = [], []
     for number, tick in enumerate((1.0, 12_345.6)):
-        clock = types.SimpleNamespace(perf_counter=itertools.count(0.0, tick).__next__)
+        clock = SimpleNamespace(perf_counter=itertools.count(0.0, tick).__next__)
         monkeypatch.setattr(run_module, "time", clock)
         folder = tmp_path / str(number)
-        args = [*SMALL, "--seed", "987654321", "--sensitive", "--out", str(folder)]
-        said.append(CliRunner().invoke(app, args, catch_exceptions=False).output)
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        published.append(
-            {path.name: path.read_bytes() for path in files if "secret" not in path.parts}
-        )
+        said.append(ran(*SMALL, "--seed", "987654321", "--sensitive", "--out", folder))
+        files = [p for p in folder.rglob("*") if p.is_file() and "secret" not in p.parts]
+        published.append({path.name: path.read_bytes() for path in files})
     assert {"report.json", "report.md", "report.html", "ledger.jsonl"} < set(published[0])
     assert published[0] == published[1]
     assert "12345.6 s for 6 steps (said here only" in said[1]
     # A chosen seed is labelled, and not reported.
     assert "No guarantee against whoever knows the seed" in report_of(folder)["label"]
-    assert "987654321" not in public(folder) + said[1]
+    assert "987654321" not in public(folder) + said[1] + (folder / "report.html").read_text()
     assert "no guarantee" in (folder / "SENSITIVE.json").read_text()
 
 
@@ -107,26 +113,15 @@ def test_an_audit_takes_the_time_out_of_an_older_report(run, tmp_path):
         assert "steps_in_this_sitting" not in text
 
 
-def test_resuming_a_finished_run_changes_nothing(run):
-    folder, _ = run
-    ledger = Ledger(folder / "ledger.jsonl").entries
-    before = report_of(folder)["history"]
-    result = CliRunner().invoke(app, ["train", "--out", str(folder), "--resume"])
-    assert result.exit_code == 0, result.output
-    assert Ledger(folder / "ledger.jsonl").entries == ledger
-    assert report_of(folder)["history"] == before
-
-
-def test_resuming_with_other_options_is_refused(run, capsys):
+def test_resuming_a_finished_run_changes_nothing_and_other_options_are_refused(run, capsys):
     out = ["--out", str(run[0])]
-    for given, words in (
-        (["train", "--resume", "--learning-rate", "0.9"], "learning_rate (0.3 then, 0.9 now)"),
-        (SMALL, "pass --resume to continue it"),
-    ):
-        with pytest.raises(SystemExit) as end:
-            main([*given, *out])
-        assert end.value.code == 2
-        assert words in capsys.readouterr().err
+    charged, before = Ledger(run[0] / "ledger.jsonl").entries, report_of(run[0])["history"]
+    ran("train", *out, "--resume")
+    assert Ledger(run[0] / "ledger.jsonl").entries == charged
+    assert report_of(run[0])["history"] == before
+    changed = refused(capsys, "train", "--resume", "--learning-rate", "0.9", *out)
+    assert "learning_rate (0.3 then, 0.9 now)" in changed
+    assert "pass --resume to continue it" in refused(capsys, *SMALL, *out)
 
 
 def test_a_dry_run_says_what_it_costs_and_leaves_nothing(tmp_path, capsys, monkeypatch):
@@ -172,54 +167,44 @@ def test_a_file_is_trained_on_reported_and_resumed(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"x": rng.integers(0, 256, (100, 4, 4)).astype(np.uint8), "y": rng.integers(0, 3, 100)}
     tests = {"x_test": arrays["x"][:20], "y_test": arrays["y"][:20]}
-    path, out = str(tmp_path / "mine.npz"), str(tmp_path / "run")
-
-    def train(*arguments):
-        return CliRunner().invoke(app, ["train", *arguments])
-
-    own = ("--data", path, "--classes", "3", "--steps", "3")
+    path, out = tmp_path / "mine.npz", tmp_path / "run"
+    own = ("train", "--data", path, "--classes", "3", "--steps", "3")
     np.savez(path, **arrays)
-    done = train(*own, "--out", str(tmp_path / "no tests"))
-    assert "no test records   proven epsilon" in done.output
+    done = ran(*own, "--out", tmp_path / "no tests")
+    assert "no test records   proven epsilon" in done
     assert "Test accuracy" not in (tmp_path / "no tests/report.html").read_text()
     np.savez(path, **arrays, **tests)
-    done = train(*own, "--out", out)
-    assert done.exit_code == 0, done.output
-    assert "the number of records, 100, is taken from the file and will be published" in done.output
-    assert "taken from the file" not in train(*own, "--dataset-size", "90", "--dry-run").output
-    report = report_of(tmp_path / "run")
+    done = ran(*own, "--out", out)
+    assert "the number of records, 100, is taken from the file and will be published" in done
+    assert "taken from the file" not in ran(*own, "--dataset-size", "90", "--dry-run")
+    report = report_of(out)
     assert (report["title"], report["levels"]["chance"]) == ("DP-SGD on mine", 1 / 3)
     assert report["command"] == "jaxdp train --data mine.npz --classes 3 --steps 3"
     assert report["config"]["own"] == {"example_shape": [4, 4], "num_classes": 3, "test_size": 20}
     np.savez(path, **{**arrays, **tests, "x": np.zeros((100, 4, 4), np.uint8)})
-    assert "the training data changed" in str(train("--resume", "--out", out).exception)
+    found = CliRunner().invoke(app, ["train", "--resume", "--out", str(out)])
+    assert "the training data changed" in str(found.exception)
 
 
-def test_the_digits_are_scikit_learns():
-    from sklearn.datasets import load_digits
-
-    bunch, found = load_digits(), data.load("digits")
-    pixels = np.concatenate([found.train_x, found.test_x])[..., 0]
-    np.testing.assert_array_equal(np.round(pixels * 255), np.round(bunch.images * (255 / 16)))
-    np.testing.assert_array_equal(np.concatenate([found.train_y, found.test_y]), bunch.target)
+def program(*arguments):
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def test_training_imports_nothing_slow_that_it_does_not_need():
-    code = (
+    found = program(
+        "-c",
         "import sys, jaxdp.runs, jaxdp.cli.train, jaxdp.cli.launch; from jaxdp import data;"
         "data.load('digits'); print([m for m in "
-        "('sklearn', 'scipy.stats', 'matplotlib', 'jaxdp.report') if m in sys.modules])"
+        "('sklearn', 'scipy.stats', 'matplotlib', 'jaxdp.report') if m in sys.modules])",
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert found.strip() == "[]"
+    assert program("-m", "jaxdp", "--version").startswith("jaxdp, version")
 
 
 def test_export_writes_parameters_and_nothing_else(run, tmp_path):
-    folder, _ = run
-    target = tmp_path / "params.msgpack"
-    result = CliRunner().invoke(app, ["export", str(folder), "--to", str(target)])
-    assert result.exit_code == 0, result.output
-    exported = flax.serialization.msgpack_restore(target.read_bytes())
+    ran("export", run[0], "--to", tmp_path / "params.msgpack")
+    exported = flax.serialization.msgpack_restore((tmp_path / "params.msgpack").read_bytes())
     assert set(exported) == {"params"}
     assert exported["params"]["Dense_0"]["kernel"].shape == (64, 10)
     assert all(np.isfinite(leaf).all() for leaf in exported["params"]["Dense_0"].values())
@@ -227,51 +212,94 @@ def test_export_writes_parameters_and_nothing_else(run, tmp_path):
 
 def test_help_shows_an_example():
     for command in ("", "train", "epsilon", "calibrate", "data", "export"):
-        result = CliRunner().invoke(app, [*command.split(), "--help"])
-        assert result.exit_code == 0
-        assert "jaxdp " in result.output, command
+        assert "jaxdp " in ran(*command.split(), "--help"), command
 
 
-def test_data_and_algorithms_and_rows_of_the_queue_are_listed(capsys):
-    main(["data", "list"])
-    output = capsys.readouterr().out
-    assert "digits" in output
-    assert "60,000 training" in output
-    main(["algorithms"])
-    printed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+def test_data_and_algorithms_and_rows_of_the_queue_are_listed():
+    def listed(*command):
+        return {line.split()[0]: line for line in ran(*command).splitlines() if line}
+
+    assert "60,000 training" in ran("data", "list")
+    assert "digits" in listed("data", "list")
+    printed = listed("algorithms")
     for name in registry.ALGORITHMS:
-        for setting in registry.settings_of(name):
-            assert setting in printed[name], name
-    main(["reproduce", "list"])
-    printed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+        assert all(setting in printed[name] for setting in registry.settings_of(name)), name
+    printed = listed("reproduce", "list")
     assert "mnist-sa-dpsgd" in printed
     assert printed["mnist-sa-dpsgd-as-published"].endswith("98.35 % (SA-DPSGD, Table 1)")
     assert re.search(r" [0-9.]+ h  59.34 % \(SA-DPSGD, Table 1\)$", printed["cifar10-auto-s"])
     assert printed["mnist-sa-dpsgd-as-published-batch-256"].endswith("98.89 % (SA-DPSGD, Table 1)")
 
 
-def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys, tmp_path):
-    def interrupted(config, directory, *args, begun):
-        if begun:
-            directory.create()
-            directory.state_file.write_text("{}")
+def test_an_interrupt_before_a_run_says_that_nothing_was_charged(monkeypatch, capsys, tmp_path):
+    def interrupted(*args):
         raise KeyboardInterrupt
 
-    for begun, words in (
-        (False, "nothing was charged"),
-        (True, "continue with `jaxdp train --out"),
-    ):
-        monkeypatch.setattr("jaxdp.cli.launch.launch", functools.partial(interrupted, begun=begun))
-        with pytest.raises(SystemExit) as end:
-            main(["train", "--out", str(tmp_path / "r")])
-        assert end.value.code == 130
-        err = capsys.readouterr().err
-        assert words in err
-        assert err.count("\n") == 1
+    monkeypatch.setattr("jaxdp.cli.launch.launch", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--out", str(tmp_path / "r")])
+    assert end.value.code == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nothing was charged" in line
 
 
-def test_python_m_jaxdp():
-    out = subprocess.run(
-        [sys.executable, "-m", "jaxdp", "--version"], capture_output=True, text=True, check=True
-    )
-    assert out.stdout.startswith("jaxdp, version")
+# jaxdp audit.
+
+
+def test_an_audit_prints_three_numbers_and_writes_its_files(tmp_path):
+    options = "--algorithm dp-sgd --sampling full_batch --steps 2 --runs 200 --seed 1 --json"
+    row = json.loads(ran("audit", *options.split(), "--out", tmp_path / "a").splitlines()[-1])
+    assert row["audited"] < row["proven"]
+    assert row["claimed"] is None
+    assert row["noise"].startswith("noise: as charged (26 tests, smallest p ")
+    assert not row["noise_refuted"]
+    assert json.loads((tmp_path / "a" / "audit.json").read_text()) == row
+    assert (tmp_path / "a" / "roc.png").stat().st_size > 10_000
+
+
+def test_random_allocation_is_audited():
+    options = "--steps 4 --noise-multiplier 0.5 --delta 0.01 --seed 1 --runs 150 --json"
+    said = ran("audit", "--sampling", "allocation", *options.split())
+    row = json.loads(said.splitlines()[-1])
+    assert row["proven"] == acc.epsilon(acc.RandomAllocation(acc.Gaussian(0.5), 4), 0.01).upper
+    assert 0 < row["audited"] < row["proven"]
+    assert not row["broken"]
+
+
+def test_an_audit_of_a_run_of_a_sampling_with_other_relations_is_refused(capsys, monkeypatch):
+    """A shuffled run, say: its relations are replace_one and replace_special."""
+    config = SimpleNamespace(relation="replace_special", canaries=0, sampling="shuffle")
+    monkeypatch.setattr("jaxdp.cli.audit._config", lambda run: config)
+    monkeypatch.setattr("jaxdp.cli.audit._of_blocks", lambda run, algorithm: None)
+    words = "under add_or_remove_one to be audited, got replace_special"
+    assert words in refused(capsys, "audit", "a-run")
+
+
+# jaxdp tune.
+
+
+def test_a_tuning_says_no_more_with_two_tries_than_with_one(tmp_path, monkeypatch, capsys):
+    given = "tune --model logistic --steps 3 --search learning_rate=0.03:3 --out".split()
+    lines = []
+    for count in (1, 2):
+        monkeypatch.setattr(acc.Geometric, "sample", lambda self, rng, k=count: k)
+        main([*given, str(tmp_path / str(count)), "--json"])
+        out = capsys.readouterr()
+        assert out.err == ""
+        first, row = out.out.splitlines()
+        found = json.loads(row)
+        assert found["epsilon"] <= 3.0
+        assert 0.03 <= found["candidate"]["learning_rate"] <= 3
+        assert 0 < found["test_accuracy"] <= 1
+        lines.append((first, sorted(found), found["epsilon"], found["noise_multiplier"]))
+    assert lines[0] == lines[1]
+    again = ran(*given, tmp_path / "2")  # finished: the same result
+    assert "proven epsilon 3.000" in again
+    assert "test records that chose" in again
+
+
+def test_laws_by_name():
+    assert law_of("geometric:0.1") == acc.Geometric(0.1)
+    assert law_of("logarithmic:0.1") == acc.Logarithmic(0.1)
+    assert law_of("negative_binomial:0.5:0.1") == acc.NegativeBinomial(0.5, 0.1)
+    assert law_of("poisson:10") == acc.PoissonTries(10.0)

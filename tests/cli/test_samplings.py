@@ -27,12 +27,9 @@ def finished(command, *args):
     return found.output
 
 
-def page_of(folder):
-    return " ".join((folder / "report.md").read_text().split())
-
-
-def report_of(folder):
-    return json.loads((folder / "report.json").read_text())
+def page_and_report(folder):
+    page = " ".join((folder / "report.md").read_text().split())
+    return page, json.loads((folder / "report.json").read_text())
 
 
 def test_the_names_are_those_of_the_package():
@@ -43,75 +40,78 @@ def test_the_names_are_those_of_the_package():
     assert tuple(relation.value for relation in acc.Relation) == RELATIONS
 
 
+ALLOCATION = "allocation --steps-per-epoch 4"
+EVENTS = (
+    (ALLOCATION, acc.RandomAllocation(GAUSSIAN, 4), 2),
+    (f"{ALLOCATION} --participations 2", acc.RandomAllocation(GAUSSIAN, 4, 2), 2),
+    ("shuffle --steps-per-epoch 5", acc.ShuffledEpoch(GAUSSIAN, 5), 2),
+    (
+        "truncated_poisson --sampling-prob 0.1 --cap 30 --dataset-size 200",
+        acc.TruncatedPoisson(GAUSSIAN, 0.1, 30, 200),
+        6,
+    ),
+    ("full_batch", GAUSSIAN, 6),
+    ("cyclic_poisson --sampling-prob 0.1 --bands 4", acc.CyclicPoisson(GAUSSIAN, 0.1, 4, 6), 1),
+    ("fixed_order", acc.CorrelatedNoise(GAUSSIAN, 6), 1),
+)
+
+
 def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch):
-    asked = []
-
-    def epsilon(found, *rest, **options):
-        asked.append(found)
-        return acc.Bound(0.0, 0.5, 1.0, "test")
-
-    monkeypatch.setattr(acc, "epsilon", epsilon)
-    for args, event, count in (
-        ("allocation --steps-per-epoch 4", acc.RandomAllocation(GAUSSIAN, 4), 2),
-        (
-            "allocation --steps-per-epoch 4 --participations 2",
-            acc.RandomAllocation(GAUSSIAN, 4, 2),
-            2,
-        ),
-        ("shuffle --steps-per-epoch 5", acc.ShuffledEpoch(GAUSSIAN, 5), 2),
-        (
-            "truncated_poisson --sampling-prob 0.1 --cap 30 --dataset-size 200",
-            acc.TruncatedPoisson(GAUSSIAN, 0.1, 30, 200),
-            6,
-        ),
-        ("full_batch", GAUSSIAN, 6),
-        ("cyclic_poisson --sampling-prob 0.1 --bands 4", acc.CyclicPoisson(GAUSSIAN, 0.1, 4, 6), 1),
-        ("fixed_order", acc.CorrelatedNoise(GAUSSIAN, 6), 1),
-    ):
+    asked, answered = [], acc.Bound(0.0, 0.5, 1.0, "test")
+    monkeypatch.setattr(acc, "epsilon", lambda found, *a, **k: asked.append(found) or answered)
+    for args, event, count in EVENTS:
         answer = json.loads(finished(f"epsilon --sampling {args} {COMMON} --json"))
-        assert asked.pop() == acc.Repeated(event, count)
-        assert not asked
+        assert asked == [acc.Repeated(event, count)], args
         assert answer["sampling"] == args.split()[0]
+        asked.clear()
 
 
-@pytest.mark.parametrize("name", ["allocation", "shuffle", "truncated_poisson"])
+WORDS = {
+    "allocation": ("in every epoch each is in 1 of 2 steps, drawn for it alone",),
+    "shuffle": (
+        "one pass over the records",
+        "Taking the batches for Poisson samples would claim",
+        "which is no guarantee",
+        "take sampling allocation instead",
+    ),
+    "truncated_poisson": ("that many are kept at random (truncated Poisson sampling)",),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
 def test_a_run_on_the_digits(tmp_path, name):
-    relation, out = sampling.relations(name)[-1].value, tmp_path / "r"
-    noise = "--epsilon 8" if name == "allocation" else "--noise-multiplier 1"
+    relation, rounded = sampling.relations(name)[-1].value, name == "allocation"
+    noise = "--epsilon 8" if rounded else "--noise-multiplier 1"
     options = f"--steps 3 --batch-size 720 --eval-every 4 --seed 3 --model logistic {noise} --out"
-    told = finished(f"train --sampling {name} --relation {relation} {options}", out)
-    report, page = report_of(out), page_of(out)
+    told = finished(f"train --sampling {name} --relation {relation} {options}", tmp_path / "r")
+    page, report = page_and_report(tmp_path / "r")
     guarantee = report["guarantee"]
     assert (guarantee["sampling"], guarantee["relation"]) == (name, relation)
-    assert 0 < guarantee["epsilon"] <= (8 if name == "allocation" else 20)
-    assert guarantee["releases"] == (4 if name == "allocation" else 3)
+    assert 0 < guarantee["epsilon"] <= (8 if rounded else 20)
+    assert guarantee["releases"] == (4 if rounded else 3)
+    assert ("steps was rounded up from 3 to 4, 2 epochs of 2 steps" in told) == rounded
     about = [warning["about"] for warning in report["warnings"]]
     assert about == (["sampling"] if name == "shuffle" else [])
-    if name == "shuffle":
-        assert "Taking the batches for Poisson samples would claim" in page
-        assert "which is no guarantee" in page
-        assert "take sampling allocation instead" in page
-    if name == "allocation":
-        assert "steps was rounded up from 3 to 4, 2 epochs of 2 steps" in told
-    assert {
-        "allocation": "in every epoch each is in 1 of 2 steps, drawn for it alone",
-        "shuffle": "one pass over the records",
-        "truncated_poisson": "that many are kept at random (truncated Poisson sampling)",
-    }[name] in page
+    assert [words for words in WORDS[name] if words not in page] == []
     assert f"--sampling {name}" in report["command"]
+
+
+OPTIONS = {"banded": "banded", "buffered": "buffered", "grid": "banded --secure-noise"}
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
+    """Of each strategy: a run's folder, what it said, and its page and report."""
     found = {}
-    for name in ("banded", "buffered"):
+    for name, options in OPTIONS.items():
         out = tmp_path_factory.mktemp("cli") / name
-        told = finished(f"train {SMALL} --strategy {name} --bands 3 --out", out)
-        found[name] = (out, report_of(out), page_of(out), told)
+        told = finished(f"train {SMALL} --strategy {options} --bands 3 --out", out)
+        found[name] = (out, told, *page_and_report(out))
     return found
 
 
 # What a report says of a strategy: what its noise is relative to, its sampling and relation.
+# What a report says of a strategy: its sampling and relation, and what its noise is relative to.
 SAID = {
     "banded": (
         ("cyclic_poisson", "add_or_remove_one"),
@@ -126,65 +126,50 @@ SAID = {
         "every pass takes the records in one and the same order",
         "one record replaced by a null record",
     ),
-}
-
-
-@pytest.mark.parametrize("name", SAID)
-def test_the_report_of_a_strategy(reported, name):
-    _, report, page, said = reported[name]
-    names, *words = SAID[name]
-    for each in (
-        *words,
-        "not to be compared with one",
-        "the whole run of 8 steps is one event, charged whole with its first step",
-    ):
-        assert each in page, each
-    assert "of what one record can add" not in page
-    assert "1 times a run" not in page
-    guarantee = report["guarantee"]
-    assert guarantee["epsilon"] <= 3
-    assert {row["epsilon"] for row in report["history"]} == {guarantee["epsilon"]}
-    assert (guarantee["sampling"], guarantee["relation"]) == names
-    assert f"{names[0]} sampling" in said
-
-
-def test_noise_on_a_grid_is_correlated_too(tmp_path):
-    out = tmp_path / "grid"
-    finished(f"train {SMALL} --strategy banded --bands 3 --secure-noise --out", out)
-    page = page_of(out)
-    for words in (
+    "grid": (
+        ("cyclic_poisson", "add_or_remove_one"),
         "a banded Toeplitz strategy of 3 bands",
         "what a step takes back of earlier noise is an integer too",
         "on an integer grid: the noise is within",
         "integers of s = 522,246 from ChaCha20",
         "cells of gamma = ",
-    ):
-        assert words in page
-    assert "Floating-point attacks" not in page
-    assert report_of(out)["guarantee"]["epsilon"] <= 3
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_report_of_a_strategy(reported, name):
+    _, told, page, report = reported[name]
+    names, *words = SAID[name]
+    words += ["not to be compared with one"]
+    words += ["the whole run of 8 steps is one event, charged whole with its first step"]
+    assert [each for each in words if each not in page] == []
+    assert "of what one record can add" not in page
+    assert "1 times a run" not in page
+    assert ("Floating-point attacks" in page) == (name != "grid")
+    guarantee = report["guarantee"]
+    assert guarantee["epsilon"] <= 3
+    assert {row["epsilon"] for row in report["history"]} == {guarantee["epsilon"]}
+    assert (guarantee["sampling"], guarantee["relation"]) == names
+    assert f"{names[0]} sampling" in told
 
 
 def test_a_finished_run_is_resumed_with_its_strategy(reported, tmp_path):
-    out = shutil.copytree(reported["banded"][0], tmp_path / "banded")
-    finished("train --resume --out", out)
-    after = report_of(out)
-    assert after["history"] == reported["banded"][1]["history"]
-    assert "--strategy banded --bands 3" in after["command"]
-    other = call("train --resume --bands 2 --out", out)
-    assert "changed: bands (3 then, 2 now)" in str(other.exception)
-
-
-def test_a_dry_run_of_a_strategy_says_what_it_costs():
-    told = finished(f"train {SMALL} --strategy banded --bands 3 --dry-run --json")
-    answer = json.loads(told.splitlines()[-1])
-    assert 2.99 < answer["epsilon"] <= 3
-    assert answer["steps"] == 8
+    for name in ("banded", "grid"):
+        out = shutil.copytree(reported[name][0], tmp_path / name)
+        finished("train --resume --out", out)
+        after = page_and_report(out)[1]
+        assert after["history"] == reported[name][3]["history"], name
+        assert f"--strategy {OPTIONS[name].split()[0]} --bands 3" in after["command"]
+        assert ("--secure-noise" in after["command"]) == (name == "grid")
+        other = call("train --resume --bands 2 --out", out)
+        assert "changed: bands (3 then, 2 now)" in str(other.exception), name
 
 
 def test_a_run_is_audited_under_its_own_relation(reported, tmp_path):
-    out = shutil.copytree(reported["buffered"][0], tmp_path / "buffered")
-    told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
-    row = json.loads(told.splitlines()[-1])
-    assert row["proven"] <= 3
-    assert not row["broken"]
-    assert not row["noise_refuted"]
+    for name in ("banded", "buffered"):
+        out = shutil.copytree(reported[name][0], tmp_path / name)
+        told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
+        row = json.loads(told.splitlines()[-1])
+        assert row["proven"] <= 3, name
+        assert (row["broken"], row["noise_refuted"]) == (False, False), name

@@ -1,12 +1,86 @@
+"""Data sets: read from their original files, prepared, loaded, or of a file of one's own."""
+
+import dataclasses
+import hashlib
+import io
+
 import numpy as np
 import pytest
 import requests
+from sklearn.datasets import load_digits
 
 from jaxdp import data
-from jaxdp.data import builders
-from jaxdp.data.specs import SPECS
+from jaxdp.data import builders, sources
+from jaxdp.data.specs import SPECS, SourceFile
 from tests.data import originals
 from tests.runs.small import refused
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_idx_files(tmp_path, rng):
+    spec, arrays = originals.mnist(tmp_path, rng)
+    splits = sources.read(spec, tmp_path)
+    for name, (images, labels) in arrays.items():
+        np.testing.assert_array_equal(splits[name][0][..., 0], images)
+        np.testing.assert_array_equal(splits[name][1], labels)
+
+
+def test_census_columns(tmp_path, rng):
+    spec, table = originals.pums(tmp_path, rng)
+    splits = sources.read(spec, tmp_path)
+    x, y = (np.concatenate([splits["train"][part], splits["test"][part]]) for part in (0, 1))
+    order = np.random.Generator(np.random.Philox(key=2021)).permutation(50)
+    table["collegedegree"] = table["educ"] >= 13
+    expected = np.stack([table[name] for name in sources.PUMS_COLUMNS], 1)
+    np.testing.assert_array_equal(x, expected[order])
+    np.testing.assert_array_equal(y, 1 - table["employed"][order])
+    assert len(splits["train"][1]) == 40
+    # One that is out of its range is refused.
+    path = spec.files[0].path
+    lines = (tmp_path / path).read_text().splitlines()
+    cells = lines[1].split(",")
+    lines[1] = ",".join([*cells[:2], "2", *cells[3:]])
+    files = originals.write(tmp_path, {path: "\n".join(lines).encode()})
+    refused("must be 0 or 1", sources.read, dataclasses.replace(spec, files=files), tmp_path)
+
+
+def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path, rng):
+    webp, tiles = originals.mosaic(rng)
+    labels, buffer = rng.integers(0, 10, (2, 10_000), np.uint8), io.BytesIO()
+    np.save(buffer, labels)
+    paths = {"c/a.webp": webp, "c/b.webp": webp, "c/labels.npy": buffer.getvalue()}
+    written = originals.write(tmp_path, paths)
+    planar = tiles.transpose(0, 3, 1, 2).reshape(10_000, -1)
+    whole = [np.concatenate([row[:, None], planar], 1).tobytes() for row in labels]
+    one, two = (hashlib.md5(each).hexdigest() for each in whole)
+
+    def spec(second):
+        files = (SourceFile("c/a.webp", one), SourceFile("c/b.webp", second), written[2])
+        return dataclasses.replace(SPECS["cifar10"], files=files)
+
+    splits = sources.read(spec(two), tmp_path)
+    np.testing.assert_array_equal(splits["train"][0], tiles)
+    np.testing.assert_array_equal(splits["test"][1], labels[1])
+    words = r"b\.webp is damaged: its md5 must be 0000"
+    refused(words, sources.read, spec("0" * 32), tmp_path)
+    (tmp_path / "c/a.webp").write_bytes(webp[:1000])
+    refused(r"a\.webp is damaged", sources.read, spec(two), tmp_path)
+
+
+def test_a_damaged_or_missing_file_is_named(tmp_path, rng):
+    spec, _ = originals.mnist(tmp_path, rng)
+    for file in spec.files:
+        path = tmp_path / file.path
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        refused(rf"{path.name} is damaged: its md5 must be", sources.read, spec, tmp_path)
+        path.unlink()
+        refused(f"{path.name} is missing", sources.read, spec, tmp_path)
+        path.write_bytes(whole)
 
 
 @pytest.fixture
@@ -27,40 +101,33 @@ def sort_rows(x, y):
     return rows[np.lexsort(rows.T)]
 
 
-def test_images_survive_the_round_trip(prepared):
-    folder, arrays, _ = prepared
+def test_images_and_census_rows_survive_the_round_trip(prepared):
+    folder, arrays, table = prepared
     loaded = data.load("mnist", folder / "tfds")
-    assert loaded.train_x.dtype == np.float32
-    assert loaded.train_y.dtype == np.int32
+    assert (loaded.train_x.dtype, loaded.train_y.dtype) == (np.float32, np.int32)
     pairs = ((loaded.train_x, loaded.train_y), (loaded.test_x, loaded.test_y))
     for (x, y), (images, labels) in zip(pairs, arrays.values(), strict=True):
-        np.testing.assert_array_equal(
-            sort_rows(x, y), sort_rows(images.astype(np.float32) / np.float32(255), labels)
-        )
-
-
-def test_census_rows_survive_the_round_trip(prepared):
-    folder, _, table = prepared
+        expected = sort_rows(images.astype(np.float32) / np.float32(255), labels)
+        np.testing.assert_array_equal(sort_rows(x, y), expected)
     loaded = data.load("pums", folder / "tfds")
     assert set(np.unique(loaded.train_x)) == {-1.0, 1.0}
     assert len(loaded.train_y) == 40
-    total = loaded.train_y.sum() + loaded.test_y.sum()
-    assert total == (1 - table["employed"]).sum()
-
-
-def test_preparing_twice_does_nothing_and_needs_no_source(prepared):
-    folder, _, _ = prepared
-    before = builders.prepared_folder(SPECS["pums"], folder / "tfds").stat().st_mtime
+    assert loaded.train_y.sum() + loaded.test_y.sum() == (1 - table["employed"]).sum()
+    # Preparing twice does nothing, and needs no source.
+    made = builders.prepared_folder(SPECS["pums"], folder / "tfds")
+    before = made.stat().st_mtime
     data.prepare("pums", folder / "gone", folder / "tfds")
-    assert builders.prepared_folder(SPECS["pums"], folder / "tfds").stat().st_mtime == before
+    assert made.stat().st_mtime == before
 
 
-def test_digits_are_embedded_and_split_by_position():
-    digits = data.load("digits")
+def test_digits_are_embedded_as_scikit_learns_and_split_by_position():
+    digits, bunch = data.load("digits"), load_digits()
     assert digits.train_x.shape == (1_437, 8, 8, 1)
     assert digits.test_x.shape == (360, 8, 8, 1)
-    assert digits.train_x.min() == 0
-    assert digits.train_x.max() == 1
+    assert (digits.train_x.min(), digits.train_x.max()) == (0, 1)
+    pixels = np.concatenate([digits.train_x, digits.test_x])[..., 0]
+    np.testing.assert_array_equal(np.round(pixels * 255), np.round(bunch.images * (255 / 16)))
+    np.testing.assert_array_equal(np.concatenate([digits.train_y, digits.test_y]), bunch.target)
 
 
 def test_fingerprint_sees_every_array_and_needs_the_key():
@@ -68,11 +135,11 @@ def test_fingerprint_sees_every_array_and_needs_the_key():
     base = digits.fingerprint(b"key")
     assert digits.fingerprint(b"key") == base
     assert digits.fingerprint(b"other") != base
-    for name in ("train_x", "train_y", "test_x", "test_y"):
-        changed = {n: getattr(digits, n) for n in ("train_x", "train_y", "test_x", "test_y")}
-        changed[name] = changed[name].copy()
+    names = ("train_x", "train_y", "test_x", "test_y")
+    for name in names:
+        changed = {n: np.array(getattr(digits, n)) for n in names}
         changed[name].flat[0] += 1
-        assert data.Dataset(digits.spec, **changed).fingerprint(b"key") != base
+        assert data.Dataset(digits.spec, **changed).fingerprint(b"key") != base, name
 
 
 def test_without_a_network_the_answer_is_quick_and_says_what_to_do(tmp_path, monkeypatch):
@@ -89,15 +156,9 @@ def test_without_a_network_the_answer_is_quick_and_says_what_to_do(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_input(tmp_path):
-    for words, call, *args in (
-        ("dataset must be one of digits", data.load, "imagenet", tmp_path),
-        ("dataset 'pums' is not in .*: write it with", data.load, "pums", tmp_path),
-        ("dataset 'digits' is embedded", data.prepare, "digits", tmp_path, tmp_path),
-        ("source must be a folder", data.prepare, "pums", tmp_path / "nowhere", tmp_path),
-        ("FultonPUMS5full.csv is missing", data.prepare, "pums", tmp_path, tmp_path),
-    ):
-        refused(words, call, *args)
+def test_an_unknown_data_set_is_refused(tmp_path):
+    refused("dataset must be one of digits", data.load, "imagenet", tmp_path)
+    refused("source must be a folder", data.prepare, "pums", tmp_path / "nowhere", tmp_path)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
@@ -118,8 +179,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     np.savez(path, **right)
     damaged = bytearray(path.read_bytes())
     damaged[200] ^= 0xFF
-    path.write_bytes(damaged)
-    refused("file to be read, got", data.from_file, path, 3)
-    path.write_bytes(b"no")
-    refused(r"data must be a \.npz file to be read", data.from_file, path, 3)
+    for content, words in ((damaged, "file to be read, got"), (b"no", r"a \.npz file to be read")):
+        path.write_bytes(content)
+        refused(words, data.from_file, path, 3)
     refused(r"data must be a \.npz file with x", data.from_file, tmp_path / "mine.csv", 3)

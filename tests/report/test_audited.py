@@ -17,24 +17,19 @@ from jaxdp.report.schema import AuditRow, Report
 from jaxdp.runs.described import report as build
 from tests.runs import small
 
-NUMBERS = registry.Numbers(1.0, 1.0, 1, 4, 0.1)
-
 
 @pytest.fixture(scope="module")
 def found():
-    return audit_algorithm(
-        registry.build("dp-sgd", NUMBERS), 2, 1e-5, runs=200, seed=1, residuals=False
-    )
+    algorithm = registry.build("dp-sgd", registry.Numbers(1.0, 1.0, 1, 4, 0.1))
+    return audit_algorithm(algorithm, 2, 1e-5, runs=200, seed=1, residuals=False)
 
 
-def row(**changes):
-    given = {
-        **{"what": "the same mechanism on a tiny network", "steps": 10, "runs": 400},
-        **{"delta": 1e-5, "confidence": 0.95, "proven": 4.0, "audited": 1.0},
-        **{"audited_profile": 3.0, "profile_assumes": "it is Gaussian", "adversary": "a canary"},
-        "verdict": "Nothing contradicts the proven guarantee; the attack reaches 75% of it.",
-    }
-    return AuditRow(**{**given, **changes})
+ROW = AuditRow(
+    **{"what": "the same mechanism on a tiny network", "steps": 10, "runs": 400},
+    **{"delta": 1e-5, "confidence": 0.95, "proven": 4.0, "audited": 1.0},
+    **{"audited_profile": 3.0, "profile_assumes": "it is Gaussian", "adversary": "a canary"},
+    verdict="Nothing contradicts the proven guarantee; the attack reaches 75% of it.",
+)
 
 
 def shares(text):
@@ -42,17 +37,20 @@ def shares(text):
 
 
 def test_the_larger_of_two_bounds_is_not_told_alone():
-    words = audited.verdict(row())
+    words = audited.verdict(ROW)
     assert shares(words) == ["25%", "75%"]
     assert "75% provided that it is Gaussian" in words
-    assert [share for _, _, share in audited.table(row())] == ["", "25%", "75%"]
-    assert audited.verdict(row(audited_profile=None, verdict="V.")) == "V."
+    assert [share for _, _, share in audited.table(ROW)] == ["", "25%", "75%"]
+    alone = dataclasses.replace(ROW, audited_profile=None, verdict="V.")
+    assert audited.verdict(alone) == "V."
 
 
 def test_few_canaries_are_said_to_be_few_in_a_cell_that_fits_its_column():
     """The page does not break cells of numbers: long ones push the table over the plot."""
     point = (0.092, 0.043, 0.167, 0.235, 0.157, 0.33)
-    few = row(what=audited.THIS_RUN, runs=1, canaries=200, reachable=1.5, points=(point,))
+    few = dataclasses.replace(
+        ROW, what=audited.THIS_RUN, runs=1, canaries=200, reachable=1.5, points=(point,)
+    )
     table = {name: value for name, value, _ in audited.table(few)}
     assert max(map(len, table.values())) <= 25
     assert "needs over 2,000 canaries" in table.values()
@@ -67,7 +65,7 @@ def test_the_page_and_the_markdown_hold_the_table(tmp_path, found):
     assert set(shares(audited.verdict(told))) <= table
     report = build(small.go(tmp_path / "r", small.config(steps=1)))
     save_roc(found, tmp_path / "roc.png", "Audit")
-    for each in (told, row(proven=math.inf, verdict="Nothing is proven.")):
+    for each in (told, dataclasses.replace(ROW, proven=math.inf, verdict="Nothing is proven.")):
         written = json.dumps(dataclasses.replace(report, audited=each).to_dict())
         full = Report.from_dict(json.loads(written))
         assert full.audited == each
@@ -77,7 +75,7 @@ def test_the_page_and_the_markdown_hold_the_table(tmp_path, found):
             assert f"| {name} | {value} |" in markdown
         assert audited.verdict(each) in markdown
         assert 'id="roc-axes_1"' in page
-    bad = row(noise_refuted=True, noise="noise: REFUTED: too small (p 1e-5)")
+    bad = dataclasses.replace(ROW, noise_refuted=True, noise="noise: REFUTED: too small (p 1e-5)")
     page = to_html(dataclasses.replace(report, audited=bad), tmp_path)
     assert "Nothing contradicts" not in page
     assert "The audit refutes the noise that was charged (too small (p 1e-5))." in page

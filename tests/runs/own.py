@@ -13,16 +13,17 @@ Y = RNG.normal(size=200).astype(np.float32)
 SIZES = {"l2_clip_norm": 1.0, "batch_size": 40, "dataset_size": 200}
 MECHANISM = jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=12, **SIZES)
 PLAIN = jaxdp.dp_sgd(2.0, **SIZES)
+SGD = optax.sgd(0.1)
 
 
 def loss_fn(params, x, y):
     return jnp.square(jnp.vdot(params["w"][0], x) - y)
 
 
-def run(folder, data=(X, Y), mechanism=MECHANISM, loss=loss_fn, **options):
+def run(folder, data=(X, Y), mechanism=MECHANISM, loss=loss_fn, optimizer=SGD, **options):
     """A row each three steps, and no report."""
     given = {"params": {"w": jnp.zeros((20, 3))}, "every": 3, "report": False, "progress": ignore}
-    return jaxdp.Run(folder, loss, mechanism, optax.sgd(0.1), data, **{**given, **options})
+    return jaxdp.Run(folder, loss, mechanism, optimizer, data, **{**given, **options})
 
 
 def again(folder, **options):

@@ -1,7 +1,6 @@
 """A small run for the tests of this room; also a program, to be killed at any moment."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -11,30 +10,28 @@ import numpy as np
 from jaxdp import data, runs
 from jaxdp.seeds import Secret
 from jaxdp.trainer import Trainer
+from tests.refusing import all_refused
 
 
 class Stop(Exception):
     """A crash at a chosen step."""
 
 
-def crash_at(step):
+class Killed(BaseException):
+    """The process, from outside."""
+
+
+def crash_at(step, how=Stop):
     def progress(now, row):
         if now == step:
-            raise Stop
+            raise how
 
     return progress
 
 
 def refused(words, call, *args, error=ValueError, **options):
-    """The call is refused in these words; a failure says which call it was."""
-    try:
-        call(*args, **options)
-    except error as found:
-        said = str(found)
-    else:
-        said = None
-    assert said is not None, f"taken: {args} {options}"
-    assert re.search(words, said), f"{args} {options}: {said}"
+    """This one call is refused in these words."""
+    all_refused([(words, lambda: call(*args, **options), args, options)], error)
 
 
 def dataset(seed=0):
@@ -47,16 +44,8 @@ def dataset(seed=0):
 
 def config(**changes):
     """200 records in steps of 40."""
-    given = {
-        "model": "logistic",
-        "noise_multiplier": 1.0,
-        "steps": 12,
-        "batch_size": 40,
-        "dataset_size": 200,
-        "eval_every": 3,
-        "physical_batch_size": 16,
-        **changes,
-    }
+    given = {"model": "logistic", "noise_multiplier": 1.0, "steps": 12, "batch_size": 40}
+    given |= {"dataset_size": 200, "eval_every": 3, "physical_batch_size": 16, **changes}
     return runs.resolve(runs.recipe("digits", **given))
 
 
@@ -110,12 +99,8 @@ def watched(folder, steps, every):
             print(json.dumps(row), flush=True)
 
     Trainer.step_and_look = spied
-    result = go(
-        folder,
-        config(steps=steps, eval_every=every, noise_multiplier=50.0, momentum=0.0),
-        shown,
-        None,
-    )
+    options = {"noise_multiplier": 50.0, "momentum": 0.0}
+    result = go(folder, config(steps=steps, eval_every=every, **options), shown, None)
     Path(folder).with_suffix(".history").write_text(json.dumps(result.history))
 
 

@@ -34,8 +34,8 @@ def config(kind="gradient", **changes):
     return small.config(**{**given, **changes})
 
 
-def reported(folder, cfg):
-    result = small.go(folder, cfg)
+def reported(folder, cfg, **options):
+    result = small.go(folder, cfg, **options)
     (folder / "report.json").write_text(json.dumps(build(result).to_dict()))
     return result, RunDirectory(folder)
 
@@ -50,28 +50,14 @@ def without(tmp_path_factory):
     return reported(tmp_path_factory.mktemp("without") / "run", small.config())
 
 
-@pytest.fixture(scope="module")
-def crashed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("crashed") / "run"
-    small.crash(folder, config(), 8)
-    return folder
-
-
-@pytest.fixture
-def stopped(crashed, tmp_path):
-    return RunDirectory(shutil.copytree(crashed, tmp_path / "r"))
-
-
 def test_coins_are_fair_secret_and_named(whole, tmp_path):
     result, directory = whole
     coins = canaries.coins_of(directory, M)
     assert abs(coins.sum() - M / 2) < 5 * np.sqrt(M) / 2
     assert directory.coins.stat().st_mode & 0o077 == 0
     assert directory.coins.parent == directory.secret
-    words = "300 audit canaries, of which a random half took part"
-    assert result.ledger.notes() == [words]
-    assert Ledger(directory.ledger).notes() == [words]
-    report = build(result)
+    words, report = "300 audit canaries, of which a random half took part", build(result)
+    assert result.ledger.notes() == Ledger(directory.ledger).notes() == [words]
     assert words in to_markdown(report)
     assert words in to_html(report, directory.path)
     assert canaries.released(directory).shape == (12, M)
@@ -81,7 +67,7 @@ def test_coins_are_fair_secret_and_named(whole, tmp_path):
 @pytest.mark.parametrize("changed", ["gradient", "noise", "records"])
 def test_nothing_public_depends_on_the_coins_or_on_the_records(tmp_path, monkeypatch, changed):
     """With equal releases (a clipped sum replaced by zero), others must change no figure."""
-    original = ClippedGrad.one_pass
+    original, philox, test = ClippedGrad.one_pass, Secret.philox, small.dataset()
 
     def blind(self, *args, **options):
         clipped, info = original(self, *args, **options)
@@ -89,17 +75,16 @@ def test_nothing_public_depends_on_the_coins_or_on_the_records(tmp_path, monkeyp
 
     monkeypatch.setattr(ClippedGrad, "one_pass", blind)
     cfg = small.config() if changed == "records" else config(changed)
-    found, coins, philox = [], [], Secret.philox
+    found, coins = [], []
     for turn in range(2):
-        rows, test = small.dataset(seed=turn if changed == "records" else 0), small.dataset()
-        rows = data.Dataset(rows.spec, rows.train_x, rows.train_y, test.test_x, test.test_y)
 
         def turned(self, name, counter, turn=turn):
             return philox(self, name, counter + (turn if name == "canary coins" else 0))
 
         monkeypatch.setattr(Secret, "philox", turned)
-        result = small.go(tmp_path / str(turn), cfg, rows=rows)
-        directory = RunDirectory(tmp_path / str(turn))
+        train = small.dataset(seed=turn if changed == "records" else 0)
+        rows = data.Dataset(train.spec, train.train_x, train.train_y, test.test_x, test.test_y)
+        result, directory = reported(tmp_path / str(turn), cfg, rows=rows)
         if cfg.canaries:
             coins.append(canaries.coins_of(directory, cfg.canaries))
             released = directory.canary_gradients.read_bytes()
@@ -119,34 +104,34 @@ def test_canaries_take_part_and_cost_nothing_more(whole, without, tmp_path):
         assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(moved)) > 0
 
 
-def test_a_crash_changes_neither_the_coins_nor_what_was_shown(stopped, whole):
+def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, whole):
+    small.crash(tmp_path / "r", config(), 8)
+    stopped = RunDirectory(tmp_path / "r")
     before, shown = stopped.coins.read_bytes(), canaries.released(stopped)
     assert len(shown) in (3, 6)  # of the durable blocks alone
-    result = small.go(stopped.path, config())
-    assert stopped.coins.read_bytes() == before
-    np.testing.assert_array_equal(canaries.released(stopped)[: len(shown)], shown)
-    assert canaries.released(stopped).shape == (12, M)
-    assert result.ledger.event == whole[0].ledger.event
-
-
-def test_changed_or_lost_coins_and_rows_are_refused(stopped):
-    folder = stopped.path
-    refused("changed: canaries", small.go, folder, config(canaries=M + 1))
+    # Changed or lost coins and rows are refused.
+    refused("changed: canaries", small.go, stopped.path, config(canaries=M + 1))
     kept = stopped.secret / stopped.canary_gradients.name
     rows = kept.read_bytes()
     np.save(kept, np.load(kept)[:4])
-    refused("must hold the 6 steps before, got 4", small.go, folder, config())
+    refused("must hold the 6 steps before, got 4", small.go, stopped.path, config())
     kept.write_bytes(rows)
-    row = json.loads(stopped.coins.read_text())
+    row = json.loads(before)
     row["included"][0] = 1 - row["included"][0]
     for text, words in (
         (json.dumps(row), "it was changed: the canaries of a run cannot be"),
         ("{}", "must hold coins"),
     ):
         stopped.coins.write_text(text)
-        refused(words, small.go, folder, config())
+        refused(words, small.go, stopped.path, config())
     stopped.coins.unlink()
-    refused("must hold its canaries' coins, but", small.go, folder, config())
+    refused("must hold its canaries' coins, but", small.go, stopped.path, config())
+    stopped.coins.write_bytes(before)
+    result = small.go(stopped.path, config())
+    assert stopped.coins.read_bytes() == before
+    np.testing.assert_array_equal(canaries.released(stopped)[: len(shown)], shown)
+    assert canaries.released(stopped).shape == (12, M)
+    assert result.ledger.event == whole[0].ledger.event
 
 
 def test_coins_are_never_tossed_again(tmp_path):
@@ -164,11 +149,11 @@ class Planned(Exception):
 
 
 def planned(folder, cfg, monkeypatch):
-    """What a run would train on and watch, as a start or a resumed start has it."""
+    """The records that a run would train on, as a start or a resumed start has them."""
     found = []
 
     def taken(run, plan, progress):
-        found.append((np.asarray(jax.tree.leaves(plan.source.arrays)[0]), plan.algorithm))
+        found.append(np.asarray(jax.tree.leaves(plan.source.arrays)[0]))
         raise Planned
 
     monkeypatch.setattr(front, "trained", taken)
@@ -198,9 +183,8 @@ def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_p
         charged = directory.ledger.exists() and Ledger(directory.ledger).entries
         assert directory.coins.exists() or not charged
         before = directory.components.read_bytes() if directory.components.exists() else None
-        again = planned(directory.path, cfg, monkeypatch)
+        assert len(planned(directory.path, cfg, monkeypatch)) == len(whole)
         np.testing.assert_array_equal(canaries.coins_of(directory, 20), coins)
-        assert len(again[0]) == len(whole[0])
         assert before in (None, directory.components.read_bytes())
         assert [e.event for e in Ledger(directory.ledger).entries] == [acc.Gaussian(8.0)]
 
@@ -244,16 +228,13 @@ def test_candidates_are_whitened_by_what_was_released_of_the_others(tmp_path, mo
     cfg = config("mislabelled", features="scattering", whiten_noise_multiplier=8.0)
     rows, folder = small.dataset(), RunDirectory(tmp_path / "r")
     seen, made = [], assemble.dp_whitening
-    monkeypatch.setattr(
-        assemble,
-        "dp_whitening",
-        lambda x, *args, **given: seen.append(x) or made(x, *args, **given),
-    )
-    first, again = (planned(folder.path, cfg, monkeypatch)[0] for _ in range(2))
+    spied = lambda x, *args, **given: seen.append(x) or made(x, *args, **given)  # noqa: E731
+    monkeypatch.setattr(assemble, "dp_whitening", spied)
+    first, again = (planned(folder.path, cfg, monkeypatch) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     real = features.by_name("scattering", rows.train_x)
-    assert len(seen) == 1
-    np.testing.assert_array_equal(seen[0], real)  # of the real records alone
+    (given,) = seen
+    np.testing.assert_array_equal(given, real)  # of the real records alone
     coins, kept = canaries.coins_of(folder, RECORDS), np.load(folder.components)
     candidates = features.by_name("scattering", rows.test_x[-RECORDS:])[coins]
     for found, expected in ((first[:200], real), (first[200:], candidates)):
@@ -290,20 +271,20 @@ def test_records_of_ones_own_are_audited_and_a_run_goes_on_with_the_same(tmp_pat
 # Audits.
 
 
-@pytest.mark.parametrize(
-    ("kind", "number", "less", "charged", "most"),
-    [
-        pytest.param("gradient", 300, 50, 20.0, 1.5, marks=pytest.mark.slow),
-        ("pixel", 64, 100, 50.0, 0.7),
-    ],
-)
+# Of a kind: how many, what the noise is divided by, the noise that is charged, and epsilon's most.
+BROKEN = [
+    pytest.param("gradient", 300, 50, 20.0, 1.5, marks=pytest.mark.slow),
+    ("pixel", 64, 100, 50.0, 0.7),
+]
+
+
+@pytest.mark.parametrize(("kind", "number", "less", "charged", "most"), BROKEN)
 def test_a_right_run_is_audited_and_a_broken_one_caught(
     tmp_path, monkeypatch, kind, number, less, charged, most
 ):
     quiet = {"canaries": number, "noise_multiplier": 2.0, "steps": 12, "eval_every": 12}
     found = audit_run(reported(tmp_path / "right", config(kind, **quiet))[1])
-    assert found.records == (kind == "pixel")
-    assert not found.broken
+    assert (found.records, found.broken) == (kind == "pixel", False)
     ledger = Ledger(tmp_path / "right/ledger.jsonl")
     assert found.proven == pytest.approx(ledger.epsilon(1e-5).upper)
     added = gaussian.noised
@@ -314,49 +295,34 @@ def test_a_right_run_is_audited_and_a_broken_one_caught(
     assert broken.broken
 
 
-def test_the_audit_reads_releases_and_the_coins_alone(whole, without, tmp_path):
+def test_the_audit_reads_releases_and_the_coins_alone(whole, without, tmp_path, capsys):
     directory = RunDirectory(shutil.copytree(whole[1].path, tmp_path / "r"))
+    folder = directory.path
     for path in list(directory.secret.iterdir()):
         if path != directory.coins:
             path.rename(tmp_path / path.name)
-    assert audit_run(directory).canaries == M
-    # Without its ledger nothing would be proven of the run, and any bound above 0 would accuse it.
-    directory.ledger.unlink()
-    refused(r"releases of report\.json, got 0", audit_run, directory)
+    main(["audit", str(folder), "--json"])
+    row = json.loads(capsys.readouterr().out)
+    assert (row["canaries"], row["runs"], row["what"]) == (M, 1, "this very run, once")
+    assert 0 <= row["audited"] < row["proven"]
+    assert json.loads((folder / "report.json").read_text())["audited"] == row
+    assert f"{M} audit canaries" in (folder / "report.html").read_text()
+    assert "Audited: this very run" in (folder / "report.md").read_text()
+    assert (folder / "roc.png").stat().st_size > 10_000
     refused(r"no report\.json", audit_run, RunDirectory(tmp_path))
     refused("must have audit canaries", audit_run, without[1])
 
+    def says(words, *arguments):
+        with pytest.raises(SystemExit) as end:
+            main(["audit", str(folder), *arguments])
+        assert end.value.code == 2
+        assert words in capsys.readouterr().err
 
-def run_cli(capsys, *arguments):
-    try:
-        main(list(arguments))
-        status = 0
-    except SystemExit as stop:
-        status = stop.code
-    return status or 0, capsys.readouterr()
-
-
-def test_train_and_audit_on_the_command_line(tmp_path, capsys):
-    folder = tmp_path / "r"
-    options = "--model logistic --noise-multiplier 0.6 --steps 8 --batch-size 64 --canaries 200"
-    status, _ = run_cli(capsys, "train", *options.split(), "--out", str(folder))
-    assert status == 0
-    status, shown = run_cli(capsys, "audit", str(folder), "--json")
-    row = json.loads(shown.out)
-    assert (status, row["canaries"], row["runs"], row["what"]) == (0, 200, 1, "this very run, once")
-    assert 0 <= row["audited"] < row["proven"]
-    report = json.loads((folder / "report.json").read_text())
-    assert report["audited"] == row
-    assert "200 audit canaries" in (folder / "report.html").read_text()
-    assert "Audited: this very run" in (folder / "report.md").read_text()
-    assert (folder / "roc.png").stat().st_size > 10_000
-    for arguments, message in (
-        (("--runs", "10"), "runs must not be given with a run that has canaries"),
-        (("--delta", "2"), "delta must be above 0 and below 1"),
-        ((), "cannot be read"),
-    ):
-        if not arguments:
-            (folder / "canary_gradients.npy").write_bytes(b"")
-        status, shown = run_cli(capsys, "audit", str(folder), *arguments)
-        assert status == 2
-        assert message in shown.err
+    says("runs must not be given with a run that has canaries", "--runs", "10")
+    says("delta must be above 0 and below 1", "--delta", "2")
+    # Without its ledger nothing would be proven of the run, and any bound above 0 would accuse it.
+    ledger = directory.ledger.rename(tmp_path / "ledger.jsonl")
+    says("releases of report.json, got 0")
+    ledger.rename(directory.ledger)
+    directory.canary_gradients.write_bytes(b"")
+    says("cannot be read")

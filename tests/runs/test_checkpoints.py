@@ -1,5 +1,6 @@
 """Checkpoints that are damaged, do not fit on the disk, or are written while training goes on."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -34,8 +35,7 @@ def state(value, step, size=50_000):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two") / "secret"
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpoints(folder := tmp_path_factory.mktemp("two") / "secret")
     for step in (1, 2):
         checkpoints.save(state(float(step), step), [{"step": step}])
     checkpoints.wait()
@@ -57,11 +57,8 @@ def files(folder, step):
 
 
 def restored(folder):
-    checkpoints = Checkpoints(folder)
-    try:
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
         return checkpoints.restore(state(0.0, 0))
-    finally:
-        checkpoints.close()
 
 
 def garbled(path):
@@ -83,22 +80,19 @@ DAMAGES = [
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder, capfd, which, damage):
     damage(files(folder, 2)[which])
     (folder.parent / "damaged-checkpoint-2").mkdir()  # what was set aside is not overwritten
-    found = restored(folder)
-    assert found[0].step == 1
-    np.testing.assert_array_equal(found[0].params["w"], np.full(50_000, 1.0))
-    assert found[1] == [{"step": 1}]
+    found, history = restored(folder)
+    assert (found.step, history) == (1, [{"step": 1}])
+    np.testing.assert_array_equal(found.params["w"], np.full(50_000, 1.0))
     assert (folder.parent / "damaged-checkpoint-2-2" / "state").exists()
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert "the checkpoint of step 2 is damaged" in lines[0]
-    assert "going on from the one of step 1" in lines[0]
-    checkpoints = Checkpoints(folder)
-    checkpoints.restore(state(0.0, 0))
-    checkpoints.save(state(2.5, 2), [])  # the same step again
-    checkpoints.wait()
-    assert checkpoints.durable_step() == 2
-    assert checkpoints.restore(state(0.0, 0))[0].params["b"][0] == 2.5
-    checkpoints.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "the checkpoint of step 2 is damaged" in line
+    assert "going on from the one of step 1" in line
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        checkpoints.restore(state(0.0, 0))
+        checkpoints.save(state(2.5, 2), [])  # the same step again
+        checkpoints.wait()
+        assert checkpoints.durable_step() == 2
+        assert checkpoints.restore(state(0.0, 0))[0].params["b"][0] == 2.5
 
 
 TRANSIENT = {
@@ -142,25 +136,26 @@ def test_only_what_the_seal_says_is_damage(folder, monkeypatch):
                 patched.setattr(module, "broken_seal", broken)
             with pytest.raises(StorageError, match=r"step 2 .* cannot be read here") as raised:
                 restored(folder)
-        said = str(raised.value)
-        assert "new run" not in said, which
-        assert ("ulimit -n" in said) == (which in ("descriptors", "tensorstore")), which
+        assert "new run" not in str(raised.value), which
+        descriptors = which in ("descriptors", "tensorstore")
+        assert ("ulimit -n" in str(raised.value)) == descriptors, which
         assert names(folder) == before, which
         assert restored(folder)[0].step == 2
-
-
-def test_a_folder_that_cannot_be_listed_is_not_damaged(folder, monkeypatch):
-    """Pythons from 3.13 on leave out of ``rglob`` what cannot be listed."""
-    before = names(folder)
+    # Pythons from 3.13 on leave out of ``rglob`` what cannot be listed.
     with monkeypatch.context() as patched:
         patched.setattr(_durable, "_digests", lambda *a: {})
         refused("could not be listed", restored, folder, error=StorageError)
     assert names(folder) == before
+    for step in (1, 2):
+        garbled(files(folder, step)[0])
+    words = r"none is whole \(step 2: .* step 1: .*\)"
+    refused(words, restored, folder, error=StorageError)
+    assert (folder / "2").exists()
 
 
 def test_a_transient_error_costs_a_run_nothing(six, monkeypatch):
     with monkeypatch.context() as patched:
-        failing(patched, MemoryError("cannot allocate 3.1 GiB"))
+        failing(patched, TRANSIENT["memory"])
         refused("Make memory free", again(six).fit, error=StorageError)
     one = again(six)
     one.fit()
@@ -187,17 +182,17 @@ def test_a_checkpoint_that_stays_unreadable_is_set_aside_and_charged_anew(
 
 def test_what_is_set_aside_is_charged_anew_although_it_was_not_shown(tmp_path, monkeypatch):
     """Its owner may have read it elsewhere before she gave it up."""
-    with monkeypatch.context() as patched:
-        shows = Started.shows
+    shows = Started.shows
 
-        def crash(self, step):
-            if step == 6:
-                raise Stop
-            shows(self, step)
+    def crash(self, step):
+        if step == 6:
+            raise Stop
+        shows(self, step)
 
-        patched.setattr(Started, "shows", crash)
-        with pytest.raises(Stop):
-            again(tmp_path / "r").fit(6)
+    monkeypatch.setattr(Started, "shows", crash)
+    with pytest.raises(Stop):
+        again(tmp_path / "r").fit(6)
+    monkeypatch.undo()
     failing(monkeypatch, UNREADABLE, 6)
     one = again(tmp_path / "r", set_aside_unreadable=True)
     one.fit(9)
@@ -218,9 +213,8 @@ def test_nothing_is_set_aside_where_the_ledger_lacks_what_was_shown(six, monkeyp
 
 def test_a_checkpoint_is_not_given_up_where_its_steps_cannot_be_charged_again():
     """Nor moved: with correlated noise that is amplified by sampling no bound would be proven."""
-    options = {"steps": 4, "strategy": "banded", "bands": 2}
     amplified, in_order = (
-        jaxdp.dp_mf(1.0, 1.0, 20, 200, rule, **options)
+        jaxdp.dp_mf(1.0, 1.0, 20, 200, rule, steps=4, strategy="banded", bands=2)
         for rule in ("cyclic_poisson", "fixed_order")
     )
     refused("set_aside_unreadable must be False", branches.check_given_up, amplified)
@@ -230,24 +224,23 @@ def test_a_checkpoint_is_not_given_up_where_its_steps_cannot_be_charged_again():
 
 def test_export_moves_nothing_and_takes_no_older_checkpoint(finished, tmp_path, monkeypatch):
     """Before: without the run's lock it renamed the newest and exported the one before it."""
-    directory, target = finished, tmp_path / "params.msgpack"
-    before = names(directory.path)
+    target, before = tmp_path / "params.msgpack", names(finished.path)
+
+    def says(words, error=StorageError):
+        refused(words, export_params, finished, target, error=error)
+
     with monkeypatch.context() as patched:
-        failing(patched, MemoryError("cannot allocate"), name="_read_params")
-        words = r"step 12 .* cannot be read here"
-        refused(words, export_params, directory, target, error=StorageError)
-    assert names(directory.path) == before
-    newest = files(directory.checkpoints, 12)[0]
+        failing(patched, TRANSIENT["memory"], name="_read_params")
+        says(r"step 12 .* cannot be read here")
+    newest = files(finished.checkpoints, 12)[0]
     kept = newest.read_bytes()
     garbled(newest)
-    words = "must be whole to be read, got a damaged one"
-    refused(words, export_params, directory, target, error=StorageError)
-    assert names(directory.path) == before
+    says("must be whole to be read, got a damaged one")
+    assert names(finished.path) == before
     newest.write_bytes(kept)
-    assert export_params(directory, target) == 12
-    (directory.checkpoints / "12").rename(tmp_path / "away")
-    words = r"must have the checkpoint of step 12.*the one of step 9"
-    refused(words, export_params, directory, target)
+    assert export_params(finished, target) == 12
+    (finished.checkpoints / "12").rename(tmp_path / "away")
+    says(r"must have the checkpoint of step 12.*the one of step 9", ValueError)
 
 
 def test_the_command_line_sets_aside_when_it_is_told_to(tmp_path, monkeypatch, capsys):
@@ -266,14 +259,6 @@ def test_the_command_line_sets_aside_when_it_is_told_to(tmp_path, monkeypatch, c
     assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == 6
 
 
-def test_where_none_is_whole_it_is_said_and_nothing_is_moved(folder):
-    for step in (1, 2):
-        garbled(files(folder, step)[0])
-    words = r"none is whole \(step 2: .* step 1: .*\)"
-    refused(words, restored, folder, error=StorageError)
-    assert (folder / "2").exists()
-
-
 def test_what_is_written_lies_in_memory_of_its_own(tmp_path, monkeypatch):
     """The next step's update is given the buffers of the state, while they are written."""
     checkpoints, sent = Checkpoints(tmp_path / "secret"), []
@@ -290,31 +275,27 @@ def test_what_is_written_lies_in_memory_of_its_own(tmp_path, monkeypatch):
 
 
 def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
-    going = threading.Event()
-    seal = Checkpoints._seal
+    going, seal = threading.Event(), Checkpoints._seal
     monkeypatch.setattr(Checkpoints, "_seal", lambda self: going.wait() and seal(self))
-    checkpoints = Checkpoints(tmp_path / "secret")
-    checkpoints.save(state(1.0, 1), [])
-    assert checkpoints.durable_step() is None
-    going.set()
-    checkpoints.wait()
-    assert checkpoints.durable_step() == 1
-    checkpoints.close()
+    with contextlib.closing(Checkpoints(tmp_path / "secret")) as checkpoints:
+        checkpoints.save(state(1.0, 1), [])
+        assert checkpoints.durable_step() is None
+        going.set()
+        checkpoints.wait()
+        assert checkpoints.durable_step() == 1
 
 
 def test_a_write_that_fails_in_a_thread_is_said_by_wait(tmp_path, monkeypatch):
-    def full(self):
+    def full(*args):
         raise OSError(28, "No space left on device")
 
-    checkpoints = Checkpoints(tmp_path / "secret")
-    checkpoints.save(state(1.0, 1), [])
-    checkpoints.wait()
-    monkeypatch.setattr(_durable, "_digests", full)
-    monkeypatch.setattr("jaxdp.runs.checkpoints.seal", lambda *a: full(a))
-    checkpoints.save(state(2.0, 2), [])
-    with pytest.raises(StorageError, match=r"full disk.*that of step 1 is whole"):
+    with contextlib.closing(Checkpoints(tmp_path / "secret")) as checkpoints:
+        checkpoints.save(state(1.0, 1), [])
         checkpoints.wait()
-    checkpoints.close()
+        monkeypatch.setattr(module, "seal", full)
+        checkpoints.save(state(2.0, 2), [])
+        with pytest.raises(StorageError, match=r"full disk.*that of step 1 is whole"):
+            checkpoints.wait()
 
 
 def synced(monkeypatch, path):
@@ -334,11 +315,10 @@ def test_a_checkpoint_that_was_waited_for_keeps_its_name_through_a_power_failure
 ):
     folder = tmp_path / "secret"
     events = synced(monkeypatch, folder / "1")
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(state(1.0, 1), [])
-    checkpoints.wait()
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        checkpoints.save(state(1.0, 1), [])
+        checkpoints.wait()
     assert (folder.stat().st_ino, True) in events  # the folder, after orbax's rename
-    checkpoints.close()
 
 
 def test_the_secret_state_is_on_disk_before_its_name_and_its_name_after_it(tmp_path, monkeypatch):
@@ -369,20 +349,15 @@ def test_a_full_disk_is_one_line_that_says_what_is_safe(tmp_path):
     # Without the tests' cache of programs, whose files the limit would cut.
     cache = ("JAX_", "JAXDP_TESTS")
     given = {k: v for k, v in os.environ.items() if not k.startswith(cache)}
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, "200", "20000", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**given, "PYTHONPATH": os.getcwd()},
-    )
+    command = [sys.executable, "-c", LIMITED, "200", "20000", str(tmp_path)]
+    given["PYTHONPATH"] = os.getcwd()
+    done = subprocess.run(command, capture_output=True, text=True, env=given)
     assert done.stdout.splitlines() == ["1", "1"], done.stderr
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
-    assert len(lines) == 2, done.stderr
-    for limit, line in zip((200, 20_000), lines, strict=True):
-        assert str(tmp_path / str(limit)) in line
-    out = tmp_path / "20000"
-    assert "the ledger holds every charge: make room and continue with --resume" in lines[1]
-    main(["train", "--out", str(out), "--resume"])
+    first, second = (row for row in done.stderr.splitlines() if not row.startswith("step "))
+    assert str(tmp_path / "200") in first
+    assert str(tmp_path / "20000") in second
+    assert "the ledger holds every charge: make room and continue with --resume" in second
+    main(["train", "--out", str(tmp_path / "20000"), "--resume"])
     # They open again, whatever the limit cut.
-    assert jaxdp.Ledger(out / "ledger.jsonl").steps == 2
+    assert jaxdp.Ledger(tmp_path / "20000" / "ledger.jsonl").steps == 2
     assert jaxdp.Ledger(tmp_path / "200" / "ledger.jsonl").steps == 0

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import jaxdp
 from jaxdp._durable import StorageError
+from jaxdp.accounting import Relation
 from jaxdp.cli import app
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.run import MOVED, Started
@@ -28,6 +29,17 @@ WHOLE = jaxdp.dp_sgd(2.0, 1.0, 200, 200, "full_batch")
 
 def report_of(folder):
     return json.loads((folder / "report.json").read_text())
+
+
+def pages(folder):
+    """The report in Markdown, and as a page."""
+    return (folder / "report.md").read_text(), (folder / "report.html").read_text()
+
+
+def called(*arguments):
+    """What the command line says to it."""
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    return done.output + str(done.exception)
 
 
 def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
@@ -54,6 +66,16 @@ def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
     np.testing.assert_array_equal(finished["w"], params["w"])
 
 
+class Augmenting:
+    """Records that are others each time that they are read, as torchvision's data sets do it."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index] + np.random.default_rng().normal(size=3).astype(np.float32), Y[index]
+
+
 def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
     for options, steps, words in (
         ({}, 13, "steps must be at most 12, which the noise was calibrated"),
@@ -64,16 +86,22 @@ def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
         ({"canaries": (X[:, :2], Y)}, 3, "canaries must be records like"),
         ({"canaries": -1}, 3, "canaries must be a whole number of at least 0, got -1"),
         ({"canaries": 2.5}, 3, "canaries must be a whole number"),
+        # Before: the run trained, and refused at its resume: "got others".
+        ({"data": Augmenting()}, 12, r"same record each time.*jaxdp\.augmented.*Nothing was"),
     ):
         refused(words, lambda o=options, s=steps: run(tmp_path / "r", **o).fit(s))
     refused("folder must name a folder", run, "")
     assert not (tmp_path / "r").exists()
 
 
+# Numbers of a user, who may name them as the report names what it uses itself.
+NUMBERS = {"numbers": 0.5, "audited": 0.25, "model": 2.0, "dataset": 4.0, "mse": 8.0}
+
+
 def test_a_run_leaves_a_report_to_sign(tmp_path):
     one = run(
         tmp_path / "trial",
-        evaluate=lambda params: {"accuracy": 0.25, "loss": 3.0},
+        evaluate=lambda params: {"accuracy": 0.25, "loss": 3.0, **NUMBERS},
         about={"Title": "A trial of mine", "Optimizer": "SGD, 0.1", "Data": "made up"},
         report=True,
     )
@@ -82,8 +110,7 @@ def test_a_run_leaves_a_report_to_sign(tmp_path):
     assert report["guarantee"]["epsilon"] == one.epsilon().upper
     told = (report["accuracy"], report["parameters"], report["guarantee"]["releases"])
     assert told == (0.25, 60, 12)
-    markdown = (tmp_path / "trial/report.md").read_text()
-    page = (tmp_path / "trial/report.html").read_text()
+    markdown, page = pages(tmp_path / "trial")
     facts = (
         "A trial of mine|Accuracy|25.00%|SGD, 0.1 (in the caller's words)|made up|"
         "200, declared and public|40 of 200 records expected a step|12 (2.4 epochs|"
@@ -95,20 +122,24 @@ def test_a_run_leaves_a_report_to_sign(tmp_path):
     assert "the caller's own" in markdown
     assert str(tmp_path) not in page + markdown
     assert (tmp_path / "trial/accuracy_and_epsilon.png").stat().st_size > 1_000
+    for _ in range(2):  # the second reads what the first wrote
+        one.report()
+        assert report_of(tmp_path / "trial")["history"][-1].items() >= NUMBERS.items()
 
 
 def test_a_report_can_be_left_out_and_made_later(tmp_path):
     run(tmp_path / "r").fit()
     assert not (tmp_path / "r/report.html").exists()
     assert run(tmp_path / "r").report() == tmp_path / "r/report.html"
-    assert (tmp_path / "r/report.md").read_text().startswith("# Run r\n\nProven: **(epsilon 3.000")
-    assert "Test accuracy" not in (tmp_path / "r/report.html").read_text()
+    markdown, page = pages(tmp_path / "r")
+    assert markdown.startswith("# Run r\n\nProven: **(epsilon 3.000")
+    assert "Test accuracy" not in page
     refused("run must have shown a row to report", run(tmp_path / "new").report)
     plain = run(tmp_path / "p", mechanism=PLAIN)
     plain.fit(3)
     refused("delta must be given for a report", plain.report)
     run(tmp_path / "q", mechanism=PLAIN, delta=1e-4, report=True).fit(3)
-    assert "at delta 0.0001" in (tmp_path / "q/report.html").read_text()
+    assert "at delta 0.0001" in pages(tmp_path / "q")[1]
 
 
 HOSTILE = "<script>alert(1)</script> [x](http://example.org) $a^{$"
@@ -116,21 +147,15 @@ HOSTILE = "<script>alert(1)</script> [x](http://example.org) $a^{$"
 
 def test_words_of_a_caller_are_shown_as_they_are(tmp_path):
     """Before: "$" in a metric's name ended every fit with an error; a title was raw HTML."""
-    one = run(
-        tmp_path / HOSTILE.replace("/", " "),
-        evaluate=lambda params: {HOSTILE + "\x01\ud800": 0.25, 7: 1.0},
-        about={
-            **{"Title": HOSTILE, HOSTILE: f"`{HOSTILE}`\n# heading", "half": "\ud800"},
-            **{"Steps": "1", "Model": "a | b\n| c |"},
-        },
-        report=True,
-    )
-    one.fit(3)
-    folder = one.path
-    markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
-    for text in (markdown, page):
+    about = {"Title": HOSTILE, HOSTILE: f"`{HOSTILE}`\n# heading", "half": "\ud800"}
+    about |= {"Steps": "1", "Model": "a | b\n| c |"}
+    numbers = {HOSTILE + "\x01\ud800": 0.25, 7: 1.0}
+    folder = tmp_path / HOSTILE.replace("/", " ")
+    run(folder, evaluate=lambda params: numbers, about=about, report=True).fit(3)
+    for text in pages(folder):
         assert "<script" not in text
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    markdown = pages(folder)[0]
     assert not re.findall(r"(?<!\\)\[(?:[^\]\\]|\\.)*\]\(http", markdown)
     headings = [line for line in markdown.splitlines() if line.startswith("# ")]
     assert headings == [markdown.splitlines()[0]]
@@ -148,30 +173,26 @@ def test_a_run_is_audited_by_its_canaries(tmp_path):
     assert found.proven == one.epsilon().upper <= 3.0
     audited = report_of(tmp_path / "r")["audited"]
     assert audited["canaries"] == 40
-    one.report()
-    assert report_of(tmp_path / "r")["audited"] == audited
-    one.fit()
-    assert report_of(tmp_path / "r")["audited"] == audited
-    assert "for the 9 steps attacked" in (tmp_path / "r/report.html").read_text()
-    assert "40 audit canaries" in (tmp_path / "r/report.md").read_text()
-    assert "this very run, once" in (tmp_path / "r/report.html").read_text()
+    for goes_on in (one.report, one.fit):
+        goes_on()
+        assert report_of(tmp_path / "r")["audited"] == audited
+    markdown, page = pages(tmp_path / "r")
+    assert "for the 9 steps attacked" in page
+    assert "40 audit canaries" in markdown
+    assert "this very run, once" in page
     assert (tmp_path / "r/secret/canaries.json").stat().st_mode & 0o077 == 0
     assert canaries.released(one.directory).shape == (12, 40)
     refused("canaries must be given for an audit", run(tmp_path / "none").audit)
-    done = CliRunner().invoke(app, ["audit", str(tmp_path / "r")])
-    assert "model and data are in a program: call run.audit() there" in str(done.exception)
+    words = "model and data are in a program: call run.audit() there"
+    assert words in called("audit", tmp_path / "r")
 
 
 def test_canaries_of_records_that_are_read_one_by_one_are_seen(tmp_path):
     """With hardly any noise every coin is seen in what was released."""
-    one = run(
-        tmp_path / "r",
-        [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)],
-        jaxdp.dp_sgd(0.05, 1.0, 200, 200, "full_batch"),
-        lambda params, example: 0.0 * loss_fn(params, **example),
-        canaries=40,
-        delta=1e-3,
-    )
+    records = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
+    quiet = jaxdp.dp_sgd(0.05, 1.0, 200, 200, "full_batch")
+    still = lambda params, example: 0.0 * loss_fn(params, **example)  # noqa: E731
+    one = run(tmp_path / "r", records, quiet, still, canaries=40, delta=1e-3)
     one.fit(3)
     seen = canaries.released(one.directory).mean(axis=0)
     np.testing.assert_array_equal(seen > 0.5, canaries.coins_of(one.directory, 40))
@@ -203,21 +224,18 @@ def test_a_checkpoint_that_was_not_shown_is_not_exported(six):
     state = json.loads((six / "secret/run.json").read_text())
     for shown, words in ((3, "parameters after 3 steps"), (0, "checkpoint that was shown")):
         (six / "secret/run.json").write_text(json.dumps({**state, "shown": shown}))
-        done = CliRunner().invoke(app, ["export", str(six)])
-        assert words in done.output + str(done.exception)
+        assert words in called("export", six)
 
 
 def test_parameters_of_any_shape_are_exported(tmp_path):
-    one = run(
-        tmp_path / "r",
-        loss=lambda p, x, y: jnp.square(jnp.vdot(p[0][0], x) - y) + 0.0 * p[1][0][0],
-        params=[jnp.ones((20, 3)), (jnp.zeros(2),)],
-    )
+    def loss(params, x, y):
+        return jnp.square(jnp.vdot(params[0][0], x) - y) + 0.0 * params[1][0][0]
+
+    one = run(tmp_path / "r", loss=loss, params=[jnp.ones((20, 3)), (jnp.zeros(2),)])
     one.fit(3)
     one.export(tmp_path / "a.msgpack")
-    to = str(tmp_path / "b.msgpack")
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "r"), "--to", to])
-    assert "parameters after 3 steps" in done.output
+    said = called("export", tmp_path / "r", "--to", tmp_path / "b.msgpack")
+    assert "parameters after 3 steps" in said
     assert (tmp_path / "b.msgpack").stat().st_size > 240
     assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
 
@@ -225,26 +243,23 @@ def test_parameters_of_any_shape_are_exported(tmp_path):
 # Files that are damaged, lost, or cannot be written.
 
 
-def test_a_damaged_or_lost_history_stops_no_run_and_is_whole_again(six):
-    history, one = RunDirectory(six).history, again(six)
+def test_a_damaged_or_lost_history_stops_no_run_and_other_files_are_named(six):
+    directory, one = RunDirectory(six), again(six)
+    history = directory.history
     for step, text in enumerate(("[" * 100_000, "{", '[{"no": "step"}]', "[3]", "\xff"), 7):
         history.write_bytes(text.encode("latin-1"))
-        assert RunDirectory(six).load_history() == []
+        assert directory.load_history() == []
         one.fit(step)
     history.unlink()
     one.fit(12)
     assert [row["step"] for row in json.loads(history.read_text())] == [3, 6, 7, 8, 9, 10, 11, 12]
-
-
-def test_other_files_that_hold_no_json_of_ours_are_named(six):
-    directory = RunDirectory(six)
     for path, words in (
         (six / "report.json", "must be a report that jaxdp wrote"),
         (directory.coins, "must hold coins"),
         (directory.state_file, "it is damaged"),
     ):
         path.write_text("[" * 100_000)
-        refused(words, again(six, report=True).fit, 6)
+        refused(words, again(six, report=True).fit, 12)
 
 
 def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
@@ -268,24 +283,23 @@ def test_no_write_of_a_run_ends_in_a_bare_error(tmp_path, monkeypatch):
         left[0] = write
         try:
             fitted(tmp_path / str(write))
+            break
         except StorageError as error:
             said.append(str(error))
-        else:
-            left[0] = 0
-            break
+    left[0] = 0
     assert all("a full disk" in each and "make room" in each.lower() for each in said)
     names = {each.split(" cannot be written")[0].rpartition("/")[2] for each in said}
     assert names >= {"run.json", "history.json"}
-    assert fitted(tmp_path / "1").directory.checked_ledger().steps == 2
-    directory = RunDirectory(tmp_path / "1")
-    for write in (
-        lambda: canaries.placed(directory, "{}"),
-        lambda: canaries.keep(directory, 0, [np.zeros(3)]),
-        lambda: canaries.publish(directory, 1),
+    directory = fitted(tmp_path / "1").directory
+    assert directory.checked_ledger().steps == 2
+    for write, *given in (
+        (canaries.placed, "{}"),
+        (canaries.keep, 0, [np.zeros(3)]),
+        (canaries.publish, 1),
     ):
         left[0] = 1
-        refused("cannot be written: a full disk", write, error=StorageError)
-        write()
+        refused("be written: a full disk", write, directory, *given, error=StorageError)
+        write(directory, *given)
 
 
 def test_no_write_after_a_run_and_no_first_one_of_a_resume_ends_in_a_bare_error(six):
@@ -310,25 +324,17 @@ def test_no_write_after_a_run_and_no_first_one_of_a_resume_ends_in_a_bare_error(
     refused("nowhere/model cannot be written", one.export, nowhere, error=StorageError)
 
 
-def unchained(text):
-    rows = [json.loads(line) for line in text.splitlines()]
-    kept = [{k: v for k, v in row.items() if k != "chain"} for row in rows if "ledger" not in row]
-    return "".join(json.dumps(row) + "\n" for row in kept)
-
-
 def test_a_ledger_that_says_less_is_not_reported_from(six):
-    one = again(six)
+    one, ledger = again(six), six / "ledger.jsonl"
     one.report()
-    ledger = six / "ledger.jsonl"
     whole = ledger.read_text()
+    rows = [json.loads(line) for line in whole.splitlines()]
+    rows = [{k: v for k, v in row.items() if k != "chain"} for row in rows if "ledger" not in row]
     for text, words in (
-        (
-            re.sub(r'"noise_multiplier": [0-9.]+', '"noise_multiplier": 50.0', whole),
-            "was edited, i",
-        ),
+        (re.sub(r'"noise_multiplier": [0-9.]+', '"noise_multiplier": 50.0', whole), "was edited,"),
         ("".join(whole.splitlines(True)[:3]), "must hold the 6 steps that were shown"),
         ("", "must hold the 6 steps that were shown"),
-        (unchained(whole), "must follow the first line"),
+        ("".join(json.dumps(row) + "\n" for row in rows), "must follow the first line"),
     ):
         ledger.write_text(text)
         for use in (one.epsilon, one.unverified, one.report, one.audit):
@@ -377,7 +383,7 @@ def test_the_rows_of_a_run_have_one_delta_and_one_relation(tmp_path):
     given = {"mechanism": WHOLE, "delta": 1e-3}
     one = run(tmp_path / "r", **given)
     one.fit(3)
-    for name, value in (("delta", 0.4), ("relation", jaxdp.accounting.Relation.REPLACE_ONE)):
+    for name, value in (("delta", 0.4), ("relation", Relation.REPLACE_ONE)):
         other = run(tmp_path / "r", **{**given, name: value})
         for use in (lambda other=other: other.fit(6), other.report):
             refused(f"{name} must stay that of the run", use)
@@ -386,18 +392,16 @@ def test_the_rows_of_a_run_have_one_delta_and_one_relation(tmp_path):
 
 def test_a_run_and_its_report_tell_the_relation_of_the_budget(tmp_path):
     """Also where it goes on; a folder of another relation keeps its own."""
-    budget = {"epsilon": 3.0, "delta": 1e-3, "steps": 2, "relation": "replace_one"}
-    strict = jaxdp.dp_sgd(**budget, **SIZES)
+    weak, kept = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
+    strict = jaxdp.dp_sgd(epsilon=3.0, delta=1e-3, steps=2, relation=kept.value, **SIZES)
     one = run(tmp_path / "r", mechanism=strict, report=True)
     one.fit()
-    report = report_of(tmp_path / "r")
-    assert report["guarantee"]["relation"] == "replace_one"
-    assert 2.99 < report["guarantee"]["epsilon"] == one.epsilon().upper <= 3.0
-    assert one.epsilon().relation is jaxdp.accounting.Relation.REPLACE_ONE
-    assert one.epsilon(relation=jaxdp.accounting.Relation.ADD_OR_REMOVE_ONE).upper < 2.9
-
+    guarantee = report_of(tmp_path / "r")["guarantee"]
+    assert guarantee["relation"] == kept.value
+    assert 2.99 < guarantee["epsilon"] == one.epsilon().upper <= 3.0
+    assert one.epsilon().relation is kept
+    assert one.epsilon(relation=weak).upper < 2.9
     # As folders of older versions: the relation of the run is not that of the budget.
-    weak = jaxdp.accounting.Relation.ADD_OR_REMOVE_ONE
     run(tmp_path / "old", mechanism=strict, relation=weak).fit(1)
     later = run(tmp_path / "old", mechanism=strict)
     later.fit()
@@ -428,16 +432,11 @@ def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path)
     def moved(rate=0.1, start=0.0, constant=1.0):
         shutil.rmtree(tmp_path / "r", ignore_errors=True)
         captured = jnp.full(3, constant)
-        one = jaxdp.Run(
+        one = run(
             tmp_path / "r",
-            lambda params, x, y: 0.0 * jnp.vdot(params["w"][0], x * captured),
-            MECHANISM,
-            optax.inject_hyperparams(optax.sgd)(rate),
-            (X, Y),
+            loss=lambda params, x, y: 0.0 * jnp.vdot(params["w"][0], x * captured),
+            optimizer=optax.inject_hyperparams(optax.sgd)(rate),
             params={"w": jnp.full((20, 3), start)},
-            every=3,
-            report=False,
-            progress=lambda *_: None,
             secret=jaxdp.Secret.from_seed(3),
         )
         return np.ravel(one.fit(3)["w"]) - start
@@ -448,36 +447,12 @@ def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path)
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.7
 
 
-class Augmenting:
-    """Records that are others each time that they are read, as torchvision's data sets do it."""
-
-    def __init__(self):
-        self.rng = np.random.default_rng()
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        return X[index] + self.rng.normal(size=3).astype(np.float32), Y[index]
-
-
-def test_records_that_read_differently_each_time_are_refused_before_any_charge(tmp_path):
-    """Before: the run trained, and refused at its resume: "got others"."""
-    words = r"same record each time.*jaxdp\.augmented.*Nothing was"
-    refused(words, run(tmp_path / "r", data=Augmenting()).fit)
-    assert not (tmp_path / "r").exists()
-    with pytest.raises(ValueError, match="same record each time"):
-        jaxdp.tune(
-            tmp_path / "t",
-            loss_fn,
-            lambda given: (MECHANISM, optax.sgd(given["rate"])),
-            Augmenting(),
-            params={"w": jnp.zeros((20, 3))},
-            space={"rate": [0.1, 0.2]},
-            score=lambda params: 0.0,
-            tries=jaxdp.accounting.Geometric(0.5),
-            delta=1e-3,
-        )
+def test_records_that_read_differently_each_time_are_refused_before_any_search(tmp_path):
+    make = lambda given: (MECHANISM, optax.sgd(given["rate"]))  # noqa: E731
+    options = {"params": {"w": jnp.zeros((20, 3))}, "space": {"rate": [0.1, 0.2]}, "delta": 1e-3}
+    options |= {"score": lambda params: 0.0, "tries": jaxdp.accounting.Geometric(0.5)}
+    given = (tmp_path / "t", loss_fn, make, Augmenting())
+    refused("same record each time", jaxdp.tune, *given, **options)
     assert not (tmp_path / "t").exists()
 
 

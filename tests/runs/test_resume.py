@@ -17,18 +17,22 @@ import jax
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp import _durable, runs
 from jaxdp import accounting as acc
+from jaxdp._issuer import Issuer
 from jaxdp._ledger_file import Chain
 from jaxdp.ledger import Ledger
-from jaxdp.runs import assemble
-from jaxdp.runs.directory import RunDirectory
+from jaxdp.runs import RunDirectory, assemble
+from jaxdp.runs.checkpoints import Checkpoints
 from jaxdp.runs.run import INTERRUPTED
 from jaxdp.seeds import Secret
 from jaxdp.tickets import Ticket
 from jaxdp.trainer import Trainer
 from tests.runs import small
 from tests.runs.small import Stop, crash_at, refused
+
+STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.2)
 
 
 @pytest.mark.parametrize("crashes", [(0,), (1, 3, 5, 9, 12)])
@@ -72,22 +76,18 @@ def test_a_kill_at_one_of_the_first_writes_leaves_a_folder_that_starts(tmp_path,
 def test_runs_of_one_seed_are_equal_and_of_other_numbers_are_not(tmp_path, whole):
     again = small.go(tmp_path / "again", small.config())
     assert small.outcome(again) == small.outcome(whole[0])
+    # With one seed: the noise, which is most of it, must not be shared.
+    given = {"momentum": 0.0, "noise_multiplier": 100.0, "steps": 1, "eval_every": 1}
+    begun = jax.tree.leaves(assemble.fresh_params(small.config(), Secret.from_seed(5)))[1]
     moves = []
-    for rate in (1e-4, 2e-4):  # with one seed: the noise, which is most of it, must not be shared
-        cfg = small.config(
-            learning_rate=rate, momentum=0.0, noise_multiplier=100.0, steps=1, eval_every=1
-        )
-        result = small.go(tmp_path / str(rate), cfg)
-        moves.append(np.ravel(jax.tree.leaves(result.params)[1]) / rate)
-    start = assemble.fresh_params(small.config(), Secret.from_seed(5))
-    begun = np.ravel(jax.tree.leaves(start)[1])
-    one, two = (move - begun / rate for move, rate in zip(moves, (1e-4, 2e-4), strict=True))
-    assert abs(np.corrcoef(one, two)[0, 1]) < 6 / np.sqrt(len(one))
+    for rate in (1e-4, 2e-4):
+        result = small.go(tmp_path / str(rate), small.config(learning_rate=rate, **given))
+        moves.append(np.ravel(jax.tree.leaves(result.params)[1] - begun) / rate)
+    assert abs(np.corrcoef(*moves)[0, 1]) < 6 / np.sqrt(moves[0].size)
 
 
 def test_the_ledger_is_ahead_of_every_step_and_epsilon_is_the_accountants(tmp_path, monkeypatch):
-    directory, seen = RunDirectory(tmp_path / "r"), []
-    generator = Ticket.generator
+    directory, seen, generator = RunDirectory(tmp_path / "r"), [], Ticket.generator
 
     def watched(self):
         charged = {s for e in Ledger(directory.ledger).entries for s in range(e.first_step, e.end)}
@@ -98,37 +98,28 @@ def test_the_ledger_is_ahead_of_every_step_and_epsilon_is_the_accountants(tmp_pa
     monkeypatch.setattr(Ticket, "generator", watched)
     result = small.go(tmp_path / "r", small.config())
     assert set(seen) == set(range(12))
-    step = acc.PoissonSampled(acc.Gaussian(1.0), 0.2)
     for row in result.history:
-        expected = acc.epsilon(acc.Repeated(step, row["step"]), 1e-5).upper
+        expected = acc.epsilon(acc.Repeated(STEP, row["step"]), 1e-5).upper
         assert row["epsilon"] == pytest.approx(expected, rel=1e-9)
 
 
-def spied(monkeypatch):
-    """Every draw, and every change of the parameters, by step."""
-    seen, step = [], Trainer.step_and_look
+def test_steps_that_are_done_again_have_other_draws_and_other_noise(tmp_path, monkeypatch):
+    seen, step_and_look = [], Trainer.step_and_look
 
     def spy(self, state, batch, told=True):
-        before = jax.tree.map(np.array, state.params)
-        out = step(self, state, batch, told)
-        after = jax.tree.map(np.asarray, out[0].params)
-        change = np.ravel(jax.tree.leaves(after)[1] - jax.tree.leaves(before)[1])
-        seen.append((out[0].step, batch.draw.indices[batch.draw.mask], change))
+        before = np.array(jax.tree.leaves(state.params)[1])
+        out = step_and_look(self, state, batch, told)
+        if out[0].step == 8:
+            change = np.ravel(np.asarray(jax.tree.leaves(out[0].params)[1]) - before)
+            seen.append((np.sort(batch.draw.indices[batch.draw.mask]), change))
         return out
 
     monkeypatch.setattr(Trainer, "step_and_look", spy)
-    return seen
-
-
-def test_steps_that_are_done_again_have_other_draws_and_other_noise(tmp_path, monkeypatch):
-    seen = spied(monkeypatch)
     quiet = small.config(noise_multiplier=100.0, momentum=0.0)
     small.crash(tmp_path / "r", quiet, 8)
     small.go(tmp_path / "r", quiet)
-    twice = [(draw, change) for step, draw, change in seen if step == 8]
-    assert len(twice) == 2
-    (one, first), (two, second) = twice
-    assert not np.array_equal(np.sort(one), np.sort(two))
+    (one, first), (two, second) = seen
+    assert not np.array_equal(one, two)
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(len(first))
 
 
@@ -137,46 +128,41 @@ def test_steps_behind_a_damaged_checkpoint_were_seen_and_are_charged_again(finis
     for path in newest.rglob("*"):
         if path.is_file() and path.name != "digests.json":
             path.write_bytes(b"damaged")
-    result = small.go(finished.path, small.config())
-    assert result.ledger.steps == 12 + 3
-    assert len({entry.stream for entry in result.ledger.entries}) == 2
+    ledger = small.go(finished.path, small.config()).ledger
+    assert ledger.steps == 12 + 3
+    assert len({entry.stream for entry in ledger.entries}) == 2
     shutil.rmtree(newest)  # the same for one that was deleted
-    assert small.go(finished.path, small.config()).ledger.steps == 12 + 3 + 3
-    assert small.go(finished.path, small.config()).ledger.steps == 12 + 3 + 3
+    for _ in range(2):
+        assert small.go(finished.path, small.config()).ledger.steps == 12 + 3 + 3
 
 
-def test_a_lost_or_shortened_ledger_is_refused(finished):
+def test_a_lost_shortened_or_forged_ledger_is_refused(finished):
+    reader = Ledger(finished.ledger)
+    assert reader.steps == 12
+    refused("must be continued with the key", reader.charge, acc.Gaussian(1.0))
     lines = finished.ledger.read_text().splitlines(keepends=True)
     last = max(n for n, line in enumerate(lines) if "event" in line)
+    chain, forged = Chain(), []  # nobody without the secret can write a line that fits
+    for row in map(json.loads, lines):
+        row.pop("chain")
+        row = {**row, "steps": 1} if "steps" in row else row
+        forged.append(json.dumps({**row, "chain": chain.next(row)}) + "\n")
     shortened = "must hold the 12 steps that were shown"
     for left, words in (
-        ("", shortened),
-        ("".join(lines[:last]), shortened),
-        ("".join(lines[1:]), "which is gone"),
-        ("".join(lines[:2] + lines[3:]), "a line was edited, inserted or removed"),
+        ([], shortened),
+        (lines[:last], shortened),
+        (lines[1:], "which is gone"),
+        (lines[:2] + lines[3:], "a line was edited, inserted or removed"),
+        (forged, "a line was edited"),
     ):
-        finished.ledger.write_text(left)
+        finished.ledger.write_text("".join(left))
         refused(words, small.go, finished.path, small.config())
     finished.ledger.unlink()
     refused(shortened, small.go, finished.path, small.config())
 
 
-def test_nobody_without_the_secret_can_write_a_line_that_fits(finished):
-    reader = Ledger(finished.ledger)
-    assert reader.steps == 12
-    refused("must be continued with the key", reader.charge, acc.Gaussian(1.0))
-    rows = [json.loads(line) for line in finished.ledger.read_text().splitlines()]
-    chain, forged = Chain(), []
-    for row in rows:
-        row.pop("chain")
-        row = {**row, "steps": 1} if "steps" in row else row
-        forged.append(json.dumps({**row, "chain": chain.next(row)}))
-    finished.ledger.write_text("\n".join(forged) + "\n")
-    refused("a line was edited", small.go, finished.path, small.config())
-
-
 def test_another_run_is_refused_and_two_at_once(stopped):
-    folder, cfg = stopped.path, small.config()
+    folder, cfg, rows = stopped.path, small.config(), small.dataset()
     refused("the training data changed", small.go, folder, cfg, rows=small.dataset(seed=1))
     other = small.config(learning_rate=0.7)
     refused(r"changed: learning_rate \(0.3 then, 0.7 now\)", small.go, folder, other)
@@ -184,37 +170,114 @@ def test_another_run_is_refused_and_two_at_once(stopped):
     refused("in use by another process", small.go, folder, cfg)
     stopped.unlock()
     assert small.go(folder, cfg).steps_run > 0
-    start = (RunDirectory(folder), small.dataset(), Secret.new(), small.ignore)
+    start = (RunDirectory(folder), rows, Secret.new(), small.ignore)
     refused("pass --resume", runs.start, cfg, *start)
     nowhere = RunDirectory(folder / "x")
-    refused("hold a run to resume", runs.resume, cfg, nowhere, small.dataset(), small.ignore)
+    refused("hold a run to resume", runs.resume, cfg, nowhere, rows, small.ignore)
 
 
-def test_what_is_left_of_a_run_or_of_an_older_version_is_refused(finished):
-    finished.save_state(dataclasses.replace(finished.load_state(), starts=None))
-    refused("must hold a run of this version", small.go, finished.path, small.config())
+def test_what_is_left_of_a_run_of_an_older_version_or_of_another_start_is_refused(
+    finished, monkeypatch
+):
+    state, cfg = finished.load_state(), small.config()
+    finished.save_state(dataclasses.replace(state, starts=None))
+    refused("must hold a run of this version", small.go, finished.path, cfg)
     finished.state_file.unlink()
     left = "holds a ledger or checkpoints but not the secret state"
-    refused(left, small.go, finished.path, small.config())
-
-
-def test_two_starts_in_one_folder_are_one_run(finished, monkeypatch):
+    refused(left, small.go, finished.path, cfg)
+    finished.save_state(state)
     monkeypatch.setattr(RunDirectory, "create", lambda self: None)  # looked before the other began
     again = (RunDirectory(finished.path), small.dataset(), Secret.from_seed(6), small.ignore)
-    refused("a run began there", runs.start, small.config(), *again)
+    refused("a run began there", runs.start, cfg, *again)
 
 
 def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
     """Their second starts have one number, and their parameters are not the same."""
 
     def starts(name, step):
-        with contextlib.suppress(Stop):
-            small.go(tmp_path / name, small.config(), crash_at(step), seed=7)
-        return runs.RunDirectory(tmp_path / name).load_state().starts
+        small.crash(tmp_path / name, small.config(), step, seed=7)
+        return RunDirectory(tmp_path / name).load_state().starts
 
     (one,), (two,) = starts("one", 3), starts("two", 6)
     assert one == two  # a run that is not interrupted can be made again
     assert starts("one", 9)[1] != starts("two", 9)[1]
+
+
+# Runs that end when a judge of their own rows has enough.
+
+
+def begin(folder, enough, progress=small.ignore):
+    """A run that ends when it has enough: (its folder, its configuration, its data)."""
+    begun = RunDirectory(folder), small.config(steps=12, eval_every=2), small.dataset()
+    with contextlib.suppress(Stop):
+        runs.start(begun[1], begun[0], begun[2], Secret.new(), progress, enough=enough)
+    return begun
+
+
+def test_a_row_is_durable_before_it_decides(tmp_path, monkeypatch):
+    """A decision may be shown; the steps of a row that a crash takes are done again, uncharged."""
+    seen, save = [], Checkpoints.save
+
+    def crash(self, state, history):
+        if state.step == 4:  # never on disk, as where the power fails while it is written
+            monkeypatch.setattr(Checkpoints, "wait", lost)
+            return
+        save(self, state, history)
+
+    def lost(self):
+        raise Stop
+
+    def enough(row):
+        seen.append(row)
+        return False
+
+    monkeypatch.setattr(Checkpoints, "save", crash)
+    directory, config, data = begin(tmp_path / "r", enough)
+    monkeypatch.undo()
+    runs.resume(config, directory, data, small.ignore, enough=enough)
+    told = {}
+    for row in seen:
+        told.setdefault(row["step"], set()).add(row["update_norm"])
+    assert set(told) == {2, 4, 6, 8, 10}
+    assert all(len(norms) == 1 for norms in told.values())  # one release of each step
+
+
+def test_a_later_start_that_forgets_to_ask_tells_no_less(tmp_path):
+    directory, config, data = begin(tmp_path / "r", lambda row: row["step"] >= 4)
+    with pytest.raises(Stop):
+        runs.resume(config, directory, data, crash_at(10))
+    history = directory.load_history()
+    assert [row["step"] for row in history][:3] == [2, 4, 6]
+    whole = acc.epsilon(config.total(12), config.delta).upper
+    assert {row["epsilon"] for row in history} == {whole}
+
+
+def test_an_older_copy_of_the_secrets_is_charged_for_all_once_more(tmp_path):
+    """Steps that were shown are other releases when they are done again, and so is their number."""
+    copied = tmp_path / "older"
+
+    def keep(step, row):
+        if row is not None and row["step"] == 2:
+            shutil.copytree(tmp_path / "r" / "secret", copied)
+
+    directory, config, data = begin(tmp_path / "r", lambda row: row["step"] >= 6, keep)
+    shutil.rmtree(directory.secret)
+    shutil.copytree(copied, directory.secret)
+    result = runs.resume(config, directory, data, small.ignore, enough=lambda row: row["step"] >= 4)
+    assert [row["step"] for row in result.history] == [2, 4]
+    assert result.ledger.steps == 12 + 10
+    assert result.history[-1]["epsilon"] == result.ledger.epsilon(config.delta).upper
+
+
+def test_what_releases_decide_about_is_not_given_back():
+    ledger = jaxdp.Ledger()
+    issuer = Issuer(jaxdp.dp_sgd(1.0, 1.0, 20, 60), ledger, Secret.from_seed(1), "a")
+    issuer.charge_until(10)
+    issuer.issue()
+    issuer.close()
+    assert ledger.steps == 10
+    issuer.issue()
+    assert ledger.steps == 10
 
 
 # SIGKILL at random moments: nothing re-used, nothing taken back, no epsilon lost or gained.
@@ -222,24 +285,12 @@ def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
 STEPS, EVERY = 40, 5
 
 
-def launch(folder):
-    code = [sys.executable, "-m", "tests.runs.small", str(folder), str(STEPS), str(EVERY)]
-    return subprocess.Popen(code, stdout=subprocess.PIPE, text=True)
-
-
-def moves(folder):
-    """(step, change of the parameters) of every step that any life took."""
-    width = 1 + 650
-    rows = np.fromfile(folder.with_suffix(".moves"), np.float32)
-    rows = rows[: len(rows) // width * width].reshape(-1, width)
-    return rows[:, 0].astype(int), rows[:, 1:]
-
-
 @pytest.mark.parametrize("most", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path, most):
     folder, rng, shown, kills, code = tmp_path / "run", random.Random(1), [], 0, 1
+    program = [sys.executable, "-m", "tests.runs.small", str(folder), str(STEPS), str(EVERY)]
     while code:
-        process = launch(folder)
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
         # By lines, not by time: a slow machine is killed at the same moments.
         last = None if kills >= most else rng.randint(1, 2)
         for line in process.stdout:
@@ -260,9 +311,11 @@ def test_killed_at_random_moments(tmp_path, most):
     assert sorted(final) == [row["step"] for row in held] == list(range(EVERY, STEPS + 1, EVERY))
     assert len(shown) >= len(held) - most
     assert [row for row in shown if row != final[row["step"]]] == []
-    steps, changes = moves(folder)
-    assert len(steps) > STEPS  # some were done again
-    noises = changes / np.linalg.norm(changes, axis=1, keepdims=True)
+    # Every step that any life took: its number, and the change of the parameters.
+    moves = np.fromfile(folder.with_suffix(".moves"), np.float32)
+    moves = moves[: len(moves) // 651 * 651].reshape(-1, 651)
+    assert len(moves) > STEPS  # some were done again
+    noises = moves[:, 1:] / np.linalg.norm(moves[:, 1:], axis=1, keepdims=True)
     alike = np.abs(noises @ noises.T - np.eye(len(noises)))
     assert alike.max() < 6 / np.sqrt(noises.shape[1])
 
@@ -288,9 +341,10 @@ def assert_private(secret):
         assert mode == (0o700 if path.is_dir() else 0o600), f"{path}: {mode:o}"
 
 
-@pytest.mark.parametrize(
-    ("mask", "changes"), [(0o000, {"canaries": 20}), (0o022, {"sensitive": True})]
-)
+MASKS = [(0o000, {"canaries": 20}), (0o022, {"sensitive": True})]
+
+
+@pytest.mark.parametrize(("mask", "changes"), MASKS)
 def test_secret_files_are_private_whatever_the_umask(tmp_path, mask, changes):
     directory = RunDirectory(tmp_path / "r")
     with umask(mask):
@@ -298,11 +352,10 @@ def test_secret_files_are_private_whatever_the_umask(tmp_path, mask, changes):
         assert_private(directory.secret)  # also of a run that ended before its time
         small.go(tmp_path / "r", small.config(**changes))
     assert_private(directory.secret)
+    modes = {directory.ledger: 0o666 & ~mask, directory.path: 0o777 & ~mask}
     if "sensitive" in changes:
-        assert stat.S_IMODE(directory.sensitive.stat().st_mode) == 0o600
-    public = stat.S_IMODE(directory.ledger.stat().st_mode)
-    assert public == 0o666 & ~mask
-    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o777 & ~mask
+        modes[directory.sensitive] = 0o600
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
     state, ledger = directory.load_state(), directory.ledger.read_text()
     for secret in (state.secret.entropy, state.data, *state.starts):
         assert secret not in ledger
@@ -323,17 +376,15 @@ def test_resuming_closes_what_older_versions_left_open(stopped, tmp_path):
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
 
 
-def test_a_secret_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+def test_a_secret_folder_of_somebody_else_is_refused(stopped, monkeypatch):
     def refuse(path):
         raise PermissionError(1, "Operation not permitted", str(path))
 
-    directory = RunDirectory(tmp_path / "r")
-    directory.create()
     monkeypatch.setattr("jaxdp.runs.directory.make_private", refuse)
-    refused("out must be a run whose secret folder can be closed", directory.lock)
+    refused("out must be a run whose secret folder can be closed", stopped.lock)
     monkeypatch.undo()
-    directory.lock()  # it is not held
-    directory.unlock()
+    stopped.lock()  # it is not held
+    stopped.unlock()
 
 
 def test_a_lock_without_fcntl(tmp_path, monkeypatch):

@@ -36,6 +36,9 @@ def make(candidate, noise=2.0):
     return jaxdp.dp_sgd(noise, 1.0, 20, 60), optax.sgd(candidate["rate"])
 
 
+ALONE = jaxdp.Algorithm(*make({"rate": 0.1})).total(2)  # the event of one try
+
+
 def search(folder, score=lambda w: 0.5, data=DATA, loss=loss_fn, **changed):
     given = {"params": np.zeros(2, np.float32), "space": {"rate": [0.1]}, "tries": LAW}
     given |= {"delta": 1e-5, "steps": 2, **changed}
@@ -88,13 +91,12 @@ class Watching:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    """A search of four tries that was watched, and its folder's looks afterwards."""
+    """A search of four tries that was watched."""
     folder = tmp_path_factory.mktemp("four") / "t"
     score = Watching(folder, [0.1, 0.2, 0.7, 0.3])
     with pytest.MonkeyPatch.context() as patched:
         draws(patched, 4)
-        chosen = search(folder, score)
-    return chosen, score, folder
+        return search(folder, score), score, folder
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +105,7 @@ def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "t"
     with pytest.MonkeyPatch.context() as patched:
         draws(patched, 1)
-        chosen = search(folder, lambda w: 0.7)
-    return chosen, folder
+        return search(folder, lambda w: 0.7), folder
 
 
 # What tells K.
@@ -120,6 +121,10 @@ def test_nothing_outside_the_secret_folder_moves_while_tries_run(four):
     after = seen(folder)
     assert {facts[1] for facts in after.values()} == {score.seen[0]["ledger.jsonl"][1]}
     assert after["ledger.jsonl"] == score.seen[0]["ledger.jsonl"]
+    # Where files are numbered in turn, as on tmpfs, the numbers of the release counted the tries.
+    numbers = [(folder / name).stat().st_ino for name in RELEASED]
+    assert all(found.numbers == numbers for found in score.inside)
+    assert max(found.tries for found in score.inside) == 2
 
 
 def test_folders_of_one_try_and_of_four_look_alike(one, four):
@@ -135,37 +140,23 @@ def test_folders_of_one_try_and_of_four_look_alike(one, four):
     assert looks[0][3]["left"] is None
 
 
-def test_at_most_two_tries_lie_on_the_disk(four):
-    assert max(found.tries for found in four[1].inside) == 2
-
-
-def test_the_files_of_the_release_are_made_before_the_first_try(four):
-    """Where files are numbered in turn, as on tmpfs, their numbers counted the tries."""
-    _, score, folder = four
-    numbers = [(folder / name).stat().st_ino for name in RELEASED]
-    assert all(found.numbers == numbers for found in score.inside)
-
-
 def test_the_whole_tuning_is_charged_once_and_first(four):
     chosen, score, _ = four
-    alone = jaxdp.Algorithm(*make({"rate": 0.1})).total(2)
     for found in score.inside:
         assert acc.epsilon(found.event, 1e-5).upper == pytest.approx(chosen.bound.upper, rel=1e-9)
-    assert chosen.bound.upper == acc.epsilon(acc.Tuned(alone, LAW), 1e-5).upper
-    assert chosen.bound.upper > acc.epsilon(alone, 1e-5).upper
+    assert chosen.bound.upper == acc.epsilon(acc.Tuned(ALONE, LAW), 1e-5).upper
+    assert chosen.bound.upper > acc.epsilon(ALONE, 1e-5).upper
 
 
-def test_no_log_record_and_no_write_to_a_descriptor_tells_of_a_try(
-    tmp_path, monkeypatch, capfd, caplog
-):
+def test_no_log_record_and_no_write_to_a_descriptor_tells_of_a_try(tmp_path, monkeypatch, capfd):
     draws(monkeypatch, 2)
-    log = tmp_path / "log.txt"
+    log, mine = tmp_path / "log.txt", logging.getLogger("mine")
     handler = logging.FileHandler(log)  # it holds its own file: redirecting stderr is no help
     logging.getLogger().addHandler(handler)
 
     def score(params):
         if np.any(params):
-            logging.getLogger("mine").critical("a try was scored")
+            mine.critical("a try was scored")
             os.write(1, b"from C\n")
             os.write(2, b"from C\n")
             print("a score was computed")
@@ -174,13 +165,12 @@ def test_no_log_record_and_no_write_to_a_descriptor_tells_of_a_try(
 
     try:
         search(tmp_path / "t", score)
-        logging.getLogger("mine").critical("said after the search")
+        mine.critical("said after the search")
     finally:
         logging.getLogger().removeHandler(handler)
         handler.close()
     assert log.read_text(encoding="utf-8") == "said after the search\n"
-    said = capfd.readouterr()
-    assert said.out + said.err == ""
+    assert capfd.readouterr() == ("", "")
     os.write(2, b"from C\n")
     assert capfd.readouterr().err == "from C\n"  # the descriptors are given back
 
@@ -188,18 +178,13 @@ def test_no_log_record_and_no_write_to_a_descriptor_tells_of_a_try(
 def test_the_cache_of_compiled_programs_does_not_grow_with_the_tries(tmp_path, monkeypatch):
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
-    cache = tmp_path / "cache"
+    found, cache = [], tmp_path / "cache"
     cache.mkdir()
-    jax.config.update(names[0], str(cache))
-    jax.config.update(names[1], 0.0)
+    draws(monkeypatch, 2)
+    score = lambda w: found.append(sorted(os.listdir(cache))) or 0.5  # noqa: E731
     try:
-        draws(monkeypatch, 2)
-        found = []
-
-        def score(params):
-            found.append(sorted(os.listdir(cache)))
-            return 0.5
-
+        for name, value in zip(names, (str(cache), 0.0), strict=True):
+            jax.config.update(name, value)
         # Each rate is a constant of another program.
         search(tmp_path / "t", score, space={"rate": LogUniform(0.1, 1.0)})
         assert getattr(jax.config, names[1]) == 0.0
@@ -228,17 +213,15 @@ def test_a_failing_machine_does_not_name_the_try(tmp_path, monkeypatch):
             search(tmp_path / "t", score)
         error = caught.value
         shown = "".join(traceback.format_exception(error)) + str(vars(error))
-        assert "try-" not in shown
-        assert f"{len(calls)} tries" not in shown
+        assert [word for word in ("try-", f"{len(calls)} tries") if word in shown] == []
         assert "score " not in str(error)
-        assert error.__context__ is None
-        assert error.__cause__ is None
+        assert (error.__context__, error.__cause__) == (None, None)
     assert len(calls) == 5
 
 
 def test_a_crash_between_release_and_cleaning_leaves_no_try(tmp_path, monkeypatch):
     draws(monkeypatch, 1)
-    folder, cleans = tmp_path / "t", engine._remove_all_but
+    cleans = engine._remove_all_but
 
     def dies(work, best):
         if best is None:
@@ -247,10 +230,10 @@ def test_a_crash_between_release_and_cleaning_leaves_no_try(tmp_path, monkeypatc
 
     monkeypatch.setattr(engine, "_remove_all_but", dies)
     with pytest.raises(KeyboardInterrupt):
-        search(folder)
+        search(tmp_path / "t")
     monkeypatch.setattr(engine, "_remove_all_but", cleans)
-    search(folder)
-    assert list((folder / "secret").rglob("try-*")) == []
+    search(tmp_path / "t")
+    assert list((tmp_path / "t" / "secret").rglob("try-*")) == []
 
 
 # Searches that are stopped.
@@ -295,34 +278,33 @@ def test_a_search_that_goes_on_must_be_the_same(tmp_path, monkeypatch):
     refused("must hold the charge", search, folder)
 
 
-def test_a_try_that_fails_is_the_worst(tmp_path, monkeypatch):
+def test_a_try_that_fails_is_the_worst_and_none_at_all_is_a_result(tmp_path, monkeypatch):
     draws(monkeypatch, 3)
-    folder = tmp_path / "t"
     error = RuntimeError("the second try fails")
-    chosen = search(folder, Watching(folder, [float("nan"), 0.0, -5.0], stop_at=2, error=error))
-    assert chosen.score == -5.0
+    score = Watching(tmp_path / "t", [float("nan"), 0.0, -5.0], stop_at=2, error=error)
+    assert search(tmp_path / "t", score).score == -5.0
     draws(monkeypatch, 1)
     chosen = search(tmp_path / "u", lambda w: float("nan"))
     assert (chosen.candidate, chosen.params, chosen.score) == (None, None, None)
     assert (tmp_path / "u" / "params.msgpack").read_bytes() == b""
+    monkeypatch.setattr(acc.PoissonTries, "sample", lambda self, rng: 0)
+    chosen = search(tmp_path / "v", tries=acc.PoissonTries(1.0))
+    assert chosen.candidate is None
+    assert chosen.bound.upper > 0
 
 
 # What is refused.
 
 
-def test_a_law_of_ones_own_is_refused_and_there_is_no_cap(tmp_path):
+def test_bad_input_is_refused_before_anything_is_charged_and_there_is_no_cap(tmp_path):
     class Capped(acc.Geometric):
-        def sample(self, rng):
-            return min(super().sample(rng), 5)
+        """A law of one's own, which would stop after five."""
 
-    refused("tries must be one of", search, tmp_path / "t", tries=Capped(0.3))
-    for cap in ("max_tries", "max_trials", "timeout", "seconds"):
-        refused(cap, search, tmp_path / "t", error=TypeError, **{cap: 5})
-    assert not (tmp_path / "t").exists()
-
-
-def test_bad_input_is_refused_before_anything_is_charged(tmp_path):
+    called = []
+    unseen = {"make": called.append, "score": called.append}
     for changed, words in (
+        ({"relation": "none such", **unseen}, "Relation"),
+        ({"tries": Capped(0.3), **unseen}, "tries must be one of"),
         ({"make": lambda c: make(c, noise=1 + c["rate"])}, "the same noise, sampling and steps"),
         ({"space": {}}, "space must name"),
         ({"space": {"rate": 0.1}}, "space must give rate"),
@@ -335,33 +317,31 @@ def test_bad_input_is_refused_before_anything_is_charged(tmp_path):
         given = {"space": {"rate": LogUniform(0.1, 1.0)}, **changed}
         refused(words, search, tmp_path / "t", **given)
         assert not (tmp_path / "t").exists(), words
+    assert not called
+    for cap in ("max_tries", "max_trials", "timeout", "seconds"):
+        refused(cap, search, tmp_path / "t", error=TypeError, **{cap: 5})
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     refused("holds something else", search, tmp_path)
 
 
 def test_a_candidate_that_turns_out_with_less_noise_is_not_trained(tmp_path, monkeypatch):
     draws(monkeypatch, 3)
-    made, scored, rehearsals = [], [], [10**9]
+    made, scored, charged, charges = [], [], [], Ledger.charge
 
     def other(candidate):
         made.append(candidate)
-        return make({"rate": 0.1}, noise=2.0 if len(made) <= rehearsals[0] + 1 else 0.01)
-
-    charges = Ledger.charge
+        right = not charged or len(made) == charged[0] + 1
+        return make({"rate": 0.1}, noise=2.0 if right else 0.01)
 
     def charge(self, event, *args, **kwargs):
         if isinstance(event, acc.Tuned):
-            rehearsals[0] = len(made)  # from now on make is called for tries
+            charged.append(len(made))  # from now on make is called for tries
         return charges(self, event, *args, **kwargs)
 
     monkeypatch.setattr(Ledger, "charge", charge)
-
-    def score(params):
-        scored.append(params)
-        return 0.5
-
-    assert search(tmp_path / "t", score, make=other).score == 0.5
-    assert len(made) == rehearsals[0] + 3
+    chosen = search(tmp_path / "t", lambda w: scored.append(w) or 0.5, make=other)
+    assert chosen.score == 0.5
+    assert len(made) == charged[0] + 3
     assert len(scored) == 2  # the rehearsal, and the one try that released what was charged
 
 
@@ -370,22 +350,21 @@ def test_a_candidate_that_turns_out_with_less_noise_is_not_trained(tmp_path, mon
 
 def test_what_a_try_assumes_is_in_the_ledger_of_the_search(tmp_path, monkeypatch):
     draws(monkeypatch, 2)
-    captured = jnp.asarray([1.0, 2.0])
-    folder, charged = tmp_path / "t", []
+    captured, folder, charged = jnp.asarray([1.0, 2.0]), tmp_path / "t", []
+    ledger = folder / "ledger.jsonl"
 
     def score(params):
-        if not np.any(params):
-            return 0.0
-        charged.append((folder / "ledger.jsonl").stat().st_mtime_ns)
+        if np.any(params):
+            charged.append(ledger.stat().st_mtime_ns)
         return 0.5
 
     search(folder, score, loss=lambda w, x, y: loss_fn(w, x, y) + jnp.vdot(captured, x) * w[0])
     assert any("captured array float32 [2]" in line for line in unverified(folder))
     # Written at the end, with the time of the charge.
     assert {facts[1] for facts in seen(folder).values()} == set(charged)
-    before = (folder / "ledger.jsonl").read_bytes()
+    before = ledger.read_bytes()
     search(folder, loss=lambda w, x, y: 0.0 * w[0])
-    assert (folder / "ledger.jsonl").read_bytes() == before
+    assert ledger.read_bytes() == before
 
 
 def test_a_noisy_score_on_private_records_is_part_of_the_event(tmp_path, monkeypatch, one):
@@ -397,21 +376,13 @@ def test_a_noisy_score_on_private_records_is_part_of_the_event(tmp_path, monkeyp
 
     plain, folder = one
     noisy = search(tmp_path / "u", score, score_event=acc.Gaussian(4.0))
-    alone = jaxdp.Algorithm(*make({"rate": 0.1})).total(2)
-    whole = acc.Tuned(acc.Composed((alone, acc.Gaussian(4.0))), LAW)
+    whole = acc.Tuned(acc.Composed((ALONE, acc.Gaussian(4.0))), LAW)
     assert noisy.bound.upper == acc.epsilon(whole, 1e-5).upper > plain.bound.upper
     assert {engine.UNSEEN, engine.FAILURES, engine.SCORED} == set(unverified(folder))
     assert {engine.UNSEEN, engine.FAILURES, engine.CHARGED_SCORE} == set(unverified(tmp_path / "u"))
 
 
 # The law of K, and those of the candidates.
-
-
-def test_no_try_at_all_is_a_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(acc.PoissonTries, "sample", lambda self, rng: 0)
-    chosen = search(tmp_path / "t", tries=acc.PoissonTries(1.0))
-    assert chosen.candidate is None
-    assert chosen.bound.upper > 0
 
 
 def test_the_number_of_tries_keeps_its_law_where_its_first_mass_underflows():
@@ -434,9 +405,6 @@ def test_candidates_are_drawn_from_their_laws():
     assert abs(np.mean([c["b"] for c in found]) - 2.5) < 0.03
     assert 0.46 < np.mean([c["c"] == 1 for c in found]) < 0.54
     assert {"a": 0.01, "b": 3.0, "c": "x"} in list(spaces.corners(laws))
-
-
-def test_a_law_in_words():
     assert spaces.parsed("rate=0.1:10") == ("rate", LogUniform(0.1, 10.0))
     for text in ("rate", "rate=", "=1", "rate=3:1", "rate=0:1", "rate=1:2:3"):
         refused("--search must be NAME=LOW:HIGH", spaces.parsed, text)
