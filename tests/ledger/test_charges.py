@@ -1,4 +1,4 @@
-"""Charges of a ledger: what adds up or is given back; and its file: durable, chained, of one writer."""
+"""Charges of a ledger, what adds up or is given back; and its durable file of one writer."""
 
 import contextlib
 import json
