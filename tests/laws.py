@@ -24,3 +24,8 @@ def are_uncorrelated(a, b):
 def is_binomial(count, trials, probability):
     """Could ``count`` successes in ``trials`` have this probability?"""
     return bool(stats.binomtest(int(count), int(trials), probability).pvalue > LEVEL)
+
+
+def is_uniform(counts):
+    """Could these counts be of equally likely cells?"""
+    return bool(stats.chisquare(counts).pvalue > LEVEL)

@@ -5,7 +5,6 @@ import threading
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -22,11 +21,11 @@ def charged(path=None, steps=4, **options):
     return ledger
 
 
-def refuses(subtests, rows, error=ValueError):
-    """Each of the rows is a call and the words of its refusal."""
-    for call, words in rows:
-        with subtests.test(words), pytest.raises(error, match=words):
-            call()
+def charged_on(path, event=STEP, steps=1, **options):
+    """One more charge in a file, by whoever opens it and closes it again."""
+    ledger = jaxdp.Ledger(path, **options)
+    ledger.charge(event, steps)
+    ledger.close()
 
 
 def at_once(count, deed):

@@ -1,6 +1,8 @@
-"""Charges of a ledger: what adds up, what counts once, and what is noted, covered or given back."""
+"""Charges of a ledger, what adds up or is given back; and its durable file of one writer."""
 
+import contextlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 import jaxdp
 from jaxdp import _entries
 from jaxdp import accounting as acc
-from tests.ledger.small import OTHER, STEP, charged, refuses
+from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
+from tests.refusing import all_refused, refused
 
 MECH, SEED = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
 
@@ -21,10 +24,8 @@ def test_charges_without_a_stream_and_of_several_always_add_up():
         ledger.charge(event, steps)
     assert ledger.steps == 8
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 6), acc.Repeated(OTHER, 2)))
-    assert ledger.unverified() == [
-        "charged by hand: that records were drawn, clipped and noised as the event says could not "
-        "be verified"
-    ]
+    words = "that records were drawn, clipped and noised as the event says could not be verified"
+    assert ledger.unverified() == [f"charged by hand: {words}"]
     for stream in ("a", "b", None, None):
         ledger.charge(STEP, 10, stream=stream)
     assert ledger.steps == 48
@@ -44,31 +45,36 @@ def test_replays_cost_nothing_and_nothing_is_lost(charges):
 
 def test_a_step_cannot_become_another_event():
     ledger = charged(steps=10)
-    at = {"stream": "a", "first_step": 5}
-    with pytest.raises(ValueError, match="event for step 5 must be PoissonSampled"):
-        ledger.charge(OTHER, 10, source="mechanism", replay=True, **at)
-    with pytest.raises(ValueError, match="event for step 5 must be"):
-        ledger.charge(STEP, 10, source="by hand", replay=True, **at)
-    with pytest.raises(ValueError, match="was not charged for, got 5"):
-        ledger.charge(STEP, 10, source="mechanism", **at)
+    at = {"steps": 10, "stream": "a", "first_step": 5, "source": "mechanism"}
+    by_hand, words = {**at, "source": "by hand"}, "event for step 5 must be PoissonSampled"
+    refused(words, ledger.charge, OTHER, replay=True, **at)
+    refused(words, ledger.charge, STEP, replay=True, **by_hand)
+    refused("was not charged for, got 5", ledger.charge, STEP, **at)
     assert ledger.steps == 10
 
 
-def test_covering_is_step_by_step():
-    whole, part, other = jaxdp.Ledger(), jaxdp.Ledger(), jaxdp.Ledger()
+def test_covering_is_step_by_step_and_unrelated_runs_do_not_cover_each_other():
+    """Streams were names of a secret once: any two runs of one event covered each other."""
+    whole, part, other, one, two = (jaxdp.Ledger() for _ in range(5))
     whole.charge(STEP, 10, stream="a")
     part.charge(STEP, 4, stream="a", first_step=3)
     other.charge(OTHER, 4, stream="a", first_step=3)
+    for ledger in (one, two):
+        sampler = MECH.sampler(50, ledger=ledger, secret=SEED)
+        for _ in range(3):
+            sampler.draw()
     assert whole.covers(part)
-    assert not part.covers(whole)
-    assert not whole.covers(other)
-    assert not jaxdp.Ledger().covers(part)
+    assert one.covers(jaxdp.Ledger.from_json(one.to_json()))
+    for first, second in ((part, whole), (whole, other), (jaxdp.Ledger(), part), (one, two)):
+        assert not first.covers(second)
+    assert not two.covers(one)
 
 
 events = st.one_of(
     st.builds(acc.Gaussian, st.floats(0.1, 100)),
     st.builds(acc.PoissonSampled, st.builds(acc.Gaussian, st.floats(0.1, 9)), st.floats(0, 1)),
     st.builds(acc.NonPrivate, st.just("raw moments")),
+    st.just(acc.FixedSizeSampled(acc.Gaussian(1.0), 10**10, 500)),
 )
 
 
@@ -82,7 +88,7 @@ def test_json_round_trip(charges):
     assert json.loads(ledger.to_json())["format"] == 2
 
 
-def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(tmp_path, subtests):
+def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(tmp_path):
     """Before: names that a line could not give back were written, and the file was dead."""
     ledger = charged(tmp_path / "ledger.jsonl")
     whole = (tmp_path / "ledger.jsonl").read_bytes()
@@ -93,19 +99,13 @@ def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(tmp_path, 
         ({"source": "trust me"}, "source must be one of"),
         ({"note": 3}, "note must be a string, got 3"),
     ):
-        with subtests.test(words), pytest.raises(ValueError, match=words):
-            ledger.charge(**{"event": STEP, "stream": "c", **arguments})
+        refused(words, ledger.charge, **{"event": STEP, "stream": "c", **arguments})
     for what in ("", 3, None, "two\nlines"):
-        words = "what must be one line of words, got"
-        with subtests.test(what=what), pytest.raises(ValueError, match=words):
-            ledger.assume(what)
+        refused("what must be one line of words, got", ledger.assume, what)
     for name in (("a", 1), frozenset("a"), 3):
-        calls = (
-            lambda name=name: ledger.charge(STEP, stream=name),
-            lambda name=name: ledger.new_stream(name),
-            lambda name=name: ledger.show(name, 3),
-        )
-        refuses(subtests, [(call, "stream must be a string") for call in calls])
+        refused("stream must be a string", ledger.charge, STEP, stream=name)
+        refused("stream must be a string", ledger.new_stream, name)
+        refused("stream must be a string", ledger.show, name, 3)
     assert (tmp_path / "ledger.jsonl").read_bytes() == whole
     ledger.charge(STEP, np.int64(2), stream="a", first_step=np.int64(4))
     ledger.close()
@@ -113,17 +113,15 @@ def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(tmp_path, 
 
 
 def test_notes_are_kept_and_change_no_charge(tmp_path):
-    ledger = jaxdp.Ledger(tmp_path / "l.jsonl")
-    ledger.charge(STEP, 3, stream="a", note="two canaries")
-    ledger.charge(STEP, 5, stream="a", replay=True, note="two canaries")
+    path, note = tmp_path / "l.jsonl", "two canaries"
+    ledger, memory = jaxdp.Ledger(path), jaxdp.Ledger()
+    ledger.charge(STEP, 3, stream="a", note=note)
+    ledger.charge(STEP, 5, stream="a", replay=True, note=note)
     ledger.charge(STEP, 2, stream="b")
-    assert ledger.notes() == ["two canaries"]
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 7),))
-    again = jaxdp.Ledger(tmp_path / "l.jsonl")
-    assert again.entries == ledger.entries
-    assert jaxdp.Ledger.from_json(ledger.to_json()).notes() == ["two canaries"]
-    assert "note" not in json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])
-    memory = jaxdp.Ledger()
+    assert ledger.notes() == jaxdp.Ledger.from_json(ledger.to_json()).notes() == [note]
+    assert jaxdp.Ledger(path).entries == ledger.entries
+    assert "note" not in json.loads(path.read_text().splitlines()[-1])
     memory.charge(STEP, stream="a", note="x")
     memory.charge(STEP, stream="a", first_step=1)
     assert [entry.note for entry in memory.entries] == ["x", ""]
@@ -139,29 +137,16 @@ def test_that_a_seed_was_chosen_is_said_also_beside_another_note(tmp_path):
 
 
 def test_an_empty_ledger_has_no_epsilon(tmp_path):
+    words = "ledger must hold a charge to have an epsilon"
     for path in (None, tmp_path / "ledger.jsonl"):
         ledger = jaxdp.Ledger(path)
         for _ in range(2):
-            with pytest.raises(ValueError, match="ledger must hold a charge to have an epsilon"):
-                ledger.epsilon(1e-5)
+            refused(words, ledger.epsilon, 1e-5)
             ledger.new_stream()  # begun, and nothing charged
         ledger.charge(STEP, 2, stream="a")
         assert ledger.epsilon(1e-5).upper > 0
         ledger.give_back("a", 0, 2)
-        with pytest.raises(ValueError, match="ledger must hold a charge"):
-            ledger.epsilon(1e-5)
-
-
-def test_unrelated_runs_do_not_cover_each_other():
-    """Streams were names of a secret once: any two runs of one event covered each other."""
-    one, two = jaxdp.Ledger(), jaxdp.Ledger()
-    for ledger in (one, two):
-        sampler = MECH.sampler(50, ledger=ledger, secret=SEED)
-        for _ in range(3):
-            sampler.draw()
-    assert one.covers(jaxdp.Ledger.from_json(one.to_json()))
-    assert not one.covers(two)
-    assert not two.covers(one)
+        refused(words, ledger.epsilon, 1e-5)
 
 
 def test_only_the_last_steps_of_a_stream_are_given_back(tmp_path):
@@ -171,14 +156,11 @@ def test_only_the_last_steps_of_a_stream_are_given_back(tmp_path):
     ledger.charge(STEP, 3, stream="gap", first_step=5)
     ledger.charge(STEP, 2, stream="gap")
     before = ledger.to_json()
-    for stream, first, end in [
-        *(("a", *steps) for steps in [(3, 5), (3, 14), (12, 16), (15, 15), (16, 15)]),
-        ("b", 0, 1),
-        ("gap", 1, 8),  # some of these were never charged
-        ("gap", 4, 8),
-    ]:
-        with pytest.raises(ValueError, match=f"must be the last steps charged to stream '{stream}"):
-            ledger.give_back(stream, first, end)
+    rows = [("a", *steps) for steps in [(3, 5), (3, 14), (12, 16), (15, 15), (16, 15)]]
+    rows += [("b", 0, 1), ("gap", 1, 8), ("gap", 4, 8)]  # of a gap: some were never charged
+    for stream, first, end in rows:
+        words = f"must be the last steps charged to stream '{stream}"
+        refused(words, ledger.give_back, stream, first, end)
         assert ledger.to_json() == before, (stream, first, end)
     assert ledger.steps == 20
     ledger.give_back("gap", 6, 8)
@@ -198,27 +180,23 @@ def test_a_charge_looks_at_no_earlier_entry(monkeypatch):
     for n in range(300):  # two kinds in turn: nothing merges
         ledger.charge((STEP, OTHER)[n % 2], stream="a", first_step=n)
     assert len(ledger.entries) == 300
-    continues = _entries.Entry.continues
-    monkeypatch.setattr(
-        _entries.Entry, "continues", lambda *two: looked.append(1) or continues(*two)
-    )
+    was = _entries.Entry.continues
+    monkeypatch.setattr(_entries.Entry, "continues", lambda *two: looked.append(1) or was(*two))
     monkeypatch.setattr(_entries.Streams, "missing", None)
     ledger.charge(STEP, stream="a", first_step=300)
     assert len(looked) == 1
 
 
-@pytest.mark.parametrize("kept", ["json", "file"])
-def test_a_seed_gives_no_stream_twice_after_a_ledger_is_read_again(tmp_path, kept):
-    ledger = jaxdp.Ledger(tmp_path / "l" if kept == "file" else None)
-    one = MECH.sampler(50, ledger=ledger, secret=SEED).draw()
-    ledger.close()
-    copy = jaxdp.Ledger(tmp_path / "l")
-    if kept == "json":
-        copy = jaxdp.Ledger.from_json(ledger.to_json())
-    two = MECH.sampler(50, ledger=copy, secret=SEED).draw()
-    copy.close()
-    assert copy.steps == 2
-    assert not np.array_equal(one.key().words, two.key().words)
+def test_a_seed_gives_no_stream_twice_after_a_ledger_is_read_again(tmp_path):
+    for path in (None, tmp_path / "l"):
+        ledger = jaxdp.Ledger(path)
+        one = MECH.sampler(50, ledger=ledger, secret=SEED).draw()
+        ledger.close()
+        copy = jaxdp.Ledger(path) if path else jaxdp.Ledger.from_json(ledger.to_json())
+        two = MECH.sampler(50, ledger=copy, secret=SEED).draw()
+        copy.close()
+        assert copy.steps == 2, path
+        assert not np.array_equal(one.key().words, two.key().words), path
 
 
 def test_only_the_stream_that_was_charged_ahead_counts_for_less():
@@ -230,9 +208,244 @@ def test_only_the_stream_that_was_charged_ahead_counts_for_less():
     assert ledger.epsilon(1e-5, without=("c", 0)) == ledger.epsilon(1e-5)
 
 
-def test_a_charge_beyond_the_budget_is_refused_at_once():
-    ledger = jaxdp.Ledger(budget=acc.RenyiFilter(1.0, 1e-5))
-    ledger.charge(acc.Gaussian(20.0))
-    with pytest.raises(acc.BudgetExceededError):
-        ledger.charge(acc.Gaussian(0.5))
-    assert ledger.steps == 1
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+def test_a_charge_is_on_disk_before_it_returns(path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(path.read_bytes()), fsync(file)))
+    ledger = jaxdp.Ledger(path)
+    ledger.charge(STEP, 3, stream="a", source="mechanism")
+    # With the header: the file as it was when the last fsync was asked.
+    assert len(synced[-1].splitlines()) == 2
+    again = jaxdp.Ledger(path)
+    assert again.entries == ledger.entries
+    ledger.close()
+    again.charge(OTHER, 2)
+    assert len(synced[-1].splitlines()) == 3
+    assert jaxdp.Ledger(path).steps == 5
+    again.close()
+
+
+def test_a_reader_changes_nothing_and_a_second_writer_is_refused(path):
+    writer = jaxdp.Ledger(path)
+    writer.charge(STEP, 3)
+    reader = jaxdp.Ledger(path)
+    writer.charge(STEP, 1)
+    assert reader.steps == 3
+    refused("is in use by another writer", reader.charge, STEP, 1)
+    assert jaxdp.Ledger(path).steps == 4
+    writer.close()
+    reader.charge(STEP, 1)  # reads what was written since
+    assert reader.steps == jaxdp.Ledger(path).steps == 5
+    reader.close()
+    refused("ledger must be open to charge", reader.charge, STEP, 1)
+    assert reader.steps == 5
+
+
+def test_a_budget_stops_before_it_is_passed_and_a_file_beyond_it_is_refused_and_left(path):
+    def opened(path):
+        return jaxdp.Ledger(path, acc.RenyiFilter(epsilon=2.0, delta=1e-5))
+
+    def charged_until_it_stops():
+        ledger = opened(path)
+        with contextlib.suppress(acc.BudgetExceededError):
+            while True:
+                ledger.charge(STEP, 10)
+        ledger.close()
+        return ledger
+
+    late = opened(beyond := path.with_name("beyond.jsonl"))
+    for steps in (50_000, 1):  # by somebody without a budget; who was refused holds no lock
+        charged_on(beyond, steps=steps)
+        refused("", late.charge, STEP, error=acc.BudgetExceededError)
+    refused("", opened, beyond, error=acc.BudgetExceededError)
+    ledger = charged_until_it_stops()
+    assert ledger.steps > 10
+    assert ledger.epsilon(1e-5).upper <= 2.0
+    assert charged_until_it_stops().steps == ledger.steps  # what is on disk counts
+    assert jaxdp.Ledger(path).steps == ledger.steps
+
+
+def test_a_torn_line_is_a_release_that_never_happened_and_a_damaged_one_is_refused(path, tmp_path):
+    ledger = jaxdp.Ledger(path)
+    ledger.charge(STEP, 3)
+    cut = len(path.read_bytes())
+    ledger.charge(OTHER, 5)
+    ledger.close()
+    whole = path.read_bytes()
+    for end in range(cut + 1, len(whole)):
+        torn = tmp_path / f"torn{end}.jsonl"
+        torn.write_bytes(whole[:end])
+        charged_on(torn)
+        # All but the newline: the line is whole, and counts.
+        assert jaxdp.Ledger(torn).steps == (9 if end == len(whole) - 1 else 4), end
+    # A damaged one is refused and left alone.
+    row = {**charged().entries[0].to_dict(), "steps": -4}
+    for line, words in (
+        ('{"event": "nonsense"}\n', "line 1, must be a ledger entry"),
+        (json.dumps(row) + "\n", "steps must be a whole number"),
+    ):
+        path.write_text(line)
+        refused(words, jaxdp.Ledger, path)
+        assert path.read_text() == line
+
+
+def test_what_is_assumed_is_kept_once_and_said_after_reopening(path):
+    ledger = jaxdp.Ledger(path)
+    ledger.assume("the frozen parameter ['b']")
+    ledger.charge(STEP, stream="a", source="mechanism")
+    for _ in range(3):
+        ledger.assume("the frozen parameter ['a']")
+        ledger.assume("the frozen parameter ['b']")
+    ledger.charge(STEP, stream="a", first_step=1, source="mechanism")
+    words = "assumed to be public, computed from no record: the frozen parameter"
+    said = [f"{words} ['{name}']" for name in "ab"]
+    assert ledger.unverified() == said
+    assert len(path.read_bytes().splitlines()) == 5
+    ledger.close()
+    again = jaxdp.Ledger(path)
+    again.charge(STEP, stream="a", first_step=2, source="mechanism")
+    again.assume("the frozen parameter ['b']")
+    assert again.steps == 3
+    assert again.unverified() == said
+    assert len(path.read_bytes().splitlines()) == 6
+    copy = jaxdp.Ledger.from_json(again.to_json())
+    assert copy.unverified() == said
+    assert again.covers(copy)
+
+
+def test_ledgers_of_before_read_as_they_did_and_go_on(path):
+    """Format 1 had neither header nor chain."""
+    old = json.loads(jaxdp.Ledger().to_json())
+    del old["assumed"], old["seen"]
+    assert jaxdp.Ledger.from_json(json.dumps({**old, "format": 1})).unverified() == []
+    later = json.dumps({**old, "format": 3})
+    refused("ledger format must be 2, got 3", jaxdp.Ledger.from_json, later)
+    entry = charged().entries[0].to_dict()
+    rows = [{"assumed": "a table"}, {"assumed": "a table"}, entry, {**entry, "first_step": 4}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ledger = jaxdp.Ledger(path)
+    assert ledger.steps == 8
+    ledger.charge(OTHER)
+    ledger.close()
+    again = jaxdp.Ledger(path)
+    assert [entry.steps for entry in again.entries] == [8, 1]
+    assert sum("assumed" in line for line in again.unverified()) == 1
+
+
+NOISE = b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0'
+EDITS = {
+    "header gone": lambda k: k[1:],
+    "first line gone": lambda k: [k[0], *k[2:]],
+    "a line gone": lambda k: [*k[:2], *k[3:]],
+    "two lines exchanged": lambda k: [*k[:2], k[3], k[2], *k[4:]],
+    "a line twice": lambda k: [*k[:3], k[2], *k[3:]],
+    "fewer steps": lambda k: [*k[:2], k[2].replace(b'"steps": 2', b'"steps": 1'), *k[3:]],
+    "more noise": lambda k: [*k[:2], k[2].replace(*NOISE), *k[3:]],
+    "inserted": lambda k: [*k[:2], b'{"assumed": "nothing"}\n', *k[2:]],
+    "header again": lambda k: [*k, k[0]],
+}
+
+
+def test_an_edited_removed_or_inserted_line_is_found(path):
+    ledger = charged(path, 3)
+    ledger.charge(STEP, 2, stream="b")
+    ledger.charge(STEP, 4, stream="c")
+    ledger.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    for name, edit in EDITS.items():
+        edited = b"".join(edit(lines))
+        assert edited != b"".join(lines), name
+        path.write_bytes(edited)
+        words = r"line \d, must (follow|not begin)"
+        all_refused([(words, lambda: jaxdp.Ledger(path), name)])
+
+
+def test_lines_cut_off_at_the_end_are_found_by_whoever_kept_the_head(path):
+    ledger = charged(path)
+    early = ledger.head
+    ledger.charge(STEP, 2, stream="b")
+    late = ledger.head
+    ledger.close()
+    whole = jaxdp.Ledger(path)
+    assert whole.holds(early)
+    assert whole.holds(late)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    cut = jaxdp.Ledger(path)  # by itself it is a ledger of before
+    assert cut.holds(early)
+    assert not cut.holds(late)
+    assert not charged().holds(early)
+
+
+def test_a_ledger_with_a_key_is_continued_and_checked_with_it_alone(path):
+    charged(path, key=KEY).close()
+    reader = jaxdp.Ledger(path)
+    assert reader.steps == 4
+    refused("must be continued with the key", reader.charge, STEP)
+    refused("line 1, must follow", jaxdp.Ledger, path, key=b"x" * 32)
+    charged_on(path, key=KEY)
+    assert jaxdp.Ledger(path, key=KEY).steps == 5
+
+
+# Before: charged on into a file that could no longer be read.
+@pytest.mark.parametrize("how", "moved deleted copied replaced cut emptied grew".split())
+def test_a_file_that_is_moved_or_changed_is_missed(tmp_path, path, how):
+    """Between two charges, or between reading and the first one."""
+    for late in (False, True):
+        ledger = charged(path)
+        if late:
+            ledger.close()
+            ledger = jaxdp.Ledger(path)
+        whole, lines = path.read_bytes(), path.read_bytes().splitlines(keepends=True)
+        content = {"copied": whole, "cut": b"".join(lines[:-1]), "emptied": b"", "grew": 2 * whole}
+        if how in ("moved", "copied"):
+            path.rename(tmp_path / "elsewhere.jsonl")
+        elif how == "deleted":
+            path.unlink()
+        elif how == "replaced":
+            charged(tmp_path / "other.jsonl").close()
+            (tmp_path / "other.jsonl").replace(path)
+        if how in content:
+            path.write_bytes(content[how])
+        before = path.read_bytes() if path.exists() else None
+        words = "must not begin" if late and how == "grew" else "must stay where it is"
+        for _ in range(2):
+            refused(words, ledger.charge, STEP, stream="b")
+        refused(words, jaxdp.dp_sgd(1.0, 0.1, 5, 50).sampler, 50, ledger=ledger)
+        assert ledger.steps == 4
+        assert (path.read_bytes() if path.exists() else None) == before
+        path.unlink(missing_ok=True)
+        if how == "copied":
+            return  # who reads it later finds what was written
+
+
+def test_the_cost_of_a_step_does_not_grow(path, monkeypatch):
+    """One entry in memory, one line and one sync a reserved block."""
+    synced, ledger = [], jaxdp.Ledger(path)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    issuer = jaxdp.dp_sgd(1.0, 0.1, 5, 50).sampler(50, ledger=ledger, reserve=100).issuer
+    before = len(synced)
+    for _ in range(10_000):
+        issuer.issue()
+    assert len(synced) - before == 100
+    ledger.close()
+    for found in (ledger, jaxdp.Ledger(path)):
+        assert len(found.entries) == 1
+        assert found.steps == 10_000
+
+
+def test_what_was_seen_is_said_after_reopening(path):
+    ledger = jaxdp.Ledger(path)
+    ledger.charge(STEP, 10, stream="a", source="sampler")
+    for step in range(3):
+        ledger.verified("a", step)
+    for step in range(3, 7):
+        ledger.opened("a", step)
+    said = ledger.unverified()
+    assert [line.split(":")[0] for line in said] == ["4 of 10 steps", "3 of 10 steps"]
+    ledger.close()
+    assert jaxdp.Ledger(path).unverified() == said
+    assert jaxdp.Ledger.from_json(ledger.to_json()).unverified() == said

@@ -18,6 +18,7 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.sampling import RandomAllocation, Shuffled
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import Ticket
+from tests.refusing import refused
 
 EPOCH = acc.RandomAllocation(acc.Gaussian(2.0), 5)
 OTHER = acc.RandomAllocation(acc.Gaussian(1.0), 5)
@@ -33,11 +34,8 @@ def counts(ledger, without=None):
 
 def test_an_epoch_counts_once_and_whole():
     for charges, epochs in (
-        ([(0, 1)], 1),
-        ([(0, 5)], 1),
-        ([(0, 6)], 2),
-        ([(4, 2)], 2),
-        ([(7, 1)], 1),
+        *(([row], 1) for row in ((0, 1), (0, 5), (7, 1))),
+        *(([row], 2) for row in ((0, 6), (4, 2))),
         ([(0, 2), (2, 1), (4, 1)], 1),
         ([(0, 2), (8, 1), (9, 3)], 3),
         ([(8, 4), (0, 1), (2, 1)], 3),
@@ -91,14 +89,11 @@ def test_epochs_are_those_that_a_charged_step_is_in(moves):
 
 def test_two_events_of_one_epoch_are_refused():
     for other in (OTHER, STEP):
-        ledger = Ledger()
+        ledger, words = Ledger(), "event must be one for all steps of an epoch of stream"
         ledger.charge(EPOCH, 3, stream="s")
-        words = "event must be one for all steps of an epoch of stream"
-        with pytest.raises(ValueError, match=words):
-            ledger.charge(other, stream="s", first_step=4)
+        refused(words, ledger.charge, other, stream="s", first_step=4)
         ledger.charge(other, stream="s", first_step=5)
-        with pytest.raises(ValueError, match="two events need two draws"):
-            ledger.charge(EPOCH, stream="s", first_step=9)
+        refused("two events need two draws", ledger.charge, EPOCH, stream="s", first_step=9)
         ledger.charge(STEP)  # by hand: another draw
         ledger.charge(EPOCH)
 
@@ -120,14 +115,15 @@ def test_a_budget_pays_for_epochs(tmp_path):
     assert again == budget
 
 
-def mechanism(sampling="allocation", **options):
-    return jaxdp.dp_sgd(2.0, 1.0, 10, N, sampling, **options)
+def mechanism(sampling="allocation"):
+    return jaxdp.dp_sgd(2.0, 1.0, 10, N, sampling)
+
+
+def loss_fn(w, example):
+    return (example["x"] @ w - example["y"]) ** 2
 
 
 def trainer(sampling="allocation", **options):
-    def loss_fn(w, example):
-        return (example["x"] @ w - example["y"]) ** 2
-
     return jaxdp.Trainer(loss_fn, mechanism(sampling), optax.sgd(0.1), DATA, **options)
 
 
@@ -138,13 +134,6 @@ def trained(one, steps, leave_after=None):
         drawn.append(batch.draw.indices[batch.draw.mask])
         state, _ = one.step(state, batch)
     return drawn
-
-
-def test_a_mechanism_charges_whole_epochs():
-    assert mechanism().total(5) == acc.Composed((acc.Repeated(EPOCH, 1),))
-    assert mechanism().total(11) == acc.Composed((acc.Repeated(EPOCH, 3),))
-    assert mechanism().events(3, 4) == [(EPOCH, 3, 4)]
-    assert mechanism("shuffle").event == acc.ShuffledEpoch(acc.Gaussian(2.0), 5)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +162,7 @@ def test_another_trainer_begins_another_epoch(tmp_path):
     drawn = trained(two, 5)
     assert sorted(np.concatenate(drawn).tolist()) == list(range(N))
     assert counts(two.ledger) == {EPOCH: 2}
-
-
-def test_two_samplers_on_one_ledger_draw_and_pay_apart():
-    ledger = Ledger()
+    ledger = Ledger()  # and so do two samplers
     one, two = (mechanism().sampler(N, ledger=ledger) for _ in range(2))
     for _ in range(3):
         one.draw(), two.draw()
@@ -189,17 +175,24 @@ def test_noise_must_stay_the_same_within_an_epoch():
 
     rows = made((2.0, 10), (1.0, 7)).events(0, 17)
     assert rows == [(EPOCH, 0, 10), (OTHER, 10, 7)]
-    with pytest.raises(ValueError, match="the same within an epoch of 5 steps, got a schedule tha"):
-        made((2.0, 9), (1.0, 7))
-
-
-def test_a_sampler_whose_epochs_are_not_those_charged_is_refused():
+    refused("same within an epoch of 5 steps, got a schedule tha", made, (2.0, 9), (1.0, 7))
+    # A mechanism charges whole epochs, and a sampler has those that are charged.
+    assert mechanism().total(5) == acc.Composed((acc.Repeated(EPOCH, 1),))
+    assert mechanism().total(11) == acc.Composed((acc.Repeated(EPOCH, 3),))
+    assert mechanism().events(3, 4) == [(EPOCH, 3, 4)]
+    assert mechanism("shuffle").event == acc.ShuffledEpoch(acc.Gaussian(2.0), 5)
     issuer = mechanism("shuffle").sampler(N).issuer
-    with pytest.raises(ValueError, match="num_records must be the declared dataset_size"):
-        jaxdp.sampling.Sampler(Shuffled(10), 61, 8, issuer)
+    words = "num_records must be the declared dataset_size"
+    refused(words, jaxdp.sampling.Sampler, Shuffled(10), 61, 8, issuer)
 
 
-def spied(monkeypatch):
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def seen(monkeypatch):
     """(step, draw, noise key) of every ticket that is spent."""
     seen, spend = [], Ticket.spend
     step_and_look = jaxdp.Trainer.step_and_look
@@ -229,31 +222,23 @@ def run(folder, sampling, crash=None, steps=13):
         if step == crash:
             raise Stop
 
-    return jaxdp.Run(
-        folder,
-        lambda w, example: (example["x"] @ w - example["y"]) ** 2,
-        mechanism(sampling),
-        optax.sgd(0.1),
-        DATA,
-        params=jnp.zeros(3),
-        every=4,
-        progress=progress,
-        relation=acc.Relation.REPLACE_SPECIAL,
-    ).fit(steps)
+    given = (folder, loss_fn, mechanism(sampling), optax.sgd(0.1), DATA)
+    options = {"every": 4, "progress": progress, "relation": acc.Relation.REPLACE_SPECIAL}
+    return jaxdp.Run(*given, params=jnp.zeros(3), **options).fit(steps)
+
+
+def counts_in(folder):
+    return counts(Ledger.from_json(RunDirectory(folder).checked_ledger().to_json()))
 
 
 @pytest.mark.parametrize(
     ("sampling", "crash"),
     [("allocation", 2), ("allocation", 7), ("shuffle", 7), (RandomAllocation(10, 2), 9)],
 )
-def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(
-    tmp_path, monkeypatch, sampling, crash
-):
-    seen = spied(monkeypatch)
-    with pytest.raises(Stop):
-        run(tmp_path / "r", sampling, crash)
+def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(path, seen, sampling, crash):
+    refused("", run, path, sampling, crash, error=Stop)
     before = len(seen)
-    run(tmp_path / "r", sampling)
+    run(path, sampling)
     again = {step for step, _, _ in seen[:before]} & {step for step, _, _ in seen[before:]}
     assert again
     assert len({key for _, _, key in seen}) == len(seen)  # no noise twice
@@ -262,30 +247,22 @@ def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(
     for step in again:
         np.testing.assert_array_equal(first[step], last[step])
     block = mechanism(sampling).event.block
-    found = counts(Ledger.from_json(_ledger(tmp_path / "r").to_json()))
-    assert found == {mechanism(sampling).event: -(-13 // block)}
+    assert counts_in(path) == {mechanism(sampling).event: -(-13 // block)}
     often = np.bincount(np.concatenate([last[step] for step in range(10)]), minlength=N)
     assert np.all(often == 2)
 
 
-def test_steps_of_an_epoch_that_were_shown_and_lost_are_charged_with_a_new_draw(
-    tmp_path, monkeypatch
-):
-    seen = spied(monkeypatch)
-    run(tmp_path / "r", "allocation", steps=4)  # shown up to step 4, within the first epoch
-    kept = tmp_path / "kept"
-    shutil.copytree(tmp_path / "r/secret/checkpoints", kept)
-    run(tmp_path / "r", "allocation", steps=8)
-    shutil.rmtree(tmp_path / "r/secret/checkpoints")
-    shutil.copytree(kept, tmp_path / "r/secret/checkpoints")
+def test_steps_of_an_epoch_that_were_shown_and_lost_are_charged_with_a_new_draw(path, seen):
+    run(path, "allocation", steps=4)  # shown up to step 4, within the first epoch
+    checkpoints, kept = path / "secret/checkpoints", path.with_name("kept")
+    shutil.copytree(checkpoints, kept)
+    run(path, "allocation", steps=8)
+    shutil.rmtree(checkpoints)
+    shutil.copytree(kept, checkpoints)
     before = len(seen)
-    run(tmp_path / "r", "allocation", steps=8)
+    run(path, "allocation", steps=8)
     assert [step for step, _, _ in seen[before:]] == [4, 5, 6, 7]
     first = {step: draw for step, draw, _ in seen[:before]}
     assert not any(np.array_equal(first[step], draw) for step, draw, _ in seen[before:])
     # Two epochs of the first stream, and the two that steps 4 to 7 of the second one are in.
-    assert counts(_ledger(tmp_path / "r")) == {EPOCH: 4}
-
-
-def _ledger(folder):
-    return RunDirectory(folder).checked_ledger()
+    assert counts_in(path) == {EPOCH: 4}

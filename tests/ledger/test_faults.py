@@ -16,15 +16,24 @@ import jaxdp
 from jaxdp import _durable, _entries, _ledger_file
 from jaxdp import accounting as acc
 from jaxdp._durable import StorageError
-from tests.ledger.small import KEY, OTHER, STEP, charged
+from tests.ledger.small import KEY, OTHER, STEP, charged, charged_on
+from tests.refusing import all_refused, refused
 
 
 def failing(number):
     return OSError(number, os.strerror(number))
 
 
-def full(*args):
-    raise failing(errno.ENOSPC)
+def raising(error, *given):
+    """What fails whatever it is given."""
+
+    def fails(*args, **options):
+        raise error(*given)
+
+    return fails
+
+
+full, interrupt = raising(failing, errno.ENOSPC), raising(KeyboardInterrupt)
 
 
 @pytest.fixture
@@ -102,15 +111,12 @@ def counted(content, path):
 # Before: closing wrote the buffered rest of a line behind the cut, and no ledger could be opened;
 # a file that could not be cut had to be left to another process.
 @pytest.mark.parametrize("lasts", [False, True])
-@pytest.mark.parametrize(
-    "error",
-    [failing(errno.ENOSPC), failing(errno.EIO), KeyboardInterrupt()],
-    ids=["full", "io", "ctrl-c"],
-)
+@pytest.mark.parametrize("fault", ["full", "io", "ctrl-c"])
 def test_whatever_call_fails_the_ledger_opens_again_and_misses_nothing(
-    tmp_path, monkeypatch, quick, error, lasts
+    tmp_path, monkeypatch, quick, fault, lasts
 ):
-    at, calls, left = 0, 1, {}
+    numbers, at, calls, left = {"full": errno.ENOSPC, "io": errno.EIO}, 0, 1, {}
+    error = failing(numbers[fault]) if fault in numbers else KeyboardInterrupt()
     while at < calls:
         at += 1
         path = tmp_path / f"{at}.jsonl"
@@ -221,15 +227,10 @@ def test_two_interrupts_in_a_row_are_made_good_at_the_next_charge(path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(_ledger_file.LedgerFile, "_give_up", interrupt)
         patch.setattr(_ledger_file.LedgerFile, "_parsed", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ledger.charge(STEP, 3, stream="b")
+        refused("", ledger.charge, STEP, 3, stream="b", error=KeyboardInterrupt)
     ledger.charge(STEP, 2, stream="c")
     assert ledger.steps == jaxdp.Ledger(path).steps == 4 + 3 + 2
     ledger.close()
-
-
-def interrupt(*args):
-    raise KeyboardInterrupt
 
 
 def interrupted_after(deed):
@@ -254,8 +255,8 @@ def test_a_charge_that_failed_leaves_the_budget_as_it_was(path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         for _ in range(3):
-            with pytest.raises(StorageError, match="nothing was charged, and nothing"):
-                ledger.charge(STEP, 400)
+            words = "nothing was charged, and nothing"
+            refused(words, ledger.charge, STEP, 400, error=StorageError)
     assert budget.spent() == before
     ledger.charge(STEP, 400)
     assert budget.spent() > before
@@ -265,25 +266,20 @@ def test_a_charge_that_failed_leaves_the_budget_as_it_was(path, monkeypatch):
 # What fails below an issuer, and what is said of it.
 FAULTS = {
     "write": "nothing was charged",
-    "sync": "nothing was charged",
-    "sync, and no cut": "could not be removed and counts",
-    "ctrl-c after the sync": None,
-    "ctrl-c after the line": None,
+    "fsync": "nothing was charged",
+    "fsync ftruncate": "could not be removed and counts",
+    "ctrl-c after the fsync": "",
+    "ctrl-c after the line": "",
 }
 
 
 def inject(patch, fault, ledger):
-    if fault == "write":
-        patch.setattr(os, "write", full)
-    elif fault == "ctrl-c after the sync":
-        patch.setattr(os, "fsync", interrupted_after(os.fsync))
-    elif fault == "ctrl-c after the line":
-        for name in ("charge", "give_back"):
-            patch.setattr(ledger, name, interrupted_after(getattr(ledger, name)))
-    else:
-        patch.setattr(os, "fsync", full)
-    if fault == "sync, and no cut":
-        patch.setattr(os, "ftruncate", full)
+    if "ctrl-c" not in fault:
+        for name in fault.split():
+            patch.setattr(os, name, full)
+    for one, name in ((os, "fsync"), (ledger, "charge"), (ledger, "give_back")):
+        if fault == f"ctrl-c after the {'fsync' if one is os else 'line'}":
+            patch.setattr(one, name, interrupted_after(getattr(one, name)))
 
 
 # Before: Ctrl-C in a charge, or a full disk, left an issuer that was refused its own steps, or forgot
@@ -300,8 +296,8 @@ def test_an_issuer_goes_on_after_a_fault_and_each_step_counts_once(path, monkeyp
             sampler.draw()
         with monkeypatch.context() as patch:
             inject(patch, fault, ledger)
-            with pytest.raises((StorageError, KeyboardInterrupt), match=FAULTS[fault]):
-                sampler.draw() if when == "charging" else sampler.close()
+            step = sampler.draw if when == "charging" else sampler.close
+            refused(FAULTS[fault], step, error=(StorageError, KeyboardInterrupt))
         assert ledger.steps == jaxdp.Ledger(path).steps >= drawn
         assert issuer.ahead() in (None, (issuer.stream, drawn))
         for step in range(drawn, last):
@@ -311,10 +307,9 @@ def test_an_issuer_goes_on_after_a_fault_and_each_step_counts_once(path, monkeyp
             assert ledger.steps == (12 if when == "charging" else 9)
         sampler.close()
         ledger.close()
-        again = jaxdp.Ledger(path)
-        assert [(entry.first_step, entry.end) for entry in again.entries] == [(0, last)]
-        again.charge(OTHER)  # nobody holds it
-        again.close()
+        found = jaxdp.Ledger(path).entries
+        assert [(entry.first_step, entry.end) for entry in found] == [(0, last)]
+        charged_on(path)  # nobody holds it
 
 
 # Before: a line in the page cache alone was counted, and its step released with nothing on disk.
@@ -344,72 +339,45 @@ def test_a_whole_last_line_counts_without_its_newline(path):
         path.write_bytes(whole[:-1] + tail)
         assert jaxdp.Ledger(path).steps == 9, (tail, key)  # a reader, also without the key
         assert path.read_bytes() == whole[:-1] + tail
-        again = jaxdp.Ledger(path, key=key)
-        again.charge(OTHER, 2, stream="c")
-        again.close()
+        charged_on(path, OTHER, 2, key=key)
         assert path.read_bytes().startswith(whole)
         assert jaxdp.Ledger(path, key=key).steps == 11, (tail, key)
 
 
 # Before: dropped without a word, and deleted by the first charge; lines that end in a carriage
 # return alone were an empty ledger.
-def test_a_file_that_is_no_ledger_is_refused_in_words_and_left_alone(path, subtests):
+def test_a_file_that_is_no_ledger_is_refused_in_words_and_left_alone(path):
     charged(path).close()
     whole = path.read_bytes()
+    # fmt: off
     others = {
         "last line": whole.replace(b'"steps": 4', b'"steps": 1')[:-1],
-        "carriage returns": whole.replace(b"\n", b"\r"),
-        "text": b"notes of a meeting",
-        "picture": b"\x89PNG\r\n\x1a\n\0\0",
-        "archive": b"PK\3\4\0\0",
-        "zeros": b"\0" * 100,
-        "list": b"[1, 2]\n",
-        "number": b"7\n",
-        "deep": b'{"a": ' * 100_000,
-        "event alone": b'{"event": {"type": "Gaussian"}}',
-        "seen": b'{"seen": 3}\n',
-        "shown": b'{"shown": Infinity, "stream": "s"}\n',
-        "header alone": b'{"ledger": 2}\n',
+        "carriage returns": whole.replace(b"\n", b"\r"), "text": b"notes of a meeting",
+        "picture": b"\x89PNG\r\n\x1a\n\0\0", "archive": b"PK\3\4\0\0", "zeros": b"\0" * 100,
+        "list": b"[1, 2]\n", "number": b"7\n", "deep": b'{"a": ' * 100_000,
+        "event alone": b'{"event": {"type": "Gaussian"}}', "header alone": b'{"ledger": 2}\n',
+        "seen": b'{"seen": 3}\n', "shown": b'{"shown": Infinity, "stream": "s"}\n',
     }
+    # fmt: on
     for kind, content in others.items():
         path.write_bytes(content)
         line = 2 if kind == "last line" else 1
         words = rf"ledger.jsonl, line {line}, must (be a ledger entry|follow)"
-        with subtests.test(kind), pytest.raises(ValueError, match=words):
-            jaxdp.Ledger(path)
+        all_refused([(words, lambda: jaxdp.Ledger(path), kind)])
         assert path.read_bytes() == content, kind
-
-
-def test_lines_that_an_editor_ended_otherwise_count_as_before(path):
-    charged(path).close()
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    again = jaxdp.Ledger(path)
-    again.charge(STEP, stream="b")
-    again.close()
+    # Lines that an editor ended otherwise count as before.
+    path.write_bytes(b"\xef\xbb\xbf" + whole.replace(b"\n", b"\r\n"))
+    charged_on(path)
     assert jaxdp.Ledger(path).steps == 5
-
-
-# Before: read until memory was gone, or for ever; IsADirectoryError.
-def test_only_a_regular_file_is_read(tmp_path, subtests):
-    os.mkfifo(tmp_path / "pipe-ledger.jsonl")
-    (tmp_path / "folder-ledger.jsonl").mkdir()
-    for kind in ("zero", "full", "null"):
-        (tmp_path / f"{kind}-ledger.jsonl").symlink_to(f"/dev/{kind}")
-    words = r"ledger\.jsonl must be a regular file, got a (dev|fold)"
-    for kind in ("zero", "full", "null", "pipe", "folder"):
-        with subtests.test(kind), pytest.raises(ValueError, match=words):
-            jaxdp.Ledger(tmp_path / f"{kind}-ledger.jsonl")
 
 
 # Before: PermissionError, NotADirectoryError, FileNotFoundError.
 def test_a_place_that_cannot_be_read_or_written_is_told_in_words(tmp_path, monkeypatch):
     def told(words, deed, *given, **options):
-        with pytest.raises(StorageError, match=rf"\.jsonl must be a file that can be {words}"):
-            deed(*given, **options)
+        words = rf"\.jsonl must be a file that can be {words}"
+        refused(words, deed, *given, error=StorageError, **options)
 
-    def refuse(*args, **options):
-        raise failing(errno.EACCES)
-
+    refuse = raising(failing, errno.EACCES)
     (tmp_path / "file").touch()
     told("read, got .*Not a", jaxdp.Ledger, tmp_path / "file" / "l.jsonl")
     (tmp_path / "dangling.jsonl").symlink_to(tmp_path / "gone" / "l.jsonl")
@@ -426,25 +394,26 @@ def test_a_place_that_cannot_be_read_or_written_is_told_in_words(tmp_path, monke
     assert path.read_bytes() == before
     ledger.charge(STEP, stream="b")
     ledger.close()
+    # Before: what is no regular file was read until memory was gone, or for ever.
+    os.mkfifo(tmp_path / "pipe-ledger.jsonl")
+    (tmp_path / "folder-ledger.jsonl").mkdir()
+    for kind in ("zero", "full", "null"):
+        (tmp_path / f"{kind}-ledger.jsonl").symlink_to(f"/dev/{kind}")
+    words = r"ledger\.jsonl must be a regular file, got a (dev|fold)"
+    for kind in ("zero", "full", "null", "pipe", "folder"):
+        refused(words, jaxdp.Ledger, tmp_path / f"{kind}-ledger.jsonl")
 
 
 # Before: "is in use by another writer", also where the storage has no locks.
-def test_storage_without_locks_is_named_with_the_remedy_and_a_lock_is_in_use(
-    path, monkeypatch, subtests
-):
-    for number, in_use in (
-        *((number, False) for number in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO)),
-        *((number, True) for number in (errno.EWOULDBLOCK, errno.EACCES)),
+def test_storage_without_locks_is_named_with_the_remedy_and_a_lock_is_in_use(path, monkeypatch):
+    lockless = "ledger.jsonl must lie on storage that can lock .*{}.*local d"
+    for words, error, numbers in (
+        (lockless, StorageError, (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO)),
+        ("in use by another writer", ValueError, (errno.EWOULDBLOCK, errno.EACCES)),
     ):
-
-        def flock(*args, number=number):
-            raise failing(number)
-
-        monkeypatch.setattr(fcntl, "flock", flock)
-        words = rf"ledger\.jsonl must lie on storage that can lock .*{os.strerror(number)}.*local d"
-        words, error = ("in use by another writer", ValueError) if in_use else (words, StorageError)
-        with subtests.test(number=number), pytest.raises(error, match=words):
-            charged(path)
+        for number in numbers:
+            monkeypatch.setattr(fcntl, "flock", raising(failing, number))
+            refused(words.format(os.strerror(number)), charged, path, error=error)
 
 
 def test_a_signal_handler_does_not_write_into_a_line(path, monkeypatch, quick):
@@ -456,8 +425,7 @@ def test_a_signal_handler_does_not_write_into_a_line(path, monkeypatch, quick):
         value = after(self, row)
         if "first_step" in row and not found:
             found.append(row)
-            with pytest.raises(ValueError, match="of a signal handler"):
-                ledger.charge(OTHER)
+            refused("of a signal handler", ledger.charge, OTHER)
         return value
 
     monkeypatch.setattr(_ledger_file.Chain, "after", interrupted)

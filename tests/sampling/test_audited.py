@@ -8,15 +8,8 @@ import optax
 import pytest
 
 import jaxdp
-from benchmarks.sampling_audit import (
-    DIRECTION,
-    Case,
-    IgnoresCap,
-    SameBins,
-    audited,
-    loss_fn,
-    released,
-)
+from benchmarks import sampling_audit
+from benchmarks.sampling_audit import Case, IgnoresCap, SameBins, audited
 from jaxdp import Secret
 from jaxdp import accounting as acc
 from jaxdp.sampling import FixedSize, Poisson, RandomAllocation, Shuffled, TruncatedPoisson
@@ -31,8 +24,6 @@ CASES = {
     "truncated_poisson": Case(TruncatedPoisson(0.2, 6), 0.5, 5, 0.01, 150, ZEROED, **SMALL),
     "fixed_size": Case(FixedSize(4), 1.0, 5, 0.01, 150, OTHER, -1, **SMALL),
 }
-
-
 QUICK = ("allocation", "truncated_poisson")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
@@ -54,21 +45,15 @@ def test_a_shuffled_run_charged_as_poisson_is_caught():
     assert claimed < audited(case) <= proven(case)
 
 
-@pytest.mark.parametrize(
-    ("faulty", "right"),
-    [
-        (
-            Case(IgnoresCap(0.5, 1), 2.0, 20, 0.01, 80, ZEROED, records=16, rows=16, threshold=1.0),
-            TruncatedPoisson(0.5, 1),
-        ),
-        pytest.param(
-            Case(SameBins(20), 0.8, 160, 0.1, 80, records=20, rows=20, threshold=1.5),
-            RandomAllocation(20),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["no cap", "the same bins in every epoch"],
-)
+NO_CAP = Case(IgnoresCap(0.5, 1), 2.0, 20, 0.01, 80, ZEROED, records=16, rows=16, threshold=1.0)
+SAME_BINS = Case(SameBins(20), 0.8, 160, 0.1, 80, records=20, rows=20, threshold=1.5)
+FAULTS = [
+    (NO_CAP, TruncatedPoisson(0.5, 1)),
+    pytest.param(SAME_BINS, RandomAllocation(20), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("faulty", "right"), FAULTS, ids=["no cap", "same bins in every epoch"])
 def test_a_planted_fault_is_caught_and_its_absence_not_accused(faulty, right):
     honest = dataclasses.replace(faulty, sampling=right, runs=30)
     charged = proven(honest)
@@ -80,14 +65,13 @@ def test_a_planted_fault_is_caught_and_its_absence_not_accused(faulty, right):
 def test_a_trainer_releases_what_is_audited(name):
     """One run, by the trainer and by the audit's own blocks, from one secret."""
     case = dataclasses.replace(CASES[name], runs=1)
-    data = jnp.asarray(case.data(True))
-    trainer = jaxdp.Trainer(
-        loss_fn, case.mechanism(), optax.sgd(1.0), data, secret=Secret.from_seed(1)
-    )  # fmt: skip
+    data, seed = jnp.asarray(case.data(True)), Secret.from_seed(1)
+    given = (sampling_audit.loss_fn, case.mechanism(), optax.sgd(1.0), data)
+    trainer = jaxdp.Trainer(*given, secret=seed)
     state, moves = trainer.init(jnp.zeros(2)), []
     for batch in trainer.batches(case.steps):
         before = np.asarray(state.params)
         state, _ = trainer.step(state, batch)
         moves.append(before - np.asarray(state.params))
-    sums = np.stack(moves) @ DIRECTION * case.mechanism().batch_size
-    np.testing.assert_allclose(released(case, True)[0], sums, atol=1e-5)
+    sums = np.stack(moves) @ sampling_audit.DIRECTION * case.mechanism().batch_size
+    np.testing.assert_allclose(sampling_audit.released(case, True)[0], sums, atol=1e-5)

@@ -1,28 +1,26 @@
-"""Laws of random allocation and shuffling: draws of whole epochs."""
+"""Laws of rules of whole epochs (allocation, shuffling) and of whole runs, for correlated noise."""
 
 from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 import jaxdp
 from jaxdp import Ledger, Secret
 from jaxdp import accounting as acc
-from jaxdp.sampling import RandomAllocation, Shuffled
+from jaxdp.sampling import CyclicPoisson, FixedOrder, RandomAllocation, Shuffled
 from jaxdp.sampling.epochs import _uniform
-from tests.laws import LEVEL, is_binomial
+from tests.laws import is_binomial, is_uniform
+from tests.refusing import refused
 
 N = 60
 
 
 def rng(key):
     return np.random.Generator(np.random.Philox(key=[3, key]))
-
-
-def uniform(counts):
-    """Could these counts be of equally likely cells?"""
-    return stats.chisquare(counts).pvalue > LEVEL
 
 
 def sampler(sampling, n=N, rows=16, ledger=None, secret=None, **options):
@@ -42,28 +40,25 @@ def test_a_record_is_in_exactly_k_uniform_steps_of_every_epoch(t, k):
     assert all(len(set(row)) == k for row in slots.reshape(-1, k).tolist())
     assert slots.max() < t
     counts = np.bincount(slots.ravel().astype(int), minlength=t)
-    assert np.all(counts == counts[0]) if k == t else uniform(counts)
+    assert np.all(counts == counts[0]) if k == t else is_uniform(counts)
 
 
-def test_sets_of_steps_are_equally_likely():
+def test_sets_of_steps_are_equally_likely_and_two_records_and_two_epochs_independent():
     slots = np.sort(RandomAllocation(5, 2).slots(rng(0), 40_000).astype(int), axis=1)
     pairs = np.bincount(slots[:, 0] * 5 + slots[:, 1], minlength=25)
     assert np.count_nonzero(pairs) == 10
-    assert uniform(pairs[pairs > 0])
-
-
-def test_two_records_and_two_epochs_are_independent():
+    assert is_uniform(pairs[pairs > 0])
     slots = np.stack([RandomAllocation(4).slots(rng(e), 2)[:, 0] for e in range(8_000)]).astype(int)
-    assert uniform(np.bincount(slots[:, 0] * 4 + slots[:, 1], minlength=16))
-    assert uniform(np.bincount(slots[:-1:2, 0] * 4 + slots[1::2, 0], minlength=16))
+    assert is_uniform(np.bincount(slots[:, 0] * 4 + slots[:, 1], minlength=16))
+    assert is_uniform(np.bincount(slots[:-1:2, 0] * 4 + slots[1::2, 0], minlength=16))
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_record_s_steps_depend_neither_on_the_others_nor_on_their_number(k):
-    rule = RandomAllocation(9, k)
-    many = rule.slots(rng(0), 1_000)
-    for n in (1, 17, 999):
-        np.testing.assert_array_equal(rule.slots(rng(0), n), many[:n])
+def test_a_record_s_steps_depend_neither_on_the_others_nor_on_their_number():
+    for rule in (RandomAllocation(9, 1), RandomAllocation(9, 3), RandomAllocation(1_000, 2)):
+        many = rule.slots(rng(0), 1_000)
+        assert all(len(set(row)) == rule.participations for row in many.tolist()), rule
+        for n in (1, 17, 999):
+            np.testing.assert_array_equal(rule.slots(rng(0), n), many[:n], str(rule))
 
 
 def test_rejected_words_are_drawn_again_by_the_record_alone():
@@ -71,7 +66,7 @@ def test_rejected_words_are_drawn_again_by_the_record_alone():
     many = _uniform(rng(0), 0, 20_000, below)
     assert many.max() < below
     eighths = (many // np.uint64(below // 8)).astype(int)
-    assert uniform(np.bincount(np.minimum(eighths, 7), minlength=8))
+    assert is_uniform(np.bincount(np.minimum(eighths, 7), minlength=8))
     np.testing.assert_array_equal(_uniform(rng(0), 0, 50, below), many[:50])
     assert not np.array_equal(_uniform(rng(0), 1, 50, below), many[:50])
 
@@ -86,19 +81,15 @@ def test_batches_of_an_epoch_hold_every_record_as_often_in_random_order(rule):
         often = np.bincount(np.concatenate(batches), minlength=N)
         assert np.all(often == getattr(rule, "participations", 1))
         first[batches[0][0]] += 1
+    assert is_uniform(first)
 
-    assert uniform(first)
 
-
-def test_places_in_two_batches_of_an_epoch_are_independent():
+def test_batches_of_an_allocation_are_independent_and_of_a_binomial_size():
     before = np.zeros((2, 2))
     for e in range(3_000):
         batches = [b.tolist() for b in RandomAllocation(2, 2).epoch(rng(e), 2)]
         before[batches[0][0], batches[1][0]] += 1
-    assert uniform(before.ravel())
-
-
-def test_a_batch_of_an_allocation_has_a_binomial_size():
+    assert is_uniform(before.ravel())
     sizes = [len(RandomAllocation(4).epoch(rng(e), N)[1]) for e in range(4_000)]
     assert is_binomial(sum(sizes), 4_000 * N, 1 / 4)
     assert 0.9 < np.var(sizes) / (N * 3 / 16) < 1.1
@@ -110,7 +101,7 @@ def test_all_orders_of_a_shuffle_are_equally_likely():
         batches = Shuffled(3).epoch(rng(e), 4)
         assert [len(b) for b in batches] == [3, 1]
         orders[tuple(np.concatenate(batches))] += 1
-    assert uniform(list(orders.values()))
+    assert is_uniform(list(orders.values()))
 
 
 @pytest.mark.parametrize("rule", [RandomAllocation(5, 2), Shuffled(12)])
@@ -118,10 +109,9 @@ def test_a_step_is_drawn_without_those_before_it(rule):
     source = sampler(rule)
     whole = [records(source.draw()) for _ in range(12)]
     for step in (3, 7, 11):
-        np.testing.assert_array_equal(records(sampler(rule, first_step=step).draw()), whole[step])
-        np.testing.assert_array_equal(  # whatever the shapes
-            records(sampler(rule, first_step=step, rows=5).draw()), whole[step]
-        )
+        for rows in (16, 5):  # whatever the shapes
+            alone = records(sampler(rule, first_step=step, rows=rows).draw())
+            np.testing.assert_array_equal(alone, whole[step])
     assert not np.array_equal(whole[0], whole[5])  # the next epoch is another
 
 
@@ -134,15 +124,82 @@ def test_another_stream_has_epochs_of_its_own(rule):
         assert [repeated.count for repeated in ledger.event.events] == [2]
 
 
-def test_the_event_is_that_of_the_epoch():
+def test_the_event_is_that_of_the_epoch_or_of_the_whole_run():
     gaussian = acc.Gaussian(1.0)
     assert RandomAllocation(5, 2).event(gaussian, 60) == acc.RandomAllocation(gaussian, 5, 2)
     assert Shuffled(25).event(gaussian, 60) == acc.ShuffledEpoch(gaussian, 3)
+    for rule, records, event, block in (
+        (CyclicPoisson(0.3, 3, 20), 100, acc.CyclicPoisson(gaussian, 0.3, 3, 20), 20),
+        (FixedOrder(7, 40), 30, acc.CorrelatedNoise(gaussian, 40), 40),
+    ):
+        assert (rule.event(gaussian, records), rule.block(records)) == (event, block)
 
 
-@pytest.mark.parametrize(("steps", "participations"), [(7, 1), (7, 3), (1000, 2)])
-def test_the_slots_of_a_record_do_not_depend_on_the_others(steps, participations):
-    rule = RandomAllocation(steps, participations)
-    few, more = (rule.slots(rng(3), n).tolist() for n in (100, 101))
-    assert few == more[:100]
-    assert all(len(set(row)) == participations for row in more)
+# Rules for correlated noise: groups by identity, and a fixed order.
+
+
+def seeded(seed=0):
+    return np.random.default_rng(seed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 9), st.integers(0, 200), st.integers(0, 10**9))
+def test_a_group_depends_on_key_and_identity_alone(bands, gone, seed):
+    rule = CyclicPoisson(0.5, bands, 20)
+    names = [f"record {i}" for i in range(201)]
+    whole = rule.arrange(seeded(seed), 201, names)
+    left = names[:gone] + names[gone + 1 :]
+    fewer = rule.arrange(seeded(seed), 200, left)
+    for group, other in zip(whole, fewer, strict=True):
+        assert {names[i] for i in group} - {names[gone]} == {left[i] for i in other}
+    assert sorted(np.concatenate(whole)) == list(range(201))
+
+
+def test_groups_are_of_about_one_size_and_others_with_another_key():
+    rule, count = CyclicPoisson(0.5, 4, 20), 20_000
+    one, two = (rule.arrange(seeded(seed), count, range(count)) for seed in (0, 1))
+    sizes = [len(group) for group in one]
+    assert stats.chisquare(sizes).pvalue > 1e-4
+    for a in one:
+        shared = [len(np.intersect1d(a, b)) for b in two]
+        assert stats.chisquare(shared).pvalue > 1e-4
+
+
+def test_identities_of_many_kinds_are_taken_and_others_refused():
+    rule = CyclicPoisson(0.5, 3, 20)
+    for names in (np.asarray(list("abcdefghi")), [b"%d" % i for i in range(9)]):
+        assert sum(map(len, rule.arrange(seeded(), 9, names))) == 9
+    plain, *others = (
+        np.concatenate(rule.arrange(seeded(), 50, names))
+        for names in (range(50), np.arange(50), np.arange(50, dtype=np.uint64))
+    )
+    for other in others:  # an identity is the same from NumPy and from Python
+        np.testing.assert_array_equal(plain, other)
+    for bad in ([1.0, 2.0], [None, "a"], [True, False], [(1,), (2,)]):
+        words = "identities must be integers, strings or bytes"
+        refused(words, CyclicPoisson(0.5, 2, 20).arrange, seeded(), 2, bad)
+
+
+def test_each_record_of_the_steps_group_is_drawn_with_the_probability():
+    rule, count = CyclicPoisson(0.3, 3, 3_000), 60
+    arranged, taken = rule.arrange(seeded(), count, range(count)), np.zeros((3, count))
+    generator = seeded(5)
+    for step in range(3_000):
+        chosen = rule.of_step(arranged, step, generator)
+        assert len(set(chosen)) == len(chosen)
+        taken[step % 3, chosen] += 1
+    for group, members in enumerate(arranged):
+        assert taken[group].sum() == taken[group, members].sum()
+        assert stats.binomtest(int(taken[group].sum()), 1_000 * len(members), 0.3).pvalue > 1e-4
+
+
+def test_a_fixed_order_takes_every_record_once_a_pass_in_any_order_within_a_batch():
+    rule = FixedOrder(7, 40)
+    arranged, generator = rule.arrange(seeded(), 30), seeded(1)
+    steps = [rule.of_step(arranged, step, generator) for step in range(10)]
+    assert rule.separation(30) == 5
+    assert sorted(np.concatenate(steps[:5])) == list(range(30))
+    assert [len(s) for s in steps] == [7, 7, 7, 7, 2] * 2
+    for first, again in zip(steps[:5], steps[5:], strict=True):
+        assert set(first) == set(again)
+    assert any(list(a) != list(b) for a, b in zip(steps[:5], steps[5:], strict=True))

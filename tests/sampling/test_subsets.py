@@ -1,33 +1,41 @@
-"""The law of subsets and permutations: every ordered tuple of positions is equally likely."""
+"""Laws of subsets and permutations, and of binomial counts against whole numbers and fractions."""
 
+from fractions import Fraction
 from itertools import permutations, product
+from math import comb
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from jaxdp.sampling import subsets
+from jaxdp.sampling.counts import _bounds, binomial
 from jaxdp.sampling.subsets import arranged, permutation, subset
-from tests.laws import LEVEL, is_binomial
+from tests.laws import LEVEL, is_binomial, is_uniform
+from tests.refusing import refused
 
 
 def rng(key):
     return np.random.Generator(np.random.Philox(key=[8, key]))
 
 
-def uniform(counts):
-    return stats.chisquare(counts).pvalue > LEVEL
+def orders(below, size, draws, draw):
+    """How often each ordered tuple was drawn."""
+    found = dict.fromkeys(permutations(range(below), size), 0)
+    for key in range(draws * len(found)):
+        found[tuple(draw(key))] += 1
+    return list(found.values())
 
 
-@pytest.mark.parametrize("few", [0, 1024])
+@pytest.mark.parametrize("few", [0, 1024, "too few numbers at once"])
 @pytest.mark.parametrize(("below", "size"), [(6, 2), (6, 3), (5, 3), (5, 4), (4, 4)])
 def test_every_ordered_tuple_is_as_likely(monkeypatch, below, size, few):
-    monkeypatch.setattr(subsets, "_FEW", few)
-    monkeypatch.setattr(subsets, "_RARE", 1)
-    found = dict.fromkeys(permutations(range(below), size), 0)
-    for key in range(100 * len(found)):
-        found[tuple(subset(rng(key), below, size))] += 1
-    assert uniform(list(found.values()))
+    if isinstance(few, str):
+        monkeypatch.setattr(subsets, "_enough", lambda below, size: size)
+    else:
+        monkeypatch.setattr(subsets, "_FEW", few)
+        monkeypatch.setattr(subsets, "_RARE", 1)
+    assert is_uniform(orders(below, size, 100, lambda key: subset(rng(key), below, size)))
 
 
 def test_of_equal_numbers_the_last_stays(monkeypatch):
@@ -37,9 +45,7 @@ def test_of_equal_numbers_the_last_stays(monkeypatch):
         numbers = np.concatenate([numbers, numbers[:9], numbers[:3]])
         last = list(dict.fromkeys(numbers.tolist()[::-1]))[::-1]
         assert subsets._distinct(numbers, below).tolist() == last, (places, below, key)
-
-
-def test_both_ways_to_find_equal_numbers_agree(monkeypatch):
+    # Both ways to find them agree.
     numbers = rng(1).integers(0, 3 * 10**6, 10**5)
     found = subsets._distinct(numbers, 3 * 10**6)
     assert 1_000 < len(numbers) - len(found) < 2_500
@@ -47,18 +53,10 @@ def test_both_ways_to_find_equal_numbers_agree(monkeypatch):
     np.testing.assert_array_equal(subsets._distinct(numbers, 3 * 10**6), found)
 
 
-@pytest.mark.parametrize(("below", "size"), [(6, 3), (5, 2)])
-def test_every_tuple_is_as_likely_where_too_few_numbers_are_drawn_at_once(monkeypatch, below, size):
-    monkeypatch.setattr(subsets, "_enough", lambda below, size: size)
-    found = dict.fromkeys(permutations(range(below), size), 0)
-    for key in range(100 * len(found)):
-        found[tuple(subset(rng(key), below, size))] += 1
-    assert uniform(list(found.values()))
+SIZES = [(200, 1), (200, 60), (200, 139), (200, 160), (7_000, 90)]
 
 
-@pytest.mark.parametrize(
-    ("below", "size"), [(200, 1), (200, 60), (200, 139), (200, 160), (7_000, 90)]
-)
+@pytest.mark.parametrize(("below", "size"), SIZES)
 @pytest.mark.parametrize("places", [1, 2**16])
 def test_positions_pairs_and_places_are_as_likely(monkeypatch, below, size, places):
     monkeypatch.setattr(subsets, "_PLACES", places)
@@ -72,15 +70,12 @@ def test_positions_pairs_and_places_are_as_likely(monkeypatch, below, size, plac
         places[0, found[0]] += 1
         places[1, found[-1]] += 1
         pairs += 3 in found and below - 2 in found
-    assert all(is_binomial(count, draws, size / below) for count in (counts.min(), counts.max()))
-    spread = np.sum((counts - draws * size / below) ** 2) / (
-        draws * size / below * (1 - size / below)
-    )
+    rate = size / below
+    assert all(is_binomial(count, draws, rate) for count in (counts.min(), counts.max()))
+    spread = np.sum((counts - draws * rate) ** 2) / (draws * rate * (1 - rate))
     assert LEVEL < stats.chi2(below - 1).cdf(spread * (below - 1) / below) < 1 - LEVEL
     assert is_binomial(pairs, draws, size * (size - 1) / (below * (below - 1)))
-    if below == 200:
-        assert uniform(places[0])
-        assert uniform(places[1])
+    assert below != 200 or all(map(is_uniform, places))
 
 
 @pytest.mark.parametrize("below", [2**31 - 1, 2**31, 2**32, 2**32 + 1, 10**10, 2**53])
@@ -88,13 +83,8 @@ def test_ranges_beyond_32_bits_are_covered_evenly(below):
     found = np.concatenate([subset(rng(key), below, 5_000) for key in range(4)])
     assert found.dtype == np.int64
     assert 0 <= found.min() <= found.max() < below
-    assert uniform(np.bincount(found * 16 // below if below < 2**50 else found >> 49, minlength=16))
-    assert uniform(np.bincount(found & 15, minlength=16))
-
-
-def test_a_permutation_holds_every_position_once():
-    for size in (0, 1, 600, 20_000, 100_000):
-        assert sorted(permutation(rng(0), size).tolist()) == list(range(size)), size
+    for cells in (found * 16 // below if below < 2**50 else found >> 49, found & 15):
+        assert is_uniform(np.bincount(cells, minlength=16))
 
 
 class FewBits:
@@ -114,10 +104,7 @@ class FewBits:
 @pytest.mark.parametrize("bits", [0, 1, 2, 64])
 def test_all_orders_are_as_likely(monkeypatch, bits):
     monkeypatch.setattr(subsets, "_SHUFFLED", 1)
-    found = dict.fromkeys(permutations(range(4)), 0)
-    for key in range(4_800):
-        found[tuple(permutation(FewBits(key, bits), 4))] += 1
-    assert uniform(list(found.values()))
+    assert is_uniform(orders(4, 4, 200, lambda key: permutation(FewBits(key, bits), 4)))
 
 
 @pytest.mark.parametrize("bits", [0, 3, 64])
@@ -129,25 +116,30 @@ def test_groups_are_kept_and_their_orders_are_as_likely(bits):
         # With the 61 bits of the value nothing is left to chance: whole groups are shuffled.
         below = 2**61 if bits == 0 else 8
         found = tuple(arranged(FewBits(key, bits), values, below, groups, 6).tolist())
-        assert set(found[:2]) == {3, 7}
-        assert set(found[2:5]) == {1, 3, 7}
-        assert found[5] == 0
+        assert (set(found[:2]), set(found[2:5]), found[5]) == ({3, 7}, {1, 3, 7}, 0)
         counts[found] = counts.get(found, 0) + 1
     assert len(counts) == 12
-    assert uniform(list(counts.values()))
-    with pytest.raises(ValueError, match="must fit in 64 bits, got 16 groups"):
-        arranged(rng(0), values, 2**61, groups, 16)
+    assert is_uniform(list(counts.values()))
+    words = "must fit in 64 bits, got 16 groups"
+    refused(words, arranged, rng(0), values, 2**61, groups, 16)
 
 
-def test_large_permutations_mix_everything():
+def test_permutations_hold_every_position_once_and_large_ones_mix_everything(monkeypatch):
     size, draws = 300_000, 20
     found = np.stack([permutation(rng(key), size) for key in range(draws)])
     for places in (found[:, :100], found[:, 150_000:150_100], found[:, -100:]):
-        assert uniform(np.bincount(places.ravel() // 30_000, minlength=10))
+        assert is_uniform(np.bincount(places.ravel() // 30_000, minlength=10))
     steps = np.diff(found, axis=1)
     rises = np.sum(steps > 0, axis=1)  # Eulerian: mean (n - 1) / 2, variance (n + 1) / 12
     assert np.all(np.abs(rises - (size - 1) / 2) < 6 * np.sqrt((size + 1) / 12))
     assert np.mean(steps == 1) < 1e-4
+    # Of any size, every position once.
+    for size in (0, 1, 600, 20_000, 100_000):
+        assert sorted(permutation(rng(0), size).tolist()) == list(range(size)), size
+    monkeypatch.setattr(subsets, "_SHUFFLED", 100)  # large ones are sorted by random keys
+    for size in (101, 5_000):
+        assert sorted(permutation(rng(0), size).tolist()) == list(range(size)), size
+    assert not np.array_equal(permutation(rng(0), 5_000), permutation(rng(1), 5_000))
 
 
 def test_as_many_as_are_missing_are_nearly_always_drawn_at_once():
@@ -157,8 +149,81 @@ def test_as_many_as_are_missing_are_nearly_always_drawn_at_once():
             assert size <= len(set(numbers.tolist())) <= 1.03 * size + 150
 
 
-def test_large_permutations_are_sorted_by_random_keys(monkeypatch):
-    monkeypatch.setattr(subsets, "_SHUFFLED", 100)
-    for size in (101, 5_000):
-        assert sorted(permutation(rng(0), size).tolist()) == list(range(size))
-    assert not np.array_equal(permutation(rng(0), 5_000), permutation(rng(1), 5_000))
+class Words:
+    """Stands for a generator that gives chosen words."""
+
+    def __init__(self, words):
+        self.bit_generator, self.words = self, list(words)
+
+    def random_raw(self):
+        return self.words.pop(0)
+
+
+def exact(trials, prob):
+    """The distribution function at -1, 0, ..., trials, as fractions."""
+    p, total = Fraction(prob), [Fraction(0)]
+    for k in range(trials + 1):
+        total.append(total[-1] + comb(trials, k) * p**k * (1 - p) ** (trials - k))
+    return total
+
+
+@pytest.mark.parametrize("bits", [8, 64, 128])
+@pytest.mark.parametrize(
+    ("trials", "prob"), [(1, 0.5), (3, 0.3), (60, 0.9), (200, 1e-9), (300, 0.999), (7, 5e-324)]
+)
+def test_bounds_hold_the_distribution_function_and_little_else(trials, prob, bits):
+    first, lower, upper = _bounds(trials, prob, bits)
+    function = exact(trials, prob)
+    for place, (low, high) in enumerate(zip(lower, upper, strict=True)):
+        assert low <= 2**bits * function[first + place] <= high <= low + 3
+    left_out = function[first] + 1 - function[first + len(lower) - 1]
+    assert left_out <= Fraction(2, 2**bits)
+
+
+def test_bounds_are_those_of_scipy_at_scale():
+    for trials, prob in ((10**7, 0.25), (10**10, 1e-4), (60_000, 256 / 60_000)):
+        first, lower, upper = _bounds(trials, prob, 64)
+        law, counts = stats.binom(trials, prob), first - 1 + np.arange(len(lower))
+        found = np.array(lower) / 2.0**64
+        np.testing.assert_allclose(found, law.cdf(counts), rtol=1e-9, atol=1e-12)
+        assert max(high - low for low, high in zip(lower, upper, strict=True)) <= 2, trials
+        assert max(law.cdf(counts[0]), law.sf(counts[-1])) < 1e-19, trials
+
+
+@pytest.mark.parametrize(("trials", "prob"), [(3, 0.3), (5, 0.5), (9, 0.03)])
+def test_a_count_has_its_probability_to_the_last_word(trials, prob):
+    """Of all sequences of two words of 6 bits those that decide; a third word decides the rest."""
+    found, open_ = np.zeros(trials + 1), 0
+    for pair in np.ndindex(64, 64):
+        try:
+            found[binomial(Words(int(word) << 58 for word in pair), trials, prob, bits=6)] += 1
+        except IndexError:
+            open_ += 1
+    function = [float(4096 * f) for f in exact(trials, prob)]
+    assert 0 < open_ <= 4 * (trials + 1)
+    for k in range(trials + 1):
+        assert abs(found[k] - (function[k + 1] - function[k])) <= 5
+
+
+def test_outermost_words_ask_for_more_and_end_far_out():
+    law = stats.binom(10**7, 0.25)
+    low = binomial(Words([0, 2**63]), 10**7, 0.25)
+    high = binomial(Words([2**64 - 1, 2**63]), 10**7, 0.25)
+    for far in (law.mean() - low, high - law.mean()):
+        assert 9 < far / law.std() < 14
+    assert binomial(Words([2**64 - 1, 0]), 3, 0.5) == 3
+    assert binomial(Words([0]), 3, 0.5) == 0
+    # What needs no word takes none.
+    assert binomial(Words([]), 0, 0.5) == 0
+    assert binomial(Words([]), 7, 1.0) == 7
+    assert binomial(np.random.Generator(np.random.Philox(1)), 10**10, np.float64(1e-30)) == 0
+
+
+@pytest.mark.parametrize("bits", [3, 64])
+def test_counts_are_binomial(bits):
+    rng = np.random.Generator(np.random.Philox(key=[5, bits]))
+    found = np.bincount([binomial(rng, 12, 0.3, bits) for _ in range(20_000)], minlength=13)
+    law = 20_000 * stats.binom(12, 0.3).pmf(np.arange(13))
+    rare = law < 20
+    pooled = [np.append(x[~rare], x[rare].sum()) for x in (found, law)]
+    assert stats.chisquare(*pooled).pvalue > LEVEL

@@ -2,13 +2,23 @@
 
 import numpy as np
 
+from tests.refusing import refused
+
+
+def ask(source, *indices):
+    return source.gather(np.array(indices, np.int32), np.ones(len(indices), bool))
+
+
+def refused_without(private, words, call, *args, **options):
+    """Refused in these words, and in none that fit the pattern of what is private."""
+    refused(rf"(?s)^(?!.*({private})).*({words})", call, *args, **options)
+
 
 class MapDataset:
     """torch's map-style dataset: a tuple per index."""
 
     def __init__(self, size=7):
-        self.size = size
-        self.asked = []
+        self.size, self.asked = size, []
 
     def __len__(self):
         return self.size
@@ -25,9 +35,7 @@ class Tensor:
     """A tensor that NumPy cannot read by itself."""
 
     def __init__(self, array):
-        self._array = array
-        self.shape = array.shape
-        self.dtype = "torch.float32"
+        self._array, self.shape, self.dtype = array, array.shape, "torch.float32"
 
     def __array__(self, *_, **__):
         raise TypeError("use .numpy()")
@@ -40,8 +48,7 @@ class HuggingFace:
     """``datasets.Dataset``: a list of indices gives a dict of lists, ``__getitems__`` records."""
 
     def __init__(self, columns):
-        self._columns = columns
-        self.batches = []
+        self._columns, self.batches = columns, []
 
     column_names = property(lambda self: list(self._columns))
     shape = property(lambda self: (len(self), len(self._columns)))
@@ -83,8 +90,7 @@ class H5:
     """h5py's dataset: indices must ascend without repetition; counts what was read."""
 
     def __init__(self, array):
-        self._array = array
-        self.read = 0
+        self._array, self.read = array, 0
 
     shape = property(lambda self: self._array.shape)
     dtype = property(lambda self: self._array.dtype)

@@ -15,6 +15,7 @@ from itertools import product
 import pytest
 
 from jaxdp.sources import _lane, prefetch
+from tests.refusing import refused
 
 BEFORE = set()  # of tests elsewhere that keep an iterator open, such as in an error they caught
 
@@ -63,10 +64,14 @@ class Producer:
         self.events.append(item)
 
 
+def started(size=2, put=None, **options):
+    producer = Producer(**options)
+    return producer, prefetch(producer, size, put=put, unused=producer.unused)
+
+
 def test_every_item_comes_once_and_in_order():
     for size, count in product((1, 2, 100), (0, 1, 50)):
-        producer = Producer(count)
-        items = prefetch(producer, size, unused=producer.unused)
+        producer, items = started(size, count=count)
         assert list(items) == list(range(count)), (size, count)
         assert next(items, None) is None
         until(lambda: not threads())  # what is exhausted leaves none
@@ -75,12 +80,14 @@ def test_every_item_comes_once_and_in_order():
         assert producer.threads <= {"jaxdp-prefetch"}
     for producer in (range(3), iter([0, 1, 2]), (i for i in range(3)), lambda: range(3)):
         assert list(prefetch(producer)) == [0, 1, 2]
+    found = list(prefetch(range(3), put=lambda item: (2 * item, threading.current_thread().name)))
+    assert found == [(number, "jaxdp-prefetch") for number in (0, 2, 4)]  # put in the thread
 
 
 def test_items_are_made_ahead_but_never_more_than_size():
     for size in (1, 3):
-        producer = Producer()
-        with prefetch(producer, size) as items:
+        producer, ahead = started(size)
+        with ahead as items:
             for taken in range(5):
                 until(lambda least=taken + size, made=producer: made.made == least)
                 time.sleep(0.005)
@@ -88,9 +95,8 @@ def test_items_are_made_ahead_but_never_more_than_size():
                 assert next(items) == taken
 
 
-def test_an_error_comes_at_its_place_with_its_traceback():
-    producer = Producer(fail_at=3)
-    items = prefetch(producer, size=10)
+def test_an_error_of_any_kind_comes_at_its_place_with_its_traceback():
+    producer, items = started(10, fail_at=3)
     until(lambda: producer.events == ["finally"])
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="private reader") as caught:
@@ -98,29 +104,20 @@ def test_an_error_comes_at_its_place_with_its_traceback():
     assert "raise KeyError" in "".join(traceback.format_tb(caught.value.__traceback__))
     assert next(items, "end") == "end"
     items.close()
-
-
-def test_errors_of_every_kind():
     for error in (SystemExit(3), KeyboardInterrupt(), StopIteration("early")):
 
-        def producer(error=error):
+        def raising(error=error):
             raise error
             yield
 
-        with prefetch(producer) as items, pytest.raises((type(error), RuntimeError)) as caught:
+        with prefetch(raising) as items, pytest.raises((type(error), RuntimeError)) as caught:
             next(items)
         assert error in (caught.value, caught.value.__cause__)
 
     def fails_before_the_first_item():
         raise OSError("no such file")
 
-    with pytest.raises(OSError, match="no such file"):
-        list(prefetch(fails_before_the_first_item))
-
-
-def test_put_is_applied_in_the_thread():
-    found = list(prefetch(range(3), put=lambda item: (2 * item, threading.current_thread().name)))
-    assert found == [(number, "jaxdp-prefetch") for number in (0, 2, 4)]
+    refused("no such file", lambda: list(prefetch(fails_before_the_first_item)), error=OSError)
 
 
 @pytest.mark.parametrize("error", [ValueError("device"), StopIteration()])
@@ -133,26 +130,21 @@ def test_an_item_that_put_failed_on_is_given_back_behind_the_others(error):
             raise error
         return str(item)
 
-    producer = Producer()
-    items = prefetch(producer, 5, put=put, unused=producer.unused)
+    producer, items = started(5, put)
     assert next(items) == "0"
     until(lambda: 2 in asked)
     items.close()
     assert producer.events == [1, 2, "finally"]
-
-    producer = Producer()
-    items = prefetch(producer, 5, put=put, unused=producer.unused)
+    producer, items = started(5, put)
     assert [next(items), next(items)] == ["0", "1"]
-    with pytest.raises((ValueError, RuntimeError)):
-        next(items)
+    refused("", next, items, error=(ValueError, RuntimeError))
     items.close()
     assert producer.events == [2, "finally"]
 
 
-def test_close_gives_back_in_order_then_closes_the_producer():
+def test_close_gives_back_in_order_then_closes_the_producer(monkeypatch):
     for taken in (0, 1, 4):
-        producer = Producer()
-        items = prefetch(producer, 3, put=str, unused=producer.unused)
+        producer, items = started(3, str)
         for _ in range(taken):
             next(items)
         until(lambda least=taken + 3, made=producer: made.made == least)
@@ -163,12 +155,9 @@ def test_close_gives_back_in_order_then_closes_the_producer():
         assert next(items, "end") == "end"
         items.close()
         assert len(producer.events) == 4
-
-
-def test_close_wakes_the_thread_though_the_line_is_full(monkeypatch):
+    # It wakes the thread though the line is full.
     monkeypatch.setattr(_lane, "_LOOK_AGAIN", 120.0)  # it does not look before `until` gives up
-    producer = Producer()
-    items = prefetch(producer, 1)
+    producer, items = started(1)
     until(lambda: producer.made == 1)
     closing = threading.Thread(target=items.close, daemon=True)
     closing.start()
@@ -178,16 +167,23 @@ def test_close_wakes_the_thread_though_the_line_is_full(monkeypatch):
 
 def test_every_item_is_either_consumed_or_given_back():
     for seed in range(60):
-        producer = Producer(pause=0.0)
-        items = prefetch(producer, 1 + seed % 4, unused=producer.unused)
+        producer, items = started(1 + seed % 4)
         consumed = [next(items) for _ in range(seed % 7)]
         items.close()
         assert consumed + producer.events[:-1] == list(range(producer.made))
+    # Several consumers share them.
+    items = prefetch(range(200), 3)
+    found = [[], []]
+    workers = [threading.Thread(target=lambda mine=mine: mine.extend(items)) for mine in found]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(found[0] + found[1]) == list(range(200))
 
 
-def test_leaving_a_with_block_stops_the_thread():
-    producer = Producer()
-    items = prefetch(producer, unused=producer.unused)
+def test_leaving_a_with_block_or_forgetting_what_is_ahead_stops_the_thread():
+    producer, items = started()
     until(lambda: producer.made == 2)
     with pytest.raises(KeyboardInterrupt), items:
         raise KeyboardInterrupt
@@ -202,12 +198,9 @@ def test_leaving_a_with_block_stops_the_thread():
     assert next(generator) == 0
     generator.close()
     assert producer.events == ["finally"]
-
-
-def test_what_is_forgotten_is_collected_and_stops():
+    # What is forgotten is collected and stops.
     for cyclic in (False, True):
-        producer = Producer()
-        items = prefetch(producer, unused=producer.unused)
+        producer, items = started()
         assert next(items) == 0
         until(lambda made=producer: made.made == 3)
         if cyclic:
@@ -227,8 +220,7 @@ def test_close_raises_what_giving_back_or_finally_raised_and_still_gives_back_th
     producer = Producer()
     items = prefetch(producer, 3, unused=unused)
     until(lambda: producer.made == 3)
-    with pytest.raises(OSError, match="ledger 0"):
-        items.close()
+    refused("ledger 0", items.close, error=OSError)
     assert events == [0, 1, 2]
     items.close()
 
@@ -241,43 +233,25 @@ def test_close_raises_what_giving_back_or_finally_raised_and_still_gives_back_th
 
     items = prefetch(ends_with_an_error)
     next(items)
-    with pytest.raises(OSError, match="disk full"):
-        items.close()
+    refused("disk full", items.close, error=OSError)
 
 
-def test_a_close_from_the_thread_itself_does_not_wait_for_itself():
+def test_a_close_from_the_thread_itself_or_while_an_item_is_made_is_waited_for():
     box = []
     box.append(prefetch(range(9), unused=lambda _: box[0].close()))
     next(box[0])
     box[0].close()
-
-
-def test_a_slow_producer_finishes_its_item_and_gives_it_back():
-    producer = Producer(pause=0.05)
-    items = prefetch(producer, unused=producer.unused)
+    producer, items = started(pause=0.05)  # its item is finished and given back
     items.close()
     assert producer.events in ([0, "finally"], ["finally"], [])  # [] where it had not begun
 
 
-def test_several_consumers_share_the_items():
-    items = prefetch(range(200), 3)
-    found = [[], []]
-    workers = [threading.Thread(target=lambda mine=mine: mine.extend(items)) for mine in found]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert sorted(found[0] + found[1]) == list(range(200))
-
-
-def test_bad_input_and_pickles_are_refused(subtests):
+def test_bad_input_and_pickles_are_refused():
     for size in (0, -1, 1.5, True, None):
-        with subtests.test(size=size), pytest.raises(ValueError, match="size"):
-            prefetch(range(3), size)
-    with pytest.raises(ValueError, match="producer"):
-        prefetch(3)
-    with prefetch(range(3)) as items, pytest.raises(TypeError, match="this process"):
-        pickle.dumps(items)
+        refused("size", prefetch, range(3), size)
+    refused("producer", prefetch, 3)
+    with prefetch(range(3)) as items:
+        refused("this process", pickle.dumps, items, error=TypeError)
 
 
 # Each program is a process of its own, forked where all is imported, which ends as programs end.
@@ -374,7 +348,7 @@ PROGRAMS = {
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_the_thread_ends_with_its_program(tmp_path, subtests):
+def test_the_thread_ends_with_its_program(tmp_path):
     programs = json.dumps({name: textwrap.dedent(code) for name, code in PROGRAMS.items()})
     command = [sys.executable, "-c", PRELUDE, str(tmp_path), programs]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -383,20 +357,16 @@ def test_the_thread_ends_with_its_program(tmp_path, subtests):
     for name in PROGRAMS:
         out, err = ((tmp_path / f"{name}.{number}").read_text() for number in (1, 2))
         found[name] = out.splitlines()
-        with subtests.test(name):
-            assert (ended[name], err) == (5 if name == "by an error" else 0, "")
-    given_back = ["unused 1", "unused 2", "finally"]
-    last = found.pop("another process")
-    for name, expected in (
-        ("nothing was closed", ["0", *given_back, "atexit"]),
-        ("by an error", ["finally"]),
-        ("a consumer outlives the main thread", ["consumed 5", "finally"]),
-        ("a daemon consumer", ["finally"]),
-        ("interrupted asleep", [*given_back, "interrupted"]),
-        ("interrupted waiting", [*given_back, "interrupted"]),
-    ):
-        with subtests.test(name):
-            assert found[name] == expected
+        assert (ended[name], err) == (5 if name == "by an error" else 0, ""), name
+    last, given_back = found.pop("another process"), ["unused 1", "unused 2", "finally"]
+    assert found == {
+        "nothing was closed": ["0", *given_back, "atexit"],
+        "by an error": ["finally"],
+        "a consumer outlives the main thread": ["consumed 5", "finally"],
+        "a daemon consumer": ["finally"],
+        "interrupted asleep": [*given_back, "interrupted"],
+        "interrupted waiting": [*given_back, "interrupted"],
+    }
     assert last[0].startswith("refused: prefetched items belong to the process")
     assert last[1] == "1"
     assert last[-1] == "finally"

@@ -5,23 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy import stats
 
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.clipping import user_loss
 from jaxdp.sources import User, users
-from tests.laws import LEVEL
+from tests.laws import is_uniform
+from tests.refusing import refused
+from tests.sources.fakes import ask
 
 IDS = np.array(["b", "a", "b", "c", "b", "a", "b", "b"])
 DATA = {
     "x": np.arange(24, dtype=np.float32).reshape(8, 3) / 24,
     "y": np.arange(8, dtype=np.float32),
 }
-
-
-def of(source, *places):
-    return source.gather(np.array(places), np.ones(len(places), bool))
 
 
 def loss_fn(params, record):
@@ -38,18 +35,15 @@ def params(seed=0):
 def test_a_row_is_a_user_with_her_own_records_alone():
     source = users(DATA, IDS, 3)
     assert (len(source), source.records_per_user) == (3, 3)
-    rows = of(source, 0, 1, 2)
+    rows = ask(source, 0, 1, 2)
     for row, name in enumerate("abc"):
-        own = set(np.flatnonzero(name == IDS))
-        found = rows.records["y"][row][rows.present[row]].tolist()
+        own, kept = set(np.flatnonzero(name == IDS)), rows.records["y"][row]
+        found = kept[rows.present[row]].tolist()
         assert len(set(found)) == len(found) == min(3, len(own))
-        assert set(rows.records["y"][row].tolist()) <= own  # also where it is padding
-        found = rows.records["y"][row].astype(int)
-        np.testing.assert_array_equal(rows.records["x"][row], DATA["x"][found])
+        assert set(kept.tolist()) <= own  # also where it is padding
+        np.testing.assert_array_equal(rows.records["x"][row], DATA["x"][kept.astype(int)])
     assert {leaf.shape for leaf in jax.tree.leaves(source.example)} == {(3, 3), (3,)}
-
-
-def test_masked_users_are_empty():
+    # Masked users are empty.
     rows = users(DATA, IDS, 2).gather(np.array([1, 0]), np.array([False, True]))
     assert not rows.present[0].any()
     assert not rows.records["x"][0].any()
@@ -60,40 +54,35 @@ def test_whose_records_are_kept_depends_on_their_number_alone():
     ids = np.repeat(np.arange(5), 6)
     alone = users({"y": np.arange(6)}, ids[:6], 2)
     many = users({"y": np.arange(30)}, ids, 2)
-    for user in range(5):
-        kept = of(many, user).records["y"][0] - 6 * user
-        np.testing.assert_array_equal(kept, of(alone, 0).records["y"][0])
+    places = ask(alone, 0).records["y"][0]
     shuffled = np.random.default_rng(0).permutation(30)
     other = users({"y": np.arange(30)[shuffled]}, ids[shuffled], 2)
-    for user in range(5):  # ... the n-th of hers
-        own = np.arange(30)[shuffled][ids[shuffled] == user]
-        np.testing.assert_array_equal(
-            of(other, user).records["y"][0], own[of(alone, 0).records["y"][0]]
-        )
-
-
-def test_all_records_of_a_user_are_as_likely_to_be_kept():
+    for user in range(5):
+        np.testing.assert_array_equal(ask(many, user).records["y"][0] - 6 * user, places)
+        own = shuffled[ids[shuffled] == user]  # ... the n-th of hers
+        np.testing.assert_array_equal(ask(other, user).records["y"][0], own[places])
+    # All records of a user are as likely to be kept.
     ids, counts = np.zeros(5, int), np.zeros((5, 5))
     for seed in range(2_000):
-        one, two = of(users({"y": np.arange(5)}, ids, 2, seed=seed), 0).records["y"][0]
+        one, two = ask(users({"y": np.arange(5)}, ids, 2, seed=seed), 0).records["y"][0]
         counts[min(one, two), max(one, two)] += 1
-    assert stats.chisquare(counts[np.triu_indices(5, 1)]).pvalue > LEVEL
+    assert is_uniform(counts[np.triu_indices(5, 1)])
 
 
 @pytest.mark.parametrize(("reduce", "engine"), [("mean", "vmap"), ("sum", "auto")])
 def test_a_user_makes_one_gradient_which_is_clipped_once(reduce, engine):
     source, weights = users(DATA, IDS, 4), params()
-    rows = of(source, 0, 1, 2)
+    rows = ask(source, 0, 1, 2)
     grad_fn = jaxdp.clipped_grad(user_loss(loss_fn, reduce), jaxdp.clip(0.05), engine=engine)
     found, info = grad_fn(weights, rows, jnp.ones(3, bool))
     expected = jax.tree.map(jnp.zeros_like, weights)
     for row in range(3):
-        own = [r for r, there in enumerate(rows.present[row]) if there]
+        places = [(row, r) for r in np.flatnonzero(rows.present[row])]
+        own = [{name: a[place] for name, a in rows.records.items()} for place in places]
 
-        def whole(p, row=row, own=own):
-            hers = jax.tree.map(lambda a: a[row], rows.records)
-            losses = [loss_fn(p, {name: a[r] for name, a in hers.items()}) for r in own]
-            return sum(losses) / (len(own) if reduce == "mean" else 1)
+        def whole(p, own=own):
+            total = sum(loss_fn(p, record) for record in own)
+            return total / (len(own) if reduce == "mean" else 1)
 
         grad = jax.grad(whole)(weights)
         norm = optax.tree.norm(grad)
@@ -134,10 +123,9 @@ def test_training_charges_users(sampling):
     assert entry.event.records == 3
     assert entry.event.block == (4 if sampling == "allocation" else 1)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
-    with pytest.raises(ValueError, match="records_per_user must be that of the source"):
-        trainer(users(data, ids, 2), records_per_user=3)
-    with pytest.raises(ValueError, match="expected 3, got None"):
-        trainer(users(data, ids, 3))
+    words = "records_per_user must be that of the source"
+    refused(words, trainer, users(data, ids, 2), records_per_user=3)
+    refused("expected 3, got None", trainer, users(data, ids, 3))
 
 
 def test_a_run_and_its_report_name_the_user(tmp_path):
@@ -155,18 +143,16 @@ def test_a_run_and_its_report_name_the_user(tmp_path):
     assert "More than one record per person" not in page
     assert run.unverified() == []
     assert run.epsilon() == mechanism.epsilon(3, 1e-3)
-    with pytest.raises(ValueError, match="expected None, got 2"):
-        jaxdp.Run(tmp_path / "s", loss_fn, mechanism, optax.sgd(0.1), data, **options)
+    given = (tmp_path / "s", loss_fn, mechanism, optax.sgd(0.1), data)
+    refused("expected None, got 2", jaxdp.Run, *given, **options)
 
 
-def test_bad_input(subtests):
+def test_bad_input():
     for ids, k, message in (
         (IDS[:-1], 2, "user_ids must name one user for each record"),
         (np.zeros(8), 2, "user_ids must be integers or strings"),
         (np.zeros((8, 2), int), 2, "with 2 axes"),
         (IDS, 0, "records_per_user must be a whole number of at least 1"),
     ):
-        with subtests.test(message), pytest.raises(ValueError, match=message):
-            users(DATA, ids, k)
-    with pytest.raises(ValueError, match="reduce must be one of mean, sum"):
-        user_loss(loss_fn, "max")
+        refused(message, users, DATA, ids, k)
+    refused("reduce must be one of mean, sum", user_loss, loss_fn, "max")
