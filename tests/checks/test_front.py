@@ -37,33 +37,29 @@ def test_a_right_program_says_what_was_tested():
     assert str(found).startswith("nothing broken")
     assert len(found.tested) == 2
     found.raise_if_broken()
+    assert jaxdp.check(loss_fn, PARAMS, (X, Y), sgd(MECHANISM, 0.1)).ok  # an algorithm
 
 
-@pytest.mark.parametrize("captured", [True, False])
-def test_a_captured_key_is_a_suspicion(captured):
+def test_a_captured_key_is_a_suspicion():
     key = jax.random.key(0)
+    for own in (lambda: key, lambda: jax.random.key(0)):
+        found = check(lambda p, x, y, o=own: loss_fn(p, x + jax.random.normal(o(), x.shape), y))
+        assert found.ok
+        assert "a key that it captured" in found.suspicions[0].what
 
-    def loss(params, x, y):
-        own = key if captured else jax.random.key(0)
-        return loss_fn(params, x + jax.random.normal(own, x.shape), y)
 
-    found = check(loss)
-    assert found.ok
-    assert "a key that it captured" in found.suspicions[0].what
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.LayerNorm()(nn.Dense(4)(x))
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=False)(x))
 
 
 def test_dropout_by_the_key_of_each_example_is_right():
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.LayerNorm()(nn.Dense(4)(x))
-            return nn.Dense(2)(nn.Dropout(0.5, deterministic=False)(x))
-
-    net = Net()
-    params = net.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X[0])
+    params = Net().init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X[0])
 
     def loss(params, x, y, rng):
-        logits = net.apply(params, x, rngs={"dropout": rng})
+        logits = Net().apply(params, x, rngs={"dropout": rng})
         return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
     assert check(loss, params=params).findings == ()
@@ -71,49 +67,34 @@ def test_dropout_by_the_key_of_each_example_is_right():
 
 def test_a_frozen_part_and_declared_constants_are_right():
     back = jax.random.normal(jax.random.key(0), (6, 6))
-
-    def loss(params, x, y):
-        return loss_fn(params, jnp.tanh(x @ back @ params["back"]), y)
-
-    params = PARAMS | {"back": back}
+    loss = lambda p, x, y: loss_fn(p, jnp.tanh(x @ back @ p["back"]), y)  # noqa: E731
     trainable = {"w": True, "b": True, "back": False}
-    found = check(loss, params=params, trainable=trainable, constants=back)
+    found = check(loss, params=PARAMS | {"back": back}, trainable=trainable, constants=back)
     assert found.findings == ()
     assert found.assumed == ("the frozen parameter ['back']",)
-
-
-def test_an_algorithm_is_checked_as_its_mechanism():
-    assert jaxdp.check(loss_fn, PARAMS, (X, Y), sgd(MECHANISM, 0.1)).ok
 
 
 def test_a_loader_that_samples_as_charged_passes():
     for seed in range(3):
         sampler = MECHANISM.sampler(len(X), secret=jaxdp.Secret.from_seed(seed))
-
-        def loader(_, sampler=sampler):
-            for _ in range(10):
-                draw = sampler.draw()
-                yield draw.indices[draw.mask]
-
+        draws = lambda _, sampler=sampler: (sampler.draw() for _ in range(10))  # noqa: E731
+        loader = lambda seed, draws=draws: (d.indices[d.mask] for d in draws(seed))  # noqa: E731
         assert check(loader=loader).findings == ()
 
 
-def test_a_loader_of_records_is_followed_by_their_numbers():
-    def loader(seed):
+def test_a_loader_that_visits_every_record_once_is_seen_whatever_its_sizes():
+    def by_records(seed):  # which are followed by their numbers
         order = np.random.default_rng(seed).permutation(len(X))
         for at in range(0, len(X), 12):
             yield X[order[at : at + 12]], Y[order[at : at + 12]]
 
-    assert [f.kind for f in check(loader=loader).broken] == ["sampling"]
-
-
-def test_a_loader_that_visits_every_record_once_is_seen_whatever_its_sizes():
-    def loader(seed):
+    def of_any_size(seed):
         rng = np.random.default_rng(seed)
         ends = np.sort(rng.choice(np.arange(1, len(X)), 9, replace=False))
         yield from np.split(rng.permutation(len(X)), ends)
 
-    (found,) = check(loader=loader).broken
+    assert [f.kind for f in check(loader=by_records).broken] == ["sampling"]
+    (found,) = check(loader=of_any_size).broken
     assert (found.kind, found.certain) == ("sampling", True)
     assert found.what.startswith("no record comes twice in an epoch, which")
 
@@ -141,20 +122,15 @@ def test_what_is_no_argument_is_refused_by_name_and_errors_of_the_loss_are_its_o
     of_a_misspelt_path = lambda params, x, y: loss_fn(params, x, y) * params["none"]  # noqa: E731
     with pytest.raises(KeyError, match="none"):
         check(of_a_misspelt_path)
-    all_refused(
-        (f"^{words}.*got ", functools.partial(jaxdp.check, **right | given), str(given))
-        for words, given in (
-            ("give one of loss_fn and gradients, ", {"loss_fn": None}),
-            ("params must be a pytree of arrays", {"params": "none"}),
-            ("mechanism must ", {"mechanism": "dp"}),
-            ("preprocess must ", {"preprocess": 3}),
-            ("build must ", {"build": 3}),
-            ("collate must ", {"collate": []}),
-            ("loader must ", {"loader": [1]}),
-            ("loss_fn must ", {"loss_fn": 1}),
-            ("raw must ", {"raw": 5, "preprocess": lambda data: data}),
-            ("public must ", {"public": lambda data: 1.0}),
-            (r"public\['clip'\] must ", {"public": {"clip": 1.0}}),
-            ("foo must ", {"foo": 1}),
-        )
-    )
+    rows = (
+        ("give one of loss_fn and gradients, ", {"loss_fn": None}),
+        ("params must be a pytree of arrays", {"params": "none"}),
+        ("mechanism must ", {"mechanism": "dp"}), ("preprocess must ", {"preprocess": 3}),
+        ("build must ", {"build": 3}), ("collate must ", {"collate": []}),
+        ("loader must ", {"loader": [1]}), ("loss_fn must ", {"loss_fn": 1}),
+        ("raw must ", {"raw": 5, "preprocess": lambda data: data}), ("foo must ", {"foo": 1}),
+        ("public must ", {"public": lambda data: 1.0}),
+        (r"public\['clip'\] must ", {"public": {"clip": 1.0}}),
+    )  # fmt: skip
+    wrong = lambda given: functools.partial(jaxdp.check, **right | given)  # noqa: E731
+    all_refused((f"^{words}.*got ", wrong(given), str(given)) for words, given in rows)
