@@ -36,12 +36,12 @@ class Recorder:
 
 
 def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
-    """(params, batch, scale, bound, mask) -> the sum, what every leaf multiplies, norms; jitted."""
+    """(params, batch, scale, mask) -> the sum, what every leaf multiplies, norms; jitted."""
     grad_fn = jaxdp.clipped_grad(loss_fn, rule, engine, **options)
     kinds = []
 
     @functools.partial(jax.jit, compiler_options=flags)
-    def run(params, batch, scale=None, bound=None, mask=None):
+    def run(params, batch, scale=None, mask=None):
         log = []
         plain = reduce.clipped_sum
 
@@ -50,10 +50,9 @@ def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
             each = [g.for_scale() if scaled and isinstance(g, Factors) else g for g in grads]
             return plain(rule, [g if g is None else Recorder(g, log) for g in each], *rest)
 
-        rows = jax.tree.leaves(batch)[0].shape[0]
+        mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
         with mock.patch.object(reduce, "clipped_sum", recorded):
-            mask = jnp.ones(rows, bool) if mask is None else mask
-            summed, info = grad_fn(params, batch, mask, scale=scale, bound=bound)
+            summed, info = grad_fn(params, batch, mask, scale=scale)
         kinds[:] = [type(leaf) for leaf, _ in log]
         return summed.value, [(_parts(leaf), weights) for leaf, weights in log], info.norms
 
@@ -71,15 +70,15 @@ def _parts(leaf):
     return found
 
 
-def contributed(loss_fn, params, batch, rule, engine, **options):
+def contributed(loss_fn, params, batch, rule, engine):
     """float64 [m]: the norms of what every record adds, for rules with weights and no scale."""
-    return added(compiled(loss_fn, rule, engine, **options), params, batch)
+    return added(compiled(loss_fn, rule, engine), params, batch)
 
 
-def added(made, params, batch, bound=None):
+def added(made, params, batch):
     """As ``contributed``, of what ``compiled`` made."""
     run, kinds = made
-    value, log, _ = run(params, batch, None, bound)
+    value, log, _ = run(params, batch)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
     assert set(kinds) <= {Arrays, Layer, Factors}
     return np.sqrt(sum(added_squares(parts, np.asarray(weights)) for parts, weights in log))
@@ -115,19 +114,15 @@ def _weighted(a, b, weights):
 
 def _one_hot(rows, grads, dense, every):
     size = dense[0][0].shape[-1] if dense else int(every.max()) + 1
-    hot = np.zeros((1, len(rows), size))
-    for t, row in enumerate(rows):
-        if row < size:
-            hot[0, t, row] = 1.0
-    return hot, np.asarray(grads, np.float64)[None]
+    hot = np.float64(rows[:, None] == np.arange(size))
+    return hot[None], np.asarray(grads, np.float64)[None]
 
 
 def _square_of_sum(pairs):
     """||sum_t a_t b_t'||² in float64, from the gram matrices of all positions."""
-    a = np.concatenate([a for a, _ in pairs], axis=1)
-    b = np.concatenate([b for _, b in pairs], axis=1)
-    grams = (np.einsum("gtp,gsp->gts", x, x, optimize=True) for x in (a, b))
-    return max(0.0, float(np.sum(next(grams) * next(grams))))
+    sides = (np.concatenate(side, axis=1) for side in zip(*pairs, strict=True))
+    a, b = (np.einsum("gtp,gsp->gts", x, x, optimize=True) for x in sides)
+    return max(0.0, float(np.sum(a * b)))
 
 
 # Programs: name -> (loss, parameters, record of one seed and closeness). ------------------------
@@ -139,9 +134,8 @@ def _siamese(p, x):
 
 def _ranking(p, x):
     """A linear score of two flat images; the margin is never reached."""
-    return jnp.sum(jnp.maximum(0.0, 1e30 - (x[0] - x[1]) @ p["w"] * 1.0)) + jnp.sum(
-        jnp.sin(x[0] @ p["w"]) - jnp.sin(x[1] @ p["w"])
-    )
+    waves = jnp.sum(jnp.sin(x[0] @ p["w"]) - jnp.sin(x[1] @ p["w"]))
+    return jnp.sum(jnp.maximum(0.0, 1e30 - (x[0] - x[1]) @ p["w"])) + waves
 
 
 def _triplet(p, x):
@@ -162,7 +156,7 @@ def _over_time(p, x):
 
 def _over_layers(p, x):
     """Two layers with weights of their own, each of which sees positions that cancel."""
-    step = lambda total, w: (total + jnp.sum(x[:, -1:] * (x[:, :-1] @ w)), None)  # noqa: E731
+    step = lambda total, w: (total + _alternating({"w": w}, x), None)  # noqa: E731
     return lax.scan(step, jnp.float32(0.0), p["w"])[0]
 
 
@@ -194,9 +188,8 @@ def _attention(p, x):
 
 
 def _shared_kernel(p, x):
-    y = lax.conv_general_dilated(
-        x[None], p["k"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    numbers = ("NHWC", "HWIO", "NHWC")
+    y = lax.conv_general_dilated(x[None], p["k"], (1, 1), "VALID", dimension_numbers=numbers)
     signs = jnp.where(jnp.arange(y.shape[1]) % 2 == 0, 1.0, -1.0)
     return jnp.sum(y * signs[None, :, None, None])
 
