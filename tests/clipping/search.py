@@ -211,64 +211,45 @@ def _flat(rng, shape, closeness):
     return (base + closeness * rng.normal(size=shape)).astype(np.float32)
 
 
-def _pairs(count, size):
-    def make(rng, closeness):
-        shared = _flat(rng, (1, size), rng.choice([0.0, 0.0, 0.3]))
-        # Images that differ in brightness, or pixel by pixel: either way they nearly cancel.
-        shift = rng.normal(size=(count, rng.choice([1, 1, size])))
-        return (shared * (1.0 + closeness * shift)).astype(np.float32)
-
-    return make
+def _pairs(count, size, rng, closeness):
+    shared = _flat(rng, (1, size), rng.choice([0.0, 0.0, 0.3]))
+    # Images that differ in brightness, or pixel by pixel: either way they nearly cancel.
+    shift = rng.normal(size=(count, rng.choice([1, 1, size])))
+    return (shared * (1.0 + closeness * shift)).astype(np.float32)
 
 
-def _cancelling(positions, size):
+def _cancelling(positions, size, rng, closeness):
     """Equal inputs up to closeness, cotangents of either sign that add up to nearly nothing."""
-
-    def make(rng, closeness):
-        levels = rng.uniform(0.1, 2.0, size=(positions, 1)) if rng.random() < 0.7 else 1.0
-        b = rng.normal(size=(positions, 1))
-        b -= b.mean() * (1.0 - closeness)
-        # Parallel inputs of unlike lengths: entries of their gram matrix round in unlike ways.
-        x = levels * (_flat(rng, (1, size), 0.0) + closeness * _flat(rng, (positions, size), 1.0))
-        b = b / levels
-        scale = 2.0 ** rng.integers(-40, 40)
-        return np.concatenate([x, b * scale], axis=1).astype(np.float32)
-
-    return make
+    levels = rng.uniform(0.1, 2.0, size=(positions, 1)) if rng.random() < 0.7 else 1.0
+    b = rng.normal(size=(positions, 1))
+    b -= b.mean() * (1.0 - closeness)
+    # Parallel inputs of unlike lengths: entries of their gram matrix round in unlike ways.
+    x = levels * (_flat(rng, (1, size), 0.0) + closeness * _flat(rng, (positions, size), 1.0))
+    return np.concatenate([x, b / levels * 2.0 ** rng.integers(-40, 40)], axis=1).astype(np.float32)
 
 
-def _rows_with(positions, size):
-    def make(rng, closeness):
-        tokens = rng.integers(0, 3, positions).astype(np.int32)
-        pull = rng.normal(size=(positions, size))
-        for token in range(3):
-            chosen = tokens == token
-            if chosen.any():
-                pull[chosen] -= pull[chosen].mean(axis=0) * (1.0 - closeness)
-        return tokens, (pull * 10.0 ** rng.uniform(-3, 8)).astype(np.float32)
-
-    return make
+def _rows_with(positions, size, rng, closeness):
+    tokens = rng.integers(0, 3, positions).astype(np.int32)
+    pull = rng.normal(size=(positions, size))
+    for token in range(3):
+        chosen = tokens == token
+        if chosen.any():
+            pull[chosen] -= pull[chosen].mean(axis=0) * (1.0 - closeness)
+    return tokens, (pull * 10.0 ** rng.uniform(-3, 8)).astype(np.float32)
 
 
-def _rows_taken_back(positions, size, words):
-    def make(rng, closeness):
-        tokens, pull = _rows_with(positions, size)(rng, 1.0)
-        hot = np.eye(words, dtype=np.float32)[tokens]
-        noise = rng.normal(size=hot.shape)
-        return tokens, pull, (hot * (1.0 + closeness * noise)).astype(np.float32)
-
-    return make
+def _rows_taken_back(positions, size, words, rng, closeness):
+    tokens, pull = _rows_with(positions, size, rng, 1.0)
+    hot = np.eye(words, dtype=np.float32)[tokens]
+    noise = rng.normal(size=hot.shape)
+    return tokens, pull, (hot * (1.0 + closeness * noise)).astype(np.float32)
 
 
-def _wide(make):
+def _wide(positions, size, rng, closeness):
     """One huge position among small ones, or powers of two far apart, denormals included."""
-
-    def wider(rng, closeness):
-        x = np.array(make(rng, closeness))
-        factor = 2.0 ** rng.choice([-140.0, -70.0, -30.0, 0.0, 20.0, 50.0], size=(len(x), 1))
-        return (x * factor).astype(np.float32)
-
-    return wider
+    x = np.array(_cancelling(positions, size, rng, closeness))
+    factor = 2.0 ** rng.choice([-140.0, -70.0, -30.0, 0.0, 20.0, 50.0], size=(len(x), 1))
+    return (x * factor).astype(np.float32)
 
 
 def _dense(size, out, seed=0):
@@ -278,37 +259,37 @@ def _dense(size, out, seed=0):
 
 def programs(long=False):
     """name -> (loss, params, make_record)."""
-    keys = jax.random.split(jax.random.key(0), 4)
+    keys, made = jax.random.split(jax.random.key(0), 4), functools.partial
     heads = {n: jax.random.normal(k, (8, 8)) for n, k in zip("qkv", keys, strict=False)}
     kernel = {"k": jax.random.normal(keys[3], (3, 3, 2, 3))}
     low = {"a": _dense(20, 2, 2)["w"], "b": _dense(2, 5, 3)["w"]}
     stack = {"w": jnp.stack([_dense(20, 4, seed)["w"] for seed in (0, 1)])}
     found = {
-        "siamese-784": (_siamese, _dense(784, 64), _pairs(2, 784)),
-        "ranking-784": (_ranking, _dense(784, 16), _pairs(2, 784)),
-        "triplet-300": (_triplet, _dense(300, 32), _pairs(3, 300)),
-        "positions-2": (_alternating, _dense(2, 3), _cancelling(2, 2)),
-        "positions-40": (_alternating, _dense(50, 4), _cancelling(40, 50)),
-        "positions-300": (_alternating, _dense(9, 4), _cancelling(300, 9)),
-        "long-4096": (_alternating, _dense(4096, 5), _cancelling(4, 4096)),
-        "wide": (_alternating, _dense(20, 4), _wide(_cancelling(6, 20))),
-        "over-time": (_over_time, _dense(50, 4), _cancelling(40, 50)),
-        "over-layers": (_over_layers, stack, _cancelling(12, 20)),
-        "joined": (_joined, _dense(20, 4) | {"v": _dense(20, 3, 1)["w"]}, _cancelling(9, 20)),
-        "low-rank": (_low_rank, _dense(20, 5) | low, _cancelling(9, 20)),
-        "sliced": (_sliced, _dense(20, 4), _cancelling(9, 20)),
-        "tied": (_tied, _dense(30, 12), _cancelling(7, 29)),
-        "attention": (_attention, heads, _cancelling(6, 7)),
+        "siamese-784": (_siamese, _dense(784, 64), made(_pairs, 2, 784)),
+        "ranking-784": (_ranking, _dense(784, 16), made(_pairs, 2, 784)),
+        "triplet-300": (_triplet, _dense(300, 32), made(_pairs, 3, 300)),
+        "positions-2": (_alternating, _dense(2, 3), made(_cancelling, 2, 2)),
+        "positions-40": (_alternating, _dense(50, 4), made(_cancelling, 40, 50)),
+        "positions-300": (_alternating, _dense(9, 4), made(_cancelling, 300, 9)),
+        "long-4096": (_alternating, _dense(4096, 5), made(_cancelling, 4, 4096)),
+        "wide": (_alternating, _dense(20, 4), made(_wide, 6, 20)),
+        "over-time": (_over_time, _dense(50, 4), made(_cancelling, 40, 50)),
+        "over-layers": (_over_layers, stack, made(_cancelling, 12, 20)),
+        "joined": (_joined, _dense(20, 4) | {"v": _dense(20, 3, 1)["w"]}, made(_cancelling, 9, 20)),
+        "low-rank": (_low_rank, _dense(20, 5) | low, made(_cancelling, 9, 20)),
+        "sliced": (_sliced, _dense(20, 4), made(_cancelling, 9, 20)),
+        "tied": (_tied, _dense(30, 12), made(_cancelling, 7, 29)),
+        "attention": (_attention, heads, made(_cancelling, 6, 7)),
         "kernel": (_shared_kernel, kernel, lambda rng, c: _flat(rng, (8, 8, 2), c)),
-        "lookups": (_looked_up_twice, _dense(5, 6), _rows_with(9, 6)),
-        "tied-lookups": (_tied_lookup, _dense(5, 6), _rows_taken_back(9, 6, 5)),
+        "lookups": (_looked_up_twice, _dense(5, 6), made(_rows_with, 9, 6)),
+        "tied-lookups": (_tied_lookup, _dense(5, 6), made(_rows_taken_back, 9, 6, 5)),
     }
     if long:
         found |= {
-            "siamese-3072": (_siamese, _dense(3072, 128), _pairs(2, 3072)),
-            "siamese-150528": (_siamese, _dense(150_528, 16), _pairs(2, 150_528)),
-            "long-1e6": (_alternating, _dense(1_000_000, 2), _cancelling(4, 1_000_000)),
-            "positions-1000": (_alternating, _dense(16, 8), _cancelling(1000, 16)),
+            "siamese-3072": (_siamese, _dense(3072, 128), made(_pairs, 2, 3072)),
+            "siamese-150528": (_siamese, _dense(150_528, 16), made(_pairs, 2, 150_528)),
+            "long-1e6": (_alternating, _dense(1_000_000, 2), made(_cancelling, 4, 1_000_000)),
+            "positions-1000": (_alternating, _dense(16, 8), made(_cancelling, 1000, 16)),
         }
     return found
 

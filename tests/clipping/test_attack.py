@@ -500,7 +500,7 @@ def test_no_record_whose_passes_cancel_adds_more_than_the_bound(name, rows_at_on
     if rows_at_once:  # a prime number of rows: one at a time
         monkeypatch.setattr("jaxdp.clipping.ghost.leaves._CHUNK_BYTES", 1)
     loss_fn, params = CANCELLING[name]
-    batch = search.records(search._cancelling(9, 20), 13, seed=1)
+    batch = search.records(functools.partial(search._cancelling, 9, 20), 13, seed=1)
     found = search.contributed(loss_fn, params, batch, NORMALIZE, "ghost")
     assert 0.0 < np.max(found) <= 1e-3
 
