@@ -134,40 +134,32 @@ def _language_model(tied, remat=False):
     return make
 
 
-def _plain():
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = [jax.random.normal(keys[0], (3, 5)), jax.random.normal(keys[1], (5, 2, 2))]
-    x = jax.random.normal(keys[2], (ROWS, 4, 3))
+def _of_two(loss_of):
+    """Two weights [3, 5] and [5, 2, 2], and records [4, 3]."""
 
-    def loss_fn(params, x):
-        first, second = params
-        hidden = jnp.sin(jnp.einsum("ti,ij->tj", x, first))
-        out = jnp.einsum("kjl,tj->tkl", second.transpose(1, 0, 2), hidden)
-        return jnp.sum(jnp.square(out))
+    def make():
+        keys = jax.random.split(jax.random.key(0), 3)
+        params = [jax.random.normal(keys[0], (3, 5)), jax.random.normal(keys[1], (5, 2, 2))]
+        loss_fn = lambda params, x: jnp.sum(loss_of(*params, x))  # noqa: E731
+        return params, loss_fn, jax.random.normal(keys[2], (ROWS, 4, 3))
 
-    return params, loss_fn, x
+    return make
 
 
-def _used_twice():
-    params, _, x = _plain()
-
-    def loss_fn(params, x):
-        w = params[0]
-        hidden = jnp.tanh(x @ w)
-        back = hidden @ w.T  # the same weight the other way round
-        return jnp.sum(jnp.square(jnp.tanh(back) @ w) + jnp.sin(hidden)) + jnp.sum(params[1])
-
-    return params, loss_fn, x
+def _plain(first, second, x):
+    hidden = jnp.sin(jnp.einsum("ti,ij->tj", x, first))
+    return jnp.square(jnp.einsum("kjl,tj->tkl", second.transpose(1, 0, 2), hidden))
 
 
-def _non_linear():
-    params, _, x = _plain()
+def _used_twice(first, second, x):
+    hidden = jnp.tanh(x @ first)
+    back = hidden @ first.T  # the same weight the other way round
+    return jnp.square(jnp.tanh(back) @ first) + jnp.sin(hidden) + jnp.sum(second) / hidden.size
 
-    def loss_fn(params, x):
-        unit = params[0] / jnp.sqrt(jnp.sum(jnp.square(params[0])))
-        return jnp.sum(jnp.square(x @ unit)) + jnp.sum(params[1] ** 3) * jnp.sum(x)
 
-    return params, loss_fn, x
+def _non_linear(first, second, x):
+    unit = first / jnp.sqrt(jnp.sum(jnp.square(first)))
+    return jnp.square(x @ unit) + jnp.sum(second**3) * jnp.sum(x) / (4 * 5)
 
 
 def _heads():
@@ -242,24 +234,17 @@ class MLP(nn.Module):
 
 
 _MAKERS = {
-    "mlp": _classifier(MLP(), (10,)),
-    "mnist_cnn": _papers_cnn("mnist-cnn", (28, 28, 1)),
+    "mlp": _classifier(MLP(), (10,)), "mnist_cnn": _papers_cnn("mnist-cnn", (28, 28, 1)),
     "cifar_cnn": _papers_cnn("cifar-cnn", (32, 32, 3)),
     "convolutions": _classifier(Convolutions(), (9, 8, 3)),
     "normalised": _classifier(Normalised(), (5, 5, 3)),
     "residual": _classifier(Residual(), (8, 8, 3)),
     "gru": _classifier(Recurrent(nn.GRUCell(7)), (6, 3)),
-    "lstm": _classifier(Recurrent(nn.OptimizedLSTMCell(5)), (6, 3)),
-    "scanned": _scanned,
-    "tied": _language_model(tied=True),
-    "untied": _language_model(tied=False),
+    "lstm": _classifier(Recurrent(nn.OptimizedLSTMCell(5)), (6, 3)), "scanned": _scanned,
+    "tied": _language_model(tied=True), "untied": _language_model(tied=False),
     "rematerialised": _language_model(tied=True, remat=True),
-    "plain": _plain,
-    "used_twice": _used_twice,
-    "non_linear": _non_linear,
-    "heads": _heads,
-    "nnx": _nnx,
-    "low_rank": _low_rank,
-}
+    "plain": _of_two(_plain), "used_twice": _of_two(_used_twice),
+    "non_linear": _of_two(_non_linear), "heads": _heads, "nnx": _nnx, "low_rank": _low_rank,
+}  # fmt: skip
 # Each is made once: initialising a network costs more than a test of it.
 ARCHITECTURES = {name: functools.cache(make) for name, make in _MAKERS.items()}

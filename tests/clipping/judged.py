@@ -118,9 +118,8 @@ def truth(found, params, batch, scale, frozen):
     plain = flat(gradients(params, batch))
     size = 2.0**-22 if found.exact else 2.0**-8
     with jax.enable_x64(True):
-        exact, *near = [
-            flat(gradients(moved(params, by), moved(batch, by))) for by in (0.0, size, size, size)
-        ]
+        by = (0.0, size, size, size)
+        exact, *near = [flat(gradients(moved(params, each), moved(batch, each))) for each in by]
     with np.errstate(all="ignore"):
         away = [_norms({n: x[n] - exact[n] for n in exact}) for x in (plain, *near)]
         error = _FACTOR * np.max(away, axis=0) + 1e-6 * _norms(exact) + _SMALLEST
@@ -181,10 +180,8 @@ def judged(seed, flags=QUICK):
     true = truth(found, params, batch, chosen.scale, chosen.frozen)
     wrong, counts, plans = [], {"records": true.rows}, set()
     for engine in ("ghost", "auto"):
-        with (
-            mock.patch.object(leaves, "_CHUNK_BYTES", chosen.chunk_bytes),
-            np.errstate(all="ignore"),
-        ):
+        few = mock.patch.object(leaves, "_CHUNK_BYTES", chosen.chunk_bytes)
+        with few, np.errstate(all="ignore"):
             grad_fn = jaxdp.clipped_grad(found.loss, chosen.rule, engine, **chosen.keywords())
             plan = tuple(row.engine for row in grad_fn.plan(params, batch))
             if plan in plans:
@@ -207,7 +204,7 @@ class _Judge:
         self.names, self.everyone = list(true.exact), np.ones(true.rows, bool)
         self.bound = chosen.rule.l2({name: params[name] for name in self.names})
         run, _ = search.compiled(found.loss, chosen.rule, engine, flags, **chosen.keywords())
-        self.run = lambda mask: run(params, batch, chosen.scale, None, mask)
+        self.run = lambda mask: run(params, batch, chosen.scale, mask)
         self.value, self.log, norms = self.run(self.everyone)
         self.seen = np.asarray(norms, np.float64)
         self.terms = [_terms(parts) for parts, _ in self.log]

@@ -11,22 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdp.clipping.rounding import MARGIN
-from tests.clipping.architectures import jit, opened
+import jaxdp
+from tests.clipping.architectures import opened
+from tests.clipping.references import Reference, gap
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes of all layers.
-
-    Attributes:
-        rows: examples of a batch.
-        width: features or channels, a multiple of 4.
-        length: positions of a sequence.
-        side: pixels along one side of an image.
-        depth: pixels along one side of a volume.
-        words: rows of a table.
-    """
+    """Examples of a batch, features (a multiple of 4), positions, pixels along a side, rows."""
 
     rows: int = 4
     width: int = 4
@@ -76,34 +68,27 @@ class NnxSequenceBias(nnx.Module):
         self.token = nnx.Param(jax.random.normal(rngs.params(), (width,), param_dtype))
 
     def __call__(self, x):
-        return jnp.concatenate(
-            [x, jnp.broadcast_to(self.token[...], (*x.shape[:-2], 1, x.shape[-1]))], -2
-        )
+        token = jnp.broadcast_to(self.token[...], (*x.shape[:-2], 1, x.shape[-1]))
+        return jnp.concatenate([x, token], -2)
 
 
 def _convolutions(s):
     """Name -> (the shape of an example, options of ``Conv`` beyond the kernel's shape, its rank)."""
-    line, plane = (s.length, s.width), (s.side, s.side, s.width)
+    line, plane, volume = (s.length, s.width), (s.side, s.side, s.width), (*[s.depth] * 3, s.width)
+    uneven, dilated = ((1, 0), (0, 2)), {"feature_group_count": 2, "kernel_dilation": 2}
+    depthwise = {"feature_group_count": s.width, "padding": "CIRCULAR"}
     return {
         "conv1d, stride 2": (line, {"strides": 2, "padding": "VALID"}, 1),
         "conv1d, causal, dilated": (line, {"kernel_dilation": 2, "padding": "CAUSAL"}, 1),
         "conv2d": (plane, {}, 2),
-        "conv2d, stride 2, uneven padding": (
-            plane,
-            {"strides": 2, "padding": ((1, 0), (0, 2))},
-            2,
-        ),
-        "conv2d, groups, dilated": (plane, {"feature_group_count": 2, "kernel_dilation": 2}, 2),
-        "conv2d, depthwise, circular": (
-            plane,
-            {"feature_group_count": s.width, "padding": "CIRCULAR"},
-            2,
-        ),
-        "conv3d, stride (1, 2, 1)": ((*[s.depth] * 3, s.width), {"strides": (1, 2, 1)}, 3),
+        "conv2d, stride 2, uneven padding": (plane, {"strides": 2, "padding": uneven}, 2),
+        "conv2d, groups, dilated": (plane, dilated, 2),
+        "conv2d, depthwise, circular": (plane, depthwise, 2),
+        "conv3d, stride (1, 2, 1)": (volume, {"strides": (1, 2, 1)}, 3),
     }
 
 
-def _linen(s, dtype):
+def linen(s, dtype):
     """Name -> (shape of an example, layer)."""
     o = {"param_dtype": dtype}
     line, plane = (s.length, s.width), (s.side, s.side, s.width)
@@ -111,6 +96,7 @@ def _linen(s, dtype):
         name: (shape, nn.Conv(s.width, (3,) * rank, **options, **o))
         for name, (shape, options, rank) in _convolutions(s).items()
     }
+    both_ways = (nn.RNN(nn.OptimizedLSTMCell(s.width, **o)) for _ in range(2))
     return convolutions | {
         "linear": ((s.width,), nn.Dense(s.width, **o)),
         "linear, positions": (line, nn.Dense(s.width, **o)),
@@ -127,10 +113,7 @@ def _linen(s, dtype):
         "gru": (line, nn.RNN(nn.GRUCell(s.width, **o))),
         "lstm": (line, nn.RNN(nn.LSTMCell(s.width, **o))),
         "lstm, optimized": (line, nn.RNN(nn.OptimizedLSTMCell(s.width, **o))),
-        "lstm, both ways": (
-            line,
-            nn.Bidirectional(*(nn.RNN(nn.OptimizedLSTMCell(s.width, **o)) for _ in range(2))),
-        ),
+        "lstm, both ways": (line, nn.Bidirectional(*both_ways)),
         "attention": (line, nn.MultiHeadDotProductAttention(num_heads=2, **o)),
         "sequence bias": (line, SequenceBias(**o)),
     }
@@ -146,20 +129,16 @@ def _nnx(s, dtype):
         # Some of them are of float32 unless told otherwise.
         return line, lambda: nnx.RNN(cell(*both, dtype=dtype, **o))
 
-    convolutions = {
-        name: (
-            shape,
-            lambda rank=rank, options=options: nnx.Conv(*both, (3,) * rank, **options, **o),
-        )
-        for name, (shape, options, rank) in _convolutions(s).items()
-    }
-    return convolutions | {
+    def convolution(shape, options, rank):
+        return shape, lambda: nnx.Conv(*both, (3,) * rank, **options, **o)
+
+    def two_axes():
+        return nnx.LinearGeneral(line, (2, w // 2), axis=(-2, -1), **o)
+
+    return {name: convolution(*row) for name, row in _convolutions(s).items()} | {
         "linear": ((w,), lambda: nnx.Linear(*both, **o)),
         "linear, positions": (line, lambda: nnx.Linear(*both, **o)),
-        "linear, two axes": (
-            line,
-            lambda: nnx.LinearGeneral(line, (2, w // 2), axis=(-2, -1), **o),
-        ),
+        "linear, two axes": (line, two_axes),
         "einsum": (line, lambda: nnx.Einsum("...td,hdk->...thk", (2, w, w), **o)),
         "conv transposed": (plane, lambda: nnx.ConvTranspose(*both, (3, 3), strides=(2, 2), **o)),
         "embedding": (None, lambda: nnx.Embed(s.words, w, **o)),
@@ -177,20 +156,20 @@ def _nnx(s, dtype):
     }
 
 
-_OF = {"linen": _linen, "nnx": _nnx}
-NAMES = {framework: tuple(made(Sizes(), jnp.float32)) for framework, made in _OF.items()}
+_OF = {"linen": linen, "nnx": _nnx}
+NAMES = {framework: tuple(of(Sizes(), jnp.float32)) for framework, of in _OF.items()}
 
 
 def make(framework, name, sizes):
     """Parameters, the loss of one example, and a batch."""
-    params, loss_fn, batch = _made(framework, name, sizes, jnp.float32)
+    params, loss_fn, batch = made(framework, name, sizes, jnp.float32)
     if framework == "linen":
-        _, layer = _linen(sizes, jnp.float32)[name]
+        _, layer = linen(sizes, jnp.float32)[name]
         params = jax.jit(layer.init)(jax.random.key(0), batch[:1])
     return params, loss_fn, batch
 
 
-def _made(framework, name, sizes, dtype):
+def made(framework, name, sizes, dtype):
     shape, layer = _OF[framework](sizes, dtype)[name]
     key, params = jax.random.key(1), None
     if shape is None:
@@ -210,29 +189,19 @@ def _made(framework, name, sizes, dtype):
 
 
 def exact(framework, name, sizes, params):
-    """Norms [m] and per-example gradients [m, all], in float64.
-
-    Args:
-        framework: as for ``make``, also ``name`` and ``sizes``.
-        name: of the layer.
-        sizes: of the layer.
-        params: in float32, as ``make`` gave them.
-    """
+    """Norms [m] and the reference in float64, at the parameters that ``make`` gave."""
     # Flax asks for the common type of float64 and float32.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        _, loss_fn, batch = _made(framework, name, sizes, jnp.float64)
-        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
-        grads = jax.device_get(jit(jax.vmap(jax.grad(loss_fn), (None, 0)))(wide, batch))
-    flat = np.concatenate([g.reshape(len(g), -1) for g in jax.tree.leaves(grads)], axis=1)
-    assert flat.dtype == np.float64
-    return np.linalg.norm(flat, axis=1), flat
+        _, loss_fn, batch = made(framework, name, sizes, jnp.float64)
+        found = Reference(jax.tree.map(lambda x: x.astype(jnp.float64), params), loss_fn, batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found.grads)} == {np.dtype(np.float64)}
+    return found.norms(), found
 
 
-def errors(grad_fn, params, batch, norms, grads):
+def errors(grad_fn, params, batch, norms, reference):
     """The largest relative error of norms, and that of the sum clipped to the median norm."""
     bound = np.float32(np.median(norms))
     value, info = opened(grad_fn)(params, batch, bound=bound)
-    total = np.minimum(1.0, float(bound) * (1.0 - MARGIN) / norms) @ grads
-    found = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(value)])
-    gap = np.linalg.norm(found - total) / np.linalg.norm(total)
-    return float(np.max(np.abs(np.asarray(info.norms, np.float64) / norms - 1.0))), float(gap)
+    wanted = reference.clipped(jaxdp.clip(1.0), bound=float(bound))
+    off = np.max(np.abs(np.asarray(info.norms, np.float64) / norms - 1.0))
+    return float(off), float(gap(value, wanted))

@@ -3,8 +3,6 @@
 A network has one compiled reference: every rule, bound, scale and mask is applied to it on the host.
 """
 
-import re
-
 import jax
 import numpy as np
 
@@ -116,13 +114,3 @@ def far(found, wanted, within):
         found, wanted = {"all": found}, {"all": wanted}
     off = {name: gap(found[name], wanted[name]) for name in wanted}
     return {name: distance for name, distance in off.items() if not distance < within}
-
-
-def refuses(row, words, call, *args, error=ValueError, **options):
-    """That the call is refused in these words; a failure names the row."""
-    said = "not refused"
-    try:
-        call(*args, **options)
-    except error as told:
-        said = str(told)
-    assert re.search(words, said), f"{row}: {said}"

@@ -36,12 +36,12 @@ class Recorder:
 
 
 def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
-    """(params, batch, scale, bound, mask) -> the sum, what every leaf multiplies, norms; jitted."""
+    """(params, batch, scale, mask) -> the sum, what every leaf multiplies, norms; jitted."""
     grad_fn = jaxdp.clipped_grad(loss_fn, rule, engine, **options)
     kinds = []
 
     @functools.partial(jax.jit, compiler_options=flags)
-    def run(params, batch, scale=None, bound=None, mask=None):
+    def run(params, batch, scale=None, mask=None):
         log = []
         plain = reduce.clipped_sum
 
@@ -50,10 +50,9 @@ def compiled(loss_fn, rule, engine, flags=AS_USERS, **options):
             each = [g.for_scale() if scaled and isinstance(g, Factors) else g for g in grads]
             return plain(rule, [g if g is None else Recorder(g, log) for g in each], *rest)
 
-        rows = jax.tree.leaves(batch)[0].shape[0]
+        mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
         with mock.patch.object(reduce, "clipped_sum", recorded):
-            mask = jnp.ones(rows, bool) if mask is None else mask
-            summed, info = grad_fn(params, batch, mask, scale=scale, bound=bound)
+            summed, info = grad_fn(params, batch, mask, scale=scale)
         kinds[:] = [type(leaf) for leaf, _ in log]
         return summed.value, [(_parts(leaf), weights) for leaf, weights in log], info.norms
 
@@ -71,15 +70,15 @@ def _parts(leaf):
     return found
 
 
-def contributed(loss_fn, params, batch, rule, engine, **options):
+def contributed(loss_fn, params, batch, rule, engine):
     """float64 [m]: the norms of what every record adds, for rules with weights and no scale."""
-    return added(compiled(loss_fn, rule, engine, **options), params, batch)
+    return added(compiled(loss_fn, rule, engine), params, batch)
 
 
-def added(made, params, batch, bound=None):
+def added(made, params, batch):
     """As ``contributed``, of what ``compiled`` made."""
     run, kinds = made
-    value, log, _ = run(params, batch, None, bound)
+    value, log, _ = run(params, batch)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value))
     assert set(kinds) <= {Arrays, Layer, Factors}
     return np.sqrt(sum(added_squares(parts, np.asarray(weights)) for parts, weights in log))
@@ -115,19 +114,15 @@ def _weighted(a, b, weights):
 
 def _one_hot(rows, grads, dense, every):
     size = dense[0][0].shape[-1] if dense else int(every.max()) + 1
-    hot = np.zeros((1, len(rows), size))
-    for t, row in enumerate(rows):
-        if row < size:
-            hot[0, t, row] = 1.0
-    return hot, np.asarray(grads, np.float64)[None]
+    hot = np.float64(rows[:, None] == np.arange(size))
+    return hot[None], np.asarray(grads, np.float64)[None]
 
 
 def _square_of_sum(pairs):
     """||sum_t a_t b_t'||² in float64, from the gram matrices of all positions."""
-    a = np.concatenate([a for a, _ in pairs], axis=1)
-    b = np.concatenate([b for _, b in pairs], axis=1)
-    grams = (np.einsum("gtp,gsp->gts", x, x, optimize=True) for x in (a, b))
-    return max(0.0, float(np.sum(next(grams) * next(grams))))
+    sides = (np.concatenate(side, axis=1) for side in zip(*pairs, strict=True))
+    a, b = (np.einsum("gtp,gsp->gts", x, x, optimize=True) for x in sides)
+    return max(0.0, float(np.sum(a * b)))
 
 
 # Programs: name -> (loss, parameters, record of one seed and closeness). ------------------------
@@ -139,9 +134,8 @@ def _siamese(p, x):
 
 def _ranking(p, x):
     """A linear score of two flat images; the margin is never reached."""
-    return jnp.sum(jnp.maximum(0.0, 1e30 - (x[0] - x[1]) @ p["w"] * 1.0)) + jnp.sum(
-        jnp.sin(x[0] @ p["w"]) - jnp.sin(x[1] @ p["w"])
-    )
+    waves = jnp.sum(jnp.sin(x[0] @ p["w"]) - jnp.sin(x[1] @ p["w"]))
+    return jnp.sum(jnp.maximum(0.0, 1e30 - (x[0] - x[1]) @ p["w"])) + waves
 
 
 def _triplet(p, x):
@@ -162,7 +156,7 @@ def _over_time(p, x):
 
 def _over_layers(p, x):
     """Two layers with weights of their own, each of which sees positions that cancel."""
-    step = lambda total, w: (total + jnp.sum(x[:, -1:] * (x[:, :-1] @ w)), None)  # noqa: E731
+    step = lambda total, w: (total + _alternating({"w": w}, x), None)  # noqa: E731
     return lax.scan(step, jnp.float32(0.0), p["w"])[0]
 
 
@@ -194,9 +188,8 @@ def _attention(p, x):
 
 
 def _shared_kernel(p, x):
-    y = lax.conv_general_dilated(
-        x[None], p["k"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    numbers = ("NHWC", "HWIO", "NHWC")
+    y = lax.conv_general_dilated(x[None], p["k"], (1, 1), "VALID", dimension_numbers=numbers)
     signs = jnp.where(jnp.arange(y.shape[1]) % 2 == 0, 1.0, -1.0)
     return jnp.sum(y * signs[None, :, None, None])
 
@@ -218,64 +211,45 @@ def _flat(rng, shape, closeness):
     return (base + closeness * rng.normal(size=shape)).astype(np.float32)
 
 
-def _pairs(count, size):
-    def make(rng, closeness):
-        shared = _flat(rng, (1, size), rng.choice([0.0, 0.0, 0.3]))
-        # Images that differ in brightness, or pixel by pixel: either way they nearly cancel.
-        shift = rng.normal(size=(count, rng.choice([1, 1, size])))
-        return (shared * (1.0 + closeness * shift)).astype(np.float32)
-
-    return make
+def _pairs(count, size, rng, closeness):
+    shared = _flat(rng, (1, size), rng.choice([0.0, 0.0, 0.3]))
+    # Images that differ in brightness, or pixel by pixel: either way they nearly cancel.
+    shift = rng.normal(size=(count, rng.choice([1, 1, size])))
+    return (shared * (1.0 + closeness * shift)).astype(np.float32)
 
 
-def _cancelling(positions, size):
+def _cancelling(positions, size, rng, closeness):
     """Equal inputs up to closeness, cotangents of either sign that add up to nearly nothing."""
-
-    def make(rng, closeness):
-        levels = rng.uniform(0.1, 2.0, size=(positions, 1)) if rng.random() < 0.7 else 1.0
-        b = rng.normal(size=(positions, 1))
-        b -= b.mean() * (1.0 - closeness)
-        # Parallel inputs of unlike lengths: entries of their gram matrix round in unlike ways.
-        x = levels * (_flat(rng, (1, size), 0.0) + closeness * _flat(rng, (positions, size), 1.0))
-        b = b / levels
-        scale = 2.0 ** rng.integers(-40, 40)
-        return np.concatenate([x, b * scale], axis=1).astype(np.float32)
-
-    return make
+    levels = rng.uniform(0.1, 2.0, size=(positions, 1)) if rng.random() < 0.7 else 1.0
+    b = rng.normal(size=(positions, 1))
+    b -= b.mean() * (1.0 - closeness)
+    # Parallel inputs of unlike lengths: entries of their gram matrix round in unlike ways.
+    x = levels * (_flat(rng, (1, size), 0.0) + closeness * _flat(rng, (positions, size), 1.0))
+    return np.concatenate([x, b / levels * 2.0 ** rng.integers(-40, 40)], axis=1).astype(np.float32)
 
 
-def _rows_with(positions, size):
-    def make(rng, closeness):
-        tokens = rng.integers(0, 3, positions).astype(np.int32)
-        pull = rng.normal(size=(positions, size))
-        for token in range(3):
-            chosen = tokens == token
-            if chosen.any():
-                pull[chosen] -= pull[chosen].mean(axis=0) * (1.0 - closeness)
-        return tokens, (pull * 10.0 ** rng.uniform(-3, 8)).astype(np.float32)
-
-    return make
+def _rows_with(positions, size, rng, closeness):
+    tokens = rng.integers(0, 3, positions).astype(np.int32)
+    pull = rng.normal(size=(positions, size))
+    for token in range(3):
+        chosen = tokens == token
+        if chosen.any():
+            pull[chosen] -= pull[chosen].mean(axis=0) * (1.0 - closeness)
+    return tokens, (pull * 10.0 ** rng.uniform(-3, 8)).astype(np.float32)
 
 
-def _rows_taken_back(positions, size, words):
-    def make(rng, closeness):
-        tokens, pull = _rows_with(positions, size)(rng, 1.0)
-        hot = np.eye(words, dtype=np.float32)[tokens]
-        noise = rng.normal(size=hot.shape)
-        return tokens, pull, (hot * (1.0 + closeness * noise)).astype(np.float32)
-
-    return make
+def _rows_taken_back(positions, size, words, rng, closeness):
+    tokens, pull = _rows_with(positions, size, rng, 1.0)
+    hot = np.eye(words, dtype=np.float32)[tokens]
+    noise = rng.normal(size=hot.shape)
+    return tokens, pull, (hot * (1.0 + closeness * noise)).astype(np.float32)
 
 
-def _wide(make):
+def _wide(positions, size, rng, closeness):
     """One huge position among small ones, or powers of two far apart, denormals included."""
-
-    def wider(rng, closeness):
-        x = np.array(make(rng, closeness))
-        factor = 2.0 ** rng.choice([-140.0, -70.0, -30.0, 0.0, 20.0, 50.0], size=(len(x), 1))
-        return (x * factor).astype(np.float32)
-
-    return wider
+    x = np.array(_cancelling(positions, size, rng, closeness))
+    factor = 2.0 ** rng.choice([-140.0, -70.0, -30.0, 0.0, 20.0, 50.0], size=(len(x), 1))
+    return (x * factor).astype(np.float32)
 
 
 def _dense(size, out, seed=0):
@@ -285,37 +259,37 @@ def _dense(size, out, seed=0):
 
 def programs(long=False):
     """name -> (loss, params, make_record)."""
-    keys = jax.random.split(jax.random.key(0), 4)
+    keys, made = jax.random.split(jax.random.key(0), 4), functools.partial
     heads = {n: jax.random.normal(k, (8, 8)) for n, k in zip("qkv", keys, strict=False)}
     kernel = {"k": jax.random.normal(keys[3], (3, 3, 2, 3))}
     low = {"a": _dense(20, 2, 2)["w"], "b": _dense(2, 5, 3)["w"]}
     stack = {"w": jnp.stack([_dense(20, 4, seed)["w"] for seed in (0, 1)])}
     found = {
-        "siamese-784": (_siamese, _dense(784, 64), _pairs(2, 784)),
-        "ranking-784": (_ranking, _dense(784, 16), _pairs(2, 784)),
-        "triplet-300": (_triplet, _dense(300, 32), _pairs(3, 300)),
-        "positions-2": (_alternating, _dense(2, 3), _cancelling(2, 2)),
-        "positions-40": (_alternating, _dense(50, 4), _cancelling(40, 50)),
-        "positions-300": (_alternating, _dense(9, 4), _cancelling(300, 9)),
-        "long-4096": (_alternating, _dense(4096, 5), _cancelling(4, 4096)),
-        "wide": (_alternating, _dense(20, 4), _wide(_cancelling(6, 20))),
-        "over-time": (_over_time, _dense(50, 4), _cancelling(40, 50)),
-        "over-layers": (_over_layers, stack, _cancelling(12, 20)),
-        "joined": (_joined, _dense(20, 4) | {"v": _dense(20, 3, 1)["w"]}, _cancelling(9, 20)),
-        "low-rank": (_low_rank, _dense(20, 5) | low, _cancelling(9, 20)),
-        "sliced": (_sliced, _dense(20, 4), _cancelling(9, 20)),
-        "tied": (_tied, _dense(30, 12), _cancelling(7, 29)),
-        "attention": (_attention, heads, _cancelling(6, 7)),
+        "siamese-784": (_siamese, _dense(784, 64), made(_pairs, 2, 784)),
+        "ranking-784": (_ranking, _dense(784, 16), made(_pairs, 2, 784)),
+        "triplet-300": (_triplet, _dense(300, 32), made(_pairs, 3, 300)),
+        "positions-2": (_alternating, _dense(2, 3), made(_cancelling, 2, 2)),
+        "positions-40": (_alternating, _dense(50, 4), made(_cancelling, 40, 50)),
+        "positions-300": (_alternating, _dense(9, 4), made(_cancelling, 300, 9)),
+        "long-4096": (_alternating, _dense(4096, 5), made(_cancelling, 4, 4096)),
+        "wide": (_alternating, _dense(20, 4), made(_wide, 6, 20)),
+        "over-time": (_over_time, _dense(50, 4), made(_cancelling, 40, 50)),
+        "over-layers": (_over_layers, stack, made(_cancelling, 12, 20)),
+        "joined": (_joined, _dense(20, 4) | {"v": _dense(20, 3, 1)["w"]}, made(_cancelling, 9, 20)),
+        "low-rank": (_low_rank, _dense(20, 5) | low, made(_cancelling, 9, 20)),
+        "sliced": (_sliced, _dense(20, 4), made(_cancelling, 9, 20)),
+        "tied": (_tied, _dense(30, 12), made(_cancelling, 7, 29)),
+        "attention": (_attention, heads, made(_cancelling, 6, 7)),
         "kernel": (_shared_kernel, kernel, lambda rng, c: _flat(rng, (8, 8, 2), c)),
-        "lookups": (_looked_up_twice, _dense(5, 6), _rows_with(9, 6)),
-        "tied-lookups": (_tied_lookup, _dense(5, 6), _rows_taken_back(9, 6, 5)),
+        "lookups": (_looked_up_twice, _dense(5, 6), made(_rows_with, 9, 6)),
+        "tied-lookups": (_tied_lookup, _dense(5, 6), made(_rows_taken_back, 9, 6, 5)),
     }
     if long:
         found |= {
-            "siamese-3072": (_siamese, _dense(3072, 128), _pairs(2, 3072)),
-            "siamese-150528": (_siamese, _dense(150_528, 16), _pairs(2, 150_528)),
-            "long-1e6": (_alternating, _dense(1_000_000, 2), _cancelling(4, 1_000_000)),
-            "positions-1000": (_alternating, _dense(16, 8), _cancelling(1000, 16)),
+            "siamese-3072": (_siamese, _dense(3072, 128), made(_pairs, 2, 3072)),
+            "siamese-150528": (_siamese, _dense(150_528, 16), made(_pairs, 2, 150_528)),
+            "long-1e6": (_alternating, _dense(1_000_000, 2), made(_cancelling, 4, 1_000_000)),
+            "positions-1000": (_alternating, _dense(16, 8), made(_cancelling, 1000, 16)),
         }
     return found
 

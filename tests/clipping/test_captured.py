@@ -1,14 +1,25 @@
-"""A loss sees one example: arrays around it that may hold others are refused, or named."""
+"""A loss sees one example: arrays around it that may hold others are refused, or named.
+
+Nor may it communicate, or hand the batch to code of its own.
+"""
 
 import functools
+import itertools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.experimental import io_callback
 
 import jaxdp
 from jaxdp.types import Draw
+from tests.compiling import with_flags
 from tests.refusing import all_refused
 
 RULE = jaxdp.clip(1.0)
@@ -23,7 +34,7 @@ def plain(params, x):
     return jnp.vdot(params["w"], x)
 
 
-def centred(mean, x, params):
+def centred(mean, params, x):
     return jnp.vdot(params["w"], x - mean)
 
 
@@ -72,27 +83,19 @@ TRACES = {
 }
 
 
+def centred_under(trace):
+    step = lambda rows: total(functools.partial(centred, rows.mean(0)), rows)  # noqa: E731
+    TRACES[trace](step)
+
+
 def traced_over(way):
     jax.jit(lambda rows: total(made_of(rows, way), rows))(ROWS)
 
 
-def centred_under(trace):
-    def step(rows):
-        mean = rows.mean(0)
-        return total(lambda p, x: centred(mean, x, p), rows)
-
-    TRACES[trace](step)
-
-
 def test_a_captured_tracer_is_refused_however_it_is_used_and_under_every_transformation():
-    ways = rf"{TRACED}, got float32 \[16, 3\].*trainable="
-    traces = rf"{TRACED}, got float32 \[3\]"
-    all_refused(
-        [
-            *((ways, functools.partial(traced_over, way), way) for way in WAYS),
-            *((traces, functools.partial(centred_under, trace), trace) for trace in TRACES),
-        ]
-    )
+    ways, traces = rf"{TRACED}, got float32 \[16, 3\].*trainable=", rf"{TRACED}, got float32 \[3\]"
+    all_refused((ways, functools.partial(traced_over, way), way) for way in WAYS)
+    all_refused((traces, functools.partial(centred_under, trace), trace) for trace in TRACES)
 
 
 def test_a_loss_over_the_whole_concrete_batch_is_refused_until_declared():
@@ -118,9 +121,8 @@ DRAW = Draw(np.zeros((1, 8), np.int32), np.ones((1, 8), bool), 0, 40)
 def test_a_coincidence_of_lengths_is_listed_and_not_refused():
     """As many rows as a microbatch, a physical batch or the data set have; before: refused."""
     arrays = [jax.random.uniform(jax.random.key(8), (size, 2)) for size in (4, 8, 16, 40)]
-    grad_fn = jaxdp.clipped_grad(
-        lambda p, x: plain(p, x) * sum(map(jnp.sum, arrays)), RULE, microbatch_size=4
-    )
+    loss_fn = lambda p, x: plain(p, x) * sum(map(jnp.sum, arrays))  # noqa: E731
+    grad_fn = jaxdp.clipped_grad(loss_fn, RULE, microbatch_size=4)
     grad_fn.sum(PARAMS, DATA, DRAW)
     _, info = grad_fn(PARAMS, DATA[:8], "all")
     said = [f"a captured array float32 [{size}, 2]" for size in (4, 8, 16, 40)]
@@ -140,12 +142,8 @@ def test_records_and_their_statistics_are_refused_without_their_number():
 
 def test_of_a_batch_inside_jit_nothing_is_known_and_the_array_is_listed():
     grad_fn = jaxdp.clipped_grad(times(ROWS), RULE)
-
-    @jax.jit
-    def step(rows):
-        return grad_fn(PARAMS, rows, "all")[1]
-
-    assert step(ROWS).plan[-1].assumed == "a captured array float32 [16, 3]"
+    info = jax.jit(lambda rows: grad_fn(PARAMS, rows, "all")[1])(ROWS)
+    assert info.plan[-1].assumed == "a captured array float32 [16, 3]"
 
 
 def test_captured_arrays_are_listed_by_shape_after_the_parameters():
@@ -179,21 +177,14 @@ def test_arrays_that_are_not_concrete_are_refused():
         memory = jax.new_ref(jnp.zeros(3))
         total(lambda params, x: jnp.vdot(params["w"], x - memory[...]))
 
+    traced = lambda rows: total(plain, rows, constants=rows)  # noqa: E731
     declared = functools.partial(jaxdp.clipped_grad, plain, RULE)
-    no_arrays = "constants must be a pytree of concrete arrays"
-    all_refused(
-        [
-            *(
-                (no_arrays, lambda c=c: declared(constants=c))
-                for c in ("table", {"a": plain}, 10**400)
-            ),
-            (
-                "constants must be .* got a traced array",
-                lambda: jax.jit(lambda rows: total(plain, rows, constants=rows))(ROWS),
-            ),
-            (r"mutable array \(jax.Ref\), got one of float32 \[3\]", with_memory),
-        ]
-    )
+    rows = [("constants must be .* got a traced array", lambda: jax.jit(traced)(ROWS))]
+    rows.append((r"mutable array \(jax.Ref\), got one of float32 \[3\]", with_memory))
+    for bad in ("table", {"a": plain}, 10**400):
+        words = "constants must be a pytree of concrete arrays"
+        rows.append((words, functools.partial(declared, constants=bad)))
+    all_refused(rows)
 
 
 def test_a_number_is_declared_by_its_value():
@@ -208,14 +199,13 @@ def test_a_number_is_declared_by_its_value():
     all_refused(
         [(said, lambda: total(loss_fn)), (said, lambda: total(loss_fn, constants=scale + 1e-3))]
     )
-    one, other = (jaxdp.clipped_grad(plain, RULE, constants=scale) for _ in range(2))
-    assert one == other
 
 
 def test_equal_declarations_compile_once():
-    one, other = (jaxdp.clipped_grad(plain, RULE, constants=[STRETCH]) for _ in range(2))
-    assert one == other
-    assert hash(one) == hash(other)
+    for value in (1.5, [STRETCH]):
+        one, other = (jaxdp.clipped_grad(plain, RULE, constants=value) for _ in range(2))
+        assert one == other
+        assert hash(one) == hash(other)
     assert one != jaxdp.clipped_grad(plain, RULE, constants=[STRETCH + 1.0])
 
 
@@ -230,30 +220,29 @@ def test_frozen_statistics_are_named_and_told_to_the_ledger(tmp_path):
     grad_fn = mech.clipped_grad(loss_fn, trainable={"w": True, "mean": False})
     ledger = jaxdp.Ledger(path)
     sampler = mech.sampler(50, ledger=ledger)
-    before = ledger.unverified()
+    assert ledger.unverified() == []
     for _ in range(3):
         grad_fn.sum(params, data, sampler.draw())
-    said = [
-        "assumed to be public, computed from no record: a captured array float32 [2, 3]",
-        "assumed to be public, computed from no record: the frozen parameter ['mean']",
-    ]
-    assert before == []
+    words = "assumed to be public, computed from no record: "
+    named = ["a captured array float32 [2, 3]", "the frozen parameter ['mean']"]
+    said = [words + name for name in named]
     unseen, *assumed = ledger.unverified()
     assert unseen.startswith("3 of 3 steps: drawn, but that jaxdp added their noise")
     assert assumed == said
     assert sum(b"assumed" in line for line in path.read_bytes().splitlines()) == 2
+    draw = sampler.draw()
     ledger.close()
     again = jaxdp.Ledger(path)
     assert again.unverified()[-2:] == said
-    assert again.steps == 3
+    assert again.steps == 4
     assert jaxdp.Ledger.from_json(again.to_json()).unverified()[-2:] == said
     # Of the plain call, whose ledger jaxdp does not know, the plan says the same.
-    words = [
-        f"assumed to be public, computed from no record: {row.assumed}"
-        for row in grad_fn.plan(params, data[:7])
-        if row.assumed
-    ]
-    assert sorted(words) == said
+    plan = grad_fn.plan(params, data[:7])
+    assert sorted(row.assumed for row in plan if row.assumed) == named
+    # It is on disk before the sum is handed on.
+    other = mech.clipped_grad(times(STRETCH.T))
+    with pytest.raises(ValueError, match="ledger must be open"):
+        other.sum(PARAMS, data, draw)
 
 
 def test_what_was_declared_is_not_told_to_the_ledger():
@@ -262,16 +251,6 @@ def test_what_was_declared_is_not_told_to_the_ledger():
     grad_fn = mech.clipped_grad(loss_fn, constants=STRETCH)
     grad_fn.sum(PARAMS, jnp.ones((50, 3)), mech.sampler(50, ledger=ledger).draw())
     assert not any("assumed" in line for line in ledger.unverified())
-    mech.clipped_grad(loss_fn).sum(PARAMS, jnp.ones((50, 3)), mech.sampler(50).draw())
-
-
-def test_what_is_assumed_is_on_disk_before_the_sum_is_handed_on(tmp_path):
-    mech, ledger = jaxdp.dp_sgd(1.0, 1.0, 10, 50), jaxdp.Ledger(tmp_path / "ledger.jsonl")
-    draw = mech.sampler(50, ledger=ledger).draw()
-    ledger.close()
-    grad_fn = mech.clipped_grad(lambda p, x: plain(p, x) * jnp.sum(STRETCH))
-    with pytest.raises(ValueError, match="ledger must be open"):
-        grad_fn.sum(PARAMS, jnp.ones((50, 3)), draw)
 
 
 def test_losses_of_jaxdp_declare_what_they_capture_themselves():
@@ -287,3 +266,193 @@ def test_losses_of_jaxdp_declare_what_they_capture_themselves():
     plan = jaxdp.clipped_grad(viewed, RULE).plan(params, both.records)
     assert [row.assumed for row in plan] == [""] * 3
     assert all(row.shape[0] == 4 for row in plan[1:])
+
+
+# It may not communicate, nor hand the batch to code of its own. ------------------------------------
+
+COLLECTIVES = {
+    **{f.__name__: lambda x, f=f: f(x, "i") for f in (lax.pmean, lax.psum, lax.pmax, lax.pmin)},
+    "all_gather": lambda x: jnp.sum(jax.lax.all_gather(x, "i"), 0),
+    "ppermute": lambda x: jax.lax.ppermute(x, "i", [(0, 1), (1, 0)]),
+    "all_to_all": lambda x: jnp.sum(lax.all_to_all(jnp.stack([x, x]), "i", 0, 0), 0),
+    "psum_scatter": lambda x: jax.lax.psum_scatter(jnp.stack([x, x]), "i"),
+}
+PLACES = {
+    "outright": lambda f, x: f(x),
+    "scan": lambda f, x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+    "jit": lambda f, x: jax.jit(f)(x),
+    "checkpoint": lambda f, x: jax.checkpoint(f)(x),
+}
+
+
+def over_an_axis(loss_fn):
+    two = ROWS.reshape(2, 8, 3)
+    return jax.vmap(lambda rows: total(loss_fn, rows), axis_name="i")(two)
+
+
+def rule_alone(params, x):
+    scaled = jax.custom_vjp(lambda v: v)
+    scaled.defvjp(lambda v: (v, None), lambda _, g: (jax.lax.psum(g, "i"),))
+    return scaled(plain(params, x))
+
+
+def test_collectives_over_a_vmapped_axis_are_refused_also_in_a_gradient_rule_alone():
+    words = "must not communicate over .* got "
+    rows = [(f"{words}psum", functools.partial(over_an_axis, rule_alone))]
+    for name, place in itertools.product(COLLECTIVES, PLACES):
+
+        def loss_fn(params, x, name=name, place=place):
+            return jnp.vdot(params["w"], x - PLACES[place](COLLECTIVES[name], x))
+
+        found = rf"{words}\w+ over \['i'\]"
+        rows.append((found, functools.partial(over_an_axis, loss_fn), name, place))
+    all_refused(rows)
+
+
+def test_an_axis_of_the_loss_itself_and_the_index_of_a_shard_are_harmless():
+    def loss_fn(params, x):
+        views = jax.vmap(lambda v: v - jax.lax.pmean(v, "own"), axis_name="own")(x[:, None])
+        shift = jax.lax.axis_index("i").astype(jnp.float32)
+        return jnp.vdot(params["w"], x + jnp.sum(views) + shift)
+
+    assert over_an_axis(loss_fn)["w"].shape == (2, 3)
+
+
+ROW = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+
+@custom_vmap
+def of_all(x):
+    return x
+
+
+of_all.def_vmap(lambda size, batched, rows: (rows - rows.mean(0), True))
+
+
+def batched_by_hand(params, x):
+    return jnp.vdot(params["w"], of_all(x))
+
+
+def called_back(x):
+    return jax.pure_callback(lambda v: v - v.mean(0), ROW, x, vmap_method="expand_dims")
+
+
+SEEING_ALL = {
+    "pure_callback": called_back,
+    "io_callback": lambda x: io_callback(lambda v: v, ROW, x),
+    "custom_vmap": of_all,
+    "ffi": lambda x: jax.ffi.ffi_call("none", ROW, vmap_method="broadcast_all")(x),
+}
+
+
+def test_code_that_may_see_the_whole_batch_is_refused():
+    rows = []
+    for name, seen in SEEING_ALL.items():
+        loss_fn = lambda p, x, seen=seen: jnp.vdot(p["w"], seen(x))  # noqa: E731
+        words = f"must not use {name}, .* may see the whole batch"
+        rows += [(words, functools.partial(total, f)) for f in (loss_fn, jax.jit(loss_fn))]
+    all_refused(rows)
+
+
+def test_printing_changes_no_sum_and_is_allowed(capsys):
+    def loss_fn(params, x):
+        jax.debug.print("seen")
+        jax.debug.callback(lambda: None)
+        return plain(params, x)
+
+    np.testing.assert_array_equal(total(loss_fn)["w"], total(plain)["w"])
+    jax.effects_barrier()
+    assert "seen" in capsys.readouterr().out
+
+
+EIGHT_DEVICES = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import jaxdp
+mesh, all_close = Mesh(np.array(jax.devices()), ("x",)), np.testing.assert_allclose
+
+# Collectives are refused with and without check_vma; an index, and an axis of the loss, are not.
+params, rows = {"w": jnp.ones(3)}, jax.random.normal(jax.random.key(0), (32, 3))
+alone = Mesh(np.array(jax.devices()[:1]), ("own",))
+def own(v): return jax.lax.psum(v, "own")
+losses = {
+    "pmean": lambda p, e: jnp.vdot(p["w"], e - jax.lax.pmean(e, "x")),
+    "none": lambda p, e: jnp.vdot(p["w"], e),
+    "index": lambda p, e: jnp.vdot(p["w"], e) * (1 + jax.lax.axis_index("x")),
+    "own": lambda p, e: jnp.vdot(
+        p["w"], jax.shard_map(own, mesh=alone, in_specs=P("own"), out_specs=P())(e)),
+}
+def summed(name): return jaxdp.clipped_grad(losses[name], jaxdp.clip(1.0))
+def found(name, check_vma):
+    part = lambda p, b: jax.lax.psum(summed(name)(p, b, "all")[0].value["w"], "x")
+    whole = jax.shard_map(part, mesh=mesh, in_specs=(P(), P("x")), out_specs=P(),
+                          check_vma=check_vma)
+    return jax.jit(whole)(params, rows)
+one = summed("none")(params, rows, "all")[0].value["w"]
+for check_vma in (False, True):
+    try: raise SystemExit(f"not refused: {found('pmean', check_vma)}")
+    except ValueError as error: assert "not communicate over a mesh or vmap axis" in str(error)
+    all_close(found("none", check_vma), one, rtol=1e-5)
+    assert found("index", check_vma).shape == (3,)
+all_close(summed("own")(params, rows, "all")[0].value["w"], one, rtol=1e-5)
+
+# A sharded batch gives the sum of one device (by shard_map: own_steps in tests/on_mesh.py).
+params = {"w": jax.random.normal(jax.random.key(0), (6, 4)), "e": jnp.ones((5, 6))}
+loss = lambda p, ex: jnp.sum(jnp.sin((ex[0] + p["e"][ex[1]]) @ p["w"]))
+batch = (jax.random.normal(jax.random.key(1), (32, 3, 6)),
+         jax.random.randint(jax.random.key(2), (32, 3), 0, 5))
+spread = jax.device_put((batch, jnp.arange(32) % 3 != 0), NamedSharding(mesh, P("x")))
+for engine in ("auto", "ghost", "vmap"):
+    grad_fn = jaxdp.clipped_grad(loss, jaxdp.clip(0.5), engine)
+    total = jax.jit(lambda p, b, m: grad_fn(p, b, m)[0].value)
+    found = total(params, *spread), total(params, *jax.device_get(spread))
+    jax.tree.map(lambda a, b: all_close(a, b, rtol=1e-5, atol=1e-6), *found)
+print(len(jax.devices()))
+"""
+
+
+def test_on_eight_devices_collectives_are_refused_and_sums_are_those_of_one():
+    """On one processor, in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-c", EIGHT_DEVICES],
+        env=with_flags("--xla_force_host_platform_device_count=8"),
+        **{"capture_output": True, "text": True, "timeout": 300},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "8"
+
+
+def test_a_private_energy_that_closes_over_the_records_is_refused():
+    from jaxdp.optimizers.energy import PrivateEnergy, energy_mechanism
+
+    mech, data = energy_mechanism(1.0, 1.0, 10, 50), jax.random.normal(jax.random.key(3), (50, 3))
+
+    def prepared(loss_fn):
+        sampler = mech.sampler(50, physical_batch_size=16)
+        return PrivateEnergy(loss_fn, data, mech, sampler).prepare().spent()
+
+    with pytest.raises(ValueError, match=HOLDS):
+        prepared(functools.partial(centred, data.mean(0))).clipped_sum(PARAMS, PARAMS)
+    with pytest.raises(ValueError, match="must not use custom_vmap"):
+        prepared(batched_by_hand).clipped_sum(PARAMS, PARAMS)
+    assert prepared(plain).clipped_sum(PARAMS, PARAMS) == 0.0
+
+
+def test_dropout_works_whatever_generator_jax_takes_by_default():
+    """Before: the loss was looked at with a key of that generator, and refused."""
+
+    def loss_fn(params, x, rng):
+        return jnp.vdot(params["w"], jnp.where(jax.random.bernoulli(rng, 0.5, x.shape), x, 0.0))
+
+    found = []
+    for generator in ("threefry2x32", "rbg"):
+        with jax.default_prng_impl(generator):
+            mechanism = jaxdp.dp_sgd(1.0, 1.0, 8, 16)
+            trainer = jaxdp.Trainer(
+                loss_fn, mechanism, optax.sgd(0.1), ROWS, secret=jaxdp.Secret.from_seed(1)
+            )
+            state = trainer.init(PARAMS)
+            for batch in trainer.batches(2):
+                state, _ = trainer.step(state, batch)
+            found.append(state.params["w"])
+    np.testing.assert_array_equal(*found)

@@ -96,23 +96,18 @@ def test_convolutions_are_those_of_plain_jax_and_a_broken_example_changes_no_oth
         changes_no_other(run, params, IMAGES, info)
 
 
-@pytest.mark.parametrize(
-    ("name", "alone"),
-    [
-        ("mnist_cnn", False),
-        ("convolutions", False),
-        ("standardised", False),
-        ("in_a_branch", True),
-        ("in_a_rule_of_its_own", True),
-    ],
-)
-def test_examples_are_worked_on_together_where_they_cannot_meet(name, alone):
-    params, loss_fn, batch = (
-        ARCHITECTURES[name]() if name in ARCHITECTURES else (*NETWORKS[name], IMAGES)
-    )
+# In one loop over the examples, or not.
+ALONE = {"mnist_cnn": False, "convolutions": False, "standardised": False}
+ALONE |= {"in_a_branch": True, "in_a_rule_of_its_own": True}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_examples_are_worked_on_together_where_they_cannot_meet(name):
+    made = ARCHITECTURES[name]() if name in ARCHITECTURES else (*NETWORKS[name], IMAGES)
+    params, loss_fn, batch = made
     grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(0.1), "vmap")
     traced = jax.make_jaxpr(lambda p, b: grad_fn(p, b, "all")[0].value)(params, batch)
-    assert any(eqn.primitive.name in ("scan", "while") for eqn in traced.eqns) is alone
+    assert any(eqn.primitive.name in ("scan", "while") for eqn in traced.eqns) is ALONE[name]
 
 
 # Convolutions that crop one side and pad the other: XLA's CPU backend reads other memory there. ---
@@ -138,10 +133,8 @@ def cropped(second):
         first = lambda p, x: jnp.tanh(convolved(x[None], p["a"], (1, 1)))  # noqa: E731
         return lambda p, x: jnp.sum(jnp.sin(second(first(p, x), p["k"], pads, stride)))
 
-    params = {
-        "a": jax.random.normal(KEYS[0], (3, 3, 2, 2)),
-        "k": jax.random.normal(KEYS[1], (3, 3, 2, 4)),
-    }
+    a, k = (jax.random.normal(KEYS[n], (3, 3, 2, size)) for n, size in enumerate((2, 4)))
+    params = {"a": a, "k": k}
     cases = [((-1, 1), 1), ((-2, 1), 2), ((4, 0), 1), ((5, -1), 1)]
     return together({str(case): (params, loss_of(*case)) for case in cases})
 
@@ -268,39 +261,38 @@ def indices_beyond_the_rows(p, e):
 
 def test_parameters_are_followed_rightly_or_not_at_all():
     kernels = {"w": jax.random.normal(KEYS[2], (2, 4, 3, 2))}
-    params, loss_fn = together(
-        {
-            "rows and columns": (TABLE, rows_and_columns),
-            "reshaped": (TABLE, reshaped_in_another_order),
-            "kernels": (kernels, kernels_under_vmap),
-            "complex": (TABLE, complex_data),
-            "empty": ({**TABLE, "empty": jnp.zeros((6, 0))}, empty_weight),
-            "indices": (TABLE, indices_beyond_the_rows),
-        }
-    )
-    batch = {"x": X, "tokens": TOKENS}
+    parts = {
+        "rows and columns": (TABLE, rows_and_columns),
+        "reshaped": (TABLE, reshaped_in_another_order),
+        "kernels": (kernels, kernels_under_vmap),
+        "complex": (TABLE, complex_data),
+        "empty": ({**TABLE, "empty": jnp.zeros((6, 0))}, empty_weight),
+        "indices": (TABLE, indices_beyond_the_rows),
+    }
+    (params, loss_fn), batch = together(parts), {"x": X, "tokens": TOKENS}
     true = Reference(params, loss_fn, batch)
     for engine in ("ghost", "vmap"):
         run = opened(jaxdp.clipped_grad(loss_fn, true.half(), engine))
         agrees(run, true, true.half(), params, batch)
 
 
+def product(p, x):
+    return wave(x @ p["w"])
+
+
 def test_numpy_batches_in_double_precision_are_taken():
-    loss_fn = lambda p, x: wave(x @ p["w"])  # noqa: E731
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1.0), "ghost")
+    grad_fn = jaxdp.clipped_grad(product, jaxdp.clip(1.0), "ghost")
     batch = np.asarray(X, np.float64)
     assert grad_fn.plan(TABLE, batch)[0].engine == "ghost"
     value = jit(lambda params: grad_fn(params, batch, "all")[0].value)(TABLE)
-    expected = Reference(TABLE, loss_fn, X).clipped(jaxdp.clip(1.0))
-    assert gap(value, expected) < 1e-5
+    assert gap(value, Reference(TABLE, product, X).clipped(jaxdp.clip(1.0))) < 1e-5
 
 
 @pytest.mark.parametrize("rule", [jaxdp.clip(1.0), jaxdp.coordinate_box(0.1)], ids=["clip", "box"])
 def test_double_precision_models_are_summed_in_float32_microbatches_included(rule):
     with jax.enable_x64(True):
-        params = {"w": jnp.ones((6, 3), jnp.float64)}
-        batch = jnp.asarray(np.asarray(X), jnp.float64)
-        loss_fn = lambda p, x: wave(x @ p["w"])  # noqa: E731
+        params, batch = {"w": jnp.ones((6, 3))}, jnp.asarray(np.asarray(X), jnp.float64)
+        assert params["w"].dtype == jnp.float64
         for size in (None, 2):
-            grad_fn = jaxdp.clipped_grad(loss_fn, rule, "ghost", microbatch_size=size)
+            grad_fn = jaxdp.clipped_grad(product, rule, "ghost", microbatch_size=size)
             assert opened(grad_fn)(params, batch)[0]["w"].dtype == jnp.float32

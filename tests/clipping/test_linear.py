@@ -17,7 +17,7 @@ from tests.clipping.architectures import opened
 from tests.clipping.references import Reference, agrees, far, gap, together
 
 D, RANK, DEPTH, TIME, ROWS, WORDS = 4, 2, 3, 5, 6, 7
-tanh = jnp.tanh
+tanh, scan, stop = jnp.tanh, lax.scan, lax.stop_gradient
 
 
 def normal(seed, *shape):
@@ -25,91 +25,100 @@ def normal(seed, *shape):
 
 
 PARAMS = {
-    "w": normal(0, D, D),
-    "v": normal(12, D, D),
-    "a": normal(1, D, RANK),
-    "b": normal(2, RANK, D),
-    "stack": normal(3, DEPTH, D, D),
-    "other": normal(13, DEPTH, D, D),
-    "downs": normal(4, DEPTH, D, RANK),
-    "ups": normal(5, DEPTH, RANK, D),
-    "s": jnp.float32(0.7),
-    "g": normal(6, D),
-    "qkv": normal(7, D, 3 * D),
-    "three": normal(8, 3, D, D),
-    "words": normal(9, WORDS, D),
-    "down": normal(10, WORDS, RANK),
-    "heads": normal(14, DEPTH, D, 2, D // 2),
-    "kernels": normal(15, DEPTH, 1, 1, 3, 3),
-}
+    "w": normal(0, D, D), "v": normal(12, D, D), "a": normal(1, D, RANK), "b": normal(2, RANK, D),
+    "stack": normal(3, DEPTH, D, D), "other": normal(13, DEPTH, D, D),
+    "downs": normal(4, DEPTH, D, RANK), "ups": normal(5, DEPTH, RANK, D),
+    "s": jnp.float32(0.7), "g": normal(6, D), "qkv": normal(7, D, 3 * D), "three": normal(8, 3, D, D),
+    "words": normal(9, WORDS, D), "down": normal(10, WORDS, RANK),
+    "heads": normal(14, DEPTH, D, 2, D // 2), "kernels": normal(15, DEPTH, 1, 1, 3, 3),
+}  # fmt: skip
 BATCH = normal(11, ROWS, TIME, D)
-STACKS = ["stack", "downs", "ups"]
 
 
 def attention(x, q, k, v):
     return jax.nn.softmax((x @ q) @ (x @ k).T) @ (x @ v)
 
 
-def through_layers(h, weights, weight=lambda w: w):
-    return lax.scan(lambda h, w: (tanh(h @ weight(w)), None), h, weights)[0]
+def layers(h, weights, weight=lambda w: w, **options):
+    return scan(lambda h, w: (tanh(h @ weight(w)), None), h, weights, **options)[0]
+
+
+def over_rows(step, rows, h=None, around=lambda step: step, **options):
+    """Every state of a loop over rows."""
+    h = jnp.zeros_like(rows[0]) if h is None else h
+    return scan(around(lambda h, row: (step(h, row),) * 2), h, rows, **options)[1]
+
+
+def cell(u, v):
+    return lambda h, row: tanh(row @ u + h @ v)
+
+
+def thin(p):
+    return p["a"] @ p["b"]
+
+
+def updated(p, by=1.0):
+    return p["w"] + by * thin(p)
+
+
+def table(p):
+    return p["words"] + p["down"] @ p["b"]
+
+
+def turn(w):
+    return w.T
 
 
 # Changed before they meet data. -----------------------------------------------------------------
 
 
-def as_heads(p, x):
-    return jnp.einsum("td,dhe->the", x, (p["w"] + p["a"] @ p["b"]).reshape(D, 2, D // 2))
-
-
 def low_rank_layers(p, x):
     weights = (p["stack"], p["downs"], p["ups"])
-    return through_layers(x, weights, lambda w: w[0] + 0.5 * (w[1] @ w[2]))
-
-
-def half_stacked_before(p, x):
-    update = jnp.einsum("ldr,rn->ldn", p["downs"], p["b"])
-    return through_layers(x, p["stack"] + update)
-
-
-def scaled_stack(p, x):
-    scales = jnp.exp(lax.stop_gradient(p["downs"][:, :1, :1]))
-    return through_layers(x, p["stack"] * scales)
+    return layers(x, weights, lambda w: w[0] + 0.5 * (w[1] @ w[2]))
 
 
 def over_time(p, x):
-    w = p["w"] + p["a"] @ p["b"]
-    return lax.scan(lambda h, row: (tanh(row @ w + h @ w), h), jnp.zeros(D), x)[1]
+    w = updated(p)
+    return over_rows(cell(w, w), x)
+
+
+def stacked_before(p, x):
+    return layers(x, p["stack"] - 0.5 * (p["downs"] @ p["ups"]), turn)
+
+
+def half_stacked_before(p, x):
+    return layers(x, p["stack"] + jnp.tensordot(p["downs"], p["b"], 1))
+
+
+def scaled_stack(p, x):
+    return layers(x, p["stack"] * jnp.exp(stop(p["downs"][:, :1, :1])))
 
 
 # name -> (what is computed, the parameters, those that are differentiated whole)
 UPDATES = {
-    "low rank": (lambda p, x: x @ (p["w"] + 0.5 * (p["a"] @ p["b"])), "wab", ""),
-    "scaled before": (lambda p, x: x @ (p["w"] + (0.5 * p["a"]) @ p["b"]), "wab", ""),
-    "turned": (lambda p, x: x @ (p["w"] - (p["a"] @ p["b"]).T), "wab", ""),
-    "as heads": (as_heads, "wab", ""),
-    "trained scale": (lambda p, x: x @ (p["w"] + p["s"] * (p["a"] @ p["b"])), "wabs", "s"),
-    "trained scales": (lambda p, x: x @ (p["w"] / jnp.exp(p["g"])[:, None]), "wg", "g"),
-    "columns": (lambda p, x: x @ (p["g"][None] * p["w"]), "wg", "g"),
-    "low-rank layers": (low_rank_layers, STACKS, ""),
+    "low rank": (lambda p, x: x @ updated(p, 0.5), "w a b", ""),
+    "scaled before": (lambda p, x: x @ (p["w"] + (0.5 * p["a"]) @ p["b"]), "w a b", ""),
+    "turned": (lambda p, x: x @ (p["w"] - thin(p).T), "w a b", ""),
+    "as heads": (lambda p, x: jnp.tensordot(x, updated(p).reshape(D, 2, 2), 1), "w a b", ""),
+    "trained scale": (lambda p, x: x @ updated(p, p["s"]), "w a b s", "s"),
+    "trained scales": (lambda p, x: x @ (p["w"] / jnp.exp(p["g"])[:, None]), "w g", "g"),
+    "columns": (lambda p, x: x @ (p["g"][None] * p["w"]), "w g", "g"),
+    "low-rank layers": (low_rank_layers, "stack downs ups", ""),
     "shared by layers": (
-        lambda p, x: through_layers(x, p["stack"], lambda w: w + p["a"] @ p["b"]),
-        ["stack", "a", "b"],
+        lambda p, x: layers(x, p["stack"], lambda w: w + thin(p)),
+        "stack a b",
         "",
     ),
-    "stacked before": (
-        lambda p, x: through_layers(x, p["stack"] - 0.5 * (p["downs"] @ p["ups"]), lambda w: w.T),
-        STACKS,
-        "",
-    ),
-    "half stacked before": (half_stacked_before, ["stack", "downs", "b"], "b"),
-    "scaled stack": (scaled_stack, ["stack", "downs"], ["downs"]),
-    "over time": (over_time, "wab", ""),
+    "stacked before": (stacked_before, "stack downs ups", ""),
+    "half stacked before": (half_stacked_before, "stack downs b", "b"),
+    "scaled stack": (scaled_stack, "stack downs", "downs"),
+    "over time": (over_time, "w a b", ""),
     "gram": (lambda p, x: x @ (p["a"] @ p["a"].T), "a", ""),
     "squared": (lambda p, x: x @ (p["w"] @ p["w"]), "w", ""),
     "symmetric": (lambda p, x: x @ (p["w"] + p["w"].T - 0.3 * p["w"]), "w", ""),
-    "both ways": (lambda p, x: tanh(x @ p["a"]) @ p["b"] + x @ (p["a"] @ p["b"]), "ab", ""),
-    "three": (lambda p, x: x @ (p["a"] @ p["b"] @ p["w"]), "wab", ""),
-    "a vector": (lambda p, x: x @ (p["w"] @ p["b"][0])[:, None], "wb", ""),
+    "both ways": (lambda p, x: tanh(x @ p["a"]) @ p["b"] + x @ thin(p), "a b", ""),
+    "three": (lambda p, x: x @ (thin(p) @ p["w"]), "w a b", ""),
+    "a vector": (lambda p, x: x @ (p["w"] @ p["b"][0])[:, None], "w b", ""),
 }
 
 # Sliced, joined, looked up. ---------------------------------------------------------------------
@@ -137,24 +146,18 @@ def out_of_range(p, x):
 def one_by_one(p, x):
     """A convolution in a loop with a kernel of the example: rows are run one after the other."""
     step = lambda h, _: (lax.conv(h, x[:3, :3][None, None], (1, 1), "SAME"), None)  # noqa: E731
-    h = lax.scan(step, x[None, None], None, length=2)[0]
-    return h[0, 0] @ (p["w"] + p["a"] @ p["b"])
+    return scan(step, x[None, None], None, length=2)[0][0, 0] @ updated(p)
 
 
 def joined(p, x):
-    update = p["a"] @ p["b"]
-    return x @ jnp.concatenate([update, p["w"] + update, 2.0 * p["a"]], axis=1)
+    return x @ jnp.concatenate([thin(p), updated(p), 2.0 * p["a"]], axis=1)
 
 
 def cells(p, x):
     """A table read in every pass of a loop, and once more outside of it."""
-
-    def step(h, row):
-        h = tanh(h + p["words"][jnp.argmax(row)] + p["words"][jnp.argmin(row)])
-        return h, h
-
+    read = lambda row: p["words"][jnp.argmax(row)] + p["words"][jnp.argmin(row)]  # noqa: E731
     first = p["words"][jnp.argmax(x[:, :2], axis=1)]
-    return lax.scan(step, jnp.zeros_like(x[0]), x)[1] + first
+    return over_rows(lambda h, row: tanh(h + read(row)), x) + first
 
 
 def branches(p, x):
@@ -164,81 +167,61 @@ def branches(p, x):
         third = lambda h, row: jnp.sin(h @ p["w"].T)  # noqa: E731
         return lax.switch(jnp.argmax(row), [first, second, third, first], h, row), None
 
-    return lax.scan(step, jnp.ones(D), x)[0]
+    return scan(step, jnp.ones(D), x)[0]
 
 
 def loop_in_a_branch(p, x):
-    w = p["w"] + p["a"] @ p["b"]
-    step = lambda h, row: (tanh(h @ w + row), None)  # noqa: E731
-    looped = lambda x: lax.scan(step, jnp.ones(D), x)[0]  # noqa: E731
+    w = updated(p)
+    looped = lambda x: over_rows(lambda h, row: tanh(h @ w + row), x)[-1]  # noqa: E731
     return lax.cond(x[0, 0] > 0, looped, lambda x: x[0] @ w.T, x)
 
 
 def halved_in_a_loop(p, x):
-    both = p["w"] - 0.7 * (p["a"] @ p["b"])
+    both = updated(p, -0.7)
     one = lax.cond(x[0, 0] > 0, lambda x: jnp.sin(x @ both), lambda x: x @ p["w"], x)
     left, right = jnp.split(both, 2, axis=1)
-    two = lax.scan(lambda h, row: (h, jnp.concatenate([row @ left, row @ right])), 0.0, x)[1]
+    two = scan(lambda h, row: (h, jnp.concatenate([row @ left, row @ right])), 0.0, x)[1]
     return one + two + p["w"][jnp.asarray([0, 1, 1, 2, 0])]
 
 
 def stacked_as_a_kernel(p, x):
-    kernel, numbers = jnp.stack([p["w"], p["a"] @ p["b"]]), ("NWC", "WIO", "NWC")
+    kernel, numbers = jnp.stack([p["w"], thin(p)]), ("NWC", "WIO", "NWC")
     y = lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=numbers)
     return y[0] + tanh(x @ p["w"]) @ p["w"].T
 
 
-def looked_up_in_an_update(p, x):
-    return (p["words"] + p["down"] @ p["b"])[jnp.argmax(x, axis=1)]
-
-
 SLICES = {
-    "fused": (lambda p, x: attention(x, *jnp.split(p["qkv"], 3, axis=1)), ["qkv"], ""),
-    "stacked": (lambda p, x: attention(x, *p["three"]), ["three"], ""),
-    "at a place": (at_a_place, ["three"], ""),
-    "out of range": (out_of_range, ["three"], ""),
-    "overlapping": (overlapping, ["qkv"], ""),
+    "fused": (lambda p, x: attention(x, *jnp.split(p["qkv"], 3, axis=1)), "qkv", ""),
+    "stacked": (lambda p, x: attention(x, *p["three"]), "three", ""),
+    "at a place": (at_a_place, "three", ""),
+    "out of range": (out_of_range, "three", ""),
+    "overlapping": (overlapping, "qkv", ""),
     "rows": (lambda p, x: x[:, 1:3] @ p["w"][1:3] + x @ p["w"], "w", ""),
-    "joined": (joined, "wab", ""),
-    "table": (looked_up_in_an_update, ["words", "down", "b"], "b"),
-    "cells": (cells, ["words"], ""),
-    "places": (lambda p, x: tanh(x + p["words"][jnp.arange(TIME)]) @ p["w"], ["words", "w"], ""),
-    "branches": (branches, "wab", ""),
-    "loop in a branch": (loop_in_a_branch, "wab", ""),
-    "halved in a loop": (halved_in_a_loop, "wab", ""),
-    "stacked as a kernel": (stacked_as_a_kernel, "wab", "wab"),
+    "joined": (joined, "w a b", ""),
+    "table": (lambda p, x: table(p)[jnp.argmax(x, axis=1)], "words down b", "b"),
+    "cells": (cells, "words", ""),
+    "places": (lambda p, x: tanh(x + p["words"][jnp.arange(TIME)]) @ p["w"], "words w", ""),
+    "branches": (branches, "w a b", ""),
+    "loop in a branch": (loop_in_a_branch, "w a b", ""),
+    "halved in a loop": (halved_in_a_loop, "w a b", ""),
+    "stacked as a kernel": (stacked_as_a_kernel, "w a b", "w a b"),
 }
 
 # In loops. --------------------------------------------------------------------------------------
 
 
-def both_over_time(p, x):
-    def step(h, row):
-        h = tanh(row @ p["w"] + h @ p["v"])
-        return h, h
-
-    return lax.scan(step, jnp.zeros(D), x, reverse=True)[1]
-
-
 def layers_over_time(p, x):
-    def layer(rows, weights):
-        def step(h, row):
-            h = tanh(row @ weights[0] + h @ weights[1])
-            return h, h
-
-        return lax.scan(jax.checkpoint(step), jnp.zeros(D), rows)[1], None
-
-    return lax.scan(layer, x, (p["stack"], p["other"]))[0]
+    layer = lambda rows, w: (over_rows(cell(*w), rows, around=jax.checkpoint), None)  # noqa: E731
+    return scan(layer, x, (p["stack"], p["other"]))[0]
 
 
 def whole_stack_at_every_pass(p, x):
     """The inner scan slices what the outer one slices, too, all of it at every pass."""
-    outer = lambda h, w: (tanh(through_layers(h, p["stack"]) @ w), None)  # noqa: E731
-    return lax.scan(outer, x, p["stack"])[0]
+    return scan(lambda h, w: (tanh(layers(h, p["stack"]) @ w), None), x, p["stack"])[0]
 
 
 def outer_slices_unused(p, x):
-    return lax.scan(lambda h, _: (through_layers(h, p["stack"]), None), x, p["stack"])[0]
+    return scan(lambda h, _: (layers(h, p["stack"]), None), x, p["stack"])[0]
 
 
 def shared_and_alone(p, x):
@@ -246,26 +229,21 @@ def shared_and_alone(p, x):
     return lax.fori_loop(0, 4, lambda _, h: tanh(h @ p["w"]), x) @ p["w"]
 
 
-def arranged(p, x):
-    """A stack that is reshaped before the scan, and turned inside."""
-    return through_layers(x, p["heads"].reshape(DEPTH, D, D), lambda w: w.T)
-
-
 def convolved(p, x):
     layer = lambda h, kernel: (tanh(lax.conv(h, kernel, (1, 1), "SAME")), None)  # noqa: E731
-    return lax.scan(layer, x.reshape(1, 1, TIME, D), p["kernels"])[0]
+    return scan(layer, x.reshape(1, 1, TIME, D), p["kernels"])[0]
 
 
 def constant_results(p, x):
     """What a loop returns may be literals, which JAX does not hash."""
-    (h, _), ones = lax.scan(lambda c, r: ((tanh(r @ p["w"]), c[1]), 1.0), (x[0], 2.0), x)
+    (h, _), ones = scan(lambda c, r: ((tanh(r @ p["w"]), c[1]), 1.0), (x[0], 2.0), x)
     return h * ones[0]
 
 
 def without_data_at_first(p, x):
     """What the weight meets is a constant in the first pass, and data from the second on."""
     step = lambda c, _: ((c[1], tanh(c[0] @ p["w"])), None)  # noqa: E731
-    return lax.scan(step, (jnp.ones(D), x[0]), None, length=4)[0][1]
+    return scan(step, (jnp.ones(D), x[0]), None, length=4)[0][1]
 
 
 def slice_joined_to_a_shared_weight(p, x):
@@ -273,44 +251,48 @@ def slice_joined_to_a_shared_weight(p, x):
         both = jnp.concatenate([w, p["w"], w.T], axis=0)
         return tanh(jnp.concatenate([h, h * h, 1.0 - h], axis=1) @ both), None
 
-    return lax.scan(layer, x, p["stack"])[0]
+    return scan(layer, x, p["stack"])[0]
 
 
 def turned_back(p, x):
     """One stack by two loops, the second of which runs backwards with slices turned."""
-    step = lambda h, w: (tanh(h @ w.T), None)  # noqa: E731
-    return lax.scan(step, through_layers(x, p["stack"]), p["stack"], reverse=True)[0]
+    return layers(layers(x, p["stack"]), p["stack"], turn, reverse=True)
 
 
 def checkpoints_all_over(p, x):
     @jax.checkpoint
     def outer(h, row):
         inner = jax.checkpoint(lambda h, _: (tanh(h @ p["w"] + row @ p["v"]), h.sum()))
-        return lax.scan(inner, h, None, length=2, unroll=2)
+        return scan(inner, h, None, length=2, unroll=2)
 
-    return lax.scan(outer, jnp.zeros(D), x, reverse=True, unroll=3)[1]
+    return scan(outer, jnp.zeros(D), x, reverse=True, unroll=3)[1]
 
 
 def slope(p, x):
     """Every pass once forwards and once backwards, inside the loss."""
-    return jax.grad(lambda h: jnp.sum(through_layers(h, p["stack"])))(x)
+    return jax.grad(lambda h: jnp.sum(layers(h, p["stack"])))(x)
+
+
+def as_a_stack(heads):
+    """Reshaped before the scan; it is turned inside."""
+    return heads.reshape(DEPTH, D, D)
 
 
 LOOPS = {
-    "over layers": (lambda p, x: through_layers(x, p["stack"]), ["stack"], ""),
-    "over time": (both_over_time, "wv", ""),
-    "layers over time": (layers_over_time, ["stack", "other"], ""),
-    "whole stack at every pass": (whole_stack_at_every_pass, ["stack"], ""),
-    "outer slices unused": (outer_slices_unused, ["stack"], ""),
+    "over layers": (lambda p, x: layers(x, p["stack"]), "stack", ""),
+    "over time": (lambda p, x: over_rows(cell(p["w"], p["v"]), x, reverse=True), "w v", ""),
+    "layers over time": (layers_over_time, "stack other", ""),
+    "whole stack at every pass": (whole_stack_at_every_pass, "stack", ""),
+    "outer slices unused": (outer_slices_unused, "stack", ""),
     "shared and alone": (shared_and_alone, "w", ""),
-    "arranged": (arranged, ["heads"], ""),
-    "convolved": (convolved, ["kernels"], ""),
+    "arranged": (lambda p, x: layers(x, as_a_stack(p["heads"]), turn), "heads", ""),
+    "convolved": (convolved, "kernels", ""),
     "constant results": (constant_results, "w", ""),
     "without data at first": (without_data_at_first, "w", ""),
-    "joined to a shared weight": (slice_joined_to_a_shared_weight, ["stack", "w"], ""),
-    "turned back": (turned_back, ["stack"], ""),
-    "checkpoints all over": (checkpoints_all_over, "wv", ""),
-    "slope": (slope, ["stack"], ""),
+    "joined to a shared weight": (slice_joined_to_a_shared_weight, "stack w", ""),
+    "turned back": (turned_back, "stack", ""),
+    "checkpoints all over": (checkpoints_all_over, "w v", ""),
+    "slope": (slope, "stack", ""),
 }
 
 
@@ -323,17 +305,13 @@ def joined_either_way(p, x):
 
 
 # Positions of one product that cancel in part: the norm is enlarged for its rounding.
-CANCELLING = {"joined either way": (joined_either_way, "wv", "")}
+CANCELLING = {"joined either way": (joined_either_way, "w v", "")}
 
 # Differentiated whole. --------------------------------------------------------------------------
 
 
 def joined_batch(p, x):
     return jnp.einsum("tij,tj->ti", jnp.concatenate([p["stack"], p["other"]])[:TIME], x)
-
-
-def added_in_a_loop(p, x):
-    return lax.scan(lambda h, row: (h @ p["v"] + p["w"], None), x[:4], x)[0]
 
 
 def product_in_a_branch(p, x):
@@ -344,6 +322,14 @@ def branch_by_parameters(p, x):
     return lax.cond(jnp.sum(PARAMS["w"]) > 0, lambda x: x @ p["w"], lambda x: x, x)
 
 
+def added_in_a_loop(p, x):
+    return scan(lambda h, row: (h @ p["v"] + p["w"], None), x[:4], x)[0]
+
+
+def looked_up_in_a_loop(p, x):
+    return lax.map(lambda w: w[jnp.argmax(x, axis=1)], p["stack"])
+
+
 WHOLE = {
     "entry by entry": (lambda p, x: x @ (p["w"] * p["w"]), "w", "w"),
     "normed": (lambda p, x: x @ (p["w"] / jnp.sqrt(jnp.sum(jnp.square(p["w"])))), "w", "w"),
@@ -351,23 +337,15 @@ WHOLE = {
     "by data": (lambda p, x: x @ (x[:D] * p["w"]), "w", "w"),
     "masked by entry": (lambda p, x: x @ (p["w"] * jnp.eye(D)), "w", "w"),
     "added to data": (lambda p, x: tanh(x[:D] + p["w"]), "w", "w"),
-    "stopped": (lambda p, x: x @ (lax.stop_gradient(p["w"]) @ p["w"]), "w", "w"),
+    "stopped": (lambda p, x: x @ (stop(p["w"]) @ p["w"]), "w", "w"),
     "product in a branch": (product_in_a_branch, "w", "w"),
     "branch by parameters": (branch_by_parameters, "w", "w"),
     "too many terms": (lambda p, x: x @ jnp.linalg.matrix_power(p["w"], 9), "w", "w"),
-    "carried": (
-        lambda p, x: lax.scan(lambda h, r: (h @ p["v"], None), p["w"], x)[0],
-        "wv",
-        "wv",
-    ),
-    "returned": (lambda p, x: x @ lax.scan(lambda c, _: (c, p["w"]), 0.0, x)[1][0], "w", "w"),
-    "added in a loop": (added_in_a_loop, "wv", "w"),
-    "joined batch": (joined_batch, ["stack", "other"], ["stack", "other"]),
-    "looked up in a loop": (
-        lambda p, x: lax.map(lambda w: w[jnp.argmax(x, axis=1)], p["stack"]),
-        ["stack"],
-        ["stack"],
-    ),
+    "carried": (lambda p, x: scan(lambda h, r: (h @ p["v"], None), p["w"], x)[0], "w v", "w v"),
+    "returned": (lambda p, x: x @ scan(lambda c, _: (c, p["w"]), 0.0, x)[1][0], "w", "w"),
+    "added in a loop": (added_in_a_loop, "w v", "w"),
+    "joined batch": (joined_batch, "stack other", "stack other"),
+    "looked up in a loop": (looked_up_in_a_loop, "stack", "stack"),
 }
 
 # name -> (the programs, how far sums may be off, and norms)
@@ -376,7 +354,7 @@ TABLES = {
     "slices": (SLICES, 1e-5, 1e-5),
     "loops": (LOOPS, 2e-3, 1e-5),
     "cancelling": (CANCELLING, 2e-3, 2e-3),
-    "one by one": ({"one by one": (one_by_one, "wab", "")}, 1e-5, 1e-5),
+    "one by one": ({"one by one": (one_by_one, "w a b", "")}, 1e-5, 1e-5),
     "whole": (WHOLE, 1e-5, 1e-5),
 }
 
@@ -385,7 +363,7 @@ def of(table, names=None, cast=None):
     """The parameters and the loss of a table's programs together."""
 
     def one(fn, keys):
-        params = {k: PARAMS[k] if cast is None else PARAMS[k].astype(cast) for k in keys}
+        params = {k: PARAMS[k].astype(cast or jnp.float32) for k in keys.split()}
         return params, lambda p, x: jnp.sum(jnp.sin(fn(p, x)), dtype=jnp.float32)
 
     return together({n: one(*row[:2]) for n, row in table.items() if names is None or n in names})
@@ -399,7 +377,7 @@ def test_what_is_done_to_parameters_is_clipped_as_by_plain_jax(table):
     reference = Reference(params, loss_fn, BATCH)
     rule = reference.half()
     grad_fn = jaxdp.clipped_grad(loss_fn, rule, "ghost")
-    wanted = {f"['{n}']['{key}']" for n, (_, _, keys) in programs.items() for key in keys}
+    wanted = {f"['{n}']['{key}']" for n, (_, _, keys) in programs.items() for key in keys.split()}
     plan = grad_fn.plan(params, BATCH)
     assert {row.path for row in plan if row.engine == "vmap"} == wanted
     run = opened(grad_fn)
@@ -435,17 +413,14 @@ def test_the_engine_that_chooses_agrees(names, within):
 
 
 # Boxes multiply all out, whatever the engine.
-@pytest.mark.parametrize(
-    ("box", "scaled", "engine"),
-    [(False, True, "ghost"), (True, False, "auto"), (True, True, "ghost")],
-)
-def test_scales_and_boxes_of_all_of_them(box, scaled, engine):
+@pytest.mark.parametrize(("box", "scaled"), [(False, True), (True, False), (True, True)])
+def test_scales_and_boxes_of_all_of_them(box, scaled):
     params, loss_fn, reference = mixed(tuple(MIXED))
     keys = iter(range(20, 99))
     scale = jax.tree.map(lambda p: jnp.exp(normal(next(keys), *p.shape)), params)
     scale = scale if scaled else None
     rule = jaxdp.coordinate_box(0.02) if box else reference.half(scale)
-    run = opened(jaxdp.clipped_grad(loss_fn, rule, engine))
+    run = opened(jaxdp.clipped_grad(loss_fn, rule, "ghost" if scaled else "auto"))
     agrees(run, reference, rule, params, BATCH, scale=scale)
 
 
@@ -498,18 +473,17 @@ def test_frozen_and_grouped_parts_of_a_sum():
     assert gap(found, reference.clipped(jaxdp.per_layer({"a": 0.1, "b": 0.2}))) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda x, w: jnp.sqrt((x - x) @ w),
-        lambda x, w: (x / (x - x)) @ w,
-        lambda x, w: jnp.sqrt(jnp.abs(x @ w) - 1e9),
-    ],
-    ids=["infinite slope", "infinite input", "not a number"],
-)
+OTHERS = {
+    "infinite slope": lambda x, w: jnp.sqrt((x - x) @ w),
+    "infinite input": lambda x, w: (x / (x - x)) @ w,
+    "not a number": lambda x, w: jnp.sqrt(jnp.abs(x @ w) - 1e9),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_a_branch_that_does_not_count_is_as_in_jax(other):
     def loss_fn(p, x):
-        return jnp.sum(lax.cond(x[0, 0] > 0, other, lambda x, w: x @ w, x, p["w"]))
+        return jnp.sum(lax.cond(x[0, 0] > 0, OTHERS[other], lambda x, w: x @ w, x, p["w"]))
 
     params = {"w": PARAMS["w"]}
     per_example = Reference(params, loss_fn, BATCH).grads["w"]
@@ -520,17 +494,6 @@ def test_a_branch_that_does_not_count_is_as_in_jax(other):
     found, info = opened(grad_fn)(params, BATCH)
     np.testing.assert_array_equal(np.isfinite(info.norms), finite)
     np.testing.assert_allclose(found["w"], per_example[finite].sum(0), rtol=1e-5)
-
-
-def test_factors_of_a_low_rank_update_are_those_in_float64():
-    params = {key: PARAMS[key] for key in "wab"}
-    loss_fn = lambda p, x: jnp.sum(jnp.square(x @ (p["w"] + p["a"] @ p["b"])))  # noqa: E731
-    grad_fn = jaxdp.clipped_grad(loss_fn, jaxdp.clip(1e6), "ghost")
-    found = opened(grad_fn)(params, BATCH)[0]
-    w, a, b, x = (np.asarray(v, np.float64) for v in (*params.values(), BATCH))
-    whole = np.einsum("mtp,mtq->pq", x, 2.0 * (x @ (w + a @ b)))
-    expected = {"w": whole, "a": whole @ b.T, "b": a.T @ whole}
-    assert gap(found, expected) < 1e-6
 
 
 def test_slices_that_meet_the_same_data_have_its_positions_once():

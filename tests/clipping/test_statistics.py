@@ -19,37 +19,38 @@ def told(value, columns):
     return made_of(np.asarray(value, np.float32), columns)
 
 
-def certainly(rows, columns):
-    """Every array of the rows (array, words) is told in these words, for certain."""
-    for value, words in rows:
-        found, certain = told(value, columns)
-        assert words in found, (words, found)
-        assert certain, words
+def called(rows, columns, sure=True):
+    """Every array of the rows, words -> arrays, is told in these words and is certain or not."""
+    for words, values in rows.items():
+        for value in values:
+            found, certain = told(value, columns)
+            assert words in found, (words, found)
+            assert certain is sure, words
+
+
+def nobodys(values, columns):
+    for value in values:
+        assert told(value, columns) == ("", False), value
 
 
 def test_statistics_and_records_are_told():
     sizes, axes = SCATTER
-    rows = (
-        (COLUMN.mean(0), "mean"),
-        (COLUMN.std(0), "deviation"),
-        (COLUMN.std(0, ddof=1), "deviation"),
-        (COLUMN.var(0), "variance"),
-        (COLUMN.max(0), "maximum"),
-        (np.median(COLUMN, 0), "median"),
-        (COLUMN[:7].mean(0), "first records"),
-        (COLUMN[3], "one of the records"),
-        (COLUMN[[4, 9]], "several of the records"),
-        (np.cov(COLUMN, rowvar=False), "covariance"),
-        (np.quantile(COLUMN, 0.95, axis=0), "quantile of 0.95"),
-        (axes[:, :2], "principal directions"),
-        (axes[:, 3:].T, "principal directions"),
-        (axes, "principal directions"),
-        (axes[:, 2:] @ axes[:, 2:].T, "projection"),
-        ((axes / np.sqrt(sizes)).T, "whitening"),
-        (axes / np.sqrt(sizes) @ axes.T, "whitening"),
-        (np.linalg.svd(COLUMN)[2][:2], "principal directions"),
-    )
-    certainly(rows, [COLUMN])
+    rows = {
+        "mean": [COLUMN.mean(0)],
+        "deviation": [COLUMN.std(0), COLUMN.std(0, ddof=1)],
+        "variance": [COLUMN.var(0)],
+        "maximum": [COLUMN.max(0)],
+        "median": [np.median(COLUMN, 0)],
+        "first records": [COLUMN[:7].mean(0)],
+        "one of the records": [COLUMN[3]],
+        "several of the records": [COLUMN[[4, 9]]],
+        "covariance": [np.cov(COLUMN, rowvar=False)],
+        "quantile of 0.95": [np.quantile(COLUMN, 0.95, axis=0)],
+        "principal directions": [axes[:, :2], axes[:, 3:].T, axes, np.linalg.svd(COLUMN)[2][:2]],
+        "projection": [axes[:, 2:] @ axes[:, 2:].T],
+        "whitening": [(axes / np.sqrt(sizes)).T, axes / np.sqrt(sizes) @ axes.T],
+    }
+    called(rows, [COLUMN])
 
 
 def test_most_matrices_are_left_alone_after_two_products_with_a_direction(monkeypatch):
@@ -57,8 +58,8 @@ def test_most_matrices_are_left_alone_after_two_products_with_a_direction(monkey
     rng = np.random.default_rng(15)
     random = rng.normal(size=(5, 5)).astype(np.float32)
     monkeypatch.setattr(statistics.directions, "_words", lambda *_: pytest.fail("multiplied"))
-    for value in (random, np.linalg.qr(random)[0], np.linalg.qr(random)[0][:3], random[:3]):
-        assert made_of(value, [COLUMN]) == ("", False)
+    rotation = np.linalg.qr(random)[0]
+    nobodys((random, rotation, rotation[:3], random[:3]), [COLUMN])
 
 
 def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
@@ -69,8 +70,7 @@ def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
     cosines = np.cos(np.pi * np.outer(places, 2 * places + 1) / (2 * width))
     cosines /= np.linalg.norm(cosines, axis=1, keepdims=True)
     rotation = np.linalg.qr(rng.normal(size=(width, width)))[0]
-    for value in (rotation, cosines, cosines[3:6], rotation * 4):
-        assert told(value, [balanced]) == ("", False)
+    nobodys((rotation, cosines, cosines[3:6], rotation * 4), [balanced])
     flat = (rng.normal(size=(20, 2)) @ rotation[:2]).astype(np.float32)
     fitted = np.linalg.svd(flat - flat.mean(0), full_matrices=False)[2][:2]
     assert made_of(fitted, [flat]) == ("principal directions of the records", True)
@@ -79,36 +79,31 @@ def test_directions_that_records_alike_in_all_directions_have_are_nobody_s():
 def test_statistics_of_labels_and_by_class_are_told():
     labels = np.random.default_rng(2).integers(0, 3, 50).astype(np.int32)
     share = np.bincount(labels, minlength=3) / 50
-    for value, words in (
-        (share, "frequencies"),
-        (1 / share / 3, "weights"),
-        (np.log(share), "frequencies"),
-        (np.stack([COLUMN[labels == k].mean(0) for k in range(3)]), "means by class"),
-    ):
-        found, _ = told(value, [COLUMN, labels])
-        assert words in found
-    assert made_of(np.full(3, 1 / 3), [COLUMN, labels]) == ("", False)
+    by_class = np.stack([COLUMN[labels == k].mean(0) for k in range(3)])
+    rows = {"frequencies": [share, np.log(share)], "weights": [1 / share / 3]}
+    for words, values in (rows | {"means by class": [by_class]}).items():
+        for value in values:
+            assert words in told(value, [COLUMN, labels])[0], words
+    nobodys([np.full(3, 1 / 3)], [COLUMN, labels])
 
 
 def test_single_numbers_are_told_and_certain_where_they_are_means_deviations_or_class_ratios():
     labels = (np.arange(51) < 14).astype(np.float32)
     share, norms = labels.mean(), np.linalg.norm(COLUMN, axis=1)
-    for value, words, sure in (
-        (np.quantile(COLUMN, 0.99), "quantile of 0.99", False),
-        (np.median(norms), "median norm", False),
-        (COLUMN.max(), "largest number", False),
-        ((labels == 0).sum() / (labels == 1).sum(), "ratio of two classes", True),
-        (1 / share, "share of a class", True),
-        (np.log(share / (1 - share)), "share of a class", True),
-        (np.log(share), "share of a class", True),
-        (COLUMN.mean(), "mean", True),
-        (1 / COLUMN.std(ddof=1), "inverse standard deviation", True),
-    ):
-        found, certain = told(value, [COLUMN, labels])
-        assert words in found
-        assert certain == sure
-    for value in (0.1, 1.0, 2.0, 0.3333333, 0.001234):
-        assert told(value, [COLUMN, labels]) == ("", False)
+    unsure = {
+        "quantile of 0.99": [np.quantile(COLUMN, 0.99)],
+        "median norm": [np.median(norms)],
+        "largest number": [COLUMN.max()],
+    }
+    sure = {
+        "ratio of two classes": [(labels == 0).sum() / (labels == 1).sum()],
+        "share of a class": [1 / share, np.log(share / (1 - share)), np.log(share)],
+        "mean": [COLUMN.mean()],
+        "inverse standard deviation": [1 / COLUMN.std(ddof=1)],
+    }
+    called(unsure, [COLUMN, labels], sure=False)
+    called(sure, [COLUMN, labels])
+    nobodys((0.1, 1.0, 2.0, 0.3333333, 0.001234), [COLUMN, labels])
 
 
 def unit(width):
@@ -158,30 +153,24 @@ CLASSES = np.repeat([0, 1, 3], [13, 20, 17])
 
 def test_gaps_hide_nothing():
     """NaN or infinity in the array or in the records turned the comparison off."""
-    rows = (
-        (np.nanmean(FINITE, 0), "mean"),
-        (np.nanstd(FINITE, 0), "deviation"),
-        (np.where(np.arange(5) == 3, np.nan, np.nanmean(FINITE, 0)), "mean"),
-        (np.nanmean(FINITE), "mean"),
-        (np.nanmax(FINITE, 0), "maximum"),
-        (np.cov(GAPS[5:], rowvar=False), "covariance"),
-        (np.concatenate([COLUMN[7:20], np.full((1, 5), np.nan)]), "several"),
-    )
-    certainly(rows, [GAPS])
+    third_unknown = np.where(np.arange(5) == 3, np.nan, np.nanmean(FINITE, 0))
+    rows = {
+        "mean": [np.nanmean(FINITE, 0), third_unknown, np.nanmean(FINITE)],
+        "deviation": [np.nanstd(FINITE, 0)],
+        "maximum": [np.nanmax(FINITE, 0)],
+        "covariance": [np.cov(GAPS[5:], rowvar=False)],
+        "several": [np.concatenate([COLUMN[7:20], np.full((1, 5), np.nan)])],
+    }
+    called(rows, [GAPS])
     infinite = np.where(np.arange(50)[:, None] == 0, np.inf, COLUMN)
-    certainly([(COLUMN[1:].mean(0), "mean")], [infinite])
+    called({"mean": [COLUMN[1:].mean(0)]}, [infinite])
     by_class = [np.nanmean(FINITE[np.equal(CLASSES, k)], 0) for k in (0, 1, 3)]
-    certainly([(by_class, "means by class")], [GAPS, CLASSES])
-
-
-def test_a_class_without_records_hides_nothing():
-    labels = np.append(CLASSES, 3)
-    share = np.bincount(labels) / 51
+    called({"means by class": [by_class]}, [GAPS, CLASSES])
+    labels = np.append(CLASSES, 3)  # and one of the classes has no records
     with np.errstate(divide="ignore"):
-        assert made_of(np.log(share).astype(np.float32), [labels])[1]
-    mask = np.where(np.tri(5) > 0, 0, -np.inf).astype(np.float32)
-    for value in (mask, np.full(5, np.nan), np.array([1, np.inf, 2, np.nan, 3])):
-        assert made_of(value, [GAPS]) == ("", False)
+        assert told(np.log(np.bincount(labels) / 51), [labels])[1]
+    mask = np.where(np.tri(5) > 0, 0, -np.inf)
+    nobodys((mask, np.full(5, np.nan), np.array([1, np.inf, 2, np.nan, 3])), [GAPS])
 
 
 def test_a_few_statistics_in_one_array_and_those_of_a_table_of_leaves_are_told():
@@ -191,14 +180,10 @@ def test_a_few_statistics_in_one_array_and_those_of_a_table_of_leaves_are_told()
     for value, columns in (*((v, [COLUMN]) for v in few), (mean, leaves), (few[0], leaves)):
         assert made_of(value, columns)[1]
     rng = np.random.default_rng(14)
-    for value in (rng.normal(size=(2, 5)), np.stack([np.zeros(5), np.ones(5)]), np.eye(5)[:2]):
-        assert told(value, [COLUMN]) == ("", False)
-
-
-def test_statistics_by_channel_need_more_channels_to_be_certain():
-    found, certain = made_of(IMAGES.mean((0, 1, 2)), [IMAGES])
-    assert "by channel" in found
-    assert not certain
+    two = np.stack([np.zeros(5), np.ones(5)])
+    nobodys((rng.normal(size=(2, 5)), two, np.eye(5)[:2]), [COLUMN])
+    # More channels are needed to be certain.
+    called({"by channel": [IMAGES.mean((0, 1, 2))]}, [IMAGES], sure=False)
 
 
 def test_large_data_are_screened_by_a_sample_first(monkeypatch):
@@ -208,7 +193,7 @@ def test_large_data_are_screened_by_a_sample_first(monkeypatch):
     # Not asked for what is far from all.
     monkeypatch.setattr(statistics._Leaf, "whole", property(lambda leaf: pytest.fail("read")))
     far = COLUMN.mean(0) + 1.5 * COLUMN.std(0) * np.array([1, -1, 1, -1, 1], np.float32)
-    assert told(far, [COLUMN]) == ("", False)
+    nobodys([far], [COLUMN])
 
 
 def test_other_arrays_are_left_alone():
@@ -224,9 +209,7 @@ def test_other_arrays_are_left_alone():
 
 def test_small_integers_that_equal_a_record_are_never_certain():
     tokens = np.array([[1, 2, 3, 0], [4, 5, 6, 7]], np.int32)
-    words, certain = made_of(tokens[1], [tokens])
-    assert words == "one of the records"
-    assert not certain
+    assert made_of(tokens[1], [tokens]) == ("one of the records", False)
     many = np.random.default_rng(6).integers(0, 9, (30, 8))
     assert made_of(many[:5], [many]) == ("several of the records", False)
 
@@ -264,11 +247,9 @@ def test_what_nobody_computed_from_records_is_nobody_s():
     clipped = np.clip(rng.normal(size=(90, 9)) * 4, -bounds, bounds).astype(np.float32)
     code = rng.normal(size=(5, 9)).astype(np.float32)
     places = np.sin(np.arange(9) / np.arange(2, 11)).astype(np.float32)
+    share_rows, share_columns = np.repeat(code, 30, axis=0), np.tile(places, (90, 1))
     for value, column in (
-        (np.eye(8), hot),
-        (bounds, clipped),
-        (code, np.repeat(code, 30, axis=0)),
-        (places, np.tile(places, (90, 1))),
+        *((np.eye(8), hot), (bounds, clipped), (code, share_rows), (places, share_columns)),
         (np.round(clipped.mean(0), 3), clipped),
     ):
         assert not told(value, [column])[1]
