@@ -1,6 +1,7 @@
 """DP-PCA and private whitening: what one record moves, which noise is added, and what is charged."""
 
 import itertools
+import types
 import warnings
 
 import numpy as np
@@ -14,6 +15,7 @@ from jaxdp import preprocess, whitening
 from jaxdp.preprocess import dp_pca, project, second_moment
 from jaxdp.whitening import Whitening, dp_whitening, sums, whitened
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.refusing import all_refused, refused
 
 SECRET = jaxdp.Secret.from_seed(4)
 PLACES, CHANNELS = 6, 4
@@ -74,26 +76,21 @@ def test_the_plane_is_found_and_lost_under_noise():
     assert project(x, quiet).shape == (3000, 2)
 
 
-def nearly_exact(x, z=1e-6, **options):
-    return dp_whitening(x, z, SECRET, size=len(x), row_norm=100.0, **options)
+def test_channels_are_centred_with_a_mean_square_of_one_and_the_power_evens_them_out():
+    def nearly_exact(x, z=1e-6, **options):
+        return whitened(x, dp_whitening(x, z, SECRET, size=len(x), row_norm=100.0, **options))
 
-
-def test_channels_are_centred_and_have_a_mean_square_of_one():
-    x = records()
-    made = whitened(x, nearly_exact(x)).reshape(-1, PLACES, CHANNELS)
+    made = nearly_exact(records()).reshape(-1, PLACES, CHANNELS)
     np.testing.assert_allclose(made.mean(0), 0, atol=1e-4)
     assert np.mean(made**2) == pytest.approx(1.0, rel=1e-3)
-    assert np.isfinite(whitened(x[:9], nearly_exact(x[:9], 1e6))).all()
+    assert np.isfinite(nearly_exact(records()[:9], 1e6)).all()
     nothing = dp_whitening(np.zeros((3, 2)), 0.0, SECRET, size=3)
     np.testing.assert_array_equal(nothing.matrix, np.eye(2))
-
-
-def test_the_power_evens_out_the_variances():
     x = records().astype(np.float64)
     centred = (x - x.mean(0)).reshape(-1, CHANNELS)
     values = np.linalg.eigvalsh(centred.T @ centred / len(centred))
     for power in (0.0, 0.25, 0.5):
-        made = whitened(x, nearly_exact(x, power=power)).reshape(-1, CHANNELS)
+        made = nearly_exact(x, power=power).reshape(-1, CHANNELS)
         expected = values / (values + values.mean()) ** (2 * power)
         found = np.linalg.eigvalsh(made.T @ made / len(made))
         np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-3)
@@ -142,12 +139,8 @@ def test_a_second_release_is_charged_again_and_has_its_own_noise(kind):
         assert ledger.steps == 2
         for a, b in zip(one, two, strict=True):
             assert a.size == 0 or are_uncorrelated(a, b)
-
-
-@EACH
-def test_one_seed_gives_another_noise_to_another_release(kind):
     same = [noise_of(kind)[1] for _ in range(2)]
-    np.testing.assert_allclose(*same)  # a figure can be made again
+    np.testing.assert_allclose(*same)  # of one seed, a figure can be made again
     assert are_uncorrelated(same[0], noise_of(kind, 5.0)[1])
     assert are_uncorrelated(same[0], noise_of(kind, row_norm=1.01)[1])
 
@@ -164,12 +157,9 @@ def test_a_chosen_seed_is_told(kind):
 def deviation(z, rows, **options):
     """The factor that normals are multiplied by, from normals that are all 1."""
 
-    class Ones:
-        def normal(self, size):
-            return np.ones(size)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jaxdp.Secret, "philox", lambda *_: Ones())
+        ones = types.SimpleNamespace(normal=lambda size: np.ones(size))
+        patch.setattr(jaxdp.Secret, "philox", lambda *_: ones)
         made = released("whitening", rows, z, **options)
     return float(made.mean.ravel()[0])
 
@@ -210,7 +200,7 @@ def test_a_mask_does_not_take_a_record_out_of_its_own_norm():
     assert dp_pca(x, 1, 1.0, SECRET).shape == (4, 1)
 
 
-def test_no_warning_tells_of_a_record():
+def test_neither_a_warning_nor_an_error_tells_of_a_record():
     values = (1e300, -np.inf, np.nan, 1e-320, 1e160)
     for value, norm in itertools.product(values, (1e-100, 1.0, 1e100)):
         with warnings.catch_warnings():
@@ -219,10 +209,7 @@ def test_no_warning_tells_of_a_record():
                 assert np.linalg.norm(part) <= 1 + 1e-12, (value, norm)
     numbers = np.full((1, 2, 2), np.float32(3e38))
     assert np.linalg.norm(sums(numbers, 1.0)[0]) == pytest.approx(1)
-
-
-def test_no_records_are_a_data_set_too():
-    """Its release failed, and that of one record did not."""
+    # No records are a data set too: its release failed, and that of one record did not.
     made = dp_whitening(np.zeros((0, 2, 3)), 1.0, SECRET, size=3)
     assert (made.mean.shape, made.matrix.shape) == ((2, 3), (3, 3))
     assert dp_pca(np.zeros((0, 4)), 2, 1.0, SECRET).shape == (4, 2)
@@ -233,8 +220,9 @@ def test_a_norm_whose_square_has_no_digits_is_refused_before_the_charge(kind):
     """DP-PCA charged Gaussian(0.4) and released the matrix itself: 0.4 R² is 0 in float64."""
     ledger = jaxdp.Ledger()
     for norm in (2e-162, 1e-320, 1e200):
-        with pytest.raises(ValueError, match="row_norm must be from 1e-100 to 1e100"):
-            released(kind, np.full((3, 2), norm), 0.4, row_norm=norm, ledger=ledger)
+        given = {"row_norm": norm, "ledger": ledger}
+        words = "row_norm must be from 1e-100 to 1e100"
+        refused(words, released, kind, np.full((3, 2), norm), 0.4, **given)
     assert ledger.entries == ()
     least, largest = preprocess._NORMS
     assert second_moment(np.full((1, 1), least), least) == pytest.approx(least**2)
@@ -242,20 +230,22 @@ def test_a_norm_whose_square_has_no_digits_is_refused_before_the_charge(kind):
 
 
 def test_bad_input():
-    two, pca, white = np.zeros((3, 2)), dp_pca, dp_whitening
+    two, row = np.zeros((3, 2)), np.zeros(3)
+    pca = lambda *args: lambda: dp_pca(*args)  # noqa: E731
+    white = lambda x, z=1.0, **given: lambda: dp_whitening(x, z, **{"size": 3, **given})  # noqa: E731
     other = Whitening(np.zeros((6, 4), np.float32), np.eye(4, dtype=np.float32))
-    for call, message in (
-        (lambda: pca(np.zeros(3), 1, 1.0), r"x must be an array \[n, ...\]"),
-        (lambda: pca(two, 3, 1.0), "dimensions must be at most the 2"),
-        (lambda: pca(two, 0, 1.0), "dimensions must be a whole number"),
-        (lambda: pca(two, 1, -1.0), "noise_multiplier must be"),
-        (lambda: white(np.zeros(3), 1.0, size=3), r"x must be an array \[n, ..., channels\]"),
-        (lambda: white(np.zeros((3, 0)), 1.0, size=3), r"x must be an array \[n, ..., channels\]"),
-        (lambda: white(two, -1.0, size=3), "noise_multiplier must be"),
-        (lambda: white(two, 1.0, size=0), "size must be"),
-        (lambda: white(two, 1.0, size=3, power=0.6), "power must be from 0 to 1/2"),
-        (lambda: white(two, 1.0, size=3, row_norm=0.0), "row_norm must be"),
-        (lambda: whitened(np.zeros((3, 5, 4)), other), "records of 6 places and 4 channels"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    all_refused(
+        [
+            (r"x must be an array \[n, ...\]", pca(row, 1, 1.0)),
+            ("dimensions must be at most the 2", pca(two, 3, 1.0)),
+            ("dimensions must be a whole number", pca(two, 0, 1.0)),
+            ("noise_multiplier must be", pca(two, 1, -1.0)),
+            (r"x must be an array \[n, ..., channels\]", white(row)),
+            (r"x must be an array \[n, ..., channels\]", white(np.zeros((3, 0))), "no channels"),
+            ("noise_multiplier must be", white(two, -1.0)),
+            ("size must be", white(two, size=0)),
+            ("power must be from 0 to 1/2", white(two, power=0.6)),
+            ("row_norm must be", white(two, row_norm=0.0)),
+            ("of 6 places and 4 channels", lambda: whitened(np.zeros((3, 5, 4)), other)),
+        ]
+    )
