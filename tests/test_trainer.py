@@ -40,6 +40,10 @@ def steps(train, count, params=PARAMS):
     return state, norms
 
 
+def one_step(train, state):
+    return train.step(state, next(train.batches(1)))[0]
+
+
 in_passes_and_in_one = pytest.mark.parametrize("rows", [8, None])
 
 
@@ -56,23 +60,19 @@ def test_a_run_is_a_function_of_its_chosen_seed(rows):
 
 
 def test_one_secret_in_two_trainers_shares_neither_draw_nor_noise():
-    secret, ledger = jaxdp.Secret.new(), jaxdp.Ledger()
-    seeds = (secret, secret, *2 * [jaxdp.Secret.from_seed(3)])
-    many = [trainer(s, ledger=ledger) for s in seeds]
-    draws = [np.sort(t._sampler.draw().indices.ravel()).tobytes() for t in many]
-    assert len(set(draws)) == 4
+    ledger, seeds = jaxdp.Ledger(), 2 * [jaxdp.Secret.new(), jaxdp.Secret.from_seed(3)]
+    many = [trainer(seed, ledger=ledger) for seed in seeds]
+    assert len({np.sort(t._sampler.draw().indices.ravel()).tobytes() for t in many}) == 4
 
 
 def by_hand(mech, grad_fn, draw):
     """The clipped sum of a draw, in NumPy."""
-    total = jax.tree.map(lambda p: np.zeros(p.shape), PARAMS)
-    aim, share = 1.0 - rounding.MARGIN, rounding.of_sum(grad_fn.most_records)
-    for row in draw.indices[draw.mask]:
-        grad = {name: rows[row] for name, rows in DATA.items()}
-        norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grad)))
-        total = jax.tree.map(lambda t, g, n=norm: t + g * min(1, aim / n), total, grad)
-    total = jax.tree.map(lambda t: jnp.asarray(t, jnp.float32), total)
-    return jaxdp.Summed(total, mech.rule.l2(PARAMS) * (1.0 + share))
+    share, rows = rounding.of_sum(grad_fn.most_records), draw.indices[draw.mask]
+    grads = {name: x[rows].astype(np.float64) for name, x in DATA.items()}
+    norms = np.sqrt(sum(np.sum(g**2, tuple(range(1, g.ndim))) for g in grads.values()))
+    factors = np.minimum(1, (1.0 - rounding.MARGIN) / norms)
+    total = {name: np.tensordot(factors, g, 1).astype("f4") for name, g in grads.items()}
+    return jaxdp.Summed(jax.tree.map(jnp.asarray, total), mech.rule.l2(PARAMS) * (1.0 + share))
 
 
 @in_passes_and_in_one
@@ -125,27 +125,40 @@ def test_every_state_stands_for_the_charges_so_far():
     train = trainer(reserve=1)
     states = [train.init(PARAMS)]
     for _ in range(2):  # one at a time, for batches are charged ahead
-        (one,) = train.batches(1)
-        state = states[-1]._replace(params=jax.tree.map(jnp.array, states[-1].params))
-        states.append(train.step(state, one)[0])
+        params = jax.tree.map(jnp.array, states[-1].params)
+        states.append(one_step(train, states[-1]._replace(params=params)))
     assert len({np.asarray(state.past).tobytes() for state in states}) == 3
     assert [int(state.step) for state in states] == [0, 1, 2]
 
 
 @in_passes_and_in_one
 def test_a_batch_is_used_once_whatever_the_state(rows):
-    """The two releases would share their noise and differ by what is un-noised."""
+    """The two releases would share their noise and differ by what is un-noised.
+
+    Before, in words of another door: "ticket must be spent once ... call sampler.draw()".
+    """
     train = trainer(physical_batch_size=rows)
     old = train.init(PARAMS)
     kept = jax.tree.map(jnp.array, old)._replace(step=0, past=old.past)
     (one,) = train.batches(1)
     train.step(old, one)
+    used = r"batch must be .* one that a step used before\. .*for batch in trainer\.batches\(\)"
     for stale in (kept, train.init(PARAMS)):
-        refused("batch must be .* one that a step used before", train.step, stale, one)
+        refused(f"^(?!.*sampler.draw){used}", train.step, stale, one)
     assert train.ledger.steps == 1
     (two,) = train.batches(1)
     assert train.step(kept, two)[0].step == 1  # an old state with a new batch is a new release
     assert train.ledger.steps == 2
+    # A batch that was drawn ahead and handed to nobody, and a copy of one.
+    state, batches = train.init(PARAMS), train.batches(3)
+    ahead = jaxdp.batches.ChargedBatch(batches._sampler.draw())
+    train._sampler.close(1)
+    refused("^(?!.*sampler.draw).*one of a loop that has ended", train.step, state, ahead)
+    (one,) = train.batches(1)
+    ticket, words = one.draw.ticket, "draw or sum (its ticket) cannot be copied"
+    for way, what in ((copy.deepcopy, ticket), (copy.copy, ticket), (copy.deepcopy, one)):
+        refused(words, way, what, error=TypeError)
+    refused("Take batches where the step is taken", copy.deepcopy, one, error=TypeError)
 
 
 def test_an_old_state_gets_new_noise():
@@ -173,12 +186,10 @@ def test_a_state_of_another_ledger_or_a_batch_of_another_trainer_is_refused():
 def test_what_was_drawn_ahead_is_given_back():
     train = trainer(reserve=5)
     state = train.init(PARAMS)
-    for n, one in enumerate(train.batches(50)):
+    for n, one in zip(range(1, 8), train.batches(50), strict=False):
         state, _ = train.step(state, one)
-        assert train.epsilon(1e-5).upper == train.mechanism.epsilon(n + 1, 1e-5).upper
+        assert train.epsilon(1e-5).upper == train.mechanism.epsilon(n, 1e-5).upper
         assert train.unverified() == []
-        if n == 6:
-            break
     train.close()
     assert train.ledger.steps == 7
     assert train.unverified() == []
@@ -186,11 +197,11 @@ def test_what_was_drawn_ahead_is_given_back():
     next(dropped.batches(30))
     dropped.close()
     assert dropped.ledger.steps == 1
-
-
-def test_a_batch_that_nobody_stepped_with_is_told():
+    # None is left for a state at the end; a batch that nobody stepped with is told.
     train = trainer()
     state = train.init(PARAMS)
+    assert list(train.batches(0)) == []
+    assert train.ledger.steps == 0
     one, _ = train.batches(2)
     train.step(state, one)
     assert train.ledger.steps == 2
@@ -223,8 +234,7 @@ def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
 def test_looking_changes_no_step_and_tells_what_clipping_saw():
     for rows in (8, None):
         one, two = (trainer(jaxdp.Secret.from_seed(5), physical_batch_size=rows) for _ in range(2))
-        (mine,), (other,) = one.batches(1), two.batches(1)
-        plain, _ = one.step(one.init(PARAMS), mine)
+        plain, (other,) = one_step(one, one.init(PARAMS)), two.batches(1)
         looked, _, infos = two.step_and_look(two.init(PARAMS), other)
         jax.tree.map(np.testing.assert_array_equal, plain.params, looked.params)
         assert sum(int(info.mask.sum()) for info in infos) == int(other.draw.mask.sum())
@@ -234,8 +244,7 @@ def test_looking_changes_no_step_and_tells_what_clipping_saw():
 def test_what_leaks_is_never_charged_as_private():
     algorithm = pigdo_as_published(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1)
     train = jaxdp.Trainer(loss_fn, algorithm, source=DATA)
-    state, _ = steps(train, 2)
-    assert state.step == 2
+    assert steps(train, 2)[0].step == 2
     assert train.epsilon(1e-5).upper == np.inf
 
 
@@ -244,7 +253,6 @@ def test_bad_input():
     mech = train.mechanism
     make = lambda *args: jaxdp.Trainer(loss_fn, *args, DATA)  # noqa: E731
     begun = lambda value: trainer().init(PARAMS, public_value=value)  # noqa: E731
-    (one,) = trainer().batches(1)
     all_refused(
         [
             ("optimizer must be None for a Alg", lambda: make(jaxdp.Algorithm(mech, SGD), SGD)),
@@ -260,16 +268,6 @@ def test_bad_input():
     )
     assert len(list(train.batches(epochs=2.0))) == 6
     refused("delta must be given", train.epsilon)
-    for way, what in ((copy.copy, one.draw.ticket), (copy.deepcopy, one.draw.ticket)):
-        refused("draw or sum (its ticket) cannot be copied", way, what, error=TypeError)
-    refused("draw or sum (its ticket) cannot be copied", copy.deepcopy, one, error=TypeError)
-
-
-def test_no_step_is_left_for_a_state_that_was_already_at_the_end():
-    train = trainer()
-    train.init(PARAMS)
-    assert list(train.batches(0)) == []
-    assert train.ledger.steps == 0
 
 
 REPLACED = "were replaced between steps by the caller: assumed public, or computed from noisy"
@@ -285,10 +283,6 @@ def taught():
     parts = {"student": True, "teacher": False}
     train = trainer(None, of_two, data, trainable=parts)
     return train, one_step(train, train.init({"student": jnp.ones(3), "teacher": jnp.zeros(3)}))
-
-
-def one_step(train, state):
-    return train.step(state, next(train.batches(1)))[0]
 
 
 def told_after(change):
