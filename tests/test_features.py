@@ -12,7 +12,7 @@ import jaxdp
 from benchmarks import dead_leaves, pretrain
 from jaxdp import _images, _pretrained, features
 from jaxdp.whitening import Whitening, whitened
-from tests.refusing import all_refused, refused
+from tests.refusing import refused
 
 WEIGHTS = {channels: _pretrained.weights(channels) for channels in _pretrained.FILTERS}
 
@@ -99,35 +99,34 @@ def test_groups_have_mean_0_and_variance_1():
 def test_wrong_arguments_are_told_in_words():
     images, names = np.zeros((1, 8, 8, 1), np.float32), ", ".join(features.NAMES)
     assert names == "scattering, random_convolutions, pretrained, pretrained_mirrored"
-    scattered, normal, random = (
-        lambda *args: lambda: features.scattering(*args),
-        lambda *args: lambda: features.group_normalised(*args),
-        lambda **options: lambda: features.random_convolutions(images, **options),
-    )
-    trained = lambda *shape: lambda: features.pretrained(np.zeros(shape, np.float32))  # noqa: E731
-    shaped = lambda *args: lambda: features.shape_of(*args)  # noqa: E731
-    all_refused(
-        [
-            (r"images must be .*got shape \(8, 8, 1\)", scattered(images[0])),
-            ("scales must be at most log2 .* 8 by 8; got 4", scattered(images, 4)),
-            ("scales must be a whole number", scattered(images, 0)),
-            ("orientations must be a whole number", scattered(images, 1, 0)),
-            ("groups must divide the 10", normal(np.zeros((2, 10)), 3)),
-            (r"x must be .*got shape \(3,\)", normal(np.zeros(3), 3)),
-            (f"features must be one of {names}; got", lambda: features.by_name("wave", images)),
-            (r"must be given images .*got examples \(9,", shaped("scattering", (9,))),
-            *(("side", random(side=side)) for side in (9, 0)),
-            ("cells", random(cells=9)),
-            ("filters", random(filters=0)),
-            ("seed", random(seed=-1)),
-            ("images must have 1 or 3 channels for pretrained, got 2", trained(2, 8, 8, 2)),
-            ("at least 4 by 4.*3 by 8", trained(2, 3, 8, 1)),
-            (r"images must be an array .*got shape \(8, 8, 1\)", trained(8, 8, 1)),
-            ("for pretrained, got 4", shaped("pretrained_mirrored", (32, 32, 4))),
-            ("at least 4 by 4, got examples", shaped("pretrained", (32, 3, 3))),
-        ]
-    )
+    for words, call, *args in (
+        (r"images must be .*got shape \(8, 8, 1\)", features.scattering, images[0]),
+        ("scales must be at most log2 .* 8 by 8; got 4", features.scattering, images, 4),
+        ("scales must be a whole number", features.scattering, images, 0),
+        ("orientations must be a whole number", features.scattering, images, 1, 0),
+        ("groups must divide the 10", features.group_normalised, np.zeros((2, 10)), 3),
+        (r"x must be .*got shape \(3,\)", features.group_normalised, np.zeros(3), 3),
+        (f"features must be one of {names}; got", features.by_name, "wavelets", images),
+        (r"must be given images .*got examples \(9,", features.shape_of, "scattering", (9,)),
+        ("1 or 3 channels for pretrained, got 2", features.pretrained, images[..., [0, 0]]),
+        ("at least 4 by 4.*3 by 8", features.pretrained, images[:, :3]),
+        (r"images must be an array .*got shape \(8, 8, 1\)", features.pretrained, images[0]),
+        ("for pretrained, got 4", features.shape_of, "pretrained_mirrored", (32, 32, 4)),
+        ("at least 4 by 4, got examples", features.shape_of, "pretrained", (32, 3, 3)),
+    ):
+        refused(words, call, *args)
+    for name, wrong in (("side", 9), ("side", 0), ("cells", 9), ("filters", 0), ("seed", -1)):
+        refused(name, features.random_convolutions, images, **{name: wrong})
     assert jaxdp.features is features
+
+
+def pooled(responses, threshold, down, across):
+    """Means over cells of what is above a threshold, and of what is below its negative."""
+    found = np.concatenate([responses - threshold, -responses - threshold], -1).clip(0)
+    edges = (np.arange(n + 1) * found.shape[i] // n for i, n in ((1, down), (2, across)))
+    rows, columns = map(list, map(itertools.pairwise, edges))
+    cells = [[found[:, a:b, c:d].mean((1, 2)) for c, d in columns] for a, b in rows]
+    return np.moveaxis(np.array(cells), 2, 0)
 
 
 def test_random_convolutions_are_sums_over_pixels():
@@ -138,10 +137,7 @@ def test_random_convolutions_are_sums_over_pixels():
     responses = np.zeros((3, 9, 8, 4))
     for i, j in itertools.product(range(9), range(8)):
         responses[:, i, j] = np.einsum("nabc,abcf->nf", padded[:, i : i + 3, j : j + 3], filters)
-    for a, b in itertools.product(range(2), repeat=2):
-        cell = responses[:, [slice(0, 4), slice(4, 9)][a], b * 4 : b * 4 + 4]
-        both = [np.maximum(cell, 0).mean((1, 2)), np.maximum(-cell, 0).mean((1, 2))]
-        np.testing.assert_allclose(found[:, a, b], np.concatenate(both, -1), atol=1e-5)
+    np.testing.assert_allclose(found, pooled(responses, 0.0, 2, 2), atol=1e-5)
 
 
 def test_random_filters_are_public_constants():
@@ -242,19 +238,13 @@ def summed(images, kept):
     filters, thresholds = (np.asarray(a, np.float64) for a in kept)
     count, height, width, _ = images.shape
     padded = np.pad(images.astype(np.float64), ((0, 0), (2, 3), (2, 3), (0, 0)), mode="edge")
-    found = np.zeros((count, height, width, 2 * len(thresholds)))
-    for i in range(height):
-        for j in range(width):
-            patch = padded[:, i : i + 6, j : j + 6]
-            patch = patch - patch.mean((1, 2, 3), keepdims=True)
-            spread = np.sqrt(patch.var((1, 2, 3)) + (10 / 255) ** 2)[:, None]
-            r = np.einsum("nabc,abcf->nf", patch, filters) / spread
-            both = np.concatenate([r - thresholds, -r - thresholds], -1)
-            found[:, i, j] = np.maximum(both, 0)
-    edges = (np.arange(n // 4 + 1) * n // (n // 4) for n in (height, width))
-    rows, columns = map(list, map(itertools.pairwise, edges))
-    cells = [[found[:, a:b, c:d].mean((1, 2)) for c, d in columns] for a, b in rows]
-    return np.moveaxis(np.array(cells), 2, 0)
+    found = np.zeros((count, height, width, len(thresholds)))
+    for i, j in itertools.product(range(height), range(width)):
+        patch = padded[:, i : i + 6, j : j + 6]
+        patch = patch - patch.mean((1, 2, 3), keepdims=True)
+        spread = np.sqrt(patch.var((1, 2, 3)) + (10 / 255) ** 2)[:, None]
+        found[:, i, j] = np.einsum("nabc,abcf->nf", patch, filters) / spread
+    return pooled(found, thresholds, height // 4, width // 4)
 
 
 def test_pretrained_features_are_the_sums_over_pixels():

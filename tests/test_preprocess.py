@@ -1,5 +1,6 @@
 """DP-PCA and private whitening: what one record moves, which noise is added, and what is charged."""
 
+import functools
 import itertools
 import types
 import warnings
@@ -15,17 +16,11 @@ from jaxdp import preprocess, whitening
 from jaxdp.preprocess import dp_pca, project, second_moment
 from jaxdp.whitening import Whitening, dp_whitening, sums, whitened
 from tests.laws import are_uncorrelated, is_gaussian
-from tests.refusing import all_refused, refused
+from tests.refusing import refused
 
 SECRET = jaxdp.Secret.from_seed(4)
 PLACES, CHANNELS = 6, 4
 EACH = pytest.mark.parametrize("kind", ["pca", "whitening"])
-
-
-def points(n=3000, noise=0.05, seed=0):
-    rng = np.random.default_rng(seed)
-    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
-    return rng.normal(size=(n, 2)) @ plane.T + noise * rng.normal(size=(n, 6)), plane
 
 
 def records(n=4000, seed=0):
@@ -68,7 +63,9 @@ def noise_of(kind, z=3.0, channels=40, **options):
 
 
 def test_the_plane_is_found_and_lost_under_noise():
-    x, plane = points()
+    rng = np.random.default_rng(0)
+    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
+    x = rng.normal(size=(3000, 2)) @ plane.T + 0.05 * rng.normal(size=(3000, 6))
     quiet, loud = (dp_pca(x, 2, z, SECRET) for z in (1.0, 1e6))
     np.testing.assert_allclose(quiet.T @ quiet, np.eye(2), atol=1e-5)
     assert np.linalg.norm(plane.T @ quiet) == pytest.approx(np.sqrt(2), abs=1e-2)
@@ -143,13 +140,10 @@ def test_a_second_release_is_charged_again_and_has_its_own_noise(kind):
     np.testing.assert_allclose(*same)  # of one seed, a figure can be made again
     assert are_uncorrelated(same[0], noise_of(kind, 5.0)[1])
     assert are_uncorrelated(same[0], noise_of(kind, row_norm=1.01)[1])
-
-
-@EACH
-def test_a_chosen_seed_is_told(kind):
+    # A chosen seed is told.
     for secret, told in ((SECRET, [True]), (None, [])):
         ledger = jaxdp.Ledger()
-        released(kind, points(100)[0], 8.0, secret, ledger=ledger)
+        released(kind, records(100), 8.0, secret, ledger=ledger)
         assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
         assert ["seed that a person chose" in line for line in ledger.unverified()] == told
 
@@ -175,14 +169,11 @@ def test_a_number_of_few_digits_has_the_noise_that_is_charged():
 
 
 def test_the_noise_grows_with_what_rounding_may_move():
+    """The record that comes first moves all others to other blocks, and other roundings."""
     small_share, share = (whitening._rounded(size, 49) for size in (1, 60_000))
     assert 0 < small_share < share < 1e-6
     more = deviation(1.0, np.zeros((1, 4096, 1)), size=10**9) * 10**9
     assert more >= 2**0.5 * (1 + whitening._rounded(10**9, 4096)) * (1 - 2.0**-22)
-
-
-def test_sums_of_neighbours_round_no_further_apart_than_is_said():
-    """The record that comes first moves all others to other blocks, and other roundings."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 3, 4))
     x *= 10 ** rng.uniform(-3, 3, size=(3000, 1, 1))
@@ -230,22 +221,16 @@ def test_a_norm_whose_square_has_no_digits_is_refused_before_the_charge(kind):
 
 
 def test_bad_input():
-    two, row = np.zeros((3, 2)), np.zeros(3)
-    pca = lambda *args: lambda: dp_pca(*args)  # noqa: E731
-    white = lambda x, z=1.0, **given: lambda: dp_whitening(x, z, **{"size": 3, **given})  # noqa: E731
+    two, row, white = np.zeros((3, 2)), np.zeros(3), functools.partial(dp_whitening, size=3)
+    refused("x must be an array [n, ...]", dp_pca, row, 1, 1.0)
+    refused("dimensions must be at most the 2", dp_pca, two, 3, 1.0)
+    refused("dimensions must be a whole number", dp_pca, two, 0, 1.0)
+    refused("noise_multiplier must be", dp_pca, two, 1, -1.0)
+    refused("x must be an array [n, ..., channels]", white, row, 1.0)
+    refused("x must be an array [n, ..., channels]", white, np.zeros((3, 0)), 1.0)
+    refused("noise_multiplier must be", white, two, -1.0)
+    refused("size must be", dp_whitening, two, 1.0, size=0)
+    refused("power must be from 0 to 1/2", white, two, 1.0, power=0.6)
+    refused("row_norm must be", white, two, 1.0, row_norm=0.0)
     other = Whitening(np.zeros((6, 4), np.float32), np.eye(4, dtype=np.float32))
-    all_refused(
-        [
-            (r"x must be an array \[n, ...\]", pca(row, 1, 1.0)),
-            ("dimensions must be at most the 2", pca(two, 3, 1.0)),
-            ("dimensions must be a whole number", pca(two, 0, 1.0)),
-            ("noise_multiplier must be", pca(two, 1, -1.0)),
-            (r"x must be an array \[n, ..., channels\]", white(row)),
-            (r"x must be an array \[n, ..., channels\]", white(np.zeros((3, 0))), "no channels"),
-            ("noise_multiplier must be", white(two, -1.0)),
-            ("size must be", white(two, size=0)),
-            ("power must be from 0 to 1/2", white(two, power=0.6)),
-            ("row_norm must be", white(two, row_norm=0.0)),
-            ("of 6 places and 4 channels", lambda: whitened(np.zeros((3, 5, 4)), other)),
-        ]
-    )
+    refused("records of 6 places and 4 channels", whitened, np.zeros((3, 5, 4)), other)

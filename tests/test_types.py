@@ -4,36 +4,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import jaxdp
-from jaxdp.tickets import simulated_key
 from tests.refusing import all_refused, refused
 
-KEY = simulated_key(jax.random.key(0), {"gradient": 1.0})
 WORDS = "Put privatize .* first in the optax chain"
 PARAMS = {"w": jnp.zeros((2,))}
 SUMMED = jaxdp.Summed({"w": jnp.ones((2,))}, 1.0)
-NOISE = jaxdp.privatize(1.0, 10.0)
 MECH = jaxdp.dp_sgd(1.0, 1.0, 30, 30, "full_batch")
 DATA = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32)
 GRAD_FN = MECH.clipped_grad(lambda params, x: jnp.vdot(params["w"], x))
-
-
-def test_nothing_changes_a_sum_before_its_noise_or_is_wrapped_around_it():
-    before = (
-        optax.scale(10.0), optax.clip(1.0), optax.clip_by_global_norm(1.0),
-        optax.masked(optax.scale(10.0), {"w": True}), optax.sgd(0.1, momentum=0.9),
-        optax.adam(0.1), optax.add_decayed_weights(0.1), optax.zero_nans(),
-    )  # fmt: skip
-    around = (
-        optax.masked(NOISE, {"w": True}), optax.apply_if_finite(NOISE, 3),
-        optax.MultiSteps(NOISE, 2),
-        optax.multi_transform({"a": NOISE, "b": optax.identity()}, {"w": "a"}),
-    )  # fmt: skip
-    for tx in (*(optax.chain(link, NOISE) for link in before), *around):
-        options = {} if tx in around else {"key": KEY}
-        refused(WORDS, tx.update, SUMMED, tx.init(PARAMS), PARAMS, error=TypeError, **options)
 
 
 def test_repr_shows_no_value():
