@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -14,6 +13,7 @@ from jaxdp.noise import identity, square_root
 from jaxdp.noise.correlated import part_of, privatize_correlated
 from jaxdp.tickets import simulated_key
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.refusing import refused
 
 assert jax.device_count() == 8
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
@@ -36,12 +36,13 @@ def are_independent(rows):
 
 def automatic():
     """Under jit a sharded sum gets the very noise of one device."""
-    params = {"w": jnp.zeros(16_000)}
     tx = jaxdp.privatize(1.0, 1.0)
-    update = jaxdp.compile_update(tx)
-    one = update(params, tx.init(params), jaxdp.Summed(params, 1.0), key=KEY)[0]["w"]
+    update, params = jaxdp.compile_update(tx), {"w": jnp.zeros(16_000)}
     sharded = jax.device_put(params, NamedSharding(MESH, ALL))
-    many = update(sharded, tx.init(sharded), jaxdp.Summed(sharded, 1.0), key=KEY)[0]["w"]
+    one, many = (
+        update(each, tx.init(each), jaxdp.Summed(each, 1.0), key=KEY)[0]["w"]
+        for each in (params, sharded)
+    )
     assert len(many.sharding.device_set) == 8
     np.testing.assert_array_equal(one, many)
     are_independent(np.asarray(many).reshape(8, -1))
@@ -92,13 +93,9 @@ def summed_over_devices():
 def said():
     """Axes of which nothing is known are refused."""
     pmap = jax.pmap(noisy, axis_name="d", in_axes=(0, None))
-    for call, words in (
-        (lambda: mapped(False, ALL), r"got none for \['x', 'y'\]"),
-        (lambda: mapped(False, ALL, sharded_over=("x",)), r"got none for \['y'\]"),
-        (lambda: pmap(ROWS, KEY), "sharded_over or replicated_over must name every mesh axis"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call()
+    refused("got none for ['x', 'y']", mapped, False, ALL)
+    refused("got none for ['y']", mapped, False, ALL, sharded_over=("x",))
+    refused("sharded_over or replicated_over must name every mesh axis", pmap, ROWS, KEY)
 
 
 def pmapped():
@@ -124,9 +121,8 @@ def unnamed():
 
 def members_on_devices():
     """A vmap inside of a shard_map: members and shards are all apart."""
-    keys = jax.vmap(lambda s: simulated_key(s, {"gradient": 1.0}))(
-        jax.random.split(jax.random.key(1), 3)
-    )
+    many = jax.random.split(jax.random.key(1), 3)
+    keys = jax.vmap(lambda s: simulated_key(s, {"gradient": 1.0}))(many)
     for check in (False, True):
         options = {} if check else {"sharded_over": ("x", "y")}
         inner = jax.vmap(functools.partial(noisy, **options))

@@ -3,7 +3,7 @@
 `python -m tests.on_mesh [check ...]` prints which of the checks passed.
 """
 
-import re
+import functools
 import sys
 import traceback
 
@@ -11,33 +11,117 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
 from benchmarks.collectives import summary
 from jaxdp import clipping
 from jaxdp.sources import as_source
-from tests.meshes import (
-    EXPLICIT,
-    MECHANISM,
-    ONE,
-    PLACES,
-    ROWS,
-    THREE,
-    TWO,
-    X,
-    Y,
-    by_tensors,
-    close,
-    compiled,
-    fresh,
-    loss_fn,
-    ordinary,
-    taken,
-    trained,
-)
+from tests.refusing import all_refused
+
+assert jax.device_count() == 8
+ROWS, RNG = 256, np.random.default_rng(0)
+X, Y = RNG.standard_normal((ROWS, 16)).astype(np.float32), np.arange(ROWS, dtype=np.int32) % 4
+MECHANISM = jaxdp.dp_sgd(1.0, 0.5, batch_size=64, dataset_size=ROWS)
+
+
+ONE = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+TWO = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+THREE = jax.make_mesh((2, 2, 2), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+WHOLE = P()
+EXPLICIT = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+
+
+def fresh(width=32):
+    keys, sizes = jax.random.split(jax.random.key(0), 3), (16, width, width, 4)
+    return [
+        {"w": jax.random.normal(key, (rows, columns)) / rows**0.5, "b": jnp.zeros(columns)}
+        for key, rows, columns in zip(keys, sizes[:-1], sizes[1:], strict=True)
+    ]
+
+
+def loss_fn(params, x, y):
+    for layer in params[:-1]:
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+    logits = x @ params[-1]["w"] + params[-1]["b"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+
+def whole(mesh, params):
+    return jax.device_put(params, NamedSharding(mesh, P()))
+
+
+def fully_sharded(mesh, params):
+    cut = lambda leaf: P("data" if leaf.shape[0] % mesh.shape["data"] == 0 else None)  # noqa: E731
+    return jax.device_put(params, jax.tree.map(lambda a: NamedSharding(mesh, cut(a)), params))
+
+
+def by_tensors(mesh, params, rows=None):
+    """Columns of the first layer and rows of the next are on other devices, and so on."""
+    columns = {"w": NamedSharding(mesh, P(None, "model")), "b": NamedSharding(mesh, P("model"))}
+    inputs = {"w": NamedSharding(mesh, P("model", rows)), "b": NamedSharding(mesh, P())}
+    return jax.device_put(params, [columns, inputs, columns])
+
+
+by_both = functools.partial(by_tensors, rows="fsdp")
+# mesh, its axes of rows, where the parameters lie
+PLACES = {
+    "8x1": (ONE, None, whole),
+    "8x1, fully sharded": (ONE, None, fully_sharded),
+    "4x2, tensor parallel": (TWO, None, by_tensors),
+    "4x2, rows over both": (TWO, ("data", "model"), whole),
+    "2x2x2, fully sharded and tensor parallel": (THREE, ("data", "fsdp"), by_both),
+    "8x1, explicit axes": (EXPLICIT, None, fully_sharded),
+}
+
+
+def trained(params, mesh=None, axes=None, steps=2, **options):
+    """The trainer, its state after some steps, and the records of each."""
+    given = {"loss_fn": loss_fn, "mechanism": MECHANISM, "optimizer": optax.adam(1e-2)}
+    given |= {"source": (X, Y), "secret": jaxdp.Secret.from_seed(7), **options}
+    trainer = jaxdp.Trainer(mesh=mesh, data_axes=axes, **given)
+    state, drawn = trainer.init(params), []
+    for batch in trainer.batches(steps):
+        drawn.append(sorted(batch.draw.indices[batch.draw.mask].tolist()))
+        state, _ = trainer.step(state, batch)
+    return trainer, state, drawn
+
+
+def compiled(trainer, state):
+    """The step of one physical batch."""
+    batch = next(trainer.batches(1))
+    draw, rows = batch.draw, batch.rows
+    data = trainer._data if rows is None else rows[0]
+    drawn = (data, draw.indices[0], draw.mask[0], draw.ticket.blank())
+    options = {"gathered": rows is not None, "told": False}
+    return trainer._step.whole.lower(*state[:2], *drawn, None, {}, **options).compile()
+
+
+def ordinary(params, rows, axes, mesh):
+    """The same step without privacy: the gradient of the mean loss, and Adam."""
+    tx, at = optax.adam(1e-2), jax.tree.map(lambda leaf: leaf.sharding, params)
+    batch = jax.device_put((X[:rows], Y[:rows]), NamedSharding(mesh, P(axes)))
+
+    def step(params, opt_state, batch):
+        mean = lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0, 0))(p, *batch))  # noqa: E731
+        updates, opt_state = tx.update(jax.grad(mean)(params), opt_state, params)
+        moved = jax.lax.with_sharding_constraint(optax.apply_updates(params, updates), at)
+        return moved, opt_state, optax.tree.norm(updates)
+
+    return jax.jit(step, donate_argnums=(0, 1)).lower(params, tx.init(params), batch).compile()
+
+
+def close(one, other, tolerance=2e-5):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
+@functools.cache
+def taken(name):
+    """Two steps at one of the places: the trainer, the state, and the records of each."""
+    mesh, axes, lay = PLACES[name]
+    return trained(lay(mesh, fresh()), None if "explicit" in name else mesh, axes)
 
 
 def is_cut(leaf, mesh, *spec):
@@ -102,25 +186,21 @@ def noise_is_that_of_one_device(mechanism, names, steps=2, partitionable=lambda 
     def nothing(params, x):
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) * 0.0 * x[0]
 
-    options = {"source": X, "loss": nothing, "optimizer": optax.sgd(1.0), "steps": steps}
+    options = {"source": X, "loss_fn": nothing, "optimizer": optax.sgd(1.0), "steps": steps}
     options["mechanism"] = mechanism
     alone = trained(PARAMS, **options)[1].params
     assert float(jnp.std(alone["large"])) > 0.001
     for name in names:
         mesh, each = SPECS[name]
         specs = dict(zip(PARAMS, each, strict=True))
-        jax.config.update("jax_threefry_partitionable", partitionable(name))
-        put = {
-            key: jax.device_put(leaf, NamedSharding(mesh, specs[key]))
-            for key, leaf in PARAMS.items()
-        }
-        state = trained(put, None if name == "explicit" else mesh, **options)[1]
+        put = jax.device_put(PARAMS, {key: NamedSharding(mesh, specs[key]) for key in PARAMS})
+        with jax.threefry_partitionable(partitionable(name)):
+            state = trained(put, None if name == "explicit" else mesh, **options)[1]
         buffers = getattr(state.opt_state[0], "buffers", None) or {}
         for key, leaf in state.params.items():
             np.testing.assert_array_equal(alone[key], leaf, err_msg=f"{name} {key}")
             assert is_cut(leaf, leaf.sharding.mesh, *specs[key]), name
-            if key in buffers:
-                at = buffers[key]
+            if (at := buffers.get(key)) is not None:
                 assert is_cut(at, at.sharding.mesh, None, *specs[key]), name
             copies = {}
             for shard in leaf.addressable_shards:
@@ -131,12 +211,8 @@ def noise_is_that_of_one_device(mechanism, names, steps=2, partitionable=lambda 
 
 def noise():
     """The very noise of one device: of one value one noise, of a shard the global one's slice."""
-    before = jax.config.jax_threefry_partitionable
-    try:
-        names = ("8x1", "8x1, fully sharded", "4x2", "2x2x2")
-        noise_is_that_of_one_device(MECHANISM, names, 2, lambda name: name.startswith("8x1"))
-    finally:
-        jax.config.update("jax_threefry_partitionable", before)
+    names = ("8x1", "8x1, fully sharded", "4x2", "2x2x2")
+    noise_is_that_of_one_device(MECHANISM, names, 2, lambda name: name.startswith("8x1"))
 
 
 def grid():
@@ -181,7 +257,7 @@ def sources():
     def noisy(params, x, y, rng):
         return loss_fn(params, x + jax.random.normal(rng, x.shape), y)
 
-    close(*(trained(fresh(), mesh, loss=noisy)[1].params for mesh in (None, ONE)))
+    close(*(trained(fresh(), mesh, loss_fn=noisy)[1].params for mesh in (None, ONE)))
 
 
 def broken():
@@ -198,8 +274,7 @@ def broken():
         options |= {"steps": 1, "engine": "vmap", "physical_batch_size": ROWS}
         found.append(trained(lay(mesh, fresh(128)), mesh, **options)[1].params)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[-1]))
-    close(found[0], found[1])
-    close(found[0], found[2])
+        close(found[0], found[-1])
 
 
 def chains():
@@ -229,6 +304,16 @@ def chains():
         assert opt_state[1][0].mu[0]["w"].sharding.spec == P("data")
 
 
+def over_devices(tree):
+    return jax.tree.map(lambda leaf: jax.lax.psum(leaf, "data"), tree)
+
+
+def by_rows(part, out=WHOLE, **options):
+    """A compiled ``shard_map`` of parameters, and of two arguments that are cut by rows."""
+    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": out}
+    return jax.jit(jax.shard_map(part, mesh=ONE, **specs, **options))
+
+
 def own_steps():
     """Steps of one's own: a mesh by name, under ``jit``; ``shard_map`` with both ``check_vma``."""
     mask = np.arange(ROWS) % 3 != 0
@@ -249,25 +334,15 @@ def own_steps():
             return (found.value, found.votes), info.norms
 
         one, norms = jax.jit(total, static_argnums=0)(alone, params, (X, Y), mask)
-        found, others = jax.jit(total, static_argnums=0)(named, params, batch, there)
-        close(one, found)
-        close(norms, others)
+        close((one, norms), jax.jit(total, static_argnums=0)(named, params, batch, there))
+
+        def part(params, batch, mask, alone=alone):
+            found, norms = total(alone, params, batch, mask)
+            return over_devices(found), norms
+
         for check in (True, False):
-
-            def part(params, batch, mask, alone=alone):
-                found, norms = total(alone, params, batch, mask)
-                return jax.tree.map(lambda v: jax.lax.psum(v, "data"), found), norms
-
-            mapped = jax.shard_map(
-                part,
-                mesh=ONE,
-                in_specs=(P(), P("data"), P("data")),
-                out_specs=(P(), P("data")),
-                check_vma=check,
-            )
-            found, others = jax.jit(mapped)(params, batch, there)
-            close(one, found)
-            close(norms, others)
+            mapped = by_rows(part, (P(), P("data")), check_vma=check)
+            close((one, norms), mapped(params, batch, there))
 
 
 def members():
@@ -278,11 +353,7 @@ def members():
     every = jax.vmap(whole, (0, None, None))
     one = jax.jit(every)(two, X, Y)
 
-    def part(params, x, y):
-        return jax.tree.map(lambda v: jax.lax.psum(v, "data"), every(params, x, y))
-
-    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
-    close(one, jax.jit(jax.shard_map(part, mesh=ONE, **specs))(two, X, Y))
+    close(one, by_rows(lambda *args: over_devices(every(*args)))(two, X, Y))
 
 
 def summed_before():
@@ -293,47 +364,40 @@ def summed_before():
         params = jax.lax.pcast(params, ("data",), to="varying") if cast else params
         grads = jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, *batch)
         mask = jnp.ones(ROWS // 8, bool) if own else mask
-        return jax.lax.psum(clip.update(grads, None, params, mask=mask)[0].value, "data")
+        return over_devices(clip.update(grads, None, params, mask=mask)[0].value)
 
     def mapped(cast, own=False):
-        specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
-        fn = jax.shard_map(lambda *a: step(cast, own, *a), mesh=ONE, **specs)
-        return jax.jit(fn)(fresh(), (X, Y), np.ones(ROWS, bool))
+        part = by_rows(functools.partial(step, cast, own))
+        return part(fresh(), (X, Y), np.ones(ROWS, bool))
 
-    for own in (False, True):
-        with pytest.raises(ValueError, match="has summed over"):
-            mapped(False, own)
-    alone = clip.update(
-        jax.vmap(jax.grad(loss_fn), (None, 0, 0))(fresh(), X, Y), None, fresh(), mask="all"
-    )[0]
-    close(alone.value, mapped(True))
+    all_refused(("has summed over", lambda own=own: mapped(False, own)) for own in (False, True))
+    grads = jax.vmap(jax.grad(loss_fn), (None, 0, 0))(fresh(), X, Y)
+    close(clip.update(grads, None, fresh(), mask="all")[0].value, mapped(True))
 
 
 def refused():
     """What cannot be meant is refused in words."""
-
-    def says(words, call):
-        with pytest.raises(ValueError, match=re.escape(words)):
-            call()
-
-    says("mesh must be a jax.sharding.Mesh", lambda: trained(fresh(), mesh=8))
-    says("data_axes must be axes of the mesh", lambda: trained(fresh(), ONE, ("rows",)))
-    says("mesh must be the one that", lambda: trained(by_tensors(TWO, fresh()), ONE))
     grad_fn = jaxdp.clipped_grad(loss_fn, clipping.clip(0.5), mesh=ONE)
-    says("a multiple of 8 rows", lambda: grad_fn(fresh(), (X[:12], Y[:12]), "all"))
-
-
-CHECKS = {
-    check.__name__: check
-    for check in (
-        steps, exchanged, noise, correlated, grid, sources, broken,
-        chains, own_steps, members, summed_before, refused,
+    all_refused(
+        [
+            ("mesh must be a jax.sharding.Mesh", lambda: trained(fresh(), mesh=8)),
+            ("data_axes must be axes of the mesh", lambda: trained(fresh(), ONE, ("rows",))),
+            ("mesh must be the one that", lambda: trained(by_tensors(TWO, fresh()), ONE)),
+            ("a multiple of 8 rows", lambda: grad_fn(fresh(), (X[:12], Y[:12]), "all")),
+        ]
     )
-}  # fmt: skip
+
+
+CHECKS = (
+    steps, exchanged, noise, correlated, grid, sources, broken, chains, own_steps, members,
+    summed_before, refused,
+)  # fmt: skip
 if __name__ == "__main__":
-    for name in sys.argv[1:] or CHECKS:
+    for check in CHECKS:
+        if sys.argv[1:] and check.__name__ not in sys.argv:
+            continue
         try:
-            CHECKS[name]()
-            print("passed", name, flush=True)
+            check()
+            print("passed", check.__name__, flush=True)
         except Exception:
-            print("failed", name, traceback.format_exc()[-1_500:], flush=True)
+            print("failed", check.__name__, traceback.format_exc()[-1_500:], flush=True)

@@ -39,12 +39,9 @@ def required(names):
         name = left.pop()
         if name not in found:
             found.add(name)
-            needs = [Requirement(text) for text in metadata.requires(name) or ()]
-            left += [
-                canonicalize_name(need.name)
-                for need in needs
-                if not need.marker or need.marker.evaluate({"extra": ""})
-            ]
+            for need in map(Requirement, metadata.requires(name) or ()):
+                if not need.marker or need.marker.evaluate({"extra": ""}):
+                    left.append(canonicalize_name(need.name))
     return found
 
 
@@ -52,21 +49,17 @@ def brought_by(extra):
     """Names of the distributions that an extra lists, by way of other extras too."""
     found = set()
     for need in map(Requirement, EXTRAS[extra]):
+        ours = need.name == PROJECT["name"]
         found |= (
-            set.union(*map(brought_by, need.extras))
-            if need.name == PROJECT["name"]
-            else {canonicalize_name(need.name)}
+            set().union(*map(brought_by, need.extras)) if ours else {canonicalize_name(need.name)}
         )
     return found
 
 
-def test_the_core_needs_four_distributions():
-    names = [Requirement(text).name for text in PROJECT["dependencies"]]
-    assert names == ["jax", "optax", "numpy", "scipy"]
-
-
-def test_a_bare_environment_trains_accounts_and_says_what_is_missing():
-    bare = required(Requirement(text).name for text in PROJECT["dependencies"])
+def test_a_bare_environment_of_four_distributions_trains_accounts_and_says_what_is_missing():
+    core = [Requirement(text).name for text in PROJECT["dependencies"]]
+    assert core == ["jax", "optax", "numpy", "scipy"]
+    bare = required(core)
     refused = {
         module
         for module, homes in metadata.packages_distributions().items()
@@ -74,16 +67,7 @@ def test_a_bare_environment_trains_accounts_and_says_what_is_missing():
     }
     assert {"flax", "orbax", "click", "rich", "matplotlib", "sklearn", "chex"} <= refused
     code = REFUSE.format(refused=refused, program=str(ROOT / "tests" / "bare.py"))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "bare: all done" in done.stdout
-
-
-def test_all_is_the_union():
-    assert brought_by("all") == set.union(*map(brought_by, ("train", "cli", "data", "papers")))
-    assert brought_by("all") <= brought_by("test") <= brought_by("dev")
+    assert "bare: all done" in in_a_new_process(code)
 
 
 STARRED = {"TFDS": TFDS, "RUN": _extras.RUN}
@@ -101,7 +85,9 @@ def asked_for():
                     yield from [(path.name, extra.value, name) for name in names]
 
 
-def test_the_extra_that_is_named_brings_the_package():
+def test_the_extra_that_is_named_brings_the_package_and_all_brings_what_the_others_do():
+    assert brought_by("all") == set.union(*map(brought_by, ("train", "cli", "data", "papers")))
+    assert brought_by("all") <= brought_by("test") <= brought_by("dev")
     asked = set(asked_for())
     assert len(asked) > 10
     for file, extra, module in asked:
@@ -110,9 +96,12 @@ def test_the_extra_that_is_named_brings_the_package():
 
 
 def in_a_new_process(code, *missing):
-    """Runs a program where some modules cannot be imported."""
+    """What a program prints where some modules cannot be imported."""
     block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in missing)
-    subprocess.run([sys.executable, "-c", block + code], check=True, timeout=300)
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([sys.executable, "-c", block + code], **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_submodule_is_reachable_without_importing_it_and_the_core_needs_no_papers():

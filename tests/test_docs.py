@@ -1,26 +1,43 @@
-"""The code that documentation shows runs: README, pages, and the examples of docstrings.
+"""The code that is shown runs: README, pages, docstrings, examples and notebooks.
 
-That pages name what is there, and that links lead somewhere, is checked by benchmarks/release.py.
+That pages name what is there, that links lead somewhere, that examples are short, and that what a
+notebook stores was shown by its code, is checked by benchmarks/release.py.
 """
 
 import ast
+import base64
 import contextlib
 import doctest
 import io
 import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import nbformat
 import numpy as np
 import optax
 import pytest
 
 import jaxdp
+from notebooks import execute
+from tests.compiling import of_users
+from tests.refusing import refused
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
+DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
 KNOWN = {"jax": jax, "jaxdp": jaxdp, "jnp": jnp, "np": np, "optax": optax}
+MEMORY_MAP, PACKAGES = EXAMPLES / "06_memory_map.py", {"03_equinox": "equinox"}
+
+
+@contextlib.contextmanager
+def as_users():
+    """JAX's own settings, where types and ranks are promoted."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def code(page):
@@ -28,17 +45,15 @@ def code(page):
 
 
 def executed(page, namespace):
-    """Runs the page's code as in a reader's session, where types and ranks are promoted."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        for block in code(page):
-            exec(compile(block, page.name, "exec"), namespace)
+    """Runs the page's code."""
+    for block in code(page):
+        exec(compile(block, page.name, "exec"), namespace)
 
 
 def test_the_readme_runs_from_top_to_bottom(capsys):
     namespace, readme = {}, ROOT / "README.md"
     assert len(code(readme)) >= 3
-    for block in code(readme):  # under strict types, too
-        exec(compile(block, readme.name, "exec"), namespace)
+    executed(readme, namespace)  # under strict types, too
     epsilon = float(re.search(r"epsilon (\d\.\d+) at", capsys.readouterr().out).group(1))
     assert epsilon == pytest.approx(namespace["mechanism"].epsilon(150, 1e-4).upper, abs=1e-3)
 
@@ -46,7 +61,7 @@ def test_the_readme_runs_from_top_to_bottom(capsys):
 @pytest.fixture(scope="module")
 def tutorial():
     namespace = {}
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as said, as_users():
         executed(DOCS / "tutorial.md", namespace)
     return namespace, said.getvalue()
 
@@ -60,22 +75,26 @@ def test_the_tutorial_ends_in_a_private_model(tutorial):
     assert (namespace["run"].path / "report.html").exists()
 
 
-# Several runs each, of what tests/runs shows on smaller ones.
-SLOW = ("tune", "accuracy", "resume")
-PAGES = [
-    pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
-    for page in sorted((DOCS / "howto").glob("*.md"))
-]
+def each_of(paths, is_slow=lambda name: False):
+    """One a test, named by its file."""
+    marks = {path: pytest.mark.slow if is_slow(path.stem) else () for path in sorted(paths)}
+    return [pytest.param(path, id=path.stem, marks=mark) for path, mark in marks.items()]
+
+
+# Slow: several runs each, of what tests/runs shows on smaller ones.
+PAGES = each_of(DOCS.glob("howto/*.md"), lambda name: name in ("tune", "accuracy", "resume"))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_after_the_tutorial(tutorial, page):
-    executed(page, dict(tutorial[0]))
+    with as_users():
+        executed(page, dict(tutorial[0]))
 
 
 @pytest.mark.parametrize("page", ["correlated_noise.md", "tabular.md"])
 def test_the_code_of_a_page_of_its_own_runs(page):
-    executed(DOCS / page, {})
+    with as_users():
+        executed(DOCS / page, {})
 
 
 def docstrings():
@@ -96,3 +115,90 @@ def test_examples_of_docstrings_print_what_they_say():
             run += doctest.DocTestRunner().run(test, out=said.append).attempted
     assert run > 50
     assert not said, "".join(said)  # each names its place
+
+
+@pytest.fixture
+def in_a_folder(monkeypatch, tmp_path):
+    """With folders of the test, and no windows."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+
+
+def epsilons(text):
+    return [float(number) for number in re.findall(r"epsilon (\d+\.\d+)", text)]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("path", each_of({*EXAMPLES.glob("*.py")} - {MEMORY_MAP}))
+def test_an_example_runs(path, in_a_folder, capsys):
+    if package := PACKAGES.get(path.stem):
+        pytest.importorskip(package)
+    with as_users():
+        runpy.run_path(str(path), run_name="__main__")
+    said = capsys.readouterr().out
+    assert epsilons(said)
+    assert 2.9 <= max(epsilons(said)) <= (3.3 if "together" in said else 3.0)
+    accuracy = re.findall(r"(?:accuracy|\d+:) (0\.\d+)", said)
+    if accuracy:
+        assert float(accuracy[-1]) > 0.6
+
+
+@pytest.mark.slow
+def test_a_memory_map_larger_than_the_peak_of_memory(in_a_folder):
+    """In a process of its own: the peak is a process's."""
+    command = [sys.executable, str(MEMORY_MAP)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert epsilons(done.stdout)[0] <= 1.0
+    if found := re.search(r"peak memory (\d+) MB", done.stdout):
+        assert int(found[1]) < 600 < 1000 * float(re.match(r"(\S+) GB", done.stdout)[1])
+
+
+def shown(cell):
+    """The text under a cell with # for each number, which follows draws and noise."""
+    text = "".join(execute.text_of(output) for output in cell.outputs)
+    return re.sub(r"-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", "#", re.sub(r"\s", "", text))
+
+
+def pictures(cell):
+    found = [output.get("data", {}).get("image/png") for output in cell.outputs]
+    return [base64.b64decode(picture) for picture in found if picture]
+
+
+# One in every run; test_gpt2.py, and pages and examples, show what the others do.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("path", each_of(execute.paths(), "03_claimed_and_proven".__ne__))
+def test_a_notebook_runs_and_shows_what_is_stored(path):
+    stored = nbformat.read(path, as_version=4)
+    ran = execute.tidied(execute.execute(stored, of_users()))
+    for cell, today in zip(*map(execute.code_cells, (stored, ran)), strict=True):
+        assert [p[:4] for p in pictures(today)] == [b"\x89PNG"] * len(pictures(cell))
+        if "varies" not in cell.metadata.get("tags", []):
+            assert shown(today) == shown(cell)
+
+
+def with_output(name, text):
+    output = nbformat.v4.new_output("stream", name=name, text=text)
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])])
+
+
+BAR = "\r  0%|     | 0/60 [00:00<?, ?it/s]\r100%|█████| 60/60 [00:03<00:00, 17.10it/s{}]\n"
+
+
+def test_of_a_progress_bar_the_end_is_stored_without_times_and_nothing_of_one_machine():
+    for told, end in (("", ""), (", epsilon=3.00, accuracy=0.9", " [epsilon=3.00, accuracy=0.9]")):
+        notebook = with_output("stderr", "a warning\n" + BAR.format(told))
+        (kept,) = execute.tidied(notebook).cells[0].outputs
+        assert kept.text == f"100%|█████| 60/60{end}\n"
+    for text in (str(ROOT), "<object at 0x7f3e5c0a1b20>", "2026-01-02 10:11"):
+        refused("same on every machine", execute.tidied, with_output("stdout", text))
+
+
+def test_the_hash_of_a_notebook_follows_the_code_alone():
+    cells = [nbformat.v4.new_markdown_cell("a"), nbformat.v4.new_code_cell("b")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    before = execute.hash_of_code(notebook)
+    cells[0].source = "c"
+    assert execute.hash_of_code(notebook) == before
+    cells[1].source = "c"
+    assert execute.hash_of_code(notebook) != before

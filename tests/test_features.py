@@ -1,4 +1,7 @@
-"""Features beside sums in float64, and that no image has a part in another's, to the last bit."""
+"""Features beside sums in float64, pre-trained weights and the images that they came from.
+
+No image has a part in another's features, to the last bit.
+"""
 
 import itertools
 
@@ -6,8 +9,12 @@ import numpy as np
 import pytest
 
 import jaxdp
-from jaxdp import _images, features
+from benchmarks import dead_leaves, pretrain
+from jaxdp import _images, _pretrained, features
 from jaxdp.whitening import Whitening, whitened
+from tests.refusing import refused
+
+WEIGHTS = {channels: _pretrained.weights(channels) for channels in _pretrained.FILTERS}
 
 
 def gaussian(sides, deviation, slant=1.0, angle=0.0, frequency=0.0):
@@ -60,23 +67,24 @@ def reference(image, scales, orientations):
     return np.stack(paths, -1)
 
 
-@pytest.mark.parametrize(
-    ("shape", "scales", "orientations"), [((9, 6, 2), 1, 4), ((7, 10, 1), 2, 3), ((8, 8, 1), 3, 1)]
-)
-def test_scattering_is_the_direct_sums(shape, scales, orientations):
-    images = np.random.default_rng(1).normal(size=(2, *shape)).astype(np.float32)
-    found = features.scattering(images, scales, orientations)
-    for image, row in zip(images, found, strict=True):
-        planes = [reference(plane, scales, orientations) for plane in np.moveaxis(image, -1, 0)]
-        np.testing.assert_allclose(row, np.concatenate(planes, -1), atol=2e-6)
-    assert found.dtype == np.float32
-    assert found.shape[-1] == shape[-1] * features.number_of_paths(scales, orientations)
+def test_scattering_is_the_direct_sums():
+    for shape, *numbers in (((9, 6, 2), 1, 4), ((7, 10, 1), 2, 3), ((8, 8, 1), 3, 1)):
+        images = np.random.default_rng(1).normal(size=(2, *shape)).astype(np.float32)
+        found = features.scattering(images, *numbers)
+        for image, row in zip(images, found, strict=True):
+            planes = [reference(plane, *numbers) for plane in np.moveaxis(image, -1, 0)]
+            want = np.concatenate(planes, -1)
+            np.testing.assert_allclose(row, want, atol=2e-6, err_msg=str(shape))
+        assert found.dtype == np.float32
+        assert found.shape[-1] == shape[-1] * features.number_of_paths(*numbers)
 
 
 def test_constants_have_their_mean_and_no_more():
     found = features.scattering(np.full((1, 16, 12, 1), 7.0), 2, 8)
     np.testing.assert_allclose(found[..., 0], 7, rtol=1e-6)
     assert np.abs(found[..., 1:]).max() < 1e-5
+    dark, light = (np.full((1, 12, 12, 3), level, np.float32) for level in (0.0, 0.75))
+    np.testing.assert_allclose(*map(features.pretrained, (dark, light)), atol=1e-2)
 
 
 def test_groups_have_mean_0_and_variance_1():
@@ -88,30 +96,37 @@ def test_groups_have_mean_0_and_variance_1():
     assert (found[0, :, 0] == 0).all()
 
 
-IMAGES, NAMES = np.zeros((1, 8, 8, 1), np.float32), ", ".join(features.NAMES)
-REFUSED = (
-    (lambda: features.scattering(IMAGES[0]), r"images must be .*got shape \(8, 8, 1\)"),
-    (lambda: features.scattering(IMAGES, 4), "scales must be at most log2 .* 8 by 8; got 4"),
-    (lambda: features.scattering(IMAGES, 0), "scales must be a whole number"),
-    (lambda: features.scattering(IMAGES, 1, 0), "orientations must be a whole number"),
-    (lambda: features.group_normalised(np.zeros((2, 10)), 3), "groups must divide the 10"),
-    (lambda: features.group_normalised(np.zeros(3), 3), r"x must be .*got shape \(3,\)"),
-    (lambda: features.by_name("wavelets", IMAGES), f"features must be one of {NAMES}; got"),
-    (lambda: features.shape_of("scattering", (9,)), r"must be given images .*got examples \(9,"),
-    (lambda: features.random_convolutions(IMAGES, side=9), "side"),
-    (lambda: features.random_convolutions(IMAGES, side=0), "side"),
-    (lambda: features.random_convolutions(IMAGES, cells=9), "cells"),
-    (lambda: features.random_convolutions(IMAGES, filters=0), "filters"),
-    (lambda: features.random_convolutions(IMAGES, seed=-1), "seed"),
-)
-
-
 def test_wrong_arguments_are_told_in_words():
-    assert NAMES == "scattering, random_convolutions, pretrained, pretrained_mirrored"
-    for call, words in REFUSED:
-        with pytest.raises(ValueError, match=words):
-            call()
+    images, names = np.zeros((1, 8, 8, 1), np.float32), ", ".join(features.NAMES)
+    assert names == "scattering, random_convolutions, pretrained, pretrained_mirrored"
+    for words, call, *args in (
+        (r"images must be .*got shape \(8, 8, 1\)", features.scattering, images[0]),
+        ("scales must be at most log2 .* 8 by 8; got 4", features.scattering, images, 4),
+        ("scales must be a whole number", features.scattering, images, 0),
+        ("orientations must be a whole number", features.scattering, images, 1, 0),
+        ("groups must divide the 10", features.group_normalised, np.zeros((2, 10)), 3),
+        (r"x must be .*got shape \(3,\)", features.group_normalised, np.zeros(3), 3),
+        (f"features must be one of {names}; got", features.by_name, "wavelets", images),
+        (r"must be given images .*got examples \(9,", features.shape_of, "scattering", (9,)),
+        ("1 or 3 channels for pretrained, got 2", features.pretrained, images[..., [0, 0]]),
+        ("at least 4 by 4.*3 by 8", features.pretrained, images[:, :3]),
+        (r"images must be an array .*got shape \(8, 8, 1\)", features.pretrained, images[0]),
+        ("for pretrained, got 4", features.shape_of, "pretrained_mirrored", (32, 32, 4)),
+        ("at least 4 by 4, got examples", features.shape_of, "pretrained", (32, 3, 3)),
+    ):
+        refused(words, call, *args)
+    for name, wrong in (("side", 9), ("side", 0), ("cells", 9), ("filters", 0), ("seed", -1)):
+        refused(name, features.random_convolutions, images, **{name: wrong})
     assert jaxdp.features is features
+
+
+def pooled(responses, threshold, down, across):
+    """Means over cells of what is above a threshold, and of what is below its negative."""
+    found = np.concatenate([responses - threshold, -responses - threshold], -1).clip(0)
+    edges = (np.arange(n + 1) * found.shape[i] // n for i, n in ((1, down), (2, across)))
+    rows, columns = map(list, map(itertools.pairwise, edges))
+    cells = [[found[:, a:b, c:d].mean((1, 2)) for c, d in columns] for a, b in rows]
+    return np.moveaxis(np.array(cells), 2, 0)
 
 
 def test_random_convolutions_are_sums_over_pixels():
@@ -122,10 +137,7 @@ def test_random_convolutions_are_sums_over_pixels():
     responses = np.zeros((3, 9, 8, 4))
     for i, j in itertools.product(range(9), range(8)):
         responses[:, i, j] = np.einsum("nabc,abcf->nf", padded[:, i : i + 3, j : j + 3], filters)
-    for a, b in itertools.product(range(2), repeat=2):
-        cell = responses[:, [slice(0, 4), slice(4, 9)][a], b * 4 : b * 4 + 4]
-        both = [np.maximum(cell, 0).mean((1, 2)), np.maximum(-cell, 0).mean((1, 2))]
-        np.testing.assert_allclose(found[:, a, b], np.concatenate(both, -1), atol=1e-5)
+    np.testing.assert_allclose(found, pooled(responses, 0.0, 2, 2), atol=1e-5)
 
 
 def test_random_filters_are_public_constants():
@@ -190,3 +202,86 @@ def test_whitened_and_normalised_records_do_not_know_each_other(places, channels
     x, at = among(record, 300)
     for made in (lambda x: whitened(x, fitted), lambda x: features.group_normalised(x, channels)):
         assert (bits(made(x)[at]) == bits(made(record[None]))).all()
+
+
+def test_weights_are_those_of_their_recipe_and_others_are_refused(monkeypatch):
+    for channels, found in WEIGHTS.items():
+        recipe, filters = _pretrained.recipe(channels), _pretrained.FILTERS[channels]
+        half = {name: array.astype(np.float16) for name, array in found._asdict().items()}
+        assert _pretrained.digest(half) == recipe["sha256"]
+        assert recipe["command"].startswith(f"python -m benchmarks.pretrain {channels} --seed ")
+        assert found.filters.shape == (6, 6, channels, filters)
+        assert found.thresholds.shape == (filters,)
+        assert all(np.isfinite(array).all() for array in found)
+        assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-4  # of float16
+        assert (found.filters.std((0, 1, 2)) > 1e-3).all()
+    monkeypatch.setattr(_pretrained, "recipe", lambda channels: recipe | {"sha256": "0" * 64})
+    words = "weights must be those of their recipe, digest 000"
+    refused(words, _pretrained.weights.__wrapped__, channels)
+
+
+def test_a_digest_sees_names_shapes_types_and_numbers():
+    arrays = {"a": np.arange(6.0), "b": np.ones(2, np.float16)}
+    others = [
+        {"a": arrays["a"], "c": arrays["b"]},
+        {**arrays, "a": np.arange(6.0).reshape(2, 3)},
+        {**arrays, "b": np.ones(2, np.float32)},
+        {**arrays, "a": np.arange(6.0) + 1e-9},
+    ]
+    digests = [_pretrained.digest(each) for each in (arrays, *others)]
+    assert len({*digests}) == 5
+    assert _pretrained.digest(dict(reversed(arrays.items()))) == digests[0]
+
+
+def summed(images, kept):
+    """The features of the pre-trained network, place by place in float64."""
+    filters, thresholds = (np.asarray(a, np.float64) for a in kept)
+    count, height, width, _ = images.shape
+    padded = np.pad(images.astype(np.float64), ((0, 0), (2, 3), (2, 3), (0, 0)), mode="edge")
+    found = np.zeros((count, height, width, len(thresholds)))
+    for i, j in itertools.product(range(height), range(width)):
+        patch = padded[:, i : i + 6, j : j + 6]
+        patch = patch - patch.mean((1, 2, 3), keepdims=True)
+        spread = np.sqrt(patch.var((1, 2, 3)) + (10 / 255) ** 2)[:, None]
+        found[:, i, j] = np.einsum("nabc,abcf->nf", patch, filters) / spread
+    return pooled(found, thresholds, height // 4, width // 4)
+
+
+def test_pretrained_features_are_the_sums_over_pixels():
+    for height, width, channels in ((8, 8, 1), (9, 13, 3)):
+        images = np.random.default_rng(0).random((2, height, width, channels)).astype(np.float32)
+        want, mirror = (summed(x, WEIGHTS[channels]) for x in (images, images[:, :, ::-1]))
+        np.testing.assert_allclose(features.pretrained(images), want, atol=1e-4)
+        found = features.pretrained(images, mirrored=True)
+        np.testing.assert_allclose(found, (want + mirror) / 2, atol=1e-4)
+        np.testing.assert_allclose(features.pretrained(images[:, :, ::-1], True), found, atol=1e-6)
+
+
+def test_leaves_are_a_function_of_the_seed(monkeypatch):
+    monkeypatch.setattr(dead_leaves, "_AT_ONCE", 3)
+    found = dead_leaves.images(0, 4, 20, 3)
+    assert found.shape == (4, 20, 20, 3)
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert (found.std((1, 2, 3)) > 0.01).all()
+    np.testing.assert_array_equal(dead_leaves.images(0, 4, 20, 3), found)
+    assert np.abs(dead_leaves.images(1, 4, 20, 3) - found).max() > 0.1
+    assert dead_leaves.images(0, 3, 20, 1).shape == (3, 20, 20, 1)
+
+
+def test_filters_are_those_of_whitened_patches(monkeypatch):
+    monkeypatch.setattr(dead_leaves, "_AT_ONCE", 16)
+    monkeypatch.setattr(pretrain, "FILTERS", {1: 8})
+    monkeypatch.setattr(pretrain, "PATCHES", 2_000)
+    found = pretrain.made(1, 0, 16)
+    assert found.filters.shape == (6, 6, 1, 8)
+    assert np.abs(found.filters.mean((0, 1, 2))).max() < 1e-6
+    np.testing.assert_array_equal(pretrain.made(1, 0, 16).filters, found.filters)
+    assert np.abs(pretrain.made(1, 1, 16).filters - found.filters).max() > 0.1
+    rows = pretrain.drawn(dead_leaves.images(0, 16, 40, 1), np.random.default_rng(0))
+    whitening = pretrain.whitened(rows, 1)
+    both = np.concatenate([rows, rows.reshape(-1, 6, 6)[:, :, ::-1].reshape(rows.shape)])
+    even = np.linalg.eigvalsh(np.cov((both @ whitening).T))
+    raw = np.linalg.eigvalsh(np.cov(both.T))
+    assert even.max() <= 1  # the ridge keeps what hardly varies small
+    np.testing.assert_allclose(even, raw / (raw + pretrain.RIDGE), atol=1e-9)

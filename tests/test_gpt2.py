@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import jaxdp
 from tests.clipping.architectures import opened
+from tests.refusing import refused
 
 FOLDER = Path(__file__).parent.parent / "examples" / "gpt2"
 sys.path.insert(0, str(FOLDER))
@@ -39,12 +40,8 @@ def stored():
     """
     with np.load(Path(__file__).parent / "gpt2_hugging_face.npz") as file:
         arrays = dict(file)
-    weights = {
-        name.removeprefix("weights/"): arrays.pop(name)
-        for name in list(arrays)
-        if name.startswith("weights/")
-    }
-    return weights, arrays
+    named = [name for name in arrays if name.startswith("weights/")]
+    return {name.removeprefix("weights/"): arrays.pop(name) for name in named}, arrays
 
 
 @jax.jit
@@ -53,25 +50,17 @@ def rows(params, tokens, mask):
     return jax.vmap(one)(jnp.asarray(tokens), jnp.asarray(mask))
 
 
-def head_alone(weights):
-    return {name.removeprefix("transformer."): weights[name] for name in weights}
-
-
-def as_older_files(weights):
-    masks = {"transformer.h.0.attn.bias": np.ones((1, 1, 6, 6)), "h.1.attn.masked_bias": -1e4}
-    return {**weights, **masks, "lm_head.weight": weights["transformer.wte.weight"]}
-
-
-@pytest.mark.parametrize("form", [dict, head_alone, as_older_files])
-def test_loaded_weights_give_hugging_faces_logits(stored, form):
+def test_loaded_weights_give_hugging_faces_logits_and_go_back_as_they_came(stored):
     weights, found = stored
-    params = hugging_face.params_of(form(weights))
-    logits = rows(params, found["tokens"], found["mask"])
-    np.testing.assert_allclose(logits[found["mask"]], found["logits"][found["mask"]], atol=5e-6)
-
-
-def test_weights_go_back_as_they_came(stored):
-    weights, _ = stored
+    masks = {"transformer.h.0.attn.bias": np.ones((1, 1, 6, 6)), "h.1.attn.masked_bias": -1e4}
+    head = {name.removeprefix("transformer."): weights[name] for name in weights}
+    older = {**weights, **masks, "lm_head.weight": weights["transformer.wte.weight"]}
+    each = [hugging_face.params_of(form) for form in (weights, head, older)]
+    each.append(gpt2.with_lora(jax.random.key(0), each[0]))  # new adapters change nothing
+    want, seen = found["logits"], found["mask"]
+    for n, params in enumerate(each):
+        logits = rows(params, found["tokens"], seen)
+        np.testing.assert_allclose(logits[seen], want[seen], atol=5e-6, err_msg=str(n))
     back = hugging_face.weights_of(hugging_face.params_of(weights))
     assert set(back) == {*weights, "lm_head.weight"}
     for name in weights:
@@ -102,13 +91,6 @@ def test_adapters_go_into_the_weights(stored):
     assert np.abs(ours - found["logits"])[found["mask"]].max() > 0.1
 
 
-def test_new_adapters_change_nothing(stored):
-    weights, found = stored
-    lora = gpt2.with_lora(jax.random.key(0), hugging_face.params_of(weights))
-    logits = rows(lora, found["tokens"], found["mask"])
-    np.testing.assert_allclose(logits[found["mask"]], found["logits"][found["mask"]], atol=5e-6)
-
-
 def test_other_weights_are_refused(stored):
     for change, message in (
         ({"lm_head.weight": np.ones((11, 8))}, "lm_head.weight must be wte.weight"),
@@ -116,8 +98,7 @@ def test_other_weights_are_refused(stored):
         ({"transformer.ln_f.bias": None}, "ln_f.bias"),
     ):
         weights = {name: w for name, w in {**stored[0], **change}.items() if w is not None}
-        with pytest.raises(ValueError, match=message):
-            hugging_face.params_of(weights)
+        refused(message, hugging_face.params_of, weights)
 
 
 def test_padding_on_either_side_and_whatever_it_holds_changes_no_logits(stored):
@@ -130,16 +111,11 @@ def test_padding_on_either_side_and_whatever_it_holds_changes_no_logits(stored):
         np.testing.assert_allclose(found[here], alone, atol=2e-6)
 
 
-def records(count=5, length=8):
-    rng = np.random.default_rng(0)
-    mask = np.arange(length) < rng.integers(3, length + 1, (count, 1))
-    tokens = rng.integers(0, 11, (count, length))
-    return {"tokens": jnp.asarray(tokens), "mask": jnp.asarray(mask)}
-
-
 def test_no_matrix_is_left_to_vmap_and_the_sum_is_that_of_vmap():
     params = adapted(filled(lambda: gpt2.init(jax.random.key(0), 11, places=8, width=8, layers=2)))
-    batch, sums = records(), []
+    rng, sums = np.random.default_rng(0), []
+    mask = np.arange(8) < rng.integers(3, 9, (5, 1))
+    batch = {"tokens": jnp.asarray(rng.integers(0, 11, (5, 8))), "mask": jnp.asarray(mask)}
     for engine in ("vmap", "auto"):
         grad_fn = jaxdp.clipped_grad(fine_tune.loss, jaxdp.clip(0.3), engine=engine)
         sums.append(opened(grad_fn)(params, batch)[0])
@@ -163,14 +139,6 @@ def test_of_gpt2_small_less_than_a_thousandth_is_held_for_each_example():
     assert held < 1e-3 * sum(sizes.values())
 
 
-def table_of(said):
-    """{(part, how): (perplexity, proven epsilon, audited)} of what the program printed."""
-    found = re.findall(
-        r"(LoRA|in full) +(private|without privacy) +([\d.]+) +([\d.]+|inf) +([\d.]+)\n", said
-    )
-    return {(part, how): tuple(map(float, numbers)) for part, how, *numbers in found}
-
-
 def test_a_few_private_steps_go_to_the_proven_epsilon_and_train_the_adapters_alone():
     records = fine_tune.canaries(np.random.default_rng(0))
     settings = fine_tune.Settings(records=texts.RARE, batch_size=64, steps=3)
@@ -188,7 +156,9 @@ def test_it_learns_at_a_proven_epsilon_and_the_audit_sees_what_no_noise_hides(ca
     fine_tune.main(fine_tune.QUICK)
     said = capsys.readouterr().out
     (before,) = map(float, re.findall(r"([\d.]+) before", said))
-    table = table_of(said)
+    row = r"(LoRA|in full) +(private|without privacy) +([\d.]+) +([\d.]+|inf) +([\d.]+)\n"
+    # {(part, how): (perplexity, proven epsilon, audited)}
+    table = {(part, how): tuple(map(float, n)) for part, how, *n in re.findall(row, said)}
     assert len(table) == 4
     for part, best in (("LoRA", 1.0), ("in full", 0.97)):
         perplexity, proven, audited = table[part, "private"]

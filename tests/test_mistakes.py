@@ -1,6 +1,7 @@
 """Mistakes that newcomers make, and the words that they get."""
 
 import copy
+import functools
 import gc
 import warnings
 
@@ -11,11 +12,13 @@ import optax
 import pytest
 
 import jaxdp
-from tests.refusing import all_refused
+from tests.refusing import all_refused, refused
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 Y = np.arange(60, dtype=np.int32) % 2
 PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+BUDGET = {"epsilon": 3.0, "delta": 1e-3, "steps": 4}
+MECH = jaxdp.dp_sgd(l2_clip_norm=1.0, batch_size=20, dataset_size=60, **BUDGET)
 
 
 def loss_fn(params, x, y):
@@ -23,59 +26,38 @@ def loss_fn(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def mechanism(steps=4):
-    return jaxdp.dp_sgd(
-        epsilon=3.0, delta=1e-3, steps=steps, batch_size=20, dataset_size=60, l2_clip_norm=1.0
-    )
-
-
 def trainer(loss=loss_fn, data=(X, Y), **options):
-    return jaxdp.Trainer(loss, mechanism(), optax.sgd(0.1), data, **options)
+    return jaxdp.Trainer(loss, MECH, optax.sgd(0.1), data, **options)
 
 
 def run(folder, optimizer=None, **options):
     options = {"params": PARAMS, **options}
-    return jaxdp.Run(folder, loss_fn, mechanism(), optimizer or optax.sgd(0.1), (X, Y), **options)
+    return jaxdp.Run(folder, loss_fn, MECH, optimizer or optax.sgd(0.1), (X, Y), **options)
 
 
-def train(train, state):
-    for batch in train.batches():
-        state, _ = train.step(state, batch)
-    return state
-
-
-@pytest.mark.parametrize("rows", [8, None])  # in passes, and in one
-def test_what_is_frozen_or_captured_is_on_the_list_however_a_step_is_computed(rows):
+def test_what_is_frozen_or_captured_is_on_the_list_however_a_step_is_computed(tmp_path):
     shift = jnp.ones(2)
 
     def shifted(params, x, y):
         return loss_fn({**params, "b": params["b"] + shift}, x, y)
 
-    one = trainer(shifted, trainable=lambda path: "w" in path, physical_batch_size=rows)
-    train(one, one.init(PARAMS))
-    said = "\n".join(one.unverified())
-    assert "frozen parameter ['b']" in said
-    assert "captured array" in said
-
-
-def test_a_state_that_was_loaded_tells_its_assumptions_too(tmp_path):
+    for rows in (8, None):  # in passes, and in one
+        one = trainer(shifted, trainable=lambda path: "w" in path, physical_batch_size=rows)
+        state = one.init(PARAMS)
+        for batch in one.batches():
+            state, _ = one.step(state, batch)
+        said = "\n".join(one.unverified())
+        assert "frozen parameter ['b']" in said, rows
+        assert "captured array" in said, rows
     options = {"trainable": {"w": True, "b": False}, "ledger": tmp_path / "ledger"}
     first = trainer(**options)
     state = first.init(PARAMS)
+    refused("in use by another writer: .* not closed, close\\(\\)", trainer, **options)
     first.close()
     second = trainer(**options)  # no init: the state comes from elsewhere
     second.step(state, next(second.batches()))
     assert "frozen parameter ['b']" in "\n".join(second.unverified())
     second.close()
-
-
-def test_a_progress_bar_finds_the_total():
-    batches = trainer().batches(3)
-    assert len(batches) == 3
-    next(batches)
-    assert len(batches) == 2
-    assert len(list(batches)) == 2
-    assert len(batches) == 0
 
 
 def test_a_state_of_an_earlier_step_is_refused_before_the_batch_is_spent():
@@ -84,8 +66,7 @@ def test_a_state_of_an_earlier_step_is_refused_before_the_batch_is_spent():
     kept, batches = copy.deepcopy(old), one.batches()
     one.step(old, next(batches))
     batch = next(batches)
-    with pytest.raises(ValueError, match="memory that step has reused: write state, info ="):
-        one.step(old, batch)
+    refused("memory that step has reused: write state, info =", one.step, old, batch)
     assert one.step(kept, batch)[0].step == 1
 
 
@@ -93,7 +74,9 @@ def test_a_loop_without_steps_says_so_and_epsilon_is_what_the_steps_have_spent()
     one = trainer()
     state, batches = one.init(PARAMS), one.batches()
     assert one.epsilon().upper == 0.0
-    for batch in batches:
+    assert len(batches) == 4  # as a progress bar asks
+    for left, batch in zip((3, 2, 1, 0), batches, strict=True):
+        assert len(batches) == left
         state, _ = one.step(state, batch)
     assert one.epsilon().upper > 0.5
     with pytest.warns(UserWarning, match=r"no step is left: .* all 4 .*batches\(4, beyond=True\)"):
@@ -106,36 +89,21 @@ def test_a_loop_without_steps_says_so_and_epsilon_is_what_the_steps_have_spent()
     assert one.epsilon().upper > 3.1
 
 
-def test_two_trainers_on_one_ledger_file_are_told_to_close(tmp_path):
-    first = trainer(ledger=tmp_path / "ledger")
-    with pytest.raises(ValueError, match=r"in use by another writer: .* not closed, close\(\)"):
-        trainer(ledger=tmp_path / "ledger")
-    first.close()
-    trainer(ledger=tmp_path / "ledger").close()
-
-
 def test_what_was_forgotten_or_misplaced_is_named_without_a_record():
     one = trainer()
     no_state = r"state must be a TrainState, from trainer.init"
     no_optimizer = "optimizer must be an optax optimizer.*"
+    made = lambda *args: jaxdp.Trainer(loss_fn, MECH, *args)  # noqa: E731
+    nothing, last = trainer(lambda params, x, y: None), trainer(trainable=lambda path: "u" in path)
     all_refused(
         [
             (no_state, lambda: one.step(PARAMS, next(one.batches()))),
             (no_state, lambda: one.step((PARAMS, None), next(one.batches()))),
-            (f"{no_optimizer}got a tuple$", lambda: jaxdp.Trainer(loss_fn, mechanism(), (X, Y))),
-            (
-                f"{no_optimizer}got 'adam'$",
-                lambda: jaxdp.Trainer(loss_fn, mechanism(), "adam", (X, Y)),
-            ),
+            (f"{no_optimizer}got a tuple$", lambda: made((X, Y))),
+            (f"{no_optimizer}got 'adam'$", lambda: made("adam", (X, Y))),
             (r"data must be given: .* got None", lambda: trainer(data=None)),
-            (
-                "got None: a return is missing",
-                lambda: trainer(lambda params, x, y: None).init(PARAMS),
-            ),
-            (
-                r"trainable must .*got none of \['b'\], \['w'\]",
-                lambda: trainer(trainable=lambda path: "last" in path).init(PARAMS),
-            ),
+            ("got None: a return is missing", lambda: nothing.init(PARAMS)),
+            (r"trainable must .*got none of \['b'\], \['w'\]", lambda: last.init(PARAMS)),
             ("params must hold at least one array, got {}", lambda: trainer().init({})),
             ("no step was taken yet", trainer().epsilon),
         ]
@@ -171,39 +139,6 @@ def test_mistakes_with_a_run_are_named_and_none_is_called_a_damaged_folder(tmp_p
     gc.collect()  # what orbax would leave behind had it begun to read is a warning, an error here
 
 
-def used_twice(train, state):
-    (batch,) = train.batches(1)
-    state, _ = train.step(state, batch)
-    train.step(state, batch)
-
-
-def kept_after_the_loop(train, state):
-    batches = train.batches(3)
-    kept = batches._sampler.draw  # as a batch that was drawn ahead and handed to nobody
-    draw = kept()
-    train._sampler.close(1)
-    batch = jaxdp.batches.ChargedBatch(draw)
-    train.step(state, batch)
-
-
-def copied(train, state):
-    train.step(state, copy.deepcopy(next(train.batches(1))))
-
-
-def test_a_batch_in_the_wrong_place_is_told_in_words_of_the_trainer():
-    """Before: "ticket must be spent once ... call sampler.draw()", words of another door."""
-    for mistake, remedy in (
-        (used_twice, r"one that a step used before\. .*for batch in trainer\.batches\(\)"),
-        (kept_after_the_loop, r"one of a loop that has ended"),
-        (copied, r"Take batches where the step is taken"),
-    ):
-        train = trainer()
-        with pytest.raises((ValueError, TypeError), match=remedy) as error:
-            mistake(train, train.init(PARAMS))
-        assert "sampler.draw" not in str(error.value)
-        train.close()
-
-
 ASKING = {
     "plateau": (optax.contrib.reduce_on_plateau, r"asks for value besides .* hand it over"),
     "polyak": (optax.polyak_sgd, r"asks for value besides .* hand it over"),
@@ -213,39 +148,33 @@ ASKING = {
 
 
 def own_loop(optimizer):
-    mech = mechanism()
-    sampler, tx = mech.sampler(60), optax.chain(mech.privatize(), optimizer)
+    sampler, tx = MECH.sampler(60), optax.chain(MECH.privatize(), optimizer)
     draw = sampler.draw()
-    summed, _ = mech.clipped_grad(loss_fn).sum(PARAMS, (X, Y), draw)
+    summed, _ = MECH.clipped_grad(loss_fn).sum(PARAMS, (X, Y), draw)
     return sampler, draw, summed, tx
 
 
-@pytest.mark.parametrize(("make", "words"), ASKING.values(), ids=ASKING)
-def test_an_optimizer_that_asks_for_more_is_refused_before_a_charge(make, words, tmp_path):
+def test_an_optimizer_that_asks_for_more_is_refused_before_a_charge(tmp_path):
     """Before: a raw TypeError or AttributeError of optax at the first step, whose charge stayed."""
-    train = jaxdp.Trainer(loss_fn, mechanism(), make(), (X, Y))
-    one = run(tmp_path / "run", make(), report=False)
-    _, draw, summed, tx = own_loop(make())
-    update = jaxdp.compile_update(tx)
-    all_refused(
-        [
-            (words, lambda: train.init(PARAMS), "trainer"),
-            (words, one.fit, "run"),
-            (words, lambda: update(PARAMS, tx.init(PARAMS), summed), "own loop"),
-        ]
-    )
-    assert train.ledger.steps == 0
-    assert jaxdp.Ledger(tmp_path / "run" / "ledger.jsonl").steps == 0
-    assert not draw.ticket.spent
+    for name, (make, words) in ASKING.items():
+        train = jaxdp.Trainer(loss_fn, MECH, make(), (X, Y))
+        one = run(tmp_path / name, make(), report=False)
+        _, draw, summed, tx = own_loop(make())
+        update = functools.partial(jaxdp.compile_update(tx), PARAMS, tx.init(PARAMS), summed)
+        ways = (functools.partial(train.init, PARAMS), one.fit, update)
+        all_refused((words, way, (name, n)) for n, way in enumerate(ways))
+        assert train.ledger.steps == 0, name
+        assert jaxdp.Ledger(tmp_path / name / "ledger.jsonl").steps == 0, name
+        assert not draw.ticket.spent, name
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_what_an_own_loop_hands_its_optimizer_is_on_the_list(compiled):
-    sampler, _, summed, tx = own_loop(optax.contrib.reduce_on_plateau())
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes its counter with the value
-        if compiled:
-            jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed, value=0.5)
-        else:
-            tx.update(summed, tx.init(PARAMS), PARAMS, value=0.5)
-    (said,) = sampler.ledger.unverified()
-    assert said.startswith("the optimizer was handed value=: assumed public")
+def test_what_an_own_loop_hands_its_optimizer_is_on_the_list():
+    for compiled in (True, False):
+        sampler, _, summed, tx = own_loop(optax.contrib.reduce_on_plateau())
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its counter with the value
+            if compiled:
+                jaxdp.compile_update(tx)(PARAMS, tx.init(PARAMS), summed, value=0.5)
+            else:
+                tx.update(summed, tx.init(PARAMS), PARAMS, value=0.5)
+        (said,) = sampler.ledger.unverified()
+        assert said.startswith("the optimizer was handed value=: assumed public"), compiled

@@ -4,10 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxdp import models
 from jaxdp.papers import networks
+from tests.refusing import refused
 
 # Shape of an example, and the number of parameters for 10 classes.
 PAPERS = {
@@ -32,38 +32,33 @@ def test_sizes_are_the_papers():
         assert sum(leaf.size for leaf in leaves) == size, name
 
 
-@pytest.mark.parametrize(("name", "activation"), ACTIVATED)
-def test_no_layer_couples_the_batch(name, activation):
-    shape, _ = PAPERS[name]
-    model = models.build(name, num_classes=10, example_shape=shape, activation=activation)
-    # Random numbers of the right shapes: an initialisation is a compilation, and not the point.
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) / 8, leaf.dtype),
-        shapes_of(model, shape),
-    )
-    x = rng.random((3, *shape), np.float32)
-    other = np.concatenate([x[:1], np.full_like(x[1:], 7.0)])
-    np.testing.assert_allclose(model.apply(params, x)[0], model.apply(params, other)[0], atol=1e-6)
+def test_no_layer_couples_the_batch():
+    for name, activation in ACTIVATED:
+        shape, _ = PAPERS[name]
+        model = models.build(name, num_classes=10, example_shape=shape, activation=activation)
+        # Random numbers of the right shapes: an initialisation is a compilation, and not the point.
+        rng = np.random.default_rng(0)
+        leaves, layout = jax.tree.flatten(shapes_of(model, shape))
+        drawn = [jnp.asarray(rng.normal(size=leaf.shape) / 8, leaf.dtype) for leaf in leaves]
+        params = jax.tree.unflatten(layout, drawn)
+        x = rng.random((3, *shape), np.float32)
+        other = np.concatenate([x[:1], np.full_like(x[1:], 7.0)])
+        one, two = (model.apply(params, rows)[0] for rows in (x, other))
+        np.testing.assert_allclose(one, two, atol=1e-6, err_msg=f"{name} {activation}")
 
 
-def test_pooling_equals_flax():
+def test_pooling_equals_flax_and_a_tempered_sigmoid_tanh():
     for size, stride in ((13, 1), (5, 1), (32, 2), (8, 2)):
         x = jnp.asarray(np.random.default_rng(0).random((2, size, size, 3), np.float32))
         theirs = nn.max_pool(x, (2, 2), (stride, stride))
         np.testing.assert_array_equal(networks.max_pool_2x2(x, stride), theirs)
-
-
-def test_tempered_sigmoid_is_tanh_at_2_2_1():
     x = jnp.linspace(-3.0, 3.0, 11)
     np.testing.assert_allclose(networks.tempered_sigmoid(2.0, 2.0, 1.0)(x), nn.tanh(x), atol=1e-6)
 
 
 def test_bad_input():
-    for wrong, message in (
-        ({"name": "resnet"}, "model must be one of mlp"),
-        ({"activation": "gelu"}, "activation must be one of tanh"),
-        ({"name": "mnist-cnn"}, r"mnist-cnn must be given examples \(28, 28, 1\), got \(5,\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            models.build(**{"name": "mlp", "num_classes": 2, "example_shape": (5,), **wrong})
+    given = {"num_classes": 2, "example_shape": (5,)}
+    words = "mnist-cnn must be given examples (28, 28, 1), got (5,)"
+    refused("model must be one of mlp", models.build, "resnet", **given)
+    refused("activation must be one of tanh", models.build, "mlp", activation="gelu", **given)
+    refused(words, models.build, "mnist-cnn", **given)

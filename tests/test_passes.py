@@ -16,6 +16,7 @@ from jaxdp import _memory, _passes
 from jaxdp.clipping import augmented
 from jaxdp.sampling.rules import TruncatedPoisson
 from jaxdp.sources import as_source
+from tests.refusing import refused
 
 N, WIDTH = 400, 256
 WEIGHTS = {"w": np.full((8, WIDTH), 0.01, np.float32), "v": np.full((WIDTH, 8), 0.01, np.float32)}
@@ -59,48 +60,57 @@ def binomial(count, records, rate):
     return math.comb(records, count) * rate**count * (1.0 - rate) ** (records - count)
 
 
-@pytest.mark.parametrize(("batch", "records"), [(1, 40), (32, 400), (90, 100), (40, 40)])
-def test_expected_passes_are_those_of_the_binomial_law(batch, records):
-    rows = np.array([1, 3, 8, 40, records])
-    found = _passes.expected_passes(mechanism(batch, records), rows)
-    for count, passes in zip(rows, found, strict=True):
-        sizes = range(records + 1)
-        law = (max(1, -(-k // int(count))) * binomial(k, records, batch / records) for k in sizes)
-        assert passes == pytest.approx(math.fsum(law), rel=1e-9)
+def mean_passes(batch, records, rows):
+    """Of draws by a binomial law, rows at a time."""
+    laws = (binomial(k, records, batch / records) for k in range(records + 1))
+    return math.fsum(max(1, -(-k // rows)) * law for k, law in enumerate(laws))
 
 
-def test_expected_passes_of_many_records_agree_with_the_normal_law():
+def test_expected_passes_are_those_of_the_binomial_law():
+    for batch, records in ((1, 40), (32, 400), (90, 100), (40, 40)):
+        rows = [1, 3, 8, 40, records]
+        found = _passes.expected_passes(mechanism(batch, records), np.array(rows))
+        law = [mean_passes(batch, records, count) for count in rows]
+        np.testing.assert_allclose(found, law, rtol=1e-9, err_msg=f"{batch} of {records}")
+    # Of many records they agree with the normal law.
     found = _passes.expected_passes(mechanism(100_000, 10**9), np.array([100_000, 100_948]))
     np.testing.assert_allclose(found, [1.5, 1.00135], atol=1e-3)
 
 
 def test_the_rows_are_those_of_least_expected_work():
+    source = as_source(np.ones((N, 8), np.float32))
     for batch, operations in itertools.product((16, 32, 64, 100), (1e5, 1e6, 1e7, 1e9)):
-        mech, source = mechanism(batch, N), as_source(np.ones((N, 8), np.float32))
+        mech = mechanism(batch, N)
         fixed = 2.0**22 + 64 * 2 * 8 * WIDTH
-        sizes = {k: binomial(k, N, batch / N) for k in range(N + 1)}
-
-        def work(rows, sizes=sizes, operations=operations, fixed=fixed):
-            passes = math.fsum(max(1, -(-k // rows)) * p for k, p in sizes.items())
-            return passes * (rows * operations + fixed)
-
         whole, most = _passes.rows_of_any_draw(mech), _passes.rows_of_a_draw(mech)
-        by_passes = {rows: work(rows) for rows in range(8, min(most, 2 * min(batch, 64)) + 1, 8)}
+        by_passes = {
+            rows: mean_passes(batch, N, rows) * (rows * operations + fixed)
+            for rows in range(8, min(most, 2 * min(batch, 64)) + 1, 8)
+        }
         best = min(by_passes, key=by_passes.get)
         expected = whole if whole * operations <= by_passes[best] else best
         found = _passes.rows_of_least_work(mech, source, operations, WEIGHTS)
         assert found == expected, (batch, operations)
+    # Devices that share rows make a pass dearer beside them.
+    given = mechanism(32, N), source, 5e6, WEIGHTS
+    one, few, many = (_passes.rows_of_least_work(*given, devices) for devices in (1, 8, 512))
+    assert one < few < many == 120
+    # Candidates are never more than allowed.
+    for batch, sampling in itertools.product((1, 5, 36, 100), ("poisson", "fixed_size")):
+        found = _passes._candidates(mechanism(batch, N, sampling), 20)
+        assert found.max() == 20
+        assert found.min() >= 1
+        assert (np.diff(found) > 0).all()
 
 
 def test_padding_costs_no_longer_as_much_as_the_records():
     """The default computed 72 rows for an expected 32: 2.25 for one."""
     train = trainer()
-    state, rows, drawn = train.init(WEIGHTS), 0, 0
-    for batch in train.batches(100):
-        rows, drawn = rows + batch.draw.mask.size, drawn + int(batch.draw.mask.sum())
-    assert state.step == 0
+    train.init(WEIGHTS)
+    masks = [batch.draw.mask for batch in train.batches(100)]
+    drawn = sum(int(mask.sum()) for mask in masks)
     assert drawn > 2_500
-    assert rows / drawn < 1.45
+    assert sum(mask.size for mask in masks) / drawn < 1.45
 
 
 def test_the_choice_of_a_trainer():
@@ -110,58 +120,26 @@ def test_the_choice_of_a_trainer():
     assert chosen(sampling=cut) == 50  # truncated draws keep their one shape
     assert chosen(rows=11) == 11
     assert chosen(mesh=mesh) == chosen() < 72
+    # It does not depend on the records or their number.
+    assert {chosen(records=records) for records in (N - 1, N + 1)} == {chosen()}
 
 
-@pytest.mark.parametrize("sampling", ["fixed_size", "shuffle"])
-def test_draws_of_one_size_are_one_pass_without_padding(sampling):
-    train = trainer(36, sampling)
-    train.init(WEIGHTS)
-    assert train.physical_batch_size == 36
-    for batch in train.batches(2):
-        assert batch.draw.mask.shape == (1, 36)
-        assert batch.draw.mask.all()
-
-
-def test_draws_of_one_size_that_are_cut_are_cut_evenly():
-    source = as_source(np.ones((2_000, 2**14), np.float32))  # too large for one pass
-    rows = _passes.rows_of_least_work(mechanism(100, 2_000, "fixed_size"), source, 1e4, WEIGHTS)
-    assert rows == 50
-
-
-def test_a_full_batch_has_room_for_a_record_more():
-    """One record more or less is the same program, which rounds the others' gradients alike."""
+def test_draws_of_one_size_are_one_pass_without_padding_or_cut_evenly():
+    for sampling in ("fixed_size", "shuffle"):
+        train = trainer(36, sampling)
+        train.init(WEIGHTS)
+        assert train.physical_batch_size == 36, sampling
+        for batch in train.batches(2):
+            assert batch.draw.mask.shape == (1, 36), sampling
+            assert batch.draw.mask.all(), sampling
+    # A full batch has room for a record more: one more or less is the same program, which rounds
+    # the others' gradients alike.
     assert _passes.rows_of_a_draw(mechanism(N, N, "full_batch")) == N + 8
-
-
-def test_large_records_take_no_more_rows_than_before():
-    source = as_source(np.ones((N, 2**14), np.float32))
+    large = as_source(np.ones((2_000, 2**14), np.float32))  # too large for one pass
+    fixed = mechanism(100, 2_000, "fixed_size")
+    assert _passes.rows_of_least_work(fixed, large, 1e4, WEIGHTS) == 50
     for operations in (1.0, 1e5, 1e9):
-        rows = _passes.rows_of_least_work(mechanism(32, N), source, operations, WEIGHTS)
-        assert rows <= 32
-
-
-def test_the_choice_does_not_depend_on_the_records_or_their_number():
-    assert len({chosen(records=records) for records in (N - 1, N, N + 1)}) == 1
-
-
-def test_one_program_takes_draws_of_one_pass_and_of_several():
-    chex.clear_trace_counter()
-    loss_fn = chex.assert_max_traces(shallow, n=2)  # for the plan, and for the compiled pass
-    train = trainer(loss_fn=loss_fn, rows=36)
-    state, passes = train.init(WEIGHTS), set()
-    for batch in train.batches(30):
-        passes.add(len(batch.draw.indices))
-        state, _ = train.step(state, batch)
-    assert passes == {1, 2}
-
-
-def test_devices_that_share_rows_make_a_pass_dearer_beside_them():
-    source = as_source(np.ones((N, 8), np.float32))
-    each = [
-        _passes.rows_of_least_work(mechanism(32, N), source, 5e6, WEIGHTS, devices)
-        for devices in (1, 8, 512)
-    ]
-    assert each[0] < each[1] < each[2] == 120
+        assert _passes.rows_of_least_work(mechanism(32, N), large, operations, WEIGHTS) <= 32
 
 
 def test_operations_are_counted_where_they_are():
@@ -179,19 +157,16 @@ def test_operations_are_counted_where_they_are():
         assert _passes.operations_of(traced) == count, name
 
 
-def test_candidates_are_never_more_than_allowed():
-    for batch, sampling in itertools.product((1, 5, 36, 100), ("poisson", "fixed_size")):
-        found = _passes._candidates(mechanism(batch, N, sampling), 20)
-        assert found.max() == 20
-        assert found.min() >= 1
-        assert (np.diff(found) > 0).all()
-
-
-@pytest.mark.parametrize("rows", [None, 176, 200])
-def test_one_program_takes_every_step_where_the_declared_number_is_half_the_records(rows):
+# Draws of one pass and of two; of nearly twice as many records as were declared.
+@pytest.mark.parametrize(
+    ("size", "rows", "records"),
+    [(32, 36, N), *((100, rows, 2 * N - 50) for rows in (None, 176, 200))],
+)
+def test_one_program_takes_every_step(size, rows, records):
     chex.clear_trace_counter()
-    loss_fn = chex.assert_max_traces(shallow, n=2)
-    train = trainer(100, loss_fn=loss_fn, rows=rows, records=2 * N - 50)
+    loss_fn = chex.assert_max_traces(shallow, n=2)  # for the plan, and for the compiled pass
+    options = {"rows": rows, "records": records, "secret": jaxdp.Secret.from_seed(1)}
+    train = trainer(size, loss_fn=loss_fn, **options)
     state, passes, taken = train.init(WEIGHTS), set(), set()
     for name in ("_at_once", "_by_passes"):
         step = getattr(train, name)
@@ -211,29 +186,29 @@ def cost(grad_fn, rows):
     return _memory.bytes_of_pass(grad_fn, WEIGHTS, example, rows, N, {})
 
 
-def few_rows(loss_fn):
+def few_rows():
     """Bytes for 20 rows of a draw."""
-    return cost(MECH.clipped_grad(loss_fn), 20)
+    return cost(MECH.clipped_grad(shallow), 20)
 
 
 def limited(monkeypatch, limit):
     monkeypatch.setattr(_memory, "budget", lambda: limit)
 
 
-def test_rows_of_auto_wait_for_init_and_other_words_are_refused():
-    for call, words in (
-        (lambda: trainer(64, rows="auto").batches(2), r'got "auto": call trainer.init\(params\)'),
-        (lambda: MECH.sampler(N, physical_batch_size="auto"), "for a sampler, which knows no mode"),
-        (lambda: trainer(rows="all"), "physical_batch_size must be a whole number"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call()
+def test_rows_of_auto_wait_for_init_and_must_fit_before_a_charge(monkeypatch):
+    refused('got "auto": call trainer.init(params)', trainer(64, rows="auto").batches, 2)
+    refused("for a sampler, which knows no mode", MECH.sampler, N, physical_batch_size="auto")
+    refused("physical_batch_size must be a whole number", trainer, rows="all")
+    limited(monkeypatch, 1_000)
+    train = trainer(rows="auto")
+    refused(r"a step of one row needs \S+ GB where the device has", train.init, WEIGHTS)
+    assert train.ledger.steps == 0
 
 
 def test_steps_of_unlike_physical_batches_agree(monkeypatch):
     """As chosen by work, by memory for a whole draw and for few rows, and by the user."""
     found = []
-    for rows, limit in ((None, 1e9), ("auto", 1e9), ("auto", few_rows(shallow)), (11, 1e9)):
+    for rows, limit in ((None, 1e9), ("auto", 1e9), ("auto", few_rows()), (11, 1e9)):
         limited(monkeypatch, int(limit))
         secret = jaxdp.Secret.from_seed(3)
         train = trainer(64, loss_fn=shallow, rows=rows, secret=secret)
@@ -245,14 +220,6 @@ def test_steps_of_unlike_physical_batches_agree(monkeypatch):
     for _, params in found[1:]:
         for one, two in zip(*map(jax.tree.leaves, (found[0][1], params)), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
-
-
-def test_where_not_one_row_fits_it_is_said_before_anything_is_charged(monkeypatch):
-    limited(monkeypatch, 1_000)
-    train = trainer(rows="auto")
-    with pytest.raises(ValueError, match=r"a step of one row needs \S+ GB where the device has"):
-        train.init(WEIGHTS)
-    assert train.ledger.steps == 0
 
 
 def test_memory_of_views_counts_and_rows_bound_it():
@@ -278,13 +245,10 @@ def test_the_most_that_fits_is_a_power_of_two_or_a_whole_draw():
 
 
 def test_a_run_goes_on_with_the_rows_it_began_with(tmp_path, monkeypatch):
-    def rows_after(steps, limit):
+    options = {"params": WEIGHTS, "every": 1, "progress": lambda *_: None}
+    data, options["physical_batch_size"] = np.ones((N, 8), np.float32), "auto"
+    for steps, limit in ((1, few_rows()), (2, 10**9)):
         limited(monkeypatch, limit)
-        options = {"params": WEIGHTS, "every": 1, "progress": lambda *_: None}
-        data, options["physical_batch_size"] = np.ones((N, 8), np.float32), "auto"
         run = jaxdp.Run(tmp_path / "run", shallow, MECH, optax.sgd(0.1), data, **options)
         run.fit(steps)
-        return run.directory.load_state().physical_batch_size
-
-    assert rows_after(1, few_rows(shallow)) == 16
-    assert rows_after(2, 10**9) == 16
+        assert run.directory.load_state().physical_batch_size == 16, steps

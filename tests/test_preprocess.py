@@ -1,6 +1,8 @@
 """DP-PCA and private whitening: what one record moves, which noise is added, and what is charged."""
 
+import functools
 import itertools
+import types
 import warnings
 
 import numpy as np
@@ -14,16 +16,11 @@ from jaxdp import preprocess, whitening
 from jaxdp.preprocess import dp_pca, project, second_moment
 from jaxdp.whitening import Whitening, dp_whitening, sums, whitened
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.refusing import refused
 
 SECRET = jaxdp.Secret.from_seed(4)
 PLACES, CHANNELS = 6, 4
 EACH = pytest.mark.parametrize("kind", ["pca", "whitening"])
-
-
-def points(n=3000, noise=0.05, seed=0):
-    rng = np.random.default_rng(seed)
-    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
-    return rng.normal(size=(n, 2)) @ plane.T + noise * rng.normal(size=(n, 6)), plane
 
 
 def records(n=4000, seed=0):
@@ -66,7 +63,9 @@ def noise_of(kind, z=3.0, channels=40, **options):
 
 
 def test_the_plane_is_found_and_lost_under_noise():
-    x, plane = points()
+    rng = np.random.default_rng(0)
+    plane = np.linalg.qr(rng.normal(size=(6, 2)))[0]
+    x = rng.normal(size=(3000, 2)) @ plane.T + 0.05 * rng.normal(size=(3000, 6))
     quiet, loud = (dp_pca(x, 2, z, SECRET) for z in (1.0, 1e6))
     np.testing.assert_allclose(quiet.T @ quiet, np.eye(2), atol=1e-5)
     assert np.linalg.norm(plane.T @ quiet) == pytest.approx(np.sqrt(2), abs=1e-2)
@@ -74,26 +73,21 @@ def test_the_plane_is_found_and_lost_under_noise():
     assert project(x, quiet).shape == (3000, 2)
 
 
-def nearly_exact(x, z=1e-6, **options):
-    return dp_whitening(x, z, SECRET, size=len(x), row_norm=100.0, **options)
+def test_channels_are_centred_with_a_mean_square_of_one_and_the_power_evens_them_out():
+    def nearly_exact(x, z=1e-6, **options):
+        return whitened(x, dp_whitening(x, z, SECRET, size=len(x), row_norm=100.0, **options))
 
-
-def test_channels_are_centred_and_have_a_mean_square_of_one():
-    x = records()
-    made = whitened(x, nearly_exact(x)).reshape(-1, PLACES, CHANNELS)
+    made = nearly_exact(records()).reshape(-1, PLACES, CHANNELS)
     np.testing.assert_allclose(made.mean(0), 0, atol=1e-4)
     assert np.mean(made**2) == pytest.approx(1.0, rel=1e-3)
-    assert np.isfinite(whitened(x[:9], nearly_exact(x[:9], 1e6))).all()
+    assert np.isfinite(nearly_exact(records()[:9], 1e6)).all()
     nothing = dp_whitening(np.zeros((3, 2)), 0.0, SECRET, size=3)
     np.testing.assert_array_equal(nothing.matrix, np.eye(2))
-
-
-def test_the_power_evens_out_the_variances():
     x = records().astype(np.float64)
     centred = (x - x.mean(0)).reshape(-1, CHANNELS)
     values = np.linalg.eigvalsh(centred.T @ centred / len(centred))
     for power in (0.0, 0.25, 0.5):
-        made = whitened(x, nearly_exact(x, power=power)).reshape(-1, CHANNELS)
+        made = nearly_exact(x, power=power).reshape(-1, CHANNELS)
         expected = values / (values + values.mean()) ** (2 * power)
         found = np.linalg.eigvalsh(made.T @ made / len(made))
         np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-3)
@@ -142,21 +136,14 @@ def test_a_second_release_is_charged_again_and_has_its_own_noise(kind):
         assert ledger.steps == 2
         for a, b in zip(one, two, strict=True):
             assert a.size == 0 or are_uncorrelated(a, b)
-
-
-@EACH
-def test_one_seed_gives_another_noise_to_another_release(kind):
     same = [noise_of(kind)[1] for _ in range(2)]
-    np.testing.assert_allclose(*same)  # a figure can be made again
+    np.testing.assert_allclose(*same)  # of one seed, a figure can be made again
     assert are_uncorrelated(same[0], noise_of(kind, 5.0)[1])
     assert are_uncorrelated(same[0], noise_of(kind, row_norm=1.01)[1])
-
-
-@EACH
-def test_a_chosen_seed_is_told(kind):
+    # A chosen seed is told.
     for secret, told in ((SECRET, [True]), (None, [])):
         ledger = jaxdp.Ledger()
-        released(kind, points(100)[0], 8.0, secret, ledger=ledger)
+        released(kind, records(100), 8.0, secret, ledger=ledger)
         assert ledger.epsilon(1e-5).upper == acc.epsilon(acc.Gaussian(8.0), 1e-5).upper
         assert ["seed that a person chose" in line for line in ledger.unverified()] == told
 
@@ -164,12 +151,9 @@ def test_a_chosen_seed_is_told(kind):
 def deviation(z, rows, **options):
     """The factor that normals are multiplied by, from normals that are all 1."""
 
-    class Ones:
-        def normal(self, size):
-            return np.ones(size)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jaxdp.Secret, "philox", lambda *_: Ones())
+        ones = types.SimpleNamespace(normal=lambda size: np.ones(size))
+        patch.setattr(jaxdp.Secret, "philox", lambda *_: ones)
         made = released("whitening", rows, z, **options)
     return float(made.mean.ravel()[0])
 
@@ -185,14 +169,11 @@ def test_a_number_of_few_digits_has_the_noise_that_is_charged():
 
 
 def test_the_noise_grows_with_what_rounding_may_move():
+    """The record that comes first moves all others to other blocks, and other roundings."""
     small_share, share = (whitening._rounded(size, 49) for size in (1, 60_000))
     assert 0 < small_share < share < 1e-6
     more = deviation(1.0, np.zeros((1, 4096, 1)), size=10**9) * 10**9
     assert more >= 2**0.5 * (1 + whitening._rounded(10**9, 4096)) * (1 - 2.0**-22)
-
-
-def test_sums_of_neighbours_round_no_further_apart_than_is_said():
-    """The record that comes first moves all others to other blocks, and other roundings."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 3, 4))
     x *= 10 ** rng.uniform(-3, 3, size=(3000, 1, 1))
@@ -210,7 +191,7 @@ def test_a_mask_does_not_take_a_record_out_of_its_own_norm():
     assert dp_pca(x, 1, 1.0, SECRET).shape == (4, 1)
 
 
-def test_no_warning_tells_of_a_record():
+def test_neither_a_warning_nor_an_error_tells_of_a_record():
     values = (1e300, -np.inf, np.nan, 1e-320, 1e160)
     for value, norm in itertools.product(values, (1e-100, 1.0, 1e100)):
         with warnings.catch_warnings():
@@ -219,10 +200,7 @@ def test_no_warning_tells_of_a_record():
                 assert np.linalg.norm(part) <= 1 + 1e-12, (value, norm)
     numbers = np.full((1, 2, 2), np.float32(3e38))
     assert np.linalg.norm(sums(numbers, 1.0)[0]) == pytest.approx(1)
-
-
-def test_no_records_are_a_data_set_too():
-    """Its release failed, and that of one record did not."""
+    # No records are a data set too: its release failed, and that of one record did not.
     made = dp_whitening(np.zeros((0, 2, 3)), 1.0, SECRET, size=3)
     assert (made.mean.shape, made.matrix.shape) == ((2, 3), (3, 3))
     assert dp_pca(np.zeros((0, 4)), 2, 1.0, SECRET).shape == (4, 2)
@@ -233,8 +211,9 @@ def test_a_norm_whose_square_has_no_digits_is_refused_before_the_charge(kind):
     """DP-PCA charged Gaussian(0.4) and released the matrix itself: 0.4 R² is 0 in float64."""
     ledger = jaxdp.Ledger()
     for norm in (2e-162, 1e-320, 1e200):
-        with pytest.raises(ValueError, match="row_norm must be from 1e-100 to 1e100"):
-            released(kind, np.full((3, 2), norm), 0.4, row_norm=norm, ledger=ledger)
+        given = {"row_norm": norm, "ledger": ledger}
+        words = "row_norm must be from 1e-100 to 1e100"
+        refused(words, released, kind, np.full((3, 2), norm), 0.4, **given)
     assert ledger.entries == ()
     least, largest = preprocess._NORMS
     assert second_moment(np.full((1, 1), least), least) == pytest.approx(least**2)
@@ -242,20 +221,16 @@ def test_a_norm_whose_square_has_no_digits_is_refused_before_the_charge(kind):
 
 
 def test_bad_input():
-    two, pca, white = np.zeros((3, 2)), dp_pca, dp_whitening
+    two, row, white = np.zeros((3, 2)), np.zeros(3), functools.partial(dp_whitening, size=3)
+    refused("x must be an array [n, ...]", dp_pca, row, 1, 1.0)
+    refused("dimensions must be at most the 2", dp_pca, two, 3, 1.0)
+    refused("dimensions must be a whole number", dp_pca, two, 0, 1.0)
+    refused("noise_multiplier must be", dp_pca, two, 1, -1.0)
+    refused("x must be an array [n, ..., channels]", white, row, 1.0)
+    refused("x must be an array [n, ..., channels]", white, np.zeros((3, 0)), 1.0)
+    refused("noise_multiplier must be", white, two, -1.0)
+    refused("size must be", dp_whitening, two, 1.0, size=0)
+    refused("power must be from 0 to 1/2", white, two, 1.0, power=0.6)
+    refused("row_norm must be", white, two, 1.0, row_norm=0.0)
     other = Whitening(np.zeros((6, 4), np.float32), np.eye(4, dtype=np.float32))
-    for call, message in (
-        (lambda: pca(np.zeros(3), 1, 1.0), r"x must be an array \[n, ...\]"),
-        (lambda: pca(two, 3, 1.0), "dimensions must be at most the 2"),
-        (lambda: pca(two, 0, 1.0), "dimensions must be a whole number"),
-        (lambda: pca(two, 1, -1.0), "noise_multiplier must be"),
-        (lambda: white(np.zeros(3), 1.0, size=3), r"x must be an array \[n, ..., channels\]"),
-        (lambda: white(np.zeros((3, 0)), 1.0, size=3), r"x must be an array \[n, ..., channels\]"),
-        (lambda: white(two, -1.0, size=3), "noise_multiplier must be"),
-        (lambda: white(two, 1.0, size=0), "size must be"),
-        (lambda: white(two, 1.0, size=3, power=0.6), "power must be from 0 to 1/2"),
-        (lambda: white(two, 1.0, size=3, row_norm=0.0), "row_norm must be"),
-        (lambda: whitened(np.zeros((3, 5, 4)), other), "records of 6 places and 4 channels"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    refused("records of 6 places and 4 channels", whitened, np.zeros((3, 5, 4)), other)

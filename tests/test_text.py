@@ -5,8 +5,7 @@ import numpy as np
 from benchmarks import text
 
 
-def write(folder, name, *paragraphs):
-    path = folder / name
+def write(path, *paragraphs):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('"""' + "\n\n".join(paragraphs) + '"""\n', encoding="utf-8")
 
@@ -16,30 +15,29 @@ def prose(number):
 
 
 def test_files_are_held_out_whole_and_each_text_is_one_record(tmp_path):
-    for name in ("one", "two"):
-        for number in range(40):
-            tag = f"{name} {number}"
-            write(tmp_path / name, f"f{number}.py", prose(tag), prose(f"{tag} again"))
-    write(tmp_path / "one", "f40.py", prose("of both"), prose("one 3"))
-    write(tmp_path / "two", "f40.py", prose("of both"))
-    write(tmp_path / "two", "tests/f.py", prose("of a test"))
-    write(tmp_path / "two", "short.py", "Short.", "No full stop at the end of this one here")
-    rows = text.collected({name: tmp_path / name for name in ("one", "two")})
-    texts = [words for words, _, _ in rows]
-    assert len(set(texts)) == len(texts) == 160
-    assert prose("of both") not in texts
+    one, two = folders = tmp_path / "one", tmp_path / "two"
+    each = [(folder, number) for folder in folders for number in range(40)]
+    for folder, number in each:
+        tag = f"{folder.name} {number}"
+        write(folder / f"f{number}.py", prose(tag), prose(f"{tag} again"))
+    write(one / "f40.py", prose("of both"), prose("one 3"))
+    write(two / "f40.py", prose("of both"))
+    write(two / "tests/f.py", prose("of a test"))
+    write(two / "short.py", "Short.", "No full stop at the end of this one here")
+    rows = text.collected({folder.name: folder for folder in folders})
     kept = {words: (label, held_out) for words, label, held_out in rows}
-    for label, name in enumerate(("one", "two")):
-        for number in range(40):
-            tag = f"{name} {number}"
-            assert kept[prose(tag)] == kept[prose(f"{tag} again")]
-            assert kept[prose(tag)][0] == label
+    assert len(kept) == len(rows) == 160
+    assert prose("of both") not in kept
+    for folder, number in each:
+        tag = f"{folder.name} {number}"
+        assert kept[prose(tag)] == kept[prose(f"{tag} again")]
+        assert kept[prose(tag)][0] == folders.index(folder)
     assert 0.1 < np.mean([held_out for _, _, held_out in rows]) < 0.35
-
-
-def test_names_of_packages_are_taken_out(tmp_path):
-    write(tmp_path, "a.py", "Like numpy.sum and JAX and jnp.add, but of SciPy, not of Numpyro.")
-    ((words, _, _),) = text.collected({"a": tmp_path})
+    # Names of packages are taken out.
+    write(
+        tmp_path / "three/a.py", "Like numpy.sum and JAX and jnp.add, but of SciPy, not of Numpyro."
+    )
+    ((words, _, _),) = text.collected({"a": tmp_path / "three"})
     assert words == "Like .sum and and .add, but of , not of Numpyro."
 
 

@@ -11,6 +11,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.runs import RunDirectory, assemble, loop, tuned
 from jaxdp.runs.run import INTERRUPTED
 from jaxdp.whitening import dp_whitening
+from tests.refusing import refused
 from tests.runs import small
 
 Z = 8.0
@@ -42,33 +43,33 @@ POINTS = ("charge", "release", "keep", "show", "publish")
 def spied(monkeypatch, noises, at=None, after=False):
     """Writes down all noise of whitening; kills the process before (or after) one of its writes."""
 
-    def stopping(point, real):
+    def stopping(point, real, of_whitening=lambda *args, **options: True):
         def call(*args, **options):
-            mine = point != "charge" or str(options.get("stream", "")).endswith("/whitening")
-            mine = mine and (point != "show" or str(args[1]).endswith("/whitening"))
-            if at == point and mine and not after:
+            stops = at == point and of_whitening(*args, **options)
+            if stops and not after:
                 raise Killed
             made = real(*args, **options)
-            if at == point and mine and after:
+            if stops:
                 raise Killed
             return made
 
         return call
-
-    def saved(path, *args, **options):
-        point = "keep" if path.parent.name == "secret" else "publish"
-        return stopping(point, save)(path, *args, **options)
-
-    save, philox = loop.save_array, jaxdp.Secret.philox
 
     def drawing(self, name, counter):
         if name == "whitening":
             noises.append(philox(self, name, counter).normal(size=400))
         return philox(self, name, counter)
 
+    def saved(path, *args, **options):
+        return (kept if path.parent.name == "secret" else published)(path, *args, **options)
+
+    philox, named = jaxdp.Secret.philox, lambda stream: str(stream).endswith("/whitening")
+    charge = stopping("charge", Ledger.charge, lambda *_, stream=None, **options: named(stream))
+    show = stopping("show", Ledger.show, lambda ledger, stream, *_: named(stream))
+    kept, published = (stopping(point, loop.save_array) for point in ("keep", "publish"))
     monkeypatch.setattr(jaxdp.Secret, "philox", drawing)
-    monkeypatch.setattr(Ledger, "charge", stopping("charge", Ledger.charge))
-    monkeypatch.setattr(Ledger, "show", stopping("show", Ledger.show))
+    monkeypatch.setattr(Ledger, "charge", charge)
+    monkeypatch.setattr(Ledger, "show", show)
     monkeypatch.setattr(assemble, "dp_whitening", stopping("release", dp_whitening))
     monkeypatch.setattr(loop, "save_array", saved)
 
@@ -108,10 +109,10 @@ def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
 
 @pytest.mark.parametrize("relation", list(acc.Relation))
 def test_the_release_costs_its_gaussian_under_every_relation(relation):
-    given = {"sampling": "fixed_order", "strategy": "identity"}
-    given = given if relation is acc.Relation.REPLACE_SPECIAL else {}
-    if relation is acc.Relation.REPLACE_ONE:
-        given = {"sampling": "fixed_size"}
+    given = {
+        acc.Relation.REPLACE_SPECIAL: {"sampling": "fixed_order", "strategy": "identity"},
+        acc.Relation.REPLACE_ONE: {"sampling": "fixed_size"},
+    }.get(relation, {})
     made = config(relation=relation.value, noise_multiplier=300.0, **given)
     told = acc.epsilon(made.total(3), made.delta, relation).lower
     doubled = 0.5 if relation is acc.Relation.REPLACE_ONE else 1.0
@@ -122,39 +123,34 @@ def test_the_release_costs_its_gaussian_under_every_relation(relation):
 def test_a_run_goes_on_with_its_own_noise_and_its_own_release(tmp_path, quick):
     folder = tmp_path / "r"
     small.go(folder, config())
-    with pytest.raises(ValueError, match=r"changed: whiten_noise_multiplier .8.0 then, 9.0 now"):
-        small.go(folder, config(whiten_noise_multiplier=9.0))
+    words = "changed: whiten_noise_multiplier .8.0 then, 9.0 now"
+    refused(words, small.go, folder, config(whiten_noise_multiplier=9.0))
     file = folder / "components.npy"
     before = file.read_bytes()
     file.unlink()
     small.go(folder, config())
     assert file.read_bytes() == before
-    (folder / "secret" / file.name).unlink()
+    kept = folder / "secret" / file.name
+    kept.unlink()
     small.go(folder, config())
-    assert (folder / "secret" / file.name).read_bytes() == before
-    (folder / "secret" / file.name).unlink()
+    assert kept.read_bytes() == before
+    kept.unlink()
     file.unlink()
-    with pytest.raises(ValueError, match="components were shown, and others are another release"):
-        small.go(folder, config())
+    words = "components were shown, and others are another release"
+    refused(words, small.go, folder, config())
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
+def test_what_no_try_would_release_is_not_tuned(tmp_path):
+    """Whitening was charged to the budget and left out; every try of a projection failed."""
+    law, space = acc.Geometric(0.5), {"learning_rate": [0.1, 0.2]}
+    for name, given in (
         ("whiten_noise_multiplier", {"features": "scattering", "whiten_noise_multiplier": Z}),
         ("pca_dimensions", {"pca_dimensions": 4, "pca_noise_multiplier": Z}),
-    ],
-)
-def test_what_no_try_would_release_is_not_tuned(tmp_path, name, given):
-    """Whitening was charged to the budget and left out; every try of a projection failed."""
-    law, changes = acc.Geometric(0.5), {"steps": 3, "batch_size": 40, "model": "logistic"}
-    numbers = {"epsilon": None, "noise_multiplier": 2.0, "dataset_size": 200}
-    with pytest.raises(ValueError, match=f"{name} must be None to be tuned, got"):
-        tuned.configured("digits", law, **numbers, **changes, **given)
-    whole = runs.resolve(
-        runs.recipe("digits", noise_multiplier=2.0, dataset_size=200, **changes, **given)
-    )
-    space = {"learning_rate": [0.1, 0.2]}
-    with pytest.raises(ValueError, match=f"{name} must be None to be tuned, got"):
-        tuned.tuned(tmp_path / "t", whole, small.dataset(), space, law)
+    ):
+        given |= {"steps": 3, "batch_size": 40, "model": "logistic"}
+        given |= {"noise_multiplier": 2.0, "dataset_size": 200}
+        words = f"{name} must be None to be tuned, got"
+        refused(words, tuned.configured, "digits", law, epsilon=None, **given)
+        whole = runs.resolve(runs.recipe("digits", **given))
+        refused(words, tuned.tuned, tmp_path / "t", whole, small.dataset(), space, law)
     assert not (tmp_path / "t").exists()

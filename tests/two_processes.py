@@ -37,8 +37,9 @@ def drawn(sampler, count=3):
 
 
 def the_draws_and_keys_are_one():
-    sampler = MECH.sampler(200)
-    return drawn(sampler), sampler.ledger.steps, sampler.ledger.epsilon(1e-5).upper
+    sampler, seeded = MECH.sampler(200), MECH.sampler(200, secret=jaxdp.Secret.from_seed(3))
+    found = drawn(sampler), drawn(seeded)
+    return *found, sampler.ledger.steps, sampler.ledger.epsilon(1e-5).upper
 
 
 def a_file_is_written_once():
@@ -50,16 +51,10 @@ def a_file_is_written_once():
     sampler.close()
     head = sampler.ledger.head.hex()
     sampler.ledger.close()
-    return found, entries, head
-
-
-def it_is_opened_again():
-    path = FOLDER / "ledger.jsonl"
-    ledger = jaxdp.Ledger(path)
-    sampler = MECH.sampler(200, ledger=ledger)
-    found = drawn(sampler, 2)
-    ledger.close()
-    return found, ledger.steps, ledger.begun
+    again = jaxdp.Ledger(path)
+    later = drawn(MECH.sampler(200, ledger=again), 2)
+    again.close()
+    return entries, (again.steps, again.begun), head, found, later
 
 
 def a_long_file_is_told_in_parts():
@@ -82,12 +77,15 @@ def other_mechanisms_are_refused():
     return said.split(";")[0], path.exists()
 
 
-def other_secrets_are_refused():
-    return refused(lambda: MECH.sampler(200, secret=jaxdp.Secret.from_seed(INDEX))).split(";")[0]
-
-
-def one_seed_is_taken():
-    return drawn(MECH.sampler(200, secret=jaxdp.Secret.from_seed(3)))
+def what_is_refused():
+    charged, seed = jaxdp.Ledger(), jaxdp.Secret.from_seed(INDEX)
+    charged.charge(acc.Gaussian(2.0), stream="a")
+    return {
+        "secrets": refused(lambda: MECH.sampler(200, secret=seed)).split(";")[0],
+        "one step twice": refused(lambda: charged.charge(acc.Gaussian(2.0), stream="a")),
+        "a ledger from before": refused(lambda: MECH.sampler(200, ledger=EARLY)),
+        "a projection": refused(lambda: jaxdp.preprocess.dp_pca(np.eye(4) + INDEX, 2, 1.0)),
+    }
 
 
 def other_events_are_refused():
@@ -98,16 +96,10 @@ def other_events_are_refused():
 
 
 def charges_by_hand_are_one():
-    ledger = jaxdp.Ledger()
-    for _ in range(3):
-        ledger.charge(acc.Gaussian(2.0))
-    return ledger.steps, ledger.epsilon(1e-5).upper, ledger.to_json()
-
-
-def a_step_is_charged_once():
-    ledger = jaxdp.Ledger()
-    ledger.charge(acc.Gaussian(2.0), stream="a")
-    return refused(lambda: ledger.charge(acc.Gaussian(2.0), stream="a"))
+    ledger, old = jaxdp.Ledger(), jaxdp.Ledger.from_json(TEXT)
+    for each in (ledger, ledger, ledger, old):
+        each.charge(acc.Gaussian(2.0))
+    return [(each.steps, each.epsilon(1e-5).upper) for each in (ledger, old)], ledger.to_json()
 
 
 def what_process_0_cannot_write_nobody_draws():
@@ -125,22 +117,12 @@ def what_process_0_cannot_write_nobody_draws():
     return "No space left" in said, drawn(sampler, 1)  # and then there is room
 
 
-def a_ledger_from_before_is_refused():
-    return refused(lambda: MECH.sampler(200, ledger=EARLY))
-
-
 def more_are_charged_than_used_and_none_given_back():
     path = FOLDER / "ahead.jsonl"
     sampler = MECH.sampler(200, ledger=jaxdp.Ledger(path), reserve=8)
     first = drawn(sampler, 3)
     sampler.close()
     return first, drawn(sampler, 2), sampler.ledger.steps
-
-
-def a_ledger_from_text_keeps_its_charges():
-    old = jaxdp.Ledger.from_json(TEXT)
-    old.charge(acc.Gaussian(2.0))
-    return old.steps, old.epsilon(1e-5).upper
 
 
 def a_sum_of_one_process_is_refused():
@@ -151,18 +133,13 @@ def a_sum_of_one_process_is_refused():
     params, draw = jnp.zeros(3), sampler.draw()
     summed, _ = grad_fn.sum(params, own, draw)
     eager = refused(lambda: tx.update(summed, tx.init(params), params))
-    update = jaxdp.compile_update(tx)
-    own_step = refused(lambda: update(params, tx.init(params), summed))
+    own_step = refused(lambda: jaxdp.compile_update(tx)(params, tx.init(params), summed))
     gridded = jaxdp.dp_sgd(1.0, 1.0, 20, 200, noise="grid")
     draw = gridded.sampler(100).draw()
     summed, _ = gridded.clipped_grad(lambda w, x: jnp.sum(w * x)).sum(params, own, draw)
     link = gridded.privatize()
     on_grid = refused(lambda: link.update(summed, link.init(params), params))
     return eager is not None, own_step is not None, on_grid is not None
-
-
-def a_projection_is_refused():
-    return refused(lambda: jaxdp.preprocess.dp_pca(np.eye(4) + INDEX, 2, 1.0))
 
 
 def told(names, module):

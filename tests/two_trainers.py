@@ -19,6 +19,7 @@ CORRELATED = jaxdp.dp_mf(
     1.0, 1.0, 20, N, "fixed_order", steps=4, strategy="banded", bands=2, noise="grid"
 )
 X = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
+SGD = optax.sgd(0.1, momentum=0.9)
 PARAMS = {"w": np.zeros((6, 3), np.float32), "b": np.zeros(3, np.float32)}
 
 
@@ -49,26 +50,39 @@ class Read:
         return X[n]
 
 
+def listed(params):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), params)
+
+
 def mesh():
     return jax.make_mesh((jax.device_count(),), ("data",))
 
 
-def trained(source, steps=4, mechanism=MECH, **options):
-    """Parameters after some steps."""
+def trained(source, mechanism=MECH, **options):
+    """Parameters after four steps."""
     options = {"secret": jaxdp.Secret.from_seed(1), **options}
-    optimizer = optax.sgd(0.1, momentum=0.9)
-    train = jaxdp.Trainer(loss_of, mechanism, optimizer, source, **options)
+    train = jaxdp.Trainer(loss_of, mechanism, SGD, source, **options)
     state = train.init(PARAMS)
     if isinstance(source, Read):
         source.read.clear()  # some are read to see that all processes have the same
-    for batch in train.batches(steps):
+    for batch in train.batches(4):
         state, info = train.step(state, batch)
     assert np.isfinite(float(info.update_norm))
-    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), state.params), train.ledger.steps
+    return listed(state.params), train.ledger.steps
 
 
-def arrays_of_the_host():
-    return trained(X, mesh=mesh())
+def models_of_one_seed():
+    """Of one seed, but for the last, by where their records lie and what their noise is."""
+    rows = jax.sharding.NamedSharding(mesh(), jax.P("data"))
+    on_devices = jax.make_array_from_callback(X.shape, rows, lambda index: X[index])
+    return {
+        "arrays": trained(X, mesh=mesh()),
+        "on devices": trained(on_devices),
+        "in passes": trained(X, mesh=mesh(), physical_batch_size=8),
+        "grid": trained(X, mesh=mesh(), mechanism=ON_GRID),
+        "correlated": trained(Read(), mesh=mesh(), mechanism=CORRELATED),
+        "secret of the system": trained(X, mesh=mesh(), secret=None),
+    }
 
 
 def records_one_by_one():
@@ -79,42 +93,18 @@ def records_one_by_one():
     return found, len(source.read) < 90, same == (INDEX == 0)
 
 
-def noise_on_a_grid():
-    return trained(X, mesh=mesh(), mechanism=ON_GRID)
-
-
-def correlated_noise_on_a_grid():
-    return trained(Read(), mesh=mesh(), mechanism=CORRELATED)
-
-
-def in_several_passes():
-    return trained(X, mesh=mesh(), physical_batch_size=8)
-
-
-def records_on_all_devices():
-    rows = jax.sharding.NamedSharding(mesh(), jax.P("data"))
-    return trained(jax.make_array_from_callback(X.shape, rows, lambda index: X[index]))
-
-
-def a_secret_of_the_system():
-    return trained(X, mesh=mesh(), secret=None)
-
-
-def run(name, folder=None, **options):
+def run(name, folder=None, source=X, **options):
     options = {"mesh": mesh(), "secret": jaxdp.Secret.from_seed(1), "delta": 1e-5, **options}
     options["progress"] = lambda step, row: None
     options |= {"params": PARAMS, "every": 2}
-    optimizer = optax.sgd(0.1, momentum=0.9)
-    return jaxdp.Run((folder or FOLDER) / name, loss_of, MECH, optimizer, X, **options)
+    return jaxdp.Run((folder or FOLDER) / name, loss_of, MECH, SGD, source, **options)
 
 
 def a_run_goes_on_where_it_was():
-    one = run("run")
-    one.fit(4)
+    run("run").fit(4)
     two = run("run")
-    params = two.fit(6)
+    found = listed(two.fit(6))
     _processes.first(lambda: "")  # the report is written by process 0
-    found = jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), params)
     ledger = jaxdp.Ledger(FOLDER / "run" / "ledger.jsonl")
     return found, ledger.steps, two.epsilon().upper, [row["step"] for row in two.history]
 
@@ -133,62 +123,36 @@ def a_damaged_checkpoint_is_left_out():
     return ledger.steps, [row["step"] for row in two.history]
 
 
-def a_run_of_other_records_is_refused():
-    other = jaxdp.Run(
-        FOLDER / "other", loss_of, MECH, optax.sgd(0.1), X + INDEX, params=PARAMS,
-        mesh=mesh(), delta=1e-5,
-    )  # fmt: skip
-    return refused(lambda: other.fit(2)).split(";")[0]
-
-
-def what_process_0_refuses_stops_all():
-    (FOLDER / "file").touch()
-    return "must be" in refused(lambda: run("file").fit(2))
-
-
-def canaries_are_refused():
-    return refused(lambda: run("canaries", canaries=10))
-
-
-def no_mesh_is_refused():
-    return refused(lambda: trained(X))
-
-
-def a_mesh_of_one_process_is_refused():
+def what_is_refused():
+    """Sources that differ, meshes of one process, and what cannot be in several."""
+    (FOLDER / "file").touch()  # seen by process 0
     one = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
-    return refused(lambda: trained(X, mesh=one)).split("devices of [")[0]
-
-
-def other_records_are_refused():
-    return refused(lambda: trained(X + INDEX, mesh=mesh())).split(";")[0]
-
-
-def of_init(params, **options):
-    """The words of a refusal by init, and what was charged by then."""
-    train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, **{"mesh": mesh(), **options})
-    return refused(lambda: train.init(params)).split(";")[0], train.ledger.steps
-
-
-def other_parameters_are_refused():
-    return of_init(jax.tree.map(lambda leaf: leaf + INDEX, PARAMS))
-
-
-def other_meshes_are_refused():
-    turned = jax.sharding.Mesh(np.array(jax.devices()[:: 1 - 2 * INDEX]), ("data",))
-    return of_init(PARAMS, mesh=turned)
-
-
-def other_physical_batches_are_refused():
-    return of_init(PARAMS, physical_batch_size=8 + 8 * INDEX)
-
-
-def other_copies_on_the_mesh_are_refused():
-    # As a program does that takes each process's own shard of the records for all of them.
     whole = jax.sharding.NamedSharding(mesh(), jax.P())
+    # As a program does that takes each process's own shard of the records for all of them.
     put = lambda x: jax.make_array_from_callback(x.shape, whole, lambda index: x[index])  # noqa: E731
-    records = refused(lambda: jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), put(X + INDEX)))
-    params, _ = of_init(jax.tree.map(lambda leaf: put(leaf + INDEX), PARAMS))
-    return records.split(";")[0], params
+    copies = lambda: jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), put(X + INDEX))  # noqa: E731
+    said = {
+        "no mesh": refused(lambda: trained(X)),
+        "a mesh of one process": refused(lambda: trained(X, mesh=one)).split("devices of [")[0],
+        "records": refused(lambda: trained(X + INDEX, mesh=mesh())),
+        "copies of records": refused(copies),
+        "records of a run": refused(lambda: run("other", source=X + INDEX).fit(2)),
+        "canaries": refused(lambda: run("canaries", canaries=10)),
+        "file": str("must be" in refused(lambda: run("file").fit(2))),
+    }
+    turned = jax.sharding.Mesh(np.array(jax.devices()[:: 1 - 2 * INDEX]), ("data",))
+    for name, options in (
+        ("params", {"params": jax.tree.map(lambda leaf: leaf + INDEX, PARAMS)}),
+        ("params of the mesh", {"params": jax.tree.map(lambda leaf: put(leaf + INDEX), PARAMS)}),
+        ("mesh", {"mesh": turned}),
+        ("physical_batch_size", {"physical_batch_size": 8 + 8 * INDEX}),
+    ):
+        options = {"mesh": mesh(), **options}
+        params = options.pop("params", PARAMS)
+        train = jaxdp.Trainer(loss_of, MECH, optax.sgd(0.1), X, **options)
+        said[name] = refused(lambda train=train, params=params: train.init(params))
+        assert train.ledger.steps == 0, name
+    return {name: words.split(";")[0] for name, words in said.items()}
 
 
 def a_process_that_lost_a_step_releases_nothing():
