@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxdp
@@ -14,27 +16,27 @@ from jaxdp import _processes, auditing, clipping
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.accounting import Relation
+from jaxdp.noise.sensitivity import Sensitivity, sensitivity
+from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import CyclicPoisson, FixedOrder, Poisson
 from jaxdp.sources.users import User
 
 SMALL = {"records": 20, "rows": 20, "threshold": 1.0}
-ORDERED = {**SMALL, "relation": Relation.REPLACE_SPECIAL}
+CHOSEN = {**SMALL, "threshold": None}
+ORDERED = {"relation": Relation.REPLACE_SPECIAL}
 CYCLIC, PASSES = CyclicPoisson(0.4, 2, 6), FixedOrder(10, 6)
 RIGHT = {
     "grid": Grid(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
     "users": OfUsers(Poisson(0.2), 0.5, 5, 0.01, 150, **SMALL),
     "cyclic": Correlated(CYCLIC, 0.6, 6, 0.01, 100, **SMALL),
-    "fixed order, on a grid": Correlated(PASSES, 0.6, 6, 0.01, 150, **ORDERED, law="grid"),
+    "fixed order, on a grid": Correlated(PASSES, 0.6, 6, 0.01, 150, **SMALL, **ORDERED, law="grid"),
 }
+THIRTY = {**CHOSEN, "records": 30, "rows": 30}
 FAULTS = {
-    "grid": Grid(Poisson(0.5), 2.0, 8, 0.01, 150, **{**SMALL, "threshold": None}, share=0.25),
-    "users": UsersAsRecords(
-        Poisson(0.5), 2.0, 8, 0.01, 150, **{**SMALL, "records": 30, "rows": 30, "threshold": None}
-    ),
-    "cyclic": Correlated(CYCLIC, 1.0, 6, 0.01, 150, **{**SMALL, "threshold": None}, share=0.25),
-    "fixed order": Correlated(
-        PASSES, 1.0, 6, 0.01, 150, **{**ORDERED, "threshold": None}, share=0.3
-    ),
+    "grid": Grid(Poisson(0.5), 2.0, 8, 0.01, 150, **CHOSEN, share=0.25),
+    "users": UsersAsRecords(Poisson(0.5), 2.0, 8, 0.01, 150, **THIRTY),
+    "cyclic": Correlated(CYCLIC, 1.0, 6, 0.01, 150, **CHOSEN, share=0.25),
+    "fixed order": Correlated(PASSES, 1.0, 6, 0.01, 150, **CHOSEN, **ORDERED, share=0.3),
 }
 
 
@@ -58,10 +60,9 @@ def test_a_planted_fault_is_found(name):
     bound, p_value = found(FAULTS[name])
     assert p_value < 1e-6
     assert bound > 0.3
-
-
-def test_a_grid_of_half_the_noise_has_half_of_it():
-    """The fault is what it says: the noise alone, where nobody contributes."""
+    if name != "grid":
+        return
+    # The fault is what it says: half of the noise alone, where nobody contributes.
     case = dataclasses.replace(RIGHT["grid"], threshold=None, runs=80)
     for share in (1.0, 0.5):
         sums = dataclasses.replace(case, share=share).sums(False)
@@ -78,12 +79,9 @@ def user_scores(noise):
     mechanism = jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch", records_per_user=K)
     algorithm = opt.sgd(mechanism, 0.1)
     loss_fn = clipping.user_loss(lambda w, record: record @ w)
-    run = auditing.training_run(
-        algorithm,
-        auditing.Worlds(loss_fn, jnp.zeros(2), user),
-        4,
-        score=lambda released: jnp.sum(released["noisy"][:, 0])[None],
-    )
+    worlds = auditing.Worlds(loss_fn, jnp.zeros(2), user)
+    score = lambda released: jnp.sum(released["noisy"][:, 0])[None]  # noqa: E731
+    run = auditing.training_run(algorithm, worlds, 4, score=score)
     return algorithm.total(4), *auditing.two_worlds(run, 3_000, seed=4)
 
 
@@ -98,3 +96,73 @@ def test_a_user_as_the_unit_is_audited_close_to_what_is_proven():
     _, inside, outside = user_scores(2.0 / K)
     assert auditing.audit_event(inside, outside, event).refuted
     assert auditing.audit_ranks(inside, outside, DELTA).epsilon > proven
+
+
+# Correlated noise, audited as an algorithm is.
+STEPS = 12
+
+
+def amplified(noise=1.0):
+    return jaxdp.dp_mf(noise, 0.5, 2, 16, steps=STEPS, bands=3)
+
+
+def in_order(noise=3.0):
+    return jaxdp.dp_mf(noise, 0.5, 4, 16, "fixed_order", steps=STEPS, strategy="square_root")
+
+
+def audited_algorithm(mechanism, runs=800, **options):
+    algorithm = Algorithm(mechanism, optax.sgd(0.1))
+    return auditing.audit_algorithm(algorithm, STEPS, 1e-3, runs=runs, seed=1, **options)
+
+
+@pytest.mark.parametrize(("make", "runs"), [(amplified, 500), (in_order, 1500)])
+def test_what_is_right_is_not_accused_and_is_nearly_reached(make, runs):
+    made = audited_algorithm(make(), runs)
+    assert not made.broken
+    assert not made.noise.refuted
+    assert made.profile.epsilon > 0.5 * made.proven
+
+
+@pytest.mark.parametrize("make", [amplified, in_order])
+def test_a_sensitivity_that_is_too_low_is_caught(make, monkeypatch):
+    def halved(strategy, participation):
+        return Sensitivity(sensitivity(strategy, participation).value / 2, exact=True)
+
+    monkeypatch.setattr(jaxdp.mechanism, "sensitivity", halved)
+    made = audited_algorithm(make(), residuals=False)
+    assert made.verdict.p_value < 1e-3
+
+
+def drawn_twice(tx):
+    """Step 7 has the normals of step 3."""
+
+    def init(params):
+        return tx.init(params), jnp.zeros((1, 2), jnp.uint32)
+
+    def update(updates, state, params=None, *, key, **extra):
+        inner, kept = state
+        kept = jnp.where(key.step == 3, key.words, kept)
+        words = jnp.where(key.step == 7, kept, key.words)
+        again = dataclasses.replace(key, words=words)
+        noisy, inner = tx.update(updates, inner, params, key=again)
+        return noisy, (inner, kept)
+
+    return init, update
+
+
+def not_taken_back(tx):
+    """The noise of a step without what the steps before owe it."""
+
+    def update(updates, state, params=None, *, key, **extra):
+        forgotten = jax.tree.map(jnp.zeros_like, state.buffers)
+        return tx.update(updates, state._replace(buffers=forgotten), params, key=key)
+
+    return tx.init, update
+
+
+@pytest.mark.parametrize("broken", [drawn_twice, not_taken_back])
+def test_broken_noise_is_caught(broken):
+    algorithm = Algorithm(in_order(), optax.sgd(0.1))
+    link = optax.GradientTransformationExtraArgs(*broken(in_order().privatize()))
+    object.__setattr__(algorithm, "noise", link)
+    assert auditing.audit_algorithm(algorithm, STEPS, 1e-3, runs=300, seed=1).noise.refuted

@@ -97,12 +97,6 @@ def test_after_a_rejected_first_candidate_algorithm_2_takes_any():
     assert int(seen[-1][1].forced) == 0
 
 
-def test_a_start_without_an_energy_is_left():
-    energy = PublicEnergy(lambda p, e: jnp.log(p["w"][0]) + 0.0 * e, jnp.zeros(2))
-    seen = candidates(annealing(optax.identity(), KEY), [2.0], energy, {"w": jnp.full(1, -1.0)})
-    assert seen[-1][0] == 1.0
-
-
 def test_rejection_restores_parameters_and_momentum():
     for restore in (True, False):
         tx = annealing(optax.trace(0.9), KEY, 1e9, 9, restore_inner=restore)
@@ -113,28 +107,17 @@ def test_rejection_restores_parameters_and_momentum():
 
 
 def test_a_broken_candidate_is_never_accepted():
+    """And a start without an energy is left."""
     tx = annealing(optax.identity(), KEY, 10.0, max_rejections=1)
     seen = candidates(tx, [-1.0, jnp.nan, jnp.nan, jnp.nan, -1.0])
     assert [w for w, _ in seen] == [-1, -1, -1, -1, -2]
-
-
-def rejecting(ledger):
-    """A trainer all of whose candidates but the first few are rejected."""
-    algorithm = sa_dpsgd(MECH, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
-    worse = PublicEnergy(lambda p, e: jnp.sum(jnp.abs(p["w"])) + 0.0 * e, jnp.zeros(3))
-    return jaxdp.Trainer(
-        lambda params, example: jnp.vdot(params["w"], example),
-        algorithm,
-        source=np.ones((60, 300), np.float32),
-        ledger=ledger,
-        energy=worse,
-        physical_batch_size=16,
-    )
+    energy = PublicEnergy(lambda p, e: jnp.log(p["w"][0]) + 0.0 * e, jnp.zeros(2))
+    seen = candidates(annealing(optax.identity(), KEY), [2.0], energy, {"w": jnp.full(1, -1.0)})
+    assert seen[-1][0] == 1.0
 
 
 def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
-    proposals = []
-    original = jaxdp.noise.gaussian.noised
+    proposals, original = [], jaxdp.noise.gaussian.noised
 
     def spy(tree, *rest):
         out = original(tree, *rest)
@@ -144,8 +127,12 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
         return out
 
     monkeypatch.setattr(jaxdp.noise.gaussian, "noised", spy)
-    ledger = jaxdp.Ledger()
-    trainer = rejecting(ledger)
+    # All candidates but the first few are rejected.
+    algorithm = sa_dpsgd(MECH, 0.5, KEY, momentum=0.9, temperature=1e9, max_rejections=10_000)
+    worse = PublicEnergy(lambda p, e: jnp.sum(jnp.abs(p["w"])) + 0.0 * e, jnp.zeros(3))
+    given = {"source": np.ones((60, 300), np.float32), "physical_batch_size": 16, "energy": worse}
+    ledger, loss_fn = jaxdp.Ledger(), lambda params, example: jnp.vdot(params["w"], example)
+    trainer = jaxdp.Trainer(loss_fn, algorithm, ledger=ledger, **given)
     state = trainer.init({"w": jnp.zeros(300)})
     moved, tags = [], set()
     for batch in trainer.batches(8):
