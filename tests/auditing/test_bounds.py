@@ -177,18 +177,7 @@ def test_both_directions_are_seen():
     assert audit_scores(broken, np.zeros(300), 1e-5).epsilon > 3
 
 
-def test_one_run_bound_is_sound_and_tight_for_randomised_response():
-    truth = 2.0
-    found = [
-        bounds.one_run_bound(rng.binomial(500, special.expit(truth)), 500, 1000, 0.0)
-        for rng in map(np.random.default_rng, range(AUDITS))
-    ]
-    assert sum(value > truth for value in found) <= MOST
-    assert np.median(found) > 0.8 * truth
-    assert bounds.one_run_bound(250, 500, 1000, 1e-5) == 0.0
-
-
-def test_one_run_audits_of_a_gaussian_with_many_canaries():
+def test_one_run_audits_of_many_canaries_with_looks_fixed_beforehand_and_paid_for():
     """One vector sum of many Dirac canaries with noise; the truth is that of one of them."""
     sigma, canaries, delta = 0.7, 600, 1e-5
     truth = acc.epsilon(acc.Gaussian(sigma), delta).upper
@@ -202,9 +191,7 @@ def test_one_run_audits_of_a_gaussian_with_many_canaries():
     assert sum(v > truth for v in values) <= stats.binom.ppf(0.999, 40, LEVEL)
     assert np.median(values) > 1.0
     assert violations(lambda rng: audit(rng, size=0.0), 0.0) <= MOST
-
-
-def test_looks_are_fixed_beforehand_and_paid_for():
+    # Looks.
     coins = np.arange(100) % 2 == 0
 
     def seen(*looks):
@@ -216,7 +203,7 @@ def test_looks_are_fixed_beforehand_and_paid_for():
     assert 0 <= bounds.one_run_bound(100, 100, 100, 0.0) - seen((100, "both")) < 0.01
 
 
-def test_one_run_p_value_by_direct_sums():
+def test_one_run_p_value_by_direct_sums_and_its_bound_for_randomised_response():
     correct, guesses, canaries, epsilon, delta = 60, 80, 100, 0.5, 1e-3
     q = special.expit(epsilon)
     beta = stats.binom.sf(correct - 1, guesses, q)
@@ -225,9 +212,17 @@ def test_one_run_p_value_by_direct_sums():
     )
     found = bounds.one_run_p_value(correct, guesses, canaries, epsilon, delta)
     assert found == pytest.approx(beta + 2 * canaries * delta * alpha, rel=1e-9)
+    truth = 2.0
+    found = [
+        bounds.one_run_bound(rng.binomial(500, special.expit(truth)), 500, 1000, 0.0)
+        for rng in map(np.random.default_rng, range(AUDITS))
+    ]
+    assert sum(value > truth for value in found) <= MOST
+    assert np.median(found) > 0.8 * truth
+    assert bounds.one_run_bound(250, 500, 1000, 1e-5) == 0.0
 
 
-def test_the_box_is_clopper_and_pearsons():
+def test_the_box_is_clopper_and_pearsons_and_the_combined_p_value_has_its_level():
     """In both directions: the other one exchanges alarms and misses."""
     level = 0.025
     alarms, misses = (stats.beta.ppf(1 - level, k + 1, 1000 - k) for k in (3, 400))
@@ -236,9 +231,6 @@ def test_the_box_is_clopper_and_pearsons():
         found = bounds.epsilon_bound(counts, 0.0, rule="box")
         assert found == pytest.approx(wanted, abs=0.02)
         assert found <= wanted + 1e-9
-
-
-def test_the_combined_p_value_has_its_level():
     rng = np.random.default_rng(0)
     values = bounds._capped_sum(*rng.uniform(size=(2, 200_000)))
     for level in (0.001, 0.05, 0.3):

@@ -84,8 +84,12 @@ def test_every_form_of_a_loss_takes_canaries(loss_fn):
     assert np.count_nonzero(np.abs(value + 0.3) < 1e-3) == 7
 
 
-def test_a_candidate_adds_one_clipped_record_in_its_own_coordinate():
-    """And a real record keeps its loss and gradient."""
+def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
+    found = candidates(20, PARAMS)
+    assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
+    assert sorted(found.places) == list(range(20))
+    np.testing.assert_array_equal(found.places[:7], candidates(7, PARAMS).places)
+    # A real record keeps its loss and gradient.
     plain, entered = (jax.jit(jax.value_and_grad(f)) for f in (LOSS, SEVEN.loss(LOSS)))
     for record in zip(X[:2], Y[:2], strict=True):
         one, two = plain(PARAMS, record), entered(PARAMS, (record, np.int32(-1)))
@@ -102,13 +106,6 @@ def test_a_candidate_adds_one_clipped_record_in_its_own_coordinate():
     expected[found.leaf].ravel()[found.places[coins]] = -0.3 * (1.0 - rounding.MARGIN)
     for mine, wanted in zip(added, expected, strict=True):
         np.testing.assert_allclose(mine, wanted, atol=1e-4)
-
-
-def test_candidates_have_coordinates_of_their_own_and_always_the_same():
-    found = candidates(20, PARAMS)
-    assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
-    assert sorted(found.places) == list(range(20))
-    np.testing.assert_array_equal(found.places[:7], candidates(7, PARAMS).places)
 
 
 @pytest.mark.parametrize("name", ["piadam", "sa-dpsgd"])
@@ -165,7 +162,7 @@ def updated(made):
     return flat(updates), state
 
 
-def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient():
+def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient_that_is_finite():
     """Against the gradients of the candidates one by one; and watching moves no parameter."""
     ends = [updated(made) for made in (ALGORITHM, kept_records().watched(ALGORITHM))]
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
@@ -174,6 +171,15 @@ def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient():
     moved = optax.apply_updates(PARAMS, unflattened(ends[0][0]))
     gradient = lambda record: flat(GRADIENT(PARAMS, record))  # noqa: E731
     is_followed(ends[1][1][1].seen, gradient, moved, noisy, unit)
+    # One that is not finite tells nothing.
+    kept = kept_records(loss=lambda p, x, y: LOSS(p, (x, y)) / x[0], records=(CX * (CX > 0), CY))
+    seen = np.asarray(updated(kept.watched(ALGORITHM))[1][1].seen)
+    along, size = seen[:70], seen[70:140]
+    broken = CX[:, 0] <= 0
+    np.testing.assert_array_equal(along[broken], 0)
+    np.testing.assert_array_equal(size[broken], 0)
+    assert np.all(size[~broken] > 0)
+    assert np.isfinite(scores(np.stack([seen, seen]), ALGORITHM)).all()
 
 
 class Handed:
@@ -231,17 +237,6 @@ def test_of_frozen_parameters_nothing_is_followed_and_they_are_where_they_were()
     is_followed(state.opt_state[1].seen, gradient, state.params, noisy, unit, rounded=1e-2)
 
 
-def test_a_gradient_that_is_not_finite_tells_nothing():
-    kept = kept_records(loss=lambda p, x, y: LOSS(p, (x, y)) / x[0], records=(CX * (CX > 0), CY))
-    seen = np.asarray(updated(kept.watched(ALGORITHM))[1][1].seen)
-    along, size = seen[:70], seen[70:140]
-    broken = CX[:, 0] <= 0
-    np.testing.assert_array_equal(along[broken], 0)
-    np.testing.assert_array_equal(size[broken], 0)
-    assert np.all(size[~broken] > 0)
-    assert np.isfinite(scores(np.stack([seen, seen]), ALGORITHM)).all()
-
-
 def algorithm(noise, rate):
     sampling = "full_batch" if rate == 1 else "poisson"
     return opt.sgd(jaxdp.dp_sgd(noise, 1.0, round(1000 * rate), 1000, sampling), 0.1)
@@ -265,7 +260,7 @@ def audited(real, charged, rate, steps, seed, m=600, records=True, last=0.0, coi
     return audit_canaries(seen, coins, made, made.total(steps), 1e-5, records=records)
 
 
-def test_a_leaking_run_is_seen_and_a_right_one_is_not_accused():
+def test_a_leaking_run_is_seen_a_right_one_is_not_accused_and_the_last_iterate_is_heard():
     right = audited(0.6, 0.6, 0.02, 100, 0, 1000, records=False)
     assert not right.broken
     assert right.audited.epsilon > 0.3
@@ -288,10 +283,7 @@ def test_a_leaking_run_is_seen_and_a_right_one_is_not_accused():
     for side in (True, False):  # of few canaries honest coins may all fall alike: no error
         found = audited(1.0, 1.0, 0.02, 20, 3, m=20, coins=np.full(20, side))
         assert np.isfinite(found.audited.epsilon)
-
-
-def test_the_last_iterate_is_heard_where_its_losses_tell():
-    """A Gaussian of epsilon 8: the losses differ by as much as the sum of all steps could."""
+    # A Gaussian of epsilon 8: the losses differ by as much as the sum of all steps could.
     mu, noise = 1.666, np.sqrt(20) / 1.666
     heard = [audited(noise, noise, 1.0, 20, seed, last=mu) for seed in range(3)]
     assert all(2.0 < a.last.epsilon < a.proven for a in heard)

@@ -24,7 +24,7 @@ def gaussian_run(seed, mu, m):
     return mu * (rng.normal(size=m) + mu * coins - mu / 2), coins
 
 
-def test_the_joint_p_value_by_enumeration():
+def test_the_joint_and_the_weighted_p_value_by_enumeration():
     """All 2^8 outcomes of 8 guesses, seen at three numbers of them."""
     made, correct, epsilon = np.array([2, 5, 8]), np.array([2, 4, 6]), 0.7
     q = special.expit(epsilon)
@@ -39,9 +39,7 @@ def test_the_joint_p_value_by_enumeration():
     assert found == pytest.approx(wanted, rel=1e-9)
     more = guesses.nested_p_value(correct, made, 100, epsilon, 1e-3)
     assert more - found == pytest.approx(0.1 / (1 + np.exp(epsilon)), rel=1e-9)
-
-
-def test_the_weighted_p_value_by_enumeration():
+    # By weights.
     weights, right = np.array([3, 1, 0, 2, 2]), np.array([True, False, True, True, False])
     q = special.expit(1.1)
     wanted = sum(
@@ -51,17 +49,6 @@ def test_the_weighted_p_value_by_enumeration():
     )
     found = guesses.weighted_p_value(weights, right, 5, 1.1, 0.0)
     assert found == pytest.approx(wanted, rel=1e-9)
-
-
-def test_weights_do_not_see_the_coins():
-    odds, _ = gaussian_run(0, 1.0, 200)
-    weights = guesses.weights_of(odds, 200, 1e-5, 0.05)
-    assert weights.dtype.kind == "i"
-    assert weights.max() == 10
-    order = np.argsort(np.abs(odds))
-    assert (np.diff(weights[order]) >= 0).all()
-    assert not guesses.weights_of(np.zeros(5), 5, 1e-5, 0.05).any()
-    assert auditing.audit_guesses(np.zeros(5), np.ones(5, bool), 1e-5).epsilon == 0.0
 
 
 def test_ideal_scores_reach_the_ceiling_and_a_fixed_example_what_its_peer_does():
@@ -78,11 +65,28 @@ def test_ideal_scores_reach_the_ceiling_and_a_fixed_example_what_its_peer_does()
         assert plain < auditing.audit_one_run(scores, coins, 1e-6).epsilon < truth
 
 
-def test_one_run_of_a_gaussian_at_the_very_truth():
+def test_one_run_of_a_gaussian_at_the_very_truth_and_the_family_bound_below_it():
     truth, runs = gaussian_epsilon(1.0, 1e-5)[0], (gaussian_run(i, 1.0, 400) for i in range(200))
     found = [auditing.audit_one_run_gaussian(*run, 1e-5) for run in runs]
     assert sum(each.epsilon > truth for each in found) <= stats.binom.ppf(0.999, 200, 0.05)
     assert "is a Gaussian" in found[0].assumes
+    # The family bound stays below it, and says what it assumes.
+    rate, steps, z, m = 0.02, 60, 0.6, 2_000
+
+    def family(noise):
+        return acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise), rate), steps)
+
+    truth, found = acc.epsilon(family(z), 1e-5).upper, []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        coins = rng.random(m) < 0.5
+        seen = z * rng.normal(size=(steps, m)) + ((rng.random((steps, m)) < rate) & coins)
+        odds = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * seen - 1) / (2 * z * z)).sum(0)
+        found.append(auditing.audit_one_run_family(odds, coins, family, z, 1e-5))
+    values = np.array([each.epsilon for each in found])
+    assert np.sum(values > truth) <= 1
+    assert np.median(values) > 0.25 * truth
+    assert "size of the noise" in found[0].assumes
 
 
 @pytest.mark.parametrize("one_sided", [True, False])
@@ -108,25 +112,6 @@ def test_guesses_on_both_sides_of_all_canaries_are_not_halved():
         assert assumed.refuted(likely, r, r, inverse, 0.05, one_sided=True), epsilon
 
 
-def test_the_family_bound_stays_below_the_truth_and_says_what_it_assumes():
-    rate, steps, z, m = 0.02, 60, 0.6, 2_000
-
-    def family(noise):
-        return acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise), rate), steps)
-
-    truth, found = acc.epsilon(family(z), 1e-5).upper, []
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        coins = rng.random(m) < 0.5
-        seen = z * rng.normal(size=(steps, m)) + ((rng.random((steps, m)) < rate) & coins)
-        odds = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * seen - 1) / (2 * z * z)).sum(0)
-        found.append(auditing.audit_one_run_family(odds, coins, family, z, 1e-5))
-    values = np.array([each.epsilon for each in found])
-    assert np.sum(values > truth) <= 1
-    assert np.median(values) > 0.25 * truth
-    assert "size of the noise" in found[0].assumes
-
-
 # Constructed mechanisms at the very truth: no bound of one run may exceed it too often.
 BOUNDS = {
     "looks": auditing.audit_one_run,
@@ -142,25 +127,9 @@ def answers(rng, coins, epsilon):
     return epsilon * np.where(coins ^ lie, 1.0, -1.0)
 
 
-def named(rng, coins, epsilon, delta):
-    """Each coin is told with probability delta, and then is surest of all."""
-    told = rng.random(len(coins)) < delta
-    return np.where(told, np.where(coins, 50.0, -50.0), answers(rng, coins, epsilon))
-
-
-def shamed(rng, coins, epsilon, delta):
-    """All coins are told at once with probability delta."""
-    told = rng.random() < delta
-    return np.where(coins, 50.0, -50.0) if told else answers(rng, coins, epsilon)
-
-
-def one_named(rng, coins, epsilon, delta):
-    """One coin at most is told, which makes the most of delta: with probability m delta."""
-    found = answers(rng, coins, epsilon)
-    if rng.random() < len(coins) * delta:
-        i = rng.integers(len(coins))
-        found[i] = 50.0 if coins[i] else -50.0
-    return found
+def told(rng, coins, epsilon, which):
+    """Answers, but of the coins at ``which`` the truth, surest of all."""
+    return np.where(which, np.where(coins, 50.0, -50.0), answers(rng, coins, epsilon))
 
 
 def together(rng, coins, epsilon, delta):
@@ -189,30 +158,49 @@ def alone(rng, coins, epsilon, delta):
     return np.where(coins ^ lie, 1.0, -1.0) * (1.5 + 0.1 * rng.random(len(coins)))
 
 
-MECHANISMS = (named, shamed, one_named, together, chosen, broken, alone)
+def one_of(rng, coins, delta):
+    """One at most, which makes the most of delta: with probability m delta."""
+    m = len(coins)
+    return (rng.random() < m * delta) & (np.arange(m) == rng.integers(m))
+
+
+MECHANISMS = {
+    "each is told": lambda rng, c, e, delta: told(rng, c, e, rng.random(len(c)) < delta),
+    "all are told at once": lambda rng, c, e, delta: told(rng, c, e, rng.random() < delta),
+    "one is told": lambda rng, c, e, delta: told(rng, c, e, one_of(rng, c, delta)),
+    **{"together": together, "chosen": chosen, "broken": broken, "alone": alone},
+}
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_a_bound_of_one_run_stays_below_the_truth(kind, mechanism):
     """Canaries are listed by their coins, so that ties broken by place would tell."""
-    epsilon = 1.0 if mechanism is alone else 0.5
-    for m, delta in ((2, 1e-4), (200, 1e-4), *([(300, 0.0)] if mechanism is alone else [])):
+    epsilon = 1.0 if mechanism == "alone" else 0.5
+    for m, delta in ((2, 1e-4), (200, 1e-4), *([(300, 0.0)] if mechanism == "alone" else [])):
         wrong = 0
         for seed in range(AUDITS):
             rng = np.random.default_rng([9, seed])
             coins = rng.random(m) < 0.5
-            scores = mechanism(rng, coins, epsilon, delta)
+            scores = MECHANISMS[mechanism](rng, coins, epsilon, delta)
             order = np.argsort(~coins, kind="stable")
             wrong += BOUNDS[kind](scores[order], coins[order], delta).epsilon > epsilon + 1e-9
         assert wrong <= MOST, (m, delta)
 
 
-def test_equal_scores_tell_nothing_however_canaries_are_listed():
+def test_equal_scores_tell_nothing_however_canaries_are_listed_and_weights_see_no_coin():
     coins = np.arange(1_000) < 500
     for audit, score in itertools.product(ONE_RUN, (0.0, 1.0, np.nan, np.inf, -np.inf)):
         for each in (coins, ~coins):
             assert audit(np.full(1_000, score), each, 1e-5).epsilon == 0.0, (audit, score)
+    odds, _ = gaussian_run(0, 1.0, 200)
+    weights = guesses.weights_of(odds, 200, 1e-5, 0.05)
+    assert weights.dtype.kind == "i"
+    assert weights.max() == 10
+    order = np.argsort(np.abs(odds))
+    assert (np.diff(weights[order]) >= 0).all()
+    assert not guesses.weights_of(np.zeros(5), 5, 1e-5, 0.05).any()
+    assert auditing.audit_guesses(np.zeros(5), np.ones(5, bool), 1e-5).epsilon == 0.0
 
 
 def test_every_epsilon_up_to_a_weighted_bound_is_refuted():
@@ -238,7 +226,8 @@ def test_families_hold_for_dependent_canaries():
     for seed in range(AUDITS):
         rng = np.random.default_rng([10, seed])
         coins = rng.random(m) < 0.5
-        top = np.argsort(-shamed(rng, coins, epsilon, delta) - rng.random(m), kind="stable")[:10]
+        scores = MECHANISMS["all are told at once"](rng, coins, epsilon, delta)
+        top = np.argsort(-scores - rng.random(m), kind="stable")[:10]
         right = int(coins[top].sum())
         wrong += assumed.refuted(right, 10, m, inverse, 0.05, one_sided=True)
     assert wrong <= MOST

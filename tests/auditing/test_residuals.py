@@ -157,6 +157,10 @@ def test_a_norm_above_the_sensitivity_is_named():
         norms[3, 2, 1] = wrong
         found = accused_of(verdict(clean, noise, norms=norms, l2=1.0))
         assert found == ("a record's norm above the sensitivity",)
+    # Of a rule that understates it, too.
+    algorithm = opt.sgd(jaxdp.mechanism.with_rule(Understated(1.0), NOISE, 4, 4, "full_batch"), 0.1)
+    found = audit_noise(algorithm, APART, 2, runs=50, seed=0)
+    assert accused_of(found)[0] == "a record's norm above the sensitivity"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,12 +172,6 @@ class Understated(Clip):
 
     def factors(self, square_norms, bound=None):
         return Clip(1.0).factors(square_norms, bound)
-
-
-def test_a_rule_that_understates_its_sensitivity_is_named():
-    algorithm = opt.sgd(jaxdp.mechanism.with_rule(Understated(1.0), NOISE, 4, 4, "full_batch"), 0.1)
-    found = audit_noise(algorithm, APART, 2, runs=50, seed=0)
-    assert accused_of(found)[0] == "a record's norm above the sensitivity"
 
 
 # What two worlds show; the full lists are in benchmarks/auditing.py.
@@ -192,7 +190,7 @@ def test_a_subtle_bug_is_flagged(name):
     assert SUBTLE[name].noise().p_value < 1e-4
 
 
-def test_the_audit_of_an_algorithm_says_so_and_follows_a_schedule():
+def test_the_audit_of_an_algorithm_says_so_follows_a_schedule_and_leaves_what_float32_rounds():
     algorithm = SUBTLE["float16 noise"].algorithm()
     found = audit_algorithm(algorithm, 2, 1e-5, runs=200, seed=0)
     assert not found.broken
@@ -201,9 +199,7 @@ def test_the_audit_of_an_algorithm_says_so_and_follows_a_schedule():
     noise = NoiseSchedule(((2.0, 1), (0.7, 2)))
     algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
     assert not audit_noise(algorithm, APART, 3, runs=200, seed=2, confidence=0.999).refuted
-
-
-def test_noise_too_small_for_float32_is_not_tested():
+    # Noise too small for float32 is not tested.
     clean, noise = honest(11)
     released = [np.float32(1e6 + c + STD * z) for c, z in zip(clean, noise, strict=True)]
     found = audit_residuals(released, [1e6 + c for c in clean], STD)

@@ -22,15 +22,13 @@ def sampled(noise):
     return opt.sgd(jaxdp.dp_sgd(noise, 1.0, 1, 4), 0.1)
 
 
-def test_a_full_batch_audit_is_tight_and_below_the_truth():
+def test_audits_of_full_batches_and_of_sampled_iterates_are_tight_and_below_the_truth():
     found = audit.audit_algorithm(full_batch(2.0), 4, 1e-5, runs=2500, seed=0)
     assert 0.75 * found.proven < found.profile.epsilon < found.proven
     assert found.audited.epsilon < found.proven
     assert not found.broken
     assert "Nothing contradicts" in found.in_words()
-
-
-def test_a_sampled_audit_with_released_iterates():
+    # Sampled, with released iterates.
     algorithm, steps = sampled(0.8), 4
     canary, worlds = audit.tiny_worlds(algorithm)
     score = adversaries.iterate_score(algorithm, canary, worlds.params, 0.1)
@@ -65,7 +63,7 @@ def test_adadp_as_published_gives_the_record_away():
     assert "refuted" in found.in_words()
 
 
-def test_the_worst_record_is_found():
+def test_the_worst_record_is_found_and_random_canaries_have_one_coordinate():
     """Of a record that moves the loss and one that is nothing, the former."""
     algorithm = full_batch(0.5)
     loss_fn, params, records = tiny_network()
@@ -76,9 +74,6 @@ def test_the_worst_record_is_found():
     best, apart = adversaries.worst_record(algorithm, worlds, 2, count=200)
     assert best == 1
     assert apart[1] > apart[0]
-
-
-def test_random_canaries_have_one_coordinate():
     _, params, _ = tiny_network()
     for seed in range(5):
         canary = adversaries.random_dirac(params, seed)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdp import noise
-from tests.noise.refusals import assert_refused
 from tests.noise.test_strategies import any_strategy
+from tests.refusing import all_refused
 
 ROOM = 1e-6  # how far above the truth an exact value may be
 
@@ -87,7 +87,7 @@ def test_no_more_bands_than_the_separation_is_exact_for_any_signs(strategy, coun
     assert found.value == pytest.approx(np.linalg.norm(matrix, axis=0).max(), rel=1e-6)
 
 
-def test_what_is_not_proven_is_a_bound():
+def test_what_is_not_proven_is_a_bound_and_more_bands_than_groups_are_refused():
     for strategy, participation in (
         # 1, 0, 1, 0, ...: steps 0 and 4 are worse than 0 and 3.
         (noise.BandedInverse((1, 0, -1), 7), noise.MinSeparation(2, 3)),
@@ -97,6 +97,19 @@ def test_what_is_not_proven_is_a_bound():
         (noise.Dense.of(np.array([[1, 0, 0], [1, 1, 0], [-3, 1, 1]])), noise.FixedOrder(1, 3)),
     ):
         assert not check(strategy, participation).exact, strategy
+    four, inverse = noise.square_root(64, 4), noise.banded_inverse_square_root(64, 2)
+    assert noise.sensitivity(four, noise.Cyclic(4)).exact
+    groups = r"at most bands=3 under Cyclic\(bands=3\), got 4 of Toepl"
+    all_refused(
+        [
+            (groups, lambda: noise.sensitivity(four, noise.Cyclic(3))),
+            ("at most bands=3", lambda: noise.sensitivity(inverse, noise.Cyclic(3))),
+            ("participations must be a whole number of at lea", lambda: noise.MinSeparation(0, 1)),
+            ("separation must be a whole number of at least 1", lambda: noise.MinSeparation(1, 0)),
+            ("separation must be a whole number", lambda: noise.FixedOrder(1.5, 1)),
+            ("bands must be a whole number of at least 1, got 0", lambda: noise.Cyclic(0)),
+        ]
+    )
 
 
 @given(any_strategy(most=6), st.integers(0, 2**32 - 1))
@@ -118,9 +131,8 @@ def random_strategy(rng, n):
     if kind == 1:
         spread = 10.0 ** rng.uniform(-3, 3, size=(n, n)) if rng.random() < 0.5 else 1.0
         matrix = np.tril(rng.normal(size=(n, n)) * spread)
-        matrix = np.triu(
-            rng.choice([1, -1]) * abs(matrix) if rng.random() < 0.6 else matrix, 1 - width
-        )
+        signed = rng.choice([1, -1]) * abs(matrix) if rng.random() < 0.6 else matrix
+        matrix = np.triu(signed, 1 - width)
         np.fill_diagonal(matrix, abs(matrix.diagonal()) + 1e-3)
         return noise.Dense.of(matrix)
     return (noise.Toeplitz, noise.BandedInverse)[kind - 2]((1.0, *numbers[1:]), n)
@@ -150,10 +162,8 @@ def exact_column(strategy):
     """The first column in rational numbers."""
     n = strategy.steps
     if isinstance(strategy, noise.Buffered):
-        scales, decays = (
-            [Fraction(x) for x in each] for each in (strategy.scales, strategy.decays)
-        )
-        pairs, column = list(zip(scales, decays, strict=True)), [Fraction(1)]
+        numbers = ([Fraction(x) for x in each] for each in (strategy.scales, strategy.decays))
+        pairs, column = list(zip(*numbers, strict=True)), [Fraction(1)]
         for _ in range(n - 1):
             column.append(sum(a for a, _ in pairs))
             pairs = [(a * d, d) for a, d in pairs]
@@ -186,59 +196,34 @@ def test_rounding_never_makes_it_too_small(strategy):
             for i in range(90)
         ]
         square = sum(x * x for x in total)
-        for participation in (
-            noise.MinSeparation(count, separation),
-            noise.FixedOrder(separation, count),
-        ):
+        both = noise.MinSeparation(count, separation), noise.FixedOrder(separation, count)
+        for participation in both:
             found = noise.sensitivity(strategy, participation)
             assert found.exact
             assert square <= Fraction(found.value) ** 2 <= square * Fraction(1 + 1e-9)
 
 
-def test_published_value_and_more_participations_than_fit():
-    root = noise.square_root(64)
+def test_published_value_more_participations_than_fit_and_long_runs():
+    root, once = noise.square_root(64), noise.sensitivity(noise.square_root(64), noise.Single())
     found = noise.sensitivity(root, noise.MinSeparation(4, 16))
     assert found.value == pytest.approx(3.960620, abs=1e-6)
     assert noise.sensitivity(root, noise.MinSeparation(100, 16)) == found
     assert noise.sensitivity(root, noise.MinSeparation(3, 16)).value < found.value
-    once = noise.sensitivity(root, noise.Single())
     assert noise.sensitivity(root, noise.MinSeparation(9, 64)) == once
-
-
-def test_a_bound_is_tighter_than_absolute_columns_where_signs_cancel():
-    strategy, participation = noise.Toeplitz((1, -0.5, 0.3, -0.5), 12), noise.MinSeparation(3, 2)
-    found = noise.sensitivity(strategy, participation)
-    assert not found.exact
-    truth = lower_bound(strategy.matrix(), participation)
-    assert truth <= found.value <= 1.5 * truth
-
-
-def test_long_runs():
     n, many = 100_000, noise.MinSeparation(100, 1_000)
     for strategy in (
         noise.square_root(n, 32),
         noise.banded_inverse_square_root(n, 32),
         noise.Buffered((0.01, 0.2), (0.9999, 0.98), n),
     ):
-        assert noise.sensitivity(strategy, many).exact
-        assert noise.sensitivity(strategy, noise.Single()).exact
-    rough = noise.Toeplitz((1, *([0.01, -0.01] * 1_000)), n)
-    found = noise.sensitivity(rough, many)
+        assert noise.sensitivity(strategy, many).exact, strategy
+        assert noise.sensitivity(strategy, noise.Single()).exact, strategy
+    # Where signs cancel, a bound that is tighter than absolute columns.
+    found = noise.sensitivity(noise.Toeplitz((1, *([0.01, -0.01] * 1_000)), n), many)
     assert not found.exact
     assert math.sqrt(100) * 1.0 < found.value < 2 * math.sqrt(100 * 1.2)
-
-
-def test_wrong_participations_and_more_bands_than_groups_are_refused():
-    four, inverse = noise.square_root(64, 4), noise.banded_inverse_square_root(64, 2)
-    assert noise.sensitivity(four, noise.Cyclic(4)).exact
-    groups = r"at most bands=3 under Cyclic\(bands=3\), got 4 of Toepl"
-    assert_refused(
-        [
-            (lambda: noise.sensitivity(four, noise.Cyclic(3)), groups),
-            (lambda: noise.sensitivity(inverse, noise.Cyclic(3)), "at most bands=3"),
-            (lambda: noise.MinSeparation(0, 1), "participations must be a whole number of at lea"),
-            (lambda: noise.MinSeparation(1, 0), "separation must be a whole number of at least 1"),
-            (lambda: noise.FixedOrder(1.5, 1), "separation must be a whole number"),
-            (lambda: noise.Cyclic(0), "bands must be a whole number of at least 1, got 0"),
-        ]
-    )
+    strategy, participation = noise.Toeplitz((1, -0.5, 0.3, -0.5), 12), noise.MinSeparation(3, 2)
+    found = noise.sensitivity(strategy, participation)
+    truth = lower_bound(strategy.matrix(), participation)
+    assert not found.exact
+    assert truth <= found.value <= 1.5 * truth

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdp import noise
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
 small = st.floats(-0.875, 0.875, width=32, allow_subnormal=False)
 part = st.floats(0.0625, 0.5, width=32)
@@ -65,47 +65,26 @@ def test_norms_and_inverses_are_those_of_the_matrix_and_equal_by_content(strateg
         assert not strategy.non_increasing or (np.diff(matrix[:, 0]) <= 1e-12).all()
 
 
-def test_the_bands_of_a_matrix_are_the_fewest():
-    for strategy, bands in (
-        (noise.identity(7), 1),
-        (noise.Dense.of(np.eye(7)), 1),
-        (noise.Dense.of(noise.square_root(7, 3).matrix()), 3),
-        (noise.square_root(7), 7),
-        (noise.banded_inverse_square_root(7, 2), 7),
-        (noise.banded_inverse_square_root(7, 1), 1),
-        (noise.Buffered((0.5,), (0.0,), 7), 2),
-        (noise.Buffered((0.5,), (0.5,), 7), 7),
-    ):
-        assert strategy.bands == bands, strategy
-
-
-def test_numbers_are_float32_and_no_others():
+def test_numbers_are_float32_named_in_a_short_text_and_those_of_the_square_root():
     assert noise.Toeplitz((1, 0.1), 3).coefficients == (1.0, float(np.float32(0.1)))
     assert noise.Toeplitz((1, -0.0, 1e-40), 3).coefficients == (1.0, 0.0, 0.0)
     assert repr(noise.Toeplitz((1, -0.0), 3)) == repr(noise.Toeplitz((1, 0.0), 3))
     assert noise.Buffered((0.1,), (0.7,), 3).decays == (float(np.float32(0.7)),)
-    assert noise.Dense.of(np.array([[1.0, 0], [-0.0, 0.1]])).matrix()[1, 1] == np.float32(0.1)
-    plain = noise.Dense.of(np.array([[1.0, 0], [0.0, 0.1]]))
-    assert noise.Dense.of(np.array([[1.0, 0], [-0.0, 0.1]])) == plain
-
-
-def test_a_representation_names_every_number_and_is_short():
-    one, other = noise.square_root(500), noise.square_root(500, 499)
+    minus, plain = (noise.Dense.of(np.array([[1.0, 0], [zero, 0.1]])) for zero in (-0.0, 0.0))
+    assert minus.matrix()[1, 1] == np.float32(0.1)
+    assert minus == plain
+    one = noise.square_root(500)
     nudged = list(one.coefficients)
     nudged[400] = float(np.nextafter(np.float32(nudged[400]), np.float32(1)))
-    shown = {
-        repr(s) for s in (one, other, noise.Toeplitz(tuple(nudged), 500), noise.square_root(501))
-    }
+    others = noise.square_root(500, 499), noise.Toeplitz(tuple(nudged), 500), noise.square_root(501)
+    shown = {repr(s) for s in (one, *others)}
     assert len(shown) == 4
     assert max(map(len, shown)) < 120
-    dense = noise.Dense.of(one.matrix())
     moved = one.matrix()
     moved[300, 2] *= 1.001
-    assert repr(dense) != repr(noise.Dense.of(moved))
-    assert dense != noise.Dense.of(moved)
-
-
-def test_the_square_root_squared_is_prefix_sums_and_its_inverse_undoes_it():
+    dense, other = noise.Dense.of(one.matrix()), noise.Dense.of(moved)
+    assert repr(dense) != repr(other)
+    assert dense != other
     n = 40
     root = noise.square_root(n).matrix()
     np.testing.assert_allclose(root @ root, np.tril(np.ones((n, n))), atol=1e-6)
@@ -129,7 +108,7 @@ def test_kaluza_on_banded_inverses(rest):
     assert all(Fraction(float(b)) >= c for b, c in zip(bound, column, strict=True))
 
 
-def test_kaluza_tells_apart():
+def test_kaluza_tells_apart_and_bands_are_the_fewest():
     for width in (1, 2, 3, 5, 16, 64, 700):
         assert noise.banded_inverse_square_root(700, width).non_increasing, width
     assert noise.BandedInverse((1, -1), 9).non_increasing
@@ -141,6 +120,14 @@ def test_kaluza_tells_apart():
     assert not noise.Toeplitz((1, -0.5), 9).non_negative
     assert not noise.Buffered((0.6, 0.5), (0.5, 0.1), 9).non_increasing
     assert noise.Buffered((0.5, 0.5), (0.5, 0.1), 9).non_increasing
+    inverse, eye = noise.banded_inverse_square_root, noise.Dense.of(np.eye(7))
+    three = noise.square_root(7, 3)
+    for strategy, bands in (
+        *((noise.identity(7), 1), (eye, 1), (noise.Dense.of(three.matrix()), 3)),
+        *((noise.square_root(7), 7), (inverse(7, 2), 7), (inverse(7, 1), 1)),
+        *((noise.Buffered((0.5,), (0.0,), 7), 2), (noise.Buffered((0.5,), (0.5,), 7), 7)),
+    ):
+        assert strategy.bands == bands, strategy
 
 
 @st.composite
@@ -180,83 +167,78 @@ def test_errors_are_row_norms_of_a_times_the_inverse(case):
         np.testing.assert_allclose(workload.toeplitz(n), matrix[:, 0], rtol=1e-12)
 
 
+def assert_either_way(strategy, workload, rel):
+    errors = noise.step_errors(strategy, workload)
+    assert noise.max_error(strategy, workload) == pytest.approx(errors.max(), rel=rel)
+    rms = np.sqrt(np.mean(errors**2))
+    assert noise.rms_error(strategy, workload) == pytest.approx(rms, rel=rel)
+
+
 @given(st.integers(1, 3_000), st.sampled_from([0.0, 0.9]), st.sampled_from([1, 2, 4]))
 def test_doubling_agrees_with_the_sum_over_all_steps(n, momentum, buffers):
     rates = np.geomspace(1e-3, 0.5, buffers)
     strategy = noise.Buffered(tuple(0.3 * np.sqrt(rates)), tuple(1 - rates), n)
-    workload = noise.Workload(momentum)
-    errors = noise.step_errors(strategy, workload)
-    assert noise.max_error(strategy, workload) == pytest.approx(errors.max(), rel=1e-11)
-    rms = np.sqrt(np.mean(errors**2))
-    assert noise.rms_error(strategy, workload) == pytest.approx(rms, rel=1e-11)
+    assert_either_way(strategy, noise.Workload(momentum), 1e-11)
 
 
-def test_a_hundred_thousand_steps_by_either_way():
-    for workload in (noise.Workload(), noise.Workload(0.9, (0.1,) * BLT.steps)):
-        errors = noise.step_errors(BLT, workload)
-        assert noise.max_error(BLT, workload) == pytest.approx(errors[-1], rel=1e-10)
-        rms = np.sqrt(np.mean(errors**2))
-        assert noise.rms_error(BLT, workload) == pytest.approx(rms, rel=1e-10)
-
-
-def test_published_values():
-    unit = noise.Single()
-
+def test_published_values_and_a_hundred_thousand_steps():
     def losses(strategy):
-        value = noise.sensitivity(strategy, unit).value
+        value = noise.sensitivity(strategy, noise.Single()).value
         return noise.rms_error(strategy) * value, noise.max_error(strategy) * value
 
     assert losses(noise.identity(64)) == pytest.approx((5.700877, 8), abs=1e-6)
     assert losses(noise.square_root(64)) == pytest.approx((2.229676, 2.388848), abs=1e-6)
     assert losses(BLT)[1] == pytest.approx(5.296747, abs=1e-6)
+    for workload in (noise.Workload(), noise.Workload(0.9, (0.1,) * BLT.steps)):
+        assert_either_way(BLT, workload, 1e-10)
 
 
 WRONG = [
-    (lambda: noise.Toeplitz((0.5, 1), 3), r"coefficients\[0\] must be 1, got 0.5"),
-    (lambda: noise.Toeplitz((1, 2, 3), 2), r"at most steps \(2\), got 3"),
-    (lambda: noise.Toeplitz((), 2), r"coefficients must be a sequence of numbers, got \(\)"),
-    (lambda: noise.Toeplitz((1, float("nan")), 2), "finite numbers within float32, got .*nan"),
-    (lambda: noise.Toeplitz((1, 1e39), 2), "finite numbers within float32"),
-    (lambda: noise.Toeplitz("1", 2), "coefficients must be a sequence of numbers, got '1'"),
-    (lambda: noise.Toeplitz((1, "a"), 2), "coefficients must be a sequence of numbers"),
-    (lambda: noise.Toeplitz(((1,), (2, 3)), 2), "coefficients must be a sequence of numbers"),
-    (lambda: noise.Toeplitz(1.0, 2), "coefficients must be a sequence of numbers, got 1.0"),
-    (lambda: noise.Toeplitz((1,), 0), "steps must be a whole number of at least 1, got 0"),
-    (lambda: noise.BandedInverse((2,), 2), r"coefficients\[0\] must be 1"),
-    (lambda: noise.Buffered((0.1,), (0.1, 0.2), 3), r"one number per scale \(1\)"),
-    (lambda: noise.Buffered((0.0,), (0.1,), 3), "scales must be above 0"),
-    (lambda: noise.Buffered((1e-42,), (0.1,), 3), "scales must be above 0"),
-    (lambda: noise.Buffered((0.1,), (1.0,), 3), r"decays must be in \[0, 1\)"),
-    (lambda: noise.Buffered((0.1,), (1 - 1e-9,), 3), r"decays must be in \[0, 1\)"),
-    (lambda: noise.Buffered((0.1,), (-0.1,), 3), r"decays must be in \[0, 1\)"),
-    (lambda: noise.Dense.of(np.ones((2, 2))), "matrix must be lower-triangular"),
-    (lambda: noise.Dense.of(np.ones((2, 3))), r"matrix must be lower-triangular .*\(2, 3\)"),
-    (lambda: noise.Dense.of(np.diag([1.0, 0.0])), "the diagonal must be above 0"),
-    (lambda: noise.Dense(b"", 2), "entries must be 12 bytes for steps=2, got 0"),
-    (lambda: noise.Dense([1.0], 1), "entries must be bytes, got a list"),
-    (lambda: noise.square_root(3, 4), r"bands must be at most steps \(3\), got 4"),
-    (lambda: noise.square_root(3, 0), "bands must be a whole number"),
-    (lambda: noise.banded_inverse_square_root(3, 4), "bands must be at most steps"),
-    (lambda: noise.from_dict({"type": "Other"}), "description must have a 'type'"),
-    (lambda: noise.from_dict({"type": "Toeplitz", "steps": 1}), "description of a Toeplitz"),
-    (lambda: noise.Workload(1.0), "momentum must be at least 0 and below 1, got 1.0"),
-    (lambda: noise.Workload(-0.1), "momentum must be"),
-    (lambda: noise.Workload(0, (1, -1)), "learning_rates must be a finite number of at least"),
-    (lambda: noise.Workload(0, (0, 0)), "learning_rates must have a number above 0"),
-    (lambda: noise.Workload(0, (1, 2)).toeplitz(2), "learning_rates must be constant here"),
-    (lambda: noise.rms_error(noise.identity(3), noise.Workload(0, (1, 2))), "as many as"),
-    (lambda: noise.max_error(BLT, noise.Workload(0, (1, 1))), r"steps \(100000\), got 2"),
-    (lambda: noise.rms_error(noise.Buffered((9,), (0.5,), 5_000)), "is unstable"),
-    (lambda: noise.max_error(noise.Toeplitz((1, 4), 5_000)), "is unstable"),
-    (lambda: noise.Toeplitz((1, 4), 5_000).first_inverse_column(), r"Toeplitz.* is unstable"),
-    (lambda: noise.Buffered((9,), (0.5,), 5_000).first_inverse_column(), "Buffered.* is unst"),
-    (lambda: noise.BandedInverse((1, 4), 5_000).first_column(), "BandedInverse.* is unstable"),
-    (lambda: noise.BandedInverse((1, -4), 100).column_bound(), "rounding leaves unknown"),
+    (r"coefficients\[0\] must be 1, got 0.5", lambda: noise.Toeplitz((0.5, 1), 3)),
+    (r"at most steps \(2\), got 3", lambda: noise.Toeplitz((1, 2, 3), 2)),
+    (r"coefficients must be a sequence of numbers, got \(\)", lambda: noise.Toeplitz((), 2)),
+    ("finite numbers within float32, got .*nan", lambda: noise.Toeplitz((1, float("nan")), 2)),
+    ("finite numbers within float32", lambda: noise.Toeplitz((1, 1e39), 2)),
+    ("coefficients must be a sequence of numbers, got '1'", lambda: noise.Toeplitz("1", 2)),
+    ("coefficients must be a sequence of numbers", lambda: noise.Toeplitz((1, "a"), 2)),
+    ("coefficients must be a sequence of numbers", lambda: noise.Toeplitz(((1,), (2, 3)), 2)),
+    ("coefficients must be a sequence of numbers, got 1.0", lambda: noise.Toeplitz(1.0, 2)),
+    ("steps must be a whole number of at least 1, got 0", lambda: noise.Toeplitz((1,), 0)),
+    (r"coefficients\[0\] must be 1", lambda: noise.BandedInverse((2,), 2)),
+    (r"one number per scale \(1\)", lambda: noise.Buffered((0.1,), (0.1, 0.2), 3)),
+    ("scales must be above 0", lambda: noise.Buffered((0.0,), (0.1,), 3)),
+    ("scales must be above 0", lambda: noise.Buffered((1e-42,), (0.1,), 3)),
+    (r"decays must be in \[0, 1\)", lambda: noise.Buffered((0.1,), (1.0,), 3)),
+    (r"decays must be in \[0, 1\)", lambda: noise.Buffered((0.1,), (1 - 1e-9,), 3)),
+    (r"decays must be in \[0, 1\)", lambda: noise.Buffered((0.1,), (-0.1,), 3)),
+    ("matrix must be lower-triangular", lambda: noise.Dense.of(np.ones((2, 2)))),
+    (r"matrix must be lower-triangular .*\(2, 3\)", lambda: noise.Dense.of(np.ones((2, 3)))),
+    ("the diagonal must be above 0", lambda: noise.Dense.of(np.diag([1.0, 0.0]))),
+    ("entries must be 12 bytes for steps=2, got 0", lambda: noise.Dense(b"", 2)),
+    ("entries must be bytes, got a list", lambda: noise.Dense([1.0], 1)),
+    (r"bands must be at most steps \(3\), got 4", lambda: noise.square_root(3, 4)),
+    ("bands must be a whole number", lambda: noise.square_root(3, 0)),
+    ("bands must be at most steps", lambda: noise.banded_inverse_square_root(3, 4)),
+    ("description must have a 'type'", lambda: noise.from_dict({"type": "Other"})),
+    ("description of a Toeplitz", lambda: noise.from_dict({"type": "Toeplitz", "steps": 1})),
+    ("momentum must be at least 0 and below 1, got 1.0", lambda: noise.Workload(1.0)),
+    ("momentum must be", lambda: noise.Workload(-0.1)),
+    ("learning_rates must be a finite number of at least", lambda: noise.Workload(0, (1, -1))),
+    ("learning_rates must have a number above 0", lambda: noise.Workload(0, (0, 0))),
+    ("learning_rates must be constant here", lambda: noise.Workload(0, (1, 2)).toeplitz(2)),
+    ("as many as", lambda: noise.rms_error(noise.identity(3), noise.Workload(0, (1, 2)))),
+    (r"steps \(100000\), got 2", lambda: noise.max_error(BLT, noise.Workload(0, (1, 1)))),
+    ("is unstable", lambda: noise.rms_error(noise.Buffered((9,), (0.5,), 5_000))),
+    ("is unstable", lambda: noise.max_error(noise.Toeplitz((1, 4), 5_000))),
+    (r"Toeplitz.* is unstable", lambda: noise.Toeplitz((1, 4), 5_000).first_inverse_column()),
+    ("Buffered.* is unst", lambda: noise.Buffered((9,), (0.5,), 5_000).first_inverse_column()),
+    ("BandedInverse.* is unstable", lambda: noise.BandedInverse((1, 4), 5_000).first_column()),
+    ("rounding leaves unknown", lambda: noise.BandedInverse((1, -4), 100).column_bound()),
 ]
 
 
 def test_wrong_arguments_and_unstable_noise_are_refused_by_name():
-    assert_refused(WRONG)
+    all_refused(WRONG)
 
 
 def test_nothing_but_the_noise_itself_needs_jax():

@@ -85,10 +85,7 @@ def test_the_first_candidate_is_judged_against_the_start():
     count = judged(4000, 3.0)
     assert is_binomial(count(0.1), 4000, np.exp(-1.0))
     assert (count(20.0), count(-1.0)) == (0, 4000)
-
-
-def test_after_a_rejected_first_candidate_algorithm_2_takes_any():
-    """Its line 22 sets Q to Q0 · τ, which is 0 as long as none was accepted."""
+    # After a rejected one its line 22 sets Q to Q0 · τ, which is 0 as long as none was accepted.
     seen = candidates(annealing(optax.identity(), KEY), [20.0, 20.0, 20.0])
     assert [w for w, _ in seen] == [0, 20, 20]
     shapes = {str(jax.tree.map(lambda x: (x.shape, x.dtype), state)) for _, state in seen}
@@ -97,16 +94,7 @@ def test_after_a_rejected_first_candidate_algorithm_2_takes_any():
     assert int(seen[-1][1].forced) == 0
 
 
-def test_rejection_restores_parameters_and_momentum():
-    for restore in (True, False):
-        tx = annealing(optax.trace(0.9), KEY, 1e9, 9, restore_inner=restore)
-        seen = candidates(tx, [-1.0, 5.0, 5.0])
-        assert [w for w, _ in seen] == [-1, -1, -1]
-        kept = float(seen[-1][1].inner.trace["w"][0])
-        assert (kept == -1.0) is restore
-
-
-def test_a_broken_candidate_is_never_accepted():
+def test_a_broken_candidate_is_never_accepted_and_rejection_restores_all():
     """And a start without an energy is left."""
     tx = annealing(optax.identity(), KEY, 10.0, max_rejections=1)
     seen = candidates(tx, [-1.0, jnp.nan, jnp.nan, jnp.nan, -1.0])
@@ -114,6 +102,13 @@ def test_a_broken_candidate_is_never_accepted():
     energy = PublicEnergy(lambda p, e: jnp.log(p["w"][0]) + 0.0 * e, jnp.zeros(2))
     seen = candidates(annealing(optax.identity(), KEY), [2.0], energy, {"w": jnp.full(1, -1.0)})
     assert seen[-1][0] == 1.0
+    # Rejection restores parameters and momentum.
+    for restore in (True, False):
+        tx = annealing(optax.trace(0.9), KEY, 1e9, 9, restore_inner=restore)
+        seen = candidates(tx, [-1.0, 5.0, 5.0])
+        assert [w for w, _ in seen] == [-1, -1, -1]
+        kept = float(seen[-1][1].inner.trace["w"][0])
+        assert (kept == -1.0) is restore
 
 
 def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):

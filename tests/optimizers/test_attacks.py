@@ -113,14 +113,6 @@ def test_one_record_in_pigdos_shared_raw_moments_moves_all_contributions(name):
         dataclasses.replace(algorithm, mechanism=flat())
 
 
-def test_adadps_zero_variance_coordinate_gives_the_record_away_with_certainty():
-    algorithm = published("adadp")
-    _, _, seen, unseen = attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
-    assert seen == 1.0
-    assert unseen == 0.0
-    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
-
-
 def along_the_record(params, example):
     """A public energy that falls only far along the record's direction: a shrewd choice of it."""
     moved = -(params["w"][0] + params["w"][2]) / jnp.sqrt(2.0)
@@ -148,16 +140,14 @@ def started(algorithm):
     return dataclasses.replace(algorithm, after_noise=after)
 
 
-def test_simulated_annealing_stands_on_every_proposal_and_falls_on_acceptances():
+def test_annealing_stands_on_every_proposal_and_falls_on_acceptances_as_do_its_mutants():
     algorithm, proposals = started(annealed()), 12
     energy = lambda words, mask: SHREWD  # noqa: E731
     shown = attack.runs(algorithm, steps=proposals, count=6000, energy=energy)
     assert attack.broken(*shown, algorithm.total(proposals), proposals) is None
     # Nearly no run accepts a second candidate without many tries: charging acceptances is wrong.
     assert attack.broken(*shown, algorithm.mechanism.total(1), proposals)
-
-
-def test_annealing_stands_with_all_candidates_seen_and_its_mutants_fall():
+    # It stands with all candidates seen, and its mutants fall.
     shown = {"steps": STEPS, "energy": lambda words, mask: SHREWD, "candidates": True}
 
     def made(noise, sizes):
@@ -199,10 +189,16 @@ def test_a_private_energy_stands_with_its_event_and_falls_without():
     assert attack.broken(*loud, with_event.total(STEPS), STEPS)
 
 
-def test_an_unnoised_private_energy_falls_with_certainty():
+def test_an_unnoised_energy_and_adadps_zero_variance_coordinate_give_the_record_away():
     algorithm = annealed(40.0, sa_dpsgd_as_published, energy_on_private=True)
     shown = attack.runs(algorithm, steps=STEPS, count=6000, energy=energy_of(0.0))
     assert attack.broken(*shown, flat(40.0, FULL).total(STEPS), STEPS)
+    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
+    # AdaDP's coordinate of variance zero does with certainty.
+    algorithm = published("adadp")
+    _, _, seen, unseen = attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
+    assert seen == 1.0
+    assert unseen == 0.0
     assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
 
 

@@ -63,7 +63,7 @@ def test_algorithms_that_read_their_state_still_do():
     assert kept.counts_of(kept.step(loss_fn).init(jnp.zeros(3)))["proposals"] == 0
 
 
-def test_a_run_shows_returns_and_exports_the_average(tmp_path):
+def test_a_run_shows_returns_and_exports_the_average_and_the_front_door_evaluates_it(tmp_path):
     rows = dataset()
     plain = go(tmp_path / "a", config())
     found = go(tmp_path / "b", config(average=0.9))
@@ -77,9 +77,6 @@ def test_a_run_shows_returns_and_exports_the_average(tmp_path):
     model = runs.loop.assemble.model_of(config())
     told = runs.loop.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
     assert found.history[-1]["test_loss"] == pytest.approx(told["test_loss"], rel=1e-6)
-
-
-def test_the_front_door_evaluates_the_average(tmp_path):
     seen = []
     run = jaxdp.Run(
         *(tmp_path / "r", loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA),

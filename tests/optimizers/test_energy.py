@@ -51,20 +51,6 @@ def test_a_private_energy_judges_the_first_candidate_for_one_event():
     assert 0.5 < jaxdp.Summed({"w": jnp.zeros(2)}, mech.l2(None)).l2 < 0.51
 
 
-def test_one_record_moves_the_private_energy_by_at_most_its_bound():
-    drawn = private(loss_fn=nasty).prepare().energy
-    now, then = PARAMS, {"w": jnp.ones(1)}
-    sum_of = jax.jit(lambda drawn: drawn.clipped_sum(then, now))
-    total, furthest = float(sum_of(drawn)), 0.0
-    for i, j in zip(*np.nonzero(drawn.mask), strict=True):
-        fewer = drawn.mask.copy()
-        fewer[i, j] = False
-        without = dataclasses.replace(drawn, mask=fewer)
-        furthest = max(furthest, abs(total - float(sum_of(without))))
-    assert furthest <= 0.5 * (1 + 1e-6)
-    assert furthest > 0.49
-
-
 def rises(opened, keys):
     """Of no step, judged with each of the keys: noise alone."""
     one = lambda w: dataclasses.replace(opened, words=w).rise(PARAMS, PARAMS, jnp.zeros([]))[0]  # noqa: E731
@@ -201,21 +187,6 @@ def test_a_drawn_energy_is_never_compiled_in():
     assert int(step(tx.init(PARAMS), PARAMS, drawn.spent())[1].proposals) == 1
 
 
-def test_the_energy_of_a_trainer_is_the_charged_one_on_its_ledger():
-    data, charged = np.zeros(60, np.float32), private().mechanism
-    made = partial(jaxdp.Trainer, first, source=data)
-    words, rows = "energy must be the one that the algorithm charges", []
-    for event, energy in ((None, private()), (charged, PUBLIC), (charged, None)):
-        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=event)
-        rows.append((words, partial(made, algorithm, energy=energy)))
-    for other, mine in itertools.product((None, jaxdp.Ledger()), (None, jaxdp.Ledger())):
-        energy = private(ledger=other)
-        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=energy.mechanism)
-        apart = "must be drawn by a sampler with the trainer's"
-        rows.append((apart, partial(made, algorithm, energy=energy, ledger=mine)))
-    all_refused(rows)
-
-
 def test_an_energy_is_charged_to_the_ledger_of_the_gradient_and_that_it_is_public_is_said():
     """Before: each sampler made a ledger, the gradient's told nothing of the energy, nor of trust."""
     data, tx = jnp.zeros(60), optax.chain(MECH.privatize(), annealing(optax.sgd(0.1), KEY))
@@ -235,6 +206,19 @@ def test_an_energy_is_charged_to_the_ledger_of_the_gradient_and_that_it_is_publi
     assert sampler.ledger.unverified() == []
     judged(sampler, PUBLIC)
     assert [PublicEnergy.ASSUMED in line for line in sampler.ledger.unverified()] == [True]
+    # That of a trainer is the charged one, on its ledger.
+    data, charged = np.zeros(60, np.float32), private().mechanism
+    made = partial(jaxdp.Trainer, first, source=data)
+    words, rows = "energy must be the one that the algorithm charges", []
+    for event, energy in ((None, private()), (charged, PUBLIC), (charged, None)):
+        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=event)
+        rows.append((words, partial(made, algorithm, energy=energy)))
+    for other, mine in itertools.product((None, jaxdp.Ledger()), (None, jaxdp.Ledger())):
+        energy = private(ledger=other)
+        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=energy.mechanism)
+        apart = "must be drawn by a sampler with the trainer's"
+        rows.append((apart, partial(made, algorithm, energy=energy, ledger=mine)))
+    all_refused(rows)
 
 
 def test_members_of_a_vmap_never_share_an_energys_noise():
@@ -311,3 +295,15 @@ def test_the_sum_of_an_energy_is_of_clipped_differences_of_who_was_drawn():
     energy = PrivateEnergy(lambda p, example: p * example, jnp.ones(60), mechanism, sampler)
     drawn = energy.prepare().energy
     assert float(drawn.clipped_sum(jnp.float32(1.5), jnp.float32(1.0))) == 30.0
+    # So one record moves the energy by at most its bound.
+    drawn = private(loss_fn=nasty).prepare().energy
+    now, then = PARAMS, {"w": jnp.ones(1)}
+    sum_of = jax.jit(lambda drawn: drawn.clipped_sum(then, now))
+    total, furthest = float(sum_of(drawn)), 0.0
+    for i, j in zip(*np.nonzero(drawn.mask), strict=True):
+        fewer = drawn.mask.copy()
+        fewer[i, j] = False
+        without = dataclasses.replace(drawn, mask=fewer)
+        furthest = max(furthest, abs(total - float(sum_of(without))))
+    assert furthest <= 0.5 * (1 + 1e-6)
+    assert furthest > 0.49

@@ -58,7 +58,7 @@ def test_two_steps_are_those_of_the_formulas(kind, scaled):
 BOUND, BETA, GAMMA, KEEP, RATE_EPS = 4.0, 1.2, 0.1, 0.9, 1e-2
 
 
-def test_two_steps_of_adadp_are_those_of_the_formulas():
+def test_two_steps_of_adadp_are_those_of_the_formulas_with_sides_between_floor_and_cap():
     mechanism = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 0.5, 16, 64)
     box = Box(BOUND, 16, BETA, threshold=1e-6, floor=0.2, cap=0.6)
     tx = scale_by_adadp(mechanism, box, GAMMA, KEEP, RATE_EPS)
@@ -82,9 +82,7 @@ def test_two_steps_of_adadp_are_those_of_the_formulas():
         )
         wanted = BETA * np.sqrt(16) * np.sqrt(np.maximum(moment, 0.0))
         sides = np.clip(wanted, 0.2 * even, 0.6 * even)
-
-
-def test_adadps_sides_stay_between_floor_and_cap_and_begin_even():
+    # Sides stay between floor and cap, and begin even.
     box = Box(BOUND, 16, BETA, threshold=1e-6, floor=0.2, cap=0.6)
     even, unit = BOUND / 2.0, 1.0 / (BETA * np.sqrt(16))
     moment = jnp.asarray([-1.0, (0.1 * unit) ** 2, (0.8 * unit) ** 2, (9.0 * unit) ** 2])

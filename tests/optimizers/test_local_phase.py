@@ -34,7 +34,7 @@ def roots(size, *sizes):
 SIZES = (1, 64, 4_096)
 
 
-def test_the_threshold_is_on_the_size_of_one_examples_gradient():
+def test_the_threshold_is_on_the_size_of_one_examples_gradient_and_sides_are_of_the_mean():
     """Sizes 0 and 2d have variance d²: one d is just above G = 1e-6, one just below."""
     for size in SIZES:
         box = dataclasses.replace(BOX, batch_size=size)
@@ -43,10 +43,7 @@ def test_the_threshold_is_on_the_size_of_one_examples_gradient():
             assert float(variance(box.sizes(moment))) == pytest.approx(d * d, rel=1e-5)
             assert bool(box.local(moment)) is local
             assert bool(jnp.all(box.sides(moment) == box.even(moment))) is not local
-
-
-def test_a_mean_of_more_examples_gives_the_same_sides():
-    """Gradients that cancel: E′ of their mean is that of one over L, and the box undoes it."""
+    # Gradients that cancel: E′ of their mean is that of one over L, and the box undoes it.
     for size in SIZES:
         box = dataclasses.replace(BOX, batch_size=size, floor=1e-3)
         found = box.sides(roots(size, 0.1, 0.4, 0.9, 3.0))
@@ -64,16 +61,13 @@ def trained(mechanism, **settings):
     return found
 
 
-def test_a_run_counts_its_local_steps_and_remembers_the_first():
+def test_a_run_counts_its_local_steps_and_as_published_by_the_papers_own_moment():
     found = trained(with_rule(jaxdp.coordinate_box(1.0), 1e-3, LOT, 256))
     assert found[2] == {"local_began": 0, "local_steps": 0}  # the third release made them differ
     assert found[3] == {"local_began": 4, "local_steps": 1}
     never = trained(with_rule(jaxdp.coordinate_box(1.0), 1e-3, LOT, 256), threshold=1e3)
     assert never[-1] == {"local_began": 0, "local_steps": 0}
-
-
-def test_as_published_the_threshold_is_the_papers_on_its_own_moment():
-    """E′ averages squares of one example's gradients there: nothing is scaled."""
+    # As published E′ averages squares of one example's gradients: nothing is scaled.
     algorithm = adadp_as_published(1.0, LOT, 256, 0.1)
     state = algorithm.after_noise.init(jnp.zeros(2))
     zero = jnp.zeros(2)

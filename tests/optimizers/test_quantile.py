@@ -41,7 +41,7 @@ def released(mechanism, tx, key, bound, votes=2.5):
     return mean["w"] * mechanism.batch_size, (within - 0.5) * mechanism.batch_size
 
 
-def test_both_noises_have_the_charged_standard_deviations_and_are_independent():
+def test_both_noises_have_the_charged_deviations_and_are_independent_by_keys_spent_once():
     bound = 0.5
     settings = {"initial_bound": bound, "count_noise_multiplier": 3.0}
     mechanism, tx = quantile.quantile_clip(0.9, 20, 100, **settings)
@@ -56,9 +56,7 @@ def test_both_noises_have_the_charged_standard_deviations_and_are_independent():
     assert np.mean(counts) == pytest.approx(2.5, abs=0.06)
     for i in range(3):
         assert are_uncorrelated(counts, sums[:, i])
-
-
-def test_the_two_parts_of_a_ticket_are_two_keys_spent_once():
+    # The two parts of a ticket.
     mechanism, tx = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=3.0)
     sampler = mechanism.sampler(100)
     keys = [sampler.draw().key() for _ in range(300)]
@@ -74,7 +72,7 @@ def test_the_two_parts_of_a_ticket_are_two_keys_spent_once():
     assert sampler.ledger.event == acc.Composed((acc.Repeated(mechanism.event, 300),))
 
 
-def test_a_key_that_is_used_twice_gives_nan():
+def test_a_key_that_is_used_twice_gives_nan_and_the_bound_stays_within_the_limits_of_the_rule():
     """Also as the bound: it told the un-noised difference of the counts."""
     mechanism, tx = quantile.quantile_clip(0.9, 20, 100)
     key = mechanism.simulated_key(jax.random.key(0))
@@ -85,6 +83,12 @@ def test_a_key_that_is_used_twice_gives_nan():
     assert np.isfinite(state.bound)
     assert np.isnan(twice["w"]).all()
     assert np.isnan(again.bound)
+    mechanism, tx = quantile.quantile_clip(1.0, 10, 100, learning_rate=50.0)
+    key = mechanism.simulated_key(jax.random.key(0))
+    for votes, limit in ((-1e6, 1e10), (1e6, 1e-10)):
+        summed = Summed(PARAMS, 0.1, votes=jnp.float32(votes))
+        _, state = tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
+        assert float(state.bound) == np.float32(limit)
 
 
 @pytest.mark.parametrize("target", [0.3, 0.8])
@@ -133,15 +137,6 @@ def test_sums_keys_and_numbers_that_do_not_fit_are_refused():
     )
     all_refused([("Summed", updated(PARAMS))], TypeError)
     assert jaxdp.optimizers.quantile_clip is quantile.quantile_clip
-
-
-def test_the_bound_stays_within_the_limits_of_the_rule():
-    mechanism, tx = quantile.quantile_clip(1.0, 10, 100, learning_rate=50.0)
-    key = mechanism.simulated_key(jax.random.key(0))
-    for votes, limit in ((-1e6, 1e10), (1e6, 1e-10)):
-        summed = Summed(PARAMS, 0.1, votes=jnp.float32(votes))
-        _, state = tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
-        assert float(state.bound) == np.float32(limit)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -337,11 +337,8 @@ REFUSED = [
 # fmt: on
 
 
-def test_wrong_settings_and_numbers_are_refused():
+def test_wrong_settings_and_numbers_are_refused_and_leaky_sums_hidden():
     all_refused(REFUSED)
-
-
-def test_the_annealers_state_is_its_own_and_leaky_sums_are_hidden():
     assert isinstance(algorithm("sa-dpsgd").chain().init(PARAMS)[1], AnnealingState)
     secret = {"w": jnp.full(2, 71.0)}
     shown = repr(Summed(secret, 0.5, votes=jnp.float32(71.0), leaked=secret))
