@@ -158,17 +158,20 @@ def alone(rng, coins, epsilon, delta):
     return np.where(coins ^ lie, 1.0, -1.0) * (1.5 + 0.1 * rng.random(len(coins)))
 
 
-def one_of(rng, coins, delta):
+def one_told(rng, coins, epsilon, delta):
     """One at most, which makes the most of delta: with probability m delta."""
-    m = len(coins)
-    return (rng.random() < m * delta) & (np.arange(m) == rng.integers(m))
+    found = answers(rng, coins, epsilon)
+    if rng.random() < len(coins) * delta:
+        i = rng.integers(len(coins))
+        found[i] = 50.0 if coins[i] else -50.0
+    return found
 
 
 MECHANISMS = {
     "each is told": lambda rng, c, e, delta: told(rng, c, e, rng.random(len(c)) < delta),
     "all are told at once": lambda rng, c, e, delta: told(rng, c, e, rng.random() < delta),
-    "one is told": lambda rng, c, e, delta: told(rng, c, e, one_of(rng, c, delta)),
-    **{"together": together, "chosen": chosen, "broken": broken, "alone": alone},
+    **{"one is told": one_told, "together": together},
+    **{"chosen": chosen, "broken": broken, "alone": alone},
 }
 
 
