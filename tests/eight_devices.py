@@ -1,4 +1,4 @@
-"""What eight devices add: run by test_lanes.py, which forces so many."""
+"""What eight devices add: run by noise/test_gaussian.py, which forces so many."""
 
 import functools
 

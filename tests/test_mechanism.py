@@ -1,6 +1,7 @@
 """Mechanisms: their events and charges, budgets, relations, and parts that must agree."""
 
 import dataclasses
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,52 +13,43 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.mechanism import Mechanism
 from jaxdp.sampling import FixedSize, FullBatch, Poisson, Sampler
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
-GOOD = {
-    "rule": jaxdp.clip(0.1),
-    "noise_multiplier": 1.0,
-    "sampling": Poisson(0.25),
-    "batch_size": 2,
-    "dataset_size": 8,
-}
+GOOD = {"rule": jaxdp.clip(0.1), "noise_multiplier": 1.0, "sampling": Poisson(0.25)}
+GOOD |= {"batch_size": 2, "dataset_size": 8}
 NAN = float("nan")
 SCHEDULE = jaxdp.schedules.from_multipliers([1.0, 2.0])
 
+RULE, FINITE, NUMBER, WHOLE, DIVIDED = (
+    *("rule must be a clipping rule", "noise_multiplier must be a finite number"),
+    *("noise_multiplier must be a", "must be a whole number", r"sampling_prob \* dataset_size = "),
+)
+PARTS = {"noise_multiplier": SCHEDULE, "count_noise_multiplier": 2.0}
+# fmt: off
 BAD = [
-    ({"rule": 0.1}, "rule must be a clipping rule"),
-    ({"rule": jaxdp.clip}, "rule must be a clipping rule"),
-    ({"rule": type(jaxdp.clip(0.1))}, "rule must be a clipping rule"),
-    ({"noise_multiplier": NAN}, "noise_multiplier must be a finite number"),
-    ({"noise_multiplier": -1.0}, "noise_multiplier must be a finite number"),
-    ({"noise_multiplier": "1"}, "noise_multiplier must be a number"),
-    ({"noise_multiplier": None}, "noise_multiplier must be a number"),
-    ({"noise_multiplier": True}, "noise_multiplier must be a number"),
-    ({"noise_multiplier": np.ones(2)}, "noise_multiplier must be a single number"),
-    ({"noise_multiplier": jnp.float32(1.0)}, "noise_multiplier must be a Python number"),
+    ({"rule": 0.1}, RULE), ({"rule": jaxdp.clip}, RULE), ({"rule": type(jaxdp.clip(0.1))}, RULE),
+    ({"noise_multiplier": NAN}, FINITE), ({"noise_multiplier": -1.0}, FINITE),
+    ({"noise_multiplier": "1"}, f"{NUMBER} number"), ({"noise_multiplier": None}, f"{NUMBER} number"),
+    ({"noise_multiplier": True}, f"{NUMBER} number"),
+    ({"noise_multiplier": np.ones(2)}, f"{NUMBER} single number"),
+    ({"noise_multiplier": jnp.float32(1.0)}, f"{NUMBER} Python number"),
     ({"sampling": "poisson"}, "sampling must be such as"),
     ({"sampling": Poisson}, "sampling must be such as"),
-    ({"batch_size": 0}, "batch_size must be a whole number"),
-    ({"batch_size": 2.0}, "batch_size must be a whole number"),
+    ({"batch_size": 0}, f"batch_size {WHOLE}"), ({"batch_size": 2.0}, f"batch_size {WHOLE}"),
     ({"batch_size": 9}, "batch_size must be at most dataset_size"),
-    ({"dataset_size": NAN}, "dataset_size must be a whole number"),
-    ({"leak": None}, "leak must be a string"),
+    ({"dataset_size": NAN}, f"dataset_size {WHOLE}"), ({"leak": None}, "leak must be a string"),
     ({"count_noise_multiplier": NAN}, "count_noise_multiplier must be"),
     ({"count_noise_multiplier": 0.5}, "count_noise_multiplier must be above"),
-    ({"steps": 0}, "steps must be a whole number"),
-    ({"steps": 1.5}, "steps must be a whole number"),
-    ({"delta": 0.0}, "delta must be"),
-    ({"delta": 1.0}, "delta must be"),
-    ({"batch_size": 1}, r"batch_size must be sampling_prob \* dataset_size = 2, rounded, got 1"),
-    ({"batch_size": 4}, r"sampling_prob \* dataset_size = 2, rounded, got 4"),
-    ({"sampling": Poisson(0.5)}, r"sampling_prob \* dataset_size = 4, rounded, got 2"),
+    ({"steps": 0}, f"steps {WHOLE}"), ({"steps": 1.5}, f"steps {WHOLE}"),
+    ({"delta": 0.0}, "delta must be"), ({"delta": 1.0}, "delta must be"),
+    ({"batch_size": 1}, f"batch_size must be {DIVIDED}2, rounded, got 1"),
+    ({"batch_size": 4}, f"{DIVIDED}2, rounded, got 4"),
+    ({"sampling": Poisson(0.5)}, f"{DIVIDED}4, rounded, got 2"),
     ({"sampling": FixedSize(3)}, r"batch_size must be that of the sampling \(3\), got 2"),
     ({"sampling": FullBatch()}, r"batch_size must be dataset_size \(8\) for full_batch, got 2"),
-    (
-        {"noise_multiplier": SCHEDULE, "count_noise_multiplier": 2.0},
-        "one number with count_noise_multiplier",
-    ),
+    (PARTS, "one number with count_noise_multiplier"),
 ]
+# fmt: on
 
 
 def test_the_event_says_what_is_done():
@@ -80,7 +72,7 @@ def test_noise_follows_the_mechanism_whatever_the_sum():
     assert 0.2 < mech.l2(params) < 0.205
 
 
-def test_a_step_is_charged_before_it_is_drawn():
+def test_a_step_is_charged_before_it_is_drawn_and_two_samplers_of_one_secret_apart():
     mech, ledger = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Ledger()
     sampler = mech.sampler(50, ledger=ledger)
     for _ in range(3):
@@ -91,11 +83,12 @@ def test_a_step_is_charged_before_it_is_drawn():
     assert said.startswith("3 of 3 steps: drawn, but that jaxdp added their noise")
     mech.sampler(50, ledger=ledger).draw()  # a second run
     assert ledger.steps == 4
-
-
-def test_two_samplers_of_one_secret_are_charged_apart_and_draw_apart():
-    mech, ledger = jaxdp.dp_sgd(1.0, 0.1, 25, 50), jaxdp.Ledger()
-    secret = jaxdp.Secret.new()
+    one, two = mech.sampler(50), mech.sampler(50)  # without a ledger: one of its own
+    one.draw()
+    assert one.ledger.epsilon(1e-5).upper == mech.epsilon(1, 1e-5).upper
+    assert two.ledger is not one.ledger
+    # Two samplers of one secret are charged apart and draw apart.
+    mech, ledger, secret = jaxdp.dp_sgd(1.0, 0.1, 25, 50), jaxdp.Ledger(), jaxdp.Secret.new()
     one, two = (mech.sampler(50, ledger=ledger, secret=secret) for _ in range(2))
     first, second = one.draw(), two.draw()
     assert ledger.steps == 2
@@ -104,27 +97,6 @@ def test_two_samplers_of_one_secret_are_charged_apart_and_draw_apart():
     assert not np.array_equal(first.key().words, second.key().words)
     with pytest.raises(AttributeError):
         one.step = 0  # nothing goes back
-
-
-def test_a_sampler_without_a_ledger_has_one():
-    mech = jaxdp.dp_sgd(1.0, 0.1, 5, 50)
-    one, two = mech.sampler(50), mech.sampler(50)
-    one.draw()
-    assert one.ledger.epsilon(1e-5).upper == mech.epsilon(1, 1e-5).upper
-    assert two.ledger is not one.ledger
-
-
-def test_count_and_gradient_are_two_parts_of_one_event():
-    mech = dataclasses.replace(jaxdp.dp_sgd(1.0, 0.1, 5, 50), count_noise_multiplier=10.0)
-    parts = mech.multipliers(0)
-    assert sorted(parts) == ["gradient", "votes"]
-    assert parts["gradient"] ** -2 + parts["votes"] ** -2 <= 1.0
-    assert parts["gradient"] == pytest.approx((1 - 1e-2) ** -0.5)
-    sampler = mech.sampler(50)
-    key = sampler.draw().key()
-    assert key.parts == ("gradient", "votes")
-    assert not np.array_equal(*key.words)
-    assert sampler.ledger.event == acc.Composed((acc.Repeated(mech.event, 1),))
 
 
 def test_end_to_end_epsilon_is_that_of_the_steps_taken(linear):
@@ -142,43 +114,32 @@ def test_end_to_end_epsilon_is_that_of_the_steps_taken(linear):
 
 
 def test_bad_parts_are_refused():
-    good = Mechanism(**GOOD)
-    assert_refused((lambda c=c: Mechanism(**{**GOOD, **c}), words) for c, words in BAD)
-    assert_refused((lambda c=c: dataclasses.replace(good, **c), words) for c, words in BAD)
-
-
-def test_good_parts_are_taken():
-    for change in (
-        {},
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": np.float64(1.0)},
-        {"noise_multiplier": 1},
-        {"sampling": FixedSize(2)},
-        {"sampling": FullBatch(), "batch_size": 8},
-        {"batch_size": np.int64(2)},
-        {"steps": 3, "delta": 1e-5},
-        # 2.4 records expected: no whole number says so exactly
-        {"sampling": Poisson(0.3)},
-        {"sampling": Poisson(0.01), "batch_size": 1},
-        {"count_noise_multiplier": 2.0},
+    good, rows = Mechanism(**GOOD), []
+    for changes, words in BAD:
+        rows.append((words, partial(Mechanism, **{**GOOD, **changes}), changes))
+        rows.append((words, partial(dataclasses.replace, good, **changes), changes))
+    numbers = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "batch_size": 10, "dataset_size": 100}
+    for words, changes in (
+        ("noise_multiplier must be", {"noise_multiplier": -0.1}),
+        ("l2_clip_norm must be", {"l2_clip_norm": 0.0}),
+        ("batch_size must be a whole number of at least 1, got 0", {"batch_size": 0}),
+        (r"batch_size must be at most dataset_size \(100\), got 101", {"batch_size": 101}),
+        ("must be one of poisson, fixed_size, full_batch", {"sampling": "shuffled"}),
+        ("batch_size must be dataset_size", {"sampling": "full_batch"}),
     ):
-        assert Mechanism(**{**GOOD, **change}).event is not None, change
-    Mechanism(**{**GOOD, "noise_multiplier": SCHEDULE})
-
-
-def test_bad_numbers_are_refused():
-    good = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "batch_size": 10, "dataset_size": 100}
-    assert_refused(
-        (lambda changes=changes: jaxdp.dp_sgd(**{**good, **changes}), words)
-        for changes, words in (
-            ({"noise_multiplier": -0.1}, "noise_multiplier must be"),
-            ({"l2_clip_norm": 0.0}, "l2_clip_norm must be"),
-            ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
-            ({"batch_size": 101}, r"batch_size must be at most dataset_size \(100\), got 101"),
-            ({"sampling": "shuffled"}, "must be one of poisson, fixed_size, full_batch"),
-            ({"sampling": "full_batch"}, "batch_size must be dataset_size"),
-        )
+        rows.append((words, partial(jaxdp.dp_sgd, **{**numbers, **changes}), changes))
+    all_refused(rows)
+    good_too = (
+        *({}, {"noise_multiplier": 0.0}, {"noise_multiplier": np.float64(1.0)}),
+        *({"noise_multiplier": 1}, {"sampling": FixedSize(2)}, {"steps": 3, "delta": 1e-5}),
+        *({"sampling": FullBatch(), "batch_size": 8}, {"batch_size": np.int64(2)}),
+        # 2.4 records expected: no whole number says so exactly
+        *({"sampling": Poisson(0.3)}, {"sampling": Poisson(0.01), "batch_size": 1}),
+        {"count_noise_multiplier": 2.0},
     )
+    for changes in good_too:
+        assert Mechanism(**{**GOOD, **changes}).event is not None, changes
+    Mechanism(**{**GOOD, "noise_multiplier": SCHEDULE})
 
 
 # Before: full batches were charged as Poisson draws of a third; unverified() == [].
@@ -186,11 +147,11 @@ def test_a_sampler_draws_as_it_is_charged_and_of_as_many_records_as_were_declare
     mech = jaxdp.dp_sgd(1.0, 1.0, 20, 60)
     fixed = jaxdp.dp_sgd(1.0, 0.1, 5, 50, sampling="fixed_size")
     charged = "sampling must be the one that the issuer charges"
-    assert_refused(
+    all_refused(
         [
-            (lambda: Sampler(FullBatch(), 60, 60, mech.sampler(60).issuer), charged),
-            (lambda: fixed.sampler(49), "dataset_size must be the number of records"),
-            (lambda: fixed.sampler(50, ledger="ledger.jsonl"), "ledger must be a jaxdp.Ledger"),
+            (charged, lambda: Sampler(FullBatch(), 60, 60, mech.sampler(60).issuer)),
+            ("dataset_size must be the number of records", lambda: fixed.sampler(49)),
+            ("ledger must be a jaxdp.Ledger", lambda: fixed.sampler(50, ledger="ledger.jsonl")),
         ]
     )
 
@@ -230,10 +191,8 @@ def test_one_sampled_step_meets_the_budget_and_no_more():
 
 @pytest.mark.parametrize("relation", [None, "replace_one"])
 def test_a_mechanism_keeps_the_relation_of_its_budget(relation):
-    budget = {"epsilon": 3.0, "delta": 1e-3, "steps": 8}
-    mech = jaxdp.dp_sgd(
-        **budget, relation=relation, l2_clip_norm=1.0, batch_size=8, dataset_size=32
-    )
+    budget = {"epsilon": 3.0, "delta": 1e-3, "steps": 8, "batch_size": 8, "dataset_size": 32}
+    mech = jaxdp.dp_sgd(**budget, relation=relation, l2_clip_norm=1.0)
     kept = acc.Relation(relation or "add_or_remove_one")
     bound = mech.epsilon(8, 1e-3)
     assert (mech.neighbours, bound.relation) == (kept, kept)
@@ -248,7 +207,7 @@ def test_a_mechanism_keeps_the_relation_of_its_budget(relation):
     assert jaxdp.Algorithm(mech, optax.sgd(0.1)).epsilon(8, 1e-3).upper == bound.upper
 
 
-def test_a_trainer_tells_the_epsilon_of_the_budget():
+def test_a_trainer_tells_the_epsilon_of_the_budget_by_the_relation_of_its_sampling_or_order():
     loss = lambda params, x: jnp.sum((params * x) ** 2)  # noqa: E731
     records = np.ones((32, 2), np.float32)
     given = {"l2_clip_norm": 1.0, "batch_size": 8, "dataset_size": 32}
@@ -262,17 +221,10 @@ def test_a_trainer_tells_the_epsilon_of_the_budget():
         bound = trainer.epsilon()
         assert (bound.relation, mech.neighbours) == (replaced, replaced)
         assert 2.9 < bound.upper <= 3.0
-
-
-def test_the_relation_of_sampling_or_order_where_none_is_given():
     fixed = jaxdp.dp_sgd(1.0, 0.1, 5, 50, sampling="fixed_size")
     assert fixed.neighbours is acc.Relation.REPLACE_ONE
     assert fixed.epsilon(3, 1e-3).relation is acc.Relation.REPLACE_ONE
-    given = {"l2_clip_norm": 1.0, "steps": 10, "batch_size": 5, "dataset_size": 50}
-    given["strategy"] = "identity"
-    ordered = jaxdp.dp_mf(noise_multiplier=2.0, sampling="fixed_order", **given)
+    in_order = partial(jaxdp.dp_mf, 2.0, 1.0, 5, 50, "fixed_order", steps=10, strategy="identity")
+    ordered, strict = in_order(), in_order(relation="replace_one")
     assert ordered.neighbours is acc.Relation.REPLACE_SPECIAL
-    strict = jaxdp.dp_mf(
-        noise_multiplier=2.0, sampling="fixed_order", relation="replace_one", **given
-    )
     assert strict.epsilon(10, 1e-3).upper > ordered.epsilon(10, 1e-3).upper

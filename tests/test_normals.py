@@ -3,14 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.extend.random import threefry2x32_p
 
 from jaxdp import normals as module
 from jaxdp.normals import noised, normals
 from tests.compiling import AS_USERS
 from tests.laws import are_uncorrelated, is_gaussian
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
 WORDS = jnp.asarray([0x12345678, 0x9ABCDEF0], jnp.uint32)
 SHAPES = [(), (1,), (0,), (5,), (3, 7), (0, 4), (4, 0), (2, 3, 5), (4_001,)]
@@ -20,19 +19,15 @@ def drawn(shapes, words=WORDS):
     return normals(jnp.broadcast_to(words, (len(shapes), 2)), shapes)
 
 
-@pytest.mark.parametrize("shape", [(100_001,), (7, 11, 1_301)])
-def test_they_are_normal_and_nothing_else(shape):
-    (values,) = drawn([shape])
-    assert values.shape == shape
-    assert values.dtype == jnp.float32
-    assert is_gaussian(values, 1.0)
-    assert not is_gaussian(values, 1.03)
-    assert not is_gaussian(values + 0.03, 1.0)
-    assert not is_gaussian(np.abs(values), 1.0)
-
-
-def test_the_tails_are_there_and_finite():
-    (values,) = drawn([(4_000_000,)])
+def test_they_are_normal_and_nothing_else():
+    for shape in ((100_001,), (7, 11, 1_301)):
+        (values,) = drawn([shape])
+        assert values.shape == shape
+        assert values.dtype == jnp.float32
+        assert is_gaussian(values, 1.0)
+        for wrong, std in ((values, 1.03), (values + 0.03, 1.0), (np.abs(values), 1.0)):
+            assert not is_gaussian(wrong, std)
+    (values,) = drawn([(4_000_000,)])  # the tails are there and finite
     assert np.isfinite(values).all()
     for bound, expected in [(4.0, 6.334e-5), (4.75, 2.034e-6)]:
         found, mean = int((np.abs(values) > bound).sum()), expected * 4e6
@@ -57,16 +52,7 @@ def test_leaves_halves_rows_and_steps_are_independent():
         assert are_uncorrelated(each[2][0], row)
 
 
-def test_grouping_changes_no_value(monkeypatch):
-    alone = [np.asarray(leaf) for leaf in drawn(SHAPES)]
-    for small in (-1, 5, 2**30):
-        monkeypatch.setattr(module, "_SMALL", small)
-        for shape, one, other in zip(SHAPES, alone, drawn(SHAPES), strict=True):
-            assert one.shape == other.shape == shape
-            np.testing.assert_array_equal(one, other, err_msg=f"{small}")
-
-
-def test_an_element_depends_on_key_leaf_and_place_alone():
+def test_an_element_depends_on_key_leaf_and_place_alone_and_none_comes_twice():
     """Not on what other leaves there are, nor on compiling."""
     shapes = [(9,), (64, 33), (70_000,)]
     whole = drawn(shapes)
@@ -76,9 +62,6 @@ def test_an_element_depends_on_key_leaf_and_place_alone():
     compiled = jax.jit(lambda words: drawn(shapes, words), compiler_options=AS_USERS)(WORDS)
     for one, two in zip(whole, compiled, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6)
-
-
-def test_odd_sizes_and_scalars_repeat_nothing():
     sizes = (1, 2, 3, 100)
     leaves = drawn([shape for n in sizes for shape in ((n,), (n, 3), (3, n))])
     for at, size in enumerate(sizes):
@@ -100,11 +83,8 @@ def test_noise_is_added_to_every_coordinate_of_every_kind_of_leaf():
         assert (np.asarray(noisy[name]) != 7.0).all()
     assert is_gaussian(noisy["(4001,)"] - 7.0, 0.5)
     assert noised({}, 1.0, WORDS) == {}
-    empty = noised({"a": jnp.zeros((0, 3))}, 1.0, WORDS)
-    assert empty["a"].shape == (0, 3)
-
-
-def test_leaves_of_low_precision_get_float32_noise_and_none_where_the_deviation_is_zero():
+    assert noised({"a": jnp.zeros((0, 3))}, 1.0, WORDS)["a"].shape == (0, 3)
+    # Leaves of low precision get float32 noise, and none where the deviation is zero.
     full = noised({"w": jnp.zeros(4_000)}, 1.0, WORDS)["w"]
     assert is_gaussian(full, 1.0)
     for dtype in (jnp.bfloat16, jnp.float16):
@@ -114,27 +94,23 @@ def test_leaves_of_low_precision_get_float32_noise_and_none_where_the_deviation_
     np.testing.assert_array_equal(noised(jnp.ones(50), 0.0, WORDS), np.ones(50))
 
 
-def test_a_leaf_beyond_the_counter_is_refused():
-    rows = r"fewer than 2\*\*32 rows"  # their numbers would wrap
-    assert_refused(
-        (lambda shape=shape: jax.eval_shape(lambda: drawn([shape])), words)
-        for shape, words in (
-            ((2**17, 2**16), r"must have fewer than 2\*\*33 elements"),
-            ((2**32,), rows),
-        )
-    )
-    jax.eval_shape(lambda: drawn([(2**17, 2**16 - 1)]))
-
-
-def test_no_two_elements_share_a_word_of_a_counter():
+def test_no_two_elements_share_a_word_of_a_counter_and_a_leaf_beyond_it_is_refused():
     for shape in [(5,), (4, 3), (7, 2, 3), ()]:
         counters, second = (np.ravel(part) for part in module._counters(shape))
         half = (counters.size // (shape or (1,))[0]) * -(-(shape or (1,))[0] // 2)
         assert len({*zip(counters, second, strict=True)}) == counters.size
         assert counters.max() < half
 
+    def of(*shape):
+        return lambda: jax.eval_shape(lambda: drawn([shape]))
 
-def test_the_words_are_those_of_the_library():
+    rows = r"fewer than 2\*\*32 rows"  # their numbers would wrap
+    elements = r"must have fewer than 2\*\*33 elements"
+    all_refused([(elements, of(2**17, 2**16)), (rows, of(2**32))])
+    of(2**17, 2**16 - 1)()
+
+
+def test_the_words_are_those_of_the_library_and_grouping_changes_no_value(monkeypatch):
     """Every round by hand, against JAX's primitive; so the noise of a key stays what it was."""
     rng = np.random.default_rng(0)
     words = [jnp.asarray(rng.integers(0, 2**32, 500, np.uint32)) for _ in range(4)]
@@ -148,9 +124,16 @@ def test_the_words_are_those_of_the_library():
         bits = jnp.concatenate(pair)[: shape[0]]
         (_, found) = drawn([(), shape])
         np.testing.assert_array_equal(found, module._from_bits(bits))
+    # Grouping changes no value.
+    alone = [np.asarray(leaf) for leaf in drawn(SHAPES)]
+    for small in (-1, 5, 2**30):
+        monkeypatch.setattr(module, "_SMALL", small)
+        for shape, one, other in zip(SHAPES, alone, drawn(SHAPES), strict=True):
+            assert one.shape == other.shape == shape
+            np.testing.assert_array_equal(one, other, err_msg=f"{small}")
 
 
-def test_noise_is_made_once_and_leaf_by_leaf(monkeypatch):
+def test_noise_is_made_once_leaf_by_leaf_and_none_of_a_deviation_that_is_not_a_number(monkeypatch):
     """Where an optimizer reads it more than once, and no copy of all parameters is held for it."""
     monkeypatch.setattr(module, "_SMALL", 100)
     tree = {str(n): jnp.zeros((100, 50)) for n in range(6)}
@@ -166,9 +149,6 @@ def test_noise_is_made_once_and_leaf_by_leaf(monkeypatch):
     size = 4 * 100 * 50
     assert temporary(moments) <= len(tree) * size + 4096
     assert temporary(lambda tree, words: noised(tree, 0.5, words)) < size
-
-
-def test_a_deviation_that_is_not_a_number_leaves_no_value(monkeypatch):
     monkeypatch.setattr(module, "_SMALL", 100)
     noisy = noised({"a": jnp.ones((30, 7)), "b": jnp.ones(5), "c": jnp.ones(3)}, jnp.nan, WORDS)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(noisy))

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,8 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import schedules
 from jaxdp.tickets import simulated_key
-from tests.accounting.judging import refusals
 from tests.laws import is_gaussian
+from tests.refusing import all_refused
 
 LEVELS = st.lists(st.tuples(st.floats(0.1, 9.0), st.integers(1, 7)), min_size=1, max_size=5)
 TWO = schedules.NoiseSchedule(((1.0, 1), (5.0, 2)))
@@ -66,32 +67,26 @@ def test_every_step_gets_the_noise_it_is_charged_for():
 
 
 def test_a_step_beyond_the_end_gets_no_level_whatever_its_key_says():
-    tx = jaxdp.privatize(TWO, 10.0)
-    params = {"w": jnp.zeros(2)}
-    state = tx.init(params)
-    update = jax.jit(lambda key: tx.update(jaxdp.Summed(params, 1.0), state, params, key=key)[0])
+    tx, params = jaxdp.privatize(TWO, 10.0), {"w": jnp.zeros(2)}
+    state, summed = tx.init(params), jaxdp.Summed(params, 1.0)
+    update = jax.jit(lambda key: tx.update(summed, state, params, key=key)[0]["w"])
     last, beyond = (
         update(simulated_key(jax.random.key(0), {"gradient": 5.0}, step)) for step in (2, 3)
     )
-    assert np.isfinite(last["w"]).all()
-    assert np.isnan(beyond["w"]).all()
-
-
-def test_a_step_of_another_level_is_refused():
-    """The key of step 1 in an update that takes it for step 0 would add too little noise."""
-    params = {"w": jnp.zeros(5)}
-    tx, plain = MECH.privatize(), jaxdp.dp_sgd(1.0, 0.5, 10, 100).privatize()
+    assert np.isfinite(last).all()
+    assert np.isnan(beyond).all()
+    # Nor another's: the key of step 1 as that of step 0 would add too little noise.
     key = MECH.simulated_key(jax.random.key(3), 1)
     wrong = dataclasses.replace(key, step=jnp.asarray(0, jnp.int32))
-    summed = jaxdp.Summed(params, MECH.l2(params))
+    assert np.isnan(update(wrong)).all()
+    tx, plain = MECH.privatize(), jaxdp.dp_sgd(1.0, 0.5, 10, 100).privatize()
     tx.update(summed, tx.init(params), params, key=key)
-    for other, given_key in ((tx, wrong), (plain, key)):
-        with pytest.raises(ValueError, match=r"must be the one that the step was charged for, 5.0"):
-            other.update(summed, other.init(params), params, key=given_key)
-
-
-def test_a_sampler_that_begins_later_takes_the_later_noise():
-    sampler = MECH.sampler(100, first_step=1, reserve=9)
+    words = "must be the one that the step was charged for, 5.0"
+    all_refused(
+        (words, partial(link.update, summed, link.init(params), params, key=given_key))
+        for link, given_key in ((tx, wrong), (plain, key))
+    )
+    sampler = MECH.sampler(100, first_step=1, reserve=9)  # that begins later
     assert sampler.draw(until=3).key().multipliers == [5.0]
     assert sampler.ledger.event == acc.Composed((acc.Repeated(MECH.event_at(1), 2),))
 
@@ -114,32 +109,28 @@ def test_a_schedule_costs_its_heterogeneous_composition():
     assert ledger.steps == 40
 
 
-def test_a_schedule_is_scaled_to_its_budget():
+def test_a_schedule_is_scaled_to_its_budget_and_bad_ones_are_refused():
     shape = schedules.NoiseSchedule(((2.0, 1), (1.0, 2)))
-    mech = jaxdp.dp_sgd(
-        None, 1.0, 100, 100, "full_batch", epsilon=1.0, delta=1e-5, steps=3, schedule=shape
-    )
+    budget = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "schedule": shape}
+    mech = jaxdp.dp_sgd(None, 1.0, 100, 100, "full_batch", **budget)
     (first, one), (second, two) = mech.noise_multiplier.levels
     assert (one, two) == (1, 2)
     assert first == pytest.approx(2 * second)
     assert 0.999 < mech.epsilon(3, 1e-5).upper <= 1.0
-
-
-def test_bad_input():
     underflow = r"the noise multiplier of step 2 must be a finite number above 0, got 0\.0"
-    refusals(
-        ValueError,
+    falling = schedules.exponential_decay
+    all_refused(
         [
             ("levels must hold at least one", lambda: schedules.NoiseSchedule(())),
             (r"levels\[0\] must be a finite", lambda: schedules.NoiseSchedule(((-1.0, 3),))),
             (r"levels\[0\] must be a whole", lambda: schedules.NoiseSchedule(((1.0, 0),))),
-            ("rate must be a finite", lambda: schedules.exponential_decay(1.0, -0.1, 1, 5)),
+            ("rate must be a finite", lambda: falling(1.0, -0.1, 1, 5)),
             ("factor must be above 0", lambda: schedules.step_decay(1.0, 1.5, 1, 5)),
             ("final must be a finite", lambda: schedules.linear_decay(1.0, 0.0, 1, 5)),
             ("every must be a whole number", lambda: schedules.time_decay(1.0, 0.1, 0, 5)),
-            ("initial must be a finite", lambda: schedules.exponential_decay(0.0, 0.1, 1, 5)),
-            (underflow, lambda: schedules.exponential_decay(2.0, 5000.0, 2, 5)),
+            ("initial must be a finite", lambda: falling(0.0, 0.1, 1, 5)),
+            (underflow, lambda: falling(2.0, 5000.0, 2, 5)),
             (r"ask event_at\(step\) or total\(steps\)", lambda: MECH.event),
             ("must cover the 4 steps", lambda: MECH.epsilon(4, 1e-5)),
-        ],
+        ]
     )

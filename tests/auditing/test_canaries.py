@@ -48,10 +48,6 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def flat_of(tree):
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
 def test_records_and_canaries_are_gathered_alike_from_host_and_device():
     def gathered(kept, coins, indices):
         sources = [as_source(DATA), as_source(jax.tree.map(jnp.asarray, DATA))]
@@ -71,19 +67,14 @@ def test_records_and_canaries_are_gathered_alike_from_host_and_device():
     np.testing.assert_array_equal(y[:4], [CY[6], Y[0], CY[68], CY[0]])
 
 
-def of_arguments(params, x, y):
-    return LOSS(params, (x, y))
+FORMS = {
+    "arguments": lambda params, x, y: LOSS(params, (x, y)),
+    "aux": lambda params, x, y: (LOSS(params, (x, y)), x),
+    "keyed": lambda params, example, rng: LOSS(params, example) * jax.random.uniform(rng, ()),
+}
 
 
-def with_aux(params, x, y):
-    return LOSS(params, (x, y)), x
-
-
-def keyed(params, example, rng):
-    return LOSS(params, example) * jax.random.uniform(rng, ())
-
-
-@pytest.mark.parametrize("loss_fn", [of_arguments, with_aux, keyed])
+@pytest.mark.parametrize("loss_fn", FORMS.values(), ids=FORMS)
 def test_every_form_of_a_loss_takes_canaries(loss_fn):
     grad = jaxdp.clipped_grad(SEVEN.loss(loss_fn), jaxdp.clip(0.3), "vmap")
     source = SEVEN.entered(as_source(DATA), np.ones(7, bool))
@@ -93,15 +84,17 @@ def test_every_form_of_a_loss_takes_canaries(loss_fn):
     assert np.count_nonzero(np.abs(value + 0.3) < 1e-3) == 7
 
 
-def test_a_real_record_keeps_its_loss_and_gradient():
+def test_a_candidate_adds_one_clipped_record_in_a_coordinate_of_its_own():
+    found = candidates(20, PARAMS)
+    assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
+    assert sorted(found.places) == list(range(20))
+    np.testing.assert_array_equal(found.places[:7], candidates(7, PARAMS).places)
+    # A real record keeps its loss and gradient.
     plain, entered = (jax.jit(jax.value_and_grad(f)) for f in (LOSS, SEVEN.loss(LOSS)))
     for record in zip(X[:2], Y[:2], strict=True):
         one, two = plain(PARAMS, record), entered(PARAMS, (record, np.int32(-1)))
         np.testing.assert_array_equal(one[0], two[0])
         np.testing.assert_array_equal(flat(one[1]), flat(two[1]))
-
-
-def test_a_candidate_adds_one_clipped_record_in_its_own_coordinate():
     found, coins = SEVEN, np.arange(7) % 2 == 0
     source = found.entered(as_source(DATA), coins)
     batch = source.gather(np.arange(len(source)), np.ones(len(source), bool))
@@ -113,13 +106,6 @@ def test_a_candidate_adds_one_clipped_record_in_its_own_coordinate():
     expected[found.leaf].ravel()[found.places[coins]] = -0.3 * (1.0 - rounding.MARGIN)
     for mine, wanted in zip(added, expected, strict=True):
         np.testing.assert_allclose(mine, wanted, atol=1e-4)
-
-
-def test_candidates_have_coordinates_of_their_own_and_always_the_same():
-    found = candidates(20, PARAMS)
-    assert jax.tree.leaves(PARAMS)[found.leaf].size == 20
-    assert sorted(found.places) == list(range(20))
-    np.testing.assert_array_equal(found.places[:7], candidates(7, PARAMS).places)
 
 
 @pytest.mark.parametrize("name", ["piadam", "sa-dpsgd"])
@@ -168,22 +154,32 @@ def is_followed(seen, gradient_of, moved, noisy, unit, rounded=1e-3):
         assert losses[0, k] == pytest.approx(float(LOSS(moved, record)), rel=1e-4)
 
 
-def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient():
+def updated(made):
+    """One update of an algorithm by a sum of ones, and the state after it."""
+    chain, key = made.chain(), ALGORITHM.mechanism.simulated_key(jax.random.key(2), 0)
+    summed = Summed(jax.tree.map(jnp.ones_like, PARAMS), ALGORITHM.mechanism.l2(PARAMS))
+    updates, state = chain.update(summed, chain.init(PARAMS), PARAMS, key=key)
+    return flat(updates), state
+
+
+def test_what_is_kept_is_the_noisy_sum_along_each_clipped_gradient_that_is_finite():
     """Against the gradients of the candidates one by one; and watching moves no parameter."""
-    kept = kept_records()
-    ends = []
-    for algorithm in (ALGORITHM, kept.watched(ALGORITHM)):
-        chain = algorithm.chain()
-        key = ALGORITHM.mechanism.simulated_key(jax.random.key(2), 0)
-        summed = Summed(jax.tree.map(jnp.ones_like, PARAMS), ALGORITHM.mechanism.l2(PARAMS))
-        updates, state = chain.update(summed, chain.init(PARAMS), PARAMS, key=key)
-        ends.append((flat(updates), state))
+    ends = [updated(made) for made in (ALGORITHM, kept_records().watched(ALGORITHM))]
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
     unit = ALGORITHM.mechanism.l2(PARAMS)
     noisy = ends[0][0] / -0.1 * 2 / unit  # the sum: the rate and the batch are taken back
     moved = optax.apply_updates(PARAMS, unflattened(ends[0][0]))
     gradient = lambda record: flat(GRADIENT(PARAMS, record))  # noqa: E731
     is_followed(ends[1][1][1].seen, gradient, moved, noisy, unit)
+    # One that is not finite tells nothing.
+    kept = kept_records(loss=lambda p, x, y: LOSS(p, (x, y)) / x[0], records=(CX * (CX > 0), CY))
+    seen = np.asarray(updated(kept.watched(ALGORITHM))[1][1].seen)
+    along, size = seen[:70], seen[70:140]
+    broken = CX[:, 0] <= 0
+    np.testing.assert_array_equal(along[broken], 0)
+    np.testing.assert_array_equal(size[broken], 0)
+    assert np.all(size[~broken] > 0)
+    assert np.isfinite(scores(np.stack([seen, seen]), ALGORITHM)).all()
 
 
 class Handed:
@@ -222,13 +218,11 @@ def test_of_frozen_parameters_nothing_is_followed_and_they_are_where_they_were()
     assert 0 < sum(jax.tree.leaves(flags)) < len(jax.tree.leaves(flags))
     whole = (np.concatenate([X, CX[:35]]), np.concatenate([Y, CY[:35]]))
     mechanism = jaxdp.dp_sgd(0.7, 0.3, 20, 41)
-    trainer = jaxdp.Trainer(
-        LOSS, kept.watched(opt.sgd(mechanism, 0.1)), source=whole, trainable=flags
-    )
-    first = state = trainer.init(jax.tree.map(jnp.copy, PARAMS))
-    first = jax.tree.map(np.array, first.params)
-    for batch in trainer.batches(1):
-        state, _ = trainer.step(state, batch)
+    watched = kept.watched(opt.sgd(mechanism, 0.1))
+    trainer = jaxdp.Trainer(LOSS, watched, source=whole, trainable=flags)
+    state = trainer.init(jax.tree.map(jnp.copy, PARAMS))
+    first = jax.tree.map(np.array, state.params)
+    state, _ = trainer.step(state, next(trainer.batches(1)))
     moved = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, first)
     assert jax.tree.map(lambda m: bool(np.abs(m).max() > 0), moved) == flags
     only = jax.tree.map(lambda leaf, f: leaf if f else 0 * leaf, moved, flags)
@@ -241,20 +235,6 @@ def test_of_frozen_parameters_nothing_is_followed_and_they_are_where_they_were()
         return flat(jax.tree.map(lambda leaf, f: leaf if f else 0 * leaf, whole, flags))
 
     is_followed(state.opt_state[1].seen, gradient, state.params, noisy, unit, rounded=1e-2)
-
-
-def test_a_gradient_that_is_not_finite_tells_nothing():
-    kept = kept_records(loss=lambda p, x, y: LOSS(p, (x, y)) / x[0], records=(CX * (CX > 0), CY))
-    chain = kept.watched(ALGORITHM).chain()
-    key = ALGORITHM.mechanism.simulated_key(jax.random.key(2), 0)
-    summed = Summed(jax.tree.map(jnp.ones_like, PARAMS), ALGORITHM.mechanism.l2(PARAMS))
-    seen = np.asarray(chain.update(summed, chain.init(PARAMS), PARAMS, key=key)[1][1].seen)
-    along, size = seen[:70], seen[70:140]
-    broken = CX[:, 0] <= 0
-    np.testing.assert_array_equal(along[broken], 0)
-    np.testing.assert_array_equal(size[broken], 0)
-    assert np.all(size[~broken] > 0)
-    assert np.isfinite(scores(np.stack([seen, seen]), ALGORITHM)).all()
 
 
 def algorithm(noise, rate):
@@ -280,7 +260,7 @@ def audited(real, charged, rate, steps, seed, m=600, records=True, last=0.0, coi
     return audit_canaries(seen, coins, made, made.total(steps), 1e-5, records=records)
 
 
-def test_a_leaking_run_is_seen_and_a_right_one_is_not_accused():
+def test_a_leaking_run_is_seen_a_right_one_is_not_accused_and_the_last_iterate_is_heard():
     right = audited(0.6, 0.6, 0.02, 100, 0, 1000, records=False)
     assert not right.broken
     assert right.audited.epsilon > 0.3
@@ -291,9 +271,7 @@ def test_a_leaking_run_is_seen_and_a_right_one_is_not_accused():
     assert broken.broken
     assert "BROKEN" in broken.in_words()
     assert broken.to_dict()["runs"] == 1
-
-
-def test_of_records_a_right_run_is_not_accused_and_a_broken_one_is():
+    # And of records.
     right = [audited(0.6, 0.6, 0.02, 60, seed) for seed in range(2)]
     assert not any(a.broken for a in right)
     assert min(a.audited.epsilon for a in right) > 0.2
@@ -302,38 +280,31 @@ def test_of_records_a_right_run_is_not_accused_and_a_broken_one_is():
     assert "their own gradients" in row["adversary"]
     assert row["last_of"] == "the losses of the last iterate alone"
     assert audited(0.1, 2.0, 0.02, 60, 0).broken
-
-
-def test_the_last_iterate_is_heard_where_its_losses_tell():
-    """A Gaussian of epsilon 8: the losses differ by as much as the sum of all steps could."""
-    mu = 1.666
-    heard = [
-        audited(np.sqrt(20) / mu, np.sqrt(20) / mu, 1.0, 20, seed, last=mu) for seed in range(3)
-    ]
+    for side in (True, False):  # of few canaries honest coins may all fall alike: no error
+        found = audited(1.0, 1.0, 0.02, 20, 3, m=20, coins=np.full(20, side))
+        assert np.isfinite(found.audited.epsilon)
+    # A Gaussian of epsilon 8: the losses differ by as much as the sum of all steps could.
+    mu, noise = 1.666, np.sqrt(20) / 1.666
+    heard = [audited(noise, noise, 1.0, 20, seed, last=mu) for seed in range(3)]
     assert all(2.0 < a.last.epsilon < a.proven for a in heard)
-    ceiling = heard[0].reachable
-    assert np.mean([a.last.epsilon for a in heard]) > 0.85 * ceiling
+    assert np.mean([a.last.epsilon for a in heard]) > 0.85 * heard[0].reachable
 
 
-def along_coordinates(seen, coins, made):
-    return audit_one_run(canaries.scores(seen[:, :300], made), coins, 1e-5)
+ALONG = {
+    "coordinates": lambda seen, made: canaries.scores(seen[:, :300], made),
+    "gradients": scores,
+    "the last losses": last_scores,
+}
 
 
-def along_gradients(seen, coins, made, of=scores):
-    return jaxdp.auditing.audit_guesses(of(seen, made), coins, 1e-5)
-
-
-def of_the_last_losses(seen, coins, made):
-    return along_gradients(seen, coins, made, last_scores)
-
-
-@pytest.mark.parametrize("audit", [along_coordinates, along_gradients, of_the_last_losses])
-def test_coins_that_never_mattered_prove_nothing(audit):
+@pytest.mark.parametrize("kind", ALONG)
+def test_coins_that_never_mattered_prove_nothing(kind):
     made, above = algorithm(1.0, 0.02), 0
+    audit = audit_one_run if kind == "coordinates" else jaxdp.auditing.audit_guesses
     for seed in range(40):
         rng = np.random.default_rng([9, seed])
         seen = simulated(np.zeros(300, bool), 1.0, 0.02, 30, rng, records=True)
-        above += audit(seen, rng.random(300) < 0.5, made).epsilon > 0
+        above += audit(ALONG[kind](seen, made), rng.random(300) < 0.5, 1e-5).epsilon > 0
     assert above <= 6  # a 95 % bound may: 7 of 40 has probability 0.3 %
 
 
@@ -349,51 +320,35 @@ def test_scores_order_the_candidates_also_where_others_are_at_work():
         assert np.isfinite(canaries.scores(broken, algorithm(0.5, rate))).all()
 
 
-SPOILT = {
-    "ties": np.zeros_like,
-    "NaN": lambda seen: np.full_like(seen, np.nan),
-    "infinite": lambda seen: np.full_like(seen, np.inf),
-    "one record, many times": lambda seen: np.repeat(seen[:, ::300], 300, axis=1),
-}
-
-
 def test_candidates_that_are_alike_prove_nothing_however_they_are_listed():
     """The coins lie in order: a place among equal scores would tell all of them."""
     coins, made = np.arange(300) < 150, algorithm(0.5, 0.2)
     honest = simulated(coins, 0.1, 0.5, 20, np.random.default_rng(1), records=True)
-    for name, spoil in SPOILT.items():
+    spoilt = {str(value): np.full_like(honest, value) for value in (0.0, np.nan, np.inf)}
+    spoilt["one record, many times"] = np.repeat(honest[:, ::300], 300, axis=1)
+    for name, seen in spoilt.items():
         for order in (coins, ~coins):
-            seen = spoil(honest)
             found = audit_canaries(seen, order, made, made.total(20), 1e-5, records=True)
             assert (found.audited.epsilon, found.last.epsilon) == (0.0, 0.0), name
             assert not found.broken, name
 
 
-def test_coins_that_all_fell_alike_are_no_error():
-    """Of few canaries: there honest coins may do so, and then honest scores are all right."""
-    for side in (True, False):
-        found = audited(1.0, 1.0, 0.02, 20, 3, m=20, coins=np.full(20, side))
-        assert np.isfinite(found.audited.epsilon)
-
-
 def test_what_cannot_be_a_canary_or_be_watched_is_refused():
     source, first = as_source(DATA), (X[0], Y[0])
-    zero_over_zero = lambda p, x, y: jnp.sum(flat_of(p)) / jnp.sum(x)  # noqa: E731
+    zero_over_zero = lambda p, x, y: jnp.sum(ravel_pytree(p)[0]) / jnp.sum(x)  # noqa: E731
     SEVEN.require_finite(LOSS, PARAMS, first)
     canaries.check(opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, "allocation"), 0.1))
     record_canaries.check(ALGORITHM)
     box = opt.sgd(with_rule(jaxdp.coordinate_box(1.0), 1.0, 2, 6), 0.1)
     users = opt.sgd(jaxdp.dp_sgd(1.0, 1.0, 2, 6, records_per_user=2), 0.1)
     numbers = registry.Numbers(1.0, 0.5, 2, 6, 0.1, key=jax.random.key(1))
+    not_finite = functools.partial(SEVEN.require_finite, zero_over_zero, PARAMS, first)
     rows = [
         ("canaries must be at most the 20 coordinates", lambda: candidates(21, PARAMS)),
         ("canaries must be a whole number", lambda: candidates(0, PARAMS)),
         (r"coins must be bool \[7\], got int", lambda: SEVEN.entered(source, np.ones(7, int))),
         (r"coins must be bool \[70\], got int", lambda: kept_records().entered(source, CY)),
-        (
-            "gradient at a record of zeros is not finite, got 7",
-            lambda: SEVEN.require_finite(zero_over_zero, PARAMS, first),
-        ),
+        ("gradient at a record of zeros is not finite, got 7", not_finite),
         ("clips every coordinate by itself", lambda: canaries.check(box)),
         ("where a user is the privacy unit", lambda: canaries.check(users)),
     ]

@@ -10,7 +10,7 @@ from scipy import special, stats
 from jaxdp import accounting as acc
 from jaxdp import auditing
 from jaxdp.accounting.gaussian import gaussian_epsilon
-from jaxdp.auditing import assumed, bounds, guesses, one_run
+from jaxdp.auditing import assumed, guesses, one_run
 from tests.refusing import all_refused
 
 AUDITS = 60
@@ -24,7 +24,7 @@ def gaussian_run(seed, mu, m):
     return mu * (rng.normal(size=m) + mu * coins - mu / 2), coins
 
 
-def test_the_joint_p_value_by_enumeration():
+def test_the_joint_and_the_weighted_p_value_by_enumeration():
     """All 2^8 outcomes of 8 guesses, seen at three numbers of them."""
     made, correct, epsilon = np.array([2, 5, 8]), np.array([2, 4, 6]), 0.7
     q = special.expit(epsilon)
@@ -39,9 +39,7 @@ def test_the_joint_p_value_by_enumeration():
     assert found == pytest.approx(wanted, rel=1e-9)
     more = guesses.nested_p_value(correct, made, 100, epsilon, 1e-3)
     assert more - found == pytest.approx(0.1 / (1 + np.exp(epsilon)), rel=1e-9)
-
-
-def test_the_weighted_p_value_by_enumeration():
+    # By weights.
     weights, right = np.array([3, 1, 0, 2, 2]), np.array([True, False, True, True, False])
     q = special.expit(1.1)
     wanted = sum(
@@ -53,46 +51,42 @@ def test_the_weighted_p_value_by_enumeration():
     assert found == pytest.approx(wanted, rel=1e-9)
 
 
-def test_ideal_scores_reach_the_ceiling():
+def test_ideal_scores_reach_the_ceiling_and_a_fixed_example_what_its_peer_does():
     """A Gaussian of epsilon 8: 3.0 by the best number of guesses, chosen with the coins in hand."""
     runs = [gaussian_run(seed, EIGHT, 1_000) for seed in range(10)]
-    looks = np.mean([auditing.audit_one_run(*run, 1e-5).epsilon for run in runs])
-    weights = np.mean([auditing.audit_guesses(*run, 1e-5).epsilon for run in runs])
-    assert looks > 0.9 * 3.0
-    assert weights > 0.95 * 3.0
-
-
-def test_weights_do_not_see_the_coins():
-    odds, _ = gaussian_run(0, 1.0, 200)
-    weights = guesses.weights_of(odds, 200, 1e-5, 0.05)
-    assert weights.dtype.kind == "i"
-    assert weights.max() == 10
-    order = np.argsort(np.abs(odds))
-    assert (np.diff(weights[order]) >= 0).all()
-    assert not guesses.weights_of(np.zeros(5), 5, 1e-5, 0.05).any()
-    assert auditing.audit_guesses(np.zeros(5), np.ones(5, bool), 1e-5).epsilon == 0.0
-
-
-def quantiles(shift, count=10_000):
-    """jax_privacy's fixed example: a Gaussian's quantiles, with and without a shift."""
-    base = special.ndtri((np.arange(count) + 0.5) / count)
-    return np.r_[base + shift, base], np.arange(2 * count) < count
-
-
-def test_a_fixed_example_of_a_gaussian():
-    """jax_privacy prints ``peer`` if Gaussian, and ``plain`` with nothing assumed."""
+    assert np.mean([auditing.audit_one_run(*run, 1e-5).epsilon for run in runs]) > 0.9 * 3.0
+    assert np.mean([auditing.audit_guesses(*run, 1e-5).epsilon for run in runs]) > 0.95 * 3.0
+    # Of a Gaussian's quantiles jax_privacy prints ``peer``, and ``plain`` with nothing assumed.
+    base = special.ndtri((np.arange(10_000) + 0.5) / 10_000)
+    coins = np.arange(20_000) < 10_000
     for shift, peer, plain in ((1, 2.1647, 1.1335), (2, 4.7218, 2.3119)):
-        scores, coins = quantiles(shift)
-        truth = gaussian_epsilon(shift, 1e-6)[0]
+        scores, truth = np.r_[base + shift, base], gaussian_epsilon(shift, 1e-6)[0]
         assert peer < auditing.audit_one_run_gaussian(scores, coins, 1e-6).epsilon < truth
         assert plain < auditing.audit_one_run(scores, coins, 1e-6).epsilon < truth
 
 
-def test_one_run_of_a_gaussian_at_the_very_truth():
+def test_one_run_of_a_gaussian_at_the_very_truth_and_the_family_bound_below_it():
     truth, runs = gaussian_epsilon(1.0, 1e-5)[0], (gaussian_run(i, 1.0, 400) for i in range(200))
     found = [auditing.audit_one_run_gaussian(*run, 1e-5) for run in runs]
     assert sum(each.epsilon > truth for each in found) <= stats.binom.ppf(0.999, 200, 0.05)
     assert "is a Gaussian" in found[0].assumes
+    # The family bound stays below it, and says what it assumes.
+    rate, steps, z, m = 0.02, 60, 0.6, 2_000
+
+    def family(noise):
+        return acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise), rate), steps)
+
+    truth, found = acc.epsilon(family(z), 1e-5).upper, []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        coins = rng.random(m) < 0.5
+        seen = z * rng.normal(size=(steps, m)) + ((rng.random((steps, m)) < rate) & coins)
+        odds = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * seen - 1) / (2 * z * z)).sum(0)
+        found.append(auditing.audit_one_run_family(odds, coins, family, z, 1e-5))
+    values = np.array([each.epsilon for each in found])
+    assert np.sum(values > truth) <= 1
+    assert np.median(values) > 0.25 * truth
+    assert "size of the noise" in found[0].assumes
 
 
 @pytest.mark.parametrize("one_sided", [True, False])
@@ -118,25 +112,6 @@ def test_guesses_on_both_sides_of_all_canaries_are_not_halved():
         assert assumed.refuted(likely, r, r, inverse, 0.05, one_sided=True), epsilon
 
 
-def test_the_family_bound_stays_below_the_truth_and_says_what_it_assumes():
-    rate, steps, z, m = 0.02, 60, 0.6, 2_000
-
-    def family(noise):
-        return acc.Repeated(acc.PoissonSampled(acc.Gaussian(noise), rate), steps)
-
-    truth, found = acc.epsilon(family(z), 1e-5).upper, []
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        coins = rng.random(m) < 0.5
-        seen = z * rng.normal(size=(steps, m)) + ((rng.random((steps, m)) < rate) & coins)
-        odds = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * seen - 1) / (2 * z * z)).sum(0)
-        found.append(auditing.audit_one_run_family(odds, coins, family, z, 1e-5))
-    values = np.array([each.epsilon for each in found])
-    assert np.sum(values > truth) <= 1
-    assert np.median(values) > 0.25 * truth
-    assert "size of the noise" in found[0].assumes
-
-
 # Constructed mechanisms at the very truth: no bound of one run may exceed it too often.
 BOUNDS = {
     "looks": auditing.audit_one_run,
@@ -152,25 +127,9 @@ def answers(rng, coins, epsilon):
     return epsilon * np.where(coins ^ lie, 1.0, -1.0)
 
 
-def named(rng, coins, epsilon, delta):
-    """Each coin is told with probability delta, and then is surest of all."""
-    told = rng.random(len(coins)) < delta
-    return np.where(told, np.where(coins, 50.0, -50.0), answers(rng, coins, epsilon))
-
-
-def shamed(rng, coins, epsilon, delta):
-    """All coins are told at once with probability delta."""
-    told = rng.random() < delta
-    return np.where(coins, 50.0, -50.0) if told else answers(rng, coins, epsilon)
-
-
-def one_named(rng, coins, epsilon, delta):
-    """One coin at most is told, which makes the most of delta: with probability m delta."""
-    found = answers(rng, coins, epsilon)
-    if rng.random() < len(coins) * delta:
-        i = rng.integers(len(coins))
-        found[i] = 50.0 if coins[i] else -50.0
-    return found
+def told(rng, coins, epsilon, which):
+    """Answers, but of the coins at ``which`` the truth, surest of all."""
+    return np.where(which, np.where(coins, 50.0, -50.0), answers(rng, coins, epsilon))
 
 
 def together(rng, coins, epsilon, delta):
@@ -199,30 +158,52 @@ def alone(rng, coins, epsilon, delta):
     return np.where(coins ^ lie, 1.0, -1.0) * (1.5 + 0.1 * rng.random(len(coins)))
 
 
-MECHANISMS = (named, shamed, one_named, together, chosen, broken, alone)
+def one_told(rng, coins, epsilon, delta):
+    """One at most, which makes the most of delta: with probability m delta."""
+    found = answers(rng, coins, epsilon)
+    if rng.random() < len(coins) * delta:
+        i = rng.integers(len(coins))
+        found[i] = 50.0 if coins[i] else -50.0
+    return found
+
+
+MECHANISMS = {
+    "each is told": lambda rng, c, e, delta: told(rng, c, e, rng.random(len(c)) < delta),
+    "all are told at once": lambda rng, c, e, delta: told(rng, c, e, rng.random() < delta),
+    **{"one is told": one_told, "together": together},
+    **{"chosen": chosen, "broken": broken, "alone": alone},
+}
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_a_bound_of_one_run_stays_below_the_truth(kind, mechanism):
     """Canaries are listed by their coins, so that ties broken by place would tell."""
-    epsilon = 1.0 if mechanism is alone else 0.5
-    for m, delta in ((2, 1e-4), (200, 1e-4), *([(300, 0.0)] if mechanism is alone else [])):
+    epsilon = 1.0 if mechanism == "alone" else 0.5
+    for m, delta in ((2, 1e-4), (200, 1e-4), *([(300, 0.0)] if mechanism == "alone" else [])):
         wrong = 0
         for seed in range(AUDITS):
             rng = np.random.default_rng([9, seed])
             coins = rng.random(m) < 0.5
-            scores = mechanism(rng, coins, epsilon, delta)
+            scores = MECHANISMS[mechanism](rng, coins, epsilon, delta)
             order = np.argsort(~coins, kind="stable")
             wrong += BOUNDS[kind](scores[order], coins[order], delta).epsilon > epsilon + 1e-9
         assert wrong <= MOST, (m, delta)
 
 
-def test_equal_scores_tell_nothing_however_canaries_are_listed():
+def test_equal_scores_tell_nothing_however_canaries_are_listed_and_weights_see_no_coin():
     coins = np.arange(1_000) < 500
     for audit, score in itertools.product(ONE_RUN, (0.0, 1.0, np.nan, np.inf, -np.inf)):
         for each in (coins, ~coins):
             assert audit(np.full(1_000, score), each, 1e-5).epsilon == 0.0, (audit, score)
+    odds, _ = gaussian_run(0, 1.0, 200)
+    weights = guesses.weights_of(odds, 200, 1e-5, 0.05)
+    assert weights.dtype.kind == "i"
+    assert weights.max() == 10
+    order = np.argsort(np.abs(odds))
+    assert (np.diff(weights[order]) >= 0).all()
+    assert not guesses.weights_of(np.zeros(5), 5, 1e-5, 0.05).any()
+    assert auditing.audit_guesses(np.zeros(5), np.ones(5, bool), 1e-5).epsilon == 0.0
 
 
 def test_every_epsilon_up_to_a_weighted_bound_is_refuted():
@@ -248,27 +229,18 @@ def test_families_hold_for_dependent_canaries():
     for seed in range(AUDITS):
         rng = np.random.default_rng([10, seed])
         coins = rng.random(m) < 0.5
-        top = np.argsort(-shamed(rng, coins, epsilon, delta) - rng.random(m), kind="stable")[:10]
+        scores = MECHANISMS["all are told at once"](rng, coins, epsilon, delta)
+        top = np.argsort(-scores - rng.random(m), kind="stable")[:10]
         right = int(coins[top].sum())
         wrong += assumed.refuted(right, 10, m, inverse, 0.05, one_sided=True)
     assert wrong <= MOST
-
-
-def test_thresholds_at_ranks_of_discrete_scores_stay_below_the_truth():
-    epsilon, wrong = 1.0, 0
-    for seed in range(AUDITS):
-        rng = np.random.default_rng([11, seed])
-        inside, outside = (answers(rng, np.full(200, there), epsilon) for there in (True, False))
-        wrong += auditing.audit_ranks(inside, outside, 0.0).epsilon > epsilon
-    assert wrong <= MOST
-    assert bounds.largest_refuted(lambda e: 1.0, 0.05) == 0.0
 
 
 def of_a_family(scores, coins, delta):
     return auditing.audit_one_run_family(scores, coins, acc.Gaussian, 1.0, delta)
 
 
-def test_coins_that_cannot_be_fair_are_refused():
+def test_coins_that_cannot_be_fair_are_refused_and_fair_ones_never():
     """All in: every guess "in" is right, and tells nothing. Such an answer was 5.8 once."""
     scores = np.random.default_rng(0).normal(size=1_000) + 9
     all_refused(
@@ -279,9 +251,6 @@ def test_coins_that_cannot_be_fair_are_refused():
         )
         for audit, ins in itertools.product((*ONE_RUN, of_a_family), (0, 1, 380, 620, 1_000))
     )
-
-
-def test_fair_coins_are_never_refused():
     for seed in range(600):
         coins = np.random.default_rng([12, seed]).random(1 + seed % 200) < 0.5
         auditing.audit_one_run(np.zeros(len(coins)), coins, 1e-5, looks=[(1, "top")])

@@ -51,6 +51,9 @@ def test_independent_normals_are_not_accused():
         drawn = np.random.default_rng(seed).random((60, 3, 4)) < 0.3
         accused += verdict(clean, noise, known={"the parameters": gone}, drawn=drawn).refuted
     assert accused <= stats.binom.ppf(0.999, audits, 0.05)
+    # One run, step, leaf or coordinate is enough to be tested.
+    for shape, leaves in (((300, 1), (1,)), ((2, 300), (1,)), ((2, 1), (500,))):
+        assert not verdict(*honest(1, shape, leaves)).refuted
 
 
 @pytest.mark.parametrize("name", ["dp-sgd, sampled", "adadp"])
@@ -62,11 +65,6 @@ def test_correct_algorithms_are_not_accused(name):
     assert sum(v.refuted for v in noise) <= most
     assert len(noise[0].p_values) == 26
     assert sum(verdict.refuted for verdict in many_verdicts(name, 10, 400)) <= most
-
-
-def test_one_run_step_leaf_and_coordinate_is_enough_to_be_tested():
-    for shape, leaves in (((300, 1), (1,)), ((2, 300), (1,)), ((2, 1), (500,))):
-        assert not verdict(*honest(1, shape, leaves)).refuted
 
 
 def each(draw):
@@ -88,10 +86,6 @@ def with_the_sum(clean, noise, rng):
     return [z + 0.1 * np.sign(c) for z, c in zip(noise, clean, strict=True)]
 
 
-def noise_of_the_other_world(rng, z):
-    return np.concatenate([z[: len(z) // 2]] * 2)
-
-
 def leaning_on_the_run_before(rng, z):
     return np.concatenate([z[:1], (z[1:] + 0.15 * z[:-1]) / np.hypot(1, 0.15)])
 
@@ -101,47 +95,36 @@ def one_run_twice_far_apart(rng, z):
     return z
 
 
+def other_signs(noise, rng):
+    return noise[1][..., :3] * rng.choice([-1, 1], size=(*SHAPE, 1))
+
+
 STEP_AGAIN = each(lambda rng, z: z[:, [0, 1, 2, 2]])
-GRID = "a coarse grid of values"
-SHARDS = "noise of two shards of a leaf"
+GRID, SHARDS, RUNS = "a coarse grid of values", "noise of two shards of a leaf", "noise of two runs"
+NOT_FINITE, NO_NOISE = "numbers that are not finite", "steps or leaves without noise"
+ONE = "its standard deviation in a coordinate"
+# fmt: off
 BROKEN = {
-    "uniform": (
-        each(lambda rng, z: rng.uniform(-(3**0.5), 3**0.5, z.shape)),
-        "its distribution",
-    ),
+    "uniform": (each(lambda rng, z: rng.uniform(-(3**0.5), 3**0.5, z.shape)), "its distribution"),
     "too small": (each(lambda rng, z: 0.95 * z), "the noise's standard deviation"),
     "heavy tails": (each(lambda rng, z: rng.standard_t(5, z.shape) * 0.6**0.5), "its tails"),
     "float16": (each(lambda rng, z: np.float16(z)), GRID),
     "float16 once it has its scale": (each(lambda rng, z: np.float16(STD * z) / STD), GRID),
-    "not finite": (
-        each(lambda rng, z: np.where(rng.random(z.shape) < 1e-3, np.nan, z)),
-        "numbers that are not finite",
-    ),
+    "not finite": (each(lambda r, z: np.where(r.random(z.shape) < 1e-3, np.nan, z)), NOT_FINITE),
     "shifted": (each(lambda rng, z: z + 0.05), "its mean"),
-    "missing in 2 %": (
-        each(lambda rng, z: z * (rng.random((*SHAPE, 1)) > 0.02)),
-        "steps or leaves without noise",
-    ),
-    "one coordinate": (
-        in_leaf_1(np.s_[..., 2], lambda noise, rng: 0.8 * noise[1][..., 2]),
-        "its standard deviation in a coordinate",
-    ),
+    "missing in 2 %": (each(lambda rng, z: z * (rng.random((*SHAPE, 1)) > 0.02)), NO_NOISE),
+    "one coordinate": (in_leaf_1(np.s_[..., 2], lambda noise, _: 0.8 * noise[1][..., 2]), ONE),
     "negated leaf": (in_leaf_1(np.s_[..., :4], lambda noise, _: -noise[0]), "noise of two leaves"),
     "equal shards": (in_leaf_1(np.s_[..., 3:], lambda noise, _: noise[1][..., :3]), SHARDS),
-    "shards, random sign": (
-        in_leaf_1(
-            np.s_[..., 3:],
-            lambda noise, rng: noise[1][..., :3] * rng.choice([-1, 1], size=(*SHAPE, 1)),
-        ),
-        SHARDS,
-    ),
+    "shards, random sign": (in_leaf_1(np.s_[..., 3:], other_signs), SHARDS),
     "a step again": (STEP_AGAIN, "noise of a step and of an earlier one"),
     "pairs of columns": (STEP_AGAIN, "noise of two coordinates or steps"),
-    "alike runs": (each(leaning_on_the_run_before), "noise of two runs"),
-    "two worlds": (each(noise_of_the_other_world), "noise of two runs"),
+    "alike runs": (each(leaning_on_the_run_before), RUNS),
+    "two worlds": (each(lambda rng, z: np.concatenate([z[: len(z) // 2]] * 2)), RUNS),
     "a run twice": (each(one_run_twice_far_apart), "noise that is used twice"),
     "with the sum": (with_the_sum, "dependence on the un-noised sum"),
 }
+# fmt: on
 
 
 def test_wrong_noise_is_named():
@@ -152,18 +135,13 @@ def test_wrong_noise_is_named():
         assert expected in accused_of(verdict(clean, wrong)), name
 
 
-def test_noise_that_follows_the_draw_is_named():
+def test_noise_that_follows_the_draw_or_what_is_known_is_named():
     clean, noise = honest(7)
     drawn = np.random.default_rng(8).random((*SHAPE, 3)) < 0.5
     assert not verdict(clean, noise, drawn=drawn).refuted
-    for wrong in (
-        [z + 0.15 * drawn[..., 1:2] for z in noise],
-        [z * (1 + 0.1 * drawn[..., 1:2]) for z in noise],
-    ):
+    one = drawn[..., 1:2]
+    for wrong in ([z + 0.15 * one for z in noise], [z * (1 + 0.1 * one) for z in noise]):
         assert "dependence on who took part" in accused_of(verdict(clean, wrong, drawn=drawn))
-
-
-def test_dependence_on_what_is_known_is_named():
     clean, noise = honest(9)
     known = {"the parameters": [np.random.default_rng(3).normal(size=z.shape) for z in noise]}
     assert not verdict(clean, noise, known=known).refuted
@@ -179,6 +157,10 @@ def test_a_norm_above_the_sensitivity_is_named():
         norms[3, 2, 1] = wrong
         found = accused_of(verdict(clean, noise, norms=norms, l2=1.0))
         assert found == ("a record's norm above the sensitivity",)
+    # Of a rule that understates it, too.
+    algorithm = opt.sgd(jaxdp.mechanism.with_rule(Understated(1.0), NOISE, 4, 4, "full_batch"), 0.1)
+    found = audit_noise(algorithm, APART, 2, runs=50, seed=0)
+    assert accused_of(found)[0] == "a record's norm above the sensitivity"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,23 +174,10 @@ class Understated(Clip):
         return Clip(1.0).factors(square_norms, bound)
 
 
-def test_a_rule_that_understates_its_sensitivity_is_named():
-    algorithm = opt.sgd(jaxdp.mechanism.with_rule(Understated(1.0), NOISE, 4, 4, "full_batch"), 0.1)
-    found = audit_noise(algorithm, APART, 2, runs=50, seed=0)
-    assert accused_of(found)[0] == "a record's norm above the sensitivity"
-
-
 # What two worlds show; the full lists are in benchmarks/auditing.py.
-PLANTED = (
-    "noise calibrated to the mean",
-    "one leaf without noise",
-    "one key for two leaves",
-    "twice the bound",
-    "a non-finite example passes",
-    "PIGDO's raw moments",
-    "one key for two steps",
-    "noise reused after a resume",
-)
+PLANTED = ("noise calibrated to the mean", "one leaf without noise", "one key for two leaves")
+PLANTED += ("twice the bound", "a non-finite example passes", "PIGDO's raw moments")
+PLANTED += ("one key for two steps", "noise reused after a resume")
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -221,21 +190,16 @@ def test_a_subtle_bug_is_flagged(name):
     assert SUBTLE[name].noise().p_value < 1e-4
 
 
-def test_the_audit_of_an_algorithm_says_so():
+def test_the_audit_of_an_algorithm_says_so_follows_a_schedule_and_leaves_what_float32_rounds():
     algorithm = SUBTLE["float16 noise"].algorithm()
     found = audit_algorithm(algorithm, 2, 1e-5, runs=200, seed=0)
     assert not found.broken
     assert found.in_words().endswith(" BROKEN: the noise is not what was charged.")
     assert found.to_dict()["noise"].startswith("noise: REFUTED: a coarse grid of values (p ")
-
-
-def test_a_schedule_is_followed():
     noise = NoiseSchedule(((2.0, 1), (0.7, 2)))
     algorithm = opt.sgd(jaxdp.dp_sgd(noise, 1.0, 4, 4, "full_batch"), 0.1)
     assert not audit_noise(algorithm, APART, 3, runs=200, seed=2, confidence=0.999).refuted
-
-
-def test_noise_too_small_for_float32_is_not_tested():
+    # Noise too small for float32 is not tested.
     clean, noise = honest(11)
     released = [np.float32(1e6 + c + STD * z) for c, z in zip(clean, noise, strict=True)]
     found = audit_residuals(released, [1e6 + c for c in clean], STD)
@@ -277,20 +241,15 @@ def test_what_cannot_be_audited_is_refused_in_words():
     def of(mechanism, worlds=APART, **options):
         return functools.partial(audit_noise, opt.sgd(mechanism, 0.1), worlds, 2, **options)
 
-    right = {"released": LEAF, "unnoised": LEAF, "std": 1.0}
-    sgd = jaxdp.dp_sgd(1.0, 1.0, 4, 4)
+    right, sgd = {"released": LEAF, "unnoised": LEAF, "std": 1.0}, jaxdp.dp_sgd(1.0, 1.0, 4, 4)
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), APART.params)
     coarse = dataclasses.replace(APART, params=half)
-    all_refused(
-        [
-            *(
-                (w, functools.partial(audit_residuals, **right | given))
-                for w, given in NO_RESIDUALS
-            ),
-            ("algorithm must add noise", of(jaxdp.dp_sgd(0.0, 1.0, 4, 4))),
-            ("noisy sums alone", of(sgd.leaking("x"))),
-            ("runs must be a whole", of(sgd, runs=0)),
-            ("confidence must be", of(sgd, confidence=2)),
-            ("worlds must have float32 parameters, got bfloat16", of(sgd, coarse)),
-        ]
-    )
+    rows = [(w, functools.partial(audit_residuals, **right | given)) for w, given in NO_RESIDUALS]
+    rows += [
+        ("algorithm must add noise", of(jaxdp.dp_sgd(0.0, 1.0, 4, 4))),
+        ("noisy sums alone", of(sgd.leaking("x"))),
+        ("runs must be a whole", of(sgd, runs=0)),
+        ("confidence must be", of(sgd, confidence=2)),
+        ("worlds must have float32 parameters, got bfloat16", of(sgd, coarse)),
+    ]
+    all_refused(rows)

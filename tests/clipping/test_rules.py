@@ -187,8 +187,9 @@ def test_gradients_around_the_bound_are_shortened_to_it_and_no_further():
             assert (found <= most).all()
             np.testing.assert_allclose(found, wanted, rtol=3e-3)
     for rule in (jaxdp.normalize(1.0), jaxdp.auto_s(1.0, 0.01)):
-        found = np.asarray(rule.factors({"a": jnp.square(norms * 1e3)})["a"] * norms * 1e3)
-        assert (found <= most).all()
+        for unit in (0.02, 1e3):  # of the size of AUTO-S's stability, and far above it
+            found = np.asarray(rule.factors({"a": jnp.square(norms * unit)})["a"] * norms * unit)
+            assert (found <= most).all()
         np.testing.assert_allclose(found[1:], 1.0, rtol=3e-3)
     tiny = jaxdp.normalize(1.0).factors({"a": jnp.asarray([0.0, 1e-30])})["a"]
     np.testing.assert_array_equal(tiny, 0.0)

@@ -11,20 +11,12 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.noise import (
-    BandedInverse,
-    Buffered,
-    Dense,
-    Toeplitz,
-    Workload,
-    optimal_banded,
-    strategies,
-)
+from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded, strategies
 from jaxdp.noise.correlated import part_of, privatize_correlated
 from jaxdp.normals import noised
 from jaxdp.tickets import simulated_key
 from tests.laws import is_gaussian
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
 N = 24
 PARAMS = {"w": jnp.zeros((40, 5)), "b": jnp.zeros(30)}
@@ -85,19 +77,14 @@ def test_strategy_times_noise_is_independent_noise(name):
     assert is_gaussian(normals, 1.0)
 
 
-def test_the_gradient_itself_passes_through():
-    tx = privatize_correlated(FOUR, 1.0, 2.0)
-    (key, *_) = keys(FOUR)
-    zero, seven = (tx.update(summed(v), tx.init(PARAMS), key=key)[0] for v in (0.0, 7.0))
-    np.testing.assert_allclose(flat(seven) - flat(zero), 3.5, atol=1e-5)
-
-
-def test_members_of_a_vmap_get_the_noise_of_their_own_keys():
-    both = [stacked(keys(FOUR, seed=seed)) for seed in (1, 2)]
-    run = rows_of(FOUR, 1.0)
+def test_members_of_a_vmap_get_the_noise_of_their_own_keys_and_the_gradient_passes_through():
+    both, run = [stacked(keys(FOUR, seed=seed)) for seed in (1, 2)], rows_of(FOUR, 1.0)
     found, _ = jax.vmap(run)(stacked(both))
     for place, each in enumerate(both):
         np.testing.assert_allclose(found[place], run(each)[0], atol=2e-5)
+    tx, key = privatize_correlated(FOUR, 1.0, 2.0), keys(FOUR)[0]
+    zero, seven = (tx.update(summed(v), tx.init(PARAMS), key=key)[0] for v in (0.0, 7.0))
+    np.testing.assert_allclose(flat(seven) - flat(zero), 3.5, atol=1e-5)
 
 
 def test_what_does_not_go_on_from_the_state_is_nan_for_ever():
@@ -126,44 +113,39 @@ def test_what_does_not_go_on_from_the_state_is_nan_for_ever():
             assert np.isnan(flat(update(after, follow)[0])).all(), wrong
 
 
-def test_noise_of_another_part_multiplier_or_place_is_refused():
+def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_is_refused():
+    """Its last rows had no fresh normals; one of 1e38 had none at all, with an epsilon of 4.4."""
+    within, between = "inverse that stays within float32", "diagonal between 1e-9 and 1e9"
+    rows = []
+    for strategy, words in (
+        (Toeplitz(tuple(jaxdp.noise.Workload(0.9).toeplitz(4)), 96), within),  # momentum
+        (Toeplitz((1.0, 2.0), 48), within),
+        (Buffered((2.5,), (0.5,), 48), within),
+        (Dense.of(np.asarray([[1e-8, 0.0], [1.0, 1.0]])), within),
+        (Dense.of(np.eye(4) * 1e38), between),
+        (Dense.of(np.eye(4) * 1e-37), between),
+    ):
+        given = {"steps": strategy.steps, "strategy": strategy, "sampling": "fixed_order"}
+        sizes = 64, 64 * strategy.steps
+        rows.append((words, functools.partial(jaxdp.dp_mf, 1.0, 1.0, *sizes, **given), strategy))
+        rows.append((words, functools.partial(privatize_correlated, strategy, 1.0, 1.0), strategy))
+    all_refused(rows)
+    # Noise of another part, multiplier or place.
     (key, *_) = keys(FOUR)
 
     def updated(tx):
         return lambda: tx.update(summed(), tx.init(PARAMS), key=key)
 
-    assert_refused(
+    all_refused(
         [
-            (updated(jaxdp.privatize(1.0, 1.0)), "must be among those that the step was charged"),
-            (updated(privatize_correlated(TWO, 1.0, 1.0)), "part must be among"),
-            (updated(privatize_correlated(FOUR, 1.5, 1.0)), "must be the one that the step was"),
+            ("must be among those that the step was charged", updated(jaxdp.privatize(1.0, 1.0))),
+            ("part must be among", updated(privatize_correlated(TWO, 1.0, 1.0))),
+            ("must be the one that the step was", updated(privatize_correlated(FOUR, 1.5, 1.0))),
         ]
     )
     tx = optax.chain(privatize_correlated(FOUR, 1.0, 1.0), optax.sgd(0.1))
     with pytest.raises(TypeError, match="must come first in the chain"):
         tx.update(PARAMS, tx.init(PARAMS))
-
-
-def test_a_strategy_whose_noise_float32_rounds_away_is_refused():
-    """Its last rows had no fresh normals; one of 1e38 had none at all, with an epsilon of 4.4."""
-    momentum = Toeplitz(tuple(Workload(0.9).toeplitz(4)), 96)
-    within = "inverse that stays within float32"
-    for strategy, words in (
-        (momentum, within),
-        (Toeplitz((1.0, 2.0), 48), within),
-        (Buffered((2.5,), (0.5,), 48), within),
-        (Dense.of(np.asarray([[1e-8, 0.0], [1.0, 1.0]])), within),
-        (Dense.of(np.eye(4) * 1e38), "diagonal between 1e-9 and 1e9"),
-        (Dense.of(np.eye(4) * 1e-37), "diagonal between 1e-9 and 1e9"),
-    ):
-        n = strategy.steps
-        for call in (
-            lambda s=strategy, n=n: jaxdp.dp_mf(
-                1.0, 1.0, 64, 64 * n, "fixed_order", steps=n, strategy=s
-            ),
-            lambda s=strategy: privatize_correlated(s, 1.0, 1.0),
-        ):
-            assert_refused([(call, words)])
 
 
 def fresh_of(strategy, width=64):
@@ -183,16 +165,15 @@ def fresh_of(strategy, width=64):
     return np.fft.irfft(column * np.fft.rfft(rows, 2 * n, axis=0), 2 * n, axis=0)[:n]
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        optimal_banded(3000, 16),
-        Buffered((0.02, 0.003), (0.9, 1 - 2**-24), 3000),
-        Toeplitz((1.0, 1.0), 3000),
-        BandedInverse((1.0, -0.5, -0.125, -0.0625), 3000),
-    ],
-    ids=["banded", "buffered, decay near 1", "on the unit circle", "banded inverse"],
-)
+LONG = {
+    "banded": optimal_banded(3000, 16),
+    "buffered, decay near 1": Buffered((0.02, 0.003), (0.9, 1 - 2**-24), 3000),
+    "on the unit circle": Toeplitz((1.0, 1.0), 3000),
+    "banded inverse": BandedInverse((1.0, -0.5, -0.125, -0.0625), 3000),
+}
+
+
+@pytest.mark.parametrize("strategy", LONG.values(), ids=LONG)
 def test_the_noise_of_3000_steps_is_fresh_in_float32(strategy):
     found = fresh_of(strategy)
     for part in (found[:500], found[-500:]):
@@ -205,18 +186,15 @@ def test_the_noise_of_3000_steps_is_fresh_in_float32(strategy):
 def test_one_key_for_members_of_a_vmap_is_refused(strategy):
     """Whatever has lanes: the sums, their sensitivities, or states that were copied."""
     tx, params = privatize_correlated(strategy, 1.0, 1.0), jnp.zeros(3)
-    (key, *_), state = keys(strategy), tx.init(params)
-    one = jnp.float32(1.0)
+    (key, *_), given = keys(strategy), (params, jnp.float32(1.0), tx.init(params))
 
     def updated(value, l2, state):
         return tx.update(jaxdp.Summed(value, l2), state, params, key=key)[0]
 
-    twice = functools.partial(jax.tree.map, lambda x: jnp.stack([x, x]))
-    words = "another one for every member"
-    assert_refused(
-        [
-            (lambda: jax.vmap(lambda v: updated(v, one, state))(twice(params)), words),
-            (lambda: jax.vmap(lambda l2: updated(params, l2, state))(twice(one)), words),
-            (lambda: jax.vmap(lambda each: updated(params, one, each))(twice(state)), words),
-        ]
-    )
+    rows = []
+    for n, shared in enumerate(given):
+        twice = [*given[:n], jax.tree.map(lambda x: jnp.stack([x, x]), shared), *given[n + 1 :]]
+        axes = tuple(0 if n == m else None for m in range(3))
+        call = functools.partial(jax.vmap(updated, axes), *twice)
+        rows.append(("another one for every member", call, n))
+    all_refused(rows)

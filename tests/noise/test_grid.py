@@ -14,7 +14,7 @@ from benchmarks import grid_bits
 from jaxdp.noise import _cells, grid, grid_range, privatize, privatize_on_grid
 from jaxdp.tickets import ON_GRID, NoiseKey, simulated_key
 from jaxdp.types import Summed
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
 SIZE = 8000
 PARAMS = jnp.zeros(SIZE)
@@ -65,7 +65,7 @@ def test_the_noise_is_at_least_that_of_the_theorem():
                 assert multiplier * l2 <= std <= slack * multiplier * l2, count
 
 
-def test_a_value_is_rounded_to_the_nearest_cell_at_every_magnitude():
+def test_a_value_is_rounded_to_the_nearest_cell_and_moved_no_farther_than_is_charged():
     rng = np.random.default_rng(0)
     for _ in range(60):
         c = float(_cells.shortened(jnp.float32(np.exp(rng.uniform(-60, 60)))))
@@ -73,10 +73,7 @@ def test_a_value_is_rounded_to_the_nearest_cell_at_every_magnitude():
         assert np.abs(on_grid(x, c) - exact_cells(x, c)).max() <= 0.5 + 2.0**-23
     special = np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-44])
     assert on_grid(special, 8.0).tolist() == [0, 2**30, -(2**30), 0, 0, 0]
-
-
-def test_neighbours_of_powers_of_two_and_of_half_cells_are_rounded_as_charged():
-    """Where a float's spacing changes, and where a cell does: the last bit either way."""
+    # Where a float's spacing changes, and where a cell does: the last bit either way.
     for power in (-40, -12, 0, 12, 23, 24, 29, 30):
         for digits in (1.0, 1.9995117, 1.0004883, 1.4140625):
             c = np.float32(digits * 2.0 ** (power % 7 * 9 - 27))
@@ -89,9 +86,7 @@ def test_neighbours_of_powers_of_two_and_of_half_cells_are_rounded_as_charged():
                     near.append(step)
             x = np.concatenate([*near, *(-each for each in near)])
             assert np.abs(on_grid(x, c) - exact_cells(x, c)).max() <= 0.5 + 2.0**-23, power
-
-
-def test_rounding_the_worst_way_moves_the_integers_no_farther_than_is_charged():
+    # Rounded the worst way.
     law, c = scale_of(1.0, SIZE, 1.0)
     cells = np.arange(SIZE) % 50 + 0.5
     up, down = (np.float32((cells + sign * np.float32(2.0**-12)) / c) for sign in (1, -1))
@@ -133,7 +128,7 @@ def test_integers_are_of_one_float32_whatever_computes_it_in_the_same_program():
         assert np.min(apart, axis=0).max() <= 0.5 + 2.0**-23, name
 
 
-def test_the_release_is_an_integer_over_the_scale_whatever_the_sum():
+def test_the_release_is_an_integer_over_the_scale_whatever_the_sum_or_nothing():
     _, c = scale_of(1.0, SIZE, 1.0)
     rng = np.random.default_rng(1)
     for size in (0.0, 1e-30, 1.0, 100.0):
@@ -149,6 +144,18 @@ def test_the_release_is_an_integer_over_the_scale_whatever_the_sum():
         assert np.isfinite(released(key_of(1), PARAMS.at[0].set(bad))).all(), bad
     for l2 in (0.0, -1.0, jnp.inf, jnp.nan, 1e-38, 3e38, 1e-45):
         assert np.isnan(released(key_of(1), PARAMS + 1e6, l2)).all(), l2
+    # The ends of multipliers and norms have their noise, or release nothing.
+    for multiplier in (1e-6, 1.0, 1e5):
+        tx, key = privatize_on_grid(multiplier, 1.0), key_of(1, multiplier)
+        for l2 in (1e-22, 1.0, 1e22):
+            for value in (0.0, l2, 1e-45):
+                found = released(key, PARAMS + np.float32(value), l2, tx)
+                if np.isnan(found).all():
+                    scale = grid.law_for(multiplier, SIZE).std / (multiplier * l2)
+                    assert not 2.0**-99 < scale < 2.0**99, (multiplier, l2)
+                    continue
+                spread = np.std(found) / (multiplier * l2)
+                assert 0.9 <= spread <= 1.1 / (1 - 2 * grid._MOST), (multiplier, l2)
 
 
 def fine(found):
@@ -174,24 +181,19 @@ def test_low_bits_tell_the_sums_apart_in_float32_and_not_on_the_grid():
     assert all(np.sum((counts - SIZE / 16) ** 2 / (SIZE / 16)) < 45 for counts in low)
 
 
-def test_an_audit_of_representability_refutes_ordinary_noise():
+def test_the_bits_refute_ordinary_noise_and_nothing_of_them_the_grid():
     found = grid_bits.audited("gaussian", 2_000)
     assert found["refuted"]["representable"]
     assert found["empirical"]["representable"] > 3 * found["proven"]
     assert min(found["decided_by_representability"]) > 0.6
-
-
-@pytest.mark.parametrize("kind", ["grid", "correlated on a grid"])
-def test_nothing_of_the_bits_refutes_the_grid(kind):
-    found = grid_bits.audited(kind, 2_000)
-    assert set(found["refuted"]) == {"representable", "low bits", "last digits"}
-    assert not any(found["refuted"].values())
-    assert max(found["empirical"].values()) <= found["proven"]
-    # Every release is an integer of the grid, and every such integer is one of both worlds.
-    assert found["decided_by_representability"] == [0.0, 0.0]
-
-
-def test_what_an_audit_learns_tells_labels_apart_that_differ():
+    for kind in ("grid", "correlated on a grid"):
+        found = grid_bits.audited(kind, 2_000)
+        assert set(found["refuted"]) == {"representable", "low bits", "last digits"}
+        assert not any(found["refuted"].values()), kind
+        assert max(found["empirical"].values()) <= found["proven"], kind
+        # Every release is an integer of the grid, and every such integer is one of both worlds.
+        assert found["decided_by_representability"] == [0.0, 0.0], kind
+    # What an audit learns tells labels apart that differ.
     rng = np.random.default_rng(0)
     one, other = (rng.integers(0, top, (4_000, 1)).astype(np.float32) for top in (6, 12))
     score = grid_bits.learned(one, other, lambda released: released.astype(int))
@@ -199,21 +201,7 @@ def test_what_an_audit_learns_tells_labels_apart_that_differ():
     assert score(np.full((2, 1), 99.0)).tolist() == [0.0, 0.0]
 
 
-def test_the_ends_of_multipliers_and_norms_have_their_noise_or_release_nothing():
-    for multiplier in (1e-6, 1.0, 1e5):
-        tx, key = privatize_on_grid(multiplier, 1.0), key_of(1, multiplier)
-        for l2 in (1e-22, 1.0, 1e22):
-            for value in (0.0, l2, 1e-45):
-                found = released(key, PARAMS + np.float32(value), l2, tx)
-                if np.isnan(found).all():
-                    scale = grid.law_for(multiplier, SIZE).std / (multiplier * l2)
-                    assert not 2.0**-99 < scale < 2.0**99, (multiplier, l2)
-                    continue
-                spread = np.std(found) / (multiplier * l2)
-                assert 0.9 <= spread <= 1.1 / (1 - 2 * grid._MOST), (multiplier, l2)
-
-
-def test_modes_of_jax_change_no_bit():
+def test_modes_of_jax_and_leaves_change_no_bit():
     params, key = jnp.zeros(40), key_of(3)
     value = jnp.linspace(-1, 1, 40, dtype=jnp.float32)
 
@@ -232,29 +220,31 @@ def test_modes_of_jax_change_no_bit():
         assert (integers() == usual).all()
     with jax.numpy_rank_promotion("raise"), jax.default_matmul_precision("bfloat16"):
         assert (integers() == usual).all()
+    # Several leaves have one stream between them: 8,000 coordinates, as one array has them.
+    tree = {"a": jnp.zeros((70, 100)), "b": jnp.zeros(999), "c": jnp.zeros(())}
+    made, _ = TX.update(Summed(tree, 1.0), TX.init(tree), tree, key=key_of(1))
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(made)])
+    assert (flat == released(key_of(1), PARAMS)).all()
+    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, tree)
 
 
-@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
-def test_parameters_of_few_digits_get_the_integers_of_the_same_sum(kind):
-    value, found = jnp.linspace(-1, 1, SIZE).astype(kind), []
-    for like in (kind, jnp.float32):
-        params = jnp.zeros(SIZE, like)
-        summed = Summed(value.astype(like), jnp.float32(1.0))
-        found.append(TX.update(summed, TX.init(params), params, key=key_of(5))[0].astype(kind))
-    assert (found[0] == found[1]).all()
-
-
-def test_a_sum_that_float32_rounds_again_is_refused():
+def test_a_sum_of_few_digits_gets_the_same_integers_and_one_rounded_again_is_refused():
     """Rounding moved two float64 sums at a distance of 1e-10 by 2,048 cells, 63 being charged."""
+
+    def made(value, kind):
+        params = jnp.zeros(SIZE, kind)
+        return TX.update(Summed(value, jnp.float32(1.0)), TX.init(params), params, key=key_of(5))[0]
+
+    for kind in (jnp.bfloat16, jnp.float16):
+        value = jnp.linspace(-1, 1, SIZE).astype(kind)
+        full = made(value.astype(jnp.float32), jnp.float32).astype(kind)
+        assert (made(value, kind) == full).all(), kind
     words = "must be of float32, bfloat16, float16"
-    for kind in (np.float64, np.int32):
-        summed = Summed({"w": np.ones(SIZE, kind)}, 1.0)
-        params = {"w": PARAMS}
-        update = functools.partial(TX.update, summed, TX.init(params), params, key=key_of(0))
-        assert_refused([(update, words)])
+    wide = (np.ones(SIZE, kind) for kind in (np.float64, np.int32))
+    all_refused((words, functools.partial(made, ones, jnp.float32), ones.dtype) for ones in wide)
 
 
-def test_a_key_is_used_once_and_shared_by_no_member_of_a_vmap():
+def test_keys_are_of_256_bits_and_one_step_used_once_and_shared_by_no_member_of_a_vmap():
     first, state = TX.update(Summed(PARAMS, 1.0), TX.init(PARAMS), PARAMS, key=key_of(0))
     again, _ = TX.update(Summed(PARAMS, 1.0), state, PARAMS, key=key_of(0))
     assert np.isfinite(first).all()
@@ -273,18 +263,7 @@ def test_a_key_is_used_once_and_shared_by_no_member_of_a_vmap():
     assert np.isnan(jax.vmap(member)(twice.reshape(-1)[jnp.asarray([0, 5])])).all()
     with pytest.raises(ValueError, match="another one for every member"):
         jax.vmap(lambda value: member(seeds[0, 0], value))(jnp.zeros((2, SIZE)))
-
-
-def test_several_leaves_have_one_stream_between_them():
-    tree = {"a": jnp.zeros((70, 100)), "b": jnp.zeros(999), "c": jnp.zeros(())}
-    made, _ = TX.update(Summed(tree, 1.0), TX.init(tree), tree, key=key_of(1))
-    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(made)])
-    # 8,000 coordinates, as one array has them.
-    assert (flat == released(key_of(1), PARAMS)).all()
-    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, tree)
-
-
-def test_keys_are_of_256_bits_and_of_one_step():
+    # Of a sampler they have 256 bits.
     sampler = jaxdp.dp_sgd(1.0, 0.5, 30, 300, noise="grid").sampler(300)
     draws = [sampler.draw() for _ in range(3)]
     keys = [draw.key() for draw in draws]

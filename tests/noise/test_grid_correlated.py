@@ -1,10 +1,10 @@
 """Correlated noise on an integer grid: its integers, their sensitivity, and what goes on."""
 
 import dataclasses
-import functools
 import itertools
 import math
 from fractions import Fraction
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxdp.noise import _cells, grid, grid_correlated
 from jaxdp.noise._integers import made
 from jaxdp.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
 STEPS = 9
 UNIT = 2**grid_correlated.DIGITS
@@ -41,7 +41,7 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-@functools.cache
+@cache
 def update_of(strategy):
     """(a compiled update of (state, sum, key, l2), its first state)."""
     tx = noise.privatize_correlated_on_grid(strategy, 1.5, 1.0)
@@ -105,8 +105,30 @@ def test_rows_are_those_of_the_recurrence_in_python_integers(strategy):
         assert (kept[(STEPS - lag) % (strategy.bands - 1)] == rows[-lag]).all()
 
 
-def test_a_row_is_exact_up_to_the_ends_of_what_the_buffers_hold():
-    """Also where high and low parts, taken for themselves, are beyond 32 bits."""
+def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buffers_hold():
+    """The worst signs of every draw, in Python integers, against the law that is taken."""
+    long, taken = noise.Toeplitz((1.0, 0.98828125), 2000), 0
+    for strategy, (multiplier, count) in itertools.product(
+        [*STRATEGIES, long], [(1.0, 10), (8.0, 10**8)]
+    ):
+        most, column = grid_correlated.carried(strategy), strategy.first_inverse_column()
+        assert most >= np.abs(column).sum()
+        try:
+            law = grid.law_for(multiplier, count, most)
+        except ValueError as refused:
+            assert "coordinates" in str(refused)  # noqa: PT017
+            continue
+        weights = [int(UNIT * w) for w in strategy.coefficients]
+        rows: list[int] = []
+        for sign in np.sign(column[::-1]):
+            z = int(sign or 1) * (UNIT * law.most + 2**15)
+            back = sum(weights[j] * rows[-j] for j in range(1, min(len(rows) + 1, len(weights))))
+            rows.append(of(z - back))
+        assert max(map(abs, rows)) < 2**31
+        assert abs(rows[-1]) >= 0.99 * law.most * np.abs(column).sum()
+        taken += 1
+    assert taken >= 5
+    # Exact also where high and low parts, taken for themselves, are beyond 32 bits.
     rng = np.random.default_rng(1)
     for digits, total in itertools.product((1, 8), (2**14, 300, 1)):
         weights = np.array([total - total // 3, -(total // 3), 0])
@@ -130,67 +152,33 @@ def test_a_row_is_exact_up_to_the_ends_of_what_the_buffers_hold():
         assert (whole_numbers(_cells._row(own, parts, digits)) == wrapped).all(), (digits, total)
 
 
-def test_no_row_leaves_32_bits_whatever_the_random_bits_are():
-    """The worst signs of every draw, in Python integers, against the law that is taken."""
-    long, taken = noise.Toeplitz((1.0, 0.98828125), 2000), 0
-    for strategy, (multiplier, count) in itertools.product(
-        [*STRATEGIES, long], [(1.0, 10), (8.0, 10**8)]
-    ):
-        most, column = grid_correlated.carried(strategy), strategy.first_inverse_column()
-        assert most >= np.abs(column).sum()
-        try:
-            law = grid.law_for(multiplier, count, most)
-        except ValueError as refused:
-            assert "coordinates" in str(refused)  # noqa: PT017
-            continue
-        weights = [int(UNIT * w) for w in strategy.coefficients]
-        rows: list[int] = []
-        for sign in np.sign(column[::-1]):
-            z = int(sign or 1) * (UNIT * law.most + 2**15)
-            back = sum(weights[j] * rows[-j] for j in range(1, min(len(rows) + 1, len(weights))))
-            rows.append(of(z - back))
-        assert max(map(abs, rows)) < 2**31
-        assert abs(rows[-1]) >= 0.99 * law.most * np.abs(column).sum()
-        taken += 1
-    assert taken >= 5
-
-
 def test_one_band_is_the_grid_without_correlation_bit_for_bit():
-    one, plain = (
-        noise.privatize_correlated_on_grid(noise.identity(STEPS), 1.5, 2.0),
-        noise.privatize_on_grid(1.5, 2.0),
-    )
-    states = [tx.init(PARAMS) for tx in (one, plain)]
+    one = noise.privatize_correlated_on_grid(noise.identity(STEPS), 1.5, 2.0)
+    both = one, noise.privatize_on_grid(1.5, 2.0)
+    states = [tx.init(PARAMS) for tx in both]
     pairs = zip(keys_of(noise.identity(STEPS)), keys_of(None, part=ON_GRID), strict=True)
     rng = np.random.default_rng(3)
     for keys in itertools.islice(pairs, 3):
         value = jax.tree.map(lambda p: jnp.asarray(rng.standard_normal(p.shape), p.dtype), PARAMS)
         found = []
-        for n, (tx, key) in enumerate(zip((one, plain), keys, strict=True)):
+        for n, (tx, key) in enumerate(zip(both, keys, strict=True)):
             out, states[n] = tx.update(Summed(value, 1.0), states[n], PARAMS, key=key)
             found.append(flat(out))
         assert (found[0] == found[1]).all()
     assert jax.tree.leaves(states[0].buffers)[0].shape == (0, 61)
 
 
-def test_dyadic_coefficients_are_near_and_stay_below_one():
-    for strategy in (
-        noise.Toeplitz((1.0, 0.999, -0.9999, 1.5), 4),
-        noise.square_root(9),
-        noise.identity(3),
-    ):
+def test_dyadic_coefficients_are_near_stay_below_one_and_cost_a_thousandth_of_the_error():
+    uneven = noise.Toeplitz((1.0, 0.999, -0.9999, 1.5), 4)
+    for strategy in (uneven, noise.square_root(9), noise.identity(3)):
         made_of = noise.dyadic(strategy)
-        assert made_of.steps == strategy.steps
-        assert made_of.bands == strategy.bands
+        assert (made_of.steps, made_of.bands) == (strategy.steps, strategy.bands)
         for a, b in zip(made_of.coefficients, strategy.coefficients, strict=True):
             assert a * UNIT == round(a * UNIT)
             assert abs(a - b) <= 1 / UNIT
             assert abs(a) < 1 or abs(b) >= 1
         assert noise.dyadic(made_of) == made_of
     assert noise.dyadic(noise.Toeplitz((1.0, 0.5, 1e-4), 5)).coefficients == (1.0, 0.5, 0.0)
-
-
-def test_rounding_the_coefficients_costs_less_than_a_thousandth_of_the_error():
     for bands, momentum in itertools.product((2, 8, 32), (0.0, 0.9)):
         workload = noise.Workload(momentum)
         exact = noise.optimal_banded(300, bands, workload)
@@ -223,24 +211,20 @@ def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
         assert law._variances()[0] * UNIT**2 + 2560**2 - 4 >= Fraction(multiplier) ** 2 * apart
 
 
-def test_a_sensitivity_that_changes_between_steps_changes_the_cells_alone():
-    """The noise of a step is for its own l2, and what it takes back is in cells."""
-    (update, start), law = update_of(FOUR), law_of(FOUR)
+def test_neither_sensitivities_nor_sums_change_what_is_taken_back():
+    """The noise of a step is for its own l2, what it takes back is in cells; no sum is kept."""
+    (update, start), law, keys = update_of(FOUR), law_of(FOUR), keys_of(FOUR)
     state = same = start
-    for key, l2 in zip(keys_of(FOUR), (1.0, 0.25, 8.0, 1.0), strict=False):
+    for key, l2 in zip(keys, (1.0, 0.25, 8.0, 1.0), strict=False):
         scales = [float(grid.grid_scale(law, 1.5, SIZE, x)) for x in (l2, 1.0)]
         out, state = update(state, PARAMS, key, l2)
         other, same = update(same, PARAMS, key, 1.0)
         cells = [np.round(flat(x) * c) for x, c in zip((out, other), scales, strict=True)]
         assert (cells[0] == cells[1]).all()
-
-
-def test_sums_at_both_ends_of_the_grid_leave_the_noise_as_it_is():
-    """Nothing of a sum is kept: what is taken back is noise, whatever overflowed before."""
-    (update, start), buffers = update_of(FOUR), []
-    for size in (0.0, 3e38, -3e38, np.nan):
+    buffers = []
+    for size in (0.0, 3e38, -3e38, np.nan):  # both ends of the grid
         state = start
-        for step, key in enumerate(keys_of(FOUR)):
+        for step, key in enumerate(keys):
             sign = np.float32(size if step % 2 else -size)
             out, state = update(state, jax.tree.map(lambda p, by=sign: p + by, PARAMS), key)
             assert np.isfinite(flat(out)).all()
@@ -300,52 +284,38 @@ def test_the_steps_of_a_scan_in_a_vmap_are_those_one_by_one_with_keys_of_their_o
         )
 
 
-def test_noises_are_not_taken_for_each_other():
-    gridded = noise.privatize_correlated_on_grid(FOUR, 1.5, 1.0)
-    other = noise.privatize_correlated_on_grid(noise.Toeplitz((1.0, 0.5), STEPS), 1.5, 1.0)
-    ordinary, plain = noise.privatize_correlated(FOUR, 1.5, 1.0), noise.privatize_on_grid(1.5, 1.0)
-
-    def updated(tx, multiplier):
-        key = keys_of(FOUR, multiplier)[0]
-        return lambda: tx.update(Summed(PARAMS, 1.0), tx.init(PARAMS), PARAMS, key=key)
-
-    tried = (other, 1.5), (ordinary, 1.5), (plain, 1.5), (gridded, 1.0)
-    assert_refused((updated(*each), "charged for") for each in tried)
-
-
 def test_what_cannot_be_on_the_grid_is_refused_in_words():
     rational, buffered = noise.optimal_banded(STEPS, 3), noise.Buffered((0.5,), (0.5,), STEPS)
     inverse, dense = noise.banded_inverse_square_root(STEPS, 3), noise.Dense.of(np.eye(STEPS))
     rough = noise.Toeplitz((1.0, *([1.0, -1.0] * 35)), 2000)
-    tx, key = noise.privatize_correlated_on_grid(FOUR, 1.5, 1.0), keys_of(FOUR)[0]
-    doubles = Summed({name: np.zeros(leaf.shape) for name, leaf in PARAMS.items()}, 1.0)
     numbers = {"l2_clip_norm": 0.5, "batch_size": 30, "dataset_size": 300, "steps": STEPS}
-    cyclic = functools.partial(jaxdp.dp_mf, 1.0, **numbers)
-    ordered = functools.partial(cyclic, sampling="fixed_order")
+    cyclic, made = partial(jaxdp.dp_mf, 1.0, **numbers), noise.privatize_correlated_on_grid
+    ordered = partial(cyclic, sampling="fixed_order")
     banded, kinds = "must be a banded Toeplitz one", "strategy must be one of banded, square_root"
-    assert_refused(
-        (functools.partial(noise.privatize_correlated_on_grid, bad, multiplier, 1.0), words)
-        for bad, multiplier, words in (
-            (rational, 1.0, r"jaxdp\.noise\.dyadic"),
-            (buffered, 1.0, banded),
-            (inverse, 1.0, "Take strategy='banded'"),
-            (dense, 1.0, banded),
-            (rough, 1.0, "add up to at most 64|within float32"),
-            (noise.Toeplitz((1.0, 1.0), 2000), 1.0, "32 bits of the grid"),
-            (FOUR, 1e7, "noise_multiplier must be in"),
-        )
-    )
-    assert_refused(
-        (functools.partial(dataclasses.replace, ordered(strategy=bad), noise="grid"), words)
-        for bad, words in ((rational, "strategy must"), (buffered, "strategy must"))
-    )
-    assert_refused(
-        (functools.partial(ordered, strategy=name, noise="grid"), kinds)
-        for name in ("buffered", "dense", "banded_inverse")
-    )
-    assert_refused(
-        [
-            (lambda: cyclic(bands=2, noise="secure"), "noise must be one of gaussian, grid"),
-            (lambda: tx.update(doubles, tx.init(PARAMS), PARAMS, key=key), "must be of float32"),
-        ]
-    )
+    rows = [
+        (r"jaxdp\.noise\.dyadic", partial(made, rational, 1.0, 1.0)),
+        (banded, partial(made, buffered, 1.0, 1.0)),
+        ("Take strategy='banded'", partial(made, inverse, 1.0, 1.0)),
+        (banded, partial(made, dense, 1.0, 1.0)),
+        ("add up to at most 64|within float32", partial(made, rough, 1.0, 1.0)),
+        ("32 bits of the grid", partial(made, noise.Toeplitz((1.0, 1.0), 2000), 1.0, 1.0)),
+        ("noise_multiplier must be in", partial(made, FOUR, 1e7, 1.0)),
+        ("noise must be one of gaussian, grid", partial(cyclic, bands=2, noise="secure")),
+    ]
+    for bad in (rational, buffered):
+        ordinary = ordered(strategy=bad)
+        rows.append(("strategy must", partial(dataclasses.replace, ordinary, noise="grid"), bad))
+    for name in ("buffered", "dense", "banded_inverse"):
+        rows.append((kinds, partial(ordered, strategy=name, noise="grid"), name))
+
+    # Nor are noises taken for each other.
+    def updated(tx, multiplier=1.5, sums=PARAMS):
+        key = keys_of(FOUR, multiplier)[0]
+        return lambda: tx.update(Summed(sums, 1.0), tx.init(PARAMS), PARAMS, key=key)
+
+    gridded, other = (made(each, 1.5, 1.0) for each in (FOUR, noise.Toeplitz((1.0, 0.5), STEPS)))
+    links = other, noise.privatize_correlated(FOUR, 1.5, 1.0), noise.privatize_on_grid(1.5, 1.0)
+    rows += [("charged for", updated(tx), n) for n, tx in enumerate(links)]
+    doubles = {name: np.zeros(leaf.shape) for name, leaf in PARAMS.items()}
+    rows.append(("must be of float32", updated(gridded, sums=doubles)))
+    all_refused([*rows, ("charged for", updated(gridded, 1.0), "multiplier")])

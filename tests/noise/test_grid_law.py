@@ -21,7 +21,7 @@ from jaxdp.auditing.events import audit_event
 from jaxdp.noise import _chacha, grid
 from jaxdp.noise._integers import Sum, drawn, gap, integers, made, summed
 from jaxdp.noise._table import DEEPER, table, weights
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
 TOTAL = 2**128
 SIGMA = 2560
@@ -61,25 +61,29 @@ def test_the_block_function_has_the_vectors_of_the_rfc():
     # Appendix A.1, vector 1.
     zeros = found(np.zeros(8, np.uint32), 0, (0, 0, 0))
     assert zeros.startswith("76b8e0ada0f13d90405d6ae55386bd28")
+    # Keys of shards are the halves of a block that no stream has.
+    made_of, both = np.asarray(_chacha.subkey(jnp.asarray(KEY), 5, 2)), 2**32 - 1
+    assert (made_of == plain_block(KEY, np.array([5], np.uint32), [both, both, 2])[:8, 0]).all()
 
 
 def test_a_key_of_64_bit_words_is_refused():
-    """With x64 a simulated key had them: adding and rotating 64 bits is no ChaCha20."""
+    """With x64 a simulated key had them: adding and rotating 64 bits is no ChaCha20.
+
+    As are a factor that would leave gaps, and too many coordinates.
+    """
     with jax.enable_x64(True):
         narrow, wide = jnp.zeros(8, jnp.uint32), jnp.zeros(8, jnp.uint64)
         at, far = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int64)
-        assert_refused(
+        all_refused(
             [
-                (lambda: _chacha.block(wide, at, (0, 0, 0)), "key must be uint32, got uint64"),
-                (lambda: _chacha.block(narrow, far, (0, 0, 0)), "must be uint32, got int64"),
+                ("key must be uint32, got uint64", lambda: _chacha.block(wide, at, (0, 0, 0))),
+                ("must be uint32, got int64", lambda: _chacha.block(narrow, far, (0, 0, 0))),
+                ("factors must be below 1280", lambda: Sum((1300,))),
+                ("sigma must be at most", lambda: table(2560, 12)),
+                ("at most 4294967296 coordinates", lambda: grid.law_for(1.0, 2**32 + 1)),
+                ("noise='gaussian'", lambda: grid.law_for(1e6, 10**9)),
             ]
         )
-
-
-def test_keys_of_shards_are_the_halves_of_a_block_that_no_stream_has():
-    made_of = np.asarray(_chacha.subkey(jnp.asarray(KEY), 5, 2))
-    both = 2**32 - 1
-    assert (made_of == plain_block(KEY, np.array([5], np.uint32), [both, both, 2])[:8, 0]).all()
 
 
 def drawn_weights(sigma, bits):
@@ -110,6 +114,7 @@ def test_a_small_table_draws_the_gaussian_s_weights_within_the_distance():
 
 
 def test_the_joined_law_is_a_discrete_gaussian_within_the_distance():
+    """And a Gaussian around any centre has one mass up to the gap."""
     given, half = weights(8, 8), 128
     law: dict[int, int] = {}
     for y, other in enumerate(given):
@@ -124,9 +129,6 @@ def test_the_joined_law_is_a_discrete_gaussian_within_the_distance():
         off = [abs(decimal.Decimal(law.get(n, 0)) / TOTAL**2 - r / norm) for n, r in rho.items()]
         found = float(sum(off) / 2)
     assert 1e-40 < found <= SMALL.distance < 1e-35
-
-
-def test_a_gaussian_around_any_centre_has_one_mass_up_to_the_gap():
     for r in (0.7, 1.0, 1.3):
         ideal = r * math.sqrt(2 * math.pi)
         centres = np.linspace(0, 1, 41)
@@ -135,17 +137,6 @@ def test_a_gaussian_around_any_centre_has_one_mass_up_to_the_gap():
     for digits in (1, 2**8):  # also with one more draw, which makes the integers finer
         laws = grid._LAWS if digits == 1 else [Sum((digits, *law.factors)) for law in grid._LAWS]
         assert min(min(law.joints) for law in laws) >= 2
-
-
-def test_a_factor_that_would_leave_gaps_or_too_many_coordinates_are_refused():
-    assert_refused(
-        [
-            (lambda: Sum((1300,)), "factors must be below 1280"),
-            (lambda: table(2560, 12), "sigma must be at most"),
-            (lambda: grid.law_for(1.0, 2**32 + 1), "at most 4294967296 coordinates"),
-            (lambda: grid.law_for(1e6, 10**9), "noise='gaussian'"),
-        ]
-    )
 
 
 @pytest.mark.parametrize(("sigma", "bits"), [(8, 8), (2560, 16)])
@@ -225,18 +216,7 @@ def test_integers_are_those_of_the_streams_by_place_and_a_tie_is_settled_by_its_
         kept += one + other
     assert kept[1:].sum() >= 2
     assert abs(np.std(many()) / WIDE.std - 1) < 0.01
-
-
-def test_the_finer_draw_is_another_and_changes_no_integer():
-    key = jnp.asarray(KEY)
-    coarse, fine = made(key, 5000, WIDE, True)
-    assert (made(key, 5000, WIDE)[0] == coarse).all()
-    three = made(key, 5000, Sum((511, 2)))[0]
-    assert (three == coarse + 511 * 2 * fine).all()  # it is the next draw of the same streams
-    assert abs(np.std(fine) / SIGMA - 1) < 0.05
-
-
-def test_two_worlds_are_as_far_apart_as_the_event_says():
+    # Two worlds are as far apart as the event says.
     found = many().reshape(-1)
     scores = found[:4000].astype(float), found[4000:8000].astype(float) + math.floor(WIDE.std)
     told = acc.GridNoise(acc.Gaussian(1.0), grid.DISTANCE)
@@ -244,7 +224,7 @@ def test_two_worlds_are_as_far_apart_as_the_event_says():
     assert audit_event(scores[1], scores[0], acc.GridNoise(acc.Gaussian(1.5), 0.0)).refuted
 
 
-def test_the_law_has_as_little_noise_as_rounding_allows():
+def test_the_law_has_as_little_noise_as_rounding_allows_and_its_finer_draw_changes_nothing():
     assert grid.law_for(1.0, 10**6).factors == (204,)
     assert grid.law_for(1.0, 124 * 10**6).draws == 2
     for count in (10, 10**6, 10**8, 2**32):
@@ -252,6 +232,12 @@ def test_the_law_has_as_little_noise_as_rounding_allows():
         assert Fraction(count) <= Fraction(law.std) ** 2 * Fraction(1, 256) ** 2
     assert Sum((3,), sigma=8, slot_bits=8).most == 4 * 128
     assert grid._LAWS[-1].most == 2**15 * (1 + 1250 * 33)
+    key = jnp.asarray(KEY)
+    coarse, fine = made(key, 5000, WIDE, True)
+    assert (made(key, 5000, WIDE)[0] == coarse).all()
+    three = made(key, 5000, Sum((511, 2)))[0]
+    assert (three == coarse + 511 * 2 * fine).all()  # it is the next draw of the same streams
+    assert abs(np.std(fine) / SIGMA - 1) < 0.05
 
 
 @pytest.fixture

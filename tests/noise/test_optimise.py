@@ -8,7 +8,7 @@ import pytest
 
 from jaxdp import noise
 from jaxdp.noise import _minimise, optimise, optimise_dense
-from tests.noise.refusals import assert_refused
+from tests.refusing import all_refused
 
 SGD = noise.Workload()
 HEAVY = noise.Workload(0.9)
@@ -26,7 +26,7 @@ def assert_gradient(loss, at, rtol=1e-6, atol=0.0, width=1e-5):
     np.testing.assert_allclose(loss(at)[1], found, rtol=rtol, atol=atol)
 
 
-def test_published_optima():
+def test_published_optima_and_all_matrices_contain_the_others():
     rms, most = (noise.optimal_banded(64, 4, error=error) for error in ("rms", "max"))
     assert losses(rms) == pytest.approx((3.240594, 4.365494), abs=1e-6)
     assert losses(most) == pytest.approx((3.254153, 4.350253), abs=1e-6)
@@ -39,13 +39,14 @@ def test_published_optima():
     dense = noise.optimal_dense(64)
     assert losses(dense)[0] == pytest.approx(2.099856, abs=1e-6)
     np.testing.assert_allclose(dense.column_norms(), 1, atol=1e-6)
-
-
-def test_the_gradient_of_banded_strategies():
-    for workload in (SGD, HEAVY, noise.Workload(0.5, (0.1,) * 200)):
-        for error in ("rms", "max"):
-            loss = optimise._banded(workload.toeplitz(200), error)
-            assert_gradient(loss, np.array([0.4, 0.1, 0.2, 0.05]))
+    best = losses(noise.optimal_dense(64))[0]
+    four = noise.optimal_banded(64, 4)
+    for other in (noise.square_root(64), noise.optimal_banded(64, 64), four):
+        assert best < losses(other)[0]
+    assert best < losses(noise.optimal_buffered(64, 3))[0]
+    banded = noise.optimal_dense(64, bands=4)
+    assert banded.bands == 4
+    assert best < losses(banded)[0] < losses(four)[0]
 
 
 @pytest.mark.parametrize(("error", "falling"), [("rms", False), ("max", True)])
@@ -67,7 +68,11 @@ def test_the_gradient_of_buffered_strategies(error, falling):
         assert loss(at)[0] == pytest.approx(by_hand, abs=1e-5)
 
 
-def test_the_gradient_of_all_matrices():
+def test_the_gradients_of_banded_strategies_and_of_all_matrices():
+    for workload in (SGD, HEAVY, noise.Workload(0.5, (0.1,) * 200)):
+        for error in ("rms", "max"):
+            loss = optimise._banded(workload.toeplitz(200), error)
+            assert_gradient(loss, np.array([0.4, 0.1, 0.2, 0.05]))
     free, _ = optimise_dense._free(6, noise.Single(), 6)
     at = np.random.default_rng(0).uniform(-0.1, 0.3, len(free[0]))
     for workload in (HEAVY, noise.Workload(0.0, tuple(np.linspace(1, 0, 6)))):
@@ -89,34 +94,20 @@ def test_banded_optima_are_no_worse_than_what_they_contain(steps, bands):
             assert best <= losses(other, None, workload)[index] * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("participation", [noise.Single(), noise.MinSeparation(10, 100)])
-def test_more_buffers_are_no_worse(participation):
-    found = [noise.optimal_buffered(1_000, m, participation) for m in (1, 2, 3)]
-    rms = [losses(strategy, participation)[0] for strategy in found]
-    assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(rms))
-    assert all(noise.sensitivity(s, participation).exact for s in found)
-    assert rms[2] < 1.01 * losses(noise.square_root(1_000), participation)[0]
-
-
-def test_buffered_strategies_stay_where_the_sensitivity_is_exact():
-    """Momentum and a short separation lead to c_1 > c_0 otherwise."""
+def test_more_buffers_are_no_worse_and_stay_where_the_sensitivity_is_exact():
+    for participation in (noise.Single(), noise.MinSeparation(10, 100)):
+        found = [noise.optimal_buffered(1_000, m, participation) for m in (1, 2, 3)]
+        rms = [losses(strategy, participation)[0] for strategy in found]
+        assert all(b <= a * (1 + 1e-5) for a, b in itertools.pairwise(rms)), participation
+        assert all(noise.sensitivity(s, participation).exact for s in found), participation
+        assert rms[2] < 1.01 * losses(noise.square_root(1_000), participation)[0], participation
+    # Momentum and a short separation lead to c_1 > c_0 otherwise.
     plain = noise.Buffered((0.9,), (0.5,), 64)
     for participation in (noise.MinSeparation(10, 6), noise.MinSeparation(30, 2)):
         found = noise.optimal_buffered(64, 2, participation, HEAVY)
         assert noise.sensitivity(found, participation).exact
         best = losses(found, participation, HEAVY)[0]
         assert best < losses(plain, participation, HEAVY)[0]
-
-
-def test_all_matrices_contain_the_others():
-    best = losses(noise.optimal_dense(64))[0]
-    four = noise.optimal_banded(64, 4)
-    for other in (noise.square_root(64), noise.optimal_banded(64, 64), four):
-        assert best < losses(other)[0]
-    assert best < losses(noise.optimal_buffered(64, 3))[0]
-    banded = noise.optimal_dense(64, bands=4)
-    assert banded.bands == 4
-    assert best < losses(banded)[0] < losses(four)[0]
 
 
 @pytest.mark.parametrize("workload", [SGD, noise.Workload(0.5, tuple(np.linspace(1, 0.1, 24)))])
@@ -156,19 +147,17 @@ def test_the_optimum_of_all_matrices_is_that_of_its_dual_and_the_same_again():
     assert noise.optimal_buffered(300, 2) == noise.optimal_buffered(300, 2)
 
 
-def test_very_short_runs():
+def test_very_short_and_long_runs():
+    short = noise.MinSeparation(4, 1)
     for steps in (1, 2, 3, 10):
         for strategy in (
             noise.optimal_banded(steps, steps),
             noise.optimal_buffered(steps, 2),
-            noise.optimal_buffered(steps, 1, noise.MinSeparation(4, 1), HEAVY, "max"),
+            noise.optimal_buffered(steps, 1, short, HEAVY, "max"),
             noise.optimal_dense(steps),
             noise.optimal_dense(steps, noise.FixedOrder(1, 4)),
         ):
             assert np.isfinite(losses(strategy)).all(), strategy
-
-
-def test_long_runs():
     n = 100_000
     for error, index in (("rms", 0), ("max", 1)):
         eight = losses(noise.optimal_banded(n, 8, error=error))[index]
@@ -178,28 +167,26 @@ def test_long_runs():
     assert million.non_increasing
 
 
-def test_an_optimum_that_was_not_reached_is_announced():
+def test_wrong_arguments_are_named_and_an_optimum_that_was_not_reached():
+    rates = noise.Workload(0, (1, 2))
+    all_refused(
+        [
+            (r"bands must be at most steps \(4\), got 5", lambda: noise.optimal_banded(4, 5)),
+            ("error must be one of rms, max; go", lambda: noise.optimal_banded(4, 2, error="mean")),
+            ("must be constant", lambda: noise.optimal_banded(2, 2, rates)),
+            ("buffers must be a whole number of at least 1", lambda: noise.optimal_buffered(4, 0)),
+            ("ation must not be cyclic", lambda: noise.optimal_buffered(4, 1, noise.Cyclic(2))),
+            ("participation must be one of", lambda: noise.optimal_buffered(4, 1, None)),
+            ("error must be one of", lambda: noise.optimal_buffered(4, 1, error="")),
+            ("be constant", lambda: noise.optimal_buffered(2, 1, workload=rates)),
+            ("bands must be at most steps", lambda: noise.optimal_dense(4, bands=5)),
+            ("as many as there", lambda: noise.optimal_dense(4, workload=rates)),
+        ]
+    )
+    # An optimum that was not reached is announced.
     loss = optimise._banded(SGD.toeplitz(64), "rms")
     with pytest.warns(RuntimeWarning, match="8 bands: no optimum was reached in 1 iterations"):
         _minimise.lowest(loss, [np.zeros(7)], "8 bands", maxiter=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _minimise.lowest(loss, [np.zeros(7)], "8 bands")
-
-
-def test_wrong_arguments_are_named():
-    rates = noise.Workload(0, (1, 2))
-    assert_refused(
-        [
-            (lambda: noise.optimal_banded(4, 5), r"bands must be at most steps \(4\), got 5"),
-            (lambda: noise.optimal_banded(4, 2, error="mean"), "error must be one of rms, max; go"),
-            (lambda: noise.optimal_banded(2, 2, rates), "must be constant"),
-            (lambda: noise.optimal_buffered(4, 0), "buffers must be a whole number of at least 1"),
-            (lambda: noise.optimal_buffered(4, 1, noise.Cyclic(2)), "ation must not be cyclic"),
-            (lambda: noise.optimal_buffered(4, 1, None), "participation must be one of"),
-            (lambda: noise.optimal_buffered(4, 1, error=""), "error must be one of"),
-            (lambda: noise.optimal_buffered(2, 1, workload=rates), "be constant"),
-            (lambda: noise.optimal_dense(4, bands=5), "bands must be at most steps"),
-            (lambda: noise.optimal_dense(4, workload=rates), "as many as there"),
-        ]
-    )

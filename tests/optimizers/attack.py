@@ -33,17 +33,11 @@ def loss_fn(params, example):
     return jnp.vdot(params["w"], example) + 0.05 * jnp.sum(jnp.square(params["w"] * example))
 
 
+DATA = OTHERS, RECORD
+
+
 def runs(
-    algorithm,
-    *,
-    steps,
-    count,
-    prob=1.0,
-    energy=None,
-    broken_key=False,
-    scale=50.0,
-    data=(OTHERS, RECORD),
-    candidates=False,
+    algorithm, *, steps, count, prob=1.0, energy=None, broken_key=False, data=DATA, candidates=False
 ):
     """Released transcripts [count, features] with the record (first) and without it.
 
@@ -52,7 +46,7 @@ def runs(
     remembers of the last key is wiped out.
     """
     links = algorithm.step(loss_fn)
-    batch = scale * jnp.concatenate(data)
+    batch = 50.0 * jnp.concatenate(data)
 
     def one(words, member):
         noise_key, draw_key, judge, coin = jax.random.split(jax.random.wrap_key_data(words), 4)
@@ -88,13 +82,11 @@ def runs(
         return jax.vmap(lambda k: one(k, member))(keys)
 
     keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(17), 2 * count))
-    shown = [
-        np.asarray(many(keys[:count], jnp.asarray(True))),
-        np.asarray(many(keys[count:], jnp.asarray(False))),
-    ]
+    worlds = (keys[:count], True), (keys[count:], False)
+    shown = tuple(np.asarray(many(each, jnp.asarray(there))) for each, there in worlds)
     # A refused key would show as NaN, which beats no claim.
     assert all(np.isfinite(part).all() for part in shown)
-    return tuple(shown)
+    return shown
 
 
 def features(shown, steps):
@@ -130,15 +122,8 @@ def broken(with_record, without, event, steps):
         axis=0,
     )
     order = np.argsort(-apart)
-    found, tried = (
-        None,
-        [
-            (i, float(t))
-            for i in order[:8]
-            for source in scores
-            for t in np.quantile(source[:half, i], CUTS)
-        ],
-    )
+    cuts = ((i, np.quantile(each[:half, i], CUTS)) for i in order[:8] for each in scores)
+    found, tried = None, [(i, float(t)) for i, values in cuts for t in values]
     for epsilon in EPSILONS:
         allowed = _allowed(event, epsilon)
         best = max(

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -11,12 +12,15 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import optimizers as opt
 from jaxdp.mechanism import with_rule
+from jaxdp.optimizers import registry
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
 from jaxdp.papers.adadp import adadp_as_published
 from jaxdp.papers.pigdo import pigdo_as_published
+from jaxdp.papers.raw_gradient import RawGradient
 from jaxdp.papers.sa_dpsgd import sa_dpsgd_as_published
 from jaxdp.types import Summed
 from tests.optimizers import attack
+from tests.refusing import all_refused
 
 STEPS = 4
 KEY = jax.random.key(2)
@@ -52,20 +56,6 @@ def test_a_repaired_method_stands(name):
     assert attack.claim_breaks(algorithm, event, steps=STEPS, prob=0.5) is None
 
 
-@pytest.mark.parametrize("name", ["adadp", "piadam"])
-def test_half_the_noise_and_a_missing_charge_fall(name):
-    shown = attack.runs(REPAIRED[name](noise=1.0, sizes=FULL), steps=STEPS, count=6000)
-    assert attack.broken(*shown, flat(2.0, FULL).total(STEPS), STEPS)
-    assert attack.broken(*shown, flat(1.0, FULL).total(1), STEPS)
-
-
-@pytest.mark.parametrize("name", ["piadam", "adadp"])
-def test_a_reused_key_falls(name):
-    algorithm = REPAIRED[name]()
-    event = flat().total(STEPS)
-    assert attack.claim_breaks(algorithm, event, steps=STEPS, prob=0.5, broken_key=True)
-
-
 def fed_raw(algorithm):
     """The mutant whose moments see the un-noised gradient."""
     inner = optax.with_extra_args_support(algorithm.after_noise)
@@ -93,9 +83,14 @@ def fed_raw(algorithm):
 
 
 @pytest.mark.parametrize("name", ["adadp", "piadam"])
-def test_raw_moments_in_a_repaired_method_fall(name):
-    algorithm = fed_raw(REPAIRED[name](sizes=FULL))
-    assert attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
+def test_half_the_noise_a_missing_charge_a_reused_key_and_raw_moments_fall(name):
+    make, event = REPAIRED[name], flat(sizes=FULL).total(STEPS)
+    shown = attack.runs(make(noise=1.0, sizes=FULL), steps=STEPS, count=6000)
+    assert attack.broken(*shown, event, STEPS)
+    assert attack.broken(*shown, flat(1.0, FULL).total(1), STEPS)
+    half = flat().total(STEPS)
+    assert attack.claim_breaks(make(), half, steps=STEPS, prob=0.5, broken_key=True)
+    assert attack.claim_breaks(fed_raw(make(sizes=FULL)), event, steps=STEPS)
 
 
 def published(name):
@@ -104,28 +99,18 @@ def published(name):
     return pigdo_as_published(flat(sizes=FULL), 0.1, name)
 
 
-def test_pigdos_shared_raw_moments_break_its_claim():
-    algorithm = published("adam")
-    assert attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
-    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
-
-
-@pytest.mark.parametrize("name", ["rmsprop", "adagrad"])
-def test_one_record_in_a_shared_raw_second_moment_moves_all_contributions(name):
-    """Only the second moment is shared here: the others' contributions all but vanish."""
-    event, options = flat(sizes=FULL).total(STEPS), {"steps": STEPS, "data": attack.DWARFED}
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "adagrad"])
+def test_one_record_in_pigdos_shared_raw_moments_moves_all_contributions(name):
+    """Of the latter two only the second is shared: the others' contributions all but vanish."""
+    event, options = flat(sizes=FULL).total(STEPS), {"steps": STEPS}
+    if name != "adam":
+        options["data"] = attack.DWARFED
+        assert attack.claim_breaks(REPAIRED[f"pi{name}"](sizes=FULL), event, **options) is None
     algorithm = published(name)
     assert attack.claim_breaks(algorithm, event, **options)
     assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
-    assert attack.claim_breaks(REPAIRED[f"pi{name}"](sizes=FULL), event, **options) is None
-
-
-def test_adadps_zero_variance_coordinate_gives_the_record_away_with_certainty():
-    algorithm = published("adadp")
-    _, _, seen, unseen = attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
-    assert seen == 1.0
-    assert unseen == 0.0
-    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
+    with pytest.raises(ValueError, match="mechanism must name its leak"):
+        dataclasses.replace(algorithm, mechanism=flat())
 
 
 def along_the_record(params, example):
@@ -155,19 +140,14 @@ def started(algorithm):
     return dataclasses.replace(algorithm, after_noise=after)
 
 
-def test_simulated_annealing_stands_on_every_proposal_and_falls_on_acceptances():
+def test_annealing_stands_on_every_proposal_and_falls_on_acceptances_as_do_its_mutants():
     algorithm, proposals = started(annealed()), 12
-    with_record, without = attack.runs(
-        algorithm, steps=proposals, count=6000, energy=lambda words, mask: SHREWD, scale=50.0
-    )
-    every = algorithm.total(proposals)
-    assert attack.broken(with_record, without, every, proposals) is None
+    energy = lambda words, mask: SHREWD  # noqa: E731
+    shown = attack.runs(algorithm, steps=proposals, count=6000, energy=energy)
+    assert attack.broken(*shown, algorithm.total(proposals), proposals) is None
     # Nearly no run accepts a second candidate without many tries: charging acceptances is wrong.
-    accepted = algorithm.mechanism.total(1)
-    assert attack.broken(with_record, without, accepted, proposals)
-
-
-def test_annealing_stands_with_all_candidates_seen_and_its_mutants_fall():
+    assert attack.broken(*shown, algorithm.mechanism.total(1), proposals)
+    # It stands with all candidates seen, and its mutants fall.
     shown = {"steps": STEPS, "energy": lambda words, mask: SHREWD, "candidates": True}
 
     def made(noise, sizes):
@@ -209,21 +189,109 @@ def test_a_private_energy_stands_with_its_event_and_falls_without():
     assert attack.broken(*loud, with_event.total(STEPS), STEPS)
 
 
-def test_an_unnoised_private_energy_falls_with_certainty():
+def test_an_unnoised_energy_and_adadps_zero_variance_coordinate_give_the_record_away():
     algorithm = annealed(40.0, sa_dpsgd_as_published, energy_on_private=True)
     shown = attack.runs(algorithm, steps=STEPS, count=6000, energy=energy_of(0.0))
     assert attack.broken(*shown, flat(40.0, FULL).total(STEPS), STEPS)
+    assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
+    # AdaDP's coordinate of variance zero does with certainty.
+    algorithm = published("adadp")
+    _, _, seen, unseen = attack.claim_breaks(algorithm, flat(sizes=FULL).total(STEPS), steps=STEPS)
+    assert seen == 1.0
+    assert unseen == 0.0
     assert algorithm.epsilon(STEPS, 1e-5).upper == float("inf")
 
 
 def test_the_attack_knows_the_truth_of_one_gaussian():
     """The yardstick itself: nearly the event's own δ is reached, never more."""
-    algorithm = opt.sgd(flat(1.0, FULL), 0.1)
-    with_record, without = attack.runs(algorithm, steps=1, count=6000)
-    assert attack.broken(with_record, without, acc.Gaussian(1.0), 1) is None
-    assert attack.broken(with_record, without, acc.Gaussian(1.6), 1)
+    shown = attack.runs(opt.sgd(flat(1.0, FULL), 0.1), steps=1, count=6000)
+    assert attack.broken(*shown, acc.Gaussian(1.0), 1) is None
+    assert attack.broken(*shown, acc.Gaussian(1.6), 1)
 
 
-def test_a_leak_must_be_named():
+# Un-noised means beside a sum: told, or refused where the mechanism names no leak.
+DATA = {"x": np.ones((100, 3), np.float32), "y": np.ones(100, np.float32)}
+
+
+def square_loss(w, example):
+    return (example["x"] @ w - example["y"]) ** 2
+
+
+def mechanism():
+    return jaxdp.dp_sgd(noise_multiplier=1.0, l2_clip_norm=0.1, batch_size=10, dataset_size=100)
+
+
+def a_thousand_gradients(loss_fn, made=RawGradient):
+    """Nothing sees that these contributions stay within l2."""
+    return made(loss_fn, lambda raw: lambda g: (g * 1000, g), lambda p: 0.1, None, 10)
+
+
+def test_a_sum_beside_un_noised_means_is_never_without_a_word():
+    grad_fn, params = a_thousand_gradients(square_loss), jnp.zeros(3)
+    for compiled in (False, True):
+        sampler, tx = mechanism().sampler(100), optax.chain(mechanism().privatize())
+        summed, _ = grad_fn.sum(params, DATA, sampler.draw(), raw=jnp.zeros(3))
+        if compiled:
+            jaxdp.compile_update(tx)(params, tx.init(params), summed)
+        else:
+            tx.update(summed, tx.init(params), params)
+        assert any("un-noised means" in said for said in sampler.ledger.unverified()), compiled
+
+
+class Leaky(RawGradient):
+    def sum(self, params, data, draw, rng=None):
+        return super().sum(params, data, draw, raw=params)
+
+    def sum_passes(self, params, passes, draw, rng=None, **options):
+        return super().sum(params, DATA, draw, raw=params)
+
+
+class Rows:
+    """Records by position, on the host."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, indices):
+        return {name: leaf[indices] for name, leaf in DATA.items()}
+
+
+@pytest.mark.parametrize("source", [DATA, Rows()], ids=["arrays", "on the host"])
+def test_a_trainer_refuses_un_noised_means_where_no_leak_is_named(source):
+    def update(updates, state, params=None, *, leaked, **extra):
+        return leaked, state
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    algorithm = opt.Algorithm(
+        mechanism(), tx, gradient=lambda loss_fn: a_thousand_gradients(loss_fn, Leaky)
+    )
+    trainer = jaxdp.Trainer(square_loss, algorithm, source=source)
+    state = trainer.init(jnp.zeros(3))
+    batch = next(iter(trainer.batches(1)))
     with pytest.raises(ValueError, match="mechanism must name its leak"):
-        dataclasses.replace(published("adam"), mechanism=flat())
+        trainer.step(state, batch)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(registry, "ALGORITHMS", dict(registry.ALGORITHMS))
+    return registry.register
+
+
+def test_what_is_registered_names_its_leak_and_its_numbers_as_it_likes(registered):
+    def judged(n):
+        return opt.sa_dpsgd(n.mechanism(), n.learning_rate, n.coin())
+
+    def build(numbers, rate=1.0):
+        return opt.Algorithm(numbers.mechanism(), optax.sgd(rate))
+
+    registered("judged-by-train", registry.Entry(judged, energy="train"))
+    numbers = registry.Numbers(1.0, 0.1, 10, 100, 0.1, key=jaxdp.Secret.new().jax_key("coin"))
+    registered("any-name", registry.Entry(build))
+    assert registry.settings_of("any-name") == ("rate",)
+    all_refused(
+        [
+            ("must name its leak", lambda: registry.build("judged-by-train", numbers)),
+            ("entry must be", lambda: registered("no-entry", build)),
+        ]
+    )

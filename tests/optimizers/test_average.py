@@ -1,5 +1,7 @@
 """The average of iterates: the numbers, every door, and that it costs and changes nothing else."""
 
+from functools import partial
+
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from jaxdp import optimizers, runs
 from jaxdp.cli import main
 from jaxdp.optimizers import rates
 from jaxdp.runs.export import export_params
+from tests.refusing import all_refused
 from tests.runs.small import config, dataset, go
 
 X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
@@ -24,10 +27,13 @@ def loss_fn(w, x, y):
 
 
 def iterates(decay):
-    secret = jaxdp.Secret.from_seed(3)
-    mechanism = jaxdp.dp_sgd(**NOISE)
-    trainer = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.1), DATA, secret=secret, average=decay)
-    state, found = trainer.init(jnp.zeros(3)), []
+    trainer = jaxdp.Trainer(
+        *(loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA),
+        secret=jaxdp.Secret.from_seed(3),
+        average=decay,
+    )
+    state, found = trainer.init(jnp.arange(3.0)), []
+    np.testing.assert_array_equal(trainer.released(state), [0.0, 1.0, 2.0])  # before any step
     for batch in trainer.batches(5):
         state, _ = trainer.step(state, batch)
         found.append(np.asarray(state.params, np.float64))
@@ -45,38 +51,19 @@ def test_the_average_is_of_the_iterates_and_moves_none_of_them():
     assert spent == epsilon
 
 
-def test_the_average_before_the_first_step_is_the_parameters():
-    trainer = jaxdp.Trainer(loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA, average=0.9)
-    state = trainer.init(jnp.arange(3.0))
-    np.testing.assert_array_equal(trainer.released(state), [0.0, 1.0, 2.0])
-
-
 def test_algorithms_that_read_their_state_still_do():
-    mechanism = jaxdp.dp_sgd(**NOISE)
-    plain = optimizers.adadp(
-        mechanism=jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 10, 50),
-        learning_rate=0.1,
-    )
+    box = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 10, 50)
+    plain = optimizers.adadp(box, 0.1)
     made = optimizers.averaged(plain, 0.9)
-    step = made.step(loss_fn)
-    before, after = plain.step(loss_fn).init(jnp.zeros(3)), step.init(jnp.zeros(3))
+    before, after = (each.step(loss_fn).init(jnp.zeros(3)) for each in (plain, made))
     jax.tree.map(np.testing.assert_array_equal, made.context(after), plain.context(before))
     assert made.total(7) == plain.total(7)
-    judged = optimizers.sa_dpsgd(mechanism, 0.1, jax.random.key(0))
+    judged = optimizers.sa_dpsgd(jaxdp.dp_sgd(**NOISE), 0.1, jax.random.key(0))
     kept = optimizers.averaged(judged, 0.9)
     assert kept.counts_of(kept.step(loss_fn).init(jnp.zeros(3)))["proposals"] == 0
 
 
-def test_a_decay_out_of_range_and_a_second_average_are_refused():
-    algorithm = optimizers.sgd(jaxdp.dp_sgd(**NOISE), 0.1)
-    for decay in (0.0, 1.0, -0.1, 2, "0.9", float("nan")):
-        with pytest.raises(ValueError, match="decay"):
-            pytest.fail(f"not refused: {optimizers.averaged(algorithm, decay)}")
-    with pytest.raises(ValueError, match="averaged twice"):
-        optimizers.averaged(optimizers.averaged(algorithm, 0.9), 0.9)
-
-
-def test_a_run_shows_returns_and_exports_the_average(tmp_path):
+def test_a_run_shows_returns_and_exports_the_average_and_the_front_door_evaluates_it(tmp_path):
     rows = dataset()
     plain = go(tmp_path / "a", config())
     found = go(tmp_path / "b", config(average=0.9))
@@ -90,22 +77,12 @@ def test_a_run_shows_returns_and_exports_the_average(tmp_path):
     model = runs.loop.assemble.model_of(config())
     told = runs.loop.assemble.evaluator(model, rows.test_x, rows.test_y)(found.params)
     assert found.history[-1]["test_loss"] == pytest.approx(told["test_loss"], rel=1e-6)
-
-
-def test_the_front_door_evaluates_the_average(tmp_path):
     seen = []
     run = jaxdp.Run(
-        tmp_path / "r",
-        loss_fn,
-        jaxdp.dp_sgd(**NOISE),
-        optax.sgd(0.1),
-        DATA,
-        params=jnp.zeros(3),
+        *(tmp_path / "r", loss_fn, jaxdp.dp_sgd(**NOISE), optax.sgd(0.1), DATA),
         evaluate=lambda w: seen.append(w) or {"size": float(np.abs(w).sum())},
         progress=lambda step, row: None,
-        average=0.5,
-        report=False,
-        every=2,
+        **{"params": jnp.zeros(3), "average": 0.5, "report": False, "every": 2},
     )
     np.testing.assert_array_equal(seen[-1] if run.fit(4) is None else run.params, seen[-1])
 
@@ -123,13 +100,16 @@ OTHER_WORDS = ["", "steps", "cosine:", "cosine:-1", "linear:8", "linear:x"]
 OTHER_WORDS += ["to:2:4", "to:0.0:4", "to:0.5", "to:0.5:0"]
 
 
-def test_rates_by_name():
+def test_rates_by_name_and_what_is_no_rate_and_no_decay_is_refused():
     for text, expected in RATES.items():
         found = jax.vmap(rates.schedule(text, 2.0, 8))(jnp.arange(8))
         np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=text)
-    for text in OTHER_WORDS:
-        with pytest.raises(ValueError, match="learning_rate_schedule"):
-            pytest.fail(f"not refused: {text}, {rates.schedule(text, 2.0, 8)}")
+    algorithm = optimizers.sgd(jaxdp.dp_sgd(**NOISE), 0.1)
+    decays, twice = (0.0, 1.0, -0.1, 2, "0.9", float("nan")), optimizers.averaged(algorithm, 0.9)
+    rows = [("decay", partial(optimizers.averaged, algorithm, decay), decay) for decay in decays]
+    rows += [("averaged twice", partial(optimizers.averaged, twice, 0.9))]
+    words = "learning_rate_schedule"
+    all_refused([*rows, *((words, partial(rates.schedule, t, 2.0, 8), t) for t in OTHER_WORDS)])
 
 
 def test_both_options_of_the_command_line(tmp_path):

@@ -34,7 +34,7 @@ def roots(size, *sizes):
 SIZES = (1, 64, 4_096)
 
 
-def test_the_threshold_is_on_the_size_of_one_examples_gradient():
+def test_the_threshold_is_on_the_size_of_one_examples_gradient_and_sides_are_of_the_mean():
     """Sizes 0 and 2d have variance d²: one d is just above G = 1e-6, one just below."""
     for size in SIZES:
         box = dataclasses.replace(BOX, batch_size=size)
@@ -43,10 +43,7 @@ def test_the_threshold_is_on_the_size_of_one_examples_gradient():
             assert float(variance(box.sizes(moment))) == pytest.approx(d * d, rel=1e-5)
             assert bool(box.local(moment)) is local
             assert bool(jnp.all(box.sides(moment) == box.even(moment))) is not local
-
-
-def test_a_mean_of_more_examples_gives_the_same_sides():
-    """Gradients that cancel: E′ of their mean is that of one over L, and the box undoes it."""
+    # Gradients that cancel: E′ of their mean is that of one over L, and the box undoes it.
     for size in SIZES:
         box = dataclasses.replace(BOX, batch_size=size, floor=1e-3)
         found = box.sides(roots(size, 0.1, 0.4, 0.9, 3.0))
@@ -64,16 +61,13 @@ def trained(mechanism, **settings):
     return found
 
 
-def test_a_run_counts_its_local_steps_and_remembers_the_first():
+def test_a_run_counts_its_local_steps_and_as_published_by_the_papers_own_moment():
     found = trained(with_rule(jaxdp.coordinate_box(1.0), 1e-3, LOT, 256))
     assert found[2] == {"local_began": 0, "local_steps": 0}  # the third release made them differ
     assert found[3] == {"local_began": 4, "local_steps": 1}
     never = trained(with_rule(jaxdp.coordinate_box(1.0), 1e-3, LOT, 256), threshold=1e3)
     assert never[-1] == {"local_began": 0, "local_steps": 0}
-
-
-def test_as_published_the_threshold_is_the_papers_on_its_own_moment():
-    """E′ averages squares of one example's gradients there: nothing is scaled."""
+    # As published E′ averages squares of one example's gradients: nothing is scaled.
     algorithm = adadp_as_published(1.0, LOT, 256, 0.1)
     state = algorithm.after_noise.init(jnp.zeros(2))
     zero = jnp.zeros(2)
@@ -118,14 +112,11 @@ def table(p, example):
 
 def batches(loss, rows, seed):
     rng = np.random.default_rng(seed)
+    shapes = {"a": (40,), "b": (7,), "w": (40, 7), "c": (31,)}
     made = {
-        "a": rng.normal(size=(rows, 40)),
-        "b": rng.normal(size=(rows, 7)),
-        "w": rng.normal(size=(rows, 40, 7)),
-        "c": rng.normal(size=(rows, 31)),
+        k: 0.1 * rng.normal(size=(rows, *shape)).astype(np.float32) for k, shape in shapes.items()
     }
-    names = ("a", "b", "c") if loss is outer else ("w", "c")
-    return {k: made[k].astype(np.float32) * 0.1 for k in names}
+    return {k: np.float32(made[k]) for k in (("a", "b", "c") if loss is outer else ("w", "c"))}
 
 
 def adversaries(sides):
@@ -161,12 +152,10 @@ MECHANISM = with_rule(jaxdp.coordinate_box(1.0), 1.0, LOT, 256)
 ZEROS = {k: jnp.zeros(s) for k, s in SHAPES.items()}
 
 
+@functools.cache
 def summer(loss):
     grad_fn = MECHANISM.clipped_grad(loss)
-
-    @jit
-    def total(batch, mask, scale):
-        return grad_fn(ZEROS, batch, mask, scale=scale)[0].value
+    total = jit(lambda batch, mask, scale: grad_fn(ZEROS, batch, mask, scale=scale)[0].value)
 
     def flat(batch, mask, scale):
         found = total(batch, jnp.asarray(mask), scale)
@@ -175,38 +164,27 @@ def summer(loss):
     return flat
 
 
-@functools.cache
-def table_sum():
-    return summer(table)
-
-
 DROPPED = ("nan", "inf", "one nan", "one inf", "too long")
 LONGEST = ("at the sides", "just above", "minus the sides", "signs", "huge")
 
 
 def test_no_record_moves_the_sum_by_more_than_the_noise_is_measured_in():
     """In units of the sides a record adds at most 1 to each coordinate, so √m; with rounding l2."""
-    sides, rows, l2 = unlike_sides(), 70, MECHANISM.l2(ZEROS)
+    sides, rows, l2, total = unlike_sides(), 70, MECHANISM.l2(ZEROS), summer(table)
     for name, record in adversaries(sides).items():
         for place in (0, 35, rows - 1):
             batch = batches(table, rows, 1)
             batch["w"][place], batch["c"][place] = record["w"], record["v"]
-            alone = table_sum()(batch, np.arange(rows) == place, sides)
+            places = (np.arange(rows) == place, np.ones(rows, bool), np.arange(rows) != place)
+            alone, with_it, without = (total(batch, mask, sides) for mask in places)
             assert np.max(np.abs(alone)) <= 1.0, name
             assert np.linalg.norm(alone) <= math.sqrt(SIZE), name
-            with_it = table_sum()(batch, np.ones(rows, bool), sides)
-            without = table_sum()(batch, np.arange(rows) != place, sides)
             assert np.linalg.norm(with_it - without) <= l2, name
             assert np.all(np.isfinite(with_it)), name
             if name in DROPPED:
                 np.testing.assert_array_equal(with_it, without, err_msg=name)
         if name in LONGEST:  # it does try
             assert np.linalg.norm(alone) == pytest.approx(math.sqrt(SIZE), rel=1e-6), name
-
-
-@functools.cache
-def outer_sum():
-    return summer(outer)
 
 
 # Of 1,000 rows a CPU clips one by one.
@@ -217,7 +195,7 @@ def test_outer_products_stay_within_the_sides_too(size, rows):
     for key in ("a", "b", "c"):
         batch[key][4] *= np.float32(math.sqrt(size) if key != "c" else size) * 100
     places = (np.arange(rows) == 4, np.ones(rows, bool), np.arange(rows) != 4)
-    alone, with_it, without = (outer_sum()(batch, mask, sides) for mask in places)
+    alone, with_it, without = (summer(outer)(batch, mask, sides) for mask in places)
     assert np.max(np.abs(alone)) <= 1.0
     assert np.linalg.norm(with_it - without) <= MECHANISM.l2(ZEROS)
 
@@ -230,8 +208,9 @@ def test_others_that_all_round_alike_move_no_further(count):
     batch = {"w": np.tile(third["w"], (count, 1, 1)), "c": np.tile(third["v"], (count, 1))}
     for place in (0, count // 2, count - 1):
         batch["w"][place], batch["c"][place] = (-1e20 * np.asarray(sides[k]) for k in SHAPES)
-        moved = table_sum()(batch, np.ones(count, bool), sides)
-        moved = moved - table_sum()(batch, np.arange(count) != place, sides)
+        masks = np.ones(count, bool), np.arange(count) != place
+        with_it, without = (summer(table)(batch, mask, sides) for mask in masks)
+        moved = with_it - without
         assert np.linalg.norm(moved) <= MECHANISM.l2(ZEROS)
 
 
@@ -247,15 +226,12 @@ def test_every_coordinate_gets_the_noise_of_its_own_side():
     begun = mechanism.privatize().init(ZEROS)
     summed = jaxdp.Summed(ZEROS, mechanism.l2(ZEROS), sides)
 
-    @jax.jit
-    def noises(keys):
-        def one(key):
-            found, _ = step.noise.update(summed, begun, ZEROS, key=mechanism.simulated_key(key))
-            return jnp.concatenate([jnp.ravel(found[k]) for k in SHAPES])
+    def noise(key):
+        found, _ = step.noise.update(summed, begun, ZEROS, key=mechanism.simulated_key(key))
+        return jnp.concatenate([jnp.ravel(found[k]) for k in SHAPES])
 
-        return jax.lax.map(one, keys)
-
-    found = np.asarray(noises(jax.random.split(jax.random.key(8), draws)), np.float64) * LOT
+    keys = jax.random.split(jax.random.key(8), draws)
+    found = np.asarray(jax.jit(lambda keys: jax.lax.map(noise, keys))(keys), np.float64) * LOT
     flat = np.concatenate([np.ravel(sides[k]) for k in SHAPES]).astype(np.float64)
     wanted = sigma * math.sqrt(SIZE) * flat
     ratio = found.std(0) / wanted

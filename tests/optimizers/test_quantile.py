@@ -1,5 +1,8 @@
 """Adaptive quantile clipping: one event, its two noises, and where the bound goes."""
 
+from functools import partial
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,7 @@ from jaxdp.optimizers import quantile
 from jaxdp.schedules import split_noise
 from jaxdp.types import Summed
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.refusing import all_refused
 
 PARAMS = {"w": jnp.zeros(3)}
 NOTHING = Summed(PARAMS, 0.1, votes=jnp.float32(0.0))
@@ -24,6 +28,7 @@ def test_gradient_and_count_are_one_gaussian_of_the_stated_multiplier():
     assert parts == {"gradient": split_noise(1.1, 4.0), "votes": 4.0}
     assert parts["gradient"] > 1.1
     assert sum(z**-2 for z in parts.values()) ** -0.5 == pytest.approx(1.1, rel=1e-9)
+    assert sum(z**-2 for z in parts.values()) <= 1.1**-2 * (1 + 1e-15)
 
 
 def released(mechanism, tx, key, bound, votes=2.5):
@@ -36,15 +41,13 @@ def released(mechanism, tx, key, bound, votes=2.5):
     return mean["w"] * mechanism.batch_size, (within - 0.5) * mechanism.batch_size
 
 
-def test_both_noises_have_the_charged_standard_deviations_and_are_independent():
+def test_both_noises_have_the_charged_deviations_and_are_independent_by_keys_spent_once():
     bound = 0.5
-    mechanism, tx = quantile.quantile_clip(
-        0.9, 20, 100, initial_bound=bound, count_noise_multiplier=3.0
-    )
+    settings = {"initial_bound": bound, "count_noise_multiplier": 3.0}
+    mechanism, tx = quantile.quantile_clip(0.9, 20, 100, **settings)
     keys = jax.random.split(jax.random.key(0), 20_000)
-    sums, counts = jax.jit(
-        jax.vmap(lambda key: released(mechanism, tx, mechanism.simulated_key(key), bound))
-    )(keys)
+    one = lambda key: released(mechanism, tx, mechanism.simulated_key(key), bound)  # noqa: E731
+    sums, counts = jax.jit(jax.vmap(one))(keys)
     charged = mechanism.multipliers(0)
     # Half or twice the noise is a hundred standard errors away.
     assert is_gaussian(sums, charged["gradient"] * bound)
@@ -53,9 +56,7 @@ def test_both_noises_have_the_charged_standard_deviations_and_are_independent():
     assert np.mean(counts) == pytest.approx(2.5, abs=0.06)
     for i in range(3):
         assert are_uncorrelated(counts, sums[:, i])
-
-
-def test_the_two_parts_of_a_ticket_are_two_keys_spent_once():
+    # The two parts of a ticket.
     mechanism, tx = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=3.0)
     sampler = mechanism.sampler(100)
     keys = [sampler.draw().key() for _ in range(300)]
@@ -68,27 +69,26 @@ def test_the_two_parts_of_a_ticket_are_two_keys_spent_once():
     assert are_uncorrelated([s[0] for s in sums], counts)
     assert are_uncorrelated(counts[1:], counts[:-1])
     assert sampler.ledger.steps == 300  # one event for both
+    assert sampler.ledger.event == acc.Composed((acc.Repeated(mechanism.event, 300),))
 
 
-def test_a_key_without_the_votes_or_with_another_noise_of_theirs_is_refused():
-    mechanism, tx = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=3.0)
-    plain = jaxdp.dp_sgd(mechanism.multipliers(0)["gradient"], 0.1, 20, 100)
-    summed = NOTHING
-    with pytest.raises(ValueError, match="a release that no event covers"):
-        tx.update(summed, tx.init(PARAMS), PARAMS, key=plain.simulated_key(jax.random.key(0)))
-    other = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=5.0)[0]
-    with pytest.raises(ValueError, match="noise_multiplier must be the one that"):
-        tx.update(summed, tx.init(PARAMS), PARAMS, key=other.simulated_key(jax.random.key(0)))
-
-
-def test_a_key_that_is_used_twice_gives_nan():
+def test_a_key_that_is_used_twice_gives_nan_and_the_bound_stays_within_the_limits_of_the_rule():
+    """Also as the bound: it told the un-noised difference of the counts."""
     mechanism, tx = quantile.quantile_clip(0.9, 20, 100)
-    summed, key = NOTHING, mechanism.simulated_key(jax.random.key(0))
-    update = jax.jit(lambda state, key: tx.update(summed, state, PARAMS, key=key))
+    key = mechanism.simulated_key(jax.random.key(0))
+    update = jax.jit(lambda state, key: tx.update(NOTHING, state, PARAMS, key=key))
     once, state = update(tx.init(PARAMS), key)
-    twice, _ = update(state, key)
+    twice, again = update(state, key)
     assert np.isfinite(once["w"]).all()
+    assert np.isfinite(state.bound)
     assert np.isnan(twice["w"]).all()
+    assert np.isnan(again.bound)
+    mechanism, tx = quantile.quantile_clip(1.0, 10, 100, learning_rate=50.0)
+    key = mechanism.simulated_key(jax.random.key(0))
+    for votes, limit in ((-1e6, 1e10), (1e6, 1e-10)):
+        summed = Summed(PARAMS, 0.1, votes=jnp.float32(votes))
+        _, state = tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
+        assert float(state.bound) == np.float32(limit)
 
 
 @pytest.mark.parametrize("target", [0.3, 0.8])
@@ -113,45 +113,30 @@ def test_the_bound_goes_to_the_quantile(target):
         update(params, state, summed)
 
 
-def test_a_sum_without_votes_and_bad_numbers_are_refused():
-    _, tx = quantile.quantile_clip(1.0, 10, 100)
-    with pytest.raises(ValueError, match="updates must carry votes"):
-        tx.update(Summed(PARAMS, 0.1), tx.init(PARAMS), PARAMS)
-    with pytest.raises(TypeError, match="Summed"):
-        tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-    for name, value, message in [
-        ("count_noise_multiplier", 0.9, "count_noise_multiplier must be above"),
-        ("target_quantile", 1.0, "target_quantile must be in"),
-        ("target_quantile", 0.0, "target_quantile"),
-        ("learning_rate", 0.0, "learning_rate"),
-        ("initial_bound", -1.0, "l2_clip_norm"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            pytest.fail(f"{name}: {quantile.quantile_clip(1.0, 10, 100, **{name: value})}")
+def test_sums_keys_and_numbers_that_do_not_fit_are_refused():
+    mechanism, tx = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=3.0)
+    plain = jaxdp.dp_sgd(mechanism.multipliers(0)["gradient"], 0.1, 20, 100)
+    other = quantile.quantile_clip(0.9, 20, 100, count_noise_multiplier=5.0)[0]
+    made = partial(partial, quantile.quantile_clip, 1.0, 10, 100)
+
+    def updated(summed, mech=mechanism):
+        key = mech.simulated_key(jax.random.key(0))
+        return lambda: tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
+
+    all_refused(
+        [
+            ("a release that no event covers", updated(NOTHING, plain)),
+            ("noise_multiplier must be the one that", updated(NOTHING, other)),
+            ("updates must carry votes", updated(Summed(PARAMS, 0.1))),
+            ("count_noise_multiplier must be above", made(count_noise_multiplier=0.9)),
+            ("target_quantile must be in", made(target_quantile=1.0)),
+            ("target_quantile", made(target_quantile=0.0)),
+            ("learning_rate", made(learning_rate=0.0)),
+            ("l2_clip_norm", made(initial_bound=-1.0)),
+        ]
+    )
+    all_refused([("Summed", updated(PARAMS))], TypeError)
     assert jaxdp.optimizers.quantile_clip is quantile.quantile_clip
-
-
-def test_the_trainer_follows_the_bound_and_charges_one_event(linear):
-    params, batch, loss_fn = linear
-    algorithm = quantile.quantile_algorithm(optax.sgd(0.1), 1.0, 20, 60, initial_bound=0.5)
-    trainer = jaxdp.Trainer(loss_fn, algorithm, source=batch(60))
-    state = trainer.init(params)
-    bounds = []
-    for step in trainer.batches(4):
-        state, _ = trainer.step(state, step)
-        bounds.append(float(state.opt_state[0].bound))
-    assert len(set(bounds)) == 4
-    assert trainer.epsilon(1e-5).upper == algorithm.epsilon(4, 1e-5).upper
-    assert trainer.unverified() == []
-
-
-def test_the_bound_stays_within_the_limits_of_the_rule():
-    mechanism, tx = quantile.quantile_clip(1.0, 10, 100, learning_rate=50.0)
-    key = mechanism.simulated_key(jax.random.key(0))
-    for votes, limit in ((-1e6, 1e10), (1e6, 1e-10)):
-        summed = Summed(PARAMS, 0.1, votes=jnp.float32(votes))
-        _, state = tx.update(summed, tx.init(PARAMS), PARAMS, key=key)
-        assert float(state.bound) == np.float32(limit)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -180,16 +165,18 @@ def test_the_bound_of_a_state_is_told_from_one_that_was_put_into_it(compiled):
         assert len(sampler.ledger.unverified()) == told
 
 
-def test_a_bound_by_a_function_of_the_callers_is_on_the_list():
+def test_a_trainer_follows_the_bound_and_one_by_a_function_of_the_callers_is_on_the_list():
     mechanism, link = quantile.quantile_clip(1.0, 10, 100)
-    for average in (None, 0.9):
-        for bound, told in ((lambda state: jnp.float32(3.0), 1), (None, 0)):
-            algorithm = quantile.quantile_algorithm(optax.sgd(0.1), 1.0, 10, 100)
-            if bound is not None:
-                algorithm = jaxdp.Algorithm(mechanism, optax.sgd(0.1), noise=link, bound=bound)
-            data = jnp.ones((100, 3))
-            loss_fn = lambda p, x: jnp.vdot(p["w"], x)  # noqa: E731
-            train = jaxdp.Trainer(loss_fn, algorithm, source=data, average=average)
-            train.step(train.init(PARAMS), next(train.batches(1)))
-            assert len(train.unverified()) == told
-            assert all("(Algorithm.bound)" in line for line in train.unverified())
+    bound, loss_fn = lambda state: jnp.float32(3.0), lambda p, x: jnp.vdot(p["w"], x)
+    mine = jaxdp.Algorithm(mechanism, optax.sgd(0.1), noise=link, bound=bound)
+    plain = quantile.quantile_algorithm(optax.sgd(0.1), 1.0, 10, 100)
+    for average, (algorithm, told) in product((None, 0.9), ((mine, 1), (plain, 0))):
+        train = jaxdp.Trainer(loss_fn, algorithm, source=jnp.ones((100, 3)), average=average)
+        state, bounds = train.init(PARAMS), set()
+        for batch in train.batches(4):
+            state, _ = train.step(state, batch)
+            bounds.add(float(state.opt_state[0].bound))
+        assert len(bounds) == 4
+        assert train.epsilon(1e-5).upper == algorithm.epsilon(4, 1e-5).upper  # one event a step
+        assert len(train.unverified()) == told
+        assert all("(Algorithm.bound)" in line for line in train.unverified())

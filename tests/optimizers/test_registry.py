@@ -12,12 +12,13 @@ import pytest
 import jaxdp
 from jaxdp import optimizers as opt
 from jaxdp import schedules
-from jaxdp.optimizers import registry
-from jaxdp.optimizers.adadp import Box
+from jaxdp.optimizers import adaptive, pigdo, registry
+from jaxdp.optimizers.adadp import Box, scale_by_adadp, variance
 from jaxdp.optimizers.annealing import AnnealingState
 from jaxdp.optimizers.energy import PublicEnergy
 from jaxdp.types import Summed
 from tests.compiling import QUICK
+from tests.refusing import all_refused
 
 PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.5]]), "b": jnp.zeros(2)}
 ENERGY = PublicEnergy(lambda p, e: jnp.sum(jnp.square(p["b"] - 1.0)) + 0.0 * e, jnp.zeros(3))
@@ -50,10 +51,8 @@ def sums(steps):
     return jax.vmap(lambda k: jax.tree.map(lambda p: jax.random.normal(k, p.shape), PARAMS))(keys)
 
 
-PLAIN = (
-    (lambda tx: tx),
-    (lambda state: state),
-)  # a wrapper of the chain, and its state -> the chain's
+# A wrapper of the chain, and its state -> the chain's.
+PLAIN = (lambda tx: tx), (lambda state: state)
 
 
 def links(made, wrap=PLAIN):
@@ -144,11 +143,8 @@ def test_the_releases_alone_give_everything_that_follows(name):
         (same, same_rest), same_scales = quick(
             lambda v: jax.lax.scan(replayed, (PARAMS, start[1][1]), v)
         )(released)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
-        (params, rest, scales),
-        (same, same_rest, same_scales),
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    jax.tree.map(close, (params, rest, scales), (same, same_rest, same_scales))
     assert made.raw is None
     assert made.gradient is None
     if name == "adadp":  # also where its sides differ
@@ -186,10 +182,8 @@ def test_wrappers_and_vmap_over_seeds_change_nothing(name):
     other = links(algorithm(name, key=SEEDS[1]))[1]
     for at in (0, 1):
         other, _ = plain(name)(SEEDS[1], other, halves[at], 3 * at)
-    for i, alone in enumerate((end[0], other[0])):
-        jax.tree.map(
-            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-6), ends, alone
-        )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(lambda a, *each: close(a, jnp.stack(each)), ends, end[0], other[0])
     assert not np.array_equal(ends["w"][0], ends["w"][1])
     assert np.isfinite(ends["w"]).all()
 
@@ -201,26 +195,6 @@ def test_one_key_for_every_seed_is_refused(name):
     shared = jax.vmap(lambda v: final(name, SEEDS[0], v))
     with pytest.raises(ValueError, match="another one for every member of a vmap"):
         shared(jax.tree.map(lambda v: jnp.stack([v, v]), sums(STEPS)))
-
-
-def test_wrappers_go_around_what_follows_the_noise():
-    mech = jaxdp.dp_sgd(1.0, 1.0, 6, 24)
-    inner = optax.inject_hyperparams(opt.scale_by_dp_adam_bc, static_args=("noise_std",))(
-        noise_std=mech.noise_std, b1=0.8
-    )
-    falling = optax.scale_by_schedule(optax.linear_schedule(-1.0, 0.0, 9))
-    by_leaf = optax.multi_transform(
-        {"fast": optax.chain(inner, falling), "still": optax.set_to_zero()},
-        {"w": "fast", "b": "still"},
-    )
-    tx = optax.chain(mech.privatize(), by_leaf)
-    state, params = tx.init(PARAMS), PARAMS
-    step = jax.jit(lambda s, p, key: tx.update(Summed(PARAMS, 1.0), s, p, key=key))
-    for i in range(2):
-        updates, state = step(state, params, mech.simulated_key(jax.random.key(i), i))
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_array_equal(params["b"], PARAMS["b"])
-    assert not np.array_equal(params["w"], PARAMS["w"])
 
 
 MECH = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 1.0, 6, 24)
@@ -248,51 +222,49 @@ def test_own_transformations_give_one_answer_compiled_or_not_or_with_injected_nu
             params = optax.apply_updates(params, updates)
         outcomes.append((params, state))
     assert set(outcomes[1][1].hyperparams) == expected
+    close = np.testing.assert_allclose
     for other in outcomes[1:]:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), outcomes[0][0], other[0]
-        )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), outcomes[0][1], outcomes[2][1]
-    )
+        jax.tree.map(lambda a, b: close(a, b, rtol=1e-5), outcomes[0][0], other[0])
+    jax.tree.map(lambda a, b: close(a, b, rtol=1e-6), outcomes[0][1], outcomes[2][1])
     like = jax.tree.map(lambda u: (u.shape, u.dtype), updates)
     assert like == jax.tree.map(lambda p: (p.shape, p.dtype), PARAMS)
     assert not np.array_equal(params["w"], PARAMS["w"])
 
 
-def test_a_part_of_the_parameters_does_not_know_adadps_noise():
-    part = optax.multi_transform(
-        {"some": opt.scale_by_adadp(MECH, Box(1.0, 6)), "still": optax.set_to_zero()},
-        {"w": "some", "b": "still"},
-    )
+def test_a_part_of_the_parameters_may_be_wrapped_and_does_not_know_adadps_noise():
+    def in_part(tx):
+        return optax.multi_transform(
+            {"some": tx, "still": optax.set_to_zero()}, {"w": "some", "b": "still"}
+        )
+
+    mech = jaxdp.dp_sgd(1.0, 1.0, 6, 24)
+    make = optax.inject_hyperparams(opt.scale_by_dp_adam_bc, static_args=("noise_std",))
+    falling = optax.scale_by_schedule(optax.linear_schedule(-1.0, 0.0, 9))
+    after = optax.chain(make(noise_std=mech.noise_std, b1=0.8), falling)
+    tx = optax.chain(mech.privatize(), in_part(after))
+    state, params = tx.init(PARAMS), PARAMS
+    step = jax.jit(lambda s, p, key: tx.update(Summed(PARAMS, 1.0), s, p, key=key))
+    for i in range(2):
+        updates, state = step(state, params, mech.simulated_key(jax.random.key(i), i))
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(params["b"], PARAMS["b"])
+    assert not np.array_equal(params["w"], PARAMS["w"])
     with pytest.raises(ValueError, match="params must be all that are trained"):
-        part.init(PARAMS)
+        in_part(opt.scale_by_adadp(MECH, Box(1.0, 6))).init(PARAMS)
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-adam-bc", "piadam", "sa-dpsgd"])
 def test_an_algorithm_follows_a_noise_schedule(name):
     made = algorithm(name, schedules.NoiseSchedule(((5.0, 2), (1.0, 4))))
-    keys = keys_of(made, 7)
     step, start = links(made)
-    six = jax.tree.map(lambda k: k[:6], keys)
-    (params, _), _ = quick(lambda v: jax.lax.scan(step, start, v))((sums(6), six))
+    (params, _), _ = quick(lambda v: jax.lax.scan(step, start, v))((sums(6), keys_of(made, 6)))
     assert np.isfinite(params["w"]).all()
     assert [row[1:] for row in made.events(1, 4)[""]] == [(1, 1), (2, 3)]
-    if name != "dp-sgd":
-        return  # the noise of all is the same link
-    # The schedule has 6 steps, and noise charged for another step is not this one's.
-    noise, summed = made.mechanism.privatize(), Summed(PARAMS, 1.0)
-    update = jax.jit(lambda key: noise.update(summed, noise.init(PARAMS), PARAMS, key=key)[0]["w"])
-    at = [jax.tree.map(lambda k, i=i: k[i], keys) for i in (0, 2, 5, 6)]
-    assert [bool(np.isnan(update(key)).all()) for key in at] == [False, False, False, True]
-    assert np.isnan(update(dataclasses.replace(at[0], step=jnp.int32(2)))).all()
 
 
 def test_correction_takes_the_noise_out_of_the_moment():
-    mech = jaxdp.dp_sgd(4.0, 1.0, 10, 100)
-    params = {"w": jnp.zeros(4000)}
-    made = opt.dp_adam_bc(mech, 0.1, b2=0.99)
-    tx = made.chain()
+    made = opt.dp_adam_bc(jaxdp.dp_sgd(4.0, 1.0, 10, 100), 0.1, b2=0.99)
+    tx, params = made.chain(), {"w": jnp.zeros(4000)}
     signal = jnp.where(jnp.arange(4000) < 2000, 0.6, 0.0)
 
     def body(state, key):
@@ -302,20 +274,19 @@ def test_correction_takes_the_noise_out_of_the_moment():
     moment = np.asarray(state[1][0].nu["w"]) / (1 - 0.99**300)
     assert abs(moment[:2000].mean() - 0.36) < 0.01  # 0.52 with the noise in it
     assert abs(moment[2000:].mean()) < 0.01  # 0.16
-
-
-def test_adadps_moment_is_that_of_the_signal_whatever_its_own_noise():
+    # AdaDP's moment is that of the signal, nothing, whatever its own noise.
     mech = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 4.0, 10, 100)
-    params = {"w": jnp.zeros(6000)}
-    made = opt.adadp(mech, 0.1, bound=10.0, moment_decay=0.98)
-    tx, even = made.chain(), 10.0 / np.sqrt(6000)
+    made, nothing = opt.adadp(mech, 0.1, bound=10.0, moment_decay=0.98), {"w": jnp.zeros(6000)}
+    adadp, even = made.chain(), 10.0 / np.sqrt(6000)
 
-    def body(state, key):
+    def step(state, key):
         scale = made.context(state)["scale"]
-        summed = Summed(jax.tree.map(jnp.zeros_like, params), mech.l2(params), scale)
-        return tx.update(summed, state, params, key=key)[1], jnp.mean(jnp.square(scale["w"]))
+        summed = Summed(nothing, mech.l2(nothing), scale)
+        state = adadp.update(summed, state, nothing, key=key)[1]
+        return state, jnp.mean(jnp.square(scale["w"]))
 
-    state, squares = jax.jit(lambda s: jax.lax.scan(body, s, keys_of(made, 150)))(tx.init(params))
+    run = jax.jit(lambda s: jax.lax.scan(step, s, keys_of(made, 150)))
+    state, squares = run(adadp.init(nothing))
     noise = (4.0 * np.sqrt(6000) / 10) ** 2 * float(squares.mean())
     assert even**2 * 0.02 < float(squares.mean()) < even**2  # the sides did move
     assert abs(float(jnp.mean(state[1][0].moment["w"]))) < 0.05 * noise
@@ -325,62 +296,153 @@ def with_settings(name, **settings):
     return lambda: algorithm(name, settings=settings)
 
 
-def boxed(bound):
-    return opt.adadp(MECH, 0.1, bound=bound)
-
-
 def of_numbers(name, *numbers):
     return lambda: registry.build(name, registry.Numbers(*numbers))
 
 
+def without_parameters():
+    tx = opt.scale_by_dp_adam_bc(MECH.noise_std)
+    tx.update(PARAMS, tx.init(PARAMS))
+
+
 BATCH, AT_LEAST_0 = "energy_batch_size must be a", "must be at least 0 and below 1"
+# fmt: off
 REFUSED = [
-    (lambda: registry.build("sgd", None), "algorithm must be one of dp-sgd"),
-    (with_settings("dp-adam-bc", beta=1), "settings of dp-adam-bc must be among b1, b2"),
-    (with_settings("dp-sgd", x=1), "must be among none; got 'x'"),
-    (with_settings("dp-adam-bc", b1=1.0), f"b1 {AT_LEAST_0}"),
-    (with_settings("dp-adam-bc", b2=1.0), f"b2 {AT_LEAST_0}"),
-    (with_settings("dp-adam-bc", noise_floor=-1), "noise_floor must be"),
-    (with_settings("dp-adam-bc", eps=-1.0), "eps must be a finite number of at least 0"),
-    (with_settings("dp-adam-bc", eps=0, noise_floor=0), "must not both be 0"),
-    (with_settings("piadam", spread=0.5), "spread must be at least 1"),
-    (with_settings("auto-s", gamma=0.0), "gamma must be a finite number above 0"),
-    (with_settings("sa-dpsgd-private", energy_noise=0), "energy_noise must be"),
-    (with_settings("sa-dpsgd-private", energy_bound=0), "energy_bound must be"),
-    (with_settings("sa-dpsgd-private", energy_batch_size=0), f"{BATCH} whole number of at least 1"),
-    (
-        with_settings("sa-dpsgd-private", energy_batch_size=25),
-        rf"{BATCH}t most dataset_size \(24\)",
-    ),
-    (with_settings("adadp-as-published", threshold=-1), "threshold must be"),
-    (with_settings("adadp-as-published", beta=0.0), "beta must be"),
-    (with_settings("sa-dpsgd", temperature=-1.0), "temperature must be"),
-    (with_settings("sa-dpsgd", max_rejections=0), "max_rejections must be"),
-    (with_settings("adadp", floor=1e-40), r"floor must be in \[1e-10"),
-    (of_numbers("adadp-noise-only", 1.0, 1e-43, 6, 24, 0.1), r"l2_clip_norm must be in \[1e-10"),
-    (lambda: boxed(1e-43), r"bound must be in \[1e-10"),
-    (of_numbers("sa-dpsgd", 1.0, 1.0, 6, 24, 0.1), "key must be given to an annealed algorithm"),
-    (of_numbers("dp-sgd", 1.0, 1.0, 6, 24, -0.1), "learning_rate must be a finite number above 0"),
-    (lambda: opt.scale_by_dp_adam_bc(-1.0), "noise_std must be"),
+    ("algorithm must be one of dp-sgd", lambda: registry.build("sgd", None)),
+    ("settings of dp-adam-bc must be among b1, b2", with_settings("dp-adam-bc", beta=1)),
+    ("must be among none; got 'x'", with_settings("dp-sgd", x=1)),
+    (f"b1 {AT_LEAST_0}", with_settings("dp-adam-bc", b1=1.0)),
+    (f"b2 {AT_LEAST_0}", with_settings("dp-adam-bc", b2=1.0)),
+    ("noise_floor must be", with_settings("dp-adam-bc", noise_floor=-1)),
+    ("eps must be a finite number of at least 0", with_settings("dp-adam-bc", eps=-1.0)),
+    ("must not both be 0", with_settings("dp-adam-bc", eps=0, noise_floor=0)),
+    ("spread must be at least 1", with_settings("piadam", spread=0.5)),
+    ("gamma must be a finite number above 0", with_settings("auto-s", gamma=0.0)),
+    ("energy_noise must be", with_settings("sa-dpsgd-private", energy_noise=0)),
+    ("energy_bound must be", with_settings("sa-dpsgd-private", energy_bound=0)),
+    (f"{BATCH} whole number of at least 1", with_settings("sa-dpsgd-private", energy_batch_size=0)),
+    (rf"{BATCH}t most dataset_size \(24\)", with_settings("sa-dpsgd-private", energy_batch_size=25)),
+    ("threshold must be", with_settings("adadp-as-published", threshold=-1)),
+    ("beta must be", with_settings("adadp-as-published", beta=0.0)),
+    ("temperature must be", with_settings("sa-dpsgd", temperature=-1.0)),
+    ("max_rejections must be", with_settings("sa-dpsgd", max_rejections=0)),
+    (r"floor must be in \[1e-10", with_settings("adadp", floor=1e-40)),
+    (r"l2_clip_norm must be in \[1e-10", of_numbers("adadp-noise-only", 1.0, 1e-43, 6, 24, 0.1)),
+    (r"bound must be in \[1e-10", lambda: opt.adadp(MECH, 0.1, bound=1e-43)),
+    ("key must be given to an annealed algorithm", of_numbers("sa-dpsgd", 1.0, 1.0, 6, 24, 0.1)),
+    ("learning_rate must be a finite number above 0", of_numbers("dp-sgd", 1.0, 1.0, 6, 24, -0.1)),
+    ("noise_std must be", lambda: opt.scale_by_dp_adam_bc(-1.0)),
+    ("params must be passed to update", without_parameters),
 ]
+# fmt: on
 
 
-def test_bad_input():
-    for make, message in REFUSED:
-        with pytest.raises(ValueError, match=message):
-            pytest.fail(f"{message}: not refused, {make()}")
-
-
-def test_the_correction_needs_the_parameters():
-    tx = opt.scale_by_dp_adam_bc(jaxdp.dp_sgd(1.0, 1.0, 6, 24).noise_std)
-    with pytest.raises(ValueError, match="params must be passed to update"):
-        tx.update(PARAMS, tx.init(PARAMS))
-
-
-def test_the_annealers_state_is_its_own_and_leaky_sums_are_hidden():
-    state = algorithm("sa-dpsgd").chain().init(PARAMS)
-    assert isinstance(state[1], AnnealingState)
+def test_wrong_settings_and_numbers_are_refused_and_leaky_sums_hidden():
+    all_refused(REFUSED)
+    assert isinstance(algorithm("sa-dpsgd").chain().init(PARAMS)[1], AnnealingState)
     secret = {"w": jnp.full(2, 71.0)}
     shown = repr(Summed(secret, 0.5, votes=jnp.float32(71.0), leaked=secret))
     assert "value=<sensitive>" in shown
     assert "71" not in shown
+
+
+# Two steps of every adaptive algorithm against its formulas, written down again in NumPy.
+B1, B2, EPS, FLOOR = 0.9, 0.8, 1e-3, 0.5
+# In the first two coordinates the noise's variance is more than is seen, so that the floor holds.
+GRADS = np.array([[0.05, 0.3, 2.0, -1.0], [0.1, -0.2, -1.5, 0.7]], np.float32)
+STDS = np.array([0.4, 0.3, 0.1], np.float32)
+SCALE = np.array([0.5, 1.0, 2.0, 1.5], np.float32)
+
+
+def expected(kind, scale=1.0):
+    """The directions of the steps (Tang et al. 2023, arXiv:2312.14334, Algorithm 1)."""
+    m, v, n = np.zeros(4), np.zeros(4), np.zeros(4)
+    found = []
+    for t, (g, s) in enumerate(zip(GRADS.astype(float), STDS, strict=False), 1):
+        noise = (s * scale) ** 2
+        keep, take = (1.0, 1.0) if kind == "adagrad" else (B2, 1 - B2)
+        v, n = keep * v + take * (g**2 - noise), keep * n + take * noise
+        m = B1 * m + (1 - B1) * g
+        bias = 1 - B2**t if kind == "adam" else 1.0
+        direction = m / (1 - B1**t) if kind == "adam" else g
+        found.append(direction / (np.sqrt(np.maximum(v / bias, FLOOR * n / bias)) + EPS))
+    return found
+
+
+MOMENTS = {
+    "adam": lambda: adaptive.adam_moments(B1, B2, EPS, FLOOR),
+    "rmsprop": lambda: adaptive.rmsprop_moments(B2, EPS, FLOOR),
+    "adagrad": lambda: adaptive.adagrad_moments(EPS, FLOOR),
+}
+
+
+@pytest.mark.parametrize("kind", MOMENTS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_two_steps_are_those_of_the_formulas(kind, scaled):
+    tx = adaptive.scale_by_moments(
+        MOMENTS[kind](),
+        lambda params, step: jnp.asarray(STDS)[step],
+        (lambda state: jnp.asarray(SCALE)) if scaled else None,
+    )
+    params = jnp.zeros(4)
+    state, found = tx.init(params), []
+    for g in GRADS:
+        out, state = tx.update(jnp.asarray(g), state, params)
+        found.append(out)
+    np.testing.assert_allclose(found, expected(kind, SCALE if scaled else 1.0), rtol=2e-5)
+    assert int(state.step) == 2
+
+
+BOUND, BETA, GAMMA, KEEP, RATE_EPS = 4.0, 1.2, 0.1, 0.9, 1e-2
+
+
+def test_two_steps_of_adadp_are_those_of_the_formulas_with_sides_between_floor_and_cap():
+    mechanism = jaxdp.mechanism.with_rule(jaxdp.coordinate_box(1.0), 0.5, 16, 64)
+    box = Box(BOUND, 16, BETA, threshold=1e-6, floor=0.2, cap=0.6)
+    tx = scale_by_adadp(mechanism, box, GAMMA, KEEP, RATE_EPS)
+    params, size = {"a": jnp.zeros(3), "b": jnp.zeros(1)}, 4
+    even = BOUND / np.sqrt(size)
+    moment = np.full(size, (even / (BETA * np.sqrt(16))) ** 2)
+    rate, std = np.zeros(size), float(mechanism.noise_std(params))
+    sides, state = np.full(size, even), tx.init(params)
+    for g in np.array([[0.01, 0.4, 3.0, -1.0], [0.02, -0.3, -2.0, 0.5], [0.0, 0.2, 2.0, 0.4]]):
+        found = box.sides(state.moment)
+        np.testing.assert_allclose(np.r_[found["a"], found["b"]], sides, rtol=1e-5)
+        grads = {"a": jnp.asarray(g[:3], jnp.float32), "b": jnp.asarray(g[3:], jnp.float32)}
+        out, state = tx.update(grads, state, params)
+        moment = KEEP * moment + (1 - KEEP) * (g**2 - (std * sides) ** 2)
+        rate = (1 - GAMMA) * rate + GAMMA * g**2
+        np.testing.assert_allclose(
+            np.r_[out["a"], out["b"]], g / np.sqrt(rate + RATE_EPS), rtol=1e-4, atol=1e-7
+        )
+        np.testing.assert_allclose(
+            np.r_[state.moment["a"], state.moment["b"]], moment, rtol=1e-4, atol=1e-6
+        )
+        wanted = BETA * np.sqrt(16) * np.sqrt(np.maximum(moment, 0.0))
+        sides = np.clip(wanted, 0.2 * even, 0.6 * even)
+    # Sides stay between floor and cap, and begin even.
+    box = Box(BOUND, 16, BETA, threshold=1e-6, floor=0.2, cap=0.6)
+    even, unit = BOUND / 2.0, 1.0 / (BETA * np.sqrt(16))
+    moment = jnp.asarray([-1.0, (0.1 * unit) ** 2, (0.8 * unit) ** 2, (9.0 * unit) ** 2])
+    np.testing.assert_allclose(box.sides(moment), [0.4, 0.4, 0.8, 1.2], rtol=1e-5)
+    np.testing.assert_allclose(box.sides(jnp.full(4, 0.3)), even, rtol=1e-6)
+    np.testing.assert_allclose(box.sides(box.first_moment(jnp.zeros(4))), even, rtol=1e-6)
+    assert float(variance([jnp.asarray([1.0, 2.0]), jnp.asarray([6.0])])) == pytest.approx(
+        np.var([1.0, 2.0, 6.0])
+    )
+
+
+def test_pigdos_divisor_is_of_mean_square_one_and_held_to_its_spread():
+    moments = adaptive.rmsprop_moments(B2, EPS, FLOOR)
+    diagonal = pigdo.Preconditioner(moments, spread=1.5)
+    state = moments.init({"a": jnp.zeros(3), "b": jnp.zeros(2)})
+    jax.tree.map(lambda d: np.testing.assert_array_equal(d, 1.0), diagonal(state))
+    squares = {"a": jnp.asarray([0.01, 1.0, 1.44]), "b": jnp.asarray([1.0, 9.0])}
+    state = moments.take_in(state, jax.tree.map(jnp.sqrt, squares), moments.init(squares).nu)
+    roots = np.sqrt((1 - B2) * np.array([0.01, 1.0, 1.44, 1.0, 9.0])) + EPS
+    wanted = np.clip(roots / np.sqrt(np.mean(roots**2)), 1 / 1.5, 1.5)
+    found = diagonal(state)
+    np.testing.assert_allclose(np.r_[found["a"], found["b"]], wanted, rtol=1e-5)
+    assert wanted[0] == 1 / 1.5
+    assert wanted[-1] == 1.5
+    assert 1 / 1.5 < wanted[2] < 1.5
