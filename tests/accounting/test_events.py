@@ -20,22 +20,17 @@ from jaxdp.accounting.groups import grouped
 from jaxdp.accounting.rdp import run_rdp
 from jaxdp.cli import accounting as cli
 from jaxdp.ledger import Ledger
-from tests.accounting.judging import ADD, REPLACE, largest, refusals, run
+from tests.accounting.judging import ADD, REPLACE, cost, largest, run
+from tests.refusing import all_refused
 
 GAUSS = acc.Gaussian(1.0)
-_leaf = st.builds(acc.Gaussian, st.floats(1e-3, 1e4)) | st.builds(
-    acc.NonPrivate, st.text(min_size=1)
-)
+_gaussian = st.builds(acc.Gaussian, st.floats(1e-3, 1e4))
+_sizes = st.integers(1, 99), st.integers(0, 99)
 _events = st.recursive(
-    _leaf,
+    _gaussian | st.builds(acc.NonPrivate, st.text(min_size=1)),
     lambda inner: (
         st.builds(acc.PoissonSampled, inner, st.floats(0, 1))
-        | st.builds(
-            lambda e, n, b: acc.FixedSizeSampled(e, n + b, b),
-            inner,
-            st.integers(1, 99),
-            st.integers(0, 99),
-        )
+        | st.builds(lambda e, n, b: acc.FixedSizeSampled(e, n + b, b), inner, *_sizes)
         | st.builds(acc.Repeated, inner, st.integers(0, 10**9))
         | st.builds(acc.Composed, st.lists(inner, max_size=3))
     ),
@@ -50,14 +45,14 @@ def test_json_round_trip(event):
 
 
 def test_bad_input_is_named():
+    # fmt: off
     rows = [
         ("noise_multiplier", lambda: acc.Gaussian(-1.0)),
         ("noise_multiplier", lambda: acc.Gaussian(math.nan)),
         ("noise_multiplier", lambda: acc.Gaussian("1")),
         ("sampling_prob", lambda: acc.PoissonSampled(GAUSS, 1.5)),
         ("event", lambda: acc.PoissonSampled(1.0, 0.5)),
-        ("count", lambda: acc.Repeated(GAUSS, -1)),
-        ("count", lambda: acc.Repeated(GAUSS, 10.0)),
+        ("count", lambda: acc.Repeated(GAUSS, -1)), ("count", lambda: acc.Repeated(GAUSS, 10.0)),
         ("batch_size", lambda: acc.FixedSizeSampled(GAUSS, 10, 11)),
         ("dataset_size", lambda: acc.FixedSizeSampled(GAUSS, 0, 0)),
         (r"events\[1\]", lambda: acc.Composed([GAUSS, 3])),
@@ -66,12 +61,10 @@ def test_bad_input_is_named():
         (r"noise_multipliers\[1\]", lambda: acc.events.joint_gaussian([1.0, -2.0])),
         ("description", lambda: acc.events.from_dict({"type": "Laplacian"})),
         ("description", lambda: acc.events.from_dict({"type": "Gaussian", "sigma": 1.0})),
-        ("delta", lambda: acc.epsilon(GAUSS, 1e-310)),
-        ("delta", lambda: acc.epsilon(GAUSS, 1.5)),
+        ("delta", lambda: acc.epsilon(GAUSS, 1e-310)), ("delta", lambda: acc.epsilon(GAUSS, 1.5)),
         ("relation", lambda: acc.epsilon(GAUSS, 1e-5, "replace_one")),
         ("accountant", lambda: acc.epsilon(GAUSS, 1e-5, accountant="best")),
-        ("event", lambda: acc.epsilon(3.0, 1e-5)),
-        ("epsilon", lambda: acc.delta(GAUSS, -1.0)),
+        ("event", lambda: acc.epsilon(3.0, 1e-5)), ("epsilon", lambda: acc.delta(GAUSS, -1.0)),
         ("epsilon", lambda: acc.delta(GAUSS, math.nan)),
         ("epsilon", lambda: acc.delta(GAUSS, -math.inf)),
         ("epsilon", lambda: acc.calibrate_noise_multiplier(0.0, 1e-5, 0.1, 10)),
@@ -82,32 +75,26 @@ def test_bad_input_is_named():
         ("records", lambda: acc.group_epsilon(GAUSS, 1e-5, 0)),
         *(("distance", lambda bad=bad: acc.GridNoise(STEP, bad)) for bad in (-1e-9, 1.5, math.nan)),
     ]
+    # fmt: on
     rows = [(words + "=", call) for words, call in rows]
     rows += [
         ("noise_stds", lambda: acc.events.anisotropic_gaussian([1.0], [1.0, 2.0])),
         ("on a grid already", lambda: acc.GridNoise(acc.GridNoise(STEP, 0.0), 0.0)),
     ]
-    refusals(ValueError, rows)
-
-
-def test_fixed_size_batches_have_no_add_or_remove_neighbours():
+    all_refused(rows)
     event = acc.FixedSizeSampled(GAUSS, 100, 10)
     with pytest.raises(acc.UnsupportedEventError, match="FixedSizeSampled"):
         acc.epsilon(event, 1e-5, ADD)
 
 
-def test_one_draw_is_one_event():
+def test_one_draw_and_anisotropic_noise_are_one_event():
     """Composition inside a sample is the joint Gaussian, not two sampled steps (contract 4)."""
     joint, inside = acc.events.joint_gaussian([1.0, 1.0]), acc.Composed([GAUSS, GAUSS])
     truth, found = (
-        acc.epsilon(acc.Repeated(acc.PoissonSampled(both, 0.01), 1000), 1e-5).upper
-        for both in (joint, inside)
+        cost(acc.Repeated(acc.PoissonSampled(both, 0.01), 1000)) for both in (joint, inside)
     )
     assert found == pytest.approx(truth, rel=1e-9)
-    assert truth > 1.5 * acc.epsilon(run(0.01, 1.0, 2000), 1e-5).upper
-
-
-def test_anisotropic_noise_is_one_gaussian():
+    assert truth > 1.5 * cost(run(0.01, 1.0, 2000))
     event = acc.events.anisotropic_gaussian([0.5, 2.0, 0.0], [1.0, 8.0, 0.0])
     assert event.noise_multiplier == pytest.approx((0.25 + 0.0625) ** -0.5)
     assert acc.events.anisotropic_gaussian([1.0, 1.0], [1.0, 0.0]) == acc.Gaussian(0.0)
@@ -126,9 +113,7 @@ def test_trivial_runs_say_why():
             assert (bound.lower, bound.upper) == (0, epsilon), event
             assert word in bound.note
             assert acc.delta(event, 1.0, relation).upper == min(epsilon, 1.0)
-
-
-def test_delta_at_infinity_is_the_probability_of_an_infinite_loss():
+    # delta at infinity is the probability of an infinite loss.
     noisy = acc.Repeated(acc.Gaussian(0.5), 3)
     for accountant in ("auto", *acc.accountants.ACCOUNTANTS):
         if accountant == "log_sobolev":  # refuses what has no hidden state, at every epsilon
@@ -198,20 +183,26 @@ def sampled(noise, rate):
     return acc.PoissonSampled(acc.Gaussian(noise), rate)
 
 
-def test_a_full_batch_moves_as_many_times_as_far():
+def test_groups_from_one_record_to_a_full_batch():
     event = acc.Repeated(acc.Gaussian(3.0), 4)
     for relation in acc.Relation:
         group = acc.group_epsilon(event, 1e-6, 3, relation)
         assert group == acc.epsilon(acc.Gaussian(0.5), 1e-6, relation)
-
-
-def test_one_record_is_a_group_of_one():
     event = run(0.05, 1.0, 20)
     for relation in (ADD, REPLACE):
         one = acc.group_epsilon(event, 1e-5, 1, relation), acc.group_delta(event, 1.0, 1, relation)
         assert one == (acc.epsilon(event, 1e-5, relation), acc.delta(event, 1.0, relation))
         assert acc.group_epsilon(event, 1e-5, 3, relation).relation is relation
         assert acc.group_delta(event, 1.0, 3, relation).relation is relation
+    event = run(0.02, 1.5, 50)
+    found = [acc.group_epsilon(event, 1e-6, k).upper for k in (1, 2, 4)]
+    assert found[0] < found[1] < found[2]
+    assert found[2] <= acc.epsilon(acc.Repeated(acc.Gaussian(1.5 / 4), 50), 1e-6).upper
+    # Tiny probabilities of many records are never left out.
+    chances = grouped(sampled(1.0, 1e-5), 200, ADD).probabilities
+    assert len(chances) == 201
+    assert chances[-1] == 1e-300
+    assert math.fsum(chances) == pytest.approx(1, abs=1e-13)
 
 
 @pytest.mark.parametrize("k", [2, 5])
@@ -232,21 +223,7 @@ def test_sampled_records_take_part_in_binomial_numbers(k):
             assert found == pytest.approx(max(true, 0.0), rel=1e-6, abs=1e-12)
 
 
-def test_a_group_costs_more_than_a_record_and_at_most_a_full_batch():
-    event = run(0.02, 1.5, 50)
-    found = [acc.group_epsilon(event, 1e-6, k).upper for k in (1, 2, 4)]
-    assert found[0] < found[1] < found[2]
-    assert found[2] <= acc.epsilon(acc.Repeated(acc.Gaussian(1.5 / 4), 50), 1e-6).upper
-
-
-def test_many_records_and_tiny_probabilities_are_never_left_out():
-    chances = grouped(sampled(1.0, 1e-5), 200, ADD).probabilities
-    assert len(chances) == 201
-    assert chances[-1] == 1e-300
-    assert math.fsum(chances) == pytest.approx(1, abs=1e-13)
-
-
-def test_the_groups_own_event():
+def test_the_groups_own_event_is_no_worse_than_a_chain():
     response = acc.RandomizedResponse(0.5)
     for event, relation, expected in (
         (acc.Laplace(3.0), ADD, acc.Laplace(1.0)),
@@ -268,18 +245,21 @@ def test_the_groups_own_event():
     assert found.epsilon == 1.5
     assert found.delta == pytest.approx(1e-6 * (1 + math.exp(0.5) + math.exp(1.0)))
     assert grouped(acc.EpsilonDelta(0.5, 0.9), 3, ADD).infinite()
+    # Full batches under the black box of a chain would be looser.
+    e = 0.7
+    chain = acc.delta(acc.Gaussian(4.0), e / 2).upper * (1 + math.exp(e / 2))
+    assert acc.group_delta(acc.Gaussian(4.0), e, 2).upper < chain
+    event = sampled(2.0, 0.1)
+    assert acc.group_epsilon(event, 1.0, 4, REPLACE).upper == 0
+    assert acc.group_epsilon(event, 0.0, 4, REPLACE).upper == math.inf
+    assert acc.group_delta(event, math.inf, 4, REPLACE).upper == 0
+    assert acc.group_epsilon(acc.NonPrivate("no noise"), 1e-5, 4).upper == math.inf
 
 
-@pytest.mark.parametrize(
-    ("event", "relation"),
-    [
-        (run(0.1, 2.0, 5), REPLACE),
-        (acc.MixtureOfGaussians(2.0, (0, 1), (0.7, 0.3)), ADD),
-        pytest.param(
-            acc.FixedSizeSampled(acc.Gaussian(2.0), 100, 5), REPLACE, marks=pytest.mark.slow
-        ),
-    ],
-)
+@pytest.mark.parametrize(("event", "relation"), [
+    (run(0.1, 2.0, 5), REPLACE), (acc.MixtureOfGaussians(2.0, (0, 1), (0.7, 0.3)), ADD),
+    pytest.param(acc.FixedSizeSampled(acc.Gaussian(2.0), 100, 5), REPLACE, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_without_a_pair_of_its_own_a_group_is_a_chain_of_records(event, relation):
     bound = acc.group_epsilon(event, 1e-6, 3, relation)
     one = acc.epsilon(event, 1e-6, relation)
@@ -290,18 +270,6 @@ def test_without_a_pair_of_its_own_a_group_is_a_chain_of_records(event, relation
     assert 0.99e-6 <= chain <= 1e-6
     again = acc.group_delta(event, bound.upper, 3, relation)
     assert again.upper == pytest.approx(chain, rel=1e-6)
-
-
-def test_a_chain_is_no_better_than_the_pair_of_the_group():
-    """Of the same event both are known: full batches under the black box would be looser."""
-    e = 0.7
-    chain = acc.delta(acc.Gaussian(4.0), e / 2).upper * (1 + math.exp(e / 2))
-    assert acc.group_delta(acc.Gaussian(4.0), e, 2).upper < chain
-    event = sampled(2.0, 0.1)
-    assert acc.group_epsilon(event, 1.0, 4, REPLACE).upper == 0
-    assert acc.group_epsilon(event, 0.0, 4, REPLACE).upper == math.inf
-    assert acc.group_delta(event, math.inf, 4, REPLACE).upper == 0
-    assert acc.group_epsilon(acc.NonPrivate("no noise"), 1e-5, 4).upper == math.inf
 
 
 # Releases near a Gaussian's in total variation: what that takes of delta.
@@ -330,22 +298,21 @@ def test_epsilon_is_that_of_what_the_distance_leaves_of_delta(share):
     assert found.lower <= top
 
 
-def test_a_distance_too_small_for_a_float_still_costs_no_less():
+def test_what_a_distance_takes_of_delta():
     plain, found = acc.epsilon(STEPS, 1e-5), acc.epsilon(on_grid(2.0**-61), 1e-5)
     assert plain.upper * (1 - 1e-9) <= found.upper <= plain.upper * (1 + 1e-6)
     assert plain.lower * (1 - 1e-6) <= found.lower <= plain.lower
-
-
-def test_nothing_is_guaranteed_where_the_distance_takes_all_of_delta():
     for bound in (acc.epsilon(on_grid(1e-8), 1e-6), acc.epsilon(on_grid(1e-30), 0.0)):
         assert bound.upper == math.inf
         assert "nothing of delta is left" in bound.note
     assert acc.delta(on_grid(1e-3), 1.0).upper == 1.0
     assert acc.delta(on_grid(1e-30), math.inf).upper == 1.0
     assert acc.epsilon(on_grid(1e-3), 1.0).upper == 0.0
-
-
-def test_delta_grows_by_the_share_of_the_distance():
+    # The search starts from an upper end at half of delta.
+    flat = flatten(STEPS, ADD)
+    assert run_rdp(flat, ADD).min() >= 0
+    assert near._start(flat, ADD, "auto", 1e-5) >= acc.epsilon(STEPS, 5e-6).lower
+    # delta grows by the share of the distance.
     plain, found, share = acc.delta(STEPS, 1.0), acc.delta(on_grid(1e-12), 1.0), 1 + math.e
     assert found.upper == pytest.approx(plain.upper + share * 500e-12, rel=1e-9)
     assert found.upper >= plain.upper + share * 500e-12
@@ -359,25 +326,19 @@ def test_delta_grows_by_the_share_of_the_distance():
     assert acc.delta(both, 1.0).upper >= plain.upper + share * 5e-9 * (1 - 1e-6)
 
 
-def test_what_knows_no_distance_refuses_it():
+def test_what_knows_no_distance_refuses_it_and_all_else_keeps_it():
     event = on_grid(1e-20)
     inside = acc.PoissonSampled(acc.GridNoise(GAUSS, 0.1), 0.5)
-    refusals(
-        acc.UnsupportedEventError,
-        [
-            ("GridNoise", lambda: acc.renyi_curve(event, (2.0,))),
-            ("GridNoise", lambda: acc.RenyiFilter(1.0, 1e-5).charge(event)),
-            ("GridNoise", lambda: acc.epsilon(inside, 1e-5)),
-            ("GridNoise", lambda: flatten(event, ADD)),
-            ("", lambda: acc.epsilon(event, 1e-5, accountant="gdp")),
-        ],
-    )
+    all_refused([
+        ("GridNoise", lambda: acc.renyi_curve(event, (2.0,))),
+        ("GridNoise", lambda: acc.RenyiFilter(1.0, 1e-5).charge(event)),
+        ("GridNoise", lambda: acc.epsilon(inside, 1e-5)),
+        ("GridNoise", lambda: flatten(event, ADD)),
+        ("", lambda: acc.epsilon(event, 1e-5, accountant="gdp")),
+    ], acc.UnsupportedEventError)  # fmt: skip
     assert not acc.supports(acc.Tuned(event, acc.Geometric(0.5)))
     assert acc.mu_gdp(event).upper == math.inf
     assert 0 < acc.mu_gdp(event, delta_min=1e-3).upper < math.inf
-
-
-def test_groups_calibration_and_the_file_keep_the_distance():
     event = on_grid(1e-12)
     assert acc.group_delta(event, 1.0, 2).upper >= 500e-12
     assert acc.events.from_dict(json.loads(json.dumps(acc.events.to_dict(event)))) == event
@@ -385,15 +346,9 @@ def test_groups_calibration_and_the_file_keep_the_distance():
         lambda z: acc.Repeated(acc.GridNoise(sampled(z, 0.01), 1e-11), 500), 2.0, 1e-7
     )
     assert 1 < noise / acc.calibrate_noise_multiplier(2.0, 1e-7, 0.01, 500) < 1.2
-    assert acc.epsilon(on_grid(1e-20), 1e-5, accountant="rdp").upper < 5
-    assert acc.epsilon(acc.GridNoise(acc.Gaussian(0.0), 1e-20), 1e-5).upper == math.inf
-    assert acc.epsilon(on_grid(1e-3, 0), 1e-5).upper == 0.0
-
-
-def test_the_start_is_an_upper_end_at_half_of_delta():
-    flat = flatten(STEPS, ADD)
-    assert run_rdp(flat, ADD).min() >= 0
-    assert near._start(flat, ADD, "auto", 1e-5) >= acc.epsilon(STEPS, 5e-6).lower
+    assert cost(on_grid(1e-20), accountant="rdp") < 5
+    assert cost(acc.GridNoise(acc.Gaussian(0.0), 1e-20)) == math.inf
+    assert cost(on_grid(1e-3, 0)) == 0.0
 
 
 # The accountant on the command line.
@@ -405,18 +360,29 @@ def said(command, args):
     return CliRunner().invoke(command, args.split() if isinstance(args, str) else args).stdout
 
 
-def test_epsilon_prints_the_bound_as_json():
+def test_the_commands_print_bounds_claims_and_what_is_missing_and_never_less_than_was_proven():
     answer = json.loads(said(cli.epsilon, [*ARGS, "--json"]))
-    assert answer["upper"] == acc.epsilon(run(0.0085333333, 1.23, 5000), 1e-5).upper
+    assert answer["upper"] == cost(run(0.0085333333, 1.23, 5000))
     assert answer["relation"] == "add_or_remove_one"
     assert {"lower", "estimate", "upper", "accountant"} <= set(answer)
     none = "--sampling-prob 0.1 --noise-multiplier 0 --steps 5 --delta 1e-5 --json"
     assert json.loads(said(cli.epsilon, none))["upper"] == "inf"
     assert "upper" in said(cli.epsilon, ARGS)
     assert "Example" in said(cli.calibrate, "--help")
-
-
-def test_calibrate_finds_whichever_is_missing():
+    args = "--sampling-prob 0.05 --noise-multiplier 1 --steps 10 --delta 1e-5 --claims"
+    answer = json.loads(said(cli.epsilon, args + " --json"))
+    verdicts = {c["name"]: c["verdict"] for c in answer["claims"]}
+    assert "below the truth" in verdicts["PIGDO MMA"]
+    assert "above the proven" in verdicts["moments accountant"]
+    assert "below the truth" in said(cli.epsilon, args)
+    # The table never shows less than was proven.
+    for name, value, told in (
+        ("epsilon", 3.00000001, "3.000001"), ("upper", 2.0, "2"),
+        ("lower", 2.99999999, "2.999999"), ("noise_multiplier", 1.06897880025, "1.068979"),
+        ("epsilon", math.inf, "inf"),
+    ):  # fmt: skip
+        assert cli._rounded(name, value) == told
+    # calibrate finds whichever is missing.
     given = {"sampling_prob": "0.01", "steps": "100", "noise_multiplier": "1"}
     for name in given:
         args = [(f"--{k.replace('_', '-')}", v) for k, v in given.items() if k != name]
@@ -429,23 +395,3 @@ def test_calibrate_finds_whichever_is_missing():
     bad = CliRunner().invoke(cli.epsilon, [*ARGS[:-1], "2"])
     assert isinstance(bad.exception, ValueError)
     assert "delta=2.0" in str(bad.exception)
-
-
-def test_claims_are_set_against_the_truth():
-    args = "--sampling-prob 0.05 --noise-multiplier 1 --steps 10 --delta 1e-5 --claims"
-    answer = json.loads(said(cli.epsilon, args + " --json"))
-    verdicts = {c["name"]: c["verdict"] for c in answer["claims"]}
-    assert "below the truth" in verdicts["PIGDO MMA"]
-    assert "above the proven" in verdicts["moments accountant"]
-    assert "below the truth" in said(cli.epsilon, args)
-
-
-def test_the_table_never_shows_less_than_was_proven():
-    for name, value, told in (
-        ("epsilon", 3.00000001, "3.000001"),
-        ("upper", 2.0, "2"),
-        ("lower", 2.99999999, "2.999999"),
-        ("noise_multiplier", 1.06897880025, "1.068979"),
-        ("epsilon", math.inf, "inf"),
-    ):
-        assert cli._rounded(name, value) == told

@@ -15,19 +15,18 @@ from jaxdp.accounting.bounds import Bound
 from jaxdp.accounting.canonical import Step, flatten
 from jaxdp.accounting.contour import Line
 from jaxdp.accounting.pairs import SampledGaussian
-from tests.accounting.judging import ADD, REPLACE, SPECIAL, largest, refusals, run
+from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
+from tests.refusing import all_refused
 
 RELATIONS = pytest.mark.parametrize("relation", [ADD, REPLACE])
 
 
 def test_values_known_to_seven_digits():
     for q, z, steps, epsilon in (
-        (512 / 60000, 1.23, 5_000, 2.4478093),
-        (0.01, 2.0, 40_000, 4.7357426),
-        (0.01, 0.9, 1_800, 3.0635959),
-        (0.001, 0.7, 10_000, 1.2449712),
+        (512 / 60000, 1.23, 5_000, 2.4478093), (0.01, 2.0, 40_000, 4.7357426),
+        (0.01, 0.9, 1_800, 3.0635959), (0.001, 0.7, 10_000, 1.2449712),
         (0.000256, 0.6, 100_000, 1.5572681),
-    ):
+    ):  # fmt: skip
         bound = acc.epsilon(run(q, z, steps), 1e-5)
         assert bound.accountant == "exact"
         assert bound.estimate == pytest.approx(epsilon, abs=1e-7)
@@ -35,68 +34,13 @@ def test_values_known_to_seven_digits():
         assert bound.upper - bound.lower <= 1.2e-4 * bound.upper, epsilon
 
 
-def delta_from_definition(q, z, steps, epsilon, relation, reverse=False):
-    """The tail of the loss by Fourier inversion with 30 digits, on a line chosen without care.
-
-    The moments are trapezoid sums over the output, the line is at real part c = 1/2 whatever the
-    saddle point: nothing is shared with the code under test but the identity itself.
-    """
-    with mp.workdps(30):
-        q, z, epsilon, c = mp.mpf(q), mp.mpf(z), mp.mpf(epsilon), mp.mpf(1) / 2
-        width = min(z / 5, z * z / 5)
-        nodes = [width * k for k in range(int(-11 * z / width), int((11 * z + 2) / width) + 1)]
-
-        def ratio(x):
-            return mp.log(1 - q + q * mp.exp((x - mp.mpf(1) / 2) / z**2))
-
-        weights, losses = [], []
-        for x in nodes:
-            first = mp.npdf(x, 0, z) * width
-            loss = ratio(x) - (ratio(-x) if relation is REPLACE else 0)
-            weights.append(first if reverse else first * mp.exp(ratio(x)))
-            losses.append(-loss if reverse else loss)
-        step = 2 * mp.pi / (120 / c)
-        start = [w * mp.exp(c * loss) for w, loss in zip(weights, losses, strict=True)]
-        turn = [mp.expj(step * loss) for loss in losses]
-        total, peak = mp.mpf(0), None
-        for k in range(4000):
-            s = mp.mpc(c, k * step)
-            moment = mp.fsum(start)
-            term = moment**steps * mp.exp(-s * epsilon) / (s * (s + 1))
-            total += term.real * (mp.mpf(1) / 2 if k == 0 else 1)
-            peak = peak or abs(term)
-            if abs(term) < 1e-18 * peak:
-                break
-            start = [w * t for w, t in zip(start, turn, strict=True)]
-        return total * step / mp.pi
-
-
-@pytest.mark.parametrize(
-    ("q", "z", "steps", "delta", "relation"),
-    [
-        (0.2, 1.0, 50, 1e-5, ADD),
-        pytest.param(0.02, 0.8, 1000, 1e-6, ADD, marks=pytest.mark.slow),
-        (0.2, 1.0, 50, 1e-5, REPLACE),
-        (0.01, 10.0, 1_000_000, 1e-3, ADD),
-    ],
-)
-def test_epsilon_satisfies_the_definition(q, z, steps, delta, relation):
-    bound = acc.epsilon(run(q, z, steps), delta, relation)
-    ways = (False,) if relation is REPLACE else (False, True)
-    truth = max(delta_from_definition(q, z, steps, bound.estimate, relation, way) for way in ways)
-    assert float(truth) == pytest.approx(delta, rel=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("q", "z", "steps", "delta", "relation", "epsilon"),
-    [  # as the definition has it, in many digits
-        (0.2, 1.0, 50, 1e-5, ADD, 10.1279513119),
-        (0.2, 1.0, 50, 1e-5, REPLACE, 15.4109265461),
-        (0.5, 1.0, 3, 1e-3, ADD, 3.8657456811),
-        (0.5, 1.0, 3, 1e-3, REPLACE, 5.6878215672),
-    ],
-)
+@pytest.mark.parametrize(("q", "z", "steps", "delta", "relation", "epsilon"), [
+    (0.2, 1.0, 50, 1e-5, ADD, 10.1279513119), (0.2, 1.0, 50, 1e-5, REPLACE, 15.4109265461),
+    (0.5, 1.0, 3, 1e-3, ADD, 3.8657456811), (0.5, 1.0, 3, 1e-3, REPLACE, 5.6878215672),
+    (0.01, 10.0, 1_000_000, 1e-3, ADD, 3.14871684328), (0.02, 0.8, 1000, 1e-6, ADD, 7.33694387198),
+])  # fmt: skip
 def test_a_known_epsilon(q, z, steps, delta, relation, epsilon):
+    """By Fourier inversion of the definition with 30 digits, on a line chosen without care."""
     event = run(q, z, steps)
     found = acc.epsilon(event, delta, relation, "exact")
     assert found.estimate == pytest.approx(epsilon, rel=1e-10)
@@ -113,37 +57,31 @@ def test_full_batches_beside_sampled_steps(relation):
     event = acc.Composed((full, run(0.01, 1.0, 2)))
     found = acc.epsilon(event, 1e-5, relation, "exact")
     integral = estimate.epsilon(flatten(event, relation), relation, 1e-5)
-    alone = acc.epsilon(full, 1e-5, relation, "gdp").upper
+    alone = cost(full, relation, "gdp")
     assert found.lower <= integral <= found.upper
     assert alone < found.lower < 1.05 * alone
 
 
-def test_a_full_batch_equals_the_closed_form():
+def test_one_step_by_contour_and_a_full_batch_equal_the_closed_form():
     for relation in acc.Relation:
         exact, closed = (
             acc.epsilon(run(1.0, 5.0, 10), 1e-5, relation, name).estimate
             for name in ("exact", "gdp")
         )
         assert exact == pytest.approx(closed, rel=1e-9), relation
-
-
-@RELATIONS
-def test_one_step_by_contour_equals_the_closed_form(relation):
-    for q, z in ((0.3, 0.5), (0.9, 2.0), (0.5, 30.0)):
-        for delta in (1e-3, 1e-12):
-            closed = acc.epsilon(run(q, z, 1), delta, relation).estimate
-            contour = estimate.epsilon(flatten(run(q, z, 1), relation), relation, delta)
-            assert contour == pytest.approx(closed, rel=1e-8), (q, z, delta)
+    for relation in (ADD, REPLACE):
+        for q, z in ((0.3, 0.5), (0.9, 2.0), (0.5, 30.0)):
+            for delta in (1e-3, 1e-12):
+                closed = acc.epsilon(run(q, z, 1), delta, relation).estimate
+                contour = estimate.epsilon(flatten(run(q, z, 1), relation), relation, delta)
+                assert contour == pytest.approx(closed, rel=1e-8), (q, z, delta)
 
 
 @settings(deadline=None, max_examples=12)
 @given(
-    st.floats(1e-3, 0.9),
-    st.floats(0.5, 20.0),
-    st.integers(2, 10**5),
-    st.floats(1e-9, 1e-2),
+    st.floats(1e-3, 0.9), st.floats(0.5, 20.0), st.integers(2, 10**5), st.floats(1e-9, 1e-2),
     st.sampled_from([ADD, REPLACE]),
-)
+)  # fmt: skip
 def test_the_root_is_where_delta_says_and_nothing_is_silent(q, z, steps, delta, relation):
     event = run(q, z, steps)
     bound = acc.epsilon(event, delta, relation)
@@ -154,54 +92,13 @@ def test_the_root_is_where_delta_says_and_nothing_is_silent(q, z, steps, delta, 
         assert acc.delta(event, bound.upper, relation).lower <= delta * (1 + 1e-6)
 
 
-def test_a_root_that_a_fixed_cut_off_gets_wrong():
+def test_roots_that_a_fixed_cut_off_gets_wrong_or_that_are_zero():
     """q T = 1: the integrand decays slowly, and a shortened probe answered 0.861 for 0.3036."""
     bound = acc.epsilon(run(1e-3, 1.0, 1000), 2e-7)
     there = acc.delta(run(1e-3, 1.0, 1000), bound.estimate)
     assert there.estimate == pytest.approx(2e-7, rel=1e-4)
     assert there.lower <= 2e-7 <= there.upper
-
-
-@RELATIONS
-def test_monotone_in_every_argument(relation):
-    @functools.cache
-    def at(q=0.01, z=1.0, steps=1000, delta=1e-6):
-        return acc.epsilon(run(q, z, steps), delta, relation).upper
-
-    assert at(q=1e-4) < at() < at(q=0.5) < at(q=1.0)
-    assert at(z=0.4) > at() > at(z=30.0) > at(z=300.0)
-    assert at(steps=10) < at() < at(steps=10**7)
-    assert at(delta=1e-15) > at() > at(delta=1e-2)
-
-
-def test_relations_are_ordered():
-    """Zero-out is add/remove with a public count; replacing moves the sum by twice as much."""
-    one, special, two = (
-        acc.epsilon(run(0.01, 1.0, 1000), 1e-6, relation).upper
-        for relation in (ADD, SPECIAL, REPLACE)
-    )
-    assert one == special < two
-
-
-def test_steps_of_the_published_runs_by_exact_accounting():
-    for q, z, steps in (
-        (512 / 60000, 1.23, 7245),
-        (2048 / 60000, 2.15, 1771),
-        (1024 / 50000, 1.54, 2228),
-    ):
-        assert acc.calibrate_steps(3.0, 1e-5, q, z) == steps
-
-
-def test_unlike_events_compose_in_any_order_and_with_full_batches():
-    a, b, c = run(0.01, 1.0, 500), run(0.02, 2.0, 300), acc.Gaussian(6.0)
-    first = acc.epsilon(acc.Composed([a, b, c]), 1e-5)
-    assert first == acc.epsilon(acc.Composed([c, acc.Composed([b, a])]), 1e-5)
-    assert first.accountant == "exact"
-    assert first.lower > max(acc.epsilon(e, 1e-5).upper for e in (a, b, c))
-    assert first.upper - first.lower <= 1.2e-4 * first.upper
-
-
-def test_epsilon_is_zero_and_says_so_when_delta_at_zero_is_below_the_target():
+    # Epsilon is zero and says so where delta at zero is below the target.
     for event in (run(1e-7, 1.0, 10), run(0.01, 100.0, 10)):
         bound = acc.epsilon(event, 1e-2)
         assert bound.upper == 0
@@ -209,27 +106,55 @@ def test_epsilon_is_zero_and_says_so_when_delta_at_zero_is_below_the_target():
         assert acc.delta(event, 0.0).upper <= 1e-2
 
 
-def test_the_cost_does_not_grow_with_the_number_of_steps():
-    """Nodes, not seconds: the line has about as many for 1e7 steps as for 1e2."""
+def test_monotone_in_every_argument_and_relation():
+    """Zero-out is add/remove with a public count; replacing moves the sum by twice as much."""
+    one, special, two = (
+        acc.epsilon(run(0.01, 1.0, 1000), 1e-6, relation).upper
+        for relation in (ADD, SPECIAL, REPLACE)
+    )
+    assert one == special < two
+    for relation in (ADD, REPLACE):
+
+        @functools.cache
+        def at(q=0.01, z=1.0, steps=1000, delta=1e-6, relation=relation):
+            return acc.epsilon(run(q, z, steps), delta, relation).upper
+
+        assert at(q=1e-4) < at() < at(q=0.5) < at(q=1.0), relation
+        assert at(z=0.4) > at() > at(z=30.0) > at(z=300.0), relation
+        assert at(steps=10) < at() < at(steps=10**7), relation
+        assert at(delta=1e-15) > at() > at(delta=1e-2), relation
+
+
+def test_published_runs_and_unlike_events_in_any_order():
+    for q, z, steps in (
+        (512 / 60000, 1.23, 7245), (2048 / 60000, 2.15, 1771), (1024 / 50000, 1.54, 2228),
+    ):  # fmt: skip
+        assert acc.calibrate_steps(3.0, 1e-5, q, z) == steps
+    a, b, c = run(0.01, 1.0, 500), run(0.02, 2.0, 300), acc.Gaussian(6.0)
+    first = acc.epsilon(acc.Composed([a, b, c]), 1e-5)
+    assert first == acc.epsilon(acc.Composed([c, acc.Composed([b, a])]), 1e-5)
+    assert first.accountant == "exact"
+    assert first.lower > max(cost(e) for e in (a, b, c))
+    assert first.upper - first.lower <= 1.2e-4 * first.upper
+
+
+def test_a_tolerance_narrows_the_interval_and_the_cost_does_not_grow_with_the_steps():
+    event = run(0.01, 1.0, 1000)
+    usual, narrow = acc.epsilon(event, 1e-5), acc.epsilon(event, 1e-5, tolerance=2e-6)
+    assert usual.lower <= narrow.lower < narrow.upper <= usual.upper
+    assert narrow.upper - narrow.lower <= 2e-6 * narrow.upper < usual.upper - usual.lower
+    all_refused(
+        [
+            ("tolerance=", lambda wrong=wrong: acc.epsilon(event, 1e-5, tolerance=wrong))
+            for wrong in (0.0, -1.0, math.nan)
+        ]
+    )
+    # Nodes, not seconds: the line has about as many for 1e7 steps as for 1e2.
     sizes = []
     for steps in (100, 10**7):
         composition = estimate.composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
         sizes.append(estimate.settle(composition, 1e-5)[0].y.size)
     assert sizes[1] <= 3 * sizes[0]
-
-
-def test_a_tolerance_narrows_the_interval():
-    event = run(0.01, 1.0, 1000)
-    usual, narrow = acc.epsilon(event, 1e-5), acc.epsilon(event, 1e-5, tolerance=2e-6)
-    assert usual.lower <= narrow.lower < narrow.upper <= usual.upper
-    assert narrow.upper - narrow.lower <= 2e-6 * narrow.upper < usual.upper - usual.lower
-    refusals(
-        ValueError,
-        [
-            ("tolerance=", lambda wrong=wrong: acc.epsilon(event, 1e-5, tolerance=wrong))
-            for wrong in (0.0, -1.0, math.nan)
-        ],
-    )
 
 
 POISSON = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
@@ -252,7 +177,7 @@ def test_one_release_by_two_names():
 # Every end of an answer must count its own error.
 
 
-def test_the_error_of_an_integral_holds_all_of_its_parts():
+def test_an_error_holds_all_of_its_parts_and_a_doubtful_estimate_is_none(monkeypatch):
     def line(shorter, rounding):
         values = [np.asarray([v + 0j]) for v in (1e-5, shorter)]
         return Line(1.0, np.zeros(1), *values, 0.0, rounding, False)
@@ -260,9 +185,6 @@ def test_the_error_of_an_integral_holds_all_of_its_parts():
     assert line(1e-5, 0.0).doubt(0.0) < 1e-10
     assert line(1.1e-5, 0.0).doubt(0.0) == pytest.approx(0.1)
     assert line(1e-5, 0.01).doubt(1.0) == pytest.approx(0.01)
-
-
-def test_an_estimate_that_is_not_good_enough_is_none(monkeypatch):
     flat, real = flatten(run(0.2, 1.0, 50), ADD), Line.doubt
     for doubt in (0.0, 1e-3):
         monkeypatch.setattr(Line, "doubt", lambda *args, doubt=doubt: real(*args) + doubt)
@@ -282,9 +204,7 @@ def test_a_contradiction_is_an_error_that_names_both():
             accountants._joined(*ends, 1.1, True, "epsilon")
     rounded = accountants._joined(1.0, 1.1, 1.1 * (1 + 1e-7), True, "epsilon")
     assert rounded.estimate == 1.1
-
-
-def test_bounds_that_agree_are_joined():
+    # Bounds that agree are joined.
     loose = accountants._tighter(Bound(1.0, 1.4, 1.5, "exact"), lambda: Bound(0, None, 1.2, "rdp"))
     assert (loose.lower, loose.estimate, loose.upper, loose.accountant) == (1.0, 1.2, 1.2, "rdp")
     tight = Bound(1.0, 1.1, 1.2, "exact")
@@ -304,6 +224,12 @@ def test_nested_and_repeated_events_count_as_often_as_they_occur():
     assert dict(flat.steps) == {Step(1.0, 0.2): 40, Step(2.0, 0.1): 20}
     full = flatten(acc.Repeated(acc.Composed((acc.Gaussian(2.0), acc.Gaussian(2.0))), 8), ADD)
     assert full.steps == ((Step(0.5), 1),)
+    assert acc.events.joint_gaussian([3.0, 4.0]).noise_multiplier == pytest.approx(2.4)
+    assert flatten(fixed(7), REPLACE).steps == ((Step(3.0, 0.01, "fixed_size"), 7),)
+    inner = acc.PoissonSampled(acc.Gaussian(1.0), 0.5)
+    for outer in (acc.PoissonSampled(inner, 0.5), acc.FixedSizeSampled(inner, 10, 2)):
+        with pytest.raises(acc.UnsupportedEventError, match="nested sampling"):
+            flatten(outer, REPLACE)
 
 
 def fixed(steps):
@@ -320,16 +246,7 @@ def test_a_batch_of_nearly_all_records_costs_as_much_as_all():
     np.testing.assert_allclose(ten, 10 * one)
 
 
-def test_releases_of_one_draw_and_rates_of_a_fixed_size():
-    assert acc.events.joint_gaussian([3.0, 4.0]).noise_multiplier == pytest.approx(2.4)
-    assert flatten(fixed(7), REPLACE).steps == ((Step(3.0, 0.01, "fixed_size"), 7),)
-    inner = acc.PoissonSampled(acc.Gaussian(1.0), 0.5)
-    for outer in (acc.PoissonSampled(inner, 0.5), acc.FixedSizeSampled(inner, 10, 2)):
-        with pytest.raises(acc.UnsupportedEventError, match="nested sampling"):
-            flatten(outer, REPLACE)
-
-
-def test_one_sampled_step_has_the_profile_of_its_pair_and_the_reverse_no_larger_one():
+def test_one_sampled_step_has_the_profile_of_its_pair_and_total_variations_add_up():
     for z, q in ((0.8, 0.3), (0.3, 0.01), (2.0, 0.999)):
         pairs = [SampledGaussian(Step(z, q), ADD, way) for way in (False, True)]
         for epsilon in (0.0, 0.002, 0.1, 0.3, 0.7, 2.2):
@@ -337,9 +254,6 @@ def test_one_sampled_step_has_the_profile_of_its_pair_and_the_reverse_no_larger_
             found = single.single_delta(Step(z, q), ADD, epsilon)
             assert found == pytest.approx(forward, abs=1e-13), (z, q, epsilon)
             assert reverse <= forward + 1e-15, (z, q, epsilon)
-
-
-def test_the_total_variation_is_that_of_every_step():
     for relation, apart in ((ADD, 0.3829249225), (REPLACE, 0.6826894921)):
         found = single.total_variation(flatten(run(0.01, 1.0, 10), relation), relation)
         assert found == pytest.approx(10 * 0.01 * apart)
@@ -348,33 +262,16 @@ def test_the_total_variation_is_that_of_every_step():
 # The unsampled Gaussian mechanism.
 
 
-def gaussian_by_quadrature(mu, epsilon):
-    """Integral of max(P - e^epsilon Q, 0) for N(mu, 1) against N(0, 1)."""
-    start = epsilon / mu + mu / 2
-    scale = 1 / (1 + abs(start - mu))
-    cuts = [start + k * scale for k in (0, 1, 3, 6, 10, 20, 40)]
-    return mp.quad(
-        lambda x: mp.npdf(x, mu, 1) - mp.exp(epsilon) * mp.npdf(x, 0, 1),
-        [*cuts, cuts[-1] + 40 + mu],
-    )
-
-
-def test_the_gaussians_profile_matches_the_definition():
+def test_the_profile_of_a_gaussian_is_that_of_the_definition_to_its_last_digits():
     """The closed form in 60 digits, which is the integral's."""
     for mu in (1e-7, 1e-3, 0.3, 1.0, 4.0, 30.0):
         for ratio in (0.0, 0.5, 3.0, 8.0):
             with mp.workdps(60):
                 m, e = mp.mpf(mu), mp.mpf(mu * ratio)
                 truth = mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)
-                if ratio == 0.5 and mu <= 4:
-                    with mp.workdps(30):
-                        integral = gaussian_by_quadrature(m, e)
-                    assert float(integral) == pytest.approx(float(truth), rel=1e-12)
             found = gaussian.gaussian_delta(mu, mu * ratio)
             assert found == pytest.approx(float(truth), rel=2e-9), (mu, ratio)
-
-
-def test_the_profile_of_much_noise_keeps_its_digits():
+    # The profile of much noise keeps its digits.
     with mp.workdps(40):
         for ratio in (0.1, 3.0, 7.0):
             mu = mp.mpf(9e-4)
@@ -385,12 +282,22 @@ def test_the_profile_of_much_noise_keeps_its_digits():
             assert abs(found / truth - 1) < 2e-11, ratio
 
 
-def test_ten_full_batch_steps_under_each_relation():
+def test_ten_full_batch_steps_under_each_relation_and_by_the_central_limit():
     """Replace-one is twice the distance, because the noise multiplier is relative to ONE record."""
     event = acc.Repeated(acc.Gaussian(5.0), 10)
-    assert acc.epsilon(event, 1e-5).upper == pytest.approx(2.594, abs=5e-4)
-    assert acc.epsilon(event, 1e-5, SPECIAL).upper < 2.5945
-    assert acc.epsilon(event, 1e-5, REPLACE).upper == pytest.approx(5.759, abs=5e-4)
+    assert cost(event) == pytest.approx(2.594, abs=5e-4)
+    assert cost(event, SPECIAL) < 2.5945
+    assert cost(event, REPLACE) == pytest.approx(5.759, abs=5e-4)
+    # The central limit runs below the exact value here: an estimate, without an upper end.
+    full, event = event, run(512 / 60_000, 1.23, 5_000)
+    clt = acc.epsilon(event, 1e-5, accountant="clt")
+    assert clt.upper == math.inf
+    assert clt.estimate < acc.epsilon(event, 1e-5).lower
+    assert acc.delta(event, 2.0, accountant="clt").upper == 1
+    exact = acc.epsilon(full, 1e-5).estimate
+    assert acc.epsilon(full, 1e-5, accountant="clt").estimate == pytest.approx(exact, rel=1e-9)
+    with pytest.raises(acc.UnsupportedEventError, match="central limit"):
+        acc.epsilon(event, 1e-5, REPLACE, "clt")
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1e-15, 0.5))
@@ -402,17 +309,3 @@ def test_epsilon_and_delta_invert_each_other(z, delta):
         assert acc.delta(acc.Gaussian(z), bound.lower).upper >= delta
     else:
         assert "already below" in bound.note
-
-
-def test_the_central_limit_is_an_estimate_without_an_upper_end():
-    """It runs below the exact value on the SA-DPSGD MNIST run, so it may not be a guarantee."""
-    event = run(512 / 60_000, 1.23, 5_000)
-    clt = acc.epsilon(event, 1e-5, accountant="clt")
-    assert clt.upper == math.inf
-    assert clt.estimate < acc.epsilon(event, 1e-5).lower
-    assert acc.delta(event, 2.0, accountant="clt").upper == 1
-    full = acc.Repeated(acc.Gaussian(5.0), 10)
-    exact = acc.epsilon(full, 1e-5).estimate
-    assert acc.epsilon(full, 1e-5, accountant="clt").estimate == pytest.approx(exact, rel=1e-9)
-    with pytest.raises(acc.UnsupportedEventError, match="central limit"):
-        acc.epsilon(event, 1e-5, REPLACE, "clt")

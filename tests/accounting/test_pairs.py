@@ -18,9 +18,8 @@ from jaxdp.accounting.pairs import SampledGaussian, gaussian_pairs
 from jaxdp.accounting.rdp import step_rdp
 from tests.accounting.judging import ADD, REPLACE, profile
 
-WAYS = pytest.mark.parametrize(
-    ("relation", "reverse"), [(ADD, False), (ADD, True), (REPLACE, False)]
-)
+DIRECTIONS = [(ADD, False), (ADD, True), (REPLACE, False)]
+WAYS = pytest.mark.parametrize(("relation", "reverse"), DIRECTIONS)
 steps = st.builds(Step, st.floats(0.2, 20.0), st.floats(1e-7, 1.0))
 
 
@@ -34,11 +33,9 @@ def exact_normal(left, right, mean, z):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.floats(-35.0, 35.0),
-    st.lists(st.floats(1e-12, 5.0), min_size=1, max_size=6),
-    st.floats(0.01, 50.0),
-    st.sampled_from([-1.0, 0.0, 1.0]),
-)
+    st.floats(-35.0, 35.0), st.lists(st.floats(1e-12, 5.0), min_size=1, max_size=6),
+    st.floats(0.01, 50.0), st.sampled_from([-1.0, 0.0, 1.0]),
+)  # fmt: skip
 def test_normal_cells_keep_their_digits(start, widths, z, mean):
     x = np.unique(z * (start + np.concatenate([[0.0], np.cumsum(widths)])))
     found = normal_cells(x, mean, z)
@@ -47,12 +44,6 @@ def test_normal_cells_keep_their_digits(start, widths, z, mean):
             truth = exact_normal(left, right, mean, z)
             if truth > 1e-290:
                 assert abs(mass / truth - 1) < 4e-13
-
-
-def test_normal_cells_that_do_not_end():
-    found = normal_cells(np.asarray([-np.inf, -30.0, 0.0, 30.0, np.inf]), 0.0, 1.0)
-    tail = float(mp.ncdf(-30))
-    np.testing.assert_allclose(found, [tail, 0.5, 0.5, tail], rtol=4e-13)
 
 
 @WAYS
@@ -132,6 +123,10 @@ def test_finitely_many_losses_are_counted_where_they_lie():
     np.testing.assert_allclose(q[:2], [0.0, 0.2 * np.exp(-2)])
     assert pair.center == 0.0
     assert pair.rounding >= 7 * 2.0**-52
+    # Cells of a normal law that do not end.
+    found = normal_cells(np.asarray([-np.inf, -30.0, 0.0, 30.0, np.inf]), 0.0, 1.0)
+    tail = float(mp.ncdf(-30))
+    np.testing.assert_allclose(found, [tail, 0.5, 0.5, tail], rtol=4e-13)
 
 
 EPSILONS = np.asarray([-1.0, -0.1, -1e-3, 0.0, 1e-3, 0.1, 0.5, 2.0])
@@ -148,14 +143,11 @@ def numeric(k, z, means, epsilons):
 @pytest.mark.parametrize(
     ("distances", "above", "below"),
     [
-        ((1, 0, 1), (0, 1, 0), (0, 1, 0)),
-        ((0, 1, 1), (0, 0, 1), (0, 0, 1)),
-        ((1, 1, 2), (0, 1, -1), (0, 1, -1)),
-        ((2, 2, 2), (-1, 1, -1), (1, 1, -1)),
-        ((2, 1, 1), (-1, 1, 0), (1, 1, 0)),
-        ((1, 2, 1), (1, 0, 1), (-1, 0, 1)),
+        ((1, 0, 1), (0, 1, 0), (0, 1, 0)), ((0, 1, 1), (0, 0, 1), (0, 0, 1)),
+        ((1, 1, 2), (0, 1, -1), (0, 1, -1)), ((2, 2, 2), (-1, 1, -1), (1, 1, -1)),
+        ((2, 1, 1), (-1, 1, 0), (1, 1, 0)), ((1, 2, 1), (1, 0, 1), (-1, 0, 1)),
     ],
-)
+)  # fmt: skip
 def test_the_profile_of_a_mixture_is_that_of_the_worst_means(distances, above, below):
     """Means of A, B and C that attain it for epsilon >= 0, and for epsilon <= 0."""
     for k, z in ((0.3, 0.8), (0.01, 2.0), (1.0, 1.0)):
@@ -177,7 +169,7 @@ def test_cells_of_a_mixture_hold_all_mass_and_agree_with_tails(z):
                 np.testing.assert_allclose(np.cumsum(masses[::-1])[::-1][1:], tails, atol=1e-12)
 
 
-def test_renyi_of_a_mixture_is_just_above_the_truth():
+def test_renyi_of_a_mixture_is_just_above_the_truth_and_branches_add_up():
     orders = np.asarray([1.05, 2.0, 3.5, 8.0])
     for q, z in ((0.01, 1.0), (0.3, 0.5), (1e-6, 2.0), (1.0, 3.0)):
         for relation, distances in ((ADD, (1, 0, 1)), (REPLACE, (1, 1, 2))):
@@ -185,9 +177,6 @@ def test_renyi_of_a_mixture_is_just_above_the_truth():
             excess = renyi(Mixture(q, z, distances), orders) / truth - 1
             assert (excess > -1e-9).all(), (q, z, relation)
             assert (excess < 3e-4).all(), (q, z, relation)
-
-
-def test_branches_add_up():
     one, two = Mixture(0.1, 1.0, (1, 0, 1)), Mixture(0.1, 1.0, (2, 1, 1))
     both = Branches(((0.25, one), (0.75, two), (0.0, Mixture(1.0, 1.0, (2, 2, 2)))), 0.0)
     expected = 0.25 * profile(one, EPSILONS) + 0.75 * profile(two, EPSILONS)
@@ -220,12 +209,9 @@ def both_ends(pair, width, low, cap, fine):
 @WAYS
 @settings(deadline=None, max_examples=40)
 @given(
-    st.floats(0.2, 10.0),
-    st.floats(-7.0, 0.0),
-    st.integers(20, 2000),
-    st.floats(0.05, 1.0),
-    st.floats(1e-3, 0.05),
-)
+    st.floats(0.2, 10.0), st.floats(-7.0, 0.0), st.integers(20, 2000),
+    st.floats(0.05, 1.0), st.floats(1e-3, 0.05),
+)  # fmt: skip
 def test_profiles_lie_in_order(relation, reverse, z, log_q, points, share, fine):
     pair = SampledGaussian(Step(z, 10.0**log_q), relation, reverse)
     low, high = pair.span(1e-12)
@@ -256,16 +242,6 @@ def test_profiles_of_point_masses_lie_in_order(losses, weights, infinite, width)
     # Q masses above 1 are those of no pair; what matters here is the profile at each epsilon.
     pair = Discrete(loss, p, infinite)
     both_ends(pair, width, float(loss[0]) - 0.1, float(loss[-1]) + 0.1, 0.02)
-
-
-def test_what_is_above_the_cap_is_rounded_outwards():
-    pair = SampledGaussian(Step(1.0, 0.1), ADD)
-    for make, sign in ((above, 1), (below, -1)):
-        atoms = make(pair, 0.01, pair.span(1e-9)[0], 1.0, 0.02)
-        p, q = (float(v[0]) for v in pair.tails(np.asarray([atoms.top])))
-        assert sign * (atoms.over[0] - p * (1 + sign * pair.rounding)) > 0
-        assert sign * (q * (1 - sign * pair.rounding) - atoms.over[1]) > 0
-        assert atoms.over == pytest.approx((p, q), rel=1e-11)
 
 
 @WAYS
@@ -316,22 +292,23 @@ def test_a_merged_cell_has_no_more_than_its_mean_loss():
     assert discretise._merged(underflown, np.asarray([600.0]), 1e-4)[0] == 600.0
 
 
-def test_losses_below_the_lowest_are_raised_to_it_not_dropped():
+def test_what_is_above_the_cap_is_rounded_outwards_and_what_is_below_is_not_dropped():
     pair = SampledGaussian(Step(1.0, 1.0, "poisson"), ADD)
     for low in (-4.0, -0.2, 0.3):
         atoms = above(pair, 1e-2, low, 3.0, 0.01)
         assert atoms.mass.sum() + atoms.over[0] >= 1 - 1e-12, low
-
-
-def test_a_grid_is_not_numbered_beyond_its_integers():
-    """Was a fault: the index of a far loss wrapped round to the other end of the grid."""
+    # Was a fault: the index of a far loss wrapped round to the other end of the grid.
     pair = SampledGaussian(Step(1e-4, 1.0, "poisson"), ADD)
     with pytest.raises(Unresolved):
         above(pair, 1e-12, *pair.span(1e-9), 0.01)
-
-
-def test_what_lies_above_the_cap_is_the_same_on_every_grid():
-    """Else a loss between two grids' tops is counted twice, or not at all, where grids are mixed."""
+    pair = SampledGaussian(Step(1.0, 0.1), ADD)
+    for make, sign in ((above, 1), (below, -1)):
+        atoms = make(pair, 0.01, pair.span(1e-9)[0], 1.0, 0.02)
+        p, q = (float(v[0]) for v in pair.tails(np.asarray([atoms.top])))
+        assert sign * (atoms.over[0] - p * (1 + sign * pair.rounding)) > 0
+        assert sign * (q * (1 - sign * pair.rounding) - atoms.over[1]) > 0
+        assert atoms.over == pytest.approx((p, q), rel=1e-11)
+    # The same on every grid: else a loss between two grids' tops is counted twice, or not at all.
     pair = Discrete(np.asarray([-0.1, 0.0, 0.1, 1.003]), np.asarray([0.4, 0.2, 0.399, 0.001]))
     for put in (above, below):
         for cap in (0.9, 0.98, 1.0, 1.01):

@@ -1,5 +1,7 @@
 """Renyi divergences, filters and curves, against the definition and other ways to compute them."""
 
+import functools
+import itertools
 import math
 
 import mpmath as mp
@@ -10,11 +12,14 @@ from hypothesis import strategies as st
 from scipy import special
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import rdp
+from jaxdp import schedules
+from jaxdp.accounting import queries, rdp
 from jaxdp.accounting.canonical import Run, Step, flatten
 from jaxdp.accounting.curves import mu_between
 from jaxdp.accounting.gaussian import gaussian_delta
-from tests.accounting.judging import ADD, REPLACE, SPECIAL, run
+from jaxdp.accounting.roots import bracket_decreasing, least
+from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, plain, run
+from tests.refusing import all_refused
 
 RELATIONS = pytest.mark.parametrize("relation", [ADD, REPLACE])
 
@@ -63,30 +68,17 @@ def test_integer_orders_match_the_binomial_sum(q):
             assert truth * (1 - 1e-12) <= value <= truth * (1 + 1e-9) + 1e-18, (z, order)
 
 
-@RELATIONS
-def test_fractional_orders_match_the_definition(relation):
-    for q, z, order in ((0.01, 1.0, 1.5), (0.3, 0.5, 2.7), (0.2, 3.0, 1.01)):
-        value = rdp.step_rdp(Step(z, q), relation, (order,))[0]
-        assert value == pytest.approx(quadrature_rdp(q, z, order, relation), rel=1e-9)
-
-
-def test_orders_next_to_one_are_kept_and_sound():
-    """dp_accounting 0.6.0 answers 0 here once the order 1 + 1e-12 is added; the truth is 0.149."""
+def test_orders_that_are_infinite_too_large_or_next_to_one():
+    assert rdp.rdp_to_epsilon(np.array([math.inf, math.inf]), 1e-5, (2.0, 3.0))[0] == math.inf
+    assert rdp.rdp_to_delta(np.array([math.nan, math.inf]), 1.0, (2.0, 3.0)) == 1.0
+    assert rdp.rdp_to_epsilon(np.array([math.inf, 1.0]), 1e-5, (2.0, 3.0))[1] == 3.0
+    curve = rdp.step_rdp(Step(0.01, 0.1), ADD, (1e5,))
+    assert curve[0] == pytest.approx(1e5 / (2 * 0.01**2))
+    # dp_accounting 0.6.0 answers 0 here once the order 1 + 1e-12 is added; the truth is 0.149.
     orders = (1 + 1e-12, *rdp.DEFAULT_ORDERS)
     curve = 1000 * rdp.step_rdp(Step(1.0, 1e-3), ADD, orders)
     assert curve[0] == pytest.approx(curve[1], rel=0.05)
     assert rdp.rdp_to_epsilon(curve, 1e-5, orders)[0] > 0.149
-
-
-def test_an_order_that_cannot_be_tabulated_is_charged_without_sampling():
-    curve = rdp.step_rdp(Step(0.01, 0.1), ADD, (1e5,))
-    assert curve[0] == pytest.approx(1e5 / (2 * 0.01**2))
-
-
-def test_infinite_orders_are_dropped_not_zeroed():
-    assert rdp.rdp_to_epsilon(np.array([math.inf, math.inf]), 1e-5, (2.0, 3.0))[0] == math.inf
-    assert rdp.rdp_to_delta(np.array([math.nan, math.inf]), 1.0, (2.0, 3.0)) == 1.0
-    assert rdp.rdp_to_epsilon(np.array([math.inf, 1.0]), 1e-5, (2.0, 3.0))[1] == 3.0
 
 
 def test_the_conversions_are_the_printed_ones():
@@ -99,16 +91,11 @@ def test_the_conversions_are_the_printed_ones():
             found = rdp.rdp_to_epsilon(spent, delta, (order,), name)
             assert found == (pytest.approx(epsilon), order)
             assert rdp.rdp_to_delta(spent, epsilon, (order,), name) == pytest.approx(delta)
-
-
-def test_steps_of_the_published_tables():
-    """Integer orders 2..64 with Mironov's conversion buy exactly these steps at (3, 1e-5)."""
+    # Integer orders 2..64 with Mironov's conversion buy exactly these steps at (3, 1e-5).
     orders = tuple(float(a) for a in range(2, 65))
     for q, z, steps in (
-        (512 / 60000, 1.23, 4698),
-        (2048 / 60000, 2.15, 1157),
-        (1024 / 50000, 1.54, 1435),
-    ):
+        (512 / 60000, 1.23, 4698), (2048 / 60000, 2.15, 1157), (1024 / 50000, 1.54, 1435),
+    ):  # fmt: skip
         one = rdp.step_rdp(Step(z, q), ADD, orders)
         assert rdp.rdp_to_epsilon(steps * one, 1e-5, orders, "mironov")[0] <= 3, steps
         assert rdp.rdp_to_epsilon((steps + 1) * one, 1e-5, orders, "mironov")[0] > 3, steps
@@ -128,7 +115,7 @@ def test_many_orders_and_many_steps_at_once_are_one_at_a_time(relation):
 @RELATIONS
 def test_steps_that_share_a_table_are_not_below_their_definition(relation):
     steps = ((0.45, 1e-5), (1.0, 0.01), (4.0, 0.3))
-    orders = (1.3, 2.0, 3.5, 9.0)
+    orders = (1.01, 1.3, 2.0, 3.5, 9.0)
     found = rdp.run_rdp(Run(tuple((Step(z, q), 1) for z, q in steps)), relation, orders)
     for order, value in zip(orders, found, strict=True):
         truth = sum(quadrature_rdp(q, z, order, relation) for z, q in steps)
@@ -151,7 +138,7 @@ def test_what_was_admitted_fits_the_budget_in_hindsight(noise_multipliers, epsil
             with pytest.raises(acc.BudgetExceededError, match="event="):
                 filter_.charge(event)
     assert filter_.spent() <= epsilon * (1 + 1e-12)
-    assert acc.epsilon(acc.Composed(charged), 1e-5).upper <= epsilon
+    assert cost(acc.Composed(charged)) <= epsilon
 
 
 def test_a_filter_adds_up_and_stops():
@@ -166,18 +153,14 @@ def test_a_filter_adds_up_and_stops():
     spent = rdp.rdp_to_epsilon(total, 1e-5 / len(budget.orders), budget.orders)[0]
     assert budget.spent() == pytest.approx(spent)
     assert spent <= 1.0
-
-
-def test_a_fixed_order_wastes_less():
+    # A fixed order wastes less.
     event = acc.PoissonSampled(acc.Gaussian(1.23), 512 / 60_000)
     many, one = acc.RenyiFilter(3.0, 1e-5), acc.RenyiFilter(3.0, 1e-5, orders=(8.0,))
-    for filter_, least in ((many, 4500), (one, 5500)):
-        filter_.charge(acc.Repeated(event, least))
+    for filter_, most in ((many, 4500), (one, 5500)):
+        filter_.charge(acc.Repeated(event, most))
         assert filter_.admits(event)
-        assert not filter_.admits(acc.Repeated(event, 7245 - least))
-
-
-def test_no_noise_is_never_admitted():
+        assert not filter_.admits(acc.Repeated(event, 7245 - most))
+    # No noise is never admitted.
     assert not acc.RenyiFilter(1e6, 1e-5).admits(acc.NonPrivate("it peeked"))
     with pytest.raises(ValueError, match="orders="):
         acc.RenyiFilter(1.0, 1e-5, orders=(1.0,))
@@ -188,7 +171,7 @@ def test_no_noise_is_never_admitted():
 RUN = run(0.05, 1.0, 30)
 
 
-def test_parts_add_to_the_renyi_curve():
+def test_renyi_curves_advantages_and_trade_offs_are_the_known_ones():
     orders, gaussians = np.array([1.2, 4.0, 50.0]), acc.Repeated(acc.Gaussian(2.0), 3)
     assert acc.renyi_curve(gaussians, orders) == pytest.approx(3 * orders / 8)
     assert acc.renyi_curve(gaussians, orders, REPLACE) == pytest.approx(3 * orders / 2)
@@ -197,15 +180,9 @@ def test_parts_add_to_the_renyi_curve():
     assert acc.renyi_curve(acc.NonPrivate("no noise"), [1.5, 4.0]).tolist() == [math.inf] * 2
     with pytest.raises(ValueError, match=r"orders\[1\]=1.0"):
         acc.renyi_curve(RUN, [2.0, 1.0])
-
-
-def test_the_advantage_of_a_gaussian_is_its_total_variation():
     bound, true = acc.advantage(acc.Gaussian(2.0)), math.erf(0.25 / math.sqrt(2))
     assert bound.lower <= true <= bound.upper
     assert bound.upper == pytest.approx(true)
-
-
-def test_the_trade_off_of_a_gaussian_is_below_the_known_one_and_near():
     rates = np.array([0.0, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0])
     found = acc.trade_off(acc.Gaussian(1.0), rates)
     true = special.ndtr(special.ndtri(1 - rates) - 1)
@@ -216,29 +193,21 @@ def test_the_trade_off_of_a_gaussian_is_below_the_known_one_and_near():
         acc.trade_off(acc.Gaussian(1.0), [1.5])
 
 
-def test_without_sampling_mu_is_exact():
+def test_mu_is_exact_without_sampling_and_ends_at_the_full_batch():
     for relation, mu in ((ADD, 1.0), (SPECIAL, 1.0), (REPLACE, 2.0)):
         bound = acc.mu_gdp(acc.Repeated(acc.Gaussian(2.0), 4), relation)
         assert bound.lower <= mu <= bound.upper <= mu * (1 + 1e-9)
-
-
-def test_the_gaussian_of_mu_is_no_better_anywhere_above_the_least_delta():
-    deltas = {e: acc.delta(RUN, e).lower for e in np.linspace(0, 4, 13).tolist()}
-    for least in (1e-4, 1e-8):
-        bound = acc.mu_gdp(RUN, ADD, least)
-        assert bound.lower <= bound.upper <= bound.lower * 1.01
-        for epsilon, delta in deltas.items():
-            assert delta <= max(gaussian_delta(bound.upper, epsilon), least), (least, epsilon)
-
-
-def test_mu_grows_with_what_is_told_and_ends_at_the_full_batch():
+    # It grows with what is told, and ends at the full batch.
     found = [acc.mu_gdp(RUN, ADD, least).upper for least in (1e-3, 1e-12, 0.0)]
     assert found == sorted(found)
     assert found[-1] == pytest.approx(math.sqrt(30))
-
-
-def test_a_chord_is_compared_between_its_ends_too():
-    """A step of delta that touches the Gaussian's at both ends needs no larger mu; a bulge does."""
+    assert acc.mu_gdp(acc.Composed(())).upper == 0
+    assert acc.mu_gdp(acc.Repeated(acc.Gaussian(1e6), 1), delta_min=0.5).upper <= 1e-5
+    assert acc.mu_gdp(acc.NonPrivate("no noise"), delta_min=1e-6).upper == math.inf
+    assert acc.mu_gdp(acc.EpsilonDelta(1.0, 1e-9)).upper == math.inf
+    with pytest.raises(ValueError, match="delta_min="):
+        acc.mu_gdp(RUN, delta_min=-1.0)
+    # A step of delta that touches the Gaussian's at both ends needs no larger mu; a bulge does.
     ends = [(e, gaussian_delta(0.8, e)) for e in (0.2, 1.4)]
     at_ends, between = max(mu_between(point, point) for point in ends), mu_between(*ends)
     assert at_ends == pytest.approx(0.8, rel=1e-6)
@@ -249,7 +218,14 @@ def test_a_chord_is_compared_between_its_ends_too():
         assert gaussian_delta(between, epsilon) >= chord
 
 
-def test_pure_privacy_has_the_mu_of_its_corner():
+def test_the_gaussian_of_mu_is_no_better_anywhere_above_the_least_delta():
+    deltas = {e: acc.delta(RUN, e).lower for e in np.linspace(0, 4, 13).tolist()}
+    for smallest in (1e-4, 1e-8):
+        bound = acc.mu_gdp(RUN, ADD, smallest)
+        assert bound.lower <= bound.upper <= bound.lower * 1.01
+        for epsilon, delta in deltas.items():
+            assert delta <= max(gaussian_delta(bound.upper, epsilon), smallest), (smallest, epsilon)
+    # Pure privacy has the mu of its corner.
     mu = acc.mu_gdp(acc.Laplace(1.0)).upper
     assert special.ndtr(-mu / 2) == pytest.approx(1 / (1 + math.e))
     rates = np.linspace(0, 1, 101)
@@ -258,10 +234,223 @@ def test_pure_privacy_has_the_mu_of_its_corner():
     assert (gaussian <= np.maximum(lines, 0) + 1e-12).all()
 
 
-def test_mu_where_nothing_is_left_or_guaranteed():
-    assert acc.mu_gdp(acc.Composed(())).upper == 0
-    assert acc.mu_gdp(acc.Repeated(acc.Gaussian(1e6), 1), delta_min=0.5).upper <= 1e-5
-    assert acc.mu_gdp(acc.NonPrivate("no noise"), delta_min=1e-6).upper == math.inf
-    assert acc.mu_gdp(acc.EpsilonDelta(1.0, 1e-9)).upper == math.inf
-    with pytest.raises(ValueError, match="delta_min="):
-        acc.mu_gdp(RUN, delta_min=-1.0)
+# Calibrated values never exceed the budget by another way of computing, and are not wasteful ------
+
+Q, T = 512 / 60_000, 5_000
+
+
+def judged_delta(q, z, steps, epsilon, relation=ADD):
+    """delta by a plain convolution of 400,000 slices of the output, extrapolated in the grid."""
+    if q == 1:
+        mu = (2 if relation is REPLACE else 1) * steps**0.5 / z
+        tails = special.log_ndtr([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
+        return float(np.exp(tails[0]) - np.exp(epsilon + tails[1]))
+    once = ((q, z, steps),)
+    coarse, fine = (
+        plain(once, relation, 120.0, size, 400_000)(epsilon) for size in (1 << 18, 1 << 19)
+    )
+    return fine + (fine - coarse) / 3
+
+
+def test_noise_steps_and_rate_are_the_least_and_the_most_that_fit():
+    rows = [(3.0, Q, T, ADD), (20.0, 0.2, 50, REPLACE), (3.0, Q, T, REPLACE)]
+    rows += [(0.1, 1.0, 10, relation) for relation in acc.Relation]
+    for epsilon, q, steps, relation in rows:
+        z = acc.calibrate_noise_multiplier(epsilon, 1e-5, q, steps, relation)
+        assert judged_delta(q, z, steps, epsilon, relation) <= 1e-5 * (1 + 1e-6), (q, relation)
+        assert judged_delta(q, z * (1 - 1e-4), steps, epsilon, relation) > 1e-5, (q, relation)
+    steps = acc.calibrate_steps(3.0, 1e-5, Q, 1.23)
+    assert judged_delta(Q, 1.23, steps, 3.0) <= 1e-5 < judged_delta(Q, 1.23, steps + 1, 3.0)
+    q = acc.calibrate_sampling_prob(3.0, 1e-5, T, 1.23)
+    assert judged_delta(q, 1.23, T, 3.0) <= 1e-5 * (1 + 1e-6)
+    assert judged_delta(q * (1 + 1e-4), 1.23, T, 3.0) > 1e-5
+
+
+def test_budgets_that_need_nothing_or_fit_nothing_and_wrong_arguments():
+    assert acc.calibrate_noise_multiplier(1.0, 1e-5, 0.0, 100) == 0
+    assert acc.calibrate_steps(1e-6, 1e-5, 1.0, 0.5) == 0
+    assert acc.calibrate_sampling_prob(100.0, 1e-5, 1, 1.0) == 1
+    assert acc.calibrate(lambda z: acc.Composed(()), 1.0, 1e-5) == pytest.approx(1e-9)
+    with pytest.raises(ValueError, match=r"epsilon=1\.0: .* at 1e\+09, .* 4\.37718 is proven"):
+        acc.calibrate(lambda z: acc.Composed((acc.Gaussian(z), acc.Gaussian(1.0))), 1.0, 1e-5)
+    with pytest.raises(acc.UnsupportedEventError, match="ShuffledEpoch"):
+        acc.calibrate(lambda z: acc.ShuffledEpoch(acc.Gaussian(z), 5), 1.0, 1e-5)
+    rows = (
+        ("between=.*smaller number first", {"between": (2.0, 1.0)}),
+        ("between=3.0: expected two numbers", {"between": 3.0}),
+        ("between=0.0: expected a finite number > 0", {"between": (0.0, 1.0)}),
+        ("between=2.5: expected an integer", {"between": (1, 2.5), "whole": True}),
+        ("tolerance=0.0", {"tolerance": 0.0}),
+        ("epsilon=-1.0", {"epsilon": -1.0}),
+        ("delta=1.0", {"delta": 1.0}),
+        ("accountant='best'", {"accountant": "best"}),
+    )
+    usual = {"epsilon": 1.0, "delta": 1e-5}
+    calls = [functools.partial(acc.calibrate, scheduled, **{**usual, **k}) for _, k in rows]
+    all_refused(zip((words for words, _ in rows), calls, strict=True))
+
+
+def scheduled(z):
+    plan = schedules.exponential_decay(2.0, 0.1, 10, 40).times(z)
+    return acc.Composed([run(0.05, level, n) for level, n in plan.levels])
+
+
+@pytest.mark.parametrize(("make", "relation"), [
+    (lambda z: run(0.05, z, 100), ADD), (acc.Gaussian, ADD), (scheduled, ADD),
+    (lambda z: acc.Composed((run(0.05, z, 50), acc.Gaussian(10 * z))), ADD),
+    (lambda z: acc.FixedSizeSampled(acc.Gaussian(z), 1_000, 50), REPLACE),
+], ids=["sampled", "full batch", "a schedule", "mixed", "fixed size"])  # fmt: skip
+def test_the_least_value_of_any_event(make, relation):
+    found = []
+    for epsilon in (0.5, 2.0):
+        value = acc.calibrate(make, epsilon, 1e-5, relation)
+        assert cost(make(value), relation) <= epsilon
+        assert cost(make(value * (1 - 2e-4)), relation) > epsilon
+        found.append(value)
+    assert found[0] > found[1]
+
+
+def test_any_argument_rising_or_falling_and_any_count():
+    def epochs(count):
+        return run(0.01, 1.0, 100 * count)
+
+    most = acc.calibrate(epochs, 3.0, 1e-5, between=(1, 10**6), most=True, whole=True)
+    assert cost(epochs(most)) <= 3 < cost(epochs(most + 1))
+
+    def sizes(dataset_size):
+        return run(64 / dataset_size, 1.0, 500)
+
+    size = acc.calibrate(sizes, 3.0, 1e-5, between=(64, 10**9), whole=True)
+    assert isinstance(size, int)
+    assert cost(sizes(size)) <= 3 < cost(sizes(size - 1))
+    closer = [acc.calibrate(scheduled, 3.0, 1e-5, tolerance=t) for t in (1e-2, 1e-6)]
+    assert closer[1] < closer[0] < closer[1] * 1.02
+
+    def make(count):
+        return acc.Composed((acc.Gaussian(5.0), run(0.05, 1.0, count)))
+
+    count = acc.calibration.calibrate_count(make, 2.0, 1e-5)
+    assert cost(make(count)) <= 2 < cost(make(count + 1))
+    assert acc.calibration.calibrate_count(make, 0.1, 1e-5) == 0
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "q", "steps"), [
+    (3.0, 0.5, 0.01, 1_000), pytest.param(1e9, 1e-5, 0.01, 10**9, marks=pytest.mark.slow),
+    pytest.param(3.0, 1e-5, 1e-9, 10**9, marks=pytest.mark.slow), (3.0, 1e-5, 1e-7, 10**7),
+    (1e-6, 1e-30, 0.9, 100),
+])  # fmt: skip
+def test_corners_are_answered_by_few_evaluations(monkeypatch, epsilon, delta, q, steps):
+    asked, proofs = [], []
+    quick, proven = queries.quick_epsilon, queries.epsilon
+    monkeypatch.setattr(queries, "quick_epsilon", lambda *a: asked.append(a) or quick(*a))
+    monkeypatch.setattr(queries, "epsilon", lambda *a: proofs.append(a) or proven(*a))
+    z = acc.calibrate_noise_multiplier(epsilon, delta, q, steps)
+    assert len(asked) <= 30
+    assert len(proofs) <= 4
+    assert acc.epsilon(run(q, z, steps), delta).upper <= epsilon
+
+
+@pytest.mark.parametrize("most", [False, True])
+def test_estimates_lead_and_proofs_decide(monkeypatch, most):
+    """Of estimates too large, too small and cut off to 0, the answer is what the proofs say."""
+    proofs, ratio, least_loss = [], 1.0, 0.0
+
+    def loss(event):
+        z = event.noise_multiplier
+        spent = (z if most else 1 / z) ** 1.3
+        return 0.0 if spent < least_loss else spent
+
+    def proven(event, *_):
+        proofs.append(event.noise_multiplier)
+        return acc.Bound(0.0, 0.0, loss(event))
+
+    monkeypatch.setattr(queries, "epsilon", proven)
+    monkeypatch.setattr(queries, "quick_epsilon", lambda event, *_: ratio * loss(event))
+    ratios = (1e-3, 0.5, 1 - 1e-5, 1 + 1e-5, 2.0, 1e3)
+    for case in itertools.product(ratios, (1e-9, 3.0, 1e6), (0.0, 1.5)):
+        proofs.clear()
+        ratio, epsilon, least_loss = case
+        value = acc.calibrate(acc.Gaussian, epsilon, 1e-5, most=most)
+        assert value in proofs, case
+        assert loss(acc.Gaussian(value)) <= epsilon, case
+        assert loss(acc.Gaussian(value * (1 + 2e-4 if most else 1 - 2e-4))) > epsilon, case
+        assert len(proofs) <= 25, case
+
+
+def test_renyi_noise_is_the_least_to_a_millionth():
+    """The search starts from the accountant that was asked for, and does not give up digits."""
+    for epsilon, delta, q, steps, relation in (
+        (1.0, 1e-6, 0.01, 128, ADD),
+        (0.417, 2.2e-11, 0.0144, 38, REPLACE),
+        (3.0, 1e-5, Q, T, ADD),
+    ):
+        z = acc.calibrate_noise_multiplier(epsilon, delta, q, steps, relation, "rdp")
+        found, less = (
+            acc.epsilon(run(q, noise, steps), delta, relation, "rdp").upper
+            for noise in (z, z * (1 - 1e-6))
+        )
+        assert found <= epsilon < less, (epsilon, delta)
+
+
+# Brackets of roots: both ends evaluated, and few evaluations.
+
+
+def asking(f):
+    """(f, the list of what it was asked)."""
+    asked = []
+    return (lambda x: asked.append(x) or f(x)), asked
+
+
+def test_a_secant_step_moves_the_farther_end():
+    for f, root, low, high in (
+        (lambda x: math.exp(-x) - 0.3, -math.log(0.3), 0.0, 9.0),
+        (lambda x: 2 - x**3, 2 ** (1 / 3), 0.0, 4.0),
+        (lambda x: 1 / x - 5, 0.2, 0.01, 3.0),
+    ):
+        counted, asked = asking(f)
+        low, high = bracket_decreasing(counted, low, high, rtol=1e-10)
+        assert low <= root <= high
+        assert high - low <= 1e-10 * high, root
+        assert low in asked
+        assert high in asked
+        assert len(asked) <= 40, root  # moving the nearer end takes over 70
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_search_returns_what_was_found_within(sign):
+    """Of a jump, from either side; smooth costs take a handful of evaluations."""
+    ends = (1e-9, 1e9)[::sign]
+    for edge in (0.3, 1e-7, 5e6):
+
+        def jump(value, size, edge=edge):
+            return math.copysign(size, sign * (edge - value))
+
+        for size in (1.0, math.inf):
+            found, _ = least(functools.partial(jump, size=size), 1.0, -1.0, ends, 1e-6)
+            assert 0 <= sign * (found - edge) < 1e-4 * edge, (edge, size)
+        smooth, asked = asking(lambda v, edge=edge: sign * 0.7 * math.log(edge / v))
+        found, slope = least(smooth, 1.0, -1.0, ends, 1e-6)
+        assert 0 <= sign * (found / edge - 1) < 2e-6, edge
+        assert found in asked
+        assert len(asked) <= 10, edge
+        assert slope == pytest.approx(-0.7)
+
+
+def test_a_search_of_whole_numbers_finds_the_last():
+    for last in (1, 2, 3, 17, 7245, 10**9 + 7, 10**12):
+        for power in (0.5, 3.0):
+            excess, asked = asking(lambda n, a=power, b=last: a * math.log(n / (b + 0.5)))
+            found, _ = least(excess, 1, -1.5, (10**12, 1), 1e-4, whole=True)
+            assert isinstance(found, int)
+            assert found in asked
+            assert last * (1 - 1e-7) <= found <= last, power
+            assert len(asked) <= 25, last
+    # Nothing, everything, and noise.
+    assert least(lambda v: 1.0, 1.0, -1.0, (1e-9, 1e9), 1e-6)[0] is None
+    assert least(lambda n: math.inf, 1, -1.0, (10**12, 1), 1e-6, whole=True)[0] is None
+    assert least(lambda v: -math.inf, 1.0, -1.0, (1e-9, 1e9), 1e-6)[0] == 1e-9
+    rng = np.random.default_rng(0)
+    random, asked = asking(lambda v: rng.normal())
+    found, _ = least(random, 1.0, -1.0, (1e-9, 1e9), 1e-9)
+    assert len(asked) <= 60
+    assert found is None or found in asked

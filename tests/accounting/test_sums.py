@@ -39,14 +39,11 @@ def convolved(kinds, width):
     return offset + width * index, np.asarray([law[i] for i in sorted(law)])
 
 
-kind = st.tuples(
+kind = st.builds(
+    lambda at, mass, offset, n: (atoms(at, np.asarray(mass[: len(at)]) / 4, offset), n),
     st.lists(st.integers(-6, 9), min_size=2, max_size=4, unique=True),
-    st.lists(st.floats(1e-8, 1.0), min_size=4, max_size=4),
-    st.floats(-0.2, 0.2),
-    st.integers(1, 4),
-).map(
-    lambda drawn: (atoms(drawn[0], np.asarray(drawn[1][: len(drawn[0])]) / 4, drawn[2]), drawn[3])
-)
+    st.lists(st.floats(1e-8, 1.0), min_size=4, max_size=4), st.floats(-0.2, 0.2), st.integers(1, 4),
+)  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)
@@ -113,7 +110,7 @@ def test_what_lies_outside_of_the_window_is_in_the_error(low, high, c):
     assert wrong
 
 
-def test_rounding_is_counted_where_the_steps_are_many():
+def test_rounding_is_counted_by_steps_and_by_transforms():
     """Of 1e6 steps that hardly ever lose, a binomial law, in float64 by logarithms."""
     n, p = 10**6, 1e-6
     law = Law([(atoms([0, 1], [1 - p, p]), n)], 1.0, -1.0, 64, 0.5, (0.0, 0.0))
@@ -127,9 +124,7 @@ def test_rounding_is_counted_where_the_steps_are_many():
     assert float(np.linalg.norm(found - truth)) <= law.error + law.relative + 2e-8
     assert 1e-17 < law.error < 1e-12
     assert law.relative >= n * 4 * 2.0**-53 * 8
-
-
-def test_an_error_is_not_below_what_a_transform_must_lose():
+    # And no less than a transform must lose.
     mass = np.random.default_rng(0).random(40)
     one = atoms(np.arange(40), mass / mass.sum())
     for size in (64, 4096):
@@ -173,10 +168,7 @@ def test_bunches_enclose_the_sum_by_one_transform():
             # Coarser than the single transform, hence on the outer side of it, but not by much.
             assert high <= upper <= 1.01 * high
             assert low >= lower >= 0.99 * low
-
-
-def test_no_step_is_lost_or_counted_twice():
-    """Gaussians add up: n full batches of z are one of z/sqrt(n), whatever n leaves over."""
+    # Gaussians add up: n full batches of z are one of z/sqrt(n), whatever n leaves over.
     layout = Layout((40 / (1 << 17), 40 / (1 << 13)), 20, 1 << 13, 0)
     for n in (97, 100, 119):
         kinds = ((SampledGaussian(Step(20.0, 1.0, "poisson"), ADD), n),)
@@ -224,7 +216,7 @@ def test_what_a_bunch_may_lose_is_charged(monkeypatch):
     assert after - before >= 2 * 20 * 1e-9 * peak * 0.99
 
 
-def test_windows_leave_out_what_they_say():
+def test_what_windows_leave_out_is_told():
     """Against the tilted law of 200 steps by one transform."""
     atoms, width = steps_of(above, KINDS[:1])(1e-3), 1e-3
     moments, counts = Moments(atoms, width, 0.8), np.asarray([200])
@@ -235,9 +227,7 @@ def test_windows_leave_out_what_they_say():
     assert 0 < law.weight[law.loss < first].sum() <= math.exp(-5.0)
     orders = moments.near(counts, first, last)
     assert orders.min() < 0.8 < orders.max()
-
-
-def test_what_is_left_out_of_a_bunch_is_told():
+    # What is left out of a bunch is told.
     steps = steps_of(above, KINDS[:1])
     moments = Moments(steps(0.01), 0.01, 0.8)
     first, last = moments.window(np.asarray([40]), 4.0)
@@ -248,10 +238,7 @@ def test_what_is_left_out_of_a_bunch_is_told():
     assert cut > 1e-3
     kept = bunches.log_moments([(atom, 1)], 8 * width, np.asarray([0.8]))[0] + scale - law.log_scale
     assert math.exp(kept) + cut >= law.weight.sum()
-
-
-def test_windows_that_are_far_too_short_leave_no_wrong_bound():
-    """Was a fault: what bunches of bunches may lose was charged as e^50 at most."""
+    # Was a fault: what bunches of bunches may lose was charged as e^50 at most.
     count, z, epsilon = 352, 2.201290168020447, 61.9
     kinds = ((SampledGaussian(Step(z, 1.0, "poisson"), ADD, True), count),)
     exact = acc.delta(acc.Repeated(acc.Gaussian(z), count), epsilon).estimate
@@ -351,7 +338,7 @@ def first_direction():
     return directions(run(1e-5, 0.8, 10**7), REPLACE, 1e-9, 1e-4)[0]
 
 
-def test_a_lower_end_gives_up_small_losses_and_their_probability():
+def test_a_lower_end_gives_up_small_losses_and_their_probability(monkeypatch):
     direction, truth = first_direction(), RUNS[0][-1]
     upper, lower = (
         layouts.Laid(kinds, direction._plan(truth), high, 7e-5)
@@ -364,9 +351,7 @@ def test_a_lower_end_gives_up_small_losses_and_their_probability():
     outer, steps = lower.kinds[0]
     assert n == steps == 10**7
     assert stats.binom.logsf(n - fewer, n, outer.chance()) <= math.log(lower.lost)
-
-
-def test_what_a_lower_end_gives_up_is_taken_off(monkeypatch):
+    # What it gives up is taken off.
     direction, truth = first_direction(), RUNS[0][-1]
     before = direction.delta_end(False, truth, 1e-3)
     give_up = layouts.Laid._give_up
@@ -388,7 +373,7 @@ def points(high):
     return Discrete(loss, np.asarray([1e-4, 0.1, 0.6, 0.1, 0.1998, 1e-4]))
 
 
-def test_a_point_mass_at_the_largest_small_loss_is_kept():
+def test_point_masses_at_the_ends_are_kept():
     """high - shift + shift may be less than high by rounding."""
     moved = 0
     for high in np.geomspace(1e-4, 1.0, 301).tolist():
@@ -402,6 +387,14 @@ def test_a_point_mass_at_the_largest_small_loss_is_kept():
         assert first[0] == pytest.approx(0.1998 / 0.9998)
         assert first[1] == 0
     assert moved > 3
+    # The merged outcome and the others have all of the masses, point masses at the ends too.
+    one = points(1.0)
+    for low, high in ((-0.4, 1.0), (-0.4, 0.3), (-12.0, 15.0), (-13.0, 16.0)):
+        outer = Outer(Inner(one, low, high))
+        most, least = (put(outer, 0.1, -14.0, 16.0, 0.01).mass.sum() for put in (above, below))
+        assert most >= 1 - 1e-15 >= least >= 1 - 1e-12
+        inside = (one.loss > low) & (one.loss <= high)
+        assert outer.chance() == pytest.approx(one.p[~inside].sum(), abs=1e-12)
 
 
 def test_small_losses_are_known_to_their_doubt():
@@ -415,9 +408,7 @@ def test_small_losses_are_known_to_their_doubt():
         _, _, gain, error = inner.masses(np.asarray([-1.0, 1.0]) * inner.doubt * 2)
         assert abs(gain[0]) <= error[0]
         assert inner.doubt >= 0.999 * one.rounding * abs(math.expm1(-ratio))
-
-
-def test_no_small_loss_is_refused():
+    # No small loss is refused.
     for ends in ((0.1, 0.2), (-3.0, -2.0)):
         with pytest.raises(Unresolved):
             Inner(points(1.0), *ends)
@@ -431,14 +422,3 @@ def test_a_randomised_response_does_not_widen_rare_samplings():
     assert bound.upper - bound.lower < 5e-4 * bound.upper
     assert bound.upper >= truth * (1 - 1e-8)
     assert bound.lower <= truth * (1 + 1e-8) + 1e-8
-
-
-def test_outcomes_are_of_one_pair_or_the_other():
-    """The merged outcome and the others have all of the masses, point masses at the ends too."""
-    one = points(1.0)
-    for low, high in ((-0.4, 1.0), (-0.4, 0.3), (-12.0, 15.0), (-13.0, 16.0)):
-        outer = Outer(Inner(one, low, high))
-        most, least = (put(outer, 0.1, -14.0, 16.0, 0.01).mass.sum() for put in (above, below))
-        assert most >= 1 - 1e-15 >= least >= 1 - 1e-12
-        inside = (one.loss > low) & (one.loss <= high)
-        assert outer.chance() == pytest.approx(one.p[~inside].sum(), abs=1e-12)

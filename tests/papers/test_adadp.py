@@ -1,18 +1,28 @@
 """AdaDp in its paper's settings: its moment as published, when its sides differ, and Figure 4 (c, d)."""
 
+import json
+
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
+from benchmarks.printed_gaps import COMPUTED, GAPS, RESULTS
 from jaxdp.cli import main
 from jaxdp.optimizers import registry
-from jaxdp.papers import adadp_gradients, adadp_noise, adadp_phase, queue
-from jaxdp.papers.adadp import adadp_as_published
+from jaxdp.papers import adadp_gradients, adadp_noise, adadp_phase, queue, raw_gradient
+from jaxdp.papers.adadp import _RawClipping, adadp_as_published
+from jaxdp.papers.pigdo import pigdo_as_published
+from jaxdp.papers.raw_gradient import RawGradient
 from jaxdp.papers.row import Row
 from jaxdp.runs import described
 from jaxdp.runs.config import resolve
 from jaxdp.runs.recipes import recipe
 from jaxdp.seeds import Secret
+from tests.optimizers.test_attacks import flat
 from tests.runs import small
 
 GIVEN = {"model": "logistic", "batch_size": 40, "dataset_size": 200, "physical_batch_size": 16}
@@ -73,7 +83,7 @@ def test_a_rows_line_tells_its_phase_and_that_of_noise_alone(name, tmp_path):
 # The noise of every coordinate ----------------------------------------------------------------
 
 
-def test_a_histogram_counts_every_coordinate():
+def test_a_histogram_counts_every_coordinate_and_a_run_tells_its_noise_and_epsilon():
     found = adadp_noise.histogram(np.array([1.0, 9.99, 10.0, 19.0, 20.0, 40.0]))
     assert sum(found["counts"]) == 6
     assert (found["under_10"], found["from_10_to_20"]) == pytest.approx((1 / 3, 1 / 3))
@@ -81,9 +91,6 @@ def test_a_histogram_counts_every_coordinate():
     assert adadp_noise.shares(found) == pytest.approx([100 / 3] * 3)
     # The first noise is that of global clipping.
     np.testing.assert_allclose(adadp_noise.noise_alone(50, 0), 8 * 4.0, rtol=1e-6)
-
-
-def test_a_run_tells_its_noise_and_its_epsilon():
     found = adadp_noise.run(config(), small.dataset(), Secret.new(), (2, 5))
     assert [at["step"] for at in found["histograms"]] == [2, 5]
     globally = 2 * config().l2_clip_norm
@@ -95,22 +102,28 @@ def test_a_run_tells_its_noise_and_its_epsilon():
     assert 0 < found["proven_epsilon"] < 100
 
 
-def test_figures_say_what_they_leave_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("jaxdp.papers.figures.save_all", lambda folder, results: [])
-    main(["reproduce", "figures", "--results-dir", str(tmp_path), "--to", str(tmp_path)])
-    assert "left out" in capsys.readouterr().err
-
-
 # Gradients of public records and their estimates ----------------------------------------------
 
 
-def test_two_arrays_are_compared_coordinate_by_coordinate():
+def test_arrays_are_compared_by_coordinate_and_figures_tell_what_they_show(
+    tmp_path, monkeypatch, capsys
+):
     squared = np.array([1e-2, 1e-4, 1e-6, 0.0])
     found = adadp_gradients.compared(squared, 9 * squared)
     assert sum(found["gradient"]) == sum(found["estimate"]) == 4
     assert (found["zero"], found["within_factor_2"]) == (0.25, 0.0)
     assert found["correlation_of_logs"] == pytest.approx(1.0)
     assert adadp_gradients.compared(squared, 2 * squared)["within_factor_2"] == 1.0
+    squared = np.geomspace(1e-6, 1e-2, 5)
+    noise = {"under_10": 0.5, "from_10_to_20": 0.25}
+    at = {"step": 100, **adadp_gradients.compared(squared, 4 * squared), "noise": noise}
+    made, told = adadp_gradients.figure({"at": [at]})
+    assert len(made.axes) == 1
+    assert "step 100: medians 0.01 and 0.02" in told
+    assert "above 50.0, 25.0, 25.0 %" in told
+    monkeypatch.setattr("jaxdp.papers.figures.save_all", lambda folder, results: [])
+    main(["reproduce", "figures", "--results-dir", str(tmp_path), "--to", str(tmp_path)])
+    assert "left out" in capsys.readouterr().err
 
 
 def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(monkeypatch):
@@ -134,11 +147,99 @@ def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(m
     assert found["at"][1]["noise"]["top"] == pytest.approx(by_the_text.max(), rel=1e-5)
 
 
-def test_the_figure_tells_what_it_shows():
-    squared = np.geomspace(1e-6, 1e-2, 5)
-    noise = {"under_10": 0.5, "from_10_to_20": 0.25}
-    at = {"step": 100, **adadp_gradients.compared(squared, 4 * squared), "noise": noise}
-    made, told = adadp_gradients.figure({"at": [at]})
-    assert len(made.axes) == 1
-    assert "step 100: medians 0.01 and 0.02" in told
-    assert "above 50.0, 25.0, 25.0 %" in told
+# Sums of contributions that un-noised moments set, taken together and one by one ------------------
+
+X = jax.random.normal(jax.random.key(3), (12, 5))
+Y = jnp.arange(12, dtype=jnp.float32) / 6
+MASK = jnp.arange(12) % 5 != 2
+PARAMS = {"w": jnp.linspace(-1.0, 1.0, 5), "b": jnp.float32(0.5)}
+MADE = {
+    "piadam": lambda: pigdo_as_published(flat(), 0.1),
+    "piadagrad": lambda: pigdo_as_published(flat(), 0.1, "adagrad"),
+    "adadp": lambda: adadp_as_published(2.0, 10, 100, 0.1, bound=1.0),
+}
+
+
+def loss_fn(params, example):
+    x, y = example
+    return (x @ params["w"] + params["b"] - y) ** 2
+
+
+def moments(algorithm):
+    state = algorithm.raw(algorithm.after_noise.init(PARAMS))
+    return jax.tree.map(
+        lambda leaf: leaf + jnp.arange(1, 1 + leaf.size, dtype=leaf.dtype).reshape(leaf.shape),
+        state,
+    )
+
+
+def opened(summed, info):
+    rows = (info.norms, info.losses, info.clipped, info.mask)
+    return summed.value, summed.leaked, summed.unscale, rows
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_one_by_one_is_the_sum_that_all_together_give(name, monkeypatch):
+    """Of moments that vary between coordinates."""
+    algorithm = MADE[name]()
+    grad_fn, raw = algorithm.gradient(loss_fn), moments(algorithm)
+    sums = []
+    for together in (raw_gradient._TOGETHER, 0):
+        monkeypatch.setattr(raw_gradient, "_TOGETHER", together)
+        sums.append(jax.jit(lambda raw, f=grad_fn: opened(*f(PARAMS, (X, Y), MASK, raw=raw)))(raw))
+    one, other = sums
+    chex.assert_trees_all_close(one, other, rtol=2e-6, atol=2e-6)
+    chex.assert_trees_all_equal_shapes_and_dtypes(one, other)
+
+
+@pytest.mark.parametrize("most", [0, 10**9])
+def test_the_sums_are_of_the_rows_that_count(most, monkeypatch):
+    monkeypatch.setattr(raw_gradient, "_TOGETHER", most)
+    grad_fn = RawGradient(
+        lambda w, x: w @ x, lambda raw: lambda g: (g * raw, 2 * g), lambda p: 1.0, None, 4
+    )
+    x = X.at[7].set(jnp.nan)
+    summed, info = grad_fn(jnp.ones(5), x, MASK, raw=jnp.float32(3.0))
+    counted = np.asarray(MASK) & (np.arange(12) != 7)
+    rows = np.asarray(X)[counted]
+    np.testing.assert_allclose(summed.value, 3 * rows.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(summed.leaked, 2 * rows.sum(0) / 4, rtol=1e-5)
+    np.testing.assert_array_equal(info.clipped, counted)
+    np.testing.assert_allclose(info.norms[counted], np.linalg.norm(rows, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("most", [10**9, 0])
+def test_rows_that_devices_share_are_summed_one_by_one_as_together(most, monkeypatch):
+    monkeypatch.setattr(raw_gradient, "_TOGETHER", most)
+    grad_fn = RawGradient(lambda w, x: w @ x, lambda raw: lambda g: (g, g), lambda p: 1.0, None, 4)
+
+    def summed(params, batch, mask):
+        found, _ = grad_fn(params, batch, mask, raw=0.0)
+        return jax.lax.psum(found.value, "data")
+
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    specs = (P(), P("data"), P("data"))
+    shared = jax.jit(jax.shard_map(summed, mesh=mesh, in_specs=specs, out_specs=P()))
+    rows = 4 * mesh.size
+    x = jnp.ones((rows, 3))
+    np.testing.assert_allclose(shared(jnp.zeros(3), x, jnp.ones(rows, bool)), rows * np.ones(3))
+
+
+# Experiments on printed figures that others were not told how to make -------------------------
+
+
+def test_experiments_are_kept_with_their_settings_and_say_what_they_clip():
+    row, changed = GAPS["adadp-of-mean"]
+    assert "examples clipped at 600 β √E′" in changed
+    given = row.given
+    clipping = _RawClipping(given["l2_clip_norm"], given["settings"]["beta"], 1e-6, True)
+    moment = jnp.array([1.0, 4.0])  # E′, of roots 1 and 2
+    parts, _ = clipping.contribution(moment)(jnp.array([5e3, -1e4]))
+    found = parts * clipping.sides(moment)
+    np.testing.assert_allclose(found, 600 * 1.2 * jnp.array([1.0, -2.0]), rtol=1e-5)
+    lines = {line["name"]: line for line in json.loads(RESULTS.read_text(encoding="utf-8"))}
+    assert set(lines) == {*COMPUTED, *GAPS}
+    for name, (row, changed) in GAPS.items():
+        line = lines[name]
+        assert (line["given"], line["changed"]) == (row.given, changed), name
+        assert line["curve"][-1] == [line["steps"], line["test_accuracy"]]

@@ -1,11 +1,16 @@
 """AGD: every release is charged to the filter before it is made, and the run ends where it must."""
 
+import itertools
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate
 
 from jaxdp import accounting as acc
 from jaxdp.papers import agd, agd_releases, choices
@@ -13,6 +18,7 @@ from jaxdp.papers.agd_releases import Asked
 from jaxdp.runs import assemble
 from jaxdp.sampling.sampler import pad
 from jaxdp.seeds import Secret
+from tests.laws import is_binomial
 from tests.runs import small
 
 BUDGET = 3.0
@@ -131,17 +137,14 @@ def coins_of(question, monkeypatch):
     return told[0]
 
 
-def test_two_runs_of_one_secret_share_no_coins(monkeypatch):
+def test_two_runs_of_one_secret_share_no_coins_draw_or_noise(monkeypatch):
     """Nor of a seed, where the configuration is another."""
     secret, seed = Secret.new(), Secret.from_seed(5)
     one, other = (asked(config(), secret=secret)[0] for _ in range(2))
     assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
     one, other = (asked(config(), secret=seed, share=share)[0] for share in (1.0, 2.0))
     assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
-
-
-def test_other_configurations_of_one_seed_share_no_draw_and_no_noise():
-    """One noise, of two sizes, would subtract to none."""
+    # Nor a draw or a noise: one noise, of two sizes, would subtract to none.
     changes = ({}, {"noise_multiplier": 2.0}, {"l2_clip_norm": 2.0})
     questions = [asked(config(**change), secret=Secret.from_seed(5))[0] for change in changes]
     draws = [question.releases.gradient(question._sampler, 4.0) for question in questions]
@@ -169,3 +172,70 @@ def test_a_record_that_makes_another_physical_batch_moves_no_other_loss():
 
     added = np.subtract(totals(count + 1), totals(count))
     np.testing.assert_array_equal(added, choices.UNITS)
+
+
+# The exact private choice of its step size, and the published one that it stands in for -----------
+
+
+def probabilities(totals, epsilon):
+    """Of every place, by all orders in which places are tried."""
+    found = np.zeros(len(totals))
+    orders = list(itertools.permutations(range(len(totals))))
+    for order in orders:
+        left = 1.0
+        for place in order:
+            heads = math.exp(-epsilon * (totals[place] - min(totals)))
+            found[place] += left * heads
+            left *= 1 - heads
+    return found / len(orders)
+
+
+def test_the_choice_has_the_law_of_permute_and_flip_and_its_coins_theirs():
+    totals, epsilon = (30, 10, 25, 10), Fraction(1, 20)
+    rng = np.random.default_rng(6)
+    found = np.bincount(
+        [choices.permute_and_flip(totals, epsilon, rng) for _ in range(20_000)], minlength=4
+    )
+    for hits, p in zip(found, probabilities(totals, float(epsilon)), strict=True):
+        assert is_binomial(int(hits), 20_000, p)
+    for x in (
+        Fraction(0), Fraction(1, 7), Fraction(1), Fraction(12, 5),
+    ):  # fmt: skip
+        rng = np.random.default_rng(5)
+        hits = sum(choices.happens(x, rng) for _ in range(20_000))
+        assert is_binomial(hits, 20_000, math.exp(-x)), x
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=2, max_size=4),
+    st.floats(0.01, 2),
+)
+def test_a_record_changes_a_probability_by_its_epsilon_at_most(places, epsilon):
+    totals = [total for total, _ in places]
+    without = probabilities(totals, epsilon)
+    with_it = probabilities([total + added for total, added in places], epsilon)
+    assert np.abs(np.log(with_it / without)).max() <= 3 * epsilon + 1e-9
+
+
+def published(totals, epsilon):
+    """P(place 0) where the least of total + noise is taken, its noise exponential of rate epsilon.
+
+    The choice of the program of AGD's authors.
+    """
+
+    def density(t):
+        others = (math.exp(-epsilon * max(0.0, t - other)) for other in totals[1:])
+        return epsilon * math.exp(-epsilon * (t - totals[0])) * math.prod(others)
+
+    return integrate.quad(density, totals[0], totals[0] + 60 / epsilon)[0]
+
+
+@pytest.mark.parametrize("places", [3, 21])
+def test_a_record_changes_the_published_choice_by_that_for_every_other_place(places):
+    """Losses level, and a record whose loss is 0 after every step but one."""
+    epsilon = 0.25
+    alike, moved = [5] * places, [6] + [5] * (places - 1)
+    ratio = published(alike, epsilon) / published(moved, epsilon)
+    assert math.log(ratio) == pytest.approx((places - 1) * epsilon, rel=1e-6)
+    sound = probabilities(alike[:3], epsilon)[0] / probabilities(moved[:3], epsilon)[0]
+    assert math.log(sound) <= epsilon

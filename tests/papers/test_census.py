@@ -1,12 +1,16 @@
+"""Experiments on the census, and ordinary training of SA-DPSGD's networks."""
+
 import json
 
+import jax
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
 
-from jaxdp import data
+from jaxdp import data, models
 from jaxdp.data.sources import PUMS_COLUMNS
-from jaxdp.papers import census
+from jaxdp.papers import census, not_private, tables
+from jaxdp.runs import assemble
 from jaxdp.seeds import Secret
 
 
@@ -18,16 +22,13 @@ def people(rows=400, seed=0):
     return x, (rng.random(rows) < chance).astype(np.int32), chance
 
 
-def test_reliability_is_scikit_learns_calibration_curve():
+def test_reliability_is_scikit_learns_and_has_the_error_of_a_known_fault():
     _, label, chance = people()
     bins = census.reliability(chance, label)
     found, predicted = calibration_curve(label, chance, n_bins=census.BINS)
     np.testing.assert_allclose([row["found"] for row in bins], found)
     np.testing.assert_allclose([row["predicted"] for row in bins], predicted)
     assert sum(row["size"] for row in bins) == len(label)
-
-
-def test_the_calibration_error_of_a_known_fault():
     label = np.array([1] * 30 + [0] * 70)
     right, wrong = np.full(100, 0.3), np.full(100, 0.75)
     assert census.calibration_error(census.reliability(right, label)) == pytest.approx(0.0)
@@ -36,7 +37,24 @@ def test_the_calibration_error_of_a_known_fault():
     assert census.reliability(np.ones(3), np.ones(3))[0]["size"] == 3
 
 
-def test_errors_by_group_add_up():
+def test_groups_are_read_from_their_columns_and_their_errors_add_up():
+    x = -np.ones((2, 9), np.float32)
+    x[1, [PUMS_COLUMNS.index("sex"), PUMS_COLUMNS.index("asian")]] = 1
+    found = census.groups(x)
+    assert found["neither, men"].tolist() == [True, False]
+    assert found["Asian, women"].tolist() == [False, True]
+    assert not found["Black"].any()
+    # The added column is one for black women alone.
+    x = -np.ones((4, 9), np.float32)
+    x[1:3, PUMS_COLUMNS.index("black")] = 1
+    x[2:4, PUMS_COLUMNS.index("sex")] = 1
+    added = census.with_blackfemale(x)
+    assert added.dtype == np.float32
+    np.testing.assert_array_equal(added[:, :9], x)
+    assert added[:, 9].tolist() == [-1, -1, 1, -1]
+    row = census.ROWS["pums-logistic-blackfemale-epsilon-1"]
+    np.testing.assert_array_equal(row.features(x), added)
+    assert census.ROWS["pums-logistic-epsilon-1"].features(x) is x
     x, label, chance = people()
     found = census.measure(chance, x, label)
     groups = {row["group"]: row for row in found["groups"]}
@@ -53,32 +71,14 @@ def test_errors_by_group_add_up():
     assert 0.5 < found["auc"] < 1
 
 
-def test_groups_are_read_from_their_columns():
-    x = -np.ones((2, 9), np.float32)
-    x[1, [PUMS_COLUMNS.index("sex"), PUMS_COLUMNS.index("asian")]] = 1
-    found = census.groups(x)
-    assert found["neither, men"].tolist() == [True, False]
-    assert found["Asian, women"].tolist() == [False, True]
-    assert not found["Black"].any()
-
-
 def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_path):
     x, label, _ = people(2_000)
     spec = data.specs.spec("pums")
-    rows = data.Dataset(
-        spec,
-        np.tile(x, (11, 1))[: spec.dataset_size],
-        np.tile(label, 11)[: spec.dataset_size],
-        x,
-        label,
-    )
+    many, labels = np.tile(x, (11, 1))[: spec.dataset_size], np.tile(label, 11)[: spec.dataset_size]
+    rows = data.Dataset(spec, many, labels, x, label)
     monkeypatch.setattr(census.data, "load", lambda name, folder: rows)
-    chosen = {
-        n: r
-        for n, r in census.ROWS.items()
-        if n in ("pums-logistic-epsilon-0.5", "pums-logistic-not-private")
-    }
-    monkeypatch.setattr(census, "ROWS", chosen)
+    names = ("pums-logistic-epsilon-0.5", "pums-logistic-not-private")
+    monkeypatch.setattr(census, "ROWS", {name: census.ROWS[name] for name in names})
     done = []
     for _ in range(2):  # the second finds everything done
         census.work(tmp_path / "pums.json", tmp_path / "q", None, 1, done.append)
@@ -91,26 +91,8 @@ def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_p
     assert free["auc"] > 0.7
 
 
-def test_the_added_column_is_one_for_black_women_alone():
-    x = -np.ones((4, 9), np.float32)
-    x[1:3, PUMS_COLUMNS.index("black")] = 1
-    x[2:4, PUMS_COLUMNS.index("sex")] = 1
-    added = census.with_blackfemale(x)
-    assert added.dtype == np.float32
-    np.testing.assert_array_equal(added[:, :9], x)
-    assert added[:, 9].tolist() == [-1, -1, 1, -1]
-    row = census.ROWS["pums-logistic-blackfemale-epsilon-1"]
-    np.testing.assert_array_equal(row.features(x), added)
-    assert census.ROWS["pums-logistic-epsilon-1"].features(x) is x
-
-
 @pytest.mark.parametrize(("name", "inputs"), [("logistic", 10), ("logistic-blackfemale", 11)])
 def test_no_logistic_gradient_is_longer_than_its_clipping(name, inputs):
-    import jax
-
-    from jaxdp import models
-    from jaxdp.runs import assemble
-
     row = census.ROWS[f"pums-{name}-epsilon-1"]
     model = assemble.model_of(row.config())
     x, _, _ = people(64)
@@ -127,3 +109,37 @@ def test_no_logistic_gradient_is_longer_than_its_clipping(name, inputs):
         longest = max(longest, float(np.sqrt(squares.max())))
     bound = np.sqrt(2 * inputs)
     assert 0.9 * bound < longest <= bound * (1 + 1e-5) < row.config().l2_clip_norm
+
+
+# Ordinary training of SA-DPSGD's networks: no guarantee, and it says so -------------------------
+
+
+def images(rows=512):
+    """Two kinds of noisy images that a network tells apart, in the shape of MNIST."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, rows).astype(np.int32)
+    x = rng.random((rows, 28, 28, 1), np.float32) * 0.2
+    x[label == 1, 8:20, 8:20] += 0.8
+    return data.Dataset(data.specs.spec("mnist"), x, label, x[:100], label[:100])
+
+
+def test_it_learns_and_has_no_guarantee(tmp_path, monkeypatch):
+    monkeypatch.setattr(not_private.data, "load", lambda *_: images())
+    monkeypatch.setattr(not_private.FreeRow, "batch", 128)
+    row = not_private.FreeRow("mnist", "tanh", 4)
+    monkeypatch.setattr(not_private, "ROWS", {row.name: row})
+    done = []
+    file = tmp_path / not_private.FILE
+    for runs in (1, 2):
+        not_private.work(file, tmp_path / "q", None, runs, done.append)
+    lines = json.loads(file.read_text())
+    assert done == [0, 1, 1, 2]
+    for line in lines:
+        assert (line["private"], line["proven_epsilon"]) == (False, "inf")
+        assert [at[0] for at in line["curve"]] == [1, 2, 3, 4]
+        assert line["test_accuracy"] == line["curve"][-1][1] > 0.9
+    text = tables.to_markdown(tables.TARGETS["not_private"].page(tables.Results(tmp_path)))
+    (shown,) = [x for x in text.splitlines() if "`mnist-tanh-not-private`" in x]
+    assert "| 99.09 % |" in shown
+    assert " ± " in shown
+    assert "**no guarantee at all**" in text

@@ -3,7 +3,6 @@
 import math
 
 import jax.numpy as jnp
-import mpmath as mp
 import numpy as np
 import pytest
 
@@ -15,10 +14,7 @@ from jaxdp.accounting.rdp import step_rdp
 from jaxdp.optimizers import sgd
 from jaxdp.papers import beale, claims, curves, figures, plane
 from jaxdp.papers.wbk import wbk_rdp
-
-
-def run(q, z, steps):
-    return acc.Repeated(acc.PoissonSampled(acc.Gaussian(z), q), steps)
+from tests.accounting.judging import cost, run
 
 
 def mma(z, steps):
@@ -36,51 +32,46 @@ def test_figures_of_the_papers():
     # add/remove value, 4.0153.
     rdp = step_rdp(Step(0.9, 0.01), acc.Relation.ADD_OR_REMOVE_ONE, (6.0,))[0]
     assert 1800 * rdp + math.log(1e5) / 5 == pytest.approx(4.0153, abs=5e-5)
+    # PIGDO's Section 5.2 tells epsilons of noise 2, 4 and 8: all are those of 2.
+    for noise, epochs, printed, own in (
+        (2.0, 260, 5.47, 5.471), (4.0, 100, 3.39, 1.696), (8.0, 30, 1.86, 0.464),
+    ):  # fmt: skip
+        assert mma(2.0, 100 * epochs) == pytest.approx(printed, abs=0.005), noise
+        assert mma(noise, 100 * epochs) == pytest.approx(own, abs=5e-4), noise
+        assert cost(run(0.01, noise, 100 * epochs)) < own, noise
+    # SA-DPSGD buys these accepted steps.
+    for q, z, accepted in (
+        (512 / 60000, 1.23, 4698), (2048 / 60000, 2.15, 1157), (1024 / 50000, 1.54, 1435),
+    ):  # fmt: skip
+        assert claims.sa_dpsgd_theorem_1(q, z, accepted, 1e-5).value <= 3, (q, z, accepted)
+        assert claims.sa_dpsgd_theorem_1(q, z, accepted + 1, 1e-5).value > 3, (q, z, accepted)
+        assert claims.sa_dpsgd_theorem_1(q, z, accepted, 1e-5, printed=True).value > 10, q
+    # Here the MMA is below the truth, and the verdict says so.
+    for q, steps, claimed, truth in (
+        (0.05, 10, 0.783, 1.656), (0.01, 3, 0.0342, 0.2752), (0.005, 2, 0.0065, 0.1056),
+    ):  # fmt: skip
+        claim = claims.modified_moments_accountant(q, 1.0, steps, 1e-5)
+        proven = acc.epsilon(run(q, 1.0, steps), 1e-5)
+        assert claim.value == pytest.approx(claimed, rel=1e-2), (q, steps, claimed, truth)
+        assert proven.lower == pytest.approx(truth, rel=2e-3), (q, steps, claimed, truth)
+        assert "below the truth" in claim.verdict(proven), (q, steps, claimed, truth)
+    # The Renyi bound of AdaDp's Theorem 1 is the printed sum: one step, in 60 digits.
+    for q, z, order, printed in (
+        (0.01, 0.9, 4.0, 0.001713205361595072),
+        (0.1, 5.0, 9.0, 0.007802360027476221),
+        (0.3, 40.0, 16.0, 0.001887752064442885),
+    ):
+        assert wbk_rdp(q, z, (order,))[0] == pytest.approx(printed, rel=1e-9), order
 
 
-@pytest.mark.parametrize(
-    ("noise", "epochs", "printed", "own"),
-    [(2.0, 260, 5.47, 5.471), (4.0, 100, 3.39, 1.696), (8.0, 30, 1.86, 0.464)],
-)
-def test_pigdos_printed_epsilons_are_all_those_of_noise_2(noise, epochs, printed, own):
-    """Its Section 5.2 tells them of 2, 4 and 8; its own formula gives half and a quarter there."""
-    assert mma(2.0, 100 * epochs) == pytest.approx(printed, abs=0.005)
-    assert mma(noise, 100 * epochs) == pytest.approx(own, abs=5e-4)
-    assert acc.epsilon(run(0.01, noise, 100 * epochs), 1e-5).upper < own
-
-
-@pytest.mark.parametrize(
-    ("q", "z", "accepted"),
-    [(512 / 60000, 1.23, 4698), (2048 / 60000, 2.15, 1157), (1024 / 50000, 1.54, 1435)],
-)
-def test_sa_dpsgd_buys_these_accepted_steps(q, z, accepted):
-    assert claims.sa_dpsgd_theorem_1(q, z, accepted, 1e-5).value <= 3
-    assert claims.sa_dpsgd_theorem_1(q, z, accepted + 1, 1e-5).value > 3
-    assert claims.sa_dpsgd_theorem_1(q, z, accepted, 1e-5, printed=True).value > 10
-
-
-@pytest.mark.parametrize(
-    ("q", "steps", "claimed", "truth"),
-    [(0.05, 10, 0.783, 1.656), (0.01, 3, 0.0342, 0.2752), (0.005, 2, 0.0065, 0.1056)],
-)
-def test_mma_is_below_the_truth_here_and_the_verdict_says_so(q, steps, claimed, truth):
-    claim = claims.modified_moments_accountant(q, 1.0, steps, 1e-5)
-    proven = acc.epsilon(run(q, 1.0, steps), 1e-5)
-    assert claim.value == pytest.approx(claimed, rel=1e-2)
-    assert proven.lower == pytest.approx(truth, rel=2e-3)
-    assert "below the truth" in claim.verdict(proven)
-
-
-def test_conditions_are_checked():
+def test_conditions_are_checked_and_a_claim_is_no_guarantee():
     claim = claims.modified_moments_accountant(0.05, 0.5, 10, 1e-5)
     held = dict(zip(claim.assumptions, claim.holds, strict=True))
     assert not held["sigma >= 1"]
     assert held["q < 1/sigma"]
     # Every claim answers for a full batch too.
     assert all(c.value > 0 for c in claims.all_claims(1.0, 5.0, 10, 1e-5))
-
-
-def test_a_claim_is_not_a_guarantee():
+    # A claim is not a guarantee.
     claim = claims.moments_accountant(0.01, 1.0, 100, 1e-5)
     with pytest.raises(TypeError):
         float(claim)
@@ -90,36 +81,22 @@ def test_a_claim_is_not_a_guarantee():
         acc.RenyiFilter(claim, 1e-5)
 
 
-def alternating_b(power, z):
-    return mp.fsum(
-        (-1) ** i * mp.binomial(power, i) * mp.exp(mp.mpf(i * (i - 1)) / (2 * mp.mpf(z) ** 2))
-        for i in range(power + 1)
-    )
-
-
-@pytest.mark.parametrize(("q", "z", "order"), [(0.01, 0.9, 4), (0.1, 5.0, 9), (0.3, 40.0, 16)])
-def test_the_renyi_bound_of_adadps_theorem_1_is_the_printed_sum(q, z, order):
-    """One step, with the alternating sums in 60 digits."""
-    with mp.workdps(60):
-        q_, z_ = mp.mpf(q), mp.mpf(z)
-        second = min(4 * mp.expm1(1 / z_**2), 2 * mp.exp(1 / z_**2))
-        total = 1 + q_**2 * mp.binomial(order, 2) * second
-        for j in range(3, order + 1):
-            b = alternating_b(2 * ((j + 1) // 2), z) * alternating_b(2 * (j // 2), z)
-            total += 4 * q_**j * mp.binomial(order, j) * mp.sqrt(b)
-        truth = float(mp.log(total) / (order - 1))
-    assert wbk_rdp(q, z, (float(order),))[0] == pytest.approx(truth, rel=1e-9)
-
-
 # Figures of the papers that are drawn from formulas ---------------------------------------------
 
 
-def test_lemma_ones_cosines_are_ours_not_the_papers():
+def test_lemma_ones_cosines_are_ours_and_figure_4_has_the_values_of_its_text():
     found = [figures.cosine(s, 400_000) for s in ((17.0, 8.5), (13.5, 13.5), (12.4, 24.8))]
     assert found == pytest.approx([0.471, 0.478, 0.399], abs=0.004)
+    figure, told = curves.moments()
+    assert len(figure.axes[0].lines) == 6
+    assert "Theorem 1 12.6" in told  # cited as slightly below the MMA: that is the next one
+    assert "integer orders 5.7" in told
+    assert "closed form 10.18" in told
+    assert "MMA (PIGDO) 6.79" in told
+    assert claims.modified_moments_accountant(curves.Q, curves.NOISE, 26_000, 1e-5).value < 5.475
 
 
-def test_a_trajectory_without_noise_goes_down_the_beale_function():
+def test_the_beale_function_without_noise_and_by_the_papers_own_measure():
     algorithm = sgd(jaxdp.dp_sgd(0.0, 1.0, 1, 1, "full_batch"), 0.05)
 
     def loss_fn(weights, example):
@@ -133,36 +110,13 @@ def test_a_trajectory_without_noise_goes_down_the_beale_function():
     # The papers' distance of two: the mean over the iterations, of which the start is none.
     private = np.array([[[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]])
     assert beale.distance(private, np.zeros((1, 3, 2))) == pytest.approx([3.0])
-
-
-def test_by_the_papers_own_measure_dp_sgd_is_nearer_on_the_beale_function():
-    """The paper prints 0.90 for DP-SGD and 0.21 for AdaDp; at our settings the order is reversed."""
+    # By the paper's own measure DP-SGD is nearer; it prints 0.90 for it and 0.21 for AdaDp.
     without = beale.algorithms(0.0)
     apart = {}
     for name, made in beale.algorithms(beale.NOISE).items():
         found = beale.distance(beale.path(made, 40), beale.path(without[name], 1))
         apart[name] = float(np.nanmedian(found))
     assert apart["DP-SGD"] < 0.15 < apart["AdaDp, repaired"] < apart["AdaDp, as published"]
-
-
-def test_pigdos_figure_4_has_the_values_of_its_text():
-    """Remark 4: 10.2 and 6.8 after 400 epochs; Section 5.2: 5.47 after 260."""
-    figure, told = curves.moments()
-    assert len(figure.axes[0].lines) == 6
-    assert "Theorem 1 12.6" in told  # cited as slightly below the MMA: that is the next one
-    assert "integer orders 5.7" in told
-    assert "closed form 10.18" in told
-    assert "MMA (PIGDO) 6.79" in told
-    assert claims.modified_moments_accountant(curves.Q, curves.NOISE, 26_000, 1e-5).value < 5.475
-
-
-@pytest.mark.parametrize("place", [1, 16, 32])
-def test_the_loss_by_iteration_is_that_of_the_log_sobolev_bound(place):
-    found = curves.by_iteration(place, 3)
-    for epochs in (1, 2, 3):
-        bound = hs.log_sobolev(curves.chain(np.ones(epochs)))[place - 1]
-        assert found[epochs * curves.BATCHES - 1] == pytest.approx(bound, rel=1e-9)
-    assert (found[: place - 1] == 0).all()
 
 
 def test_block_coordinate_losses_behave_as_section_4_3_says():
@@ -176,3 +130,12 @@ def test_block_coordinate_losses_behave_as_section_4_3_says():
         assert after(name, end) == pytest.approx(after(name, late), rel=1e-3)
     assert after("decreasing to the end", end) > 1.2 * after("decreasing to the end", late)
     assert after("constant, then increasing", end) < after("constant, then increasing", late)
+    # The loss by iteration is that of the log-Sobolev bound.
+    for place in (
+        1, 16, 32,
+    ):  # fmt: skip
+        found = curves.by_iteration(place, 3)
+        for epochs in (1, 2, 3):
+            bound = hs.log_sobolev(curves.chain(np.ones(epochs)))[place - 1]
+            assert found[epochs * curves.BATCHES - 1] == pytest.approx(bound, rel=1e-9), place
+        assert (found[: place - 1] == 0).all(), place

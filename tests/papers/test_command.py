@@ -1,24 +1,27 @@
 """``jaxdp reproduce``, by somebody who does not know it: damaged files, wrong folders, interrupts."""
 
+import contextlib
+import dataclasses
 import json
+import re
 
 import pytest
 
+from jaxdp import accounting as acc
+from jaxdp import runs
 from jaxdp.cli import main
-from jaxdp.papers import queue
+from jaxdp.papers import accepted, queue
+from jaxdp.papers.column import audit_rows, audited_columns
 from jaxdp.papers.row import Row
+from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import Results
+from jaxdp.report.schema import AuditRow
+from jaxdp.runs.described import report as build
 from tests.runs import small
+from tests.runs.small import Stop, crash_at
 
-GIVEN = {
-    "model": "logistic",
-    "noise_multiplier": 1.0,
-    "batch_size": 40,
-    "dataset_size": 200,
-    "steps": 4,
-    "eval_every": 2,
-    "physical_batch_size": 16,
-}
+GIVEN = {"model": "logistic", "noise_multiplier": 1.0, "batch_size": 40, "dataset_size": 200}
+GIVEN |= {"steps": 4, "eval_every": 2, "physical_batch_size": 16}
 
 
 @pytest.fixture
@@ -56,9 +59,7 @@ def test_damaged_results_are_named_before_anything_runs(go, tmp_path, capsys):
             assert go(*command, *PLACES) == 2, (content, command)
             assert words in capsys.readouterr().err, (content, command)
             assert not (tmp_path / "out").exists(), (content, command)
-
-
-def test_a_row_without_its_columns_is_named_by_those_that_show_it(go, tmp_path, capsys):
+    # A row without its columns is named by those that show it.
     (tmp_path / "papers.json").write_text('[{"name": "tiny"}]')
     assert go("status", "--results", "papers.json") == 2
     assert "acceptance_rate" in capsys.readouterr().err
@@ -70,18 +71,12 @@ def test_a_row_without_its_columns_is_named_by_those_that_show_it(go, tmp_path, 
         Results(tmp_path).read("other.json")
 
 
-def test_no_result_is_said_so(go, capsys):
+def test_no_result_no_folder_and_files_for_folders_get_a_line(go, capsys, tmp_path):
     assert go("status", *PLACES) == 0
     assert "no row is finished: there is none in results.json" in capsys.readouterr().err
-
-
-def test_a_page_of_no_folder_is_not_written_over_one(go, tmp_path, capsys):
     assert go("left", "--render-only", "--results-dir", "nowhere", "--to", "pages") == 2
     assert "results-dir must be a folder with result rows, got nowhere" in capsys.readouterr().err
     assert not (tmp_path / "pages").exists()
-
-
-def test_files_where_folders_should_be_get_a_line(go, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert go("run", "tiny", "--out", "file", "--results", "results.json") == 1
     assert "file cannot be written or read" in capsys.readouterr().err
@@ -148,3 +143,166 @@ def test_what_an_older_version_left_out_counts_as_its_default(go, tmp_path, caps
     kept.write_text(json.dumps(row))
     assert go("run", "tiny", *PLACES) == 2
     assert "got one of a program" in capsys.readouterr().err
+
+
+# The audited column of the rows ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A finished row of a short run, and its report."""
+    folder = tmp_path_factory.mktemp("rows")
+    report = build(small.go(folder / "run", small.config(steps=3, noise_multiplier=0.5)))
+    row = queue.Row("short", "digits", {})
+    queue.keep(folder / "rows.json", queue.line_of(row, report))
+    return folder / "rows.json", row, report
+
+
+def quiet(name, runs):
+    return contextlib.nullcontext(lambda done: None)
+
+
+def test_a_row_without_an_audit_says_so_and_an_audit_fills_it(kept, tmp_path, capsys):
+    path, _, _ = kept
+    (before,) = json.loads(path.read_text())
+    assert before["audited_epsilon"] is None
+    assert not re.search(r"\b(seed|secret|entropy)\b", path.read_text())
+    results = tmp_path / "rows.json"
+    results.write_text(path.read_text())
+    # A second run of the row, audited before, stays as it is.
+    queue.keep(results, {**before, "run": 2, "audited_epsilon": 0.125, "audited": "before"})
+    (filled,) = audit_rows(results, runs=500, seed=1, progress=quiet)
+    after, second = json.loads(results.read_text())
+    assert after == filled
+    assert second["audited_epsilon"] == 0.125
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"audited_epsilon", "audited"}
+    assert 0 < after["audited_epsilon"] < after["proven_epsilon"]
+    assert after["audited"] == (
+        "the same mechanism on a tiny network, 3 steps, 1,000 runs, at 95% confidence"
+    )
+    assert audit_rows(results, runs=500, progress=quiet) == []
+    # An audit of the run itself is named as such.
+    _, row, report = kept
+    numbers = {"steps": 3, "runs": 1, "proven": 2.0, "audited": 0.25, "confidence": 0.95}
+    audited = AuditRow(what="this very run, once", adversary="a canary", verdict="", **numbers)
+    told = dataclasses.replace(report, audited=audited)
+    queue.keep(tmp_path / "told.json", queue.line_of(row, told))
+    (line,) = json.loads((tmp_path / "told.json").read_text())
+    assert line["audited_epsilon"] == 0.25
+    assert line["audited"] == "this very run, once, 3 steps, 1 run, at 95% confidence"
+    assert audited_columns(None) == {"audited_epsilon": None, "audited": None}
+    # Rows that no audit covers stay empty.
+    path, _, _ = kept
+    (row,) = json.loads(path.read_text())
+    row["config"]["relation"] = "replace_special"
+    results = tmp_path / "rows.json"
+    results.write_text(json.dumps([row]))
+    assert audit_rows(results, runs=500, progress=quiet) == []
+    # Bad input is named.
+    (tmp_path / "other.json").write_text('[{"a": 1}]')
+    for file, number, words in (
+        ("none.json", 500, "results must be a file of finished rows"),
+        ("other.json", 500, "results must hold rows"),
+        ("other.json", 0, "runs must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            audit_rows(tmp_path / file, runs=number, progress=quiet)
+    with pytest.raises(SystemExit) as stop:
+        main(["audit", "--results", str(tmp_path / "other.json"), "--algorithm", "dp-sgd"])
+    assert stop.value.code == 2
+    assert "algorithm must not be given with --results" in capsys.readouterr().err
+
+
+# SA-DPSGD by its paper's protocol: a run ends by its accepted steps, and all it may take is charged
+
+LONG = {**GIVEN, "steps": 30}
+STEPS = {"fashion_mnist": 1_157, "mnist": 4_698}
+
+
+def row(algorithm="sa-dpsgd", number=5):
+    return Row("until", "digits", {**LONG, "algorithm": algorithm}, accepted=number)
+
+
+def whole(row):
+    """The epsilon of all steps that a run of the row may take."""
+    return acc.epsilon(row.config().total(LONG["steps"]), 1e-5).upper
+
+
+def test_the_accepted_steps_claim_3_and_one_more_does_not():
+    for dataset, number in STEPS.items():
+        assert accepted.affordable(3.0, dataset) == number
+        assert accepted.claimed(number, dataset) <= 3.0 < accepted.claimed(number + 1, dataset)
+    # Equation 4 as printed affords few.
+    assert accepted.affordable(3.0, "fashion_mnist", printed=True) == 63
+    assert accepted.affordable(3.0, "mnist", printed=True) == 27
+    # The rows have the papers' noise and can always reach their number.
+    for row in accepted.ROWS:
+        config = row.config()
+        assert ROWS[row.name] is row
+        assert config.noise_multiplier == {"fashion_mnist": 2.15, "mnist": 1.23}[row.dataset]
+        assert row.accepted == STEPS[row.dataset]
+        assert config.steps == (config.settings["max_rejections"] + 1) * row.accepted
+
+
+@pytest.mark.parametrize("algorithm", ["sa-dpsgd", "sa-dpsgd-as-published", "sa-dpsgd-private"])
+def test_a_run_ends_with_its_number_and_is_charged_for_all_it_may_take(tmp_path, algorithm):
+    result = queue.run_row(row(algorithm), tmp_path / "r", small.dataset(), small.ignore)
+    counts = [shown["accepted"] for shown in result.history]
+    assert counts[-1] >= 5 > counts[-2]
+    assert result.steps_run == result.history[-1]["step"] < LONG["steps"]
+    assert result.ledger.epsilon(1e-5).upper == whole(row(algorithm))
+    line = queue.line_of(row(algorithm), build(result))
+    assert line["proven_epsilon"] == whole(row(algorithm))
+    assert {epsilon for _, epsilon, _ in line["curve"]} == {line["proven_epsilon"]}
+    assert (line["steps"], line["accepted"]) == (result.steps_run, counts[-1])
+
+
+def test_all_is_charged_before_the_first_step_and_an_interrupted_run_goes_on_within_it(tmp_path):
+    def go(progress):
+        return queue.run_row(row(), tmp_path / "r", small.dataset(), progress)
+
+    for step in (0, 1, 4):  # at the start, in the first block of the history, and after one
+        with pytest.raises(Stop):
+            go(crash_at(step))
+        assert runs.RunDirectory(tmp_path / "r").checked_ledger().steps == LONG["steps"], step
+    result = go(small.ignore)
+    assert result.history[-1]["accepted"] >= 5
+    assert result.ledger.epsilon(1e-5).upper == whole(row())
+    # Where releases decide the number of steps, no row tells less.
+    assert {told["epsilon"] for told in result.history} == {whole(row())}
+    again = go(small.ignore)
+    assert (again.steps_run, again.history) == (0, result.history)
+
+
+def test_nothing_un_noised_decides(tmp_path):
+    seen = []
+
+    def enough(shown):
+        seen.append(shown)
+        return False
+
+    config = small.config(steps=2, eval_every=1, sensitive=True)
+    directory, secret = runs.RunDirectory(tmp_path / "r"), runs.loop.Secret.new()
+    runs.start(config, directory, small.dataset(), secret, small.ignore, enough=enough)
+    assert seen
+    assert not any("sensitive" in shown for shown in seen)
+
+
+def test_a_run_that_never_gets_there_takes_what_it_was_charged_for(tmp_path):
+    never = dataclasses.replace(
+        row(number=100), given={**LONG, "algorithm": "sa-dpsgd", "steps": 4}
+    )
+    result = queue.run_row(never, tmp_path / "r", small.dataset(), small.ignore)
+    assert result.history[-1]["step"] == result.ledger.steps == 4
+
+
+def test_the_queue_keeps_such_a_row(tmp_path, monkeypatch):
+    monkeypatch.setitem(ROWS, "until", row())
+    monkeypatch.setattr(queue.data, "load", lambda *_: small.dataset())
+    rows, folder = tmp_path / "rows.json", tmp_path / "runs"
+    shown = lambda row: contextlib.nullcontext(small.ignore)  # noqa: E731
+    assert queue.work(["until"], folder, rows, None, build, shown) == [("until", 1)]
+    (line,) = json.loads(rows.read_text())
+    assert line["accepted"] >= 5
+    assert queue.work(["until"], folder, rows, None, build, shown) == []

@@ -18,37 +18,30 @@ from jaxdp.papers import (
     pigdo_sweeps,
     queue,
     repeats,
-)
+)  # fmt: skip
 from jaxdp.papers.rows import CIFAR_SHORT, EXP_EPSILON, MLP_SETTINGS, PAPER, ROWS
 from jaxdp.papers.sweeps import SWEEPS
 from jaxdp.papers.tables import pareto, printed, rows
 from tests.compiling import with_flags
 
 GROUPS = {
-    "fashion_mnist-sa-dpsgd-until-accepted": 0,
-    "mnist-sa-dpsgd-as-published-until-accepted": 1,
-    "mnist-mlp-adadp-noise-4": 2,
-    "fashion_mnist-mlp-piadam-noise-8": 2,
-    "mnist-mlp-pca-adadp-as-published-noise-3": 3,
-    "cifar10-features-adadp-noise-6": 3,
-    "mnist-piadam-repeated-epsilon-3": 4,
-    "cifar10-auto-s-short": 5,
-    "mnist-mlp-1000-adadp-noise-4": 6,
-    "mnist-mlp-piadam-figure-7-noise-8": 6,
+    "fashion_mnist-sa-dpsgd-until-accepted": 0, "mnist-sa-dpsgd-as-published-until-accepted": 1,
+    "mnist-mlp-adadp-noise-4": 2, "fashion_mnist-mlp-piadam-noise-8": 2,
+    "mnist-mlp-pca-adadp-as-published-noise-3": 3, "cifar10-features-adadp-noise-6": 3,
+    "mnist-piadam-repeated-epsilon-3": 4, "cifar10-auto-s-short": 5,
+    "mnist-mlp-1000-adadp-noise-4": 6, "mnist-mlp-piadam-figure-7-noise-8": 6,
     "mnist-sa-dpsgd-learning-rate-1.5": 6,
-}
+}  # fmt: skip
 
 
-def test_the_order_holds_every_row_once_and_short_ones_first_in_a_group():
+def test_the_order_holds_every_row_once_and_those_of_hours_are_left_out(monkeypatch, capsys):
     found = list(order.ordered().values())
     assert sorted(row.name for row in found) == sorted(ROWS)
     keys = [(order.group(row), cost.minutes(row)) for row in found]
     assert keys == sorted(keys)
     assert {group for group, _ in keys} == set(range(len(order.GROUPS)))
     assert {name: order.group(ROWS[name]) for name in GROUPS} == GROUPS
-
-
-def test_rows_that_take_hours_are_named_and_left_out(monkeypatch, capsys):
+    # Rows that take hours are named and left out.
     short, *names = "mnist-dp-sgd-tanh", "mnist-mlp-piadam-as-published-noise-2"
     assert command._runnable((short, *names)) == (short,)
     assert "1 rows take hours" in capsys.readouterr().err
@@ -111,9 +104,7 @@ def test_the_rows_are_named_for_what_they_do():
             assert value in {v for v in numbers if isinstance(v, (int, float))} or named, name
     for name, row in census.ROWS.items():
         assert ("not-private" in name) == (row.epsilon is None)
-
-
-def test_every_algorithm_of_the_readmes_plot_has_a_rate_and_a_name():
+    # Every algorithm of the README's plot has a rate and a name.
     assert set(repeats.REPEATED) == set(repeats.CHOSEN) <= set(pareto.COLUMNS)
     assert set(repeats.CHOSEN) - set(repeats.TRIED) == {"sa-dpsgd-momentum"}
     assert repeats.CHOSEN["sa-dpsgd-momentum"] == repeats.CHOSEN["dp-sgd-tanh"]
@@ -127,15 +118,6 @@ def quickly(row):
     given = {key: value for key, value in row.given.items() if key != "epsilon"}
     given.setdefault("noise_multiplier", 1.0)
     return dataclasses.replace(row, given=given).config()
-
-
-def test_sa_dpsgd_has_no_momentum_but_where_its_name_says_so():
-    for name, row in ROWS.items():
-        if "sa-dpsgd" in name and "mlp-64" not in name:
-            config = quickly(row)
-            assert config.momentum == (0.9 if "momentum" in name else 0.0), name
-            rejections = config.settings.get("max_rejections", 10)
-            assert rejections == 5 or row.dataset != "cifar10", name
 
 
 def test_the_rows_have_the_settings_of_their_papers():
@@ -164,9 +146,14 @@ def test_the_rows_have_the_settings_of_their_papers():
         assert "pca_dimensions" not in given  # PIGDO's baselines see all pixels
         numbers = given["steps"], given["batch_size"], given["noise_multiplier"]
         assert numbers == (10_000, 600, 4.0)
-
-
-def test_figure_7_moves_one_parameter_at_a_time():
+    # SA-DPSGD has no momentum but where its name says so.
+    for name, row in ROWS.items():
+        if "sa-dpsgd" in name and "mlp-64" not in name:
+            config = quickly(row)
+            assert config.momentum == (0.9 if "momentum" in name else 0.0), name
+            rejections = config.settings.get("max_rejections", 10)
+            assert rejections == 5 or row.dataset != "cifar10", name
+    # Figure 7 moves one parameter at a time.
     assert len(pigdo_sweeps.ROWS) == 3 * (1 + 3 + 3 + 2 + 2)
     for row in pigdo_sweeps.ROWS:
         moved = [key for key, value in pigdo_sweeps.BASE.items() if row.given[key] != value]

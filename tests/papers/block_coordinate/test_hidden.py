@@ -22,8 +22,7 @@ from jaxdp.papers.block_coordinate.sweep import clipped_sum
 from jaxdp.report import words
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.papers.block_coordinate import test_forms
-from tests.papers.block_coordinate.test_forms import normal
-from tests.papers.block_coordinate.test_released import SOFTMAX, data
+from tests.papers.block_coordinate.test_forms import SOFTMAX, data, normal
 
 NET = bc.Network((6, 5, 3), 1.5)
 REPLACE = acc.Relation.REPLACE_ONE
@@ -53,6 +52,11 @@ def test_the_event_is_the_chain_that_runs():
         assert chain.proximal == pytest.approx((1 / 1.4,))
         assert chain.diameter == pytest.approx(2 * np.sqrt(min(NET.shape(block))), rel=1e-3)
         assert event.blocks.count(chain) == 2
+    # The average is asked for with equal batches.
+    worst, mean = (
+        acc.epsilon(algorithm(average=a).event(), 1e-5, REPLACE).upper for a in (False, True)
+    )
+    assert mean < worst
 
 
 def frozen_problem(rows=32, seed=0):
@@ -140,23 +144,14 @@ def test_the_whole_run_is_charged_before_it_starts_and_watching_costs_the_number
     assert "lost" not in words.describe(quiet.event)
     composed = acc.Repeated(acc.Gaussian(2.0), 3 * 4)
     assert high.upper == pytest.approx(acc.epsilon(composed, 1e-5, REPLACE).upper, rel=1e-6)
-
-
-def test_no_other_relation_is_answered():
+    # No other relation is answered.
     ledger = jaxdp.Ledger()
     bc.train_hidden(algorithm(sweeps=1, inner_epochs=1), data(32), ledger=ledger)
     with pytest.raises(acc.UnsupportedEventError, match="HiddenState"):
         ledger.epsilon(1e-5)
 
 
-def test_the_average_is_asked_for_with_equal_batches():
-    worst, mean = (
-        acc.epsilon(algorithm(average=a).event(), 1e-5, REPLACE).upper for a in (False, True)
-    )
-    assert mean < worst
-
-
-def test_the_convex_case_learns():
+def test_the_convex_case_learns_and_so_do_blocks_one_after_the_other():
     x, y = data(512)
     m = algorithm(
         network=bc.Network((6, 3), 1.5), direct=True, dataset_size=512, batch_size=16,
@@ -167,9 +162,6 @@ def test_the_convex_case_learns():
     assert right > 0.8
     hidden_eps, exposed = (acc.epsilon(m.event(why), 1e-5, REPLACE).upper for why in ("", "seen"))
     assert hidden_eps < 0.6 * exposed
-
-
-def test_blocks_learn_one_after_the_other():
     m = algorithm(noise_multiplier=1e-3, l2_clip_norms=1.0, inner_epochs=10, sweeps=20)
     x, y = data(32)
     weights = bc.train_hidden(m, (x, y), secret=jaxdp.Secret.from_seed(0))
@@ -184,7 +176,7 @@ def published(**changes):
     return bc.AsPublished(**{**options, **changes})
 
 
-def test_as_published_has_a_claim_and_no_guarantee():
+def test_as_published_has_a_claim_no_guarantee_and_the_noise_it_says():
     ledger, done = jaxdp.Ledger(), []
     m = published(proximal=bc.Proximal(weight_decay=1.0), schedule=bc.linear(2.0, 1.0, 3))
     bc.train_as_published(m, data(30), ledger=ledger, on_epoch=lambda e, w: done.append(e))
@@ -197,9 +189,6 @@ def test_as_published_has_a_claim_and_no_guarantee():
     assert 2 * chain.contributions[0] == pytest.approx(0.5 * 0.5 / 8)
     assert np.sqrt(chain.variances) == pytest.approx([0.02, 0.015, 0.01])
     assert m.claim(0.5, 1e-5, order=claim.order).value < claim.value
-
-
-def test_as_published_adds_the_noise_it_says():
     net = bc.Network((200, 200), 1.0)
     m = published(network=net, batch_size=5, dataset_size=5, epochs=3, rescale=None)
     # Wanted outputs equal to the outputs: no gradient.
@@ -256,17 +245,15 @@ def expansion(network, v, u):
     return lambda *numbers: float(jnp.max(gaps(keys, near, *map(jnp.float32, numbers))))
 
 
-def test_steps_of_a_convolutional_block_do_not_expand():
+def test_steps_of_convolutions_and_of_softmax_do_not_expand_nor_is_softmax_clipped():
     """At the largest step size allowed; at five times that they do."""
-    net, patches = test_forms.NET, test_forms.PATCHES
+    net, patches = test_forms.CONV, test_forms.PATCHES
     v = forms.clip_to_ball(normal(3, patches.positions, patches.numbers), 1.5)[None]
     most, found = 2 / net.smoothness_of(0), expansion(net, v, normal(4, 1, patches.outputs))
     for clip in (0.3, 100.0):
         assert found(most, clip, 1.0) <= 1 + 1e-4
     assert found(5 * most, 100.0, 1.0) > 1.05
-
-
-def test_steps_of_a_softmax_block_do_not_expand_and_are_never_clipped():
+    # Nor do those of a softmax block, which are never clipped.
     net, u = bc.Network((4, 3), 1.5, loss="softmax"), jnp.eye(3)[:1]
     v = forms.clip_to_ball(10 * normal(5, 4), 1.5)[None]
     clip, most, found = (
@@ -281,9 +268,6 @@ def test_steps_of_a_softmax_block_do_not_expand_and_are_never_clipped():
     wrong = net.residual(0, jnp.array([[-50.0, 50.0, 0.0]]), u, u)
     whole = clipped_sum(wrong, v, jnp.ones(1, bool), jnp.float32(clip), convex=True)
     np.testing.assert_allclose(whole, np.outer(wrong, v), atol=2e-3 * clip)
-
-
-def test_a_hidden_softmax_block_must_not_be_clipped():
     given = {"batch_size": 4, "dataset_size": 16, "inner_epochs": 2}
     with pytest.raises(ValueError, match=r"softmax block must be at least sqrt\(2\) B"):
         bc.HiddenBlocks(SOFTMAX, 2.0, 0.3, 0.5, **given)
@@ -444,14 +428,12 @@ def audited():
     return found, audit_event(*found, algorithm.event(), relation=REPLACE).refuted
 
 
-def test_a_right_loop_stays_below_what_is_proven_and_above_what_is_published():
+def test_a_right_loop_stays_below_what_is_proven_and_above_what_is_published(monkeypatch):
     found, refuted = audited()
     assert not refuted
     row = as_gaussian(*found, ALGORITHMS[FIXED].chain(0))
     assert row["published_s"] < row["audited_s"] < row["proven_s"]
-
-
-def test_half_the_noise_is_caught(monkeypatch):
+    # Half the noise is caught.
     added = hidden.noised
     monkeypatch.setattr(hidden, "noised", lambda tree, std, words: added(tree, std / 2, words))
     hidden._inner_loop.clear_cache()
@@ -461,7 +443,7 @@ def test_half_the_noise_is_caught(monkeypatch):
         hidden._inner_loop.clear_cache()
 
 
-def test_a_run_is_that_of_training():
+def test_an_audited_run_is_that_of_training_and_what_does_not_fit_is_refused():
     """With the same start and next to no noise, the audited loop ends where training ends."""
     quiet = bc.HiddenBlocks(bc.Network((2, 1), 1.0), 1e-5, 1.0, 1.0, 4, 4, 5, direct=True)
     data, other = worlds(quiet)
@@ -471,9 +453,6 @@ def test_a_run_is_that_of_training():
     np.testing.assert_allclose(mine, np.ravel(trained), atol=1e-4)
     assert float(mine[0]) > 1
     assert float(gone[0]) == pytest.approx(-float(mine[0]), abs=1e-4)
-
-
-def test_an_audit_refuses_what_its_world_does_not_fit():
     algorithm = ALGORITHMS[FIXED]
     data, other = worlds(algorithm)
     with pytest.raises(ValueError, match="data must hold the declared 4 records"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import jax
@@ -12,18 +13,21 @@ from jaxdp import accounting as acc
 from jaxdp.cli import main
 from jaxdp.papers import block_coordinate as bc
 from jaxdp.papers.block_coordinate import training
-from jaxdp.papers.block_coordinate.command import configured
-from jaxdp.papers.block_coordinate.run import BlockRun
+from jaxdp.papers.block_coordinate.command import configured, train_blocks
+from jaxdp.papers.block_coordinate.patches import Patches
+from jaxdp.papers.block_coordinate.run import BlockRun, command_of
+from jaxdp.papers.block_coordinate.settings import records
 from jaxdp.runs import RunDirectory
 from jaxdp.runs.export import export_params
 from jaxdp.seeds import Secret
-from tests.runs.small import dataset, ignore
+from tests.papers.block_coordinate.test_forms import NET, PATCHES, data
+from tests.papers.block_coordinate.test_forms import algorithm as released
+from tests.papers.block_coordinate.test_hidden import algorithm as hidden_blocks
+from tests.papers.block_coordinate.test_hidden import published
+from tests.refusing import all_refused
+from tests.runs.small import Stop, crash_at, dataset, ignore
 
 SMALL = {"batch_size": 40, "dataset_size": 200, "hidden": 4, "noise_multiplier": 1.0}
-
-
-class Stopped(Exception):
-    """A crash."""
 
 
 def config(algorithm="sbcd", **given):
@@ -65,9 +69,9 @@ def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_pat
     def crash(at, row):
         seen.append(row)
         if at == 5 and len([s for s, *_ in used if s == 4]) == 1:
-            raise Stopped
+            raise Stop
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Stop):
         go(tmp_path / "r", sweeps(), crash)
     _, result = go(tmp_path / "r", sweeps(), crash)
     event = sweeps().blocks().event()
@@ -83,14 +87,14 @@ def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_pat
     assert any("interrupted" in said for said in result.ledger.unverified())
 
 
-def caught(monkeypatch, crash_at=None):
+def caught(monkeypatch, at=None):
     """(partition, key) of every training of a block; crashes before the one of that number."""
     found, train = [], training.train_block
 
     def watched(algorithm, block, weights, batches, key, sweep, watch):
-        if crash_at is not None and len(found) == crash_at:
+        if at is not None and len(found) == at:
             found.append(None)
-            raise Stopped
+            raise Stop
         found.append(
             (np.asarray(batches[0]).tobytes(), np.asarray(jax.random.key_data(key)).tobytes())
         )
@@ -102,8 +106,8 @@ def caught(monkeypatch, crash_at=None):
 
 
 def test_a_hidden_run_that_crashes_stays_one_hidden_state(tmp_path, monkeypatch):
-    found, folder = caught(monkeypatch, crash_at=2), tmp_path / "r"
-    with pytest.raises(Stopped):
+    found, folder = caught(monkeypatch, at=2), tmp_path / "r"
+    with pytest.raises(Stop):
         go(folder, hidden())
     assert set(outside(folder)) == {"ledger.jsonl"}  # charged, and nothing else is to be seen
     with pytest.raises(ValueError, match="must have a checkpoint that was shown"):
@@ -141,8 +145,8 @@ def test_nothing_of_a_hidden_run_is_outside_secret_while_it_trains(tmp_path, mon
 
 def test_an_old_copy_of_the_secrets_costs_a_whole_run_more(tmp_path, monkeypatch):
     """An attack: finish, put the old secret/ back, and have a second ending for one charge."""
-    found, folder = caught(monkeypatch, crash_at=3), tmp_path / "r"
-    with pytest.raises(Stopped):
+    found, folder = caught(monkeypatch, at=3), tmp_path / "r"
+    with pytest.raises(Stop):
         go(folder, hidden())
     shutil.copytree(folder / "secret", tmp_path / "old")
     _, first = go(folder, hidden())
@@ -162,13 +166,8 @@ def test_an_old_copy_of_the_secrets_costs_a_whole_run_more(tmp_path, monkeypatch
 
 def test_an_old_copy_of_the_secrets_of_r1_is_charged_anew(tmp_path):
     folder = tmp_path / "r"
-
-    def crash(at, row):
-        if at == 3:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        go(folder, sweeps(), crash)
+    with pytest.raises(Stop):
+        go(folder, sweeps(), crash_at(3))
     shutil.copytree(folder / "secret", tmp_path / "old")
     go(folder, sweeps())
     shutil.rmtree(folder / "secret")
@@ -178,7 +177,7 @@ def test_an_old_copy_of_the_secrets_of_r1_is_charged_anew(tmp_path):
     assert steps == 6 + 4  # the four after the checkpoint that was put back
 
 
-def test_a_long_run_is_charged_without_counting_its_steps():
+def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(tmp_path):
     schedule = bc.SweepSchedule((1.0, 0.5, 1.0), steps_each=2)
     blocks = config().blocks()
     blocks = dataclasses.replace(blocks, schedule=schedule)
@@ -187,9 +186,7 @@ def test_a_long_run_is_charged_without_counting_its_steps():
         parts = blocks.events(steps).events
         assert {part.event: part.count for part in parts} == {e: each.count(e) for e in each}
     assert sum(part.count for part in blocks.events(10**12).events) == 10**12
-
-
-def test_one_seed_gives_one_run(tmp_path):
+    # One seed gives one run.
     for cfg in (sweeps(), hidden()):
         ends = [go(tmp_path / f"{cfg.algorithm}{i}", cfg, seed=3)[1] for i in range(2)]
         for a, b in zip(*(jax.tree.leaves(end.params) for end in ends), strict=True):
@@ -218,9 +215,6 @@ def test_the_command_line_trains_reports_resumes_and_exports(tmp_path, capsys):
     assert json.loads((folder / "report.json").read_text())["guarantee"]["epsilon"] == proven
     main(["export", str(folder), "--to", str(tmp_path / "p.msgpack")])
     assert (tmp_path / "p.msgpack").stat().st_size > 4 * 650
-
-
-def test_algorithms_are_listed(capsys):
     main(["algorithms"])
     printed = capsys.readouterr().out
     assert "sbcd-one-layer" in printed
@@ -277,3 +271,142 @@ def test_a_hidden_run_that_is_fitted_for_longer_is_charged_and_trained_for_each(
     said = acc.epsilon(run.algorithm.total(2), 1e-5, acc.Relation.REPLACE_ONE).upper
     assert said == pytest.approx(run.epsilon(1e-5).upper)
     assert said > acc.epsilon(run.algorithm.total(1), 1e-5, acc.Relation.REPLACE_ONE).upper
+
+
+# What is refused, by the name that it was given, before anything is written -----------------------
+
+
+def of(make, *args, **given):
+    return lambda: make(*args, **given)
+
+
+def trained_on(*shapes):
+    return of(bc.train, released(), tuple(np.zeros(shape) for shape in shapes), 1)
+
+
+REFUSED = [
+    (of(bc.Proximal, weight_decay=-1), "weight_decay"),
+    (of(bc.Proximal, sparsity=float("nan")), "sparsity"),
+    (of(bc.Proximal, spectral_radius=0), "spectral_radius"), (of(bc.Rescale, 0.0), "radius"),
+    (of(bc.Rescale, 1.0, 0), "iterations"), (of(bc.linear, 1.0, 0.0, 3), "factors"),
+    (of(bc.linear, 1.0, 2.0, 1), "stages"), (of(bc.SweepSchedule, ()), "factors"),
+    (of(bc.Network, (3,), 1.0), "widths"), (of(bc.Network, (3, 0), 1.0), "widths"),
+    (of(bc.Network, (3, 2), 0.0), "activation_bound"),
+    (of(bc.Network, (3, 2), 1e-20), "activation_bound must be in"),
+    (of(bc.Network, (72, 9, 3), 1.0, patches=PATCHES), "must begin with 72 and 16"),
+    (of(bc.Network, (4, 3), 1.0, loss="hinge"), "loss must be one of squared, softmax"),
+    (of(Patches, (6, 6, 1), 7, 1, 1), "kernel must be within an image"),
+    (of(Patches, (6, 6), 2, 1, 1), "shape must be"),
+    (of(Patches, (6, 6, 1), 2, 0, 1), "stride must be"),
+    (of(released, z=-1.0), "noise_multipliers"),
+    (of(released, z=(1.0, 2.0, 3.0)), "noise_multipliers"),
+    (of(released, clip=0.0), "l2_clip_norms"),
+    (of(released, clip=1e-25), "l2_clip_norms must be in"),
+    (of(bc.ReleasedBlocks, NET, 1.0, 1.0, 0.0, 1, 1), "step_size"),
+    (of(bc.ReleasedBlocks, NET, 1.0, 1.0, 1.0, 2, 1), "batch_size"),
+    (trained_on((4, 5), (4, 3)), "data"), (trained_on((4, 6), (3, 3)), "data"),
+    (of(bc.train, released(), data(64), -1), "steps"),
+    (lambda: released().sampler(16), "dataset_size must be the number of records"),
+    (of(hidden_blocks, step_size=0.9), "step_size"),
+    (of(hidden_blocks, noise_multiplier=0.0), "noise_multiplier"),
+    (of(hidden_blocks, l2_clip_norms=(1.0, 1.0, 1.0)), "l2_clip_norms"),
+    (of(hidden_blocks, l2_clip_norms=(1.0, 1e11)), "l2_clip_norms must be in"),
+    (of(hidden_blocks, batch_size=33), "batch_size"),
+    (of(hidden_blocks, batch_size=5, average=True), "batch_size"),
+    (of(hidden_blocks, inner_epochs=0), "inner_epochs"),
+    (of(hidden_blocks, direct=True), "direct"),
+    (of(bc.train_hidden, hidden_blocks(), data(31)), "dataset_size"),
+    (of(published, noise_std=-1.0), "noise_std"), (of(published, epochs=0), "epochs"),
+    (lambda: published().claim(0.0, 1e-5), "sensitivity"),
+]  # fmt: skip
+
+
+def test_bad_input_is_named():
+    all_refused([(words, build) for build, words in REFUSED])
+    all_refused(
+        (words, of(configured, algorithm, "digits", SMALL | given), given)
+        for algorithm, given, words in CONFIGURED
+    )
+
+
+CONFIGURED = [
+    ("sbcd", {"settings": {"channels": 1_000_000_000}}, "channels must make at most"),
+    ("sbcd", {"settings": {"layers": 1_000_000_000}}, "layers must be at most 1,000"),
+    ("sbcd", {"hidden": 1_000_000_000}, "hidden, layers and channels must make at most"),
+    ("sbcd", {"settings": {"kernel": 3}}, "kernel must not be set without channels"),
+    ("sbcd", {"settings": {"stride": 1, "channels": 0}}, "stride must not be set without channels"),
+    ("sbcd", {"learning_rate": 1e30}, "learning_rate must be at most 1e"),
+    ("sbcd", {"learning_rate": -1.0}, "learning_rate must be a finite number above 0"),
+    ("sbcd", {"noise_multiplier": 0.0}, "noise_multiplier must be a finite number above 0"),
+    ("sbcd", {"l2_clip_norm": 0.0}, "l2_clip_norm must be a finite number above 0"),
+    ("sbcd-hidden", {"steps": 3}, "steps of a hidden run must be 1"),
+    ("sbcd-hidden", {"settings": {"bound": 1e-6}}, "in block 1, .* lost in the rounding"),
+]
+
+
+def test_labels_that_are_no_classes_are_refused_before_anything_is_written(tmp_path):
+    config = configured("sbcd", "digits", SMALL)
+    for label in (-17, 37, 5.5):
+        rows = dataset()
+        odd = np.concatenate([np.asarray(rows.train_y)[:-1], [label]])
+        rows = dataclasses.replace(rows, train_y=odd.astype(np.asarray(label).dtype))
+        with pytest.raises(ValueError, match="train_y must be") as error:
+            BlockRun(config, RunDirectory(tmp_path / "run"), rows, Secret.new(), ignore)
+        assert str(label) not in str(error.value)
+        assert not (tmp_path / "run").exists()
+        with pytest.raises(ValueError, match="train_y must be"):
+            records(config, rows)
+
+
+def test_what_one_layer_would_not_read_is_refused(tmp_path):
+    folder = RunDirectory(tmp_path / "run")
+    for name, value in {"hidden": 64, "l2_clip_norm": 1e-3}.items():
+        options = {"algorithm": "sbcd-one-layer", "dataset": "digits", **SMALL, name: value}
+        with pytest.raises(ValueError, match=f"{name} must not be given"):
+            train_blocks(
+                folder, None, options, {name: value}, None, Secret.new(), None, False, None
+            )
+    command = command_of(configured("sbcd-one-layer", "digits", SMALL))
+    assert "--hidden" not in command
+    assert "--l2-clip-norm" not in command
+    assert not (tmp_path / "run").exists()
+
+
+COMMANDS = [
+    ("sbcd", "--canaries 5", "canaries must not be given with algorithm sbcd"),
+    ("sbcd", "--strategy banded", "strategy must not be given with algorithm sbcd"),
+    ("sbcd", "--devices 2", "devices must"),
+    ("sbcd", "--model mlp", "model must not be given"),
+    ("sbcd", "--sampling shuffle", "sampling must not be given"),
+    ("sbcd", "--optimizer adam", "optimizer must not be given"),
+    ("sbcd", "--features scattering", "features must not be given"),
+    ("sbcd", "--sensitive", "sensitive must not be given"),
+    ("sbcd", "--dry-run", "dry_run must not be given"),
+    ("sbcd", "--set epochs=2", "settings of sbcd must be among"),
+    ("sbcd", "--epsilon 3 --noise-multiplier 1", "and not both"),
+    ("sbcd-hidden", "--steps 5", "a hidden run is one release"),
+    ("sbcd-hidden", "--eval-every 5", "would release the state that is hidden"),
+    ("sbcd-hidden", "--relation add_or_remove_one", "relation must be one of replace_one"),
+    ("sbcd-one-layer", "--set layers=2", "settings of sbcd-one-layer must be among"),
+    ("sbcd-hidden", "--learning-rate 9", r"step_size must be at most 2/\(gamma B\^2\)"),
+]
+
+
+def test_what_does_not_go_with_it_is_refused_in_words(tmp_path, capsys):
+    for algorithm, more, words in COMMANDS:
+        out = ["--out", str(tmp_path / "r"), *more.split()]
+        with pytest.raises(SystemExit):
+            pytest.fail(f"{more}: {main(['train', '--algorithm', algorithm, *out])}")
+        assert re.search(words, capsys.readouterr().err), more
+        assert not (tmp_path / "r" / "ledger.jsonl").exists(), more
+
+
+def test_what_changed_is_refused_at_a_resumed_run(tmp_path, capsys):
+    go(tmp_path / "r", sweeps())
+    with pytest.raises(ValueError, match="the training data changed"):
+        go(tmp_path / "r", sweeps(), data=dataset(1))
+    with pytest.raises(ValueError, match=r"changed: learning_rate \(8.0 then, 1.0 now\)"):
+        go(tmp_path / "r", sweeps(learning_rate=1.0))
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", "--out", str(tmp_path / "r"), "--canaries", "3"])
+    assert "canaries must not be given" in capsys.readouterr().err

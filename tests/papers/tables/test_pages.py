@@ -4,30 +4,41 @@ import json
 
 import click
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
+from benchmarks import accuracy_page
 from jaxdp import accounting as acc
 from jaxdp.cli import main
-from jaxdp.papers import adadp_rows, claims, order, tables
+from jaxdp.papers import adadp_rows, claims, order, repeats, tables
 from jaxdp.papers.command import _TARGETS, reproduce
 from jaxdp.papers.rows import ROWS
-from jaxdp.papers.tables import adadp, figure3, gaps, left, phases, rows, short, style, table3
+from jaxdp.papers.tables import (
+    adadp,
+    figure3,
+    gaps,
+    left,
+    pareto,
+    phases,
+    pums_groups,
+    pums_plot,
+    rows,
+    short,
+    style,
+    table3,
+)  # fmt: skip
 
 
 def line(name, **changes):
     """A finished row."""
+    # fmt: off
     return {
-        "name": name,
-        "test_accuracy": 0.98765,
-        "claimed_epsilon": 1.23401,
-        "proven_epsilon": 2.5,
-        "seconds": 12.0,
-        "steps": 100,
-        "steps_timed": 100,
-        "machine": "2 cores, cpu",
-        "acceptance_rate": None,
-        **changes,
+        "name": name, "test_accuracy": 0.98765, "claimed_epsilon": 1.23401, "proven_epsilon": 2.5,
+        "seconds": 12.0, "steps": 100, "steps_timed": 100, "machine": "2 cores, cpu",
+        "acceptance_rate": None, **changes,
     }
+    # fmt: on
 
 
 def results(tmp_path, *lines):
@@ -61,18 +72,7 @@ def test_the_commands_are_the_targets_and_render_without_running(tmp_path, capsy
     assert "pareto.md" in capsys.readouterr().out
 
 
-def test_cells_show_every_run_and_round_to_the_safe_side(tmp_path):
-    name, changes = "mnist-dp-sgd-tanh", {"proven_epsilon": "inf", "audited_epsilon": 7.80699}
-    changes |= {"run": 2, "steps_timed": 40, "acceptance_rate": 0.276}
-    found = results(tmp_path, line(name, proven_epsilon=2.5000001), line(name, **changes))
-    first, second = rows.lines(found, name)
-    shown = [f"`{name}`", "98.77 %", "1.235", "2.501", "–", "–", "12", "1", "2 cores, cpu"]
-    assert first == shown
-    assert second[3:8] == ["∞", "≥ 7.806", "27.6 %", "12 (last 40 of 100 steps)", "2"]
-    assert len(first) == len(rows.COLUMNS)
-
-
-def test_the_epsilon_of_an_accuracy_is_that_of_its_first_evaluation(tmp_path):
+def test_table_3_tells_the_first_evaluation_and_charges_the_papers_noise(tmp_path):
     curve = [[10, 0.5, 0.93], [20, 0.9, 0.951], [30, 1.2, 0.94], [40, 1.5, 0.961]]
     row = line("mnist-dp-sgd-tanh", curve=curve)
     assert table3.crossing(row, 94) == (20, 0.9)
@@ -88,10 +88,7 @@ def test_the_epsilon_of_an_accuracy_is_that_of_its_first_evaluation(tmp_path):
     name = "mnist-sa-dpsgd-as-published-momentum-until-accepted"
     text = text_of("table3", results(tmp_path, line(name, curve=curve)))
     assert f"| 94 % | {until} | 1.21 | `{name}` |" in text
-
-
-def test_the_papers_noise_is_charged_by_its_accountant(tmp_path):
-    """From the experiments' curves: a row at 2.15 stands there, another experiment does not."""
+    # The paper's noise, from the experiments' curves: a row at 2.15 stands there, another does not.
     curve = [[100, 0.83], [200, 0.85], [300, 0.84]]
     name, kept = "fashion_mnist-dp-sgd-tanh-noise-2.15", {"steps": 300, "curve": curve}
     kept |= {"dataset": "fashion_mnist", "algorithm": "dp-sgd", "test_accuracy": 0.84}
@@ -105,9 +102,7 @@ def test_the_papers_noise_is_charged_by_its_accountant(tmp_path):
     assert first[-1] == f"{rows.shown_epsilon(at[0])} at step 100 of 300"
     assert second[-1] == f"{rows.shown_epsilon(at[1])} at step 200 of 300"
     assert third[-1] == "not reached"
-
-
-def test_a_short_row_stands_in_for_a_long_one_without_a_curve(tmp_path):
+    # A short row stands in for a long one without a curve.
     long, brief = line("mnist-auto-s"), line("mnist-auto-s-short", curve=[[1, 0.1, 0.99]])
     assert table3.with_curve(results(tmp_path, long, brief), "mnist-auto-s") == [brief]
     alone = results(tmp_path, long)
@@ -156,7 +151,7 @@ def test_a_row_until_accepted_shows_claimed_taken_and_proven(tmp_path):
     tables.TARGETS["accepted"].figures["accepted.png"](fewer)
 
 
-def test_adadps_table_1_tells_the_first_epoch_that_reached_an_accuracy(tmp_path):
+def test_table_1_figure_3_and_the_local_phase_of_adadp(tmp_path):
     curve = [[100, 0.2, 0.9], [200, 0.3, 0.925], [300, 0.4, 0.92]]
     name = adadp_rows.table_1_name("dp-sgd")
     found = results(tmp_path, line(name, curve=curve, steps=300))
@@ -168,9 +163,7 @@ def test_adadps_table_1_tells_the_first_epoch_that_reached_an_accuracy(tmp_path)
     assert "not reached" in second
     drawn = tables.TARGETS["adadp"].figures["adadp.png"](found).axes[0]
     assert any(list(mark.get_ydata()) == [claimed] for mark in drawn.lines)
-
-
-def test_figure_3_draws_losses_where_a_run_kept_them_and_falls_back_on_a_short_one(tmp_path):
+    # Figure 3 draws losses where a run kept them, and falls back on a short one.
     curve = [[1, 0.5, 0.8], [2, "inf", 0.9], [3, 1.0, 0.95]]
     long = line("mnist-dp-sgd-tanh", curve=curve)
     brief = line("mnist-dp-sgd-tanh-short", curve=curve, test_losses=[2.0, 1.5, None])
@@ -181,9 +174,14 @@ def test_figure_3_draws_losses_where_a_run_kept_them_and_falls_back_on_a_short_o
     assert figure3.drawn(found, "mnist-auto-s", figure3.losses) is None
     panels = figure3.figure(found).axes
     assert (len(panels[0].lines), len(panels[3].lines), len(panels[1].lines)) == (1, 1, 0)
+    # Pages tell what opens AdaDp's local phase.
+    for page, name in OF_ADADP.items():
+        for changes, cells in PHASES if page == "table1" else PHASES[:1]:
+            text = text_of(page, results(tmp_path, line(name, **changes)))
+            assert f"| `{name}` | 1 | {cells} |" in text, (page, cells)
 
 
-def test_short_rows_are_single_until_they_are_several(tmp_path):
+def test_cells_show_every_run_and_round_to_the_safe_side(tmp_path):
     name = "mnist-auto-s-short"
     runs = [line(name, test_accuracy=x, run=i) for i, x in enumerate((0.9, 0.92, 0.94), 1)]
     one = text_of("short", results(tmp_path, runs[0]))
@@ -193,6 +191,14 @@ def test_short_rows_are_single_until_they_are_several(tmp_path):
     assert tables.TARGETS["short"].runs == 3
     # Of both data sets; with momentum MNIST has one, which was run, and Fashion-MNIST none.
     assert len(short.NAMES) == 25
+    name, changes = "mnist-dp-sgd-tanh", {"proven_epsilon": "inf", "audited_epsilon": 7.80699}
+    changes |= {"run": 2, "steps_timed": 40, "acceptance_rate": 0.276}
+    found = results(tmp_path, line(name, proven_epsilon=2.5000001), line(name, **changes))
+    first, second = rows.lines(found, name)
+    shown = [f"`{name}`", "98.77 %", "1.235", "2.501", "–", "–", "12", "1", "2 cores, cpu"]
+    assert first == shown
+    assert second[3:8] == ["∞", "≥ 7.806", "27.6 %", "12 (last 40 of 100 steps)", "2"]
+    assert len(first) == len(rows.COLUMNS)
 
 
 PHASE = {"local_began": 2, "local_share": 0.9967, "noise_began": 2, "noise_share": 0.5}
@@ -204,21 +210,11 @@ PHASES = [
     ({}, f"{phases.BEFORE} |  |  |  | "),
 ]
 OF_ADADP = {
-    "table1": "mnist-adadp",
-    "short": "mnist-adadp-short",
-    "pareto": "mnist-adadp-repeated-epsilon-1",
-    "mlp": "mnist-mlp-pca-adadp-noise-8",
+    "table1": "mnist-adadp", "short": "mnist-adadp-short",
+    "pareto": "mnist-adadp-repeated-epsilon-1", "mlp": "mnist-mlp-pca-adadp-noise-8",
     "adadp": "mnist-mlp-pca-adadp-noise-only-noise-8",
-    "parameters": "mnist-mlp-1000-adadp-beta-2",
-    "claims": "mnist-mlp-64-adadp-claims",
-}
-
-
-def test_pages_tell_what_opens_adadps_local_phase(tmp_path):
-    for page, name in OF_ADADP.items():
-        for changes, cells in PHASES if page == "table1" else PHASES[:1]:
-            text = text_of(page, results(tmp_path, line(name, **changes)))
-            assert f"| `{name}` | 1 | {cells} |" in text, (page, cells)
+    "parameters": "mnist-mlp-1000-adadp-beta-2", "claims": "mnist-mlp-64-adadp-claims",
+}  # fmt: skip
 
 
 def test_printed_figures_stand_beside_ours(tmp_path):
@@ -231,18 +227,14 @@ def test_printed_figures_stand_beside_ours(tmp_path):
     assert "| 98.12 % | 97.92 % `mnist-auto-s` | a few tenths" in text
     assert "98.10 ± 0.14 % `mnist-dp-sgd-tanh`" in text
     assert "| 84.42 % | not run `fashion_mnist-dp-sgd-relu` | – |" in text
-
-
-def test_no_cause_is_told_before_the_experiment_that_tells_it(tmp_path):
+    # No cause is told before the experiment that tells it.
     name = "mnist-sa-dpsgd-as-published"
     before = text_of("printed", results(tmp_path, line(name, test_accuracy=0.97)))
     assert f"97.00 % `{name}`" in before
     assert "by experiment" not in before
     after = text_of("printed", results(tmp_path, line(f"{name}-until-accepted")))
     assert after.count("by experiment") == 1
-
-
-def test_a_name_in_a_sentence_becomes_its_accuracy(tmp_path):
+    # A name in a sentence becomes its accuracy.
     found = results(tmp_path)
     assert gaps.told(found, "{a-0.05}") == "not run"
     lines = [{"name": "a-0.05", "test_accuracy": 0.9}, {"name": "lemma-1"}]
@@ -264,3 +256,95 @@ def test_a_legend_has_as_many_columns_as_the_figure_is_wide(label, rows):
     assert box.x1 <= figure.bbox.width
     assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == rows
     plt.close(figure)
+
+
+# The plot of the README: repeated runs alone, at the proven epsilon, at public rates ------------
+
+METHOD = "dp-sgd-tanh"
+
+
+def runs(epsilon, *accuracies, **changes):
+    name = repeats.row_name(METHOD, epsilon)
+    numbered = enumerate(accuracies, 1)
+    return [line(name, test_accuracy=accuracy, run=i, **changes) for i, accuracy in numbered]
+
+
+def test_pages_of_repeated_runs_tell_how_many_they_are_and_whose_rate(tmp_path):
+    found = results(
+        tmp_path,
+        *runs(1.0, 0.91, 0.93),
+        *runs(3.0, 0.94, 0.95, 0.99, proven_epsilon=2.75),
+    )
+    assert pareto.drawn(found) == {METHOD: [(2.75, pytest.approx([94.0, 95.0, 99.0]))]}
+    text = tables.to_markdown(pareto.page(found))
+    assert "| DP-SGD, tanh | 1 | 2 | 92.00 % | 1.41 | 91.00 % | 93.00 % |" in text
+    assert "| DP-SGD, tanh | 3 | 3 | 96.00 % | 2.65 | 94.00 % | 99.00 % |" in text
+    assert ", 3 runs a point" in text
+    text = tables.to_markdown(pareto.page(results(tmp_path, *runs(1.0, 0.91))))
+    assert "| DP-SGD, tanh | 1 | 1 | 91.00 %, single |  |  |  |" in text
+    assert "| AUTO-S | 1 | 0 | not run |  |  |  |" in text
+    found = results(tmp_path, *runs(1.0, *3 * [0.9]), *runs(3.0, *5 * [0.9]))
+    assert "3 to 5 runs a point" in pareto.caption(found)
+    name = repeats.row_name("sa-dpsgd-momentum", 1.0)
+    found = results(tmp_path, *[line(name, run=i) for i in (1, 2, 3)])
+    assert "(SA-DPSGD: DP-SGD's rate)" in pareto.caption(found)
+    assert "DP-SGD's" not in pareto.caption(results(tmp_path, *runs(1.0, *3 * [0.9])))
+
+
+def test_the_mean_stands_within_the_runs_at_the_proven_epsilon_and_its_delta(tmp_path, monkeypatch):
+    found = results(tmp_path, *runs(1.0, 0.9, 0.9, 0.96, 0.96, proven_epsilon=0.875))
+    (axes,) = pareto.figure(found).axes
+    mean, dots = axes.lines
+    assert (*mean.get_xdata(), *mean.get_ydata()) == pytest.approx((0.875, 93.0))
+    assert (*dots.get_xdata(), *dots.get_ydata()) == pytest.approx((*[0.875] * 4, 90, 90, 96, 96))
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (min(band), max(band)) == pytest.approx((90.0, 96.0))
+    # The plot of the recipes holds no epsilon at another delta.
+    lines = [
+        {"dataset": "mnist", "delta": delta, "proven_epsilon": epsilon, "test_accuracy": 0.9}
+        for delta, epsilon in ((1e-5, 3.0), (1e-4, 2.0), (1e-5, "inf"))
+    ]
+    (tmp_path / "papers.json").write_text(json.dumps(lines))
+    monkeypatch.setattr(accuracy_page, "RESULTS", tmp_path / "accuracy.json")
+    assert accuracy_page.papers("mnist") == [(3.0, 90.0)]
+
+
+# The groups of the census ------------------------------------------------------------------------
+
+
+def group(errors, size=100):
+    return [
+        {"group": "g", "size": size, "errors": e, "unemployed": 40, "missed": 0} for e in errors
+    ]
+
+
+def test_shifts_are_welchs_intervals_wilsons_and_bins_weighed_by_their_size():
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(20, 60, 10).tolist(), rng.integers(30, 40, 8).tolist()
+    mean, low, high = pums_groups.shift(group(first), group(second))
+    welch = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    assert mean == pytest.approx(np.mean(first) - np.mean(second))
+    assert (low, high) == pytest.approx((welch.low, welch.high))
+    # Runs that agree shift nothing and warn of nothing.
+    assert pums_groups.shift(group([30, 30]), group([30, 30])) == (0.0, 0.0, 0.0)
+    # The interval is wider for fewer people.
+    few, many = (
+        pums_groups.interval(group([5] * 3, 10)),
+        pums_groups.interval(group([500] * 3, 1_000)),
+    )
+    # Wilson's interval of 5 in 10, worked out by hand: (5 + z²/2 ± z √(2.5 + z²/4)) / (10 + z²).
+    z = 1.959964
+    half = z * np.sqrt(2.5 + z**2 / 4) / (10 + z**2)
+    assert few == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+    assert many[1] - many[0] < 0.1
+    # The mean calibration curve weighs bins by their size.
+    lines = [
+        {
+            "reliability": [
+                {"size": 30, "predicted": 0.12, "found": 0.1},
+                {"size": 5, "predicted": 0.9, "found": 0.0},
+            ]
+        },
+        {"reliability": [{"size": 90, "predicted": 0.16, "found": 0.5}]},
+    ]
+    assert pums_plot.reliability_mean(lines) == [(pytest.approx(0.15), pytest.approx(0.4))]
