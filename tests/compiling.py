@@ -18,6 +18,7 @@ _KNOWN = jax.__version_info__[:2] == (0, 10)
 QUICK = {_LEVEL: 0, **({_EMITTERS: False, _PARTS: 1} if _KNOWN else {})}
 AS_USERS = {_LEVEL: 3, **({_EMITTERS: True, _PARTS: 32} if _KNOWN else {})}
 FLAGS = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
+FLAGS += ["--xla_cpu_multi_thread_eigen=false"]  # of a run, not of a program
 
 
 def with_flags(*flags):

@@ -15,6 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
+# The workers have the cores: threads of LAPACK would wait for one, and burn the other's time.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
 import jax
 import pytest
 from hypothesis import settings

@@ -8,7 +8,6 @@ from scipy import special
 from jaxdp import accounting as acc
 from jaxdp.accounting import kinds
 from jaxdp.accounting.canonical import flatten
-from tests.refusing import all_refused
 
 ADD, REPLACE, SPECIAL = acc.Relation
 
@@ -74,7 +73,3 @@ def profile(pair, epsilons):
 def largest(pairs, epsilon):
     """delta of the worst of several pairs at one epsilon."""
     return max(float(profile(pair, epsilon)[0]) for pair in pairs)
-
-
-def refusals(kind, rows):
-    all_refused(rows, kind)
