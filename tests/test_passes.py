@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -252,3 +253,15 @@ def test_a_run_goes_on_with_the_rows_it_began_with(tmp_path, monkeypatch):
         run = jaxdp.Run(tmp_path / "run", shallow, MECH, optax.sgd(0.1), data, **options)
         run.fit(steps)
         assert run.directory.load_state().physical_batch_size == 16, steps
+
+
+def test_an_accelerator_tells_its_memory_or_is_asked_for_a_number(monkeypatch):
+    for told in ({"bytes_limit": 1000}, {}, None):
+        device = SimpleNamespace(
+            platform="gpu", device_kind="a card", memory_stats=lambda t=told: t
+        )
+        monkeypatch.setattr(jax, "local_devices", lambda d=device: [d])
+        if told:
+            assert 0 < _memory.budget() < 1000
+        else:
+            refused("physical_batch_size must be a number where .* a card", _memory.budget)

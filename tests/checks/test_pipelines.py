@@ -14,6 +14,7 @@ import jaxdp
 from benchmarks import planted_noise
 from benchmarks import planted_pipelines as planted
 from benchmarks.planted_pipelines import MECHANISM, PARAMS, X, Y, check, loss_fn
+from jaxdp.checks import where
 from jaxdp.optimizers import sgd
 from tests.refusing import all_refused
 
@@ -194,3 +195,14 @@ def test_what_is_no_argument_is_refused_by_name_and_errors_of_the_loss_are_its_o
     )  # fmt: skip
     wrong = lambda given: functools.partial(jaxdp.check, **right | given)  # noqa: E731
     all_refused((f"^{words}.*got ", wrong(given), str(given)) for words, given in rows)
+
+
+class _Called:
+    def __call__(self, params, x):
+        return params @ x
+
+
+def test_the_code_of_objects_is_the_users_and_that_of_libraries_is_not():
+    assert list(where._codes(_Called())) == [_Called.__call__.__code__]
+    assert list(where._codes(functools.partial(_Called()))) == [_Called.__call__.__code__]
+    assert list(where._codes(optax.sgd)) == []

@@ -10,7 +10,7 @@ import threading
 import time
 
 from jaxdp import _interrupts
-from jaxdp.cli import main
+from jaxdp.cli import failures, main
 
 
 def begin(folder):
@@ -84,3 +84,7 @@ def test_the_last_words_are_said_once_whoever_sees_the_second_signal(monkeypatch
         thread.join()
     assert said == ["interrupted"]
     assert exits == [130]
+
+
+def test_a_folder_in_which_no_run_had_begun_is_told_as_such(tmp_path):
+    assert failures._safe(tmp_path) == f"no run had begun in {tmp_path}, and nothing was charged"

@@ -190,3 +190,10 @@ def test_wrong_arguments_are_named_and_an_optimum_that_was_not_reached():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _minimise.lowest(loss, [np.zeros(7)], "8 bands")
+
+
+def test_parameters_whose_error_overflows_are_infeasible():
+    free = np.asarray([800.0, 800.0])
+    found, slope = optimise._buffered_loss(free, 10, (1, 1), 1.0, "rms", False)
+    assert found == optimise.INFEASIBLE
+    assert not slope.any()

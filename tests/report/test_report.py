@@ -219,3 +219,8 @@ def test_the_written_out_command_gives_the_same_run():
         options["settings"] = parse_settings(options["settings"]) or None
         found = resolve(recipe(**options))
         assert dataclasses.replace(found, epsilon=config.epsilon) == config, given
+    own = {"example_shape": [64], "num_classes": 2, "test_size": 9}
+    command = described.command_of(dataclasses.replace(config, dataset="mine", own=own))
+    assert "--data mine.npz" in command
+    assert "--classes 2" in command
+    assert "--dataset " not in command

@@ -408,3 +408,8 @@ def test_candidates_are_drawn_from_their_laws():
     assert spaces.parsed("rate=0.1:10") == ("rate", LogUniform(0.1, 10.0))
     for text in ("rate", "rate=", "=1", "rate=3:1", "rate=0:1", "rate=1:2:3"):
         refused("--search must be NAME=LOW:HIGH", spaces.parsed, text)
+
+
+def test_values_of_a_law_are_numbers_or_words():
+    assert spaces.parsed("optimizer=sgd,adam") == ("optimizer", ("sgd", "adam"))
+    assert spaces.parsed("rate=1,0.5,word") == ("rate", (1, 0.5, "word"))
