@@ -6,10 +6,9 @@ from typing import Any
 
 from jaxdp import _validate
 from jaxdp import accounting as acc
-from jaxdp._noises import NOISES
 from jaxdp.clipping import Rule
 from jaxdp.clipping.rules import rule_of
-from jaxdp.mechanism import Mechanism
+from jaxdp.mechanism import NOISES, Mechanism
 from jaxdp.noise import dyadic, optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.errors import max_error, rms_error
 from jaxdp.noise.participation import participation

@@ -6,30 +6,52 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _noises, _validate
+from jaxdp import _links, _validate
 from jaxdp import accounting as acc
-from jaxdp._agreement import check_mechanism
 from jaxdp._entries import count_blocks
 from jaxdp._issuer import issuer_of
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
-from jaxdp.noise import Strategy
+from jaxdp.noise import (
+    CorrelatedIntegerNoise,
+    CorrelatedNoise,
+    IndependentNoise,
+    IntegerNoise,
+    Noise,
+    Strategy,
+    privatize,
+)
+from jaxdp.noise.grid_correlated import check_dyadic
 from jaxdp.noise.participation import participation
 from jaxdp.noise.recurrences import check_stable
 from jaxdp.noise.sensitivity import sensitivity
-from jaxdp.sampling import Sampler, Sampling, by_name
-from jaxdp.sampling.named import expected_size, name_of, relations, whole_epochs
+from jaxdp.sampling import (
+    FixedOrder,
+    FixedSize,
+    FullBatch,
+    RunSampling,
+    Sampler,
+    Sampling,
+    Shuffled,
+    by_name,
+    steps_of_a_block,
+)
+from jaxdp.sampling.named import expected_size, name_of, rate, relations, whole_epochs
 from jaxdp.schedules import NoiseSchedule, split_noise
 from jaxdp.seeds import Secret
+from jaxdp.sources import Source
 from jaxdp.tickets import NoiseKey, simulated_key
-from jaxdp.types import PyTree
+from jaxdp.types import PyTree, Summed
 
 if TYPE_CHECKING:
     from jaxdp.ledger import Ledger
+
+
+# ``Mechanism.noise``: float32 Gaussians, or integers from a cryptographic generator.
+NOISES = ("gaussian", "grid")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +108,11 @@ class Mechanism:
     def __post_init__(self) -> None:
         if self.relation is not None:
             object.__setattr__(self, "relation", acc.Relation(self.relation))
-        check_mechanism(self)
-        _noises.check_noise(self)
+        self._check_kinds()
+        self._check_numbers()
+        self._check_sizes()
+        self._check_strategy()
+        self._check_grid()
         if self.strategy is not None:
             check_stable(self.strategy)
             _ = self.fresh  # refuses what has no sensitivity, such as bands beyond the groups
@@ -95,6 +120,173 @@ class Mechanism:
                 object.__setattr__(self, "steps", self.strategy.steps)
         if self.count_noise_multiplier is not None:
             split_noise(self.noise_multiplier, self.count_noise_multiplier)
+
+    def _check_kinds(self) -> None:
+        def has(part: object, *names: str) -> bool:
+            methods = (getattr(part, name, None) for name in names)
+            return not isinstance(part, type) and all(map(callable, methods))
+
+        if not has(self.rule, "l2", "factors"):
+            raise ValueError(
+                f"rule must be a clipping rule such as jaxdp.clip(0.1), got {self.rule!r}"
+            )
+        whole = ["arrange", "of_step", "block", "event", "check"]
+        rules = (["choose", "event", "check"], ["epoch", "block", "event", "check"], whole)
+        if not any(has(self.sampling, *names) for names in rules):
+            raise ValueError(
+                f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {self.sampling!r}"
+            )
+        if not isinstance(self.leak, str):
+            raise ValueError(f"leak must be a string, got {self.leak!r}")
+
+    def _check_numbers(self) -> None:
+        noise = self.noise_multiplier
+        if not isinstance(noise, NoiseSchedule):
+            if isinstance(noise, jax.Array):
+                raise ValueError(
+                    "noise_multiplier must be a Python number, public and fixed, got an array "
+                    f"{noise}"
+                )
+            _validate.non_negative("noise_multiplier", noise)
+        elif self.count_noise_multiplier is not None:
+            raise ValueError(
+                "noise_multiplier must be one number with count_noise_multiplier, got a schedule"
+            )
+        for name in ("records_per_user", "steps"):
+            if (value := getattr(self, name)) is not None:
+                _validate.integer(name, value, least=1)
+        if self.delta is not None:
+            _validate.fraction("delta", self.delta)
+
+    def _check_sizes(self) -> None:
+        """Raises ValueError unless sampling, divisor and data set size agree.
+
+        A divisor that is not the expected batch size would still be public, and epsilon right. But
+        a sum of more records than ``most_records`` is refused at random, and the learning rate is
+        another than it says, so it is taken for the mistake that it nearly always is. Poisson rates
+        may differ by the rounding of the expected batch size to a whole number.
+
+        Raises:
+            ValueError: they do not.
+        """
+        size = _validate.integer("dataset_size", self.dataset_size, least=1)
+        batch = _validate.integer("batch_size", self.batch_size, least=1)
+        sampling = self.sampling
+        if batch > size:
+            raise ValueError(f"batch_size must be at most dataset_size ({size}), got {batch}")
+        expected = rate(sampling, batch, size) * size
+        if abs(expected - batch) >= 1:
+            of = "sampling_prob" if hasattr(sampling, "sampling_prob") else "share of the steps"
+            raise ValueError(
+                f"batch_size must be {of} * dataset_size = {expected:g}, rounded, got {batch}"
+            )
+        if isinstance(sampling, FixedSize | FixedOrder | Shuffled) and sampling.batch_size != batch:
+            raise ValueError(
+                f"batch_size must be that of the sampling ({sampling.batch_size}), got {batch}"
+            )
+        if isinstance(sampling, FullBatch) and batch != size:
+            raise ValueError(
+                f"batch_size must be dataset_size ({size}) for full_batch, got {batch}"
+            )
+        cap = getattr(sampling, "cap", 1)
+        if cap > self.most_records:
+            raise ValueError(f"cap must be at most {self.most_records}, got {cap}")
+        # An epoch that is one event has one noise.
+        block = steps_of_a_block(sampling, size)
+        noise = self.noise_multiplier
+        for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
+            if steps % block:
+                raise ValueError(
+                    f"noise_multiplier must stay the same within an epoch of {block} steps, got a "
+                    f"schedule that keeps {multiplier:g} for {steps}"
+                )
+
+    def _check_strategy(self) -> None:
+        """Raises ValueError where noise and sampling of a whole run do not belong to each other."""
+        strategy, rule = self.strategy, self.sampling
+        if (strategy is not None) != isinstance(rule, RunSampling):
+            raise ValueError(
+                "strategy must be given with CyclicPoisson or FixedOrder sampling, and with no "
+                "other: correlated noise is proven for a record that takes part at known times, "
+                f"got {strategy!r} with {rule}"
+            )
+        if strategy is None:
+            return
+        assert isinstance(rule, RunSampling)
+        if strategy.steps != rule.block(self.dataset_size):
+            raise ValueError(
+                f"steps must be those of the sampling ({rule.block(self.dataset_size)}) for the "
+                f"strategy, got {strategy.steps}"
+            )
+        for name in ("count_noise_multiplier", "records_per_user"):
+            if (found := getattr(self, name)) is not None:
+                raise ValueError(
+                    f"{name} must be None with correlated noise, got {found}: no proof"
+                )
+        if isinstance(self.noise_multiplier, NoiseSchedule):
+            raise ValueError("noise_multiplier must be one number with a strategy, got a schedule")
+
+    def _check_grid(self) -> None:
+        """Raises ValueError where noise on a grid is asked for that not all of the release has."""
+        if _validate.one_of("noise", self.noise, NOISES) != "grid":
+            return
+        if self.count_noise_multiplier is not None:
+            raise ValueError(
+                "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
+                "clipping releases is not on the integer grid yet, and part of the release would "
+                "have ordinary noise; got 'grid'"
+            )
+        if self.strategy is not None:
+            check_dyadic(self.strategy)
+        levels = self.noise_multiplier
+        if not isinstance(levels, NoiseSchedule) and levels <= 0:
+            raise ValueError(f"noise_multiplier must be above 0 for noise on a grid, got {levels}")
+
+    def check_source(self, source: Source) -> None:
+        """Raises ValueError for a source that is drawn from otherwise, or has another privacy unit.
+
+        Args:
+            source: of the records or users.
+
+        Raises:
+            ValueError: it is one of these.
+        """
+        found = getattr(source, "records_per_user", None)
+        if found != self.records_per_user:
+            raise ValueError(
+                "records_per_user must be that of the source, jaxdp.sources.users, or None for a "
+                f"source of records: expected {found}, got {self.records_per_user}"
+            )
+        self.check_unit(source)
+        self.sampling.check(len(source), self.dataset_size)
+
+    def check_unit(self, source: Source) -> None:
+        """Raises ValueError for an empty source, and for one whose every index is a batch.
+
+        A batched one is told by the declared size: as many times larger than the source as every
+        leaf's first axis is long. Groups that are records are as many as was declared.
+
+        Args:
+            source: of the records or users.
+
+        Raises:
+            ValueError: it is one of these. No message tells the number of records.
+        """
+        size, declared = len(source), self.dataset_size
+        if size == 0:
+            raise ValueError("source must hold records to draw from, got an empty one")
+        leading = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(source.example)}
+        count = leading.pop() if len(leading) == 1 else 1
+        if self.records_per_user is not None or size == declared or count < 2:
+            return
+        if size in (declared // count, -(-declared // count)):
+            raise ValueError(
+                "source must give one record for each index, got leaves that all begin with an "
+                f"axis of {count}, and a dataset_size that is {count} times the number of indices, "
+                f"which looks like records batched by {count}: epsilon would hold for a batch as a "
+                "whole. Give the data as they were before they were batched; if such a group is "
+                "one record, dataset_size must be the number of groups"
+            )
 
     @property
     def neighbours(self) -> acc.Relation:
@@ -148,7 +340,10 @@ class Mechanism:
 
     def multipliers(self, step: int) -> dict[str, float]:
         """The noise multiplier of each part ("gradient", "votes") of step ``step``."""
-        return _noises.multipliers(self, step)
+        found = {self._noise.part: self._noise.multiplier(step)}
+        if self.count_noise_multiplier is not None:
+            found["votes"] = self.count_noise_multiplier
+        return found
 
     def simulated_key(self, key: jax.Array, step: int | jax.Array = 0) -> NoiseKey:
         """A noise key for simulations and tests: **nothing is charged**, so nothing is private.
@@ -158,9 +353,8 @@ class Mechanism:
             step: may be a tracer.
         """
         if isinstance(self.noise_multiplier, NoiseSchedule):
-            table = self.noise_multiplier.table()
-            noise = jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
-            return simulated_key(key, {_noises.gradient_part(self): noise}, step)
+            noise = self._noise.traced_multiplier(step)
+            return simulated_key(key, {self._noise.part: noise}, step)
         return simulated_key(key, self.multipliers(0), step)
 
     def total(self, steps: int) -> acc.Event:
@@ -178,7 +372,30 @@ class Mechanism:
             params: pytree of the parameters' shapes.
             step: the step, counted from 0; an int32 scalar inside ``jit``.
         """
-        return _noises.std(self, params, step)
+        return self._noise.std(params, self.l2(params), step) / self.batch_size
+
+    @property
+    def _kind(self) -> type[Noise]:
+        gridded = self.noise == "grid"
+        if self.strategy is not None:
+            return CorrelatedIntegerNoise if gridded else CorrelatedNoise
+        return IntegerNoise if gridded else IndependentNoise
+
+    @functools.cached_property
+    def _noise(self) -> Noise:
+        """What ``privatize`` adds: to the gradient, where a count is released as well."""
+        made: Callable[..., Noise] = self._kind
+        if self.strategy is not None:
+            return made(self.strategy, self.fresh)
+        if self.count_noise_multiplier is not None:
+            return made(split_noise(self.noise_multiplier, self.count_noise_multiplier))
+        return made(self.noise_multiplier)
+
+    def grid_in_words(self, parameters: int) -> str:
+        """A sentence on the integer grid for so many parameters; "" where noise is on none."""
+        if isinstance(self._noise, IntegerNoise | CorrelatedIntegerNoise):
+            return self._noise.in_words(parameters)
+        return ""
 
     @functools.cached_property
     def fresh(self) -> float:
@@ -210,7 +427,12 @@ class Mechanism:
         return dataclasses.replace(self, leak=reason)
 
     def _event(self, noise_multiplier: float) -> acc.Event:
-        return _noises.event(self, noise_multiplier)
+        if self.leak:
+            return acc.NonPrivate(self.leak)
+        found = self.sampling.event(acc.Gaussian(noise_multiplier), self.dataset_size)
+        if self.records_per_user is not None:
+            found = acc.PerUser(found, self.records_per_user)
+        return self._kind.event(found)
 
     def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
         """The clipped gradient of a loss; rule and ``most_records`` are the mechanism's.
@@ -230,7 +452,18 @@ class Mechanism:
 
     def privatize(self, **options: Any) -> optax.GradientTransformationExtraArgs:
         """The noise, to be put first in an optax chain; options as for ``jaxdp.privatize``."""
-        return _noises.link(self, options)
+        inner = privatize(self._noise, self.batch_size, **options)
+
+        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+            # A sum whose number of records nobody declared takes the mechanism's: ``noise_std``,
+            # which optimizers subtract, is then the noise that is added.
+            found = updates.undeclared if isinstance(updates, Summed) else None
+            if found is not None and found[1] <= self.most_records:
+                l2 = found[0] * (1.0 + rounding.of_sum(self.most_records))
+                updates = dataclasses.replace(updates, l2=l2)
+            return inner.update(updates, state, params, **extra)
+
+        return optax.GradientTransformationExtraArgs(inner.init, _links.own(update))
 
     def sampler(
         self,

@@ -15,7 +15,6 @@ import optax
 
 from jaxdp import _processes, _shards, _validate
 from jaxdp import accounting as acc
-from jaxdp._agreement import check_source
 from jaxdp._issuer import Issuer, issuer_of
 from jaxdp._links import give_out, hand_on
 from jaxdp._memory import rows_that_fit
@@ -150,7 +149,7 @@ class Trainer:
         self._settled = self._spread(None)
         check_energy(algorithm, energy, self.ledger)
         if issuer is None:  # a run has looked at its records before audit canaries came to them
-            check_source(self.mechanism, self.source)
+            self.mechanism.check_source(self.source)
         issuer = issuer or self._new_issuer(reserve)
         self._to_fit, self._by_work = physical_batch_size == "auto", physical_batch_size is None
         self._sampler = self._new_sampler(physical_batch_size, issuer)

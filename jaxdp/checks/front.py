@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp._agreement import check_unit
 from jaxdp.checks import company, drawing, loss, pipeline, records, where
 from jaxdp.checks import neighbours as near
 from jaxdp.checks.findings import Checked, Finding, in_order
@@ -83,7 +82,8 @@ def check(
     )  # fmt: skip
     _require_rest(mechanism, raw, public, clipping)
     given, source = source, as_source(source)
-    check_unit(mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism, source)
+    inner = mechanism.mechanism if isinstance(mechanism, Algorithm) else mechanism
+    inner.check_unit(source)
     found: list[Finding] = []
     tested: list[str] = []
     assumed: list[str] = []

@@ -1,14 +1,17 @@
-"""Noise: independent or correlated, or on an integer grid, as the first link of an optax chain.
+"""Noise: independent or correlated, of float32 or on an integer grid; `privatize` adds it.
 
 Correlated noise is described on the host: a strategy C, a workload A, the errors of the two, and
 the sensitivity under a participation; optimised strategies have the least of their product.
 """
 
-from jaxdp.noise.correlated import CorrelatedState, privatize_correlated
+from jaxdp.noise.correlated import CorrelatedNoise, CorrelatedState
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import (
     LEAKED,
+    Axes,
+    IndependentNoise,
+    Noise,
     PrivatizeState,
     check_update,
     if_alike,
@@ -16,8 +19,8 @@ from jaxdp.noise.gaussian import (
     privatize,
     tell_handed,
 )
-from jaxdp.noise.grid import grid_range, privatize_on_grid
-from jaxdp.noise.grid_correlated import dyadic, privatize_correlated_on_grid
+from jaxdp.noise.grid import IntegerNoise, grid_range
+from jaxdp.noise.grid_correlated import CorrelatedIntegerNoise, dyadic
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered
 from jaxdp.noise.optimise_dense import optimal_dense
 from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, Single
@@ -36,13 +39,19 @@ from jaxdp.noise.workloads import Workload
 
 __all__ = [
     "LEAKED",
+    "Axes",
     "BandedInverse",
     "Buffered",
+    "CorrelatedIntegerNoise",
+    "CorrelatedNoise",
     "CorrelatedState",
     "Cyclic",
     "Dense",
     "FixedOrder",
+    "IndependentNoise",
+    "IntegerNoise",
     "MinSeparation",
+    "Noise",
     "Participation",
     "PrivatizeState",
     "Sensitivity",
@@ -64,9 +73,6 @@ __all__ = [
     "optimal_buffered",
     "optimal_dense",
     "privatize",
-    "privatize_correlated",
-    "privatize_correlated_on_grid",
-    "privatize_on_grid",
     "rms_error",
     "sensitivity",
     "square_root",

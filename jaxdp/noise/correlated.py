@@ -1,27 +1,21 @@
-"""Correlated Gaussian noise on clipped sums: the matrix mechanism as a link of an optax chain.
+"""Correlated Gaussian noise on clipped sums: the matrix mechanism.
 
 Over n steps the sums G get the noise C⁻¹Z, with C lower triangular and Z independent normals, so
 that what they have in common cancels in the steps to come. Releasing G + C⁻¹Z is releasing CG + Z
 (Denisov et al. 2022, arXiv:2202.08312, Section 2), one Gaussian mechanism for the whole run.
 """
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxdp import _links, _validate
-from jaxdp._arithmetic import check_arithmetic
-from jaxdp.noise.gaussian import (
-    check_floating,
-    check_made_for,
-    check_update,
-    mean_of,
-    refuse_injected,
-    spent,
-)
+from jaxdp import _validate
+from jaxdp import accounting as acc
+from jaxdp.noise.gaussian import Axes
 from jaxdp.noise.recurrences import Recurrence, recurrence
 from jaxdp.noise.strategy import Strategy
 from jaxdp.normals import noised
@@ -53,85 +47,98 @@ def part_of(strategy: Strategy) -> str:
     return f"correlated by {strategy!r}"
 
 
-def privatize_correlated(
-    strategy: Strategy,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    *,
-    sharded_over: tuple[str, ...] = (),
-    replicated_over: tuple[str, ...] = (),
-) -> optax.GradientTransformationExtraArgs:
-    """Adds noise correlated over the steps to a ``Summed``, and divides by the expected batch size.
+@dataclasses.dataclass(frozen=True)
+class CorrelatedNoise:
+    """Float32 Gaussian noise that is correlated over the steps.
 
-    Step i adds noise_multiplier · l2 · (C⁻¹Z)_i, where Z are independent standard normals, a row a
-    step, and C is the strategy. The rows before are kept in the state, as far as the strategy looks
-    back; the row of the step comes from the key of its ticket.
+    Step i adds given · l2 · (C⁻¹Z)_i, where Z are independent standard normals, a row a step, and C
+    is the strategy. The rows before are kept in the state, as far as the strategy looks back; the
+    row of the step comes from the key of its ticket.
 
-    Formal guarantee: the updates of all steps are one Gaussian mechanism with multiplier
-    noise_multiplier / s, where s is the strategy's sensitivity under the participation of a record
+    Formal guarantee: the updates of all steps are one Gaussian mechanism with multiplier given / s,
+    where s is the strategy's sensitivity under the participation of a record
     (``jaxdp.noise.sensitivity``): docs/correlated_noise.md. Take ``mechanism.privatize()`` of
     ``jaxdp.dp_mf``, which sets the one by the other.
 
     Each update goes on from the state of the step before it. A state of another step, or of other
     releases, gives NaN; ``jaxdp.Trainer`` refuses it in words.
 
-    Args:
+    Attributes:
         strategy: of as many steps as there are to be.
-        noise_multiplier: standard deviation of Z over ``l2``.
-        expected_batch_size: as for ``privatize``.
-        sharded_over: as for ``privatize``.
-        replicated_over: as for ``privatize``.
-
-    Returns:
-        A transformation like ``privatize``'s. Its state holds ``buffers`` of the parameters' size
-        for every step that the strategy looks back, in float32, and is secret.
-
-    Raises:
-        ValueError: as ``privatize``; a state of another step than the key's.
-        TypeError: as ``privatize``.
+        given: standard deviation of Z over ``l2``.
     """
-    refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
-    check_arithmetic()
-    multiplier = np.float32(_validate.non_negative("noise_multiplier", noise_multiplier))
-    divisor = _validate.positive("expected_batch_size", expected_batch_size)
-    part, rows = part_of(strategy), recurrence(strategy)
 
-    def init(params: PyTree) -> CorrelatedState:
-        check_floating(params)
-        buffers = jax.tree.map(lambda p: _copies(p, rows.size), params)
+    strategy: Strategy
+    given: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative("noise_multiplier", self.given)
+
+    @property
+    def part(self) -> str:
+        """Names the strategy: another one's noise is another part."""
+        return part_of(self.strategy)
+
+    def multiplier(self, step: int) -> float:
+        """As float32 has it, the same in every step."""
+        return float(np.float32(self.given))
+
+    def traced_multiplier(self, step: Any) -> Any:
+        """The same in every step."""
+        return np.float32(self.given)
+
+    def init(self, params: PyTree) -> CorrelatedState:
+        """A state without past: buffers of zeros, sharded as the parameters are."""
+        buffers = jax.tree.map(lambda p: _copies(p, self._rows.size), params)
         leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
         return CorrelatedState(jnp.zeros(2, jnp.uint32), leaves, jnp.zeros((), jnp.int32), buffers)
 
-    def update(
-        updates: Summed,
+    def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
+        """Raises ValueError for the sum of another step than the state's next."""
+        check_next(summed, state)
+
+    def add(
+        self,
+        summed: Summed,
         state: CorrelatedState,
-        params: PyTree | None = None,
-        *,
-        key: NoiseKey | None = None,
-        **extra: Any,
+        key: NoiseKey,
+        words: Any,
+        multiplier: Any,
+        axes: Axes,
     ) -> tuple[PyTree, CorrelatedState]:
-        check_update(updates, params, extra)
-        check_made_for(updates, state.leaves)
-        check_next(updates, state)
-        key, words, charged = spent(
-            part, lambda _: multiplier, lambda _: float(multiplier), updates, key, (state, params)
-        )
+        """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
         # Into the noise itself: what goes on from a wrong state stays NaN.
-        one = jnp.where(continues(state, key, strategy.steps), 1.0, jnp.nan)
+        one = jnp.where(continues(state, key, self.strategy.steps), 1.0, jnp.nan)
 
         def fresh(tree: PyTree) -> PyTree:
-            return noised(tree, one, words, sharded_over, replicated_over)
+            return noised(tree, one, words, *axes)
 
-        l2 = jnp.asarray(updates.l2, jnp.float32)
-        noise, buffers = _next_row(rows, state, updates.value, l2, fresh)
-        std = charged * l2
+        l2 = jnp.asarray(summed.l2, jnp.float32)
+        noise, buffers = _next_row(self._rows, state, summed.value, l2, fresh)
+        std = multiplier * l2
         # Below, float32 would flush noise to none.
-        std = jnp.where((std < _LEAST) & (charged > 0), jnp.nan, std)
-        noisy = jax.tree.map(lambda value, row: value + std * row, updates.value, noise)
-        mean = mean_of(noisy, updates, params, divisor)
-        return mean, CorrelatedState(jnp.asarray(key.tag), state.leaves, state.step + 1, buffers)
+        std = jnp.where((std < _LEAST) & (multiplier > 0), jnp.nan, std)
+        noisy = jax.tree.map(lambda value, row: value + std * row, summed.value, noise)
+        return noisy, CorrelatedState(jnp.asarray(key.tag), state.leaves, state.step + 1, buffers)
 
-    return optax.GradientTransformationExtraArgs(init, _links.own(update))
+    def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
+        """That of a row of C⁻¹Z, times the multiplier and ``l2``."""
+        return self.given * l2 * row_norm(self.strategy, step)
+
+    @staticmethod
+    def event(gaussian: acc.Event) -> acc.Event:
+        """The same event: normals of float32 count as Gaussian (docs/threat_model.md)."""
+        return gaussian
+
+    @functools.cached_property
+    def _rows(self) -> Recurrence:
+        return recurrence(self.strategy)
+
+
+def row_norm(strategy: Strategy, step: int | jax.Array) -> jax.Array:
+    """The norm of the step's row of C⁻¹; NaN beyond the last."""
+    rows = jnp.asarray(strategy.inverse_row_norms(), jnp.float32)
+    return jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
 
 def _copies(param: Any, count: int) -> jax.Array:

@@ -1,7 +1,13 @@
-"""Gaussian noise on a clipped sum, as the first transformation of an optax chain."""
+"""What noise is, and the link that adds it: from a clipped sum to a private gradient.
 
+``privatize`` is the first link of an optax chain, whatever the noise: float32 Gaussians that are
+independent (here) or correlated over the steps (``correlated``), or integers of a cryptographic
+generator (``grid``, ``grid_correlated``).
+"""
+
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +15,7 @@ import numpy as np
 import optax
 
 from jaxdp import _links, _shards, _validate
+from jaxdp import accounting as acc
 from jaxdp._arithmetic import check_arithmetic
 from jaxdp.normals import noised
 from jaxdp.schedules import NoiseSchedule
@@ -29,27 +36,92 @@ class PrivatizeState(NamedTuple):
     leaves: jax.Array
 
 
+class Axes(NamedTuple):
+    """The mesh axes around an update, as ``privatize`` takes them."""
+
+    sharded_over: tuple[str, ...] = ()
+    replicated_over: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """Noise for a clipped sum: what is added, how large it is and what it costs.
+
+    Its constructor refuses numbers and strategies that no proof covers. To add a kind of noise,
+    write these methods: ``jaxdp.privatize(noise, expected_batch_size)`` then adds it.
+
+    Attributes:
+        part: the name of the noisy sum among the parts of a step's event.
+    """
+
+    @property
+    def part(self) -> str:
+        """See above."""
+
+    def multiplier(self, step: int) -> float:
+        """Standard deviation of a step's own noise over ``l2``; its ticket is charged for it."""
+
+    def traced_multiplier(self, step: Any) -> Any:
+        """``multiplier`` in float32, of a step that may be traced."""
+
+    def init(self, params: PyTree) -> Any:
+        """The state of the link before the first step; ValueError if the noise has no room."""
+
+    def check(self, summed: Summed, state: Any, axes: Axes) -> None:
+        """Raises ValueError for a sum that the noise cannot go on; called before it is paid for."""
+
+    def add(
+        self, summed: Summed, state: Any, key: NoiseKey, words: Any, multiplier: Any, axes: Axes
+    ) -> tuple[PyTree, Any]:
+        """Returns (the noisy sum, the next state).
+
+        Args:
+            summed: the clipped sum, whose ``l2`` the noise is a multiple of.
+            state: after the step before.
+            key: of the step.
+            words: uint32 [2], the threefry key of the part.
+            multiplier: float32 scalar, ``traced_multiplier`` of the step; NaN if another one was
+                charged.
+            axes: of the mesh around the update.
+        """
+
+    def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
+        """Standard deviation of a step's noise on the sum; public.
+
+        Args:
+            params: pytree of the sum's shapes.
+            l2: the sensitivity.
+            step: counted from 0; may be traced.
+        """
+
+    @staticmethod
+    def event(gaussian: acc.Event) -> acc.Event:
+        """The event of steps that would be ``gaussian`` with exact Gaussian noise."""
+
+
 def privatize(
-    noise_multiplier: float | NoiseSchedule,
+    noise: float | NoiseSchedule | Noise,
     expected_batch_size: float,
     *,
     sharded_over: tuple[str, ...] = (),
     replicated_over: tuple[str, ...] = (),
 ) -> optax.GradientTransformationExtraArgs:
-    """Adds N(0, (noise_multiplier · l2)²) to a ``Summed`` and divides by the expected batch size.
+    """Adds N(0, (noise · l2)²) to a ``Summed``, or another noise; divides by the batch size.
 
-    Formal guarantee: one update releases a Gaussian mechanism with multiplier ``noise_multiplier``
-    relative to the largest contribution ``l2`` of one record (Abadi et al. 2016, arXiv:1607.00133,
+    Formal guarantee: one update releases a Gaussian mechanism with multiplier ``noise`` relative to
+    the largest contribution ``l2`` of one record (Abadi et al. 2016, arXiv:1607.00133,
     Algorithm 1), under every relation. The divisor is a public constant, so dividing is
     post-processing; a realised batch size would not be. Noise is float32 whatever the dtype of the
-    parameters, independent in every coordinate, leaf and update, also when the batch is empty.
+    parameters, independent in every coordinate, leaf and update, also when the batch is empty. For
+    another noise the guarantee is what its class says (``jaxdp.noise``).
 
     The noise key is the ticket's of the draw: the ``Summed`` brings it, and it is spent here. In a
     function that the caller compiles it is the extra argument ``key``, from ``draw.key()``.
 
     Args:
-        noise_multiplier: standard deviation of the noise over ``l2``, the one that the ticket was
-            charged for; 0 adds none (epsilon is then infinite), a ``NoiseSchedule`` one a step.
+        noise: the noise multiplier, standard deviation over ``l2``, the one that the ticket was
+            charged for; 0 adds none (epsilon is then infinite), a ``NoiseSchedule`` one a step; or
+            a ``jaxdp.noise.Noise``.
         expected_batch_size: the public divisor, sampling_prob · dataset_size.
         sharded_over: inside ``shard_map`` without ``check_vma``, or ``pmap``: the mesh axes over
             which the sum is cut, each device holding another part: each gets other noise.
@@ -85,72 +157,107 @@ def privatize(
         >>> updates.shape
         (3,)
     """
-    refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    refuse_injected(noise_multiplier=noise, expected_batch_size=expected_batch_size)
     check_arithmetic()
-    multiplier_at, on_host = multipliers(noise_multiplier), numbers(noise_multiplier)
+    adds = noise if isinstance(noise, Noise) else IndependentNoise(noise)
     divisor = _validate.positive("expected_batch_size", expected_batch_size)
+    axes = Axes(sharded_over, replicated_over)
+
+    def init(params: PyTree) -> Any:
+        check_floating(params)
+        return adds.init(params)
 
     def update(
         updates: Summed,
-        state: PrivatizeState,
+        state: Any,
         params: PyTree | None = None,
         *,
         key: NoiseKey | None = None,
         **extra: Any,
-    ) -> tuple[PyTree, PrivatizeState]:
+    ) -> tuple[PyTree, Any]:
+        # Whatever can be refused is refused before the ticket is spent.
         check_update(updates, params, extra)
         check_made_for(updates, state.leaves)
-        key, words, multiplier = spent(
-            "gradient", multiplier_at, on_host, updates, key, (state, params)
-        )
+        adds.check(updates, state, axes)
+        if key is None and updates.ticket is not None:
+            found = _links.Seen(multipliers={adds.part: adds.multiplier})
+            found.agree(updates.ticket.step, updates.ticket.multipliers)
+
+        key = opened(updates, key, (state, params))
+        words, charged = key.part(adds.part)
+        _links.adds(adds.part, adds.multiplier)
+        multiplier = _agreed(adds.traced_multiplier(key.step), charged)
+        noisy, state = adds.add(updates, state, key, words, multiplier, axes)
+        return mean_of(noisy, updates, params, divisor), state
+
+    return optax.GradientTransformationExtraArgs(init, _links.own(update))
+
+
+@dataclasses.dataclass(frozen=True)
+class IndependentNoise:
+    """Float32 Gaussian noise, independent in every coordinate and step.
+
+    Formal guarantee: that of ``privatize``.
+
+    Attributes:
+        given: the noise multiplier, at least 0, or one a step.
+    """
+
+    given: float | NoiseSchedule
+
+    part = "gradient"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.given, NoiseSchedule):
+            _validate.non_negative("noise_multiplier", self.given)
+
+    def multiplier(self, step: int) -> float:
+        """The noise multiplier of a step."""
+        return host_schedule(self.given)(step)
+
+    def traced_multiplier(self, step: Any) -> Any:
+        """The noise multiplier of a step in float32."""
+        return traced_schedule(self.given)(step)
+
+    def init(self, params: PyTree) -> PrivatizeState:
+        """A state that no update has used."""
+        leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
+        return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
+
+    def check(self, summed: Summed, state: PrivatizeState, axes: Axes) -> None:
+        """Every sum will do."""
+
+    def add(
+        self,
+        summed: Summed,
+        state: PrivatizeState,
+        key: NoiseKey,
+        words: Any,
+        multiplier: Any,
+        axes: Axes,
+    ) -> tuple[PyTree, PrivatizeState]:
+        """Returns (the noisy sum, the next state); NaN for the key of the step before."""
         tag = jnp.asarray(key.tag)
-        std = multiplier * updates.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        noisy = noised(updates.value, std, words, sharded_over, replicated_over)
-        return mean_of(noisy, updates, params, divisor), PrivatizeState(tag, state.leaves)
+        std = multiplier * summed.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
+        return noised(summed.value, std, words, *axes), PrivatizeState(tag, state.leaves)
 
-    return optax.GradientTransformationExtraArgs(_start, _links.own(update))
+    def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
+        """The multiplier times ``l2``."""
+        if not isinstance(self.given, NoiseSchedule):
+            return l2 * self.given
+        found: jax.Array = l2 * self.traced_multiplier(step)
+        return found
 
-
-def _start(params: PyTree) -> PrivatizeState:
-    check_floating(params)
-    leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
-    return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
+    @staticmethod
+    def event(gaussian: acc.Event) -> acc.Event:
+        """The same event: normals of float32 count as Gaussian (docs/threat_model.md)."""
+        return gaussian
 
 
 LEAKED = (
     "a sum came with un-noised means, by clipping that is not jaxdp's own: that a record adds at "
     "most l2 to it was not verified, and nothing covers what is computed from the means"
 )
-
-
-def spent(
-    part: str,
-    multiplier_at: Callable[[Any], Any],
-    on_host: Callable[[int], float],
-    summed: Summed,
-    key: NoiseKey | None,
-    around: Any,
-) -> tuple[NoiseKey, jax.Array, jax.Array]:
-    """(key of the step, words of the part, its noise multiplier); the sum's ticket is spent.
-
-    Args:
-        part: of the step's event.
-        multiplier_at: from the step to the multiplier that is added.
-        on_host: the same, of Python numbers.
-        summed: the sum.
-        key: of a compiled update, or None.
-        around: as for ``opened``.
-
-    Raises:
-        ValueError: as ``opened``; the step was charged for another multiplier.
-    """
-    if key is None and summed.ticket is not None:  # before it is spent
-        found = _links.Seen(multipliers={part: on_host})
-        found.agree(summed.ticket.step, summed.ticket.multipliers)
-    key = opened(summed, key, around)
-    words, charged = key.part(part)
-    _links.adds(part, on_host)
-    return key, words, _agreed(multiplier_at(key.step), charged)
 
 
 def mean_of(noisy: PyTree, summed: Summed, params: PyTree | None, divisor: float) -> PyTree:
@@ -222,13 +329,13 @@ def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
     return Summed(kept(summed.value), l2, summed.unscale, votes, leaked=leaked)
 
 
-def numbers(given: float | NoiseSchedule) -> Callable[[int], float]:
-    """From the step to the noise multiplier, of Python numbers."""
+def host_schedule(given: float | NoiseSchedule) -> Callable[[int], float]:
+    """Returns the noise multiplier as a function of the step, of Python numbers."""
     return given if isinstance(given, NoiseSchedule) else lambda step: given
 
 
-def multipliers(given: float | NoiseSchedule) -> Callable[[Any], Any]:
-    """From the step, which may be traced, to the noise multiplier in float32."""
+def traced_schedule(given: float | NoiseSchedule) -> Callable[[Any], Any]:
+    """Returns the noise multiplier, in float32, as a function of a step that may be traced."""
     if not isinstance(given, NoiseSchedule):
         constant = np.float32(_validate.non_negative("noise_multiplier", given))
         return lambda step: constant

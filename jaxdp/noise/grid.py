@@ -1,33 +1,23 @@
-"""Noise on an integer grid from a cryptographic generator, as the first link of an optax chain.
+"""Noise on an integer grid from a cryptographic generator.
 
 The sum is rounded to integers, a discrete Gaussian integer is added to each, and all that follows
 is computed from the noisy integers: no bit of the result knows the magnitude of the sum.
 docs/grid_noise.md has the theorem and its proof.
 """
 
+import dataclasses
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxdp import _links, _validate
-from jaxdp._arithmetic import check_arithmetic
+from jaxdp import _validate
+from jaxdp import accounting as acc
 from jaxdp.noise._cells import LARGEST, coordinates, noised, shortened
 from jaxdp.noise._integers import Sum, gap
-from jaxdp.noise.gaussian import (
-    PrivatizeState,
-    check_floating,
-    check_made_for,
-    check_update,
-    mean_of,
-    multipliers,
-    numbers,
-    refuse_injected,
-    spent,
-)
+from jaxdp.noise.gaussian import Axes, PrivatizeState, host_schedule, traced_schedule
 from jaxdp.normals import cut_over
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import ON_GRID, NoiseKey
@@ -54,78 +44,103 @@ _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 _SLACK = 1 - 2.0**-18
 
 
-def privatize_on_grid(
-    noise_multiplier: float | NoiseSchedule,
-    expected_batch_size: float,
-    *,
-    sharded_over: tuple[str, ...] = (),
-    replicated_over: tuple[str, ...] = (),
-) -> optax.GradientTransformationExtraArgs:
-    """Adds discrete Gaussian noise to a ``Summed``, on an integer grid; divides as ``privatize``.
+@dataclasses.dataclass(frozen=True)
+class IntegerNoise:
+    """Discrete Gaussian noise on an integer grid, independent in every coordinate and step.
 
     Formal guarantee: one update is, but for a total-variation distance below 2^-78,
-    post-processing of a Gaussian mechanism with multiplier ``noise_multiplier`` relative to the
-    largest contribution ``l2`` of one record, in the arithmetic that the device really has
+    post-processing of a Gaussian mechanism with multiplier ``given`` relative to the largest
+    contribution ``l2`` of one record, in the arithmetic that the device really has
     (docs/grid_noise.md). ``jaxdp.accounting.GridNoise`` charges both. Integers come from ChaCha20
     with a key of 256 bits, derived from the ticket.
 
     Coordinates of the sum beyond ``grid_range`` are clipped. The noise is larger by what rounding
     may move the sum, at most 0.4 % for up to 1.6 10^11 coordinates times squared multiplier.
 
-    Args:
-        noise_multiplier: as for ``privatize``, above 0.
-        expected_batch_size: as for ``privatize``.
-        sharded_over: as for ``privatize``.
-        replicated_over: as for ``privatize``.
-
-    Returns:
-        A transformation like ``privatize``'s, with its state.
+    Attributes:
+        given: the noise multiplier, in [1e-6, 1e6], or one a step.
 
     Raises:
-        ValueError: as ``privatize``; no noise; too many coordinates for it; a sum that float32
-            would round once more, such as one of float64; XLA's fast math is switched on.
-        TypeError: as ``privatize``.
+        ValueError: no noise, or too much; at ``init`` too many coordinates for it; at an update a
+            sum that float32 would round once more, such as one of float64.
     """
-    refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
-    check_arithmetic()
-    largest, least = _extremes(noise_multiplier)
-    if not 1e-6 <= least <= largest <= 1e6:
-        raise ValueError(
-            f"noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got {noise_multiplier}"
-        )
-    multiplier_at, on_host = multipliers(noise_multiplier), numbers(noise_multiplier)
-    divisor = _validate.positive("expected_batch_size", expected_batch_size)
 
-    def init(params: PyTree) -> PrivatizeState:
-        check_floating(params)
+    given: float | NoiseSchedule
+
+    part = ON_GRID
+
+    def __post_init__(self) -> None:
+        require_range(self.given)
+
+    def multiplier(self, step: int) -> float:
+        """The noise multiplier of a step."""
+        return host_schedule(self.given)(step)
+
+    def traced_multiplier(self, step: Any) -> Any:
+        """The noise multiplier of a step in float32."""
+        return traced_schedule(self.given)(step)
+
+    def init(self, params: PyTree) -> PrivatizeState:
+        """A state that no update has used."""
         leaves = jax.tree.leaves(params)
-        law_for(largest, sum(leaf.size for leaf in leaves))
+        self._law(sum(leaf.size for leaf in leaves))
         return PrivatizeState(jnp.zeros(2, jnp.uint32), jnp.asarray(len(leaves), jnp.int32))
 
-    def update(
-        updates: Summed,
-        state: PrivatizeState,
-        params: PyTree | None = None,
-        *,
-        key: NoiseKey | None = None,
-        **extra: Any,
-    ) -> tuple[PyTree, PrivatizeState]:
-        check_update(updates, params, extra)
-        check_made_for(updates, state.leaves)
-        check_exact(updates.value)
-        cuts = [
-            cut_over(leaf, sharded_over, replicated_over) for leaf in jax.tree.leaves(updates.value)
-        ]
-        count = coordinates(updates.value, cuts)
-        law = law_for(largest, count)
-        key, _, multiplier = spent(ON_GRID, multiplier_at, on_host, updates, key, (state, params))
-        tag = jnp.asarray(key.tag)
-        fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        scale = grid_scale(law, multiplier, count, updates.l2) * fresh
-        noisy, _ = noised(updates.value, scale, jnp.asarray(key.long), law, cuts)
-        return mean_of(noisy, updates, params, divisor), PrivatizeState(tag, state.leaves)
+    def check(self, summed: Summed, state: PrivatizeState, axes: Axes) -> None:
+        """Raises ValueError for a sum of another precision, or of too many coordinates."""
+        check_exact(summed.value)
+        self._law(coordinates(summed.value, cuts_of(summed.value, axes)))
 
-    return optax.GradientTransformationExtraArgs(init, _links.own(update))
+    def add(
+        self,
+        summed: Summed,
+        state: PrivatizeState,
+        key: NoiseKey,
+        words: Any,
+        multiplier: Any,
+        axes: Axes,
+    ) -> tuple[PyTree, PrivatizeState]:
+        """Returns (the noisy sum, the next state); NaN for the key of the step before."""
+        cuts = cuts_of(summed.value, axes)
+        count = coordinates(summed.value, cuts)
+        law, tag = self._law(count), jnp.asarray(key.tag)
+        fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
+        scale = grid_scale(law, multiplier, count, summed.l2) * fresh
+        noisy, _ = noised(summed.value, scale, jnp.asarray(key.long), law, cuts)
+        return noisy, PrivatizeState(tag, state.leaves)
+
+    def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
+        """That of the integers, over the scale."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        scheduled = isinstance(self.given, NoiseSchedule)
+        multiplier = self.traced_multiplier(step) if scheduled else self.given
+        return grid_std(self._law(count), multiplier, count, l2)
+
+    @staticmethod
+    def event(gaussian: acc.Event) -> acc.Event:
+        """The event, and the distance of the integers from the theorem's in each of its steps."""
+        return acc.GridNoise(gaussian, gaussian.block * DISTANCE)
+
+    def in_words(self, parameters: int) -> str:
+        """A sentence on the grid for so many parameters: cell and inequality."""
+        return grid_in_words(self.given, parameters)
+
+    def _law(self, count: int) -> Sum:
+        return law_for(_extremes(self.given)[0], count)
+
+
+def require_range(given: float | NoiseSchedule) -> None:
+    """Raises ValueError unless every noise multiplier is one that the grid has integers for."""
+    largest, least = _extremes(given)
+    if not 1e-6 <= least <= largest <= 1e6:
+        raise ValueError(
+            f"noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got {given}"
+        )
+
+
+def cuts_of(tree: PyTree, axes: Axes) -> list[list[str]]:
+    """For each leaf of a sum the mesh axes over which devices hold other parts of it."""
+    return [cut_over(leaf, *axes) for leaf in jax.tree.leaves(tree)]
 
 
 def law_for(multiplier: float, coordinates: int, carried: float = 1.0) -> Sum:
@@ -195,7 +210,7 @@ def grid_range(
     """The number of clip norms that a coordinate of the sum may have; beyond, it is clipped.
 
     Args:
-        noise_multiplier: as for ``privatize_on_grid``, or ``Mechanism.fresh`` of correlated noise.
+        noise_multiplier: as for ``IntegerNoise``, or ``Mechanism.fresh`` of correlated noise.
         coordinates: of the whole sum.
         carried: as for ``law_for``.
     """

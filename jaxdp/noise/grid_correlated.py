@@ -6,30 +6,32 @@ integers C S + Z released so far, because rounding after S_i is added is adding 
 docs/grid_noise.md, Theorem 5.
 """
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxdp import _links, _validate
-from jaxdp._arithmetic import check_arithmetic
+from jaxdp import accounting as acc
 from jaxdp.noise._cells import Past, coordinates, noised
-from jaxdp.noise.correlated import CorrelatedState, check_next, continues, part_of
-from jaxdp.noise.gaussian import (
-    check_floating,
-    check_made_for,
-    check_update,
-    mean_of,
-    refuse_injected,
-    spent,
+from jaxdp.noise._integers import Sum
+from jaxdp.noise.correlated import CorrelatedState, check_next, continues, part_of, row_norm
+from jaxdp.noise.gaussian import Axes
+from jaxdp.noise.grid import (
+    DISTANCE,
+    check_exact,
+    cuts_of,
+    grid_in_words,
+    grid_scale,
+    grid_std,
+    law_for,
+    require_range,
 )
-from jaxdp.noise.grid import check_exact, grid_scale, law_for
 from jaxdp.noise.recurrences import Ring, check_stable
 from jaxdp.noise.strategies import Toeplitz
 from jaxdp.noise.strategy import Strategy
-from jaxdp.normals import cut_over
 from jaxdp.tickets import ON_GRID, NoiseKey
 from jaxdp.types import PyTree, Summed
 
@@ -114,94 +116,106 @@ def carried(strategy: Strategy) -> float:
     return float(np.abs(strategy.first_inverse_column()).sum()) / (1 - off) * (1 + 2.0**-30)
 
 
-def _checked_multiplier(noise_multiplier: float) -> float:
-    multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-    if not 1e-6 <= multiplier <= 1e6:
-        raise ValueError(
-            f"noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got {noise_multiplier}"
-        )
-    return multiplier
+@dataclasses.dataclass(frozen=True)
+class CorrelatedIntegerNoise:
+    """Noise that is correlated over the steps, in integers of a grid.
 
-
-def privatize_correlated_on_grid(
-    strategy: Strategy,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    *,
-    sharded_over: tuple[str, ...] = (),
-    replicated_over: tuple[str, ...] = (),
-) -> optax.GradientTransformationExtraArgs:
-    """Adds noise correlated over the steps to a ``Summed``, on an integer grid.
-
-    As ``privatize_correlated`` with the integers of ``privatize_on_grid``; one band is that.
+    ``CorrelatedNoise`` with the integers of ``IntegerNoise``; one band is that.
 
     Formal guarantee: but for a total-variation distance below 2^-78 a step, the updates of all
-    steps are post-processing of one Gaussian mechanism with multiplier noise_multiplier / s, where
-    s is the strategy's sensitivity under the participation of a record, in the arithmetic that the
-    device really has (docs/grid_noise.md, Theorem 5). Take ``mechanism.privatize()`` of
+    steps are post-processing of one Gaussian mechanism with multiplier given / s, where s is the
+    strategy's sensitivity under the participation of a record, in the arithmetic that the device
+    really has (docs/grid_noise.md, Theorem 5). Take ``mechanism.privatize()`` of
     ``jaxdp.dp_mf(..., noise="grid")``, which sets the one by the other and charges both.
 
-    Args:
+    Attributes:
         strategy: ``Toeplitz`` with coefficients of 8 binary digits, such as ``dyadic`` makes.
-        noise_multiplier: standard deviation of the fresh noise over ``l2``, in [1e-6, 1e6].
-        expected_batch_size: as for ``privatize``.
-        sharded_over: as for ``privatize``.
-        replicated_over: as for ``privatize``.
-
-    Returns:
-        A transformation like ``privatize_correlated``'s. The ``buffers`` of its state are the
-        integers, int32, by which the steps before were noised: **secret**.
+        given: standard deviation of the fresh noise over ``l2``, in [1e-6, 1e6].
 
     Raises:
-        ValueError: as ``privatize_correlated`` and ``privatize_on_grid``; another strategy.
-        TypeError: as ``privatize``.
+        ValueError: as ``IntegerNoise``; another strategy.
     """
-    refuse_injected(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
-    check_arithmetic()
-    multiplier = _checked_multiplier(noise_multiplier)
-    divisor = _validate.positive("expected_batch_size", expected_batch_size)
-    check_dyadic(strategy)
-    part, rows, most = part_on_grid(strategy), _Rows(strategy), carried(strategy)
 
-    def init(params: PyTree) -> CorrelatedState:
-        check_floating(params)
+    strategy: Strategy
+    given: float
+
+    def __post_init__(self) -> None:
+        require_range(self.given)
+        check_dyadic(self.strategy)
+
+    @property
+    def part(self) -> str:
+        """Names the strategy: another one's noise is another part."""
+        return part_on_grid(self.strategy)
+
+    def multiplier(self, step: int) -> float:
+        """The same in every step."""
+        return self.given
+
+    def traced_multiplier(self, step: Any) -> Any:
+        """The same in every step."""
+        return np.float32(self.given)
+
+    def init(self, params: PyTree) -> CorrelatedState:
+        """A state without past: buffers of zeros, int32, sharded as the parameters are."""
         leaves = jax.tree.leaves(params)
-        law_for(multiplier, sum(leaf.size for leaf in leaves), most)
-        buffers = jax.tree.map(rows.none, params)
+        self._law(sum(leaf.size for leaf in leaves))
+        buffers = jax.tree.map(self._rows.none, params)
         number = jnp.asarray(len(leaves), jnp.int32)
         return CorrelatedState(jnp.zeros(2, jnp.uint32), number, jnp.zeros((), jnp.int32), buffers)
 
-    def update(
-        updates: Summed,
+    def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
+        """Raises ValueError for a sum of another step, of another precision, or too large."""
+        check_next(summed, state)
+        check_exact(summed.value)
+        self._law(coordinates(summed.value, cuts_of(summed.value, axes)))
+
+    def add(
+        self,
+        summed: Summed,
         state: CorrelatedState,
-        params: PyTree | None = None,
-        *,
-        key: NoiseKey | None = None,
-        **extra: Any,
+        key: NoiseKey,
+        words: Any,
+        multiplier: Any,
+        axes: Axes,
     ) -> tuple[PyTree, CorrelatedState]:
-        check_update(updates, params, extra)
-        check_made_for(updates, state.leaves)
-        check_next(updates, state)
-        check_exact(updates.value)
-        cuts = [
-            cut_over(leaf, sharded_over, replicated_over) for leaf in jax.tree.leaves(updates.value)
-        ]
-        count = coordinates(updates.value, cuts)
-        law = law_for(multiplier, count, most)
-        single = np.float32(multiplier)
-        key, _, charged = spent(
-            part, lambda _: single, lambda _: multiplier, updates, key, (state, params)
-        )
-        goes_on = continues(state, key, strategy.steps)
-        scale = grid_scale(law, charged, count, updates.l2) * jnp.where(goes_on, 1.0, jnp.nan)
+        """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
+        cuts = cuts_of(summed.value, axes)
+        count = coordinates(summed.value, cuts)
+        law, rows = self._law(count), self._rows
+        goes_on = continues(state, key, self.strategy.steps)
+        scale = grid_scale(law, multiplier, count, summed.l2) * jnp.where(goes_on, 1.0, jnp.nan)
         past = rows.past(state)
-        noisy, noise = noised(updates.value, scale, jnp.asarray(key.long), law, cuts, past)
-        mean = mean_of(noisy, updates, params, divisor)
+        noisy, noise = noised(summed.value, scale, jnp.asarray(key.long), law, cuts, past)
         buffers = state.buffers if noise is None else rows.kept_after(state, noise)
         step = jnp.where(goes_on, state.step + 1, _NEVER)
-        return mean, CorrelatedState(jnp.asarray(key.tag), state.leaves, step, buffers)
+        return noisy, CorrelatedState(jnp.asarray(key.tag), state.leaves, step, buffers)
 
-    return optax.GradientTransformationExtraArgs(init, _links.own(update))
+    def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
+        """That of a row of C⁻¹Z, in integers over the scale."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        return grid_std(self._law(count), self.given, count, l2) * row_norm(self.strategy, step)
+
+    @staticmethod
+    def event(gaussian: acc.Event) -> acc.Event:
+        """The event, and the distance of the integers from the theorem's in each of its steps."""
+        return acc.GridNoise(gaussian, gaussian.block * DISTANCE)
+
+    def in_words(self, parameters: int) -> str:
+        """A sentence on the grid for so many parameters: cell and inequality."""
+        found = grid_in_words(self.given, parameters, self._carried)
+        return f"{found}; what a step takes back of earlier noise is an integer too"
+
+    @functools.cached_property
+    def _carried(self) -> float:
+        return carried(self.strategy)
+
+    @functools.cached_property
+    def _rows(self) -> "_Rows":
+        return _Rows(self.strategy)
+
+    def _law(self, count: int) -> Sum:
+        return law_for(self.given, count, self._carried)
 
 
 class _Rows(Ring):

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxdp import _noises, clipping
 from jaxdp import accounting as acc
+from jaxdp import clipping
 from jaxdp.report import correlated
 from jaxdp.report.schema import Counts, Facts, Report
 from jaxdp.report.subject import Rows, Subject
@@ -123,7 +123,7 @@ def _noise(subject: Subject, report: Report) -> Rows:
         return found
     said = "discrete Gaussian integers from ChaCha20, added to the sum rounded to integers"
     if report.parameters:
-        said = _noises.grid_in_words(mechanism, report.parameters)
+        said = mechanism.grid_in_words(report.parameters)
     return [*found, ("Noise", said)]
 
 

@@ -14,7 +14,6 @@ import optax
 
 from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
-from jaxdp._agreement import check_source
 from jaxdp._placement import agreed as agreed_place
 from jaxdp._shards import hashed, on_host
 from jaxdp.batches import placed
@@ -134,7 +133,7 @@ class Run:
         self.directory = RunDirectory(folder)
         self.algorithm = as_algorithm(mechanism, optimizer, average)
         self.source: Source = as_source(source)
-        check_source(self.algorithm.mechanism, self.source)
+        self.algorithm.mechanism.check_source(self.source)
         self._params = jax.tree.map(np.asarray, params)
         # Where they lie on a mesh they stay cut as they are.
         self._given = self._params if agreed_place(None, params) is None else params

@@ -7,7 +7,7 @@ import time
 import jax
 import numpy as np
 
-from jaxdp import _noises, data
+from jaxdp import data
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
 from jaxdp.runs import assemble
@@ -64,10 +64,8 @@ def rehearse(config: RunConfig) -> Times:
         now = time.perf_counter()
         times.append(now - began)
         began = now
-    grid = None
-    if algorithm.mechanism.noise == "grid":
-        count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        grid = _noises.grid_in_words(algorithm.mechanism, count)
+    count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    grid = algorithm.mechanism.grid_in_words(count) or None
     return Times(times[0], statistics.median(times[1:] or times), grid)
 
 

@@ -18,7 +18,6 @@ import optax
 
 from jaxdp import _processes, _validate
 from jaxdp import accounting as acc
-from jaxdp._agreement import check_source
 from jaxdp._shards import on_host
 from jaxdp.accounting.tuned import Tries
 from jaxdp.mechanism import Mechanism
@@ -106,7 +105,7 @@ def tune(
     laws, records = spaces.checked(space), as_source(source)
     trained_event, steps = _event_of_all(make, laws, steps)
     event, score = _scored(trained_event, score, score_event, params)
-    check_source(_made(make, next(spaces.corners(laws))).mechanism, records)
+    _made(make, next(spaces.corners(laws))).mechanism.check_source(records)
     check_repeatable(records)
     trial = _Trial(loss_fn, make, records, params, trained_event, steps, physical_batch_size)
     search = Search(
