@@ -15,8 +15,8 @@ import numpy as np
 import jaxdp
 from benchmarks import networks, networks_large
 from benchmarks.gradients import clipped
-from jaxdp.noise import Strategy, identity, optimise, strategies
-from jaxdp.noise.correlated import part_of, privatize_correlated
+from jaxdp.noise import MatrixNoise, Strategy, identity, optimise, privatize, strategies
+from jaxdp.noise.correlated import part_of
 from jaxdp.normals import noised
 from jaxdp.tickets import simulated_key
 
@@ -52,7 +52,7 @@ def made() -> dict[str, Strategy]:
 
 def ours(strategy: Strategy, independent: bool) -> tuple[Any, Any, Any]:
     """(update of sum, state and key; init; the key of each step)."""
-    link = privatize_correlated(strategy, 1.0, BATCH)
+    link = privatize(MatrixNoise(1.0, strategy), BATCH)
     part = part_of(strategy)
     if independent:
         link, part = jaxdp.privatize(1.0, BATCH), "gradient"

@@ -28,12 +28,12 @@ from sklearn.datasets import load_digits
 import jaxdp
 from benchmarks import grid_bits, networks_large
 from jaxdp import models
-from jaxdp.noise import privatize, privatize_on_grid
-from jaxdp.tickets import ON_GRID, simulated_key
+from jaxdp.noise import IndependentNoise, IntegerNoise, privatize
+from jaxdp.tickets import simulated_key
 from jaxdp.types import Summed
 
 RESULTS = Path(__file__).parent / "results" / "grid_noise.json"
-KINDS = {"gaussian": (privatize, "gradient"), "grid": (privatize_on_grid, ON_GRID)}
+KINDS = {"gaussian": IndependentNoise(1.0), "grid": IntegerNoise(1.0)}
 
 
 def in_turn(runs: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, dict[str, float]]:
@@ -63,15 +63,15 @@ def in_turn(runs: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, dic
 
 def update_of(kind: str, size: int) -> Callable[[int], Any]:
     """An update of one parameter of ``size`` coordinates, compiled."""
-    link, part = KINDS[kind]
-    tx, params = link(1.0, 1.0), jnp.zeros(size)
+    noise, params = KINDS[kind], jnp.zeros(size)
+    tx = privatize(noise, 1.0)
     state = tx.init(params)
 
     @jax.jit
     def noisy(key: Any, value: jax.Array) -> jax.Array:
         return tx.update(Summed(value, jnp.float32(1.0)), state, params, key=key)[0]
 
-    return lambda n: noisy(simulated_key(jax.random.key(n), {part: 1.0}), params)
+    return lambda n: noisy(simulated_key(jax.random.key(n), {noise.part: 1.0}), params)
 
 
 def problem_of(network: str, rows: int) -> tuple[Any, Callable[[Any, Any], jax.Array], Any]:

@@ -15,9 +15,9 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 
 # Each room may import those before it.
 FLOW = """
-    _version _extras _validate _written _interrupts _durable _processes accounting _rows _shards
+    _version _extras arguments _written _interrupts _durable _processes accounting _rows _shards
     _placement _links seeds tickets types normals _ledger_file _entries _ledger_shared ledger
-    _issuer sampling sources clipping schedules _agreement _arithmetic noise _noises mechanism
+    _issuer sampling sources clipping schedules _arithmetic noise mechanism
     correlated _passes batches _frozen optimizers step checks _memory _state trainer auditing
     preprocess linear _images _pretrained features whitening models data report runs cli papers
 """.split()

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 
 SOURCES = {
     "mechanism": "records were drawn, clipped and noised by one Mechanism",
@@ -60,14 +60,14 @@ class Entry:
             raise ValueError(f"event must be an accounting event, got {self.event!r}")
         # Plain ones, as a line of the ledger's file holds.
         first, steps = (
-            _validate.integer("first_step", self.first_step, least=0),
-            _validate.integer("steps", self.steps, least=1),
+            arguments.integer("first_step", self.first_step, least=0),
+            arguments.integer("steps", self.steps, least=1),
         )
         object.__setattr__(self, "first_step", first)
         object.__setattr__(self, "steps", steps)
         if self.stream is not None:
             check_stream(self.stream)
-        _validate.one_of("source", self.source, SOURCES)
+        arguments.one_of("source", self.source, SOURCES)
         if not isinstance(self.note, str):
             raise ValueError(f"note must be a string, got {self.note!r}")
 

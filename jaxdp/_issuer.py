@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _processes, _validate
+from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
 from jaxdp._durable import StorageError
 from jaxdp._entries import SEEDED
@@ -58,8 +58,8 @@ class Issuer:
         draws: str = "",
     ):
         self.mechanism, self.ledger, self.secret, self.stream = mechanism, ledger, secret, stream
-        self.step = self._first = _validate.integer("first_step", first_step, least=0)
-        self.reserve = _validate.integer("reserve", reserve, least=1)
+        self.step = self._first = arguments.integer("first_step", first_step, least=0)
+        self.reserve = arguments.integer("reserve", reserve, least=1)
         named = f"{mechanism!r}|{incarnation}".encode()
         self.label = hashlib.blake2b(named, digest_size=16).hexdigest()
         self._draws = draws or self.label
@@ -161,7 +161,7 @@ class Issuer:
         Raises:
             ValueError: one of these was spent; nothing is given back then, and the others are void.
         """
-        _validate.integer("unused", unused, least=0)
+        arguments.integer("unused", unused, least=0)
         with self._lock:
             left = self._withdrawn(unused)
             if left < unused:

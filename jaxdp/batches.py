@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp import _shards, _validate
+from jaxdp import _shards, arguments
 from jaxdp._entries import event_counts
 from jaxdp._placement import Placement
 from jaxdp.ledger import Ledger
@@ -218,7 +218,7 @@ def steps_left(
         raise ValueError(f"give one of steps and epochs, got {steps!r} and {epochs!r}")
     if epochs is not None:
         each = mechanism.dataset_size / mechanism.batch_size
-        steps = max(1, round(_validate.positive("epochs", epochs) * each))
+        steps = max(1, round(arguments.positive("epochs", epochs) * each))
     if steps is None:
         if planned is None:
             raise ValueError(
@@ -233,7 +233,7 @@ def steps_left(
                 stacklevel=3,
             )
         return max(0, planned - taken)
-    steps = _validate.integer("steps", steps, least=0)
+    steps = arguments.integer("steps", steps, least=0)
     if planned is not None and taken + steps > planned and not beyond:
         raise ValueError(
             f"steps must be at most {max(0, planned - taken)}, what is left of the {planned} "

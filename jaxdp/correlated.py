@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.clipping import Rule
 from jaxdp.clipping.rules import rule_of
 from jaxdp.mechanism import NOISES, Mechanism
@@ -103,15 +103,15 @@ def dp_mf(
     """
     return _Asked(
         rule_of(l2_clip_norm, rule),
-        _validate.integer("steps", steps, least=1),
-        _validate.integer("batch_size", batch_size, least=1),
-        _validate.integer("dataset_size", dataset_size, least=1),
-        _validate.one_of("sampling", sampling, SAMPLINGS),
+        arguments.integer("steps", steps, least=1),
+        arguments.integer("batch_size", batch_size, least=1),
+        arguments.integer("dataset_size", dataset_size, least=1),
+        arguments.one_of("sampling", sampling, SAMPLINGS),
         workload,
-        _validate.one_of("error", error, tuple(ERRORS)),
+        arguments.one_of("error", error, tuple(ERRORS)),
         *_noise_or_budget(noise_multiplier, epsilon, delta),
         acc.Relation(relation or _usual_relation(sampling)),
-        _validate.one_of("noise", noise, NOISES),
+        arguments.one_of("noise", noise, NOISES),
     ).made(strategy, bands)
 
 
@@ -127,7 +127,7 @@ def _noise_or_budget(
     if (delta is None) != (epsilon is None):
         raise ValueError(f"delta must be given with epsilon, got {delta!r} and {epsilon!r}")
     if noise_multiplier is not None:
-        noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+        noise_multiplier = arguments.positive("noise_multiplier", noise_multiplier)
     return noise_multiplier, epsilon, delta
 
 
@@ -162,7 +162,7 @@ class _Asked:
         kind = self._kind(strategy)
         if bands is not None:
             return self.with_strategy(
-                self.strategy(kind, _validate.integer("bands", bands, least=1))
+                self.strategy(kind, arguments.integer("bands", bands, least=1))
             )
         if kind == "banded":
             if self.noise_multiplier is not None and self.sampling == "cyclic_poisson":
@@ -183,14 +183,14 @@ class _Asked:
         if not isinstance(strategy, str):
             raise ValueError(
                 "strategy must be a name, or a strategy such as jaxdp.noise.Dense.of(matrix), got "
-                f"{_validate.described(strategy)}"
+                f"{arguments.described(strategy)}"
             )
         hint = "; strategies without bands need sampling='fixed_order'" if amplified else ""
         known = [each for each in STRATEGIES if not gridded or each in ON_GRID]
         known = [each for each in known if not amplified or each in BANDED]
         if gridded and strategy in STRATEGIES and strategy not in ON_GRID:
             hint = " with noise='grid', which takes coefficients of a few binary digits alone"
-        return _validate.one_of("strategy", strategy, tuple(known), hint)
+        return arguments.one_of("strategy", strategy, tuple(known), hint)
 
     def by_bands(self) -> Iterator[Mechanism]:
         """Mechanisms with optimal banded strategies of more and more bands, while these help."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _images, _pretrained, _validate
+from jaxdp import _images, _pretrained, arguments
 
 # Copies of the grid, on each side, over which a filter is wrapped: more change no digit.
 _WRAPS = 3
@@ -77,7 +77,7 @@ def shape_of(name: str, example_shape: tuple[int, ...]) -> tuple[int, ...]:
         ValueError: an unknown name, or an example that is not an image that it takes: too small,
             or for "pretrained" and its like one of neither 1 nor 3 channels.
     """
-    _validate.one_of("features", name, NAMES)
+    arguments.one_of("features", name, NAMES)
     pretrained = name.startswith("pretrained")
     least = {"scattering": 2**_SCALES, "random_convolutions": max(_SIDE, _CELLS)}.get(
         name, _pretrained.CELL
@@ -135,8 +135,8 @@ def scattering(images: np.ndarray, scales: int = 2, orientations: int = 8) -> np
         ValueError: an argument is out of its range.
     """
     images = _images.checked(images)
-    _validate.integer("orientations", orientations, least=1)
-    if 2 ** _validate.integer("scales", scales, least=1) > min(images.shape[1:3]):
+    arguments.integer("orientations", orientations, least=1)
+    if 2 ** arguments.integer("scales", scales, least=1) > min(images.shape[1:3]):
         raise ValueError(
             "scales must be at most log2 of height and width, of images "
             f"{images.shape[1]} by {images.shape[2]}; got {scales}"
@@ -175,13 +175,13 @@ def random_convolutions(
     """
     images = _images.checked(images)
     for name, value in (("filters", filters), ("side", side), ("cells", cells)):
-        _validate.integer(name, value, least=1)
+        arguments.integer(name, value, least=1)
     if max(side, cells) > min(images.shape[1:3]):
         raise ValueError(
             f"side and cells must be at most height and width, of images {images.shape[1]} by "
             f"{images.shape[2]}; got {side} and {cells}"
         )
-    _validate.integer("seed", seed, least=0)
+    arguments.integer("seed", seed, least=0)
     drawn = random_filters(filters, side, images.shape[3], seed)
     rows = _images.rows_at_once((*images.shape[1:3], filters), 2, 0)
     return _images.mapped(
@@ -263,7 +263,7 @@ def group_normalised(x: np.ndarray, groups: int) -> np.ndarray:
     """
     if getattr(x, "ndim", 0) < 2:
         raise ValueError(f"x must be an array [n, ..., channels], got shape {np.shape(x)}")
-    if x.shape[-1] % _validate.integer("groups", groups, least=1):
+    if x.shape[-1] % arguments.integer("groups", groups, least=1):
         raise ValueError(f"groups must divide the {x.shape[-1]} channels, got {groups}")
     return _images.mapped(
         functools.partial(_normalised, groups=groups), x, _images.rows_at_once(x.shape[1:], 1, 0)

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._entries import (
     SEEDED,
     SOURCES,
@@ -243,7 +243,7 @@ class Ledger:
     def show(self, stream: str, step: int) -> None:
         """Writes down that releases of a stream up to this step may be seen from now on."""
         check_stream(stream)
-        step = _validate.integer("step", step, least=0)
+        step = arguments.integer("step", step, least=0)
         with self._lock:
             if step > self.shown(stream):
                 self._open()

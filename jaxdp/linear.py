@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from scipy import linalg, special
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._issuer import released_once
 from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
@@ -67,11 +67,11 @@ def dp_least_squares(
         ValueError: an argument is out of its range.
     """
     x, y = _table(x, y)
-    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+    noise_multiplier = arguments.positive("noise_multiplier", noise_multiplier)
     row_norm = _scale("row_norm", row_norm)
     label_bound = _scale("label_bound", label_bound)
     if ridge is not None:
-        ridge = _validate.non_negative("ridge", ridge)
+        ridge = arguments.non_negative("ridge", ridge)
     width = x.shape[1]
     event = acc.Gaussian(noise_multiplier)
     name = f"least squares {width} {row_norm} {label_bound} {ridge}"
@@ -109,8 +109,8 @@ def logistic_event(noise_multiplier: float, ridge: float, row_norm: float = 1.0)
         >>> acc.epsilon(event(noise), delta=1e-5).upper <= 1.0
         True
     """
-    curvature = _validate.positive("row_norm", row_norm) ** 2 / 4
-    curvature /= _validate.positive("ridge", ridge)
+    curvature = arguments.positive("row_norm", row_norm) ** 2 / 4
+    curvature /= arguments.positive("ridge", ridge)
     return acc.Composed(
         (
             acc.ObjectivePerturbation(noise_multiplier, curvature * (1 + 1e-12)),
@@ -165,9 +165,9 @@ def dp_logistic(
     x, y = _table(x, y)
     row_norm, ridge = (
         _scale("row_norm", row_norm),
-        _validate.positive("ridge", ridge),
+        arguments.positive("ridge", ridge),
     )
-    tolerance = _validate.positive(
+    tolerance = arguments.positive(
         "gradient_tolerance", 1e-5 * row_norm if gradient_tolerance is None else gradient_tolerance
     )
     event = logistic_event(noise_multiplier, ridge, row_norm)
@@ -184,7 +184,7 @@ def dp_logistic(
 
 def _scale(name: str, value: float) -> float:
     """A bound whose fourth power float64 can hold: one that rounds to 0 would bound nothing."""
-    number = _validate.positive(name, value)
+    number = arguments.positive(name, value)
     if not 1 / _SCALE <= number <= _SCALE:
         raise ValueError(f"{name} must be within {1 / _SCALE} and {_SCALE}, got {value!r}")
     return number

@@ -9,17 +9,17 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _links, _validate
+from jaxdp import _links, arguments
 from jaxdp import accounting as acc
 from jaxdp._entries import count_blocks
 from jaxdp._issuer import issuer_of
 from jaxdp.clipping import ClippedGrad, Rule, clip_and_sum, clipped_grad, rounding
 from jaxdp.clipping.rules import rule_of
 from jaxdp.noise import (
-    CorrelatedIntegerNoise,
-    CorrelatedNoise,
     IndependentNoise,
+    IntegerMatrixNoise,
     IntegerNoise,
+    MatrixNoise,
     Noise,
     Strategy,
     privatize,
@@ -147,16 +147,16 @@ class Mechanism:
                     "noise_multiplier must be a Python number, public and fixed, got an array "
                     f"{noise}"
                 )
-            _validate.non_negative("noise_multiplier", noise)
+            arguments.non_negative("noise_multiplier", noise)
         elif self.count_noise_multiplier is not None:
             raise ValueError(
                 "noise_multiplier must be one number with count_noise_multiplier, got a schedule"
             )
         for name in ("records_per_user", "steps"):
             if (value := getattr(self, name)) is not None:
-                _validate.integer(name, value, least=1)
+                arguments.integer(name, value, least=1)
         if self.delta is not None:
-            _validate.fraction("delta", self.delta)
+            arguments.fraction("delta", self.delta)
 
     def _check_sizes(self) -> None:
         """Raises ValueError unless sampling, divisor and data set size agree.
@@ -169,8 +169,8 @@ class Mechanism:
         Raises:
             ValueError: they do not.
         """
-        size = _validate.integer("dataset_size", self.dataset_size, least=1)
-        batch = _validate.integer("batch_size", self.batch_size, least=1)
+        size = arguments.integer("dataset_size", self.dataset_size, least=1)
+        batch = arguments.integer("batch_size", self.batch_size, least=1)
         sampling = self.sampling
         if batch > size:
             raise ValueError(f"batch_size must be at most dataset_size ({size}), got {batch}")
@@ -228,7 +228,7 @@ class Mechanism:
 
     def _check_grid(self) -> None:
         """Raises ValueError where noise on a grid is asked for that not all of the release has."""
-        if _validate.one_of("noise", self.noise, NOISES) != "grid":
+        if arguments.one_of("noise", self.noise, NOISES) != "grid":
             return
         if self.count_noise_multiplier is not None:
             raise ValueError(
@@ -359,7 +359,7 @@ class Mechanism:
 
     def total(self, steps: int) -> acc.Event:
         """The composition of the first ``steps`` steps, as one event; epochs count whole."""
-        rows = self.events(0, _validate.integer("steps", steps, least=0))
+        rows = self.events(0, arguments.integer("steps", steps, least=0))
         counts = ((e, count_blocks(first, first + n, e.block)) for e, first, n in rows)
         return acc.Composed(tuple(acc.Repeated(event, count) for event, count in counts))
 
@@ -378,7 +378,7 @@ class Mechanism:
     def _kind(self) -> type[Noise]:
         gridded = self.noise == "grid"
         if self.strategy is not None:
-            return CorrelatedIntegerNoise if gridded else CorrelatedNoise
+            return IntegerMatrixNoise if gridded else MatrixNoise
         return IntegerNoise if gridded else IndependentNoise
 
     @functools.cached_property
@@ -386,14 +386,14 @@ class Mechanism:
         """What ``privatize`` adds: to the gradient, where a count is released as well."""
         made: Callable[..., Noise] = self._kind
         if self.strategy is not None:
-            return made(self.strategy, self.fresh)
+            return made(self.fresh, self.strategy)
         if self.count_noise_multiplier is not None:
             return made(split_noise(self.noise_multiplier, self.count_noise_multiplier))
         return made(self.noise_multiplier)
 
     def grid_in_words(self, parameters: int) -> str:
         """A sentence on the integer grid for so many parameters; "" where noise is on none."""
-        if isinstance(self._noise, IntegerNoise | CorrelatedIntegerNoise):
+        if isinstance(self._noise, IntegerNoise | IntegerMatrixNoise):
             return self._noise.in_words(parameters)
         return ""
 
@@ -606,9 +606,9 @@ def with_rule(
 ) -> Mechanism:
     """A mechanism with any clipping rule; otherwise as ``dp_sgd``."""
     if not isinstance(noise_multiplier, NoiseSchedule):
-        _validate.non_negative("noise_multiplier", noise_multiplier)
-    batch_size = _validate.integer("batch_size", batch_size, least=1)
-    dataset_size = _validate.integer("dataset_size", dataset_size, least=1)
+        arguments.non_negative("noise_multiplier", noise_multiplier)
+    batch_size = arguments.integer("batch_size", batch_size, least=1)
+    dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
     if isinstance(sampling, str):
         sampling = by_name(sampling, batch_size, dataset_size)
         batch_size = expected_size(sampling, batch_size, dataset_size)
@@ -621,7 +621,7 @@ def _calibrated(
     for name in ("delta", "steps"):
         if budget[name] is None:
             raise ValueError(f"{name} must be given with epsilon={budget['epsilon']!r}, got None")
-    steps = _validate.integer("steps", budget["steps"], least=1)
+    steps = arguments.integer("steps", budget["steps"], least=1)
     if schedule is None:
         steps = whole_epochs(steps, start.event.block)
     elif schedule.steps < steps:

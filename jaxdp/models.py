@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp._extras import needed
 from jaxdp.seeds import AT_ONCE
 from jaxdp.types import PyTree
@@ -84,8 +84,8 @@ def build(
         ValueError: an unknown name or activation, or examples of a shape that it does not take.
     """
     hint = "; `import jaxdp.papers.networks` adds those of the papers"
-    entry = MODELS[_validate.one_of("model", name, tuple(MODELS), hint)]
-    _validate.one_of("activation", activation, tuple(ACTIVATIONS))
+    entry = MODELS[arguments.one_of("model", name, tuple(MODELS), hint)]
+    arguments.one_of("activation", activation, tuple(ACTIVATIONS))
     if entry.example_shape not in (None, tuple(example_shape)):
         raise ValueError(
             f"model {name} must be given examples {entry.example_shape}, got {example_shape}"

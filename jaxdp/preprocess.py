@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._issuer import released_once
 from jaxdp.ledger import Ledger
 from jaxdp.seeds import Secret
@@ -57,10 +57,10 @@ def dp_pca(
     x = np.asarray(x)
     width = math.prod(x.shape[1:])
     rows = x.reshape(len(x), width)
-    if _validate.integer("dimensions", dimensions, least=1) > width:
+    if arguments.integer("dimensions", dimensions, least=1) > width:
         raise ValueError(f"dimensions must be at most the {width} of a record, got {dimensions}")
-    noise_multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
-    row_norm = _validate.positive("row_norm", row_norm)
+    noise_multiplier = arguments.non_negative("noise_multiplier", noise_multiplier)
+    row_norm = arguments.positive("row_norm", row_norm)
     if not _NORMS[0] <= row_norm <= _NORMS[1]:
         raise ValueError(f"row_norm must be from 1e-100 to 1e100, got {row_norm}")
     event = acc.Gaussian(noise_multiplier)

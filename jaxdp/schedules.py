@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class NoiseSchedule:
         for position, (multiplier, steps) in enumerate(self.levels):
             name = f"levels[{position}]"
             rows.append(
-                (_validate.non_negative(name, multiplier), _validate.integer(name, steps, least=1))
+                (arguments.non_negative(name, multiplier), arguments.integer(name, steps, least=1))
             )
         if not rows:
             raise ValueError("levels must hold at least one (noise_multiplier, steps), got none")
@@ -45,7 +45,7 @@ class NoiseSchedule:
 
     def __call__(self, step: int) -> float:
         """The multiplier of one step, counted from 0."""
-        step = _validate.integer("step", step, least=0)
+        step = arguments.integer("step", step, least=0)
         return next(self.levels_between(step, 1))[0]
 
     def levels_between(self, first_step: int, steps: int) -> Iterator[tuple[float, int, int]]:
@@ -76,7 +76,7 @@ class NoiseSchedule:
 
     def times(self, factor: float) -> "NoiseSchedule":
         """A copy with every multiplier times ``factor``; calibration searches over it."""
-        factor = _validate.positive("factor", factor)
+        factor = arguments.positive("factor", factor)
         return NoiseSchedule(tuple((factor * value, count) for value, count in self.levels))
 
 
@@ -98,28 +98,28 @@ def exponential_decay(initial: float, rate: float, every: int, steps: int) -> No
         every: steps that share a level, such as those of an epoch.
         steps: the length of the run.
     """
-    rate = _validate.non_negative("rate", rate)
+    rate = arguments.non_negative("rate", rate)
     return _by_epoch(initial, every, steps, lambda t: math.exp(-rate * t))
 
 
 def time_decay(initial: float, rate: float, every: int, steps: int) -> NoiseSchedule:
     """The schedule σ_t = σ_0 / (1 + k t); otherwise as ``exponential_decay``."""
-    rate = _validate.non_negative("rate", rate)
+    rate = arguments.non_negative("rate", rate)
     return _by_epoch(initial, every, steps, lambda t: 1 / (1 + rate * t))
 
 
 def step_decay(initial: float, factor: float, every: int, steps: int) -> NoiseSchedule:
     """The schedule σ_t = σ_0 k^t, 0 < k <= 1; otherwise as ``exponential_decay``."""
-    factor = _validate.probability("factor", factor)
+    factor = arguments.probability("factor", factor)
     return _by_epoch(initial, every, steps, lambda t: factor**t)
 
 
 def linear_decay(initial: float, final: float, every: int, steps: int) -> NoiseSchedule:
     """The schedule that falls evenly from ``initial`` to ``final``, every ``every`` steps."""
-    initial = _validate.positive("initial", initial)
-    final = _validate.positive("final", final)
-    every = _validate.integer("every", every, least=1)
-    last = max(1, -(-_validate.integer("steps", steps, least=1) // every) - 1)
+    initial = arguments.positive("initial", initial)
+    final = arguments.positive("final", final)
+    every = arguments.integer("every", every, least=1)
+    last = max(1, -(-arguments.integer("steps", steps, least=1) // every) - 1)
     return _by_epoch(initial, every, steps, lambda t: 1 + (final / initial - 1) * t / last)
 
 
@@ -128,7 +128,7 @@ _SHAPES = {
     "time": time_decay,
     "step": step_decay,
     "linear": lambda initial, ratio, every, steps: linear_decay(
-        initial, initial * _validate.positive("ratio", ratio), every, steps
+        initial, initial * arguments.positive("ratio", ratio), every, steps
     ),
 }
 
@@ -161,15 +161,15 @@ def parse(text: str, initial: float, steps: int) -> NoiseSchedule:
 def _by_epoch(
     initial: float, every: int, steps: int, shape: Callable[[int], float]
 ) -> NoiseSchedule:
-    initial = _validate.positive("initial", initial)
-    every = _validate.integer("every", every, least=1)
-    steps = _validate.integer("steps", steps, least=1)
+    initial = arguments.positive("initial", initial)
+    every = arguments.integer("every", every, least=1)
+    steps = arguments.integer("steps", steps, least=1)
     epochs = -(-steps // every)
     counts = [min(every, steps - every * t) for t in range(epochs)]
     levels = []
     for t, count in enumerate(counts):
         name = f"the noise multiplier of step {every * t}"
-        levels.append((_validate.positive(name, initial * shape(t)), count))
+        levels.append((arguments.positive(name, initial * shape(t)), count))
     return NoiseSchedule(tuple(levels))
 
 
@@ -182,8 +182,8 @@ def split_noise(noise_multiplier: "float | NoiseSchedule", count_noise_multiplie
     Raises:
         ValueError: the count alone would cost more than the whole step may.
     """
-    whole = _validate.positive("noise_multiplier", noise_multiplier)
-    count = _validate.positive("count_noise_multiplier", count_noise_multiplier)
+    whole = arguments.positive("noise_multiplier", noise_multiplier)
+    count = arguments.positive("count_noise_multiplier", count_noise_multiplier)
     if count <= whole:
         raise ValueError(
             f"count_noise_multiplier must be above noise_multiplier ({whole}), got {count}: the "

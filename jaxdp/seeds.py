@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes, _validate
+from jaxdp import _processes, arguments
 
 # For what runs once: LLVM's best code for a random generator takes a second or two to compile.
 AT_ONCE = {"xla_backend_optimization_level": 0}
@@ -53,7 +53,7 @@ class Secret:
     @classmethod
     def from_seed(cls, seed: int) -> "Secret":
         """A secret that a person chose, hence labelled reproducible."""
-        seed = _validate.integer("seed", seed, least=0)
+        seed = arguments.integer("seed", seed, least=0)
         if seed >= 2**128:
             raise ValueError(f"seed must be below 2**128, got {seed!r}")
         return cls(seed, reproducible=True)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _processes, _shards, _validate
+from jaxdp import _processes, _shards, arguments
 from jaxdp import accounting as acc
 from jaxdp._issuer import Issuer, issuer_of
 from jaxdp._links import give_out, hand_on
@@ -524,7 +524,7 @@ def _valued(public_value: Any) -> dict[str, Any]:
     if np.shape(public_value) or not is_real:
         raise ValueError(
             "public_value must be a number, such as the loss on public examples, got "
-            f"{_validate.described(public_value)}"
+            f"{arguments.described(public_value)}"
         )
     if isinstance(public_value, int) and abs(public_value) > float(jnp.finfo(jnp.float32).max):
         raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp import _rows, _validate
+from jaxdp import _rows, arguments
 from jaxdp.tickets import NoiseKey, Ticket
 
 PyTree = Any
@@ -69,7 +69,7 @@ class Summed:
 
     def __post_init__(self) -> None:
         if not isinstance(self.l2, jax.Array):
-            _validate.positive("l2", self.l2)
+            arguments.positive("l2", self.l2)
 
     def __add__(self, other: Any) -> "Summed":
         """The sum over two parts of one draw; a record is in one part only, so l2 stays."""

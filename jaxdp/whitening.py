@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._images import mapped
 from jaxdp._issuer import released_once
 from jaxdp.ledger import Ledger
@@ -82,15 +82,15 @@ def dp_whitening(
     # Of masked arrays, and other kinds with an arithmetic of their own, the numbers as they are.
     x = np.asarray(x)
     places = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
-    _validate.integer("size", size, least=1)
-    if not 0 <= _validate.non_negative("power", power) <= 0.5:
+    arguments.integer("size", size, least=1)
+    if not 0 <= arguments.non_negative("power", power) <= 0.5:
         raise ValueError(f"power must be from 0 to 1/2, got {power}")
     numbers = places.shape[1] * places.shape[2]
-    row_norm = _validate.positive("row_norm", numbers**0.5 if row_norm is None else row_norm)
+    row_norm = arguments.positive("row_norm", numbers**0.5 if row_norm is None else row_norm)
     if not _NORMS[0] <= row_norm <= _NORMS[1]:
         raise ValueError(f"row_norm must be from 1e-100 to 1e100, got {row_norm}")
     # As a float: a number of 16 bits would round the deviation, and away from what is charged.
-    noise_multiplier = _validate.non_negative("noise_multiplier", noise_multiplier)
+    noise_multiplier = arguments.non_negative("noise_multiplier", noise_multiplier)
     event = acc.Gaussian(noise_multiplier)
     secret = released_once(event, f"whitening {places.shape[1:]} {row_norm}", ledger, secret)
     rng = secret.philox("whitening", 0)

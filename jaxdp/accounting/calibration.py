@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting import queries
 from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import ADD, Relation
@@ -69,7 +69,7 @@ def calibrate(
         26
     """
     epsilon = check.positive("epsilon", epsilon)
-    delta = check.open_probability("delta", delta)
+    delta = check.error_probability("delta", delta)
     tolerance = check.positive("tolerance", tolerance)
     low, high = _ends(between, whole)
     wide, safe = (high, low) if most else (low, high)
@@ -139,8 +139,8 @@ def calibrate_noise_multiplier(
         True
     """
     check.positive("epsilon", epsilon)
-    check.open_probability("delta", delta)
-    q = check.probability("sampling_prob", sampling_prob)
+    check.error_probability("delta", delta)
+    q = check.share("sampling_prob", sampling_prob)
     if q == 0 or check.count("steps", steps) == 0:
         return 0.0
     make = lambda z: _dp_sgd(z, q, steps)  # noqa: E731
@@ -162,7 +162,7 @@ def calibrate_steps(
     Raises:
         ValueError: also for a ``sampling_prob`` of 0, with which any number fits.
     """
-    q = check.probability("sampling_prob", sampling_prob)
+    q = check.share("sampling_prob", sampling_prob)
     z = check.positive("noise_multiplier", noise_multiplier)
     if q == 0:
         raise ValueError(f"sampling_prob={sampling_prob!r}: expected above 0, or any steps fit")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 
 Array = np.ndarray
 Schedule = float | Iterable[float]

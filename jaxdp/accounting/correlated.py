@@ -7,7 +7,7 @@ docs/correlated_noise.md proves what they cost.
 
 from dataclasses import dataclass
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.events import Gaussian, PoissonSampled, Repeated
@@ -100,7 +100,7 @@ class CyclicPoisson(_Correlated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.fields(self, sampling_prob=check.probability, bands=check.size, steps=check.size)
+        check.fields(self, sampling_prob=check.share, bands=check.size, steps=check.size)
 
     @property
     def block(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.accountants import trivial
 from jaxdp.accounting.base import Array, Event
 from jaxdp.accounting.bounds import ADD, Bound, Relation

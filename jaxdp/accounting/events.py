@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Event, an_event
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.chains import NoisyChain
@@ -51,7 +51,7 @@ class PoissonSampled(Event):
     sampling_prob: float
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, sampling_prob=check.probability)
+        check.fields(self, event=an_event, sampling_prob=check.share)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class GridNoise(Event):
     distance: float
 
     def __post_init__(self) -> None:
-        check.fields(self, event=an_event, distance=check.probability)
+        check.fields(self, event=an_event, distance=check.share)
         if isinstance(self.event, GridNoise):
             raise ValueError(f"event={self.event!r}: expected one that is not on a grid already")
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import ADD, Relation
 from jaxdp.accounting.curves import renyi_curve
@@ -44,7 +44,7 @@ class RenyiFilter:
         orders: tuple[float, ...] = DEFAULT_ORDERS,
     ) -> None:
         self.epsilon = check.positive("epsilon", epsilon)
-        self.delta = check.open_probability("delta", delta)
+        self.delta = check.error_probability("delta", delta)
         if not isinstance(relation, Relation):
             raise ValueError(f"relation={relation!r}: expected a Relation")
         self.relation = relation

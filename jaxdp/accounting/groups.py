@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Event
 from jaxdp.accounting.bounds import ADD, Bound, Relation
 from jaxdp.accounting.canonical import flatten

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Array, Pair, Part
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.cells import normal_cells
@@ -41,7 +41,7 @@ class MixtureOfGaussians(Part):
     def __post_init__(self) -> None:
         check.fields(self, noise_multiplier=check.non_negative)
         values = check.each("sensitivities", self.sensitivities, check.non_negative)
-        chances = check.each("probabilities", self.probabilities, check.probability)
+        chances = check.each("probabilities", self.probabilities, check.share)
         if len(values) != len(chances):
             raise ValueError(f"probabilities has length {len(chances)}: expected {len(values)}")
         total = math.fsum(chances)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Array, Pair, Part
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting import accountants, near
 from jaxdp.accounting.base import Array, Event, Unresolved
 from jaxdp.accounting.bounds import ADD, Bound, Relation, UnsupportedEventError

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting import allocation
 from jaxdp.accounting.base import Array, Event, Pair, Part, an_event
 from jaxdp.accounting.bounds import Relation

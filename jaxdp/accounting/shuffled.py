@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Array, Discrete, Pair
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.mixture import Mixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.base import Array, Pair, Part
 from jaxdp.accounting.bounds import Relation
 from jaxdp.accounting.primitives import Exponential, discrete, finite_renyi, vanishing
@@ -59,7 +59,7 @@ class EpsilonDelta(_Stated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.fields(self, epsilon=check.non_negative, delta=check.probability)
+        check.fields(self, epsilon=check.non_negative, delta=check.share)
 
     def infinite(self) -> str:
         """As ``Part.infinite``."""
@@ -170,7 +170,7 @@ class RandomizedResponse(Part):
     buckets: int = 2
 
     def __post_init__(self) -> None:
-        check.fields(self, noise_prob=check.probability)
+        check.fields(self, noise_prob=check.share)
         object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
 
     def refuses(self, relation: Relation) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting import mixture
 from jaxdp.accounting.base import Array, Discrete, Pair
 from jaxdp.accounting.bounds import Relation
@@ -46,7 +46,7 @@ class TruncatedPoisson(_Batched):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.fields(self, sampling_prob=check.probability, cap=check.size, dataset_size=check.size)
+        check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
 
     def refuses(self, relation: Relation) -> str:
         """As ``Part.refuses``."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting import accountants, rdp
 from jaxdp.accounting.base import Array, Discrete, Event, Pair, Part, an_event
 from jaxdp.accounting.bounds import Relation, UnsupportedEventError
@@ -60,7 +60,7 @@ class _Truncated(Tries):
     gamma: float
 
     def __post_init__(self) -> None:
-        check.fields(self, gamma=check.open_probability)
+        check.fields(self, gamma=check.error_probability)
         if not check.real("eta", self.eta) > -1 or not math.isfinite(self.eta):
             raise ValueError(f"eta={self.eta!r}: expected a finite number > -1")
         if not math.isfinite(self.expected()):

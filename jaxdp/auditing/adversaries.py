@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 from jaxdp.clipping.captured import declaring
 from jaxdp.mechanism import Mechanism
@@ -67,7 +67,7 @@ def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
         ValueError: no such coordinate.
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.zeros_like, params))
-    _validate.integer("leaf", leaf, least=0)
+    arguments.integer("leaf", leaf, least=0)
     if leaf >= len(leaves) or len(index) != leaves[leaf].ndim:
         raise ValueError(f"leaf and index must name a coordinate of params, got {leaf}, {index}")
     leaves[leaf] = leaves[leaf].at[index].set(1.0)
@@ -77,7 +77,7 @@ def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
 def random_dirac(params: PyTree, seed: int) -> Canary:
     """A canary whose gradient lies in one coordinate, drawn uniformly from ``seed``."""
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    rng = np.random.default_rng(arguments.integer("seed", seed, least=0))
     at = int(rng.integers(sum(sizes)))
     leaf = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
     shape = jax.tree.leaves(params)[leaf].shape

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.auditing import adversaries, bounds
 from jaxdp.auditing.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
 from jaxdp.auditing.bounds import Counts
@@ -178,7 +178,7 @@ def audit_algorithm(
     """
     steps, runs, chunk = _counts(steps, runs, chunk, seed)
     for name, value in (("delta", delta), ("confidence", confidence)):
-        _validate.fraction(name, value)
+        arguments.fraction(name, value)
     canary, worlds = tiny_worlds(algorithm)
     judge = _energy(energy, algorithm, worlds)
     run = training_run(
@@ -273,11 +273,11 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
 
 def _counts(steps: int, runs: int, chunk: int, seed: int | None) -> tuple[int, int, int]:
     if seed is not None:
-        _validate.integer("seed", seed, least=0)
+        arguments.integer("seed", seed, least=0)
     return (
-        _validate.integer("steps", steps, least=1),
-        _validate.integer("runs", runs, least=10),
-        _validate.integer("chunk", chunk, least=1),
+        arguments.integer("steps", steps, least=1),
+        arguments.integer("runs", runs, least=10),
+        arguments.integer("chunk", chunk, least=1),
     )
 
 
@@ -338,7 +338,7 @@ def _energy(kind: str, algorithm: Algorithm, worlds: Worlds) -> Callable[..., An
     """The energy that judges the steps of an annealed algorithm on the tiny network."""
     if not kind:
         return None
-    _validate.one_of("energy", kind, ("public", "private", "test", "train"))
+    arguments.one_of("energy", kind, ("public", "private", "test", "train"))
     if kind in ("public", "test"):
         return lambda key, there: PublicEnergy(
             worlds.loss_fn, jax.tree.map(lambda leaf: leaf[:-1], worlds.records)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.accounting.gaussian import gaussian_epsilon
 
 # From false-alarm probabilities [k] to the least probability of a miss [k]; non-increasing.
@@ -45,8 +45,8 @@ class Counts:
 
     def __post_init__(self) -> None:
         for hits, runs in (("alarms", "without"), ("misses", "with_record")):
-            most = _validate.integer(runs, getattr(self, runs), least=1)
-            if _validate.integer(hits, getattr(self, hits), least=0) > most:
+            most = arguments.integer(runs, getattr(self, runs), least=1)
+            if arguments.integer(hits, getattr(self, hits), least=0) > most:
                 raise ValueError(
                     f"{hits} must be at most {runs} ({most}), got {getattr(self, hits)}"
                 )
@@ -72,7 +72,7 @@ def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
     Raises:
         ValueError: ``counts`` are no ``Counts``, or the rule is unknown.
     """
-    _validate.one_of("rule", rule, RULES)
+    arguments.one_of("rule", rule, RULES)
     if not isinstance(counts, Counts):
         raise ValueError(f"counts must be Counts of one event, got {counts!r}")
     if counts.alarms == counts.without or counts.misses == counts.with_record:
@@ -194,12 +194,12 @@ def one_run_p_value(
     Raises:
         ValueError: a number is out of its range.
     """
-    _validate.integer("canaries", canaries, least=0)
+    arguments.integer("canaries", canaries, least=0)
     for name, value, most in (("guesses", guesses, canaries), ("correct", correct, guesses)):
-        if _validate.integer(name, value, least=0) > most:
+        if arguments.integer(name, value, least=0) > most:
             raise ValueError(f"{name} must be at most {most}, got {value}")
     check_delta(delta)
-    at_least = _binomial_tail(guesses, special.expit(_validate.non_negative("epsilon", epsilon)))
+    at_least = _binomial_tail(guesses, special.expit(arguments.non_negative("epsilon", epsilon)))
     beta = at_least(np.asarray(correct))
     if delta == 0 or correct == 0:
         return float(beta)
@@ -245,11 +245,11 @@ def largest_refuted(p_of: Callable[[float], float], level: float) -> float:
 
 def check_delta(delta: float, kind: str = "") -> None:
     """Raises ValueError unless 0 <= delta < 1 (0 < delta < 1 for the kind "gaussian")."""
-    if not 0 <= _validate.non_negative("delta", delta) < 1:
+    if not 0 <= arguments.non_negative("delta", delta) < 1:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}")
     if kind == "gaussian" and delta == 0:
         raise ValueError("delta must be above 0 for the Gaussian profile, got 0")
 
 
 def _level(confidence: float) -> float:
-    return 1 - _validate.fraction("confidence", confidence)
+    return 1 - arguments.fraction("confidence", confidence)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from scipy import special
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing.entered import WithCanaries
 from jaxdp.auditing.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
@@ -198,7 +198,7 @@ def candidates(count: int, params: PyTree) -> Canaries:
     Raises:
         ValueError: more candidates than the largest leaf has coordinates.
     """
-    count = _validate.integer("canaries", count, least=1)
+    count = arguments.integer("canaries", count, least=1)
     sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)]
     leaf = int(np.argmax(sizes))
     if count > sizes[leaf]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.auditing import bounds
 from jaxdp.auditing.bounds import Counts, Tradeoff
 from jaxdp.auditing.scores import Audited, Pair, Rule, candidates, checked, split
@@ -64,7 +64,7 @@ def audit_event(
         seed: of that part.
         relation: under which the worlds are neighbours.
     """
-    _validate.fraction("confidence", confidence)
+    arguments.fraction("confidence", confidence)
     chosen, kept = split(*checked(with_record, without), held_out, seed)
     tradeoff = tradeoff_of(event, relation)
     rule = _chosen(chosen, kept, event, relation)
@@ -102,9 +102,9 @@ def family_bound(
         held_out: fraction of the runs on which the test is chosen.
         seed: of that part.
     """
-    _validate.positive("noise", noise)
+    arguments.positive("noise", noise)
     for name, value in (("delta", delta), ("confidence", confidence)):
-        _validate.fraction(name, value)
+        arguments.fraction(name, value)
     relation = acc.Relation.ADD_OR_REMOVE_ONE
     chosen, kept = split(*checked(with_record, without), held_out, seed)
     # Where the claim is true nothing sticks out of it: the test is chosen against a weaker event.

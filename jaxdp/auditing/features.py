@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing.scores import split
 
 
@@ -16,7 +16,7 @@ def expand(released: np.ndarray, steps: int = 1) -> np.ndarray:
         released: one row for each run.
         steps: the number of steps whose numbers are in a row, equally many of each.
     """
-    steps = _validate.integer("steps", steps, least=1)
+    steps = arguments.integer("steps", steps, least=1)
     broken = ~np.isfinite(released)
     plain = np.where(broken, 0.0, released)
     blocks, width = [plain], plain.shape[1] // steps
@@ -49,7 +49,7 @@ def discriminant(
         seed: of that part.
         keep: columns that are kept as they are.
     """
-    keep = _validate.integer("keep", keep, least=1)
+    keep = arguments.integer("keep", keep, least=1)
     (x, y), _ = split(with_record, without, held_out, seed)
     middle, spread = np.mean(np.r_[x, y], 0), np.std(np.r_[x, y], 0) + 1e-12
     x, y = (x - middle) / spread, (y - middle) / spread

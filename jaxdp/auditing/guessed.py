@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.accounting.gaussian import gaussian_epsilon
 from jaxdp.auditing import assumed, bounds, guesses
 from jaxdp.auditing.scores import Audited, check, checked
@@ -190,7 +190,7 @@ def audit_one_run_family(
             1.5 times the root of m.
     """
     check(delta, confidence, "gaussian")
-    _validate.positive("noise", noise)
+    arguments.positive("noise", noise)
     order = _order(scores, included)
     r = min(len(order), round(_ROOT * len(order) ** 0.5)) if guesses is None else guesses
     (look,) = _looks(order, [(r, "top")], True)
@@ -245,7 +245,7 @@ def _pairs(looks: list[_Look]) -> list[tuple[_Look, _Look]]:
 
 
 def _look(r: int, side: str, m: int) -> int:
-    _validate.one_of("looks", side, SIDES)
-    if _validate.integer("looks", r, least=1) > m:
+    arguments.one_of("looks", side, SIDES)
+    if arguments.integer("looks", r, least=1) > m:
         raise ValueError(f"looks must make at most {m} guesses, got {r}")
     return int(r)

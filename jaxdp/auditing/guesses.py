@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing import bounds
 
 _STEP = 0.01  # of the grid of epsilons; a bound is one of them
@@ -231,5 +231,5 @@ def checked_odds(log_odds: object) -> np.ndarray:
     found = np.asarray(log_odds, np.float64)
     if found.ndim != 1 or not found.size:
         raise ValueError(f"log_odds must be [m], one a canary, got shape {found.shape}")
-    _validate.integer("canaries", found.size, least=1)
+    arguments.integer("canaries", found.size, least=1)
     return np.nan_to_num(found, nan=0.0, posinf=1e3, neginf=-1e3)

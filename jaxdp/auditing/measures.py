@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing import bounds, ranks
 from jaxdp.auditing.bounds import Counts
 from jaxdp.auditing.scores import Audited, Rule, audit_scores, checked
@@ -133,16 +133,16 @@ def attack_measures(
         >>> 0.5 < found.epsilon.epsilon < 4.38 and 0.7 < found.auroc.value < 0.82
         True
     """
-    _validate.fraction("confidence", confidence)
+    arguments.fraction("confidence", confidence)
     bounds.check_delta(delta)
-    _validate.integer("resamples", resamples, least=10)
-    _validate.integer("seed", seed, least=0)
+    arguments.integer("resamples", resamples, least=10)
+    arguments.integer("seed", seed, least=0)
     if not isinstance(false_positive_rates, tuple | list):
         raise ValueError(
             f"false_positive_rates must be a tuple of rates, got {false_positive_rates!r}"
         )
     for rate in false_positive_rates:
-        _validate.fraction("false_positive_rates", rate)
+        arguments.fraction("false_positive_rates", rate)
     inside, outside = one_column(with_record, without)
     gaussian = None
     if delta > 0:
@@ -190,10 +190,10 @@ def audit_splits(
     Raises:
         ValueError: an even number of splits, or as ``audit_scores``.
     """
-    level = 1 - _validate.fraction("confidence", confidence)
-    if _validate.integer("splits", splits, least=1) % 2 == 0:
+    level = 1 - arguments.fraction("confidence", confidence)
+    if arguments.integer("splits", splits, least=1) % 2 == 0:
         raise ValueError(f"splits must be odd, got {splits}")
-    seeds = np.random.SeedSequence(_validate.integer("seed", seed, least=0)).generate_state(splits)
+    seeds = np.random.SeedSequence(arguments.integer("seed", seed, least=0)).generate_state(splits)
     found = [
         audit_scores(
             with_record, without, delta, confidence=1 - level / 2, held_out=held_out, seed=int(s)
@@ -240,7 +240,7 @@ def audit_ranks(
         >>> 2.5 < audited.epsilon < 9.9
         True
     """
-    level = 1 - _validate.fraction("confidence", confidence)
+    level = 1 - arguments.fraction("confidence", confidence)
     bounds.check_delta(delta)
     inside, outside = one_column(with_record, without)
     looks = _ranks(ranks, min(len(inside), len(outside)))
@@ -275,7 +275,7 @@ def _ranks(ranks: Any, runs: int) -> list[int]:
     if ranks is None:
         most = int(np.log(max(runs / 2, 1)) / np.log(_RATIO))
         return sorted({0, *(round(_RATIO**i) for i in range(1, most + 1))})
-    found = [_validate.integer("ranks", rank, least=0) for rank in np.atleast_1d(ranks).tolist()]
+    found = [arguments.integer("ranks", rank, least=0) for rank in np.atleast_1d(ranks).tolist()]
     if not found or len(set(found)) < len(found) or max(found) >= runs:
         raise ValueError(f"ranks must be different numbers below {runs}, got {ranks!r}")
     return found
@@ -356,7 +356,7 @@ def _bootstrapped(
     seed: int,
 ) -> Measured:
     """A measure with its bias-corrected bootstrap interval (Efron 1987)."""
-    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    rng = np.random.default_rng(arguments.integer("seed", seed, least=0))
     drawn = [
         measure(rng.choice(inside, len(inside)), rng.choice(outside, len(outside)))
         for _ in range(resamples)

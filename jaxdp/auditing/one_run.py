@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.auditing import canaries, record_canaries
 from jaxdp.auditing.audit import roc
 from jaxdp.auditing.events import family_bound
@@ -206,7 +206,7 @@ def audit_canaries(
             f"{np.shape(seen)} and {np.shape(coins)}"
         )
     for name, value in (("delta", delta), ("confidence", confidence)):
-        _validate.fraction(name, value)
+        arguments.fraction(name, value)
     found, steps = kind.scores(seen, algorithm), len(seen)
     proven = acc.epsilon(event, delta).upper if acc.supports(event) else math.inf
     given = (algorithm, steps, found, coins, delta, confidence)

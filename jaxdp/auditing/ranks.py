@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from scipy import special
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing import bounds
 from jaxdp.auditing.bounds import Tradeoff
 
@@ -38,10 +38,10 @@ def p_value(rank: int, runs: int, missed: int, others: int, tradeoff: Tradeoff) 
     Raises:
         ValueError: a count is out of its range.
     """
-    runs = _validate.integer("runs", runs, least=1)
-    others = _validate.integer("others", others, least=1)
+    runs = arguments.integer("runs", runs, least=1)
+    others = arguments.integer("others", others, least=1)
     for name, value, most in (("rank", rank, runs - 1), ("missed", missed, others)):
-        if _validate.integer(name, value, least=0) > most:
+        if arguments.integer(name, value, least=0) > most:
             raise ValueError(f"{name} must be at most {most}, got {value}")
     if missed == others:
         return 1.0

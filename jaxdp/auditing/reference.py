@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing.residuals import ResidualVerdict, audit_residuals, check_confidence
 from jaxdp.auditing.worlds import Worlds, step_by_step, training_run, two_worlds
 from jaxdp.clipping import clipped_grad
@@ -54,8 +54,8 @@ def audit_noise(
         ValueError: a number is out of range; parameters are not float32; the algorithm adds
             no noise, samples a fixed size, or names a leak: it releases no sum plus noise then.
     """
-    steps = _validate.integer("steps", steps, least=1)
-    runs = _validate.integer("runs", runs, least=1)
+    steps = arguments.integer("steps", steps, least=1)
+    runs = arguments.integer("runs", runs, least=1)
     check_confidence(confidence)
     numbers = steps * sum(leaf.size for leaf in jax.tree.leaves(worlds.params))
     count = max(1, min(runs, _NUMBERS // (2 * numbers)))

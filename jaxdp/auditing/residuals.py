@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.auditing import normality
 from jaxdp.auditing.normality import Residuals
 from jaxdp.types import PyTree
@@ -156,7 +156,7 @@ def _tested(
 
 def check_confidence(confidence: float) -> None:
     """Raises ValueError unless the confidence is in (0, 1)."""
-    if not 0 < _validate.positive("confidence", confidence) < 1:
+    if not 0 < arguments.positive("confidence", confidence) < 1:
         raise ValueError(f"confidence must be above 0 and below 1, got {confidence!r}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.accounting.gaussian import gaussian_epsilon
 from jaxdp.auditing import bounds, ranks
 from jaxdp.auditing.bounds import Counts
@@ -217,9 +217,9 @@ def audit_all_thresholds(
 
 def check(delta: float, confidence: float, kind: str = KINDS[0]) -> None:
     """Raises ValueError unless all three are in their range."""
-    _validate.one_of("kind", kind, KINDS)
+    arguments.one_of("kind", kind, KINDS)
     bounds.check_delta(delta, kind)
-    _validate.fraction("confidence", confidence)
+    arguments.fraction("confidence", confidence)
 
 
 def checked(with_record: Any, without: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -255,8 +255,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 def split(inside: np.ndarray, outside: np.ndarray, held_out: float, seed: int) -> tuple[Pair, Pair]:
     """(the part to choose on, the part to test on), each of both worlds."""
-    _validate.fraction("held_out", held_out)
-    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    arguments.fraction("held_out", held_out)
+    rng = np.random.default_rng(arguments.integer("seed", seed, least=0))
     parts = []
     for name, scores in (("with_record", inside), ("without", outside)):
         first = round(held_out * len(scores))

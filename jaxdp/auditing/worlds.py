@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch, Poisson, RandomAllocation
 from jaxdp.types import PyTree
@@ -71,8 +71,8 @@ def training_run(
         ``(words, member) -> features [k]``: ``words`` is the key of the run, uint32 [2]; ``member``
         is True where the record takes part.
     """
-    _validate.one_of("release", release, RELEASES)
-    steps = _validate.integer("steps", steps, least=1)
+    arguments.one_of("release", release, RELEASES)
+    steps = arguments.integer("steps", steps, least=1)
     links = algorithm.step(worlds.loss_fn)
     draw = _drawing(algorithm, worlds.count)
     handed_on = score or (flat if release == "last" else step_by_step)
@@ -197,10 +197,10 @@ def two_worlds(
         chunk: the number of runs at once: memory against speed.
         progress: called with the number of runs done, of 2 · ``count``.
     """
-    count = _validate.integer("count", count, least=1)
-    chunk = min(_validate.integer("chunk", chunk, least=1), count)
+    count = arguments.integer("count", count, least=1)
+    chunk = min(arguments.integer("chunk", chunk, least=1), count)
     if seed is not None:
-        seed = _validate.integer("seed", seed, least=0)
+        seed = arguments.integer("seed", seed, least=0)
     entropy = np.random.SeedSequence(seed).generate_state(1)[0]
 
     # Optimising a tiny program takes longer than running it.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.checks import law, noise, where
 from jaxdp.checks import neighbours as near
 from jaxdp.checks.findings import Checked, Finding, in_order
@@ -122,9 +122,9 @@ def check_loop(
             size, the loop releases nothing, or none of the records moves a release.
     """
     began = time.perf_counter()
-    _validate.one_of("of", of, _OF)
-    _validate.integer("seeds", seeds, least=1)
-    _validate.integer("first", first, least=_BAD)
+    arguments.one_of("of", of, _OF)
+    arguments.integer("seeds", seeds, least=1)
+    arguments.integer("first", first, least=_BAD)
     _require(loop, restart, mechanism)
     if not _LEAST <= near.count(data) <= _MOST:
         raise ValueError(
@@ -403,7 +403,7 @@ def _of_shape(words: str, loop: Loop) -> Finding:
 def _counted(
     loop: Loop, first: np.ndarray, mechanism: Mechanism, steps: int | None
 ) -> list[Finding]:
-    charged = mechanism.steps if steps is None else _validate.integer("steps", steps, least=1)
+    charged = mechanism.steps if steps is None else arguments.integer("steps", steps, least=1)
     if charged is None or len(first) <= charged:
         return []
     words = ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 if TYPE_CHECKING:
     from jaxdp.mechanism import Mechanism
@@ -75,15 +75,15 @@ def plan(as_json: bool, **numbers: Any) -> None:
 def _check(
     epsilon: float, delta: float, steps: int, batch_size: int, dataset_size: int, momentum: float
 ) -> None:
-    _validate.positive("epsilon", epsilon)
-    _validate.fraction("delta", delta)
-    _validate.integer("steps", steps, least=1)
-    _validate.integer("dataset_size", dataset_size, least=1)
-    if _validate.integer("batch_size", batch_size, least=1) > dataset_size:
+    arguments.positive("epsilon", epsilon)
+    arguments.fraction("delta", delta)
+    arguments.integer("steps", steps, least=1)
+    arguments.integer("dataset_size", dataset_size, least=1)
+    if arguments.integer("batch_size", batch_size, least=1) > dataset_size:
         raise ValueError(
             f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"
         )
-    if _validate.non_negative("momentum", momentum) >= 1:
+    if arguments.non_negative("momentum", momentum) >= 1:
         raise ValueError(f"momentum must be at least 0 and below 1, got {momentum!r}")
 
 

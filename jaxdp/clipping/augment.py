@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.clipping import forms
 from jaxdp.clipping.captured import declaring
 from jaxdp.types import PyTree
@@ -36,7 +36,7 @@ def augmented(
     """
     if not callable(augment):
         raise ValueError(f"augment must be a function (example, key), got {augment!r}")
-    multiplicity = _validate.integer("multiplicity", multiplicity, least=1)
+    multiplicity = arguments.integer("multiplicity", multiplicity, least=1)
     form = forms.form_of(loss_fn)
 
     def mean_loss(params: PyTree, example: PyTree, rng: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxdp import _placement, _validate
+from jaxdp import _placement, arguments
 from jaxdp.clipping import captured, forms, options
 from jaxdp.clipping.engine import ClippedGrad
 from jaxdp.clipping.rules import Rule
@@ -86,7 +86,7 @@ def clipped_grad(
         (8,)
     """
     microbatch_size = _checked(loss_fn, rule, engine, microbatch_size)
-    most = _validate.integer("most_records", most_records, least=1)
+    most = arguments.integer("most_records", most_records, least=1)
     chosen = options.trainable(trainable)
     form, public = forms.form_of(loss_fn, rng_name), captured.declared(constants, loss_fn)
     loss_fn = forms.hashable(loss_fn)
@@ -98,11 +98,11 @@ def _checked(loss_fn: Any, rule: Any, engine: Any, microbatch_size: Any) -> int 
     """The microbatch size, where all are what they should be."""
     if not callable(loss_fn):
         raise ValueError(
-            f"loss_fn must be a function (params, example), got {_validate.described(loss_fn)}"
+            f"loss_fn must be a function (params, example), got {arguments.described(loss_fn)}"
         )
     if not callable(getattr(rule, "factors", None)) or not callable(getattr(rule, "l2", None)):
         raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
-    _validate.one_of("engine", engine, ("auto", "ghost", "vmap"))
+    arguments.one_of("engine", engine, ("auto", "ghost", "vmap"))
     if microbatch_size is None:
         return None
-    return _validate.integer("microbatch_size", microbatch_size, least=1)
+    return arguments.integer("microbatch_size", microbatch_size, least=1)

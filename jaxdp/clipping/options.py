@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp._links import past_of, start_of
 from jaxdp.clipping import frameworks
 from jaxdp.tickets import Ticket
@@ -117,7 +117,7 @@ def checked_result(result: Any) -> tuple[jax.Array, Any]:
 
 def check_bound(name: str, value: float) -> None:
     """Raises ValueError unless float32 can hold the square of the bound, with room to spare."""
-    if not LEAST_BOUND <= _validate.positive(name, value) <= LARGEST_BOUND:
+    if not LEAST_BOUND <= arguments.positive(name, value) <= LARGEST_BOUND:
         raise ValueError(f"{name} must be in [1e-10, 1e10], got {value!r}")
 
 
@@ -143,7 +143,7 @@ def checked_scale(scale: PyTree | None) -> PyTree | None:
         if not any(jnp.issubdtype(kind, real) for real in (np.floating, np.integer, np.bool_)):
             raise ValueError(
                 "scale must be a pytree of positive numbers, shaped like the trained parameters, "
-                f"got {_validate.described(leaf)} in it"
+                f"got {arguments.described(leaf)} in it"
             )
         leaf = jnp.asarray(leaf).astype(jnp.float32)
         return jnp.where(leaf >= LEAST_BOUND, jnp.minimum(leaf, LARGEST_BOUND), LEAST_BOUND)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.clipping.forms import form_of
 from jaxdp.sources import User
 from jaxdp.types import PyTree
@@ -25,7 +25,7 @@ def user_loss(loss_fn: Callable[..., Any], reduce: str = "mean") -> Callable[...
     Raises:
         ValueError: ``reduce`` is neither.
     """
-    _validate.one_of("reduce", reduce, ("mean", "sum"))
+    arguments.one_of("reduce", reduce, ("mean", "sum"))
     form = form_of(loss_fn)
 
     def of(params: PyTree, user: User, key: Any) -> jax.Array:

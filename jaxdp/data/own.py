@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.data.load import Dataset
 from jaxdp.data.specs import DatasetSpec
 from jaxdp.sources.files import arrays_in
@@ -37,7 +37,7 @@ def from_file(
             which it is read into whole. No message holds a record.
     """
     arrays = _read(os.fspath(path))
-    count = _validate.integer("num_classes", num_classes, least=2)
+    count = arguments.integer("num_classes", num_classes, least=2)
     x, y = _checked(arrays["x"], arrays["y"], "x", "y", count, None)
     shape = x.shape[1:]
     test_x, test_y = np.zeros((0, *shape), np.float32), np.zeros(0, np.int32)
@@ -46,7 +46,7 @@ def from_file(
             arrays["x_test"], arrays["y_test"], "x_test", "y_test", count, shape
         )
     size = (
-        len(y) if dataset_size is None else _validate.integer("dataset_size", dataset_size, least=1)
+        len(y) if dataset_size is None else arguments.integer("dataset_size", dataset_size, least=1)
     )
     name = Path(path).stem
     spec = DatasetSpec(name, name, "", shape, count, size, len(test_y))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,4 +136,4 @@ SPECS: dict[str, DatasetSpec] = {
 
 def spec(name: str) -> DatasetSpec:
     """The data set ``name``; ValueError lists the known ones."""
-    return SPECS[_validate.one_of("dataset", name, tuple(SPECS))]
+    return SPECS[arguments.one_of("dataset", name, tuple(SPECS))]

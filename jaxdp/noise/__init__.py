@@ -4,7 +4,7 @@ Correlated noise is described on the host: a strategy C, a workload A, the error
 the sensitivity under a participation; optimised strategies have the least of their product.
 """
 
-from jaxdp.noise.correlated import CorrelatedNoise, CorrelatedState
+from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import (
@@ -20,7 +20,7 @@ from jaxdp.noise.gaussian import (
     tell_handed,
 )
 from jaxdp.noise.grid import IntegerNoise, grid_range
-from jaxdp.noise.grid_correlated import CorrelatedIntegerNoise, dyadic
+from jaxdp.noise.grid_correlated import IntegerMatrixNoise, dyadic
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered
 from jaxdp.noise.optimise_dense import optimal_dense
 from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, Single
@@ -42,14 +42,14 @@ __all__ = [
     "Axes",
     "BandedInverse",
     "Buffered",
-    "CorrelatedIntegerNoise",
-    "CorrelatedNoise",
     "CorrelatedState",
     "Cyclic",
     "Dense",
     "FixedOrder",
     "IndependentNoise",
+    "IntegerMatrixNoise",
     "IntegerNoise",
+    "MatrixNoise",
     "MinSeparation",
     "Noise",
     "Participation",

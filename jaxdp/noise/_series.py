@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 SHOWN = 8
@@ -21,7 +21,7 @@ def float32s(name: str, values: Any) -> tuple[float, ...]:
         ValueError: when they are not finite real numbers within float32, in a sequence.
     """
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a sequence of numbers, got {_validate.described(values)}")
+        raise ValueError(f"{name} must be a sequence of numbers, got {arguments.described(values)}")
     try:
         given = np.asarray(values if isinstance(values, np.ndarray) else tuple(values))
     except ValueError:  # of unlike lengths
@@ -74,4 +74,4 @@ def filtered(top: Any, bottom: Any, series: np.ndarray) -> np.ndarray:
 
 
 def _shortened(values: Any) -> str:
-    return repr(values)[:80] if isinstance(values, tuple | list) else _validate.described(values)
+    return repr(values)[:80] if isinstance(values, tuple | list) else arguments.described(values)

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxdp import _validate
-from jaxdp import accounting as acc
-from jaxdp.noise.gaussian import Axes
+from jaxdp import arguments
+from jaxdp.noise.gaussian import Axes, Noise, Paid
 from jaxdp.noise.recurrences import Recurrence, recurrence
 from jaxdp.noise.strategy import Strategy
 from jaxdp.normals import noised
@@ -48,7 +46,7 @@ def part_of(strategy: Strategy) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrelatedNoise:
+class MatrixNoise(Noise):
     """Float32 Gaussian noise that is correlated over the steps.
 
     Step i adds given · l2 · (C⁻¹Z)_i, where Z are independent standard normals, a row a step, and C
@@ -65,27 +63,17 @@ class CorrelatedNoise:
 
     Attributes:
         strategy: of as many steps as there are to be.
-        given: standard deviation of Z over ``l2``.
     """
 
     strategy: Strategy
-    given: float
 
     def __post_init__(self) -> None:
-        _validate.non_negative("noise_multiplier", self.given)
+        arguments.non_negative("noise_multiplier", self.given)
 
     @property
     def part(self) -> str:
         """Names the strategy: another one's noise is another part."""
         return part_of(self.strategy)
-
-    def multiplier(self, step: int) -> float:
-        """As float32 has it, the same in every step."""
-        return float(np.float32(self.given))
-
-    def traced_multiplier(self, step: Any) -> Any:
-        """The same in every step."""
-        return np.float32(self.given)
 
     def init(self, params: PyTree) -> CorrelatedState:
         """A state without past: buffers of zeros, sharded as the parameters are."""
@@ -97,38 +85,26 @@ class CorrelatedNoise:
         """Raises ValueError for the sum of another step than the state's next."""
         check_next(summed, state)
 
-    def add(
-        self,
-        summed: Summed,
-        state: CorrelatedState,
-        key: NoiseKey,
-        words: Any,
-        multiplier: Any,
-        axes: Axes,
-    ) -> tuple[PyTree, CorrelatedState]:
+    def add(self, state: CorrelatedState, paid: Paid) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
         # Into the noise itself: what goes on from a wrong state stays NaN.
-        one = jnp.where(continues(state, key, self.strategy.steps), 1.0, jnp.nan)
+        one = jnp.where(continues(state, paid.key, self.strategy.steps), 1.0, jnp.nan)
 
         def fresh(tree: PyTree) -> PyTree:
-            return noised(tree, one, words, *axes)
+            return noised(tree, one, paid.words, *paid.axes)
 
-        l2 = jnp.asarray(summed.l2, jnp.float32)
-        noise, buffers = _next_row(self._rows, state, summed.value, l2, fresh)
-        std = multiplier * l2
+        value, l2 = paid.summed.value, jnp.asarray(paid.summed.l2, jnp.float32)
+        noise, buffers = _next_row(self._rows, state, value, l2, fresh)
+        std = paid.multiplier * l2
         # Below, float32 would flush noise to none.
-        std = jnp.where((std < _LEAST) & (multiplier > 0), jnp.nan, std)
-        noisy = jax.tree.map(lambda value, row: value + std * row, summed.value, noise)
-        return noisy, CorrelatedState(jnp.asarray(key.tag), state.leaves, state.step + 1, buffers)
+        std = jnp.where((std < _LEAST) & (paid.multiplier > 0), jnp.nan, std)
+        noisy = jax.tree.map(lambda value, row: value + std * row, value, noise)
+        tag, step = jnp.asarray(paid.key.tag), state.step + 1
+        return noisy, CorrelatedState(tag, state.leaves, step, buffers)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
         """That of a row of C⁻¹Z, times the multiplier and ``l2``."""
-        return self.given * l2 * row_norm(self.strategy, step)
-
-    @staticmethod
-    def event(gaussian: acc.Event) -> acc.Event:
-        """The same event: normals of float32 count as Gaussian (docs/threat_model.md)."""
-        return gaussian
+        return self.multiplier(0) * l2 * row_norm(self.strategy, step)
 
     @functools.cached_property
     def _rows(self) -> Recurrence:

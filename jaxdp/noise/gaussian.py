@@ -5,16 +5,16 @@ independent (here) or correlated over the steps (``correlated``), or integers of
 generator (``grid``, ``grid_correlated``).
 """
 
+import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _links, _shards, _validate
+from jaxdp import _links, _shards, arguments
 from jaxdp import accounting as acc
 from jaxdp._arithmetic import check_arithmetic
 from jaxdp.normals import noised
@@ -43,60 +43,81 @@ class Axes(NamedTuple):
     replicated_over: tuple[str, ...] = ()
 
 
-@runtime_checkable
-class Noise(Protocol):
-    """Noise for a clipped sum: what is added, how large it is and what it costs.
-
-    Its constructor refuses numbers and strategies that no proof covers. To add a kind of noise,
-    write these methods: ``jaxdp.privatize(noise, expected_batch_size)`` then adds it.
+class Paid(NamedTuple):
+    """A release whose ticket is spent, as ``Noise.add`` takes it.
 
     Attributes:
+        summed: the clipped sum.
+        key: the noise key of its step.
+        words: uint32 [2], the threefry key of the part.
+        multiplier: float32 scalar, of the step; NaN inside ``jit`` if another one was charged.
+        axes: of the mesh around the update.
+    """
+
+    summed: Summed
+    key: NoiseKey
+    words: jax.Array
+    multiplier: jax.Array
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise(abc.ABC):
+    """Noise for a clipped sum: what is added, how large it is and what it costs.
+
+    A kind of noise is a subclass: ``jaxdp.privatize(noise, expected_batch_size)`` adds it. Its
+    constructor refuses numbers that no proof covers.
+
+    Attributes:
+        given: the noise multiplier, standard deviation over ``l2`` of what the key of a step makes,
+            at least 0; or one a step.
         part: the name of the noisy sum among the parts of a step's event.
     """
 
+    given: float | NoiseSchedule
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.given, NoiseSchedule):
+            arguments.non_negative("noise_multiplier", self.given)
+
     @property
+    @abc.abstractmethod
     def part(self) -> str:
-        """See above."""
+        """The name of the noisy sum among the parts of a step's event."""
 
-    def multiplier(self, step: int) -> float:
-        """Standard deviation of a step's own noise over ``l2``; its ticket is charged for it."""
-
-    def traced_multiplier(self, step: Any) -> Any:
-        """``multiplier`` in float32, of a step that may be traced."""
-
+    @abc.abstractmethod
     def init(self, params: PyTree) -> Any:
-        """The state of the link before the first step; ValueError if the noise has no room."""
+        """The state before the first step; ValueError for parameters it has no room for."""
 
-    def check(self, summed: Summed, state: Any, axes: Axes) -> None:
-        """Raises ValueError for a sum that the noise cannot go on; called before it is paid for."""
+    def check(self, summed: Summed, state: Any, axes: Axes) -> None:  # noqa: B027
+        """Raises ValueError for a sum that it cannot be added to, before the ticket is spent."""
 
-    def add(
-        self, summed: Summed, state: Any, key: NoiseKey, words: Any, multiplier: Any, axes: Axes
-    ) -> tuple[PyTree, Any]:
-        """Returns (the noisy sum, the next state).
+    @abc.abstractmethod
+    def add(self, state: Any, paid: Paid) -> tuple[PyTree, Any]:
+        """Returns (the noisy sum, the next state)."""
 
-        Args:
-            summed: the clipped sum, whose ``l2`` the noise is a multiple of.
-            state: after the step before.
-            key: of the step.
-            words: uint32 [2], the threefry key of the part.
-            multiplier: float32 scalar, ``traced_multiplier`` of the step; NaN if another one was
-                charged.
-            axes: of the mesh around the update.
-        """
-
+    @abc.abstractmethod
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
-        """Standard deviation of a step's noise on the sum; public.
-
-        Args:
-            params: pytree of the sum's shapes.
-            l2: the sensitivity.
-            step: counted from 0; may be traced.
-        """
+        """Standard deviation on the sum, of shapes ``params`` and sensitivity ``l2``; public."""
 
     @staticmethod
     def event(gaussian: acc.Event) -> acc.Event:
-        """The event of steps that would be ``gaussian`` with exact Gaussian noise."""
+        """The event of what would be ``gaussian`` with exact Gaussian noise."""
+        return gaussian
+
+    def multiplier(self, step: int) -> float:
+        """The noise multiplier of a step."""
+        return self.given(step) if isinstance(self.given, NoiseSchedule) else self.given
+
+    def traced_multiplier(self, step: Any) -> Any:
+        """The noise multiplier, in float32, of a step that may be traced; NaN past the schedule."""
+        if not isinstance(self.given, NoiseSchedule):
+            return np.float32(self.given)
+        return jnp.take(self.given.table(), jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+
+    def level(self, step: Any) -> Any:
+        """As ``traced_multiplier``; as it was given where that is one number."""
+        return self.traced_multiplier(step) if isinstance(self.given, NoiseSchedule) else self.given
 
 
 def privatize(
@@ -160,7 +181,7 @@ def privatize(
     refuse_injected(noise_multiplier=noise, expected_batch_size=expected_batch_size)
     check_arithmetic()
     adds = noise if isinstance(noise, Noise) else IndependentNoise(noise)
-    divisor = _validate.positive("expected_batch_size", expected_batch_size)
+    divisor = arguments.positive("expected_batch_size", expected_batch_size)
     axes = Axes(sharded_over, replicated_over)
 
     def init(params: PyTree) -> Any:
@@ -187,71 +208,32 @@ def privatize(
         words, charged = key.part(adds.part)
         _links.adds(adds.part, adds.multiplier)
         multiplier = _agreed(adds.traced_multiplier(key.step), charged)
-        noisy, state = adds.add(updates, state, key, words, multiplier, axes)
+        noisy, state = adds.add(state, Paid(updates, key, words, multiplier, axes))
         return mean_of(noisy, updates, params, divisor), state
 
     return optax.GradientTransformationExtraArgs(init, _links.own(update))
 
 
-@dataclasses.dataclass(frozen=True)
-class IndependentNoise:
-    """Float32 Gaussian noise, independent in every coordinate and step.
-
-    Formal guarantee: that of ``privatize``.
-
-    Attributes:
-        given: the noise multiplier, at least 0, or one a step.
-    """
-
-    given: float | NoiseSchedule
+class IndependentNoise(Noise):
+    """Float32 Gaussian noise, independent in every coordinate and step: that of ``privatize``."""
 
     part = "gradient"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.given, NoiseSchedule):
-            _validate.non_negative("noise_multiplier", self.given)
-
-    def multiplier(self, step: int) -> float:
-        """The noise multiplier of a step."""
-        return host_schedule(self.given)(step)
-
-    def traced_multiplier(self, step: Any) -> Any:
-        """The noise multiplier of a step in float32."""
-        return traced_schedule(self.given)(step)
 
     def init(self, params: PyTree) -> PrivatizeState:
         """A state that no update has used."""
         leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
         return PrivatizeState(jnp.zeros(2, jnp.uint32), leaves)
 
-    def check(self, summed: Summed, state: PrivatizeState, axes: Axes) -> None:
-        """Every sum will do."""
-
-    def add(
-        self,
-        summed: Summed,
-        state: PrivatizeState,
-        key: NoiseKey,
-        words: Any,
-        multiplier: Any,
-        axes: Axes,
-    ) -> tuple[PyTree, PrivatizeState]:
+    def add(self, state: PrivatizeState, paid: Paid) -> tuple[PyTree, PrivatizeState]:
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
-        tag = jnp.asarray(key.tag)
-        std = multiplier * summed.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        return noised(summed.value, std, words, *axes), PrivatizeState(tag, state.leaves)
+        tag, summed = jnp.asarray(paid.key.tag), paid.summed
+        std = paid.multiplier * summed.l2 * jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
+        return noised(summed.value, std, paid.words, *paid.axes), PrivatizeState(tag, state.leaves)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
         """The multiplier times ``l2``."""
-        if not isinstance(self.given, NoiseSchedule):
-            return l2 * self.given
-        found: jax.Array = l2 * self.traced_multiplier(step)
+        found: float | jax.Array = l2 * self.level(step)
         return found
-
-    @staticmethod
-    def event(gaussian: acc.Event) -> acc.Event:
-        """The same event: normals of float32 count as Gaussian (docs/threat_model.md)."""
-        return gaussian
 
 
 LEAKED = (
@@ -327,24 +309,6 @@ def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
     l2 = kept(jnp.asarray(summed.l2, jnp.float32))
     votes, leaked = kept(summed.votes), kept(summed.leaked)
     return Summed(kept(summed.value), l2, summed.unscale, votes, leaked=leaked)
-
-
-def host_schedule(given: float | NoiseSchedule) -> Callable[[int], float]:
-    """Returns the noise multiplier as a function of the step, of Python numbers."""
-    return given if isinstance(given, NoiseSchedule) else lambda step: given
-
-
-def traced_schedule(given: float | NoiseSchedule) -> Callable[[Any], Any]:
-    """Returns the noise multiplier, in float32, as a function of a step that may be traced."""
-    if not isinstance(given, NoiseSchedule):
-        constant = np.float32(_validate.non_negative("noise_multiplier", given))
-        return lambda step: constant
-    table = given.table()
-
-    def multiplier_at(step: Any) -> Any:
-        return jnp.take(table, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
-
-    return multiplier_at
 
 
 def _agreed(multiplier: Any, charged: Any) -> jax.Array:

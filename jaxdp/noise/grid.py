@@ -5,7 +5,6 @@ is computed from the noisy integers: no bit of the result knows the magnitude of
 docs/grid_noise.md has the theorem and its proof.
 """
 
-import dataclasses
 import math
 from typing import Any
 
@@ -13,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.noise._cells import LARGEST, coordinates, noised, shortened
 from jaxdp.noise._integers import Sum, gap
-from jaxdp.noise.gaussian import Axes, PrivatizeState, host_schedule, traced_schedule
+from jaxdp.noise.gaussian import Axes, Noise, Paid, PrivatizeState
 from jaxdp.normals import cut_over
 from jaxdp.schedules import NoiseSchedule
-from jaxdp.tickets import ON_GRID, NoiseKey
+from jaxdp.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
 
 # Noisy sums of more coordinates are refused: those that every step is charged for.
@@ -44,8 +43,7 @@ _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 _SLACK = 1 - 2.0**-18
 
 
-@dataclasses.dataclass(frozen=True)
-class IntegerNoise:
+class IntegerNoise(Noise):
     """Discrete Gaussian noise on an integer grid, independent in every coordinate and step.
 
     Formal guarantee: one update is, but for a total-variation distance below 2^-78,
@@ -57,28 +55,15 @@ class IntegerNoise:
     Coordinates of the sum beyond ``grid_range`` are clipped. The noise is larger by what rounding
     may move the sum, at most 0.4 % for up to 1.6 10^11 coordinates times squared multiplier.
 
-    Attributes:
-        given: the noise multiplier, in [1e-6, 1e6], or one a step.
-
     Raises:
-        ValueError: no noise, or too much; at ``init`` too many coordinates for it; at an update a
-            sum that float32 would round once more, such as one of float64.
+        ValueError: a noise multiplier outside [1e-6, 1e6]; at ``init`` too many coordinates for it;
+            at an update a sum that float32 would round once more, such as one of float64.
     """
-
-    given: float | NoiseSchedule
 
     part = ON_GRID
 
     def __post_init__(self) -> None:
         require_range(self.given)
-
-    def multiplier(self, step: int) -> float:
-        """The noise multiplier of a step."""
-        return host_schedule(self.given)(step)
-
-    def traced_multiplier(self, step: Any) -> Any:
-        """The noise multiplier of a step in float32."""
-        return traced_schedule(self.given)(step)
 
     def init(self, params: PyTree) -> PrivatizeState:
         """A state that no update has used."""
@@ -91,30 +76,20 @@ class IntegerNoise:
         check_exact(summed.value)
         self._law(coordinates(summed.value, cuts_of(summed.value, axes)))
 
-    def add(
-        self,
-        summed: Summed,
-        state: PrivatizeState,
-        key: NoiseKey,
-        words: Any,
-        multiplier: Any,
-        axes: Axes,
-    ) -> tuple[PyTree, PrivatizeState]:
+    def add(self, state: PrivatizeState, paid: Paid) -> tuple[PyTree, PrivatizeState]:
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
-        cuts = cuts_of(summed.value, axes)
-        count = coordinates(summed.value, cuts)
-        law, tag = self._law(count), jnp.asarray(key.tag)
+        value, cuts = paid.summed.value, cuts_of(paid.summed.value, paid.axes)
+        count, tag = coordinates(value, cuts), jnp.asarray(paid.key.tag)
+        law = self._law(count)
         fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
-        scale = grid_scale(law, multiplier, count, summed.l2) * fresh
-        noisy, _ = noised(summed.value, scale, jnp.asarray(key.long), law, cuts)
+        scale = grid_scale(law, paid.multiplier, count, paid.summed.l2) * fresh
+        noisy, _ = noised(value, scale, jnp.asarray(paid.key.long), law, cuts)
         return noisy, PrivatizeState(tag, state.leaves)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
         """That of the integers, over the scale."""
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
-        scheduled = isinstance(self.given, NoiseSchedule)
-        multiplier = self.traced_multiplier(step) if scheduled else self.given
-        return grid_std(self._law(count), multiplier, count, l2)
+        return grid_std(self._law(count), self.level(step), count, l2)
 
     @staticmethod
     def event(gaussian: acc.Event) -> acc.Event:
@@ -244,7 +219,7 @@ def grid_in_words(
 def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
     """The largest and the least noise multiplier."""
     if not isinstance(given, NoiseSchedule):
-        number = _validate.positive("noise_multiplier", given)
+        number = arguments.positive("noise_multiplier", given)
         return number, number
     levels = [float(level) for level, _ in given.levels]
     return max(levels), min(levels)

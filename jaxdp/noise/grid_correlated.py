@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.noise._cells import Past, coordinates, noised
 from jaxdp.noise._integers import Sum
 from jaxdp.noise.correlated import CorrelatedState, check_next, continues, part_of, row_norm
-from jaxdp.noise.gaussian import Axes
+from jaxdp.noise.gaussian import Axes, Noise, Paid
 from jaxdp.noise.grid import (
-    DISTANCE,
+    IntegerNoise,
     check_exact,
     cuts_of,
     grid_in_words,
@@ -32,7 +32,7 @@ from jaxdp.noise.grid import (
 from jaxdp.noise.recurrences import Ring, check_stable
 from jaxdp.noise.strategies import Toeplitz
 from jaxdp.noise.strategy import Strategy
-from jaxdp.tickets import ON_GRID, NoiseKey
+from jaxdp.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
 
 # Binary digits of a coefficient behind the point: rounded to as many, optimal strategies of 2 to 64
@@ -117,10 +117,10 @@ def carried(strategy: Strategy) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrelatedIntegerNoise:
+class IntegerMatrixNoise(Noise):
     """Noise that is correlated over the steps, in integers of a grid.
 
-    ``CorrelatedNoise`` with the integers of ``IntegerNoise``; one band is that.
+    ``MatrixNoise`` with the integers of ``IntegerNoise``; one band is that.
 
     Formal guarantee: but for a total-variation distance below 2^-78 a step, the updates of all
     steps are post-processing of one Gaussian mechanism with multiplier given / s, where s is the
@@ -130,31 +130,21 @@ class CorrelatedIntegerNoise:
 
     Attributes:
         strategy: ``Toeplitz`` with coefficients of 8 binary digits, such as ``dyadic`` makes.
-        given: standard deviation of the fresh noise over ``l2``, in [1e-6, 1e6].
 
     Raises:
         ValueError: as ``IntegerNoise``; another strategy.
     """
 
     strategy: Strategy
-    given: float
 
     def __post_init__(self) -> None:
-        require_range(self.given)
+        require_range(arguments.positive("noise_multiplier", self.given))
         check_dyadic(self.strategy)
 
     @property
     def part(self) -> str:
         """Names the strategy: another one's noise is another part."""
         return part_on_grid(self.strategy)
-
-    def multiplier(self, step: int) -> float:
-        """The same in every step."""
-        return self.given
-
-    def traced_multiplier(self, step: Any) -> Any:
-        """The same in every step."""
-        return np.float32(self.given)
 
     def init(self, params: PyTree) -> CorrelatedState:
         """A state without past: buffers of zeros, int32, sharded as the parameters are."""
@@ -170,36 +160,27 @@ class CorrelatedIntegerNoise:
         check_exact(summed.value)
         self._law(coordinates(summed.value, cuts_of(summed.value, axes)))
 
-    def add(
-        self,
-        summed: Summed,
-        state: CorrelatedState,
-        key: NoiseKey,
-        words: Any,
-        multiplier: Any,
-        axes: Axes,
-    ) -> tuple[PyTree, CorrelatedState]:
+    def add(self, state: CorrelatedState, paid: Paid) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
-        cuts = cuts_of(summed.value, axes)
-        count = coordinates(summed.value, cuts)
-        law, rows = self._law(count), self._rows
-        goes_on = continues(state, key, self.strategy.steps)
-        scale = grid_scale(law, multiplier, count, summed.l2) * jnp.where(goes_on, 1.0, jnp.nan)
+        value, cuts = paid.summed.value, cuts_of(paid.summed.value, paid.axes)
+        count, rows = coordinates(value, cuts), self._rows
+        law, goes_on = self._law(count), continues(state, paid.key, self.strategy.steps)
+        one = jnp.where(goes_on, 1.0, jnp.nan)
+        scale = grid_scale(law, paid.multiplier, count, paid.summed.l2) * one
         past = rows.past(state)
-        noisy, noise = noised(summed.value, scale, jnp.asarray(key.long), law, cuts, past)
+        noisy, noise = noised(value, scale, jnp.asarray(paid.key.long), law, cuts, past)
         buffers = state.buffers if noise is None else rows.kept_after(state, noise)
         step = jnp.where(goes_on, state.step + 1, _NEVER)
-        return noisy, CorrelatedState(jnp.asarray(key.tag), state.leaves, step, buffers)
+        return noisy, CorrelatedState(jnp.asarray(paid.key.tag), state.leaves, step, buffers)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
         """That of a row of C⁻¹Z, in integers over the scale."""
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
-        return grid_std(self._law(count), self.given, count, l2) * row_norm(self.strategy, step)
+        return grid_std(self._law(count), self.multiplier(0), count, l2) * row_norm(
+            self.strategy, step
+        )
 
-    @staticmethod
-    def event(gaussian: acc.Event) -> acc.Event:
-        """The event, and the distance of the integers from the theorem's in each of its steps."""
-        return acc.GridNoise(gaussian, gaussian.block * DISTANCE)
+    event = IntegerNoise.event
 
     def in_words(self, parameters: int) -> str:
         """A sentence on the grid for so many parameters: cell and inequality."""
@@ -215,7 +196,7 @@ class CorrelatedIntegerNoise:
         return _Rows(self.strategy)
 
     def _law(self, count: int) -> Sum:
-        return law_for(self.given, count, self._carried)
+        return law_for(self.multiplier(0), count, self._carried)
 
 
 class _Rows(Ring):

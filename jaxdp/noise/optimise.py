@@ -7,7 +7,7 @@ sensitivity taken (``jaxdp.noise.sensitivity``).
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.noise import _gramian, _series
 from jaxdp.noise._minimise import INFEASIBLE, Loss, lowest
 from jaxdp.noise.participation import SINGLE, Cyclic, MinSeparation, Participation, repeats
@@ -38,7 +38,7 @@ def optimal_banded(
     Raises:
         ValueError: when an argument is out of its range.
     """
-    _validate.one_of("error", error, ERRORS)
+    arguments.one_of("error", error, ERRORS)
     start = square_root(steps, bands)
     target = workload.toeplitz(start.steps)
     found = np.asarray(start.coefficients[1:])
@@ -107,9 +107,9 @@ def optimal_buffered(
         ValueError: when an argument is out of its range, or the participation is cyclic (a buffered
             strategy has no bands).
     """
-    steps = _validate.integer("steps", steps, least=1)
-    buffers = _validate.integer("buffers", buffers, least=1)
-    _validate.one_of("error", error, ERRORS)
+    steps = arguments.integer("steps", steps, least=1)
+    buffers = arguments.integer("buffers", buffers, least=1)
+    arguments.one_of("error", error, ERRORS)
     workload.check(steps)
     workload.learning_rate  # noqa: B018  (refuses a schedule)
     if isinstance(participation, Cyclic):

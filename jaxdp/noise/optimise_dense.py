@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.noise._minimise import INFEASIBLE, Loss, lowest, warn
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.participation import SINGLE, Cyclic, FixedOrder, Participation, repeats
@@ -37,9 +37,9 @@ def optimal_dense(
     Raises:
         ValueError: when an argument is out of its range.
     """
-    steps = _validate.integer("steps", steps, least=1)
+    steps = arguments.integer("steps", steps, least=1)
     workload.check(steps)
-    width = steps if bands is None else _validate.integer("bands", bands, least=1)
+    width = steps if bands is None else arguments.integer("bands", bands, least=1)
     if width > steps:
         raise ValueError(f"bands must be at most steps ({steps}), got {bands!r}")
     free, width = _free(steps, participation, width)

@@ -6,7 +6,7 @@ takes part otherwise.
 
 import dataclasses
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp import sampling as rules
 from jaxdp.sampling import Sampling
 
@@ -70,7 +70,7 @@ class Cyclic:
     bands: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", _validate.integer("bands", self.bands, least=1))
+        object.__setattr__(self, "bands", arguments.integer("bands", self.bands, least=1))
 
 
 Participation = Single | MinSeparation | FixedOrder | Cyclic
@@ -93,7 +93,7 @@ def repeats(participation: Participation, steps: int) -> tuple[int, int]:
 
 def _check(participation: MinSeparation | FixedOrder) -> None:
     for name in ("participations", "separation"):
-        value = _validate.integer(name, getattr(participation, name), least=1)
+        value = arguments.integer(name, getattr(participation, name), least=1)
         object.__setattr__(participation, name, value)
 
 

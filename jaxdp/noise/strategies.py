@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.noise import _series
 from jaxdp.noise.strategy import Strategy, ToeplitzStrategy, check_steps
 
@@ -277,8 +277,8 @@ def from_dict(description: Any) -> Strategy:
 
 def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
     """Coefficients of a power of 1 - x: each is (first + 2 j) / (2 j) of the one before."""
-    steps = _validate.integer("steps", steps, least=1)
-    width = steps if bands is None else _validate.integer("bands", bands, least=1)
+    steps = arguments.integer("steps", steps, least=1)
+    width = steps if bands is None else arguments.integer("bands", bands, least=1)
     if width > steps:
         raise ValueError(f"bands must be at most steps ({steps}), got {bands!r}")
     j = np.arange(1.0, width)

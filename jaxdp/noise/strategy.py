@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 
 class Strategy(ABC):
@@ -128,7 +128,7 @@ class ToeplitzStrategy(Strategy):
 
 def check_steps(strategy: Strategy) -> None:
     """Puts the number of steps in place as an int; ValueError where it is none."""
-    steps = _validate.integer("steps", strategy.steps, least=1)
+    steps = arguments.integer("steps", strategy.steps, least=1)
     object.__setattr__(strategy, "steps", steps)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.noise import _series
 
 
@@ -27,12 +27,12 @@ class Workload:
     learning_rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        momentum = _validate.non_negative("momentum", self.momentum)
+        momentum = arguments.non_negative("momentum", self.momentum)
         if momentum >= 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
         object.__setattr__(self, "momentum", momentum)
         if self.learning_rates is not None:
-            rates = [_validate.non_negative("learning_rates", rate) for rate in self.learning_rates]
+            rates = [arguments.non_negative("learning_rates", rate) for rate in self.learning_rates]
             if not any(rates):
                 raise ValueError("learning_rates must have a number above 0, got none")
             object.__setattr__(self, "learning_rates", tuple(rates))
@@ -73,11 +73,11 @@ class Workload:
             ValueError: when the learning rate is not constant.
         """
         self.learning_rate  # noqa: B018  (refuses a schedule)
-        return self.applied(_series.impulse(_validate.integer("steps", steps, least=1)))
+        return self.applied(_series.impulse(arguments.integer("steps", steps, least=1)))
 
     def matrix(self, steps: int) -> np.ndarray:
         """float64 [n, n]: A."""
-        return self.applied(np.eye(_validate.integer("steps", steps, least=1)))
+        return self.applied(np.eye(arguments.integer("steps", steps, least=1)))
 
     def check(self, steps: int) -> None:
         """Refuses a schedule for another number of steps; ValueError."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
@@ -78,14 +78,14 @@ class Box:
     cap: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.positive("beta", self.beta)
+        arguments.positive("beta", self.beta)
         for name in ("bound", "floor"):
             # A side that float32 takes for zero would turn a gradient of zero into NaN, unlike any
             # other: the release would tell them apart.
-            if not 1e-10 <= _validate.positive(name, getattr(self, name)) <= 1e10:
+            if not 1e-10 <= arguments.positive(name, getattr(self, name)) <= 1e10:
                 raise ValueError(f"{name} must be in [1e-10, 1e10], got {getattr(self, name)!r}")
-        _validate.non_negative("threshold", self.threshold)
-        if _validate.positive("cap", self.cap) < self.floor:
+        arguments.non_negative("threshold", self.threshold)
+        if arguments.positive("cap", self.cap) < self.floor:
             raise ValueError(f"cap must be at least floor ({self.floor}), got {self.cap!r}")
 
     def even(self, like: PyTree) -> float:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import optax
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._frozen import filled
 from jaxdp.clipping import ClippedGrad
 from jaxdp.mechanism import Mechanism
@@ -205,6 +205,6 @@ def as_algorithm(
     if not callable(getattr(optimizer, "update", None)):
         raise ValueError(
             "optimizer must be an optax optimizer such as optax.adam(1e-3), got "
-            f"{_validate.described(optimizer)}"
+            f"{arguments.described(optimizer)}"
         )
     return Algorithm(mechanism, optimizer)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.types import PyTree
 
@@ -49,7 +49,7 @@ def averaged(algorithm: Algorithm, decay: float) -> Algorithm:
     Raises:
         ValueError: a decay that is out of its range, or an algorithm that is averaged already.
     """
-    if not 0 < _validate.fraction("decay", decay) < 1:
+    if not 0 < arguments.fraction("decay", decay) < 1:
         raise ValueError(f"decay must be above 0 and below 1, got {decay!r}")
     if algorithm.average is not None:
         raise ValueError("algorithm must not be averaged twice, got one with an average")

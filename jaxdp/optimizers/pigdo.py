@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.adaptive import (
@@ -43,7 +43,7 @@ class Preconditioner:
     spread: float = 10.0
 
     def __post_init__(self) -> None:
-        if _validate.positive("spread", self.spread) < 1:
+        if arguments.positive("spread", self.spread) < 1:
             raise ValueError(f"spread must be at least 1, got {self.spread!r}")
 
     def __call__(self, state: AdaptiveState) -> PyTree:

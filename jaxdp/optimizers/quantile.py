@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _links, _validate
+from jaxdp import _links, arguments
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise import PrivatizeState, check_update, opened
 from jaxdp.normals import noised
@@ -77,10 +77,10 @@ def quantile_clip(
     if count_noise_multiplier is None:
         count_noise_multiplier = max(batch_size / 10, 2 * noise_multiplier)
     mechanism = dataclasses.replace(mechanism, count_noise_multiplier=count_noise_multiplier)
-    target = _validate.positive("target_quantile", target_quantile)
+    target = arguments.positive("target_quantile", target_quantile)
     if target >= 1:
         raise ValueError(f"target_quantile must be in (0, 1), got {target_quantile!r}")
-    rate = _validate.positive("learning_rate", learning_rate)
+    rate = arguments.positive("learning_rate", learning_rate)
     inner = mechanism.privatize()
 
     def init(params: PyTree) -> QuantileState:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 KINDS = ("constant", "cosine", "linear")
 
@@ -37,7 +37,7 @@ def schedule(text: str, learning_rate: float, steps: int) -> Callable[[Any], Any
             f"{', '.join(KINDS)}, such as cosine:50, or to:SHARE:STEPS; got {text!r}"
         )
     warmup = int(number or 0)
-    if warmup >= _validate.integer("steps", steps, least=1) and warmup:
+    if warmup >= arguments.integer("steps", steps, least=1) and warmup:
         raise ValueError(
             f"learning_rate_schedule must warm up for less than the {steps} steps, got {text!r}"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp import clipping as rules
 from jaxdp.clipping.options import check_bound
 from jaxdp.mechanism import Mechanism, with_rule
@@ -136,7 +136,7 @@ def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -
 def named(name: str) -> Entry:
     """The algorithm of that name; ValueError for an unknown one."""
     hint = "; `import jaxdp.papers.algorithms` adds those of the papers"
-    return ALGORITHMS[_validate.one_of("algorithm", name, tuple(ALGORITHMS), hint)]
+    return ALGORITHMS[arguments.one_of("algorithm", name, tuple(ALGORITHMS), hint)]
 
 
 def register(name: str, entry: Entry) -> None:
@@ -162,7 +162,7 @@ def _dp_sgd(n: Numbers) -> Algorithm:
 
 
 def _auto_s(n: Numbers, gamma: float = 0.01) -> Algorithm:
-    rule = rules.auto_s(n.l2_clip_norm, _validate.positive("gamma", gamma))
+    rule = rules.auto_s(n.l2_clip_norm, arguments.positive("gamma", gamma))
     return adaptive.sgd(n.mechanism(rule), n.learning_rate, n.momentum)
 
 
@@ -207,10 +207,10 @@ def _sa_private(
     energy_bound: float = 0.001,
     energy_batch_size: int | None = None,
 ) -> Algorithm:
-    _validate.positive("energy_noise", energy_noise)
-    _validate.positive("energy_bound", energy_bound)
+    arguments.positive("energy_noise", energy_noise)
+    arguments.positive("energy_bound", energy_bound)
     size = n.batch_size if energy_batch_size is None else energy_batch_size
-    if _validate.integer("energy_batch_size", size, least=1) > n.dataset_size:
+    if arguments.integer("energy_batch_size", size, least=1) > n.dataset_size:
         raise ValueError(
             f"energy_batch_size must be at most dataset_size ({n.dataset_size}), got {size}"
         )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.clipping import coordinate_box
 from jaxdp.mechanism import Mechanism, with_rule
 from jaxdp.optimizers import _check
@@ -118,8 +118,8 @@ def adadp_as_published(
     if the record is there. Arguments as ``adadp``.
     """
     for name, value in (("bound", bound), ("beta", beta), ("eps", eps)):
-        _validate.positive(name, value)
-    _validate.non_negative("threshold", threshold)
+        arguments.positive(name, value)
+    arguments.non_negative("threshold", threshold)
     gamma, keep = _check.decay("rate_decay", rate_decay), _check.decay("moment_decay", moment_decay)
     mechanism = with_rule(
         # Its bound √m is that of the contributions below; its clipping is not used.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxdp.accounting import _validate as check
+from jaxdp import arguments as check
 from jaxdp.accounting.bounds import Claim, Relation
 from jaxdp.accounting.canonical import Step
 from jaxdp.accounting.chains import NoisyChain

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp._durable import write_atomically
 from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
 from jaxdp.optimizers import registry
@@ -58,7 +58,7 @@ def audit_rows(
     Raises:
         ValueError: the file is missing, or a row is not one of ``jaxdp.papers.queue``.
     """
-    _validate.integer("runs", runs, least=10)
+    arguments.integer("runs", runs, least=10)
     done = []
     for row in _rows(results):
         if row.get("audited_epsilon") is not None or _refused(row):

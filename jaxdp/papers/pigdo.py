@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.algorithm import Algorithm
@@ -54,7 +54,7 @@ def table_1(name: str, b1: float = 0.9, b2: float = 0.999) -> tuple[Rule, Rule]:
         "rmsprop": lambda f, s, g, t: (g, b2 * s + (1 - b2) * g * g),
         "adagrad": lambda f, s, g, t: (g, s + g * g),
     }
-    moved = rules[_validate.one_of("name", name, tuple(rules))]
+    moved = rules[arguments.one_of("name", name, tuple(rules))]
     if name != "adam":
         return moved, moved
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxdp import _validate, data
+from jaxdp import arguments, data
 from jaxdp._durable import open_locked, write_atomically
 from jaxdp.papers import adadp_phase
 from jaxdp.papers.column import audited_columns
@@ -53,7 +53,7 @@ def work(
         ValueError: an unknown row, or another worker is at it.
     """
     chosen = [row_named(name) for name in names]
-    _validate.integer("runs", runs, least=1)
+    arguments.integer("runs", runs, least=1)
     # Reading one takes longer than many a run.
     load = functools.lru_cache(maxsize=1)(data.load)
 

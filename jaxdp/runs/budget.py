@@ -3,8 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 
 if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig
@@ -62,7 +62,7 @@ def steps_within(planned: int | None, steps: int | None) -> int:
     Raises:
         ValueError: there are neither, or more were asked for than calibrated.
     """
-    steps = planned if steps is None else _validate.integer("steps", steps, least=1)
+    steps = planned if steps is None else arguments.integer("steps", steps, least=1)
     if steps is None:
         raise ValueError("steps must be given: the noise was not calibrated for any; got None")
     if planned is not None and steps > planned:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes, _validate
+from jaxdp import _processes, arguments
 from jaxdp._durable import save_array, write_atomically
 from jaxdp._passes import rows_of_a_pass
 from jaxdp.accounting import Relation
@@ -40,7 +40,7 @@ def asked(given: Any) -> bool:
         ValueError: a number that is no count.
     """
     if isinstance(given, bool | int | float | np.number):
-        return bool(_validate.integer("canaries", given, least=0))
+        return bool(arguments.integer("canaries", given, least=0))
     return given is not None
 
 

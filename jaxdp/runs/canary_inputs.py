@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxdp import _validate, data, features
+from jaxdp import arguments, data, features
 
 if TYPE_CHECKING:
     from jaxdp.runs.config import RunConfig
@@ -17,8 +17,8 @@ _INPUTS = 9  # fixes the candidates, which are public
 
 def check(config: "RunConfig") -> None:
     """Raises ValueError for a kind or a number of candidates that cannot be had."""
-    _validate.one_of("canary_kind", config.canary_kind, KINDS)
-    count = _validate.integer("canaries", config.canaries, least=0)
+    arguments.one_of("canary_kind", config.canary_kind, KINDS)
+    count = arguments.integer("canaries", config.canaries, least=0)
     if config.canary_kind == "gradient":
         return
     if not count:

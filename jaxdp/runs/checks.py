@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from jaxdp import _validate, features, models, sampling
 from jaxdp import accounting as acc
+from jaxdp import arguments, features, models, sampling
 from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.auditing import record_canaries
 from jaxdp.optimizers import registry
@@ -25,16 +25,16 @@ _DELTAS = (1e-30, 0.1)
 def values(config: "RunConfig") -> None:
     """Raises ValueError for a value of a wrong kind or out of its range; builds nothing."""
     registry.named(config.algorithm)
-    _validate.one_of("optimizer", config.optimizer, OPTIMIZERS)
-    _validate.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
+    arguments.one_of("optimizer", config.optimizer, OPTIMIZERS)
+    arguments.one_of("relation", config.relation, tuple(r.value for r in acc.Relation))
     _check_sampling(config)
-    if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
+    if arguments.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
         raise ValueError(
             f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
         )
-    if not 0 <= _validate.non_negative("momentum", config.momentum) < 1:
+    if not 0 <= arguments.non_negative("momentum", config.momentum) < 1:
         raise ValueError(f"momentum must be at least 0 and below 1, got {config.momentum!r}")
-    if not _validate.positive("delta", config.delta) < 1:
+    if not arguments.positive("delta", config.delta) < 1:
         raise ValueError(f"delta must be above 0 and below 1, got {config.delta!r}")
     if not _DELTAS[0] <= config.delta <= _DELTAS[1]:
         raise ValueError(
@@ -42,9 +42,9 @@ def values(config: "RunConfig") -> None:
             f"the number of records ({config.dataset_size}), got {config.delta!r}"
         )
     if config.epsilon is not None:
-        _validate.positive("epsilon", config.epsilon)
+        arguments.positive("epsilon", config.epsilon)
     if config.noise_multiplier is not None:
-        _validate.positive("noise_multiplier", config.noise_multiplier)
+        arguments.positive("noise_multiplier", config.noise_multiplier)
     rows = None if config.physical_batch_size == "auto" else config.physical_batch_size
     for name, value in (
         ("steps", config.steps),
@@ -52,23 +52,23 @@ def values(config: "RunConfig") -> None:
         ("physical_batch_size", rows),
     ):
         if value is not None:
-            _validate.integer(name, value, least=1)
+            arguments.integer(name, value, least=1)
     for name in ("noise_schedule", "learning_rate_schedule"):
         if getattr(config, name) is not None and config.steps is None:
             raise ValueError(f"steps must be given with a {name}, got None")
     if config.average is not None:
-        _validate.fraction("average", config.average)
+        arguments.fraction("average", config.average)
 
 
 def _check_sampling(config: "RunConfig") -> None:
     strategies.check(config)
     if config.strategy is None:
-        _validate.one_of("sampling", config.sampling, sampling.NAMES)
+        arguments.one_of("sampling", config.sampling, sampling.NAMES)
     covered = [r.value for r in sampling.relations(config.sampling)]
-    _validate.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
-    _validate.integer("participations", config.participations, least=1)
+    arguments.one_of("relation", config.relation, covered, f" with sampling {config.sampling}")
+    arguments.integer("participations", config.participations, least=1)
     if config.cap is not None:
-        _validate.integer("cap", config.cap, least=1)
+        arguments.integer("cap", config.cap, least=1)
 
 
 def parts(config: "RunConfig") -> None:
@@ -91,7 +91,7 @@ def parts(config: "RunConfig") -> None:
         num_classes=config.spec.num_classes,
         example_shape=config.example_shape(),
         activation=config.activation,
-        hidden=(_validate.integer("hidden", config.hidden, least=1),),
+        hidden=(arguments.integer("hidden", config.hidden, least=1),),
     )
 
 
@@ -117,7 +117,7 @@ def _check_canaries(config: "RunConfig") -> None:
 
 def _check_features(config: "RunConfig") -> None:
     if config.whiten_noise_multiplier is not None:
-        _validate.positive("whiten_noise_multiplier", config.whiten_noise_multiplier)
+        arguments.positive("whiten_noise_multiplier", config.whiten_noise_multiplier)
     if config.features is None:
         if config.whiten_noise_multiplier is not None:
             raise ValueError(
@@ -153,9 +153,9 @@ def _check_projection(config: "RunConfig") -> None:
         )
     if config.pca_dimensions is None:
         return
-    _validate.positive("pca_noise_multiplier", config.pca_noise_multiplier)
+    arguments.positive("pca_noise_multiplier", config.pca_noise_multiplier)
     most = math.prod(config.spec.example_shape)
-    if _validate.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
+    if arguments.integer("pca_dimensions", config.pca_dimensions, least=1) > most:
         raise ValueError(
             f"pca_dimensions must be at most the {most} of an example, got {config.pca_dimensions}"
         )

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate, features, models, sampling
 from jaxdp import accounting as acc
+from jaxdp import arguments, features, models, sampling
 from jaxdp.auditing import canaries as audit_canaries
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.mechanism import Mechanism, default_physical_batch_size
@@ -288,7 +288,7 @@ def _with_whole_steps(config: RunConfig) -> RunConfig:
     """The configuration with the batch size that whole steps of an allocation's epoch make."""
     if config.sampling != "allocation" or config.strategy is not None:
         return config
-    _validate.integer("participations", config.participations, least=1)
+    arguments.integer("participations", config.participations, least=1)
     batch_size = sampling.named.expected_size(
         config.sampling_rule(), config.batch_size, config.dataset_size
     )

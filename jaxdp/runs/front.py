@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _processes, _validate
+from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
 from jaxdp._placement import agreed as agreed_place
 from jaxdp._shards import hashed, on_host
@@ -144,12 +144,12 @@ class Run:
         self._plain_loss = self._loss_fn = loss_fn
         self._trained = self.algorithm
         self._evaluate, self._secret, self._progress = evaluate, secret, progress
-        self._every = None if every is None else _validate.integer("every", every, least=1)
+        self._every = None if every is None else arguments.integer("every", every, least=1)
         self._rows, self._reports = physical_batch_size, report
         self._gives_up = set_aside_unreadable
         self._delta = self.algorithm.mechanism.delta if delta is None else delta
         if delta is not None:
-            _validate.fraction("delta", delta)
+            arguments.fraction("delta", delta)
         self._relation = acc.Relation(relation or self._usual_relation())
         if self._delta is not None:
             agreed.check_relation(self.algorithm, self._relation)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._durable import write_atomically
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs import stored
@@ -107,7 +107,7 @@ def numbers(found: Any) -> dict[str, float]:
     if not isinstance(found, Mapping) or any(np.size(value) != 1 for value in found.values()):
         raise ValueError(
             "evaluate must return numbers by name, such as {'accuracy': 0.9}, got "
-            f"{_validate.described(found)}"
+            f"{arguments.described(found)}"
         )
     if taken := sorted(set(found) & set(OF_EVERY_ROW)):
         raise ValueError(f"evaluate must name no number {taken[0]!r}: a row has its own")

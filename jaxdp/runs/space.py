@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 Candidate = dict[str, Any]
 _CORNERS = 256
@@ -48,7 +48,7 @@ class LogUniform:
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
-        _validate.positive("low", self.low)
+        arguments.positive("low", self.low)
 
     def draw(self, rng: np.random.Generator) -> float:
         """One number."""

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from jaxdp import _validate, correlated, sampling
+from jaxdp import arguments, correlated, sampling
 from jaxdp.noise import (
     Strategy,
     Workload,
@@ -39,9 +39,9 @@ def check(config: "RunConfig") -> None:
     if config.strategy is None:
         _check_none(config)
         return
-    name = _validate.one_of("strategy", config.strategy, tuple(SAMPLINGS))
+    name = arguments.one_of("strategy", config.strategy, tuple(SAMPLINGS))
     hint = f" with strategy {name}"
-    _validate.one_of("sampling", config.sampling, correlated.SAMPLINGS, hint)
+    arguments.one_of("sampling", config.sampling, correlated.SAMPLINGS, hint)
     if config.sampling != SAMPLINGS[name] == "fixed_order":
         raise ValueError(
             f"sampling must be fixed_order with strategy {name}, got {config.sampling}: cyclic "
@@ -76,7 +76,7 @@ def _check_none(config: "RunConfig") -> None:
 def _check_bands(config: "RunConfig") -> None:
     name, bands = config.strategy, config.bands
     if bands is not None:
-        _validate.integer("bands", bands, least=1)
+        arguments.integer("bands", bands, least=1)
         if name in _WITHOUT_NUMBER:
             raise ValueError(f"bands must be None with strategy {name}, got {bands}")
     elif name == "banded" and config.epsilon is None and config.sampling == "cyclic_poisson":

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp import _validate, data
 from jaxdp import accounting as acc
+from jaxdp import arguments, data
 from jaxdp.accounting.tuned import Tries
 from jaxdp.optimizers import registry
 from jaxdp.optimizers.algorithm import Algorithm
@@ -80,7 +80,7 @@ def configured(
         return acc.Tuned(dataclasses.replace(config, noise_multiplier=noise).total(steps), tries)
 
     noise = acc.calibrate(
-        everything, _validate.positive("epsilon", epsilon), config.delta, relation
+        everything, arguments.positive("epsilon", epsilon), config.delta, relation
     )
     return dataclasses.replace(config, noise_multiplier=noise)
 
@@ -119,7 +119,7 @@ def tuned(
     """
     _check_once(config)
     for name in spaces.checked(space):
-        _validate.one_of("search", name, NAMES, ": others would change the noise or the model")
+        arguments.one_of("search", name, NAMES, ": others would change the noise or the model")
     if config.spec.test_size < 2:
         raise ValueError(
             "data must have public test records (x_test, y_test), of which one half chooses; got "

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from jaxdp import _processes, _validate
+from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
 from jaxdp._shards import on_host
 from jaxdp.accounting.tuned import Tries
@@ -99,7 +99,7 @@ def tune(
             bound is proven for the event; nothing is charged by then. The folder holds another
             tuning, or one on other data.
     """
-    _validate.fraction("delta", delta)
+    arguments.fraction("delta", delta)
     relation, params = acc.Relation(relation), jax.tree.map(np.asarray, params)
     _check_search(tries)
     laws, records = spaces.checked(space), as_source(source)
@@ -203,7 +203,7 @@ def _made(make: Callable[[Candidate], Made], candidate: Candidate) -> Algorithm:
     if not isinstance(made, tuple) or len(made) != 2:
         raise ValueError(
             "make must return an Algorithm or (mechanism, optimizer), got "
-            f"{_validate.described(made)}"
+            f"{arguments.described(made)}"
         )
     return as_algorithm(*made)
 

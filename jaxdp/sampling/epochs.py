@@ -8,8 +8,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.sampling.rules import require_declared_size, require_memory, require_near_size
 from jaxdp.sampling.subsets import arranged, permutation
 
@@ -33,8 +33,8 @@ class RandomAllocation:
     participations: int = 1
 
     def __post_init__(self) -> None:
-        _validate.integer("steps_per_epoch", self.steps_per_epoch, least=1)
-        _validate.integer("participations", self.participations, least=1)
+        arguments.integer("steps_per_epoch", self.steps_per_epoch, least=1)
+        arguments.integer("participations", self.participations, least=1)
         if self.participations > self.steps_per_epoch:
             raise ValueError(
                 f"participations must be at most steps_per_epoch ({self.steps_per_epoch}), got "
@@ -101,7 +101,7 @@ class Shuffled:
     batch_size: int
 
     def __post_init__(self) -> None:
-        _validate.integer("batch_size", self.batch_size, least=1)
+        arguments.integer("batch_size", self.batch_size, least=1)
 
     def block(self, dataset_size: int) -> int:
         """The steps of an epoch."""

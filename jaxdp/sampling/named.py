@@ -4,8 +4,8 @@ import math
 import warnings
 from collections.abc import Callable
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.sampling.epochs import RandomAllocation, Shuffled
 from jaxdp.sampling.rules import FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
 from jaxdp.sampling.whole import CyclicPoisson, FixedOrder
@@ -47,9 +47,9 @@ def by_name(
         ValueError: an unknown name, or a number that the rule does not have or allow.
     """
     hint = ": correlated noise, jaxdp.dp_mf" if name in _OF_RUNS else ""
-    _validate.one_of("sampling", name, NAMES, hint)
-    batch_size = _validate.integer("batch_size", batch_size, least=1)
-    dataset_size = _validate.integer("dataset_size", dataset_size, least=1)
+    arguments.one_of("sampling", name, NAMES, hint)
+    batch_size = arguments.integer("batch_size", batch_size, least=1)
+    dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
     if batch_size > dataset_size:
         raise ValueError(
             f"batch_size must be at most dataset_size ({dataset_size}), got {batch_size}"

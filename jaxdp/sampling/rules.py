@@ -6,8 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.sampling.counts import binomial
 from jaxdp.sampling.subsets import permutation, subset
 
@@ -101,7 +101,7 @@ class Poisson:
     sampling_prob: float
 
     def __post_init__(self) -> None:
-        _validate.probability("sampling_prob", self.sampling_prob)
+        arguments.probability("sampling_prob", self.sampling_prob)
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k]: the positions drawn, k binomial; may be empty."""
@@ -131,7 +131,7 @@ class FixedSize:
     batch_size: int
 
     def __post_init__(self) -> None:
-        _validate.integer("batch_size", self.batch_size, least=1)
+        arguments.integer("batch_size", self.batch_size, least=1)
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [batch_size]: the positions drawn."""
@@ -188,8 +188,8 @@ class TruncatedPoisson:
     cap: int
 
     def __post_init__(self) -> None:
-        _validate.probability("sampling_prob", self.sampling_prob)
-        _validate.integer("cap", self.cap, least=1)
+        arguments.probability("sampling_prob", self.sampling_prob)
+        arguments.integer("cap", self.cap, least=1)
 
     def choose(self, rng: np.random.Generator, num_records: int) -> np.ndarray:
         """int64 [k]: the positions drawn, k <= cap.

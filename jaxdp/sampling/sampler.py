@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from jaxdp import _rows, _validate
+from jaxdp import _rows, arguments
 from jaxdp._issuer import Issuer
 from jaxdp.sampling.rules import (
     EpochSampling,
@@ -47,7 +47,7 @@ class Sampler:
         issuer: Issuer,
         identities: Callable[[], Any] | None = None,
     ):
-        _validate.integer("num_records", num_records, least=0)
+        arguments.integer("num_records", num_records, least=0)
         if num_records > _rows.MOST_RECORDS:
             raise ValueError("num_records must be at most 2**53, got more")
         self.cut_into(physical_batch_size)
@@ -92,7 +92,7 @@ class Sampler:
                 "physical_batch_size must be a number for a sampler, which knows no model, got "
                 '"auto": jaxdp.Trainer and jaxdp.Run choose it, trainer.physical_batch_size'
             )
-        self._physical_batch_size = _validate.integer(
+        self._physical_batch_size = arguments.integer(
             "physical_batch_size", physical_batch_size, least=1
         )
 

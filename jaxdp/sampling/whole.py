@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.sampling.rules import (
     Poisson,
     require_declared_size,
@@ -45,9 +45,9 @@ class CyclicPoisson:
     tail_again: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _validate.probability("sampling_prob", self.sampling_prob)
-        _validate.integer("bands", self.bands, least=1)
-        _validate.integer("steps", self.steps, least=1)
+        arguments.probability("sampling_prob", self.sampling_prob)
+        arguments.integer("bands", self.bands, least=1)
+        arguments.integer("steps", self.steps, least=1)
 
     def block(self, dataset_size: int) -> int:
         """The steps of the run."""
@@ -121,8 +121,8 @@ class FixedOrder:
     tail_again: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.integer("batch_size", self.batch_size, least=1)
-        _validate.integer("steps", self.steps, least=1)
+        arguments.integer("batch_size", self.batch_size, least=1)
+        arguments.integer("steps", self.steps, least=1)
 
     def block(self, dataset_size: int) -> int:
         """The steps of the run."""

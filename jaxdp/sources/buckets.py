@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _rows, _validate
+from jaxdp import _rows, arguments
 from jaxdp.sources import _leaves
 from jaxdp.sources._leaves import PyTree
 from jaxdp.sources.records import Records
@@ -120,11 +120,11 @@ def _checked(buckets: Any) -> tuple[tuple[int, int], ...]:
     if not isinstance(buckets, Mapping) or len(buckets) < 2:
         raise ValueError(
             "buckets must map two or more lengths to rooms, such as {64: 128, 256: 32}, got "
-            f"{_validate.described(buckets)}; for one length there is padded_text"
+            f"{arguments.described(buckets)}; for one length there is padded_text"
         )
     for length, room in buckets.items():
-        _validate.integer("a length of buckets", length, least=1)
-        _validate.integer("a room of buckets", room, least=1)
+        arguments.integer("a length of buckets", length, least=1)
+        arguments.integer("a room of buckets", room, least=1)
     return tuple(sorted((int(length), int(room)) for length, room in buckets.items()))
 
 

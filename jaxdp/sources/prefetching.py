@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.sources._lane import Lane
 
 
@@ -74,7 +74,7 @@ def prefetch(
     Raises:
         ValueError: an argument is none of the above.
     """
-    _validate.integer("size", size, least=1)
+    arguments.integer("size", size, least=1)
     if not isinstance(producer, Iterable) and not callable(producer):
         raise ValueError(
             "producer must be an iterable or a function that returns one, got "

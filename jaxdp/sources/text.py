@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.sources import _leaves
 from jaxdp.sources._leaves import PyTree
 
@@ -93,8 +93,8 @@ def padded_text(
         ValueError: an argument is none of the above; when a record is read, it has no sequence of
             integers that fit int32.
     """
-    _validate.integer("max_length", max_length, least=1)
-    _validate.integer("pad_id", pad_id, least=-(2**31))
+    arguments.integer("max_length", max_length, least=1)
+    arguments.integer("pad_id", pad_id, least=-(2**31))
     if pad_id >= 2**31:
         raise ValueError(f"pad_id must fit int32, got {pad_id!r}")
     if not hasattr(data, "__len__") or not hasattr(type(data), "__getitem__"):

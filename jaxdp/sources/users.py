@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.sources import _leaves
 from jaxdp.sources._leaves import PyTree
 from jaxdp.sources.source import Source, as_source
@@ -86,7 +86,7 @@ def users(data: Any, user_ids: Any, records_per_user: int, seed: int = 0) -> Use
     Raises:
         ValueError: ids of another kind or number; k out of its range.
     """
-    source, k = as_source(data), _validate.integer("records_per_user", records_per_user, least=1)
+    source, k = as_source(data), arguments.integer("records_per_user", records_per_user, least=1)
     ids = np.asarray(user_ids)
     if ids.dtype.kind not in "iuSU" or ids.ndim != 1:
         raise ValueError(
@@ -98,7 +98,7 @@ def users(data: Any, user_ids: Any, records_per_user: int, seed: int = 0) -> Use
     counts = np.bincount(owner)
     place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     # The n-th record of every user has one priority: whose are kept depends on her records alone.
-    priority = np.random.Philox(key=_validate.integer("seed", seed, least=0)).random_raw(
+    priority = np.random.Philox(key=arguments.integer("seed", seed, least=0)).random_raw(
         int(counts.max(initial=0))
     )
     order = np.argsort(owner, kind="stable")

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp.auditing import audit_event, audit_scores, two_worlds
 from jaxdp.auditing.audit import HELD_OUT, AlgorithmAudit, roc
 from jaxdp.auditing.worlds import Run
@@ -196,7 +196,7 @@ def audit_blocks(
         seed: of the runs; None takes one from the operating system.
         progress: called with the number of runs done.
     """
-    steps = min(_validate.integer("steps", steps, least=1), _MOST_STEPS)
+    steps = min(arguments.integer("steps", steps, least=1), _MOST_STEPS)
     small, hidden = tiny(algorithm), isinstance(algorithm, HiddenBlocks)
     event: acc.Event
     if isinstance(small, HiddenBlocks):

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._issuer import released_once
 from jaxdp.clipping import rounding
 from jaxdp.normals import noised
@@ -72,18 +72,18 @@ class HiddenBlocks:
     direct: bool = False
 
     def __post_init__(self) -> None:
-        _validate.positive("noise_multiplier", self.noise_multiplier)
+        arguments.positive("noise_multiplier", self.noise_multiplier)
         norms = clip_norms(self.l2_clip_norms, self.network.blocks)
         object.__setattr__(self, "l2_clip_norms", norms)
         self._check_softmax()
-        step, most = _validate.positive("step_size", self.step_size), 2 / self.network.smoothness
+        step, most = arguments.positive("step_size", self.step_size), 2 / self.network.smoothness
         if step > most:
             raise ValueError(
                 f"step_size must be at most 2/(gamma B^2) = {most:g}, beyond which a step expands "
                 f"distances, got {step!r}"
             )
         for name in ("batch_size", "dataset_size", "inner_epochs", "sweeps"):
-            _validate.integer(name, getattr(self, name), least=1)
+            arguments.integer(name, getattr(self, name), least=1)
         if self.batch_size > self.dataset_size:
             raise ValueError(
                 f"batch_size must be at most dataset_size ({self.dataset_size}), got "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.papers.block_coordinate import forms
 from jaxdp.papers.block_coordinate.patches import Patches
 
@@ -32,7 +32,7 @@ class Lifted(NamedTuple):
 
 def in_float32(name: str, bound: float) -> float:
     """A bound in [1e-10, 1e10]: further out, float32 norms under- or overflow and miss it."""
-    if not 1e-10 <= _validate.positive(name, bound) <= 1e10:
+    if not 1e-10 <= arguments.positive(name, bound) <= 1e10:
         raise ValueError(f"{name} must be in [1e-10, 1e10], got {bound!r}")
     return float(bound)
 
@@ -62,11 +62,11 @@ class Network:
         widths = tuple(self.widths)
         if len(widths) < 2:
             raise ValueError(f"widths must hold at least inputs and outputs, got {self.widths!r}")
-        widths = tuple(_validate.integer("widths", width, least=1) for width in widths)
+        widths = tuple(arguments.integer("widths", width, least=1) for width in widths)
         object.__setattr__(self, "widths", widths)
         in_float32("activation_bound", self.activation_bound)
-        _validate.positive("gamma", self.gamma)
-        _validate.one_of("loss", self.loss, LOSSES)
+        arguments.positive("gamma", self.gamma)
+        arguments.one_of("loss", self.loss, LOSSES)
         if self.patches is not None:
             self.patches.check(widths)
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Patches:
         if len(self.shape) != 3:
             raise ValueError(f"shape must be (height, width, channels), got {self.shape}")
         for size in self.shape:
-            _validate.integer("shape", size, least=1)
+            arguments.integer("shape", size, least=1)
         for name in ("kernel", "stride", "channels"):
-            _validate.integer(name, getattr(self, name), least=1)
+            arguments.integer(name, getattr(self, name), least=1)
         if self.kernel > min(self.shape[:2]):
             raise ValueError(f"kernel must be within an image of {self.shape}, got {self.kernel}")
 

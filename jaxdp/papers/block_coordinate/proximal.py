@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.papers.block_coordinate.spectral import clip_singular_values
 
 
@@ -28,10 +28,10 @@ class Proximal:
     spectral_radius: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.non_negative("weight_decay", self.weight_decay)
-        _validate.non_negative("sparsity", self.sparsity)
+        arguments.non_negative("weight_decay", self.weight_decay)
+        arguments.non_negative("sparsity", self.sparsity)
         if self.spectral_radius is not None:
-            _validate.positive("spectral_radius", self.spectral_radius)
+            arguments.positive("spectral_radius", self.spectral_radius)
 
     def __call__(self, w: jax.Array, step_size: float) -> jax.Array:
         """The proximal step of w [d_out, d_in]."""

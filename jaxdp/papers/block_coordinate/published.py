@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from jaxdp import _validate
 from jaxdp import accounting as acc
+from jaxdp import arguments
 from jaxdp._issuer import released_once
 from jaxdp.papers import claims
 from jaxdp.papers.block_coordinate.network import Network, Weights
@@ -60,10 +60,10 @@ class AsPublished:
     schedule: SweepSchedule = CONSTANT
 
     def __post_init__(self) -> None:
-        _validate.non_negative("noise_std", self.noise_std)
-        _validate.positive("step_size", self.step_size)
+        arguments.non_negative("noise_std", self.noise_std)
+        arguments.positive("step_size", self.step_size)
         for name in ("batch_size", "dataset_size", "epochs"):
-            _validate.integer(name, getattr(self, name), least=1)
+            arguments.integer(name, getattr(self, name), least=1)
 
     @property
     def event(self) -> acc.NonPrivate:
@@ -77,7 +77,7 @@ class AsPublished:
             sensitivity: S_g of Assumption 4.4: how far replacing a record moves a batch's total
                 gradient. Assumed; nothing enforces it.
         """
-        _validate.positive("sensitivity", sensitivity)
+        arguments.positive("sensitivity", sensitivity)
         noise = tuple((self.noise_std * f) ** 2 for f in self.schedule.over(self.epochs))
         chain = acc.chains.NoisyChain(
             batches=-(-self.dataset_size // self.batch_size),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _processes, _validate
+from jaxdp import _processes, arguments
 from jaxdp import accounting as acc
 from jaxdp._issuer import issuer_of
 from jaxdp.clipping import rounding
@@ -61,13 +61,13 @@ class ReleasedBlocks:
 
     def __post_init__(self) -> None:
         multipliers = per_block("noise_multipliers", self.noise_multipliers, self.network.blocks)
-        multipliers = tuple(_validate.non_negative("noise_multipliers", z) for z in multipliers)
+        multipliers = tuple(arguments.non_negative("noise_multipliers", z) for z in multipliers)
         object.__setattr__(self, "noise_multipliers", multipliers)
         norms = clip_norms(self.l2_clip_norms, self.network.blocks)
         object.__setattr__(self, "l2_clip_norms", norms)
-        _validate.positive("step_size", self.step_size)
-        size = _validate.integer("dataset_size", self.dataset_size, least=1)
-        if _validate.integer("batch_size", self.batch_size, least=1) > size:
+        arguments.positive("step_size", self.step_size)
+        size = arguments.integer("dataset_size", self.dataset_size, least=1)
+        if arguments.integer("batch_size", self.batch_size, least=1) > size:
             raise ValueError(
                 f"batch_size must be at most dataset_size ({size}), got {self.batch_size}"
             )
@@ -93,7 +93,7 @@ class ReleasedBlocks:
     def events(self, steps: int) -> acc.Event:
         """Everything that the first ``steps`` sweeps release, equal events counted together."""
         counts: dict[acc.Event, int] = {}
-        for first, number in self.schedule.stages(_validate.integer("steps", steps, least=0)):
+        for first, number in self.schedule.stages(arguments.integer("steps", steps, least=0)):
             counts[self.event(first)] = counts.get(self.event(first), 0) + number
         return acc.Composed(tuple(acc.Repeated(event, n) for event, n in counts.items()))
 
@@ -187,7 +187,7 @@ def train(
     data = jax.device_put(check_data(algorithm.network, data))
     weights = algorithm.init(secret.jax_key("init"))
     sampler = algorithm.sampler(data[0].shape[0], ledger=ledger, secret=secret)
-    for step in range(_validate.integer("steps", steps, least=0)):
+    for step in range(arguments.integer("steps", steps, least=0)):
         weights = algorithm.step(weights, data, sampler.draw())
         if on_step is not None:
             on_step(step + 1, weights)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxdp import _validate
+from jaxdp import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +18,11 @@ class SweepSchedule:
     steps_each: int = 1
 
     def __post_init__(self) -> None:
-        factors = tuple(_validate.positive("factors", factor) for factor in self.factors)
+        factors = tuple(arguments.positive("factors", factor) for factor in self.factors)
         if not factors:
             raise ValueError("factors must hold at least one number, got none")
         object.__setattr__(self, "factors", factors)
-        _validate.integer("steps_each", self.steps_each, least=1)
+        arguments.integer("steps_each", self.steps_each, least=1)
 
     def at(self, step: int) -> float:
         """The factor of a step."""
@@ -54,7 +54,7 @@ def constant() -> SweepSchedule:
 
 def linear(first: float, last: float, stages: int, steps_each: int = 1) -> SweepSchedule:
     """From ``first`` to ``last`` in equal steps over ``stages`` stages."""
-    stages = _validate.integer("stages", stages, least=2)
+    stages = arguments.integer("stages", stages, least=2)
     gap = (last - first) / (stages - 1)
     return SweepSchedule(tuple(first + gap * i for i in range(stages)), steps_each)
 
@@ -63,6 +63,6 @@ def step(
     first: float, factor: float, every: int, stages: int, steps_each: int = 1
 ) -> SweepSchedule:
     """``first``, multiplied by ``factor`` after every ``every`` stages."""
-    every = _validate.integer("every", every, least=1)
-    stages = _validate.integer("stages", stages, least=1)
+    every = arguments.integer("every", every, least=1)
+    stages = arguments.integer("stages", stages, least=1)
     return SweepSchedule(tuple(first * factor ** (i // every) for i in range(stages)), steps_each)

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import _validate, data
 from jaxdp import accounting as acc
+from jaxdp import arguments, data
 from jaxdp.data.specs import DatasetSpec, spec
 from jaxdp.papers.block_coordinate.hidden import HiddenBlocks
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Network
@@ -58,13 +58,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in (("layers", 0), ("channels", 0), ("epochs", 1), ("sweeps", 1)):
-            _validate.integer(name, getattr(self, name), least=least)
+            arguments.integer(name, getattr(self, name), least=least)
         if self.layers > _MOST_LAYERS:
             raise ValueError(f"layers must be at most {_MOST_LAYERS:,}, got {self.layers:,}")
-        _validate.one_of("softmax", self.softmax, (0, 1))
-        _validate.positive("bound", self.bound)
+        arguments.one_of("softmax", self.softmax, (0, 1))
+        arguments.positive("bound", self.bound)
         for name in ("scale", "weight_decay", "radius"):
-            _validate.non_negative(name, getattr(self, name))
+            arguments.non_negative(name, getattr(self, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,21 +230,21 @@ def resolved(config: BlockConfig) -> BlockConfig:
     Raises:
         ValueError: a value is out of range, or the budget cannot be met; the message names it.
     """
-    _validate.one_of("algorithm", config.algorithm, ALGORITHMS)
-    _validate.fraction("delta", config.delta)
-    if _validate.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
+    arguments.one_of("algorithm", config.algorithm, ALGORITHMS)
+    arguments.fraction("delta", config.delta)
+    if arguments.positive("learning_rate", config.learning_rate) > _MOST_LEARNING_RATE:
         raise ValueError(
             f"learning_rate must be at most {_MOST_LEARNING_RATE:g}, got {config.learning_rate!r}"
         )
-    _validate.positive("l2_clip_norm", config.l2_clip_norm)
+    arguments.positive("l2_clip_norm", config.l2_clip_norm)
     if config.noise_multiplier is not None:
-        _validate.positive("noise_multiplier", config.noise_multiplier)
+        arguments.positive("noise_multiplier", config.noise_multiplier)
     for name in ("steps", "eval_every", "hidden", "batch_size", "dataset_size"):
-        _validate.integer(name, getattr(config, name), least=1)
+        arguments.integer(name, getattr(config, name), least=1)
     if config.is_hidden and config.steps != 1:
         raise ValueError(f"steps of a hidden run must be 1, its one release; got {config.steps}")
     covered = (REPLACE,) if config.is_hidden else (ADD, REPLACE)
-    _validate.one_of("relation", config.relation, covered, f" with algorithm {config.algorithm}")
+    arguments.one_of("relation", config.relation, covered, f" with algorithm {config.algorithm}")
     if (config.epsilon is None) == (config.noise_multiplier is None):
         raise ValueError(
             "epsilon or noise_multiplier must be given, and not both, got "
@@ -255,7 +255,7 @@ def resolved(config: BlockConfig) -> BlockConfig:
     config.blocks(config.noise_multiplier or 1.0)
     if config.noise_multiplier is None:
         assert config.epsilon is not None
-        budget = _validate.positive("epsilon", config.epsilon)
+        budget = arguments.positive("epsilon", config.epsilon)
         noise = acc.calibrate(config.total, budget, config.delta, relation)
         config = dataclasses.replace(config, noise_multiplier=float(noise))
     acc.epsilon(config.total(), config.delta, relation)

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import arguments
 from jaxdp.clipping.rounding import exact
 
 
@@ -48,8 +48,8 @@ class Rescale:
     iterations: int = 2
 
     def __post_init__(self) -> None:
-        _validate.positive("radius", self.radius)
-        _validate.integer("iterations", self.iterations, least=1)
+        arguments.positive("radius", self.radius)
+        arguments.integer("iterations", self.iterations, least=1)
 
     def __call__(self, w: jax.Array, key: jax.Array) -> jax.Array:
         """The rescaled weights, shaped like w [d_out, d_in]."""
