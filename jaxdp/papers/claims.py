@@ -25,11 +25,11 @@ _ORDERS = tuple(float(a) for a in range(2, 65))
 def _arguments(
     sampling_prob: float, noise_multiplier: float, steps: int, delta: float
 ) -> tuple[float, float, int, float]:
-    q = check.probability("sampling_prob", sampling_prob)
+    q = check.share("sampling_prob", sampling_prob)
     if q == 0:
         raise ValueError(f"sampling_prob={sampling_prob!r}: expected a probability > 0")
     z = check.positive("noise_multiplier", noise_multiplier)
-    return q, z, check.count("steps", steps, 1), check.open_probability("delta", delta)
+    return q, z, check.count("steps", steps, 1), check.error_probability("delta", delta)
 
 
 def _mironov(rdp: np.ndarray, steps: int, delta: float) -> tuple[float, float]:
@@ -196,7 +196,7 @@ def dp_sbcd_theorem_4_6(
     chains = tuple(blocks)
     if not chains or not all(isinstance(chain, NoisyChain) for chain in chains):
         raise ValueError(f"blocks={blocks!r}: expected at least one NoisyChain")
-    delta = check.open_probability("delta", delta)
+    delta = check.error_probability("delta", delta)
     orders = np.asarray(_ORDERS if order is None else (check.positive("order", order),))
     if orders[0] <= 1:
         raise ValueError(f"order={order!r}: expected a number > 1")
