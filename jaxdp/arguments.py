@@ -7,14 +7,19 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
+# They turn into numbers, and are none.
+_NO_NUMBERS = (bool, np.bool_, np.complexfloating)
 # No count of steps or records is larger.
 _MOST = 10**18
 
 
 def real(name: str, value: Any) -> float:
     """Returns the value as a float; ValueError for what is no single real number."""
-    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+    numeric = hasattr(value, "__float__") or hasattr(value, "__index__")
+    if isinstance(value, _NO_NUMBERS) or not numeric:
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)
@@ -66,7 +71,7 @@ def target(name: str, value: Any) -> float:
 def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Returns the value as an int, if it is whole and in range; booleans and 3.5 are refused."""
     expected = f"a whole number of at least {least}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, _NO_NUMBERS) or not hasattr(value, "__index__"):
         raise ValueError(f"{name} must be {expected}, got {value!r}")
     number = int(value.__index__())
     if most is not None and number > most:

@@ -17,7 +17,7 @@ from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad, captured
 from jaxdp.clipping.frameworks import holds_reused
-from jaxdp.noise import if_alike, opened, tell_handed
+from jaxdp.noise.gaussian import if_alike, opened, tell_handed
 from jaxdp.optimizers.energy import (
     DrawnEnergy,
     PublicEnergy,

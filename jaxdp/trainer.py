@@ -38,7 +38,7 @@ from jaxdp.clipping.across import spread
 from jaxdp.clipping.frameworks import check_arrays
 from jaxdp.ledger import Ledger
 from jaxdp.mechanism import Mechanism
-from jaxdp.noise import tell_handed
+from jaxdp.noise.gaussian import tell_handed
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
 from jaxdp.optimizers.energy import PrivateEnergy, PublicEnergy, check_energy, judging
 from jaxdp.sampling import Sampler

@@ -9,8 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
-from jaxdp.noise import identity, square_root
-from jaxdp.noise.correlated import part_of, privatize_correlated
+from jaxdp.noise import MatrixNoise, identity, square_root
 from jaxdp.tickets import simulated_key
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import refused
@@ -135,8 +134,8 @@ def members_on_devices():
 def correlated():
     """Correlated noise likewise, with buffers and without, from one state on all devices."""
     for strategy in (square_root(18), identity(18)):
-        tx = privatize_correlated(strategy, 1.0, 1.0)
-        key = simulated_key(jax.random.key(0), {part_of(strategy): 1.0})
+        tx = jaxdp.privatize(adds := MatrixNoise(1.0, strategy), 1.0)
+        key = simulated_key(jax.random.key(0), {adds.part: 1.0})
         state = tx.init(ROWS[:1])  # of the shape that a device holds
 
         def update(value, state, tx=tx, key=key):

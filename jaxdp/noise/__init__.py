@@ -7,18 +7,7 @@ the sensitivity under a participation; optimised strategies have the least of th
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
 from jaxdp.noise.dense import Dense
 from jaxdp.noise.errors import max_error, rms_error, step_errors
-from jaxdp.noise.gaussian import (
-    LEAKED,
-    Axes,
-    IndependentNoise,
-    Noise,
-    PrivatizeState,
-    check_update,
-    if_alike,
-    opened,
-    privatize,
-    tell_handed,
-)
+from jaxdp.noise.gaussian import Axes, IndependentNoise, Noise, Paid, PrivatizeState, privatize
 from jaxdp.noise.grid import IntegerNoise, grid_range
 from jaxdp.noise.grid_correlated import IntegerMatrixNoise, dyadic
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered
@@ -38,7 +27,6 @@ from jaxdp.noise.strategy import Strategy, ToeplitzStrategy
 from jaxdp.noise.workloads import Workload
 
 __all__ = [
-    "LEAKED",
     "Axes",
     "BandedInverse",
     "Buffered",
@@ -52,6 +40,7 @@ __all__ = [
     "MatrixNoise",
     "MinSeparation",
     "Noise",
+    "Paid",
     "Participation",
     "PrivatizeState",
     "Sensitivity",
@@ -61,14 +50,11 @@ __all__ = [
     "ToeplitzStrategy",
     "Workload",
     "banded_inverse_square_root",
-    "check_update",
     "dyadic",
     "from_dict",
     "grid_range",
     "identity",
-    "if_alike",
     "max_error",
-    "opened",
     "optimal_banded",
     "optimal_buffered",
     "optimal_dense",
@@ -77,5 +63,4 @@ __all__ = [
     "sensitivity",
     "square_root",
     "step_errors",
-    "tell_handed",
 ]

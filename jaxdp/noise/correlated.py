@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import arguments
-from jaxdp.noise.gaussian import Axes, Noise, Paid
+from jaxdp.noise.gaussian import Axes, Noise, Paid, refuse_injected
 from jaxdp.noise.recurrences import Recurrence, recurrence
 from jaxdp.noise.strategy import Strategy
 from jaxdp.normals import noised
@@ -49,12 +49,12 @@ def part_of(strategy: Strategy) -> str:
 class MatrixNoise(Noise):
     """Float32 Gaussian noise that is correlated over the steps.
 
-    Step i adds given · l2 · (C⁻¹Z)_i, where Z are independent standard normals, a row a step, and C
-    is the strategy. The rows before are kept in the state, as far as the strategy looks back; the
-    row of the step comes from the key of its ticket.
+    Step i adds noise_multiplier · l2 · (C⁻¹Z)_i, where Z are independent standard normals, a row a
+    step, and C is the strategy. The rows before are kept in the state, as far as the strategy looks
+    back; the row of the step comes from the key of its ticket.
 
-    Formal guarantee: the updates of all steps are one Gaussian mechanism with multiplier given / s,
-    where s is the strategy's sensitivity under the participation of a record
+    Formal guarantee: the updates of all steps are one Gaussian mechanism with multiplier
+    noise_multiplier / s, where s is the strategy's sensitivity under the participation of a record
     (``jaxdp.noise.sensitivity``): docs/correlated_noise.md. Take ``mechanism.privatize()`` of
     ``jaxdp.dp_mf``, which sets the one by the other.
 
@@ -68,7 +68,9 @@ class MatrixNoise(Noise):
     strategy: Strategy
 
     def __post_init__(self) -> None:
-        arguments.non_negative("noise_multiplier", self.given)
+        refuse_injected(noise_multiplier=self.noise_multiplier)
+        arguments.fields(self, noise_multiplier=arguments.non_negative)
+        _ = self._rows  # refuses a strategy whose rows float32 would round away
 
     @property
     def part(self) -> str:

@@ -66,19 +66,22 @@ class Noise(abc.ABC):
     """Noise for a clipped sum: what is added, how large it is and what it costs.
 
     A kind of noise is a subclass: ``jaxdp.privatize(noise, expected_batch_size)`` adds it. Its
-    constructor refuses numbers that no proof covers.
+    constructor refuses numbers that no proof covers. The events that a ledger is charged are those
+    of jaxdp's own kinds, which a ``Mechanism`` takes; a kind of yours may add their noise in
+    another way, and the ledger says that this was not verified.
 
     Attributes:
-        given: the noise multiplier, standard deviation over ``l2`` of what the key of a step makes,
-            at least 0; or one a step.
+        noise_multiplier: standard deviation over ``l2`` of what the key of a step makes, at least
+            0; or one a step.
         part: the name of the noisy sum among the parts of a step's event.
     """
 
-    given: float | NoiseSchedule
+    noise_multiplier: float | NoiseSchedule
 
     def __post_init__(self) -> None:
-        if not isinstance(self.given, NoiseSchedule):
-            arguments.non_negative("noise_multiplier", self.given)
+        refuse_injected(noise_multiplier=self.noise_multiplier)
+        if not isinstance(self.noise_multiplier, NoiseSchedule):
+            arguments.fields(self, noise_multiplier=arguments.non_negative)
 
     @property
     @abc.abstractmethod
@@ -107,17 +110,20 @@ class Noise(abc.ABC):
 
     def multiplier(self, step: int) -> float:
         """The noise multiplier of a step."""
-        return self.given(step) if isinstance(self.given, NoiseSchedule) else self.given
+        given = self.noise_multiplier
+        return given(step) if isinstance(given, NoiseSchedule) else given
 
     def traced_multiplier(self, step: Any) -> Any:
         """The noise multiplier, in float32, of a step that may be traced; NaN past the schedule."""
-        if not isinstance(self.given, NoiseSchedule):
-            return np.float32(self.given)
-        return jnp.take(self.given.table(), jnp.asarray(step), mode="fill", fill_value=jnp.nan)
+        given = self.noise_multiplier
+        if not isinstance(given, NoiseSchedule):
+            return np.float32(given)
+        return jnp.take(given.table(), jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
     def level(self, step: Any) -> Any:
-        """As ``traced_multiplier``; as it was given where that is one number."""
-        return self.traced_multiplier(step) if isinstance(self.given, NoiseSchedule) else self.given
+        """As ``traced_multiplier``; a Python number where all steps have one."""
+        given = self.noise_multiplier
+        return self.traced_multiplier(step) if isinstance(given, NoiseSchedule) else given
 
 
 def privatize(
@@ -142,7 +148,7 @@ def privatize(
     Args:
         noise: the noise multiplier, standard deviation over ``l2``, the one that the ticket was
             charged for; 0 adds none (epsilon is then infinite), a ``NoiseSchedule`` one a step; or
-            a ``jaxdp.noise.Noise``.
+            a ``jaxdp.noise.Noise``, such as ``jaxdp.noise.IntegerNoise(1.0)``.
         expected_batch_size: the public divisor, sampling_prob · dataset_size.
         sharded_over: inside ``shard_map`` without ``check_vma``, or ``pmap``: the mesh axes over
             which the sum is cut, each device holding another part: each gets other noise.
@@ -183,6 +189,8 @@ def privatize(
     adds = noise if isinstance(noise, Noise) else IndependentNoise(noise)
     divisor = arguments.positive("expected_batch_size", expected_batch_size)
     axes = Axes(sharded_over, replicated_over)
+    # A subclass of the user's own adds what it likes: it is watched, as a link of the user's own.
+    trusted = type(adds).__module__.partition(".")[0] == "jaxdp"
 
     def init(params: PyTree) -> Any:
         check_floating(params)
@@ -203,6 +211,8 @@ def privatize(
         if key is None and updates.ticket is not None:
             found = _links.Seen(multipliers={adds.part: adds.multiplier})
             found.agree(updates.ticket.step, updates.ticket.multipliers)
+            if not trusted:
+                updates.ticket.trust(_links.OTHERS)
 
         key = opened(updates, key, (state, params))
         words, charged = key.part(adds.part)
@@ -211,7 +221,7 @@ def privatize(
         noisy, state = adds.add(state, Paid(updates, key, words, multiplier, axes))
         return mean_of(noisy, updates, params, divisor), state
 
-    return optax.GradientTransformationExtraArgs(init, _links.own(update))
+    return optax.GradientTransformationExtraArgs(init, _links.own(update) if trusted else update)
 
 
 class IndependentNoise(Noise):

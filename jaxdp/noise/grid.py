@@ -47,8 +47,8 @@ class IntegerNoise(Noise):
     """Discrete Gaussian noise on an integer grid, independent in every coordinate and step.
 
     Formal guarantee: one update is, but for a total-variation distance below 2^-78,
-    post-processing of a Gaussian mechanism with multiplier ``given`` relative to the largest
-    contribution ``l2`` of one record, in the arithmetic that the device really has
+    post-processing of a Gaussian mechanism with multiplier ``noise_multiplier`` relative to the
+    largest contribution ``l2`` of one record, in the arithmetic that the device really has
     (docs/grid_noise.md). ``jaxdp.accounting.GridNoise`` charges both. Integers come from ChaCha20
     with a key of 256 bits, derived from the ticket.
 
@@ -63,7 +63,8 @@ class IntegerNoise(Noise):
     part = ON_GRID
 
     def __post_init__(self) -> None:
-        require_range(self.given)
+        super().__post_init__()
+        require_range(self.noise_multiplier)
 
     def init(self, params: PyTree) -> PrivatizeState:
         """A state that no update has used."""
@@ -98,10 +99,10 @@ class IntegerNoise(Noise):
 
     def in_words(self, parameters: int) -> str:
         """A sentence on the grid for so many parameters: cell and inequality."""
-        return grid_in_words(self.given, parameters)
+        return grid_in_words(self.noise_multiplier, parameters)
 
     def _law(self, count: int) -> Sum:
-        return law_for(_extremes(self.given)[0], count)
+        return law_for(_extremes(self.noise_multiplier)[0], count)
 
 
 def require_range(given: float | NoiseSchedule) -> None:

@@ -18,7 +18,7 @@ from jaxdp import arguments
 from jaxdp.noise._cells import Past, coordinates, noised
 from jaxdp.noise._integers import Sum
 from jaxdp.noise.correlated import CorrelatedState, check_next, continues, part_of, row_norm
-from jaxdp.noise.gaussian import Axes, Noise, Paid
+from jaxdp.noise.gaussian import Axes, Noise, Paid, refuse_injected
 from jaxdp.noise.grid import (
     IntegerNoise,
     check_exact,
@@ -123,9 +123,9 @@ class IntegerMatrixNoise(Noise):
     ``MatrixNoise`` with the integers of ``IntegerNoise``; one band is that.
 
     Formal guarantee: but for a total-variation distance below 2^-78 a step, the updates of all
-    steps are post-processing of one Gaussian mechanism with multiplier given / s, where s is the
-    strategy's sensitivity under the participation of a record, in the arithmetic that the device
-    really has (docs/grid_noise.md, Theorem 5). Take ``mechanism.privatize()`` of
+    steps are post-processing of one Gaussian mechanism with multiplier noise_multiplier / s, where
+    s is the strategy's sensitivity under the participation of a record, in the arithmetic that the
+    device really has (docs/grid_noise.md, Theorem 5). Take ``mechanism.privatize()`` of
     ``jaxdp.dp_mf(..., noise="grid")``, which sets the one by the other and charges both.
 
     Attributes:
@@ -138,7 +138,9 @@ class IntegerMatrixNoise(Noise):
     strategy: Strategy
 
     def __post_init__(self) -> None:
-        require_range(arguments.positive("noise_multiplier", self.given))
+        refuse_injected(noise_multiplier=self.noise_multiplier)
+        arguments.fields(self, noise_multiplier=arguments.positive)
+        require_range(self.noise_multiplier)
         check_dyadic(self.strategy)
 
     @property
@@ -184,7 +186,7 @@ class IntegerMatrixNoise(Noise):
 
     def in_words(self, parameters: int) -> str:
         """A sentence on the grid for so many parameters: cell and inequality."""
-        found = grid_in_words(self.given, parameters, self._carried)
+        found = grid_in_words(self.noise_multiplier, parameters, self._carried)
         return f"{found}; what a step takes back of earlier noise is an integer too"
 
     @functools.cached_property

@@ -9,7 +9,7 @@ import optax
 
 from jaxdp import _links, arguments
 from jaxdp.mechanism import Mechanism, dp_sgd
-from jaxdp.noise import PrivatizeState, check_update, opened
+from jaxdp.noise.gaussian import PrivatizeState, check_update, opened
 from jaxdp.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling

@@ -12,7 +12,7 @@ from jaxdp import __version__
 from jaxdp import accounting as acc
 from jaxdp._entries import SEEDED
 from jaxdp.ledger import Ledger
-from jaxdp.noise import LEAKED
+from jaxdp.noise.gaussian import LEAKED
 from jaxdp.report import cautions, facts, origin, tradeoff, words
 from jaxdp.report.schema import ClaimRow, Counts, Guarantee, HistoryRow, Report
 from jaxdp.report.subject import Subject

@@ -12,7 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded, strategies
-from jaxdp.noise.correlated import part_of, privatize_correlated
+from jaxdp.noise.correlated import MatrixNoise, part_of
 from jaxdp.normals import noised
 from jaxdp.tickets import simulated_key
 from tests.laws import is_gaussian
@@ -52,7 +52,7 @@ def flat(tree):
 
 def rows_of(strategy, multiplier, l2=1.0, batch=1.0):
     """A function of stacked keys to the updates [n, parameters] of zeros, and the keys' normals."""
-    tx = privatize_correlated(strategy, multiplier, batch)
+    tx = jaxdp.privatize(MatrixNoise(multiplier, strategy), batch)
 
     def step(state, key):
         updates, state = tx.update(summed(l2=l2), state, key=key)
@@ -64,7 +64,7 @@ def rows_of(strategy, multiplier, l2=1.0, batch=1.0):
 @functools.cache
 def compiled():
     """The update with four bands."""
-    tx = privatize_correlated(FOUR, 1.0, 1.0)
+    tx = jaxdp.privatize(MatrixNoise(1.0, FOUR), 1.0)
     return jax.jit(lambda state, key: tx.update(summed(), state, key=key)), tx.init(PARAMS)
 
 
@@ -82,7 +82,7 @@ def test_members_of_a_vmap_get_the_noise_of_their_own_keys_and_the_gradient_pass
     found, _ = jax.vmap(run)(stacked(both))
     for place, each in enumerate(both):
         np.testing.assert_allclose(found[place], run(each)[0], atol=2e-5)
-    tx, key = privatize_correlated(FOUR, 1.0, 2.0), keys(FOUR)[0]
+    tx, key = jaxdp.privatize(MatrixNoise(1.0, FOUR), 2.0), keys(FOUR)[0]
     zero, seven = (tx.update(summed(v), tx.init(PARAMS), key=key)[0] for v in (0.0, 7.0))
     np.testing.assert_allclose(flat(seven) - flat(zero), 3.5, atol=1e-5)
 
@@ -128,7 +128,7 @@ def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_i
         given = {"steps": strategy.steps, "strategy": strategy, "sampling": "fixed_order"}
         sizes = 64, 64 * strategy.steps
         rows.append((words, functools.partial(jaxdp.dp_mf, 1.0, 1.0, *sizes, **given), strategy))
-        rows.append((words, functools.partial(privatize_correlated, strategy, 1.0, 1.0), strategy))
+        rows.append((words, functools.partial(MatrixNoise, 1.0, strategy), strategy))
     all_refused(rows)
     # Noise of another part, multiplier or place.
     (key, *_) = keys(FOUR)
@@ -139,18 +139,21 @@ def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_i
     all_refused(
         [
             ("must be among those that the step was charged", updated(jaxdp.privatize(1.0, 1.0))),
-            ("part must be among", updated(privatize_correlated(TWO, 1.0, 1.0))),
-            ("must be the one that the step was", updated(privatize_correlated(FOUR, 1.5, 1.0))),
+            ("part must be among", updated(jaxdp.privatize(MatrixNoise(1.0, TWO), 1.0))),
+            (
+                "must be the one that the step was",
+                updated(jaxdp.privatize(MatrixNoise(1.5, FOUR), 1.0)),
+            ),
         ]
     )
-    tx = optax.chain(privatize_correlated(FOUR, 1.0, 1.0), optax.sgd(0.1))
+    tx = optax.chain(jaxdp.privatize(MatrixNoise(1.0, FOUR), 1.0), optax.sgd(0.1))
     with pytest.raises(TypeError, match="must come first in the chain"):
         tx.update(PARAMS, tx.init(PARAMS))
 
 
 def fresh_of(strategy, width=64):
     """C times the noise of a run, float [n, width]."""
-    tx = privatize_correlated(strategy, 1.0, 1.0)
+    tx = jaxdp.privatize(MatrixNoise(1.0, strategy), 1.0)
 
     def step(state, given):
         number, seed = given
@@ -185,7 +188,7 @@ def test_the_noise_of_3000_steps_is_fresh_in_float32(strategy):
 @pytest.mark.parametrize("strategy", [TWO, BandedInverse((1.0, -0.5), N)], ids=repr)
 def test_one_key_for_members_of_a_vmap_is_refused(strategy):
     """Whatever has lanes: the sums, their sensitivities, or states that were copied."""
-    tx, params = privatize_correlated(strategy, 1.0, 1.0), jnp.zeros(3)
+    tx, params = jaxdp.privatize(MatrixNoise(1.0, strategy), 1.0), jnp.zeros(3)
     (key, *_), given = keys(strategy), (params, jnp.float32(1.0), tx.init(params))
 
     def updated(value, l2, state):

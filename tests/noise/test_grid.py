@@ -11,14 +11,14 @@ import pytest
 
 import jaxdp
 from benchmarks import grid_bits
-from jaxdp.noise import _cells, grid, grid_range, privatize, privatize_on_grid
+from jaxdp.noise import IntegerNoise, _cells, grid, grid_range, privatize
 from jaxdp.tickets import ON_GRID, NoiseKey, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
 
 SIZE = 8000
 PARAMS = jnp.zeros(SIZE)
-TX = privatize_on_grid(1.0, 1.0)
+TX = privatize(IntegerNoise(1.0), 1.0)
 
 
 def key_of(seed, multiplier=1.0, part=ON_GRID):
@@ -146,7 +146,7 @@ def test_the_release_is_an_integer_over_the_scale_whatever_the_sum_or_nothing():
         assert np.isnan(released(key_of(1), PARAMS + 1e6, l2)).all(), l2
     # The ends of multipliers and norms have their noise, or release nothing.
     for multiplier in (1e-6, 1.0, 1e5):
-        tx, key = privatize_on_grid(multiplier, 1.0), key_of(1, multiplier)
+        tx, key = privatize(IntegerNoise(multiplier), 1.0), key_of(1, multiplier)
         for l2 in (1e-22, 1.0, 1e22):
             for value in (0.0, l2, 1e-45):
                 found = released(key, PARAMS + np.float32(value), l2, tx)
@@ -206,7 +206,7 @@ def test_modes_of_jax_and_leaves_change_no_bit():
     value = jnp.linspace(-1, 1, 40, dtype=jnp.float32)
 
     def integers():
-        tx = privatize_on_grid(1.0, 1.0)
+        tx = privatize(IntegerNoise(1.0), 1.0)
         return np.asarray(tx.update(Summed(value, 1.0), tx.init(params), params, key=key)[0])
 
     usual = integers()

@@ -44,7 +44,7 @@ def flat(tree):
 @cache
 def update_of(strategy):
     """(a compiled update of (state, sum, key, l2), its first state)."""
-    tx = noise.privatize_correlated_on_grid(strategy, 1.5, 1.0)
+    tx = jaxdp.privatize(noise.IntegerMatrixNoise(1.5, strategy), 1.0)
 
     @jax.jit
     def update(state, value, key, l2=1.0):
@@ -153,8 +153,8 @@ def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buff
 
 
 def test_one_band_is_the_grid_without_correlation_bit_for_bit():
-    one = noise.privatize_correlated_on_grid(noise.identity(STEPS), 1.5, 2.0)
-    both = one, noise.privatize_on_grid(1.5, 2.0)
+    kinds = noise.IntegerMatrixNoise(1.5, noise.identity(STEPS)), noise.IntegerNoise(1.5)
+    both = [jaxdp.privatize(kind, 2.0) for kind in kinds]
     states = [tx.init(PARAMS) for tx in both]
     pairs = zip(keys_of(noise.identity(STEPS)), keys_of(None, part=ON_GRID), strict=True)
     rng = np.random.default_rng(3)
@@ -255,7 +255,7 @@ def test_a_wrong_state_releases_nothing_now_or_later():
 
 
 def test_the_steps_of_a_scan_in_a_vmap_are_those_one_by_one_with_keys_of_their_own():
-    tx, (update, start) = noise.privatize_correlated_on_grid(FOUR, 1.5, 1.0), update_of(FOUR)
+    tx, (update, start) = jaxdp.privatize(noise.IntegerMatrixNoise(1.5, FOUR), 1.0), update_of(FOUR)
     rng, part = np.random.default_rng(2), grid_correlated.part_on_grid(FOUR)
     values = jax.tree.map(
         lambda p: jnp.asarray(rng.standard_normal((2, STEPS, *p.shape)), jnp.float32), PARAMS
@@ -289,17 +289,17 @@ def test_what_cannot_be_on_the_grid_is_refused_in_words():
     inverse, dense = noise.banded_inverse_square_root(STEPS, 3), noise.Dense.of(np.eye(STEPS))
     rough = noise.Toeplitz((1.0, *([1.0, -1.0] * 35)), 2000)
     numbers = {"l2_clip_norm": 0.5, "batch_size": 30, "dataset_size": 300, "steps": STEPS}
-    cyclic, made = partial(jaxdp.dp_mf, 1.0, **numbers), noise.privatize_correlated_on_grid
+    cyclic, made = partial(jaxdp.dp_mf, 1.0, **numbers), noise.IntegerMatrixNoise
     ordered = partial(cyclic, sampling="fixed_order")
     banded, kinds = "must be a banded Toeplitz one", "strategy must be one of banded, square_root"
     rows = [
-        (r"jaxdp\.noise\.dyadic", partial(made, rational, 1.0, 1.0)),
-        (banded, partial(made, buffered, 1.0, 1.0)),
-        ("Take strategy='banded'", partial(made, inverse, 1.0, 1.0)),
-        (banded, partial(made, dense, 1.0, 1.0)),
-        ("add up to at most 64|within float32", partial(made, rough, 1.0, 1.0)),
-        ("32 bits of the grid", partial(made, noise.Toeplitz((1.0, 1.0), 2000), 1.0, 1.0)),
-        ("noise_multiplier must be in", partial(made, FOUR, 1e7, 1.0)),
+        (r"jaxdp\.noise\.dyadic", partial(made, 1.0, rational)),
+        (banded, partial(made, 1.0, buffered)),
+        ("Take strategy='banded'", partial(made, 1.0, inverse)),
+        (banded, partial(made, 1.0, dense)),
+        ("add up to at most 64|within float32", partial(made, 1.0, rough)),
+        ("32 bits of the grid", partial(made, 1.0, noise.Toeplitz((1.0, 1.0), 2000))),
+        ("noise_multiplier must be in", partial(made, 1e7, FOUR)),
         ("noise must be one of gaussian, grid", partial(cyclic, bands=2, noise="secure")),
     ]
     for bad in (rational, buffered):
@@ -309,13 +309,13 @@ def test_what_cannot_be_on_the_grid_is_refused_in_words():
         rows.append((kinds, partial(ordered, strategy=name, noise="grid"), name))
 
     # Nor are noises taken for each other.
-    def updated(tx, multiplier=1.5, sums=PARAMS):
-        key = keys_of(FOUR, multiplier)[0]
+    def updated(adds, multiplier=1.5, sums=PARAMS):
+        tx, key = jaxdp.privatize(adds, 1.0), keys_of(FOUR, multiplier)[0]
         return lambda: tx.update(Summed(sums, 1.0), tx.init(PARAMS), PARAMS, key=key)
 
-    gridded, other = (made(each, 1.5, 1.0) for each in (FOUR, noise.Toeplitz((1.0, 0.5), STEPS)))
-    links = other, noise.privatize_correlated(FOUR, 1.5, 1.0), noise.privatize_on_grid(1.5, 1.0)
-    rows += [("charged for", updated(tx), n) for n, tx in enumerate(links)]
+    gridded, other = (made(1.5, each) for each in (FOUR, noise.Toeplitz((1.0, 0.5), STEPS)))
+    kinds = other, noise.MatrixNoise(1.5, FOUR), noise.IntegerNoise(1.5)
+    rows += [("charged for", updated(kind), n) for n, kind in enumerate(kinds)]
     doubles = {name: np.zeros(leaf.shape) for name, leaf in PARAMS.items()}
     rows.append(("must be of float32", updated(gridded, sums=doubles)))
     all_refused([*rows, ("charged for", updated(gridded, 1.0), "multiplier")])

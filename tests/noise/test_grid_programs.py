@@ -19,7 +19,15 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import clipping
 from jaxdp.clipping import rules
-from jaxdp.noise import Toeplitz, dyadic, grid, grid_correlated, grid_range, identity, sensitivity
+from jaxdp.noise import (
+    IntegerNoise,
+    Toeplitz,
+    dyadic,
+    grid,
+    grid_correlated,
+    grid_range,
+    sensitivity,
+)
 from jaxdp.noise.participation import participation
 from jaxdp.optimizers import registry
 from jaxdp.sampling import named
@@ -282,10 +290,7 @@ def test_no_algorithm_passes_over_noise_on_a_grid():
 
 def test_links_of_two_noises_and_numbers_and_bounds_that_the_grid_has_not_are_refused():
     bad = (0.0, 1e-9, 1e9, math.nan)
-    rows = [
-        ("noise_multiplier", partial(jaxdp.noise.privatize_on_grid, each, 1.0), each)
-        for each in bad
-    ]
+    rows = [("noise_multiplier", partial(IntegerNoise, each), each) for each in bad]
     counted, replaced = {"count_noise_multiplier": 10.0}, partial(dataclasses.replace, made())
     all_refused(
         [
@@ -312,8 +317,8 @@ def test_links_of_two_noises_and_numbers_and_bounds_that_the_grid_has_not_are_re
         summed, _ = mechanism.clipped_grad(loss_fn).sum(PARAMS, DATA, draw)
         return tx.update(summed, tx.init(PARAMS), PARAMS)
 
-    on_grid = jaxdp.noise.privatize_on_grid
-    plain, half, one = jaxdp.privatize(1.0, 12), on_grid(0.5, 12), on_grid(1.0, 1.0)
+    kinds = (1.0, 12), (IntegerNoise(0.5), 12), (IntegerNoise(1.0), 1.0)
+    plain, half, one = (jaxdp.privatize(*kind) for kind in kinds)
     pairs = [(gridded, plain), (gridded, ordinary.privatize()), (ordinary, gridded.privatize())]
     rows = [partial(step, *each) for each in (*pairs, (gridded, half))]
     key = simulated_key(jax.random.key(0), {ON_GRID: 2.0})
@@ -327,9 +332,8 @@ REFUSED = "must not have xla_cpu_enable_fast_math"
 
 def test_fast_math_is_refused_and_a_file_of_flags_read_as_xla_reads_it(tmp_path, monkeypatch):
     """With it a sum was 63.7 cells from where it should be (40 scales, 8,000 values each)."""
-    makers = [partial(make, 1.0, 1.0) for make in (jaxdp.privatize, jaxdp.noise.privatize_on_grid)]
-    both = jaxdp.noise.privatize_correlated, jaxdp.noise.privatize_correlated_on_grid
-    makers += [partial(make, identity(3), 1.0, 1.0) for make in both] + [made().privatize]
+    makers = [partial(jaxdp.privatize, kind, 1.0) for kind in (1.0, IntegerNoise(1.0))]
+    makers.append(made().privatize)
     file = tmp_path / "flags"  # XLA_FLAGS may name a file: fast math was on, and all was taken
     file.write_text(f"--xla_dump_to=\n{ON}\n", encoding="utf-8")
     for flags in (
@@ -347,7 +351,7 @@ def test_fast_math_is_refused_and_a_file_of_flags_read_as_xla_reads_it(tmp_path,
     file.write_text("--xla_dump_to=", encoding="utf-8")
     for flags in ("--xla_cpu_enable_fast_math=false", str(file), str(tmp_path / "nowhere")):
         monkeypatch.setenv("XLA_FLAGS", flags)
-        jaxdp.noise.privatize_on_grid(1.0, 1.0)
+        jaxdp.privatize(IntegerNoise(1.0), 1.0)
     # As XLA reads the file: sums were 31.5 cells off.
     file.write_text(f"--xla_dump_to=\n{ON}\n", encoding="utf-8")
     monkeypatch.setenv("XLA_FLAGS", str(file))
@@ -359,10 +363,10 @@ def test_fast_math_is_refused_and_a_file_of_flags_read_as_xla_reads_it(tmp_path,
 
 PROBE = """
 import jax, numpy as np
-from jaxdp.noise import privatize_on_grid, _cells
+from jaxdp.noise import IntegerNoise, _cells, privatize
 x = np.random.default_rng(0).normal(size=2000).astype(np.float32) * 300
 scale = np.asarray(_cells.shortened(np.float32(307203.7)))
 exact = x.astype(np.float64) * float(scale)
 print(np.abs(np.asarray(jax.jit(_cells.on_grid)(x, scale)) - exact).max() > 0.6)
-privatize_on_grid(1.0, 1.0)
+privatize(IntegerNoise(1.0), 1.0)
 """
