@@ -17,7 +17,7 @@ from benchmarks import networks, networks_large
 from benchmarks.gradients import clipped
 from jaxdp.noise import MatrixNoise, Strategy, identity, optimise, privatize, strategies
 from jaxdp.noise.correlated import part_of
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.tickets import simulated_key
 
 STEPS, BATCH = 1_000, 64.0

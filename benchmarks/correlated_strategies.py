@@ -16,13 +16,13 @@ from scipy import linalg, signal
 
 def ours(kind, steps, size, error):
     """What finds jaxdp's strategy: a function without arguments."""
-    from jaxdp.noise import Single, optimise, optimise_dense
+    from jaxdp.noise import Single, optimise
 
     if kind == "banded":
         return lambda: optimise.optimal_banded(steps, size, error=error)
     if kind == "buffered":
         return lambda: optimise.optimal_buffered(steps, size, error=error)
-    return lambda: optimise_dense.optimal_dense(steps, Single())
+    return lambda: optimise.optimal_dense(steps, Single())
 
 
 def peers(kind, steps, size, error):

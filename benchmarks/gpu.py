@@ -85,7 +85,7 @@ def noise() -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxdp import normals
+    from jaxdp.noise import normals
 
     words = np.asarray([[7, 11], [7, 11]], np.uint32)
     make = jax.jit(lambda w: normals.normals(w, [(1_000, 1_000), (33,)]))

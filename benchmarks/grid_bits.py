@@ -27,7 +27,7 @@ import numpy as np
 import jaxdp
 from jaxdp.auditing import audit_event, audit_scores
 from jaxdp.noise import grid, grid_correlated
-from jaxdp.normals import _from_bits
+from jaxdp.noise.normals import _from_bits
 from jaxdp.types import Summed
 
 RECORDS, DELTA, MULTIPLIER = 100, 1e-5, 4.0

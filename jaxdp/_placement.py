@@ -342,3 +342,17 @@ def _within(mesh: Any) -> contextlib.AbstractContextManager[Any]:
     if mesh is None or around.empty or around == mesh.abstract_mesh:
         return contextlib.nullcontext()
     return jax.set_mesh(mesh)
+
+
+def tracked_axes() -> set[str]:
+    """The axes of a ``shard_map`` around that tracks who varies over them (``check_vma=True``)."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return set(axes) if axes and varying(jax.lax.axis_index(axes[0])) else set()
+
+
+def varying(value: Any) -> set[str]:
+    """The mesh axes over which ``shard_map`` knows the value to differ; none where it does not."""
+    kind: Any = jax.typeof(value)
+    if hasattr(kind, "vma"):  # its name before jax 0.10.2
+        return set(kind.vma)
+    return set(kind.manual_axis_type.varying | kind.manual_axis_type.unreduced)

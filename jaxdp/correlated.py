@@ -10,16 +10,14 @@ from jaxdp.clipping import Rule
 from jaxdp.clipping.rules import rule_of
 from jaxdp.mechanism import NOISES, Mechanism
 from jaxdp.noise import dyadic, optimal_banded, optimal_buffered, optimal_dense
-from jaxdp.noise.errors import max_error, rms_error
-from jaxdp.noise.participation import participation
-from jaxdp.noise.sensitivity import sensitivity
+from jaxdp.noise.errors import Workload, max_error, rms_error
+from jaxdp.noise.sensitivity import participation, sensitivity
 from jaxdp.noise.strategies import (
+    Strategy,
     banded_inverse_square_root,
     identity,
     square_root,
 )
-from jaxdp.noise.strategy import Strategy
-from jaxdp.noise.workloads import Workload
 from jaxdp.sampling import CyclicPoisson, FixedOrder
 
 SAMPLINGS = ("cyclic_poisson", "fixed_order")

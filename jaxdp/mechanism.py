@@ -24,10 +24,9 @@ from jaxdp.noise import (
     Strategy,
     privatize,
 )
+from jaxdp.noise.correlated import check_stable
 from jaxdp.noise.grid_correlated import check_dyadic
-from jaxdp.noise.participation import participation
-from jaxdp.noise.recurrences import check_stable
-from jaxdp.noise.sensitivity import sensitivity
+from jaxdp.noise.sensitivity import participation, sensitivity
 from jaxdp.sampling import (
     FixedOrder,
     FixedSize,
@@ -383,7 +382,7 @@ class Mechanism:
 
     @functools.cached_property
     def _noise(self) -> Noise:
-        """What ``privatize`` adds: to the gradient, where a count is released as well."""
+        """The noise of the gradient: less than the whole step's, where a count is released too."""
         made: Callable[..., Noise] = self._kind
         if self.strategy is not None:
             return made(self.fresh, self.strategy)

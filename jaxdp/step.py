@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _links, _shards
-from jaxdp._frozen import filled, like
 from jaxdp._links import OTHERS, Seen, read, watching
 from jaxdp._placement import Held, Placement, among_held, laid, on, pinned
 from jaxdp.clipping import ClippedGrad, captured
@@ -26,7 +25,7 @@ from jaxdp.optimizers.energy import (
     taken_apart,
 )
 from jaxdp.tickets import NoiseKey, Ticket
-from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, never_flattened
+from jaxdp.types import ClipInfo, PyTree, StepInfo, Summed, filled, like, never_flattened
 
 State = tuple[PyTree, PyTree]
 

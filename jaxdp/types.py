@@ -161,6 +161,20 @@ def frozen(tree: PyTree) -> PyTree:
     return tree
 
 
+def like(value: PyTree, params: PyTree) -> PyTree:
+    """The parameters, with None where the sum has None (frozen)."""
+    structure: Any = jax.tree.structure(params)
+    both = zip(structure.flatten_up_to(value), jax.tree.leaves(params), strict=True)
+    return jax.tree.unflatten(structure, [None if v is None else leaf for v, leaf in both])
+
+
+def filled(moved: PyTree, params: PyTree) -> PyTree:
+    """The moved parameters, and the frozen ones where they are None."""
+    structure: Any = jax.tree.structure(params)
+    both = zip(structure.flatten_up_to(moved), jax.tree.leaves(params), strict=True)
+    return jax.tree.unflatten(structure, [leaf if m is None else m for m, leaf in both])
+
+
 def _check_parts(one: Summed, other: Summed) -> None:
     """Raises ValueError unless two sums are disjoint parts of one draw."""
     if one.ticket is None or one.ticket is not other.ticket or None in (one.passes, other.passes):

@@ -16,7 +16,6 @@ import numpy as np
 import optax
 from scipy import special
 
-from jaxdp._frozen import filled, like
 from jaxdp._shards import hashed
 from jaxdp.auditing import canaries
 from jaxdp.auditing.canaries import Watched
@@ -25,7 +24,7 @@ from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import Rule
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sources import Source, as_source
-from jaxdp.types import PyTree
+from jaxdp.types import PyTree, filled, like
 
 PARTS = 3  # numbers of a candidate in every step
 _AT_ONCE = 64  # candidates whose gradients are held together

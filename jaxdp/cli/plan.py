@@ -123,7 +123,7 @@ def _row(
     kind: str | None = None,
 ) -> _Row:
     from jaxdp import accounting as acc
-    from jaxdp.noise.recurrences import recurrence
+    from jaxdp.noise.correlated import recurrence
 
     strategy = mechanism.strategy
     memory = 0 if strategy is None else recurrence(strategy).size

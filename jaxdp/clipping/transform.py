@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import optax
 
+from jaxdp._placement import tracked_axes, varying
 from jaxdp.clipping import _batch, options, reduce, rounding
 from jaxdp.clipping.ghost.leaves import Arrays
 from jaxdp.clipping.rules import Rule
-from jaxdp.normals import tracked_axes, varying
 from jaxdp.types import PyTree, Summed
 
 # Records of a draw where nobody says how many there are at most.

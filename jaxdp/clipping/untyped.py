@@ -16,7 +16,7 @@ from jax.extend import core
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.normals import varying
+from jaxdp._placement import varying
 from jaxdp.types import PyTree
 
 _PRIMITIVE = core.Primitive("jaxdp_untyped")

@@ -1,30 +1,36 @@
-"""Noise: independent or correlated, of float32 or on an integer grid; `privatize` adds it.
+"""Noise: independent or correlated, of float32 or on an integer grid; ``privatize`` adds it.
 
 Correlated noise is described on the host: a strategy C, a workload A, the errors of the two, and
 the sensitivity under a participation; optimised strategies have the least of their product.
 """
 
 from jaxdp.noise.correlated import CorrelatedState, MatrixNoise
-from jaxdp.noise.dense import Dense
-from jaxdp.noise.errors import max_error, rms_error, step_errors
+from jaxdp.noise.errors import Workload, max_error, rms_error, step_errors
 from jaxdp.noise.gaussian import Axes, IndependentNoise, Noise, Paid, PrivatizeState, privatize
 from jaxdp.noise.grid import IntegerNoise, grid_range
 from jaxdp.noise.grid_correlated import IntegerMatrixNoise, dyadic
-from jaxdp.noise.optimise import optimal_banded, optimal_buffered
-from jaxdp.noise.optimise_dense import optimal_dense
-from jaxdp.noise.participation import Cyclic, FixedOrder, MinSeparation, Participation, Single
-from jaxdp.noise.sensitivity import Sensitivity, sensitivity
+from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
+from jaxdp.noise.sensitivity import (
+    Cyclic,
+    FixedOrder,
+    MinSeparation,
+    Participation,
+    Sensitivity,
+    Single,
+    sensitivity,
+)
 from jaxdp.noise.strategies import (
     BandedInverse,
     Buffered,
+    Dense,
+    Strategy,
     Toeplitz,
+    ToeplitzStrategy,
     banded_inverse_square_root,
     from_dict,
     identity,
     square_root,
 )
-from jaxdp.noise.strategy import Strategy, ToeplitzStrategy
-from jaxdp.noise.workloads import Workload
 
 __all__ = [
     "Axes",

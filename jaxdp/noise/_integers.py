@@ -1,10 +1,16 @@
 """Discrete Gaussian integers from a key: sums of multiples of draws from one alias table.
 
+The words are those of ChaCha20 (RFC 8439, Section 2.3). The table is made of Python integers by
+Walker's alias method (1977; Vose 1991, "A linear algorithm for generating random numbers with a
+given distribution"): a uniform slot, and one comparison that keeps the slot or takes its alias. In
+integers the law that it draws is exactly that of the weights.
+
 docs/grid_noise.md proves how far their law is from the discrete Gaussian. Integer i of n is a
 function of (key, n, i), on any device and under any flags.
 """
 
 import dataclasses
+import decimal
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -14,8 +20,196 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _placement
-from jaxdp.noise import _chacha
-from jaxdp.noise._table import Table, table
+
+Words = tuple[jax.Array, ...]
+
+# "expand 32-byte k", little-endian.
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+_ROUNDS = 20
+
+
+def block(key: jax.Array, counter: jax.Array, nonce: Sequence[jax.Array | int]) -> Words:
+    """The 16 words of every block: the key stream of RFC 8439, each word uint32 like ``counter``.
+
+    Args:
+        key: uint32 [8].
+        counter: uint32, any shape: of the block.
+        nonce: three words, uint32 scalars or arrays that broadcast against ``counter``.
+
+    Raises:
+        ValueError: key or counter is not uint32: the rounds would be those of no known cipher.
+    """
+    for name, given in (("key", key), ("counter", counter)):
+        if given.dtype != jnp.uint32:
+            raise ValueError(f"{name} must be uint32, got {given.dtype}")
+    shape = jnp.broadcast_shapes(counter.shape, *(jnp.shape(word) for word in nonce))
+    words = [*_CONSTANTS, *(key[n] for n in range(8)), counter, *nonce]
+    # Added to all, so that within a shard_map all vary as the key and the counter do.
+    zero = (key[0] ^ key[0]) + (counter ^ counter)
+    first = tuple(jnp.broadcast_to(word + zero, shape) for word in map(_word, words))
+    # A loop: unrolled, every reader of a word would make XLA run all rounds again for it. Never a
+    # reduction of one element with the rounds as its operation: XLA leaves out the operation.
+    last = jax.lax.fori_loop(0, _ROUNDS // 2, lambda _, state: _double_round(state), first)
+    return tuple(a + b for a, b in zip(last, first, strict=True))
+
+
+def subkey(key: jax.Array, place: jax.Array | int, kind: int) -> jax.Array:
+    """A key uint32 [8] of its own for each ``place``: half of a block that no stream uses.
+
+    Args:
+        key: uint32 [8].
+        place: uint32 scalar.
+        kind: the purpose; different kinds give unrelated keys.
+    """
+    made = block(key, jnp.asarray(place, jnp.uint32), (0xFFFFFFFF, 0xFFFFFFFF, kind))
+    return jnp.stack(made[:8])
+
+
+def _word(word: jax.Array | int) -> jax.Array:
+    return jnp.asarray(word, jnp.uint32)
+
+
+def _double_round(state: Words) -> Words:
+    """Four quarter rounds on the columns, and four on the diagonals."""
+    words = list(state)
+    for n in range(4):
+        _quarter_round(words, n, 4 + n, 8 + n, 12 + n)
+    for n in range(4):
+        _quarter_round(words, n, 4 + (n + 1) % 4, 8 + (n + 2) % 4, 12 + (n + 3) % 4)
+    return tuple(words)
+
+
+def _quarter_round(words: list[jax.Array], a: int, b: int, c: int, d: int) -> None:
+    for to, add, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        words[to] = words[to] + words[add]
+        words[turned] = _rotated(words[turned] ^ words[to], bits)
+
+
+def _rotated(word: jax.Array, bits: int) -> jax.Array:
+    return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
+
+
+# Bits of a threshold: the first are in the word that has the slot, the others in three more words.
+DEEPER = 96
+WORD = 32
+# Weights are whole parts of this.
+TOTAL = 1 << (DEEPER + WORD)
+# Digits of the weights before they are rounded; the thresholds have at most 39.
+_DIGITS = 80
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """An alias table of integers -half, ..., half - 1, half = 2**(slot_bits - 1).
+
+    Attributes:
+        slot_bits: the table has 2**slot_bits slots.
+        sigma: of the discrete Gaussian that it draws.
+        first: uint32 [slots]; the leading bits of a slot's threshold above its alias.
+        deeper: uint32 [3, slots]; the other bits of the threshold, most significant word first.
+        distance: a proven bound on the total-variation distance of a draw from that Gaussian.
+    """
+
+    slot_bits: int
+    sigma: int
+    first: np.ndarray
+    deeper: np.ndarray
+    distance: float
+
+    @property
+    def half(self) -> int:
+        """The value of slot 0 is -half."""
+        return 1 << (self.slot_bits - 1)
+
+
+@functools.lru_cache(maxsize=8)
+def table(sigma: int = 2560, slot_bits: int = 16) -> Table:
+    """The table of the discrete Gaussian on the integers, P(z) ~ exp(-z^2 / (2 sigma^2)).
+
+    Args:
+        sigma: its parameter; half the slots must be at least 12 of it.
+        slot_bits: log2 of the number of slots, at most 16.
+
+    Raises:
+        ValueError: the slots do not reach far enough.
+    """
+    half = 1 << (slot_bits - 1)
+    if not 12 * sigma <= half or not 1 <= slot_bits <= 16:
+        raise ValueError(f"sigma must be at most {half // 12} for {slot_bits} bits, got {sigma}")
+    exact = _masses(sigma, slot_bits)
+    given = _rounded(exact)
+    thresholds, aliases = _aliased(given, slot_bits)
+    lead = [t >> DEEPER for t in thresholds]
+    first = np.asarray([(t << slot_bits) | a for t, a in zip(lead, aliases, strict=True)])
+    parts = [[(t >> (64 - WORD * n)) % 2**WORD for t in thresholds] for n in range(3)]
+    return Table(
+        slot_bits,
+        sigma,
+        first.astype(np.uint32),
+        np.asarray(parts, np.uint64).astype(np.uint32),
+        _distance(sigma, given[half], exact[0], half),
+    )
+
+
+def weights(sigma: int, slot_bits: int) -> list[int]:
+    """Integer weights of the slots, [2**slot_bits], that add up to 2**(128) exactly.
+
+    That of value z != 0 is exp(-z^2 / (2 sigma^2)) over the sum of all, rounded down; 0 has what
+    is left. The lowest slot has no mirror and none.
+    """
+    return _rounded(_masses(sigma, slot_bits))
+
+
+def _masses(sigma: int, slot_bits: int) -> list[decimal.Decimal]:
+    """2**128 P(z) of z = 0, ..., half - 1, to 70 digits; P adds up to 1 on -half < z < half."""
+    with decimal.localcontext(prec=_DIGITS, Emin=-999999, Emax=999999):
+        step = (-1 / (2 * decimal.Decimal(sigma) ** 2)).exp()
+        # rho(z + 1) = rho(z) step^(2z + 1): z^2 roundings in all, a relative 10^-70.
+        rho, ratio, square = [decimal.Decimal(1)], step, step * step
+        for _ in range(1, 1 << (slot_bits - 1)):
+            rho.append(rho[-1] * ratio)
+            ratio *= square
+        norm = 2 * sum(rho) - 1
+        return [value * TOTAL / norm for value in rho]
+
+
+def _rounded(masses: list[decimal.Decimal]) -> list[int]:
+    """The weights of all slots: those of z != 0 rounded down, and the rest to 0."""
+    one_side = [int(mass) for mass in masses[1:]]
+    return [0, *one_side[::-1], TOTAL - 2 * sum(one_side), *one_side]
+
+
+def _distance(sigma: int, centre: int, exact: decimal.Decimal, half: int) -> float:
+    """Total variation: what rounding down moved to 0, whose weight is ``centre``, and the tail.
+
+    The tail: sum_{z >= h} rho(z) <= rho(h) (1 + sigma^2 / h) (the integral, by Mills' ratio), over
+    a sum of at least sigma; twice, with h the half, <= 2 (1 + 1) exp(-h^2 / (2 sigma^2)).
+    """
+    with decimal.localcontext(prec=_DIGITS, Emin=-999999, Emax=999999):
+        tail = 4 * (-(decimal.Decimal(half) ** 2) / (2 * decimal.Decimal(sigma) ** 2)).exp()
+        moved = (centre - exact) / TOTAL
+        # Digits that were dropped: 10^-60 of everything; and to float64, upwards.
+        return float((tail + moved + decimal.Decimal(10) ** -60) * decimal.Decimal("1.000001"))
+
+
+def _aliased(given: list[int], slot_bits: int) -> tuple[list[int], list[int]]:
+    """(threshold of each slot below 2**(128 - slot_bits), alias of each), exactly for the weights.
+
+    A slot that keeps all of its share has itself for an alias, and threshold 0.
+    """
+    share = 1 << (DEEPER + WORD - slot_bits)
+    left = list(given)
+    thresholds, aliases = [0] * len(given), list(range(len(given)))
+    small = [n for n, weight in enumerate(left) if weight < share]
+    large = [n for n, weight in enumerate(left) if weight >= share]
+    while small:
+        low, high = small.pop(), large[-1]
+        thresholds[low], aliases[low] = left[low], high
+        left[high] -= share - left[low]
+        if left[high] < share:
+            small.append(large.pop())
+    return thresholds, aliases
+
 
 # Blocks of the generator made together, for each draw: so many that starting a loop costs little,
 # and few enough to stay in a cache.
@@ -154,7 +348,7 @@ def _chunk(
     def words(lane: jax.Array, level: jax.Array) -> jax.Array:
         """Words uint32 [16, ...] of the lanes: a draw and a counter each."""
         draw, counter = lane // np.uint32(blocks), start + lane % np.uint32(blocks)
-        return jnp.stack(_chacha.block(key, counter, (draw, level, 0)))
+        return jnp.stack(block(key, counter, (draw, level, 0)))
 
     levels = jnp.arange(1, 4, dtype=jnp.uint32)
     first = words(jnp.asarray(lanes), jnp.zeros_like(lanes))

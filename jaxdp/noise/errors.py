@@ -5,14 +5,97 @@ each coordinate of the parameters after that step, per unit of Z. Times the sens
 strategies of equal privacy; here it is not multiplied.
 """
 
+import dataclasses
 import math
 
 import numpy as np
 
-from jaxdp.noise import _gramian
-from jaxdp.noise.strategies import Buffered
-from jaxdp.noise.strategy import Strategy, ToeplitzStrategy
-from jaxdp.noise.workloads import PREFIX_SUMS, Workload
+from jaxdp import arguments
+from jaxdp.noise.strategies import Buffered, Strategy, ToeplitzStrategy, filtered, impulse
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The matrix A [n, n] whose row i says how the parameters after step i depend on the gradients.
+
+    m_i = momentum m_(i-1) + g_i, and the parameters move by the sum over t <= i of
+    learning_rates[t] m_t: heavy-ball momentum with a schedule. As it is, A is the matrix of prefix
+    sums: plain SGD of learning rate 1. Signs do not matter, and nor does a common factor when
+    strategies are compared.
+
+    Attributes:
+        momentum: beta in [0, 1).
+        learning_rates: n numbers of at least 0, at least one above 0 (any sequence is accepted and
+            made a tuple); None for a constant 1.
+    """
+
+    momentum: float = 0.0
+    learning_rates: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        momentum = arguments.non_negative("momentum", self.momentum)
+        if momentum >= 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
+        object.__setattr__(self, "momentum", momentum)
+        if self.learning_rates is not None:
+            rates = [arguments.non_negative("learning_rates", rate) for rate in self.learning_rates]
+            if not any(rates):
+                raise ValueError("learning_rates must have a number above 0, got none")
+            object.__setattr__(self, "learning_rates", tuple(rates))
+
+    @property
+    def constant(self) -> bool:
+        """True where the learning rate is constant, so that A is Toeplitz."""
+        return self.learning_rates is None or len(set(self.learning_rates)) == 1
+
+    @property
+    def learning_rate(self) -> float:
+        """The constant learning rate.
+
+        Raises:
+            ValueError: when it is not constant.
+        """
+        if not self.constant:
+            raise ValueError("learning_rates must be constant here, got a schedule")
+        return 1.0 if self.learning_rates is None else self.learning_rates[0]
+
+    def applied(self, series: np.ndarray) -> np.ndarray:
+        """float64 [n, ...]: A times ``series``, along the first axis.
+
+        Args:
+            series: float64 [n, ...].
+        """
+        self.check(len(series))
+        if self.momentum:
+            series = filtered([1.0], [1.0, -self.momentum], series)
+        if self.learning_rates is not None:
+            series = (np.asarray(self.learning_rates) * series.T).T
+        return np.asarray(np.cumsum(series, axis=0))
+
+    def toeplitz(self, steps: int) -> np.ndarray:
+        """float64 [n]: the coefficients of A, where it is Toeplitz.
+
+        Raises:
+            ValueError: when the learning rate is not constant.
+        """
+        self.learning_rate  # noqa: B018  (refuses a schedule)
+        return self.applied(impulse(arguments.integer("steps", steps, least=1)))
+
+    def matrix(self, steps: int) -> np.ndarray:
+        """float64 [n, n]: A."""
+        return self.applied(np.eye(arguments.integer("steps", steps, least=1)))
+
+    def check(self, steps: int) -> None:
+        """Refuses a schedule for another number of steps; ValueError."""
+        if self.learning_rates is not None and len(self.learning_rates) != steps:
+            raise ValueError(
+                f"learning_rates must be as many as there are steps ({steps}), got "
+                f"{len(self.learning_rates)}"
+            )
+
+
+PREFIX_SUMS = Workload()
+
 
 _BLOCK = 256
 
@@ -74,8 +157,65 @@ def _buffered(strategy: Buffered, workload: Workload) -> tuple[float, float]:
     """The max and the RMS error, in O(log n)."""
     workload.check(strategy.steps)
     scales, decays = np.asarray(strategy.scales), np.asarray(strategy.decays)
-    last, total = _gramian.square_sums(scales, decays, workload.momentum, strategy.steps)
+    last, total = square_sums(scales, decays, workload.momentum, strategy.steps)
     if not (np.isfinite(last) and np.isfinite(total)):
         raise ValueError(f"{strategy!r} is unstable: its noise exceeds float64 within its steps")
     rate = workload.learning_rate
     return rate * math.sqrt(last), rate * math.sqrt(total / strategy.steps)
+
+
+def square_sums(
+    scales: np.ndarray, decays: np.ndarray, momentum: float, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of b_t^2 and of (n - t) b_t^2 over t < n, for the response b of a buffered strategy.
+
+    b is the first column of A C^-1, A of learning rate 1. The state after an impulse of noise is
+    the buffers, the momentum and the parameter; all are 1 at t = 0, and F moves them one step on.
+    P_n is the sum over t < n of the outer squares of the states and H_n that of P_1, ..., P_n:
+
+        P_(r+m) = P_r + F^r P_m (F^r)^T,    H_(r+m) = H_r + m P_r + F^r H_m (F^r)^T.
+
+    Transposed, never conjugated: it is analytic, and complex parameters give derivatives.
+
+    Args:
+        scales: [..., m], real or complex.
+        decays: [..., m].
+        momentum: beta.
+        steps: n.
+
+    Returns:
+        two arrays [...].
+    """
+    once, one = _step(scales, decays, momentum), np.ones((1, 1), scales.dtype)
+    moved, square = once, np.broadcast_to(one, once.shape)
+    total, length = square, 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        for bit in bin(steps)[3:]:
+            total = total + length * square + _around(moved, total)
+            square = square + _around(moved, square)
+            moved, length = moved @ moved, 2 * length
+            if bit == "1":
+                total = (1 + length) * one + _around(once, total)
+                square = one + _around(once, square)
+                moved, length = moved @ once, length + 1
+    return square[..., -1, -1], total[..., -1, -1]
+
+
+def _around(moved: np.ndarray, square: np.ndarray) -> np.ndarray:
+    return moved @ square @ np.swapaxes(moved, -1, -2)
+
+
+def _step(scales: np.ndarray, decays: np.ndarray, momentum: float) -> np.ndarray:
+    """[..., m + 2, m + 2]: the buffers, the momentum and the parameter one step on, without noise.
+
+    The noise of the step is y = -sum_k scales_k s_k; every state but the parameter decays, and all
+    of them take up y, the parameter by way of the momentum.
+    """
+    buffers = scales.shape[-1]
+    matrix = np.zeros((*scales.shape[:-1], buffers + 2, buffers + 2), scales.dtype)
+    matrix[..., :, :buffers] = -scales[..., None, :]
+    index = np.arange(buffers)
+    matrix[..., index, index] += decays
+    matrix[..., buffers:, buffers] = momentum
+    matrix[..., -1, -1] = 1
+    return matrix

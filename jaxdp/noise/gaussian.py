@@ -1,4 +1,4 @@
-"""What noise is, and the link that adds it: from a clipped sum to a private gradient.
+"""The protocol of noise, and the link that adds it: from a clipped sum to a private gradient.
 
 ``privatize`` is the first link of an optax chain, whatever the noise: float32 Gaussians that are
 independent (here) or correlated over the steps (``correlated``), or integers of a cryptographic
@@ -7,6 +7,9 @@ generator (``grid``, ``grid_correlated``).
 
 import abc
 import dataclasses
+import os
+import pathlib
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +19,13 @@ import optax
 
 from jaxdp import _links, _shards, arguments
 from jaxdp import accounting as acc
-from jaxdp._arithmetic import check_arithmetic
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import NoiseKey, Ticket
 from jaxdp.types import PyTree, Summed
+
+_FAST = re.compile(r"--xla_cpu_enable_fast_math\b(\S*)")
+_OFF = ("false", "0")
 
 
 class PrivatizeState(NamedTuple):
@@ -410,3 +415,32 @@ def check_floating(params: PyTree) -> None:
             raise ValueError(
                 f"params must be floating-point arrays, got {jnp.result_type(leaf)} at {name}"
             )
+
+
+def check_arithmetic() -> None:
+    """Raises ValueError where XLA is told to compute with other roundings than float32's.
+
+    Every bound on a sum counts on float32, rounded to nearest. One flag that switches it on is
+    enough: which of several XLA follows is not looked at.
+
+    Raises:
+        ValueError: it is.
+    """
+    found = [value.strip("=\"'").lower() for value in _FAST.findall(_flags())]
+    if any(value not in _OFF for value in found):
+        raise ValueError(
+            "XLA_FLAGS must not have xla_cpu_enable_fast_math: float32 then has other roundings "
+            "than what one record adds is bounded with (sums on a grid were 63 cells from where "
+            "they should be, in place of 1/2); got it switched on"
+        )
+
+
+def _flags() -> str:
+    """XLA's flags: those of the environment, or of the file that it names in their place."""
+    given = os.environ.get("XLA_FLAGS", "")
+    if not given.strip() or given.lstrip().startswith("-"):
+        return given
+    try:
+        return pathlib.Path(given).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # XLA has none of it, either
+        return ""

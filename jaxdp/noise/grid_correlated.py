@@ -15,23 +15,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.noise._cells import Past, coordinates, noised
 from jaxdp.noise._integers import Sum
-from jaxdp.noise.correlated import CorrelatedState, check_next, continues, part_of, row_norm
+from jaxdp.noise.correlated import (
+    CorrelatedState,
+    Ring,
+    check_next,
+    check_stable,
+    continues,
+    part_of,
+    row_norm,
+)
 from jaxdp.noise.gaussian import Axes, Noise, Paid, refuse_injected
 from jaxdp.noise.grid import (
     IntegerNoise,
+    Past,
     check_exact,
+    coordinates,
     cuts_of,
     grid_in_words,
     grid_scale,
     grid_std,
     law_for,
+    noised,
     require_range,
 )
-from jaxdp.noise.recurrences import Ring, check_stable
-from jaxdp.noise.strategies import Toeplitz
-from jaxdp.noise.strategy import Strategy
+from jaxdp.noise.strategies import Strategy, Toeplitz
 from jaxdp.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
 
@@ -194,14 +202,14 @@ class IntegerMatrixNoise(Noise):
         return carried(self.strategy)
 
     @functools.cached_property
-    def _rows(self) -> "_Rows":
-        return _Rows(self.strategy)
+    def _rows(self) -> "_IntegerRows":
+        return _IntegerRows(self.strategy)
 
     def _law(self, count: int) -> Sum:
         return law_for(self.multiplier(0), count, self._carried)
 
 
-class _Rows(Ring):
+class _IntegerRows(Ring):
     """The integers by which the last m steps were noised, and what is taken back of them."""
 
     def __init__(self, strategy: Strategy):

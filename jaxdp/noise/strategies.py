@@ -9,16 +9,151 @@ from float32 numbers, so a strategy is, by definition, the matrix of exactly the
 Strategies are immutable, and equal where their numbers are. Matrices are float64, on the host.
 """
 
+import base64
 import dataclasses
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.noise import _series
-from jaxdp.noise.strategy import Strategy, ToeplitzStrategy, check_steps
+
+
+class Strategy(ABC):
+    """A lower-triangular matrix C [n, n] with a positive diagonal.
+
+    Attributes:
+        steps: n >= 1.
+    """
+
+    types: ClassVar[dict[str, type["Strategy"]]] = {}
+    steps: int
+
+    def __init_subclass__(cls) -> None:
+        Strategy.types[cls.__name__] = cls
+
+    @property
+    @abstractmethod
+    def bands(self) -> int:
+        """The number of bands: C[i, j] = 0 for i - j >= bands; n where C is full."""
+
+    @abstractmethod
+    def matrix(self) -> np.ndarray:
+        """float64 [n, n]: C."""
+
+    @abstractmethod
+    def column_norms(self) -> np.ndarray:
+        """float64 [n]: the l2 norm of every column of C."""
+
+    @abstractmethod
+    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
+        """float64 [n, stop - start]: these columns of C^-1."""
+
+    def inverse_row_norms(self) -> np.ndarray:
+        """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
+        total = np.zeros(self.steps)
+        for start in range(0, self.steps, 256):
+            stop = min(start + 256, self.steps)
+            total += np.square(self.inverse_columns(start, stop)).sum(axis=1)
+        return np.asarray(np.sqrt(total))
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
+
+    def carried(self) -> float:
+        """max_i sum_j |C_ij| s_j, where s_j is the standard deviation of the noise of step j.
+
+        The size of what has to cancel for a step's own normals to be left; infinite where the noise
+        exceeds float64.
+        """
+        try:
+            deviations = self.inverse_row_norms()
+        except ValueError:
+            return math.inf
+        return float(np.max(self.weighed(deviations)))
+
+    def weighed(self, values: np.ndarray) -> np.ndarray:
+        """float64 [n]: |C| times the values [n]."""
+        return np.asarray(np.abs(self.matrix()) @ values)
+
+
+class ToeplitzStrategy(Strategy):
+    """A strategy whose C is Toeplitz: C[i, j] = c_(i-j)."""
+
+    @abstractmethod
+    def first_column(self) -> np.ndarray:
+        """float64 [n]: c, the first column of C."""
+
+    @abstractmethod
+    def first_inverse_column(self) -> np.ndarray:
+        """float64 [n]: the first column of C^-1, which is Toeplitz as well.
+
+        Raises:
+            ValueError: when it exceeds float64 within n steps.
+        """
+
+    @abstractmethod
+    def column_bound(self) -> np.ndarray:
+        """float64 [n]: at least the absolute value of the first column, rounding included."""
+
+    @property
+    @abstractmethod
+    def non_negative(self) -> bool:
+        """True where all of C is proven to be at least 0."""
+
+    @property
+    @abstractmethod
+    def non_increasing(self) -> bool:
+        """True where c is proven to be non-negative and nowhere to increase."""
+
+    def matrix(self) -> np.ndarray:
+        """float64 [n, n]: C."""
+        return _columns(self.first_column(), 0, self.steps)
+
+    def column_norms(self) -> np.ndarray:
+        """float64 [n]: the l2 norm of every column of C; the first is the largest."""
+        return np.asarray(np.sqrt(np.cumsum(np.square(self.first_column())))[::-1])
+
+    def weighed(self, values: np.ndarray) -> np.ndarray:
+        """float64 [n]: |C| times the values [n]."""
+        from scipy import signal
+
+        column = np.abs(self.first_column())[: self.bands]
+        return np.asarray(signal.oaconvolve(column, values)[: self.steps])
+
+    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
+        """float64 [n, stop - start]: these columns of C^-1."""
+        return _columns(self.first_inverse_column(), start, stop)
+
+    def inverse_row_norms(self) -> np.ndarray:
+        """float64 [n]: the standard deviation of the correlated noise of each step, for unit Z."""
+        return np.asarray(np.sqrt(np.cumsum(np.square(self.first_inverse_column()))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The strategy in plain JSON types; ``from_dict`` gives an equal strategy back."""
+        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {"type": type(self).__name__, **fields}
+
+
+def check_steps(strategy: Strategy) -> None:
+    """Puts the number of steps in place as an int; ValueError where it is none."""
+    steps = arguments.integer("steps", strategy.steps, least=1)
+    object.__setattr__(strategy, "steps", steps)
+
+
+def _columns(first: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """float64 [n, stop - start]: columns of the lower-triangular Toeplitz matrix."""
+    padded = np.concatenate([np.zeros(len(first) - 1), first])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, len(first))
+    return np.array(windows[::-1][start:stop].T, order="C")
+
 
 _UNIT = 2.0**-53  # the largest relative error of one rounding
 
@@ -41,7 +176,7 @@ class Toeplitz(ToeplitzStrategy):
         _check_series(self)
 
     def __repr__(self) -> str:
-        return f"Toeplitz(coefficients={_series.shown(self.coefficients)}, steps={self.steps})"
+        return f"Toeplitz(coefficients={shown(self.coefficients)}, steps={self.steps})"
 
     @property
     def bands(self) -> int:
@@ -68,9 +203,7 @@ class Toeplitz(ToeplitzStrategy):
 
     def first_inverse_column(self) -> np.ndarray:
         """float64 [n]: the first column of C^-1; ValueError where it exceeds float64."""
-        return _within(
-            self, _series.filtered([1.0], self.coefficients, _series.impulse(self.steps))
-        )
+        return _within(self, filtered([1.0], self.coefficients, impulse(self.steps)))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -91,7 +224,7 @@ class BandedInverse(ToeplitzStrategy):
         _check_series(self)
 
     def __repr__(self) -> str:
-        return f"BandedInverse(coefficients={_series.shown(self.coefficients)}, steps={self.steps})"
+        return f"BandedInverse(coefficients={shown(self.coefficients)}, steps={self.steps})"
 
     @property
     def bands(self) -> int:
@@ -119,9 +252,7 @@ class BandedInverse(ToeplitzStrategy):
 
     def first_column(self) -> np.ndarray:
         """float64 [n]: c; ValueError where it exceeds float64."""
-        return _within(
-            self, _series.filtered([1.0], self.coefficients, _series.impulse(self.steps))
-        )
+        return _within(self, filtered([1.0], self.coefficients, impulse(self.steps)))
 
     def column_bound(self) -> np.ndarray:
         """float64 [n]: at least |c|.
@@ -136,7 +267,7 @@ class BandedInverse(ToeplitzStrategy):
         """
         found = np.abs(self.first_column())
         width = len(self.coefficients)
-        moved = _series.filtered(np.abs(self.coefficients), [1.0], found).max()
+        moved = filtered(np.abs(self.coefficients), [1.0], found).max()
         most = 2 * (width + 4) * _UNIT * moved  # twice, for the rounding of this very line
         if self.steps * most > 1e-7:
             raise ValueError(f"{self!r} has a column that rounding leaves unknown: use fewer steps")
@@ -168,7 +299,7 @@ class Buffered(ToeplitzStrategy):
     def __post_init__(self) -> None:
         check_steps(self)
         for name in ("scales", "decays"):
-            object.__setattr__(self, name, _series.float32s(name, getattr(self, name)))
+            object.__setattr__(self, name, float32s(name, getattr(self, name)))
         if len(self.scales) != len(self.decays):
             raise ValueError(
                 f"decays must have one number per scale ({len(self.scales)}), got {self.decays!r}"
@@ -198,7 +329,7 @@ class Buffered(ToeplitzStrategy):
 
         Each power is a product of j factors, in some order, and nothing is subtracted.
         """
-        column = _series.impulse(self.steps)
+        column = impulse(self.steps)
         for scale, decay in zip(self.scales, self.decays, strict=True):
             powers = np.full(self.steps, decay)
             powers[:2] = 1.0  # c_0 is written below
@@ -221,7 +352,7 @@ class Buffered(ToeplitzStrategy):
         """
         v = np.sqrt(self.scales)
         values, vectors = np.linalg.eigh(np.diag(self.decays) - np.outer(v, v))
-        column = _series.impulse(self.steps)
+        column = impulse(self.steps)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for value, weight in zip(values, np.square(v @ vectors), strict=True):
                 powers = value ** np.arange(self.steps - 1, dtype=np.float64)
@@ -287,7 +418,7 @@ def _binomial(first: float, steps: int, bands: int | None) -> tuple[float, ...]:
 
 def _check_series(strategy: Toeplitz | BandedInverse) -> None:
     check_steps(strategy)
-    coefficients = _series.float32s("coefficients", strategy.coefficients)
+    coefficients = float32s("coefficients", strategy.coefficients)
     if coefficients[0] != 1:
         raise ValueError(f"coefficients[0] must be 1, got {coefficients[0]!r}")
     if len(coefficients) > strategy.steps:
@@ -307,3 +438,158 @@ def _within(strategy: ToeplitzStrategy, column: np.ndarray) -> np.ndarray:
     if not np.isfinite(column).all():
         raise ValueError(f"{strategy!r} is unstable: its noise exceeds float64 within its steps")
     return column
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Dense(Strategy):
+    """C is any lower-triangular matrix of float32 numbers with a positive diagonal.
+
+    ``Dense.of`` makes one from a matrix. The noise is y_i = (z_i - sum_(j<i) C_ij y_j) / C_ii.
+
+    Attributes:
+        entries: the rows of the lower triangle, one after the other (row i has i + 1 numbers), as
+            little-endian float32: 2 n (n + 1) bytes. Also accepted in base64, as in JSON.
+        steps: n.
+    """
+
+    entries: bytes
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_steps(self)
+        if isinstance(self.entries, str):
+            object.__setattr__(self, "entries", base64.b64decode(self.entries, validate=True))
+        if not isinstance(self.entries, bytes):
+            raise ValueError(f"entries must be bytes, got a {type(self.entries).__name__}")
+        if len(self.entries) != 2 * self.steps * (self.steps + 1):
+            raise ValueError(
+                f"entries must be {2 * self.steps * (self.steps + 1)} bytes for steps="
+                f"{self.steps}, got {len(self.entries)}"
+            )
+        numbers = rounded("entries", np.frombuffer(self.entries, "<f4"))
+        diagonal = numbers[np.cumsum(np.arange(1, self.steps + 1)) - 1]
+        if not (diagonal > 0).all():
+            raise ValueError(f"the diagonal must be above 0 in float32, got {diagonal.min()!r}")
+        # Without -0.0 and subnormal numbers, equal matrices have equal bytes.
+        object.__setattr__(self, "entries", (numbers + 0).astype("<f4").tobytes())
+
+    @classmethod
+    def of(cls, matrix: np.ndarray) -> "Dense":
+        """The strategy of a lower-triangular matrix, its entries rounded to float32.
+
+        Args:
+            matrix: float [n, n].
+
+        Raises:
+            ValueError: when it is not square and lower-triangular, with a positive diagonal.
+        """
+        matrix = np.asarray(matrix)
+        square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] >= 1
+        if not square or matrix.dtype.kind not in "fiu" or np.triu(matrix, 1).any():
+            raise ValueError(
+                f"matrix must be lower-triangular [n, n], got {matrix.dtype} {matrix.shape}, or "
+                "entries above the diagonal"
+            )
+        lower = rounded("matrix", matrix[np.tril_indices(len(matrix))])
+        return cls(lower.astype("<f4").tobytes(), len(matrix))
+
+    def __repr__(self) -> str:
+        found = digest(self.entries)
+        return f"Dense(steps={self.steps}, bands={self.bands}, entries=<blake2b {found}>)"
+
+    @cached_property
+    def bands(self) -> int:
+        """The number of bands: the smallest with C[i, j] = 0 for i - j >= bands."""
+        rows, columns = np.nonzero(self.matrix())
+        return int((rows - columns).max()) + 1
+
+    def matrix(self) -> np.ndarray:
+        """float64 [n, n]: C, exactly."""
+        matrix = np.zeros((self.steps, self.steps))
+        matrix[np.tril_indices(self.steps)] = np.frombuffer(self.entries, "<f4")
+        return matrix
+
+    def column_norms(self) -> np.ndarray:
+        """float64 [n]: the l2 norm of every column of C."""
+        return np.asarray(np.sqrt(np.square(self.matrix()).sum(axis=0)))
+
+    def inverse_columns(self, start: int, stop: int) -> np.ndarray:
+        """float64 [n, stop - start]: these columns of C^-1."""
+        from scipy import linalg
+
+        unit = np.eye(self.steps)[:, start:stop]
+        return np.asarray(linalg.solve_triangular(self.matrix(), unit, lower=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The strategy in plain JSON types, its entries in base64; ``from_dict`` undoes it."""
+        entries = base64.b64encode(self.entries).decode("ascii")
+        return {"type": "Dense", "entries": entries, "steps": self.steps}
+
+
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_SHOWN = 8
+
+
+def float32s(name: str, values: Any) -> tuple[float, ...]:
+    """The numbers as a tuple of Python floats, each rounded to float32.
+
+    What float32 holds only as a subnormal becomes 0, for accelerators read it as 0.
+
+    Raises:
+        ValueError: when they are not finite real numbers within float32, in a sequence.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a sequence of numbers, got {arguments.described(values)}")
+    try:
+        given = np.asarray(values if isinstance(values, np.ndarray) else tuple(values))
+    except ValueError:  # of unlike lengths
+        given = np.asarray(None)
+    if given.ndim != 1 or given.dtype.kind not in "fiu" or not given.size:
+        raise ValueError(f"{name} must be a sequence of numbers, got {_shortened(values)}")
+    return tuple(rounded(name, given).astype(np.float64).tolist())
+
+
+def rounded(name: str, given: np.ndarray) -> np.ndarray:
+    """float32: the numbers rounded, subnormal ones to 0; ValueError where one is not finite."""
+    with np.errstate(over="ignore"):
+        near = given.astype(np.float32)
+    if not np.isfinite(near).all():
+        wrong = given[~np.isfinite(near)].flat[0]
+        raise ValueError(f"{name} must be finite numbers within float32, got {wrong!r} among them")
+    return np.where(np.abs(near) < _SMALLEST, np.float32(0), near)
+
+
+def shown(values: tuple[float, ...]) -> str:
+    """The numbers, or where they are many their count and a BLAKE2b digest of their bytes."""
+    if len(values) <= _SHOWN:
+        return repr(values)
+    return f"<{len(values)} float32, blake2b {digest(np.asarray(values, '<f4').tobytes())}>"
+
+
+def digest(data: bytes) -> str:
+    """The BLAKE2b digest of 16 bytes, in hexadecimal."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def impulse(length: int) -> np.ndarray:
+    """float64 [length]: 1, 0, 0, ..."""
+    return np.eye(1, length)[0]
+
+
+def filtered(top: Any, bottom: Any, series: np.ndarray) -> np.ndarray:
+    """``series`` times the power series top / bottom, along the first axis, to as many terms.
+
+    Args:
+        top: float [p], the coefficients of the numerator.
+        bottom: float [q], those of the denominator; the first is 1.
+        series: float64 [n, ...].
+    """
+    # scipy.signal takes longer to import than all of JAX-DP.
+    from scipy import signal
+
+    top, bottom = np.asarray(top)[: len(series)], np.asarray(bottom)[: len(series)]
+    return np.asarray(signal.lfilter(top, bottom, series, axis=0))
+
+
+def _shortened(values: Any) -> str:
+    return repr(values)[:80] if isinstance(values, tuple | list) else arguments.described(values)

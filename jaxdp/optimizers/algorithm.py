@@ -9,10 +9,9 @@ import optax
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp._frozen import filled
 from jaxdp.clipping import ClippedGrad
 from jaxdp.mechanism import Mechanism
-from jaxdp.types import PyTree
+from jaxdp.types import PyTree, filled
 
 if TYPE_CHECKING:
     from jaxdp.step import PrivateStep

@@ -12,7 +12,7 @@ import numpy as np
 from jaxdp import _processes, _rows
 from jaxdp.clipping import _batch, captured, rounding
 from jaxdp.mechanism import Mechanism, dp_sgd
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.sampling import Sampler
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import Ticket

@@ -10,7 +10,7 @@ import optax
 from jaxdp import _links, arguments
 from jaxdp.mechanism import Mechanism, dp_sgd
 from jaxdp.noise.gaussian import PrivatizeState, check_update, opened
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.sampling import Sampling
 from jaxdp.tickets import NoiseKey

@@ -16,7 +16,7 @@ from jaxdp import accounting as acc
 from jaxdp import clipping, models
 from jaxdp._issuer import issuer_of
 from jaxdp.mechanism import with_rule
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.papers import choices
 from jaxdp.runs import assemble
 from jaxdp.runs.config import RunConfig

@@ -2,7 +2,7 @@
 
 from jaxdp.mechanism import Mechanism
 from jaxdp.noise import BandedInverse, Buffered, Strategy, Toeplitz, sensitivity
-from jaxdp.noise.participation import Cyclic, participation
+from jaxdp.noise.sensitivity import Cyclic, participation
 
 Rows = list[tuple[str, str]]
 

@@ -13,7 +13,7 @@ import pytest
 import jaxdp
 from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded, strategies
 from jaxdp.noise.correlated import MatrixNoise, part_of
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.tickets import simulated_key
 from tests.laws import is_gaussian
 from tests.refusing import all_refused

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp
 from benchmarks import grid_bits
-from jaxdp.noise import IntegerNoise, _cells, grid, grid_range, privatize
+from jaxdp.noise import IntegerNoise, grid, grid_range, privatize
 from jaxdp.tickets import ON_GRID, NoiseKey, simulated_key
 from jaxdp.types import Summed
 from tests.refusing import all_refused
@@ -43,7 +43,7 @@ def exact_cells(x, c):
 
 
 def on_grid(x, c):
-    return np.asarray(_cells.on_grid(jnp.asarray(x), jnp.float32(c)), np.float64)
+    return np.asarray(grid.on_grid(jnp.asarray(x), jnp.float32(c)), np.float64)
 
 
 def test_the_noise_is_at_least_that_of_the_theorem():
@@ -53,7 +53,7 @@ def test_the_noise_is_at_least_that_of_the_theorem():
         for multiplier in (0.3, 1.0, 7.77):
             for l2 in np.float32(np.exp(rng.uniform(-30, 30, 4))):
                 law, c = scale_of(multiplier, count, l2)
-                assert float(_cells.shortened(jnp.float32(c))) == c  # twelve digits
+                assert float(grid.shortened(jnp.float32(c))) == c  # twelve digits
                 z = Fraction(multiplier)
                 moved = Fraction(c) * Fraction(float(l2)) + root * (1 + Fraction(1, 2**22))
                 square = Fraction(law._variances()[0] - 4)
@@ -68,7 +68,7 @@ def test_the_noise_is_at_least_that_of_the_theorem():
 def test_a_value_is_rounded_to_the_nearest_cell_and_moved_no_farther_than_is_charged():
     rng = np.random.default_rng(0)
     for _ in range(60):
-        c = float(_cells.shortened(jnp.float32(np.exp(rng.uniform(-60, 60)))))
+        c = float(grid.shortened(jnp.float32(np.exp(rng.uniform(-60, 60)))))
         x = np.float32(rng.standard_normal(SIZE) * np.exp(rng.uniform(-40, 25, SIZE)) / c)
         assert np.abs(on_grid(x, c) - exact_cells(x, c)).max() <= 0.5 + 2.0**-23
     special = np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-44])
@@ -77,7 +77,7 @@ def test_a_value_is_rounded_to_the_nearest_cell_and_moved_no_farther_than_is_cha
     for power in (-40, -12, 0, 12, 23, 24, 29, 30):
         for digits in (1.0, 1.9995117, 1.0004883, 1.4140625):
             c = np.float32(digits * 2.0 ** (power % 7 * 9 - 27))
-            assert _cells.shortened(jnp.asarray(c)) == c
+            assert grid.shortened(jnp.asarray(c)) == c
             near = [np.float32(2.0**power / c * np.asarray([1.0, 0.5, 1.5, 0.75, 1.25]))]
             for end in (-np.inf, np.inf):
                 step = near[0]
@@ -107,7 +107,7 @@ def test_integers_are_of_one_float32_whatever_computes_it_in_the_same_program():
 
     def whole(made, multiplier, l2, *args):
         c = grid.grid_scale(law, multiplier, SIZE, l2)
-        return _cells.on_grid(made(*args), c), c
+        return grid.on_grid(made(*args), c), c
 
     for name, made, args in (
         ("product", lambda a, b: a * b, (a, b)),

@@ -13,7 +13,7 @@ import pytest
 
 import jaxdp
 from jaxdp import noise
-from jaxdp.noise import _cells, grid, grid_correlated
+from jaxdp.noise import grid, grid_correlated
 from jaxdp.noise._integers import made
 from jaxdp.tickets import ON_GRID, simulated_key
 from jaxdp.types import Summed
@@ -86,7 +86,7 @@ def test_rows_are_those_of_the_recurrence_in_python_integers(strategy):
         fresh.append(UNIT * coarse + fine)
         back = sum(weights[j] * rows[-j] for j in range(1, min(step + 1, len(weights))))
         rows.append(np.array([of(z) for z in fresh[-1] - back], dtype=object))
-        sums = whole_numbers(flat(jax.tree.map(lambda x: _cells.on_grid(x, c), value)))
+        sums = whole_numbers(flat(jax.tree.map(lambda x: grid.on_grid(x, c), value)))
         wanted = np.float32((sums + rows[-1]).astype(np.int64)) * (1 / c)
         assert (flat(out) == wanted).all(), step
         # What is released is a function of C S + Z alone: the decoder sees neither S nor N.
@@ -149,7 +149,7 @@ def test_no_row_leaves_32_bits_and_each_is_exact_up_to_the_ends_of_what_the_buff
         parts = jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)
         rest = (fine.astype(object) - past + 2**digits // 2) // 2**digits
         wrapped = (coarse + rest + 2**31) % 2**32 - 2**31
-        assert (whole_numbers(_cells._row(own, parts, digits)) == wrapped).all(), (digits, total)
+        assert (whole_numbers(grid._row(own, parts, digits)) == wrapped).all(), (digits, total)
 
 
 def test_one_band_is_the_grid_without_correlation_bit_for_bit():

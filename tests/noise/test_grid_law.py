@@ -18,9 +18,18 @@ from scipy import stats
 
 from jaxdp import accounting as acc
 from jaxdp.auditing.events import audit_event
-from jaxdp.noise import _chacha, grid
-from jaxdp.noise._integers import Sum, drawn, gap, integers, made, summed
-from jaxdp.noise._table import DEEPER, table, weights
+from jaxdp.noise import _integers, grid
+from jaxdp.noise._integers import (
+    DEEPER,
+    Sum,
+    drawn,
+    gap,
+    integers,
+    made,
+    summed,
+    table,
+    weights,
+)
 from tests.refusing import all_refused
 
 TOTAL = 2**128
@@ -48,7 +57,7 @@ def plain_block(key, counter, nonce):
 
 def test_the_block_function_has_the_vectors_of_the_rfc():
     def found(key, counter, nonce):
-        words = _chacha.block(jnp.asarray(key), jnp.asarray([counter], jnp.uint32), nonce)
+        words = _integers.block(jnp.asarray(key), jnp.asarray([counter], jnp.uint32), nonce)
         return np.stack(words)[:, 0].astype("<u4").tobytes().hex()
 
     key = np.frombuffer(bytes(range(32)), "<u4")
@@ -62,7 +71,7 @@ def test_the_block_function_has_the_vectors_of_the_rfc():
     zeros = found(np.zeros(8, np.uint32), 0, (0, 0, 0))
     assert zeros.startswith("76b8e0ada0f13d90405d6ae55386bd28")
     # Keys of shards are the halves of a block that no stream has.
-    made_of, both = np.asarray(_chacha.subkey(jnp.asarray(KEY), 5, 2)), 2**32 - 1
+    made_of, both = np.asarray(_integers.subkey(jnp.asarray(KEY), 5, 2)), 2**32 - 1
     assert (made_of == plain_block(KEY, np.array([5], np.uint32), [both, both, 2])[:8, 0]).all()
 
 
@@ -76,8 +85,8 @@ def test_a_key_of_64_bit_words_is_refused():
         at, far = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int64)
         all_refused(
             [
-                ("key must be uint32, got uint64", lambda: _chacha.block(wide, at, (0, 0, 0))),
-                ("must be uint32, got int64", lambda: _chacha.block(narrow, far, (0, 0, 0))),
+                ("key must be uint32, got uint64", lambda: _integers.block(wide, at, (0, 0, 0))),
+                ("must be uint32, got int64", lambda: _integers.block(narrow, far, (0, 0, 0))),
                 ("factors must be below 1280", lambda: Sum((1300,))),
                 ("sigma must be at most", lambda: table(2560, 12)),
                 ("at most 4294967296 coordinates", lambda: grid.law_for(1.0, 2**32 + 1)),

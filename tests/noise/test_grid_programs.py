@@ -28,7 +28,7 @@ from jaxdp.noise import (
     grid_range,
     sensitivity,
 )
-from jaxdp.noise.participation import participation
+from jaxdp.noise.sensitivity import participation
 from jaxdp.optimizers import registry
 from jaxdp.sampling import named
 from jaxdp.tickets import ON_GRID, simulated_key
@@ -363,10 +363,10 @@ def test_fast_math_is_refused_and_a_file_of_flags_read_as_xla_reads_it(tmp_path,
 
 PROBE = """
 import jax, numpy as np
-from jaxdp.noise import IntegerNoise, _cells, privatize
+from jaxdp.noise import IntegerNoise, grid, privatize
 x = np.random.default_rng(0).normal(size=2000).astype(np.float32) * 300
-scale = np.asarray(_cells.shortened(np.float32(307203.7)))
+scale = np.asarray(grid.shortened(np.float32(307203.7)))
 exact = x.astype(np.float64) * float(scale)
-print(np.abs(np.asarray(jax.jit(_cells.on_grid)(x, scale)) - exact).max() > 0.6)
+print(np.abs(np.asarray(jax.jit(grid.on_grid)(x, scale)) - exact).max() > 0.6)
 privatize(IntegerNoise(1.0), 1.0)
 """

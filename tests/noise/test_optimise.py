@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdp import noise
-from jaxdp.noise import _minimise, optimise, optimise_dense
+from jaxdp.noise import optimise
 from tests.refusing import all_refused
 
 SGD = noise.Workload()
@@ -73,10 +73,10 @@ def test_the_gradients_of_banded_strategies_and_of_all_matrices():
         for error in ("rms", "max"):
             loss = optimise._banded(workload.toeplitz(200), error)
             assert_gradient(loss, np.array([0.4, 0.1, 0.2, 0.05]))
-    free, _ = optimise_dense._free(6, noise.Single(), 6)
+    free, _ = optimise._free(6, noise.Single(), 6)
     at = np.random.default_rng(0).uniform(-0.1, 0.3, len(free[0]))
     for workload in (HEAVY, noise.Workload(0.0, tuple(np.linspace(1, 0, 6)))):
-        loss = optimise_dense._loss(workload, free, 6)
+        loss = optimise._dense_loss(workload, free, 6)
         assert_gradient(loss, at, rtol=1e-5, atol=1e-9)
 
 
@@ -126,11 +126,11 @@ def test_all_matrices_for_records_that_come_again(participation, workload):
     plain = losses(noise.Dense.of(noise.square_root(24, 6).matrix()), participation, workload)[0]
     assert losses(found, participation, workload)[0] < plain
     # No better one exists: the gap to the dual problem is small, and grows away from the optimum.
-    free, _ = optimise_dense._free(24, participation, 24)
+    free, _ = optimise._free(24, participation, 24)
     square = found.matrix().T @ found.matrix()
-    gap = optimise_dense._gap(workload.matrix(24), square, free)
+    gap = optimise._gap(workload.matrix(24), square, free)
     assert abs(gap) < 1e-5
-    assert optimise_dense._gap(workload.matrix(24), (square + np.eye(24)) / 2, free) > 0.01
+    assert optimise._gap(workload.matrix(24), (square + np.eye(24)) / 2, free) > 0.01
 
 
 def test_the_optimum_of_all_matrices_is_that_of_its_dual_and_the_same_again():
@@ -186,10 +186,10 @@ def test_wrong_arguments_are_named_and_an_optimum_that_was_not_reached():
     # An optimum that was not reached is announced.
     loss = optimise._banded(SGD.toeplitz(64), "rms")
     with pytest.warns(RuntimeWarning, match="8 bands: no optimum was reached in 1 iterations"):
-        _minimise.lowest(loss, [np.zeros(7)], "8 bands", maxiter=1)
+        optimise.lowest(loss, [np.zeros(7)], "8 bands", maxiter=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _minimise.lowest(loss, [np.zeros(7)], "8 bands")
+        optimise.lowest(loss, [np.zeros(7)], "8 bands")
 
 
 def test_parameters_whose_error_overflows_are_infeasible():

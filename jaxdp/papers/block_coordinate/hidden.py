@@ -13,7 +13,7 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp._issuer import released_once
 from jaxdp.clipping import rounding
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.papers.block_coordinate.network import SOFTMAX_RESIDUAL, Lifted, Network, Weights
 from jaxdp.papers.block_coordinate.partition import Batches, secret_partition
 from jaxdp.papers.block_coordinate.proximal import NO_PROXIMAL, Proximal

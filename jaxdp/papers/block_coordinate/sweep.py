@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxdp.clipping import rounding
 from jaxdp.clipping.ghost.factors import outer_sum
-from jaxdp.normals import noised
+from jaxdp.noise.normals import noised
 from jaxdp.papers.block_coordinate import forms
 from jaxdp.papers.block_coordinate.network import Network, Weights
 from jaxdp.papers.block_coordinate.proximal import Proximal

@@ -78,7 +78,7 @@ def _together(words: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, jax.Ar
     groups: dict[frozenset[str], list[int]] = {}
     for n, shape in enumerate(shapes):
         if math.prod(shape) <= _SMALL:
-            groups.setdefault(frozenset(varying(words[n])), []).append(n)
+            groups.setdefault(frozenset(_placement.varying(words[n])), []).append(n)
     for small in groups.values():
         if len(small) == 1:
             continue
@@ -242,8 +242,8 @@ def cut_over(
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if not axes:
         return []
-    typed = bool(tracked_axes())
-    cut = varying(leaf) if typed else set(sharded_over)
+    typed = bool(_placement.tracked_axes())
+    cut = _placement.varying(leaf) if typed else set(sharded_over)
     if unknown := set(axes) - cut - set(replicated_over) if not typed else set():
         raise ValueError(
             f"sharded_over or replicated_over must name every mesh axis around privatize, got none "
@@ -270,17 +270,3 @@ def _threefry(
         first = first + keys[(rounds + 1) % 3]
         last = last + keys[(rounds + 2) % 3] + np.uint32(rounds + 1)
     return first, last
-
-
-def tracked_axes() -> set[str]:
-    """The axes of a ``shard_map`` around that tracks who varies over them (``check_vma=True``)."""
-    axes = jax.sharding.get_abstract_mesh().manual_axes
-    return set(axes) if axes and varying(jax.lax.axis_index(axes[0])) else set()
-
-
-def varying(value: Any) -> set[str]:
-    """The mesh axes over which ``shard_map`` knows the value to differ; none where it does not."""
-    kind: Any = jax.typeof(value)
-    if hasattr(kind, "vma"):  # its name before jax 0.10.2
-        return set(kind.vma)
-    return set(kind.manual_axis_type.varying | kind.manual_axis_type.unreduced)

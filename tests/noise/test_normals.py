@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
-from jaxdp import normals as module
-from jaxdp.normals import noised, normals
+from jaxdp.noise import normals as module
+from jaxdp.noise.normals import noised, normals
 from tests.compiling import AS_USERS
 from tests.laws import are_uncorrelated, is_gaussian
 from tests.refusing import all_refused
