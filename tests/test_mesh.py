@@ -6,8 +6,7 @@ import sys
 from tests.compiling import with_flags
 
 CHECKS = (
-    "steps exchanged noise correlated grid sources broken chains own_steps members summed_before"
-    " refused"
+    "steps exchanged noise correlated grid sources broken chains own_steps summed_before refused"
 )
 
 

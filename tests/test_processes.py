@@ -14,12 +14,18 @@ import pytest
 import jaxdp
 from jaxdp import _processes
 from jaxdp import accounting as acc
-from tests import two_trainers
+from tests import two_processes
 from tests.compiling import with_flags
 from tests.refusing import refused
 
 
-def both(folder, *which):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def said(folder):
     """What two processes print, by scenario; with two devices each."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -27,8 +33,7 @@ def both(folder, *which):
     program = [sys.executable, "-m", "tests.two_processes", port]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options["env"] = with_flags("--xla_force_host_platform_device_count=2")
-    each = [[*program, str(index), str(folder), *which] for index in range(2)]
-    started = [subprocess.Popen(command, **options) for command in each]
+    started = [subprocess.Popen([*program, str(n), str(folder)], **options) for n in range(2)]
     until = time.monotonic() + 600
     # Where one fails, the other would wait for it.
     while time.monotonic() < until and all(p.poll() in (None, 0) for p in started):
@@ -44,23 +49,8 @@ def both(folder, *which):
     return [dict(map(json.loads, lines)) for lines in said]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("two")
-
-
-@pytest.fixture(scope="module")
-def said(folder):
-    return both(folder)
-
-
-@pytest.fixture(scope="module")
-def trained(folder):
-    return both(folder, "trainers")
-
-
 def test_two_processes_charge_and_draw_alike(said):
-    assert len(said[0]) > 8
+    assert len(said[0]) > 14
     assert said[0] == said[1]
     (positions, keys), _, steps, _ = said[0]["the_draws_and_keys_are_one"]
     assert len({tuple(p) for p in positions}) == len({str(k) for k in keys}) == steps == 3
@@ -97,16 +87,15 @@ def test_a_full_disk_stops_both_and_charges_ahead_stay_and_are_used(said):
     assert steps == 8
 
 
-def test_their_model_is_that_of_one_device_to_rounding(trained):
-    assert trained[0] == trained[1]
-    params, steps = two_trainers.trained(two_trainers.X)
-    models = trained[0]["models_of_one_seed"]
+def test_their_model_is_that_of_one_device_to_rounding(said):
+    params, steps = two_processes.trained(two_processes.X)
+    models = said[0]["models_of_one_seed"]
     for name in ("arrays", "in passes", "on devices"):
         found, charged = models[name]
         assert charged == steps
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-7), found, params)
-    for name, mech in (("grid", two_trainers.ON_GRID), ("correlated", two_trainers.CORRELATED)):
-        one, steps = two_trainers.trained(two_trainers.Read(), mechanism=mech)
+    for name, mech in (("grid", two_processes.ON_GRID), ("correlated", two_processes.CORRELATED)):
+        one, steps = two_processes.trained(two_processes.Read(), mechanism=mech)
         found, charged = models[name]
         assert charged == steps == 4
         # A sum that is rounded to another cell moves the parameters by less.
@@ -114,11 +103,12 @@ def test_their_model_is_that_of_one_device_to_rounding(trained):
         assert one != params
     assert models["secret of the system"][0] != params
     # Of records one by one each process reads few, and its own.
-    assert trained[0]["records_one_by_one"] == [models["arrays"], True, True]
+    assert said[0]["records_one_by_one"] == [models["arrays"], True, True]
 
 
-def test_what_differs_or_is_apart_is_refused(trained):
-    found, same = dict(trained[0]["what_is_refused"]), "must be the same in every process"
+def test_what_differs_or_is_apart_is_refused(said):
+    found = dict(said[0]["what_is_refused_of_trainers"])
+    same = "must be the same in every process"
     assert found.pop("file") == "True"  # what process 0 refuses stops all
     for name, words in (
         ("no mesh", "mesh must hold devices of all 2 processes"),
@@ -136,25 +126,24 @@ def test_what_differs_or_is_apart_is_refused(trained):
     assert not found
 
 
-def test_processes_at_different_steps_release_nothing(trained):
+def test_processes_at_different_steps_release_nothing(said):
     # Else both would add one noise to other sums, or other noises to one.
-    found = trained[0]["a_process_that_lost_a_step_releases_nothing"]
+    found = said[0]["a_process_that_lost_a_step_releases_nothing"]
     for before, *lost, words in (found[:4], found[4:]):
         assert before
         assert lost == [True, True]
         assert words.startswith("step must be the same in every process")
 
 
-def test_a_run_of_two_processes_goes_on_in_one(trained, folder):
+def test_a_run_of_two_processes_goes_on_in_one(said, folder):
     # A checkpoint that process 0 finds damaged is left out by all; what it showed stays charged.
-    assert trained[0]["a_damaged_checkpoint_is_left_out"] == [8, [2, 4, 6]]
-    _, steps, epsilon, shown = trained[0]["a_run_goes_on_where_it_was"]
-    assert (steps, shown) == (6, [2, 4, 6])
-    assert epsilon == two_trainers.MECH.epsilon(6, 1e-5).upper
-    rest = two_trainers.run("run", folder, mesh=None)
-    rest.fit(8)
-    assert [row["step"] for row in rest.history] == [2, 4, 6, 8]
-    assert rest.epsilon().upper == two_trainers.MECH.epsilon(8, 1e-5).upper
+    _, told = said[0]["a_run_goes_on_where_it_was_and_leaves_out_a_damaged_checkpoint"]
+    of = lambda steps: two_processes.MECH.epsilon(steps, 1e-5).upper  # noqa: E731
+    assert told == [[6, of(6), [2, 4, 6]], [10, of(10), [2, 4, 6, 8]]]
+    rest = two_processes.run("run", folder, mesh=None)
+    rest.fit(10)
+    assert [row["step"] for row in rest.history] == [2, 4, 6, 8, 10]
+    assert rest.epsilon().upper == of(12)
     assert (folder / "run" / "report.html").exists()
 
 

@@ -14,6 +14,7 @@ import jaxdp
 from jaxdp.clipping import rounding
 from jaxdp.papers.pigdo import pigdo_as_published
 from tests.laws import are_uncorrelated
+from tests.ledger.small import at_once
 from tests.refusing import all_refused, refused
 
 SGD = optax.sgd(0.1, momentum=0.9)
@@ -57,9 +58,7 @@ def test_a_run_is_a_function_of_its_chosen_seed(rows):
     for other in runs[2:]:
         assert not np.array_equal(runs[0]["w"], other["w"])
     assert not PARAMS["w"].any()  # the user's survive donation
-
-
-def test_one_secret_in_two_trainers_shares_neither_draw_nor_noise():
+    # One secret in two trainers of one ledger shares no draw.
     ledger, seeds = jaxdp.Ledger(), 2 * [jaxdp.Secret.new(), jaxdp.Secret.from_seed(3)]
     many = [trainer(seed, ledger=ledger) for seed in seeds]
     assert len({np.sort(t._sampler.draw().indices.ravel()).tobytes() for t in many}) == 4
@@ -87,15 +86,26 @@ def test_a_step_is_the_sum_of_its_parts(rows):
     update, _ = tx.update(summed, tx.init(PARAMS), PARAMS, key=draw.key())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), state.params, update)
     assert norms[0] == pytest.approx(float(optax.tree.norm(update)), rel=1e-3)
+    # What leaks is never charged as private.
+    leaky = pigdo_as_published(mech, 0.1)
+    train = jaxdp.Trainer(loss_fn, leaky, source=DATA, physical_batch_size=rows)
+    assert steps(train, 1)[0].step == 1
+    assert train.epsilon(1e-5).upper == np.inf
 
 
-def test_an_empty_draw_is_a_step_with_full_noise():
+def test_an_old_state_gets_new_noise_and_an_empty_draw_all_of_it():
+    silent = lambda p, x: 0.0 * jnp.sum(p["w"]) * x  # noqa: E731
+    train = trainer(None, silent, jnp.zeros(60), optax.sgd(1.0))
+    state, noises = train.init({"w": jnp.zeros(4000)}), []
+    again = [jax.tree.map(jnp.array, state)._replace(past=state.past) for _ in range(3)]
+    for old, batch in zip(again, train.batches(3), strict=True):
+        noises.append(np.asarray(train.step(old, batch)[0].params["w"]))
+    assert all(are_uncorrelated(one, two) for one, two in itertools.combinations(noises, 2))
     train = trainer()
     train._sampler._sampling = jaxdp.sampling.Poisson(1e-12)
     state, norms = steps(train, 3)
-    assert state.step == 3
+    assert state.step == train.ledger.steps == 3
     assert min(norms) > 0.001
-    assert train.ledger.steps == 3
 
 
 @in_passes_and_in_one
@@ -103,8 +113,7 @@ def test_nothing_recompiles(rows):
     traced = []
     after = optax.chain(SGD, optax.stateless(lambda updates, _: traced.append(1) or updates))
     # Chosen, for a draw of up to 8 of the 60 records would need no passes: one in 3,000 draws.
-    secret = jaxdp.Secret.from_seed(1)
-    steps(trainer(secret, optimizer=after, physical_batch_size=rows), 8)
+    steps(trainer(jaxdp.Secret.from_seed(1), optimizer=after, physical_batch_size=rows), 8)
     # Once by init, which tries the optimizer before anything is charged.
     assert len(traced) == (2 if rows else len(traced)) <= 3
 
@@ -148,7 +157,9 @@ def test_a_batch_is_used_once_whatever_the_state(rows):
     assert train.ledger.steps == 1
     (two,) = train.batches(1)
     assert train.step(kept, two)[0].step == 1  # an old state with a new batch is a new release
-    assert train.ledger.steps == 2
+    (three,), states = train.batches(1), [train.init(PARAMS) for _ in range(4)]
+    stepped = at_once(4, lambda: train.step(states.pop(), three))
+    assert (len(stepped), stepped.count(None), train.ledger.steps) == (4, 3, 3)
     # A batch that was drawn ahead and handed to nobody, and a copy of one.
     state, batches = train.init(PARAMS), train.batches(3)
     ahead = jaxdp.batches.ChargedBatch(batches._sampler.draw())
@@ -161,21 +172,13 @@ def test_a_batch_is_used_once_whatever_the_state(rows):
     refused("Take batches where the step is taken", copy.deepcopy, one, error=TypeError)
 
 
-def test_an_old_state_gets_new_noise():
-    silent = lambda p, x: 0.0 * jnp.sum(p["w"]) * x  # noqa: E731
-    train = trainer(None, silent, jnp.zeros(60), optax.sgd(1.0))
-    state, noises = train.init({"w": jnp.zeros(4000)}), []
-    again = [jax.tree.map(jnp.array, state)._replace(past=state.past) for _ in range(3)]
-    for old, batch in zip(again, train.batches(3), strict=True):
-        noises.append(np.asarray(train.step(old, batch)[0].params["w"]))
-    assert all(are_uncorrelated(one, two) for one, two in itertools.combinations(noises, 2))
-
-
 def test_a_state_of_another_ledger_or_a_batch_of_another_trainer_is_refused():
     train, other = (trainer() for _ in range(2))
     state, _ = steps(train, 2)
     (one,), (its,) = other.batches(1), train.batches(1)
     refused("state must be one whose past the ledger holds", other.step, state, one)
+    halves = jax.tree.map(lambda leaf: (leaf * 3) // 2, state)  # of an average: without a past
+    refused("past the ledger holds", train.step, halves, its)
     refused("batch must be of this trainer", train.step, state, one)
     refused("batch must be one that trainer.batches", train.step, state, DATA)
     assert not one.draw.ticket.spent
@@ -190,9 +193,15 @@ def test_what_was_drawn_ahead_is_given_back():
         state, _ = train.step(state, one)
         assert train.epsilon(1e-5).upper == train.mechanism.epsilon(n, 1e-5).upper
         assert train.unverified() == []
+    assert train.epsilon(1e-5).upper == train.mechanism.epsilon(7, 1e-5).upper  # after a break
     train.close()
     assert train.ledger.steps == 7
     assert train.unverified() == []
+    # Before: the slower of two threads that take batches took the faster one's step out.
+    train = trainer(reserve=10)
+    next(batches := train.batches(10)), next(batches), next(batches)
+    train._sampler.issuer.handed_out(1)
+    assert train.epsilon(1e-5).upper == train.mechanism.epsilon(3, 1e-5).upper
     dropped = trainer()
     next(dropped.batches(30))
     dropped.close()
@@ -231,21 +240,14 @@ def test_a_trainer_goes_on_where_the_ledger_stopped(tmp_path):
     second.close()
 
 
-def test_looking_changes_no_step_and_tells_what_clipping_saw():
-    for rows in (8, None):
-        one, two = (trainer(jaxdp.Secret.from_seed(5), physical_batch_size=rows) for _ in range(2))
-        plain, (other,) = one_step(one, one.init(PARAMS)), two.batches(1)
-        looked, _, infos = two.step_and_look(two.init(PARAMS), other)
-        jax.tree.map(np.testing.assert_array_equal, plain.params, looked.params)
-        assert sum(int(info.mask.sum()) for info in infos) == int(other.draw.mask.sum())
-        assert two.step_and_look(looked, next(two.batches(1)), told=False)[2] == []
-
-
-def test_what_leaks_is_never_charged_as_private():
-    algorithm = pigdo_as_published(jaxdp.dp_sgd(1.0, 1.0, 20, 60), 0.1)
-    train = jaxdp.Trainer(loss_fn, algorithm, source=DATA)
-    assert steps(train, 2)[0].step == 2
-    assert train.epsilon(1e-5).upper == np.inf
+@in_passes_and_in_one
+def test_looking_changes_no_step_and_tells_what_clipping_saw(rows):
+    one, two = (trainer(jaxdp.Secret.from_seed(5), physical_batch_size=rows) for _ in range(2))
+    plain, (other,) = one_step(one, one.init(PARAMS)), two.batches(1)
+    looked, _, infos = two.step_and_look(two.init(PARAMS), other)
+    jax.tree.map(np.testing.assert_array_equal, plain.params, looked.params)
+    assert sum(int(info.mask.sum()) for info in infos) == int(other.draw.mask.sum())
+    assert two.step_and_look(looked, next(two.batches(1)), told=False)[2] == []
 
 
 def test_bad_input():
@@ -296,15 +298,10 @@ def with_params(**params):
     return lambda _, s: s._replace(params={**s.params, **{k: f(s) for k, f in params.items()}})
 
 
-def through_init(train, state):
-    """The trainer's own arrays, but of numbers that came from outside after a step."""
-    return train.init({**state.params, "student": state.params["student"] * 2})
-
-
 def through_another_trainer(train, state):
     other = trainer(None, of_two, train.source.arrays, ledger=train.ledger)
-    params = other.init(jax.tree.map(lambda p: p * 2, state.params)).params
-    return state._replace(params={**state.params, "student": params["student"]})
+    begun = other.init(doubled(None, state).params).params
+    return with_params(student=lambda _: begun["student"])(None, state)
 
 
 doubled = with_params(student=lambda s: s.params["student"] * 2)
@@ -321,7 +318,10 @@ FROM_OUTSIDE = (
         lambda _, s: jax.tree.map(jnp.array, s)._replace(past=s.past),
         "steps went on from a state that no step had returned",
     ),
-    (through_init, "parameters were given to init after steps had been taken: assumed public"),
+    (
+        lambda t, s: t.init(doubled(t, s).params),
+        "parameters were given to init after steps had been taken: assumed public",
+    ),
     (through_another_trainer, f"trained parameters {REPLACED}"),
 )
 
@@ -338,6 +338,20 @@ def test_arrays_that_no_step_returned_are_on_the_list_and_those_of_steps_are_not
     same, copied = (lambda _, s: s), (lambda _, s: copy.deepcopy(s))  # as the words advise
     for n, change in enumerate((same, copied, swapped, lambda train, s: train.init(s.params))):
         assert told_after(change) == [], n
+    # What init refused is told where it comes after steps, and what another trainer began with.
+    train, mean = trainer(None, squared, positive()), jnp.asarray(positive().mean(0))
+    refused("the records' mean", train.init, mean)
+    state = one_step(train, train.init(jnp.zeros(3)))
+    state = one_step(train, train.init(state.params))
+    assert train.unverified() == []
+    one_step(train, state._replace(params=jnp.array(mean)))
+    (found,) = train.unverified()
+    assert found.startswith(f"trained parameters {REPLACED}")
+    begun = trainer(None, squared, positive(1)).init(mean * 1.01)
+    one_step(train, train.init(begun.params))
+    found = [line for line in train.unverified() if not line.startswith("trained")]
+    words = "parameters were given to init after steps had been taken"
+    assert [line[: len(words)] for line in found] == [words]
 
 
 @jax.numpy_dtype_promotion("standard")  # optax mixes its counter with the value
@@ -369,25 +383,7 @@ def positive(seed=0, records=60):
     return np.random.default_rng(seed).gamma(2.0, 3.0, (records, 3)).astype(np.float32)
 
 
-def test_what_init_refused_or_another_trainer_began_with_is_told_after_steps():
-    train, mean = trainer(None, squared, positive()), jnp.asarray(positive().mean(0))
-    refused("the records' mean", train.init, mean)
-    state = one_step(train, train.init(jnp.zeros(3)))
-    one_step(train, state._replace(params=mean))
-    (found,) = train.unverified()
-    assert found.startswith(f"trained parameters {REPLACED}")
-    train, other = (trainer(None, squared, positive(seed)) for seed in (0, 1))
-    begun = other.init(jnp.asarray(positive().mean(0) * 1.01))
-    state = one_step(train, train.init(jnp.zeros(3)))
-    state = train.init(state.params)
-    assert train.unverified() == []
-    one_step(train, train.init(begun.params))
-    (found,) = train.unverified()
-    assert found.startswith("parameters were given to init after steps had been taken")
-
-
-@in_passes_and_in_one
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(("rows", "told"), [(8, True), (None, False)])
 def test_what_is_captured_after_init_is_compared_before_anything_is_spent(rows, told):
     data, box = positive(), {"centre": 0.0}
     loss = lambda w, x: squared(w, x - box["centre"])  # noqa: E731
@@ -395,24 +391,17 @@ def test_what_is_captured_after_init_is_compared_before_anything_is_spent(rows, 
     state = train.init(jnp.zeros(3))
     box["centre"] = jnp.asarray(data.mean(0))
     (batch,) = train.batches(1)
-    refused(
-        "loss_fn must not capture .* is the records' mean", train.step_and_look, state, batch, told
-    )
+    words = "loss_fn must not capture .* is the records' mean"
+    refused(words, train.step_and_look, state, batch, told)
     assert not batch.draw.ticket.spent
     box["centre"] = jnp.asarray([0.217, 1.3, -5.2])
     state = train.step_and_look(state, batch, told)[0]
-    assert state.step == 1
-    (found,) = train.unverified()
-    assert found == "assumed to be public, computed from no record: a captured array float32 [3]"
-
-
-def test_a_second_program_of_a_step_is_compared_too():
-    data, box = positive(), {"centre": 0.0}
-    train = trainer(None, lambda w, x: squared(w, x - box["centre"]), data)
-    state = one_step(train, train.init(jnp.zeros(3)))
-    box["centre"] = jnp.asarray(data.mean(0))
-    (batch,) = train.batches(1)
-    refused("the records' mean", train.step_and_look, state, batch)  # compiled anew, for its info
-    assert not batch.draw.ticket.spent
-    assert train.step(state, batch)[0].step == 2  # compiled before
-    assert train.unverified() == []
+    said = ["assumed to be public, computed from no record: a captured array float32 [3]"]
+    assert train.unverified() == said
+    if rows is None:  # a second program, compiled anew for its info, is compared too
+        box["centre"] = jnp.asarray(data.mean(0))
+        (batch,) = train.batches(1)
+        refused("the records' mean", train.step_and_look, state, batch)
+        assert not batch.draw.ticket.spent
+        assert train.step(state, batch)[0].step == 2  # compiled before
+        assert train.unverified() == said

@@ -18,11 +18,15 @@ from tests.refusing import all_refused, refused
 MECH, SEED = jaxdp.dp_sgd(1.0, 0.1, 5, 50), jaxdp.Secret.from_seed(1)
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
 def test_charges_without_a_stream_and_of_several_always_add_up():
     ledger = jaxdp.Ledger()
     for event, steps in ((STEP, 1), (STEP, 4), (OTHER, 2), (STEP, 1)):
         ledger.charge(event, steps)
-    assert ledger.steps == 8
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 6), acc.Repeated(OTHER, 2)))
     words = "that records were drawn, clipped and noised as the event says could not be verified"
     assert ledger.unverified() == [f"charged by hand: {words}"]
@@ -30,27 +34,27 @@ def test_charges_without_a_stream_and_of_several_always_add_up():
         ledger.charge(STEP, 10, stream=stream)
     assert ledger.steps == 48
     assert ledger.event == acc.Composed((acc.Repeated(STEP, 46), acc.Repeated(OTHER, 2)))
+    # Of what was charged ahead that of its own stream alone is left out.
+    less = acc.Composed((acc.Repeated(STEP, 39), acc.Repeated(OTHER, 2)))
+    assert ledger.epsilon(1e-5, without=("a", 3)) == acc.epsilon(less, 1e-5)
+    assert ledger.epsilon(1e-5, without=("c", 0)) == ledger.epsilon(1e-5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=30))
-def test_replays_cost_nothing_and_nothing_is_lost(charges):
+def test_replays_cost_nothing_and_nothing_is_lost_nor_becomes_another_event(charges):
     ledger, steps = jaxdp.Ledger(), set()
     for first, count in charges:
-        ledger.charge(STEP, count, stream="a", first_step=first, replay=True)
+        at = {"steps": count, "stream": "a", "first_step": first}
+        ledger.charge(STEP, **at, replay=True)
         steps |= set(range(first, first + count))
         assert ledger.steps == len(steps)
     covered = [s for e in ledger.entries for s in range(e.first_step, e.end)]
     assert sorted(covered) == sorted(steps)
-
-
-def test_a_step_cannot_become_another_event():
-    ledger = charged(steps=10)
-    at = {"steps": 10, "stream": "a", "first_step": 5, "source": "mechanism"}
-    by_hand, words = {**at, "source": "by hand"}, "event for step 5 must be PoissonSampled"
+    words = f"event for step {first} must be PoissonSampled"
     refused(words, ledger.charge, OTHER, replay=True, **at)
-    refused(words, ledger.charge, STEP, replay=True, **by_hand)
-    refused("was not charged for, got 5", ledger.charge, STEP, **at)
-    assert ledger.steps == 10
+    refused(words, ledger.charge, STEP, replay=True, source="mechanism", **at)
+    refused(f"was not charged for, got {first}", ledger.charge, STEP, **at)
+    assert ledger.steps == len(steps)
 
 
 def test_covering_is_step_by_step_and_unrelated_runs_do_not_cover_each_other():
@@ -88,10 +92,9 @@ def test_json_round_trip(charges):
     assert json.loads(ledger.to_json())["format"] == 2
 
 
-def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(tmp_path):
+def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(path):
     """Before: names that a line could not give back were written, and the file was dead."""
-    ledger = charged(tmp_path / "ledger.jsonl")
-    whole = (tmp_path / "ledger.jsonl").read_bytes()
+    ledger, whole = charged(path), path.read_bytes()
     for arguments, words in (
         ({"event": "gaussian"}, "event must be an accounting event"),
         ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
@@ -106,15 +109,15 @@ def test_what_cannot_be_charged_or_assumed_is_refused_and_not_written(tmp_path):
         refused("stream must be a string", ledger.charge, STEP, stream=name)
         refused("stream must be a string", ledger.new_stream, name)
         refused("stream must be a string", ledger.show, name, 3)
-    assert (tmp_path / "ledger.jsonl").read_bytes() == whole
+    assert path.read_bytes() == whole
     ledger.charge(STEP, np.int64(2), stream="a", first_step=np.int64(4))
     ledger.close()
-    assert jaxdp.Ledger(tmp_path / "ledger.jsonl").steps == 6
+    assert jaxdp.Ledger(path).steps == 6
 
 
-def test_notes_are_kept_and_change_no_charge(tmp_path):
-    path, note = tmp_path / "l.jsonl", "two canaries"
-    ledger, memory = jaxdp.Ledger(path), jaxdp.Ledger()
+def test_notes_are_kept_and_change_no_charge_and_that_a_seed_was_chosen_is_said_beside_them(path):
+    note, memory = "two canaries", jaxdp.Ledger()
+    ledger = jaxdp.Ledger(path)
     ledger.charge(STEP, 3, stream="a", note=note)
     ledger.charge(STEP, 5, stream="a", replay=True, note=note)
     ledger.charge(STEP, 2, stream="b")
@@ -125,21 +128,17 @@ def test_notes_are_kept_and_change_no_charge(tmp_path):
     memory.charge(STEP, stream="a", note="x")
     memory.charge(STEP, stream="a", first_step=1)
     assert [entry.note for entry in memory.entries] == ["x", ""]
-
-
-def test_that_a_seed_was_chosen_is_said_also_beside_another_note(tmp_path):
-    ledger = jaxdp.Ledger(tmp_path / "l")
+    ledger = jaxdp.Ledger(path.with_name("other"))
     ledger.charge(STEP, stream="a", source="mechanism", note=f"{_entries.SEEDED}; with canaries")
     ledger.charge(STEP, stream="b", source="mechanism")
-    for found in (ledger, jaxdp.Ledger(tmp_path / "l")):
+    for found in (ledger, jaxdp.Ledger(path.with_name("other"))):
         assert found.unverified() == [_entries.SEEDED]
         assert found.notes() == ["with canaries"]
 
 
-def test_an_empty_ledger_has_no_epsilon(tmp_path):
+def test_an_empty_ledger_has_no_epsilon(path):
     words = "ledger must hold a charge to have an epsilon"
-    for path in (None, tmp_path / "ledger.jsonl"):
-        ledger = jaxdp.Ledger(path)
+    for ledger in (jaxdp.Ledger(), jaxdp.Ledger(path)):
         for _ in range(2):
             refused(words, ledger.epsilon, 1e-5)
             ledger.new_stream()  # begun, and nothing charged
@@ -149,8 +148,7 @@ def test_an_empty_ledger_has_no_epsilon(tmp_path):
         refused(words, ledger.epsilon, 1e-5)
 
 
-def test_only_the_last_steps_of_a_stream_are_given_back(tmp_path):
-    path = tmp_path / "ledger.jsonl"
+def test_only_the_last_steps_of_a_stream_are_given_back(path):
     ledger = charged(path, 10)
     ledger.charge(OTHER, 5, stream="a", first_step=10)
     ledger.charge(STEP, 3, stream="gap", first_step=5)
@@ -187,33 +185,20 @@ def test_a_charge_looks_at_no_earlier_entry(monkeypatch):
     assert len(looked) == 1
 
 
-def test_a_seed_gives_no_stream_twice_after_a_ledger_is_read_again(tmp_path):
-    for path in (None, tmp_path / "l"):
-        ledger = jaxdp.Ledger(path)
+def test_a_seed_gives_no_stream_twice_after_a_ledger_is_read_again(path):
+    for place in (None, path):
+        ledger = jaxdp.Ledger(place)
         one = MECH.sampler(50, ledger=ledger, secret=SEED).draw()
         ledger.close()
-        copy = jaxdp.Ledger(path) if path else jaxdp.Ledger.from_json(ledger.to_json())
+        copy = jaxdp.Ledger(path) if place else jaxdp.Ledger.from_json(ledger.to_json())
         two = MECH.sampler(50, ledger=copy, secret=SEED).draw()
         copy.close()
-        assert copy.steps == 2, path
-        assert not np.array_equal(one.key().words, two.key().words), path
+        assert copy.steps == 2, place
+        assert not np.array_equal(one.key().words, two.key().words), place
 
 
-def test_only_the_stream_that_was_charged_ahead_counts_for_less():
-    ledger = jaxdp.Ledger()
-    for stream in ("a", "b"):
-        ledger.charge(STEP, 500, stream=stream)
-    found = ledger.epsilon(1e-5, without=("a", 300))
-    assert found == acc.epsilon(acc.Repeated(STEP, 800), 1e-5)
-    assert ledger.epsilon(1e-5, without=("c", 0)) == ledger.epsilon(1e-5)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "ledger.jsonl"
-
-
-def test_a_charge_is_on_disk_before_it_returns(path, monkeypatch):
+def test_a_charge_is_on_disk_before_it_returns_and_its_cost_does_not_grow(path, monkeypatch):
+    """One entry in memory, one line and one sync a reserved block."""
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(path.read_bytes()), fsync(file)))
     ledger = jaxdp.Ledger(path)
@@ -225,8 +210,14 @@ def test_a_charge_is_on_disk_before_it_returns(path, monkeypatch):
     ledger.close()
     again.charge(OTHER, 2)
     assert len(synced[-1].splitlines()) == 3
-    assert jaxdp.Ledger(path).steps == 5
+    issuer, before = MECH.sampler(50, ledger=again, reserve=100).issuer, len(synced)
+    for _ in range(10_000):
+        issuer.issue()
+    assert len(synced) - before == 100
     again.close()
+    for found in (again, jaxdp.Ledger(path)):
+        assert len(found.entries) == 3
+        assert found.steps == 10_005
 
 
 def test_a_reader_changes_nothing_and_a_second_writer_is_refused(path):
@@ -293,7 +284,7 @@ def test_a_torn_line_is_a_release_that_never_happened_and_a_damaged_one_is_refus
         assert path.read_text() == line
 
 
-def test_what_is_assumed_is_kept_once_and_said_after_reopening(path):
+def test_what_is_assumed_or_was_seen_is_kept_once_and_said_after_reopening(path):
     ledger = jaxdp.Ledger(path)
     ledger.assume("the frozen parameter ['b']")
     ledger.charge(STEP, stream="a", source="mechanism")
@@ -309,12 +300,21 @@ def test_what_is_assumed_is_kept_once_and_said_after_reopening(path):
     again = jaxdp.Ledger(path)
     again.charge(STEP, stream="a", first_step=2, source="mechanism")
     again.assume("the frozen parameter ['b']")
-    assert again.steps == 3
-    assert again.unverified() == said
+    assert (again.steps, again.unverified()) == (3, said)
     assert len(path.read_bytes().splitlines()) == 6
     copy = jaxdp.Ledger.from_json(again.to_json())
     assert copy.unverified() == said
     assert again.covers(copy)
+    # What was seen of steps that a sampler drew.
+    again.charge(STEP, 10, stream="b", source="sampler")
+    for step in range(7):
+        (again.verified if step < 3 else again.opened)("b", step)
+    told = again.unverified()
+    seen = [line.split(":")[0] for line in told if line not in said]
+    assert seen == ["4 of 10 steps", "3 of 10 steps"]
+    again.close()
+    for found in (jaxdp.Ledger(path), jaxdp.Ledger.from_json(again.to_json())):
+        assert found.unverified() == told
 
 
 def test_ledgers_of_before_read_as_they_did_and_go_on(path):
@@ -364,7 +364,7 @@ def test_an_edited_removed_or_inserted_line_is_found(path):
         all_refused([(words, lambda: jaxdp.Ledger(path), name)])
 
 
-def test_lines_cut_off_at_the_end_are_found_by_whoever_kept_the_head(path):
+def test_a_cut_end_is_found_by_whoever_kept_the_head_and_a_key_alone_goes_on_and_checks(path):
     ledger = charged(path)
     early = ledger.head
     ledger.charge(STEP, 2, stream="b")
@@ -378,9 +378,7 @@ def test_lines_cut_off_at_the_end_are_found_by_whoever_kept_the_head(path):
     assert cut.holds(early)
     assert not cut.holds(late)
     assert not charged().holds(early)
-
-
-def test_a_ledger_with_a_key_is_continued_and_checked_with_it_alone(path):
+    path.unlink()
     charged(path, key=KEY).close()
     reader = jaxdp.Ledger(path)
     assert reader.steps == 4
@@ -414,38 +412,9 @@ def test_a_file_that_is_moved_or_changed_is_missed(tmp_path, path, how):
         words = "must not begin" if late and how == "grew" else "must stay where it is"
         for _ in range(2):
             refused(words, ledger.charge, STEP, stream="b")
-        refused(words, jaxdp.dp_sgd(1.0, 0.1, 5, 50).sampler, 50, ledger=ledger)
+        refused(words, MECH.sampler, 50, ledger=ledger)
         assert ledger.steps == 4
         assert (path.read_bytes() if path.exists() else None) == before
         path.unlink(missing_ok=True)
         if how == "copied":
             return  # who reads it later finds what was written
-
-
-def test_the_cost_of_a_step_does_not_grow(path, monkeypatch):
-    """One entry in memory, one line and one sync a reserved block."""
-    synced, ledger = [], jaxdp.Ledger(path)
-    monkeypatch.setattr(os, "fsync", synced.append)
-    issuer = jaxdp.dp_sgd(1.0, 0.1, 5, 50).sampler(50, ledger=ledger, reserve=100).issuer
-    before = len(synced)
-    for _ in range(10_000):
-        issuer.issue()
-    assert len(synced) - before == 100
-    ledger.close()
-    for found in (ledger, jaxdp.Ledger(path)):
-        assert len(found.entries) == 1
-        assert found.steps == 10_000
-
-
-def test_what_was_seen_is_said_after_reopening(path):
-    ledger = jaxdp.Ledger(path)
-    ledger.charge(STEP, 10, stream="a", source="sampler")
-    for step in range(3):
-        ledger.verified("a", step)
-    for step in range(3, 7):
-        ledger.opened("a", step)
-    said = ledger.unverified()
-    assert [line.split(":")[0] for line in said] == ["4 of 10 steps", "3 of 10 steps"]
-    ledger.close()
-    assert jaxdp.Ledger(path).unverified() == said
-    assert jaxdp.Ledger.from_json(ledger.to_json()).unverified() == said

@@ -32,7 +32,7 @@ def counts(ledger, without=None):
     return event_counts(ledger.entries, without)
 
 
-def test_an_epoch_counts_once_and_whole():
+def test_an_epoch_counts_once_and_whole_of_every_stream_and_every_charge_by_hand(tmp_path):
     for charges, epochs in (
         *(([row], 1) for row in ((0, 1), (0, 5), (7, 1))),
         *(([row], 2) for row in ((0, 6), (4, 2))),
@@ -46,14 +46,9 @@ def test_an_epoch_counts_once_and_whole():
         assert counts(ledger) == {EPOCH: epochs}, charges
         assert ledger.event == acc.Composed((acc.Repeated(EPOCH, epochs),)), charges
         assert counts(Ledger.from_json(ledger.to_json())) == {EPOCH: epochs}, charges
-
-
-def test_every_stream_and_every_charge_by_hand_begins_an_epoch_of_its_own(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    for stream in "ab":
-        ledger.charge(EPOCH, 3, stream=stream)
-    for steps in (2, 3, 7, 5):
-        ledger.charge(EPOCH, steps)
+    for steps, stream in ((3, "a"), (3, "b"), (2, None), (3, None), (7, None), (5, None)):
+        ledger.charge(EPOCH, steps, stream=stream)
     ledger.charge(STEP, 3)
     ledger.charge(EPOCH)
     ledger.close()
@@ -87,7 +82,13 @@ def test_epochs_are_those_that_a_charged_step_is_in(moves):
     assert counts(ledger) == ({EPOCH: len({s // 5 for s in held})} if held else {})
 
 
-def test_two_events_of_one_epoch_are_refused():
+class Budget(list):
+    """Stands for a filter; holds what it was charged."""
+
+    charge = list.append
+
+
+def test_two_events_of_one_epoch_are_refused_and_a_budget_pays_for_epochs(tmp_path):
     for other in (OTHER, STEP):
         ledger, words = Ledger(), "event must be one for all steps of an epoch of stream"
         ledger.charge(EPOCH, 3, stream="s")
@@ -96,15 +97,6 @@ def test_two_events_of_one_epoch_are_refused():
         refused("two events need two draws", ledger.charge, EPOCH, stream="s", first_step=9)
         ledger.charge(STEP)  # by hand: another draw
         ledger.charge(EPOCH)
-
-
-class Budget(list):
-    """Stands for a filter; holds what it was charged."""
-
-    charge = list.append
-
-
-def test_a_budget_pays_for_epochs(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path, budget=(budget := Budget()))
     for first in (0, 2, 4, 7, 13, 10):
@@ -187,15 +179,9 @@ def test_noise_must_stay_the_same_within_an_epoch():
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def seen(monkeypatch):
     """(step, draw, noise key) of every ticket that is spent."""
-    seen, spend = [], Ticket.spend
-    step_and_look = jaxdp.Trainer.step_and_look
+    seen, spend, step_and_look = [], Ticket.spend, jaxdp.Trainer.step_and_look
 
     def spending(self, by, **options):
         key = spend(self, by, **options)
@@ -211,16 +197,12 @@ def seen(monkeypatch):
     return seen
 
 
-class Stop(Exception):
-    """The end of a process."""
-
-
 def run(folder, sampling, crash=None, steps=13):
     """A run without delta asks no accountant."""
 
     def progress(step, row):
         if step == crash:
-            raise Stop
+            raise InterruptedError  # as the end of a process
 
     given = (folder, loss_fn, mechanism(sampling), optax.sgd(0.1), DATA)
     options = {"every": 4, "progress": progress, "relation": acc.Relation.REPLACE_SPECIAL}
@@ -235,8 +217,9 @@ def counts_in(folder):
     ("sampling", "crash"),
     [("allocation", 2), ("allocation", 7), ("shuffle", 7), (RandomAllocation(10, 2), 9)],
 )
-def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(path, seen, sampling, crash):
-    refused("", run, path, sampling, crash, error=Stop)
+def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(tmp_path, seen, sampling, crash):
+    path = tmp_path / "run"
+    refused("", run, path, sampling, crash, error=InterruptedError)
     before = len(seen)
     run(path, sampling)
     again = {step for step, _, _ in seen[:before]} & {step for step, _, _ in seen[before:]}
@@ -252,9 +235,10 @@ def test_a_run_that_was_interrupted_within_an_epoch_keeps_its_draw(path, seen, s
     assert np.all(often == 2)
 
 
-def test_steps_of_an_epoch_that_were_shown_and_lost_are_charged_with_a_new_draw(path, seen):
+def test_steps_of_an_epoch_that_were_shown_and_lost_are_charged_with_a_new_draw(tmp_path, seen):
+    path, kept = tmp_path / "run", tmp_path / "kept"
     run(path, "allocation", steps=4)  # shown up to step 4, within the first epoch
-    checkpoints, kept = path / "secret/checkpoints", path.with_name("kept")
+    checkpoints = path / "secret/checkpoints"
     shutil.copytree(checkpoints, kept)
     run(path, "allocation", steps=8)
     shutil.rmtree(checkpoints)

@@ -17,7 +17,7 @@ import pytest
 import jaxdp
 from jaxdp.schedules import step_decay
 from tests.laws import are_uncorrelated, is_gaussian
-from tests.ledger.small import N, P, X, at_once, loss_fn, mechanism, trained, trainer, whole
+from tests.ledger.small import N, P, X, loss_fn, mechanism, trained, trainer, whole
 from tests.refusing import refused
 
 SIZE = 4_000
@@ -60,12 +60,10 @@ def are_fresh(noises):
     assert all(are_uncorrelated(a, b) for a, b in itertools.combinations(noises, 2))
 
 
-@pytest.mark.parametrize("secret", [jaxdp.Secret.new(), jaxdp.Secret.from_seed(3)])
-def test_a_program_that_resumes_repeats_no_noise(tmp_path, secret):
+def test_a_program_that_resumes_or_a_state_that_is_not_carried_on_repeats_no_noise(tmp_path):
     """A checkpoint after 5 of 8 steps: steps 5, 6 and 7 are done twice."""
-    path = tmp_path / "ledger.jsonl"
 
-    def run(count, params, opt_state, first_step):
+    def run(path, secret, count, params, opt_state, first_step):
         ledger = jaxdp.Ledger(path)
         sampler = MECH.sampler(N, ledger=ledger, secret=secret, first_step=first_step)
         seen, saved = [], None
@@ -78,14 +76,14 @@ def test_a_program_that_resumes_repeats_no_noise(tmp_path, secret):
         ledger.close()
         return seen, saved, ledger
 
-    first, saved, _ = run(8, *start(), 0)
-    again, _, ledger = run(3, *jax.tree.map(jnp.asarray, saved), 5)
-    are_fresh(first + again)
-    assert ledger.steps == jaxdp.Ledger(path).steps == 11
-    assert ledger.epsilon(1e-5).upper == MECH.epsilon(11, 1e-5).upper
-
-
-def test_a_state_that_is_not_carried_on_or_is_in_two_updates_repeats_no_noise():
+    for name, secret in (("new", jaxdp.Secret.new()), ("chosen", jaxdp.Secret.from_seed(3))):
+        path = tmp_path / name
+        first, saved, _ = run(path, secret, 8, *start(), 0)
+        again, _, ledger = run(path, secret, 3, *jax.tree.map(jnp.asarray, saved), 5)
+        are_fresh(first + again)
+        assert ledger.steps == jaxdp.Ledger(path).steps == 11, name
+        assert ledger.epsilon(1e-5).upper == MECH.epsilon(11, 1e-5).upper, name
+    # Nor does a state that is not carried on, or is in two updates.
     params, opt_state = start()
     samplers = [MECH.sampler(N), MECH.sampler(N)]
     are_fresh([moved(params, step(s, *start())[0]) for s in samplers[:1] * 4])
@@ -119,17 +117,7 @@ def test_a_draw_is_released_once_by_whatever_way_and_not_after_it_was_given_back
     refused("must be spent once", UPDATE, params, opt_state, parts[-1])
 
 
-# Held: one of them steps, the others are refused.
-def test_threads_with_one_batch_release_it_once():
-    train = trainer()
-    (batch,) = train.batches(1)
-    states = [train.init(P) for _ in range(4)]
-    stepped = at_once(4, lambda: train.step(states.pop(), batch))
-    assert (len(stepped), stepped.count(None)) == (4, 3)
-    train.close()
-
-
-def test_a_sum_inside_jit_brings_no_ticket_of_its_own():
+def test_a_sum_inside_jit_brings_no_ticket_and_the_noise_is_that_which_was_charged():
     params, opt_state = start()
     draw = MECH.sampler(N, physical_batch_size=N).draw()
     (batch,) = draw.batches(DATA)
@@ -144,11 +132,7 @@ def test_a_sum_inside_jit_brings_no_ticket_of_its_own():
     summed, key = GRAD_FN.sum(params, DATA, draw)[0], MECH.sampler(N).draw().key()
     words = "key must not be given with a Summed that brings"
     refused(words, UPDATE, params, opt_state, summed, key=key)
-
-
-def test_the_noise_is_that_of_the_mechanism_that_was_charged():
-    """A sampler of noise 10 and an update that adds 0.1: epsilon would be of the other."""
-    params, _ = start()
+    # A sampler of noise 10 and an update that adds 0.1: epsilon would be of the other.
     loud, quiet = jaxdp.dp_sgd(10.0, 1.0, 20, N), jaxdp.privatize(0.1, 20)
     sampler = loud.sampler(N)
     summed = summed_of(sampler)
@@ -162,25 +146,20 @@ def test_the_noise_is_that_of_the_mechanism_that_was_charged():
     assert np.isnan(own(sampler.draw().key())["w"]).all()  # nobody can raise there
 
 
-def test_a_wrong_state_leaves_the_ticket_unspent():
+def test_a_wrong_state_or_one_whose_memory_was_reused_leaves_the_ticket_unspent():
     """Before: the ticket was spent, and the remedy met "must be spent once"."""
     params, right = start()
-    summed, update = summed_of(MECH.sampler(N)), jaxdp.compile_update(TRACE)
+    sampler = MECH.sampler(N)
+    summed, update = summed_of(sampler), jaxdp.compile_update(TRACE, donate=True)
     others = {"w": jnp.zeros(3)}, {**params, "b": jnp.zeros(3)}
     for wrong in (right, *map(TRACE.init, others)):
         words = "opt_state must be made for the trained parameters"
         refused(words, update, params, wrong, summed)
         assert not summed.ticket.spent
-    update(params, TRACE.init(params), summed)
-    assert summed.ticket.spent
-
-
-def test_an_update_that_reuses_memory_says_what_it_took_and_spends_nothing():
-    update, sampler = jaxdp.compile_update(TRACE, donate=True), MECH.sampler(N)
-    params, _ = start()
     opt_state = TRACE.init(params)
     kept = jax.tree.map(jnp.copy, (params, opt_state))
-    moved, _, _ = update(params, opt_state, summed_of(sampler, params))
+    moved, _, _ = update(params, opt_state, summed)
+    assert summed.ticket.spent
     assert params["w"].is_deleted()
     draw = sampler.draw()
     words = "params must be those that the last update returned"  # before: "... has been deleted"
@@ -303,8 +282,9 @@ def test_a_trainer_takes_its_own_rows_alone(rows):
     train.close()
 
 
-# Before: silent, with batches 42 times the size that was asked for, or a fourteenth of it.
-def test_a_data_set_of_quite_another_size_is_refused():
+# Before: silent, with batches 42 times the size that was asked for, or a fourteenth of it; and one
+# pass took more records than the rounding in l2 is bounded for.
+def test_data_of_quite_another_size_or_a_draw_beyond_most_records_are_refused(monkeypatch):
     mech = jaxdp.dp_sgd(1.0, 1.0, 20, 1_437)
     for records in (6_000, 100):
         words = f"^(?!.*{records}).*to a factor of 2, got 1437"  # it is private
@@ -313,12 +293,15 @@ def test_a_data_set_of_quite_another_size_is_refused():
         refused(words, mech.sampler, records)
     mech.sampler(2_874)
     mech.sampler(719)
+    monkeypatch.setattr("jaxdp.clipping.rounding.most_records", lambda batch_size: 1)
+    train = trainer(physical_batch_size=64)
+    refused("most_records", trained, train)
+    train.close()
 
 
 # Before: what was captured was named in several passes alone, not where a draw fits one; the data
 # set was taken with a source on the host, and the ledger told the private number of records.
-@pytest.mark.parametrize("rows", [8, None])
-@pytest.mark.parametrize("source", [X, UserList(X)])
+@pytest.mark.parametrize(("rows", "source"), [(8, X), (None, UserList(X))])
 def test_what_a_loss_captured_is_named_and_the_data_set_refused(rows, source):
     public, data = jnp.asarray([0.1, 0.2, 0.3, 0.4]), jnp.asarray(X)
     train = trainer(lambda p, x: loss_fn(p, x - public), source, physical_batch_size=rows)
@@ -332,63 +315,15 @@ def test_what_a_loss_captured_is_named_and_the_data_set_refused(rows, source):
     train.close()
 
 
-# Before: one pass took more records than the rounding in l2 is bounded for.
-def test_a_draw_beyond_most_records_is_refused_in_one_pass_too(monkeypatch):
-    monkeypatch.setattr("jaxdp.clipping.rounding.most_records", lambda batch_size: 1)
-    train = trainer(physical_batch_size=64)
-    refused("most_records", trained, train)
-    train.close()
-
-
-# Held: an average of two states, or a state from elsewhere, has no past.
-def test_states_that_were_averaged_have_no_past():
-    train = trainer()
-    one = trained(train)
-    two = jax.tree.map(lambda leaf: (leaf * 3) // 2, one)
-    refused("past the ledger holds", train.step, two, next(train.batches(1)))
-    train.close()
-
-
-# Charges in trainers and runs.
-
-
-def is_epsilon_of(train, steps):
-    expected = mechanism().epsilon(steps, 1e-5).upper
-    return train.epsilon(1e-5).upper == pytest.approx(expected)
-
-
-# Held: what a report says inside the loop is what was handed out, not what was charged ahead; after
-# a break the ledger has the rest back at the next call.
-def test_epsilon_inside_the_loop_and_after_a_break_is_of_what_was_handed_out():
-    train = trainer(reserve=7)
-    for n, _ in enumerate(train.batches(10), 1):
-        assert is_epsilon_of(train, n)
-        if n == 5:
-            break
-    assert is_epsilon_of(train, 5)
-    train.close()
-    assert train.ledger.steps == 5
-    # Before: the slower of two threads that take batches took the faster one's step out.
-    train = trainer(reserve=10)
-    batches = train.batches(10)
-    for _ in range(5):
-        next(batches)
-    train._sampler.issuer.handed_out(3)
-    assert is_epsilon_of(train, 5)
-    train.close()
-
-
 # Held: a schedule that ends charges nothing beyond, whatever ``beyond`` says.
 def test_a_schedule_does_not_go_on_past_its_end():
     schedule = step_decay(2.0, 0.5, 2, 4)
     train = jaxdp.Trainer(loss_fn, jaxdp.dp_sgd(schedule, 1.0, 20, N), optax.sgd(1.0), X)
-    state = train.init(P)
     refused("step", lambda: next(train.batches(6, beyond=True)))
-    assert train.ledger.steps == state.step == 0
-    for batch in train.batches(4):
-        state, _ = train.step(state, batch)
+    assert train.ledger.steps == 0
+    assert trained(train, 4).step == train.ledger.steps == 4
     refused("step", lambda: next(train.batches(1)))
-    assert train.ledger.steps == state.step == 4
+    assert train.ledger.steps == 4
     train.close()
 
 

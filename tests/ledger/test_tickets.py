@@ -67,7 +67,7 @@ def test_no_two_streams_share_a_key():
     assert chosen == again  # a figure can be made again
 
 
-def test_a_ticket_is_spent_once():
+def test_a_ticket_is_spent_once_also_by_twenty_threads_each_of_which_gets_steps_of_its_own():
     ticket = issuer().issue()
     assert not ticket.spent
     ticket.key()
@@ -75,9 +75,6 @@ def test_a_ticket_is_spent_once():
     words = "step 0 was spent by the caller's own compiled"
     for way in (ticket.key, lambda: ticket.spend("another"), ticket.check):
         refused(words, way)
-
-
-def test_of_twenty_threads_one_wins_a_ticket_and_each_gets_steps_of_its_own():
     for _ in range(20):
         won = at_once(20, issuer().issue().key)
         assert (len(won), won.count(None)) == (20, 19)
@@ -101,7 +98,7 @@ def test_tickets_and_issuers_are_not_copied():
     refused("must be spent once", copy.copy(draw).key)
 
 
-def test_neither_repr_nor_tag_give_the_words_away():
+def test_keys_have_the_parts_that_were_charged_and_neither_repr_nor_tag_give_the_words_away():
     ticket = issuer(secret=jaxdp.Secret.new()).issue()
     key = ticket.key()
     assert repr(ticket) == "Ticket(step=0, spent=True)"
@@ -109,18 +106,13 @@ def test_neither_repr_nor_tag_give_the_words_away():
     keys = [issuer(step=n).issue().key() for n in range(50)]
     words = {int(w) for key in keys for w in key.words.ravel()}
     assert not words & {int(w) for key in keys for w in key.tag}
-
-
-def test_keys_have_the_parts_that_were_charged_also_simulated_ones():
-    words = r"part must be among .*'gradient',\), got 'votes'"
-    refused(words, issuer().issue().key().part, "votes")
+    refused(r"part must be among .*'gradient',\), got 'votes'", key.part, "votes")
     words, multiplier = issuer(VOTES).issue().key().part("votes")
     assert (words.shape, multiplier) == ((2,), 10.0)
+    # Simulated ones likewise.
     split, parts = jax.random.split(jax.random.key(0)), {"a": 1.0, "b": 2.0}
     one, two = (simulated_key(key, parts, 3) for key in split)
-    assert one.parts == ("a", "b")
-    assert one.part("b")[1] == 2.0
-    assert one.step == 3
+    assert (one.parts, one.part("b")[1], one.step) == (("a", "b"), 2.0, 3)
     found = [np.asarray(w).tobytes() for k in (one, two) for w in (*k.words, k.tag)]
     assert len(set(found)) == 6
 
@@ -147,7 +139,7 @@ def test_a_block_is_charged_ahead_and_what_is_left_given_back(tmp_path):
     assert made.ledger.steps == 5
 
 
-def test_tickets_that_nobody_saw_are_given_back_and_issued_again():
+def test_tickets_that_nobody_saw_are_given_back_and_issued_again_and_none_that_was_spent():
     made = issuer(reserve=4)
     tickets = [made.issue() for _ in range(6)]
     tickets[3].key()
@@ -159,9 +151,6 @@ def test_tickets_that_nobody_saw_are_given_back_and_issued_again():
     again = made.issue()
     again.key()
     assert (again.step, made.ledger.steps) == (4, 8)
-
-
-def test_a_ticket_that_was_spent_is_not_given_back():
     made = issuer()
     made.issue().key()
     made.issue()
@@ -177,15 +166,11 @@ def test_a_ticket_that_was_spent_is_not_given_back():
 
 
 def test_what_cannot_be_charged_issues_nothing():
-    budget = acc.RenyiFilter(epsilon=8.0, delta=1e-5)
-    made = issuer(ledger=jaxdp.Ledger(budget=budget))
-    count = 0
+    made = issuer(ledger=jaxdp.Ledger(budget=acc.RenyiFilter(epsilon=8.0, delta=1e-5)))
     with contextlib.suppress(acc.BudgetExceededError):
-        while count < 10_000:
+        for _ in range(10_000):
             made.issue()
-            count += 1
-    assert 0 < count < 10_000
-    assert made.step == count == made.ledger.steps
+    assert 0 < made.step == made.ledger.steps < 10_000
 
 
 FORKED = """

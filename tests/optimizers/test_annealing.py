@@ -84,16 +84,13 @@ def judged(count, start, temperature=10.0):
     return lambda rise, accepted=0: int(taken(jnp.float32(rise), jnp.int32(accepted)))
 
 
-def test_worse_is_accepted_with_the_papers_probability():
+def test_worse_is_accepted_with_the_papers_probability_and_the_first_judged_against_the_start():
+    """Algorithm 2: ΔE = J(w_new) - J(w0), and Q = Q0 = 10; J(w0) is 3 here."""
     for rise, temperature, accepted in ((0.5, 1.0, 1), (0.1, 2.0, 3)):
         count = judged(4000, 0.0, temperature)(rise, accepted)
         p = [np.exp(-rise * temperature * many) for many in (accepted, accepted + 1)]
         assert is_binomial(count, 4000, p[0])
         assert not is_binomial(count, 4000, p[1])
-
-
-def test_the_first_candidate_is_judged_against_the_start():
-    """Algorithm 2: ΔE = J(w_new) - J(w0), and Q = Q0 = 10; J(w0) is 3 here."""
     count = judged(4000, 3.0)
     assert is_binomial(count(0.1), 4000, np.exp(-1.0))
     assert (count(20.0), count(-1.0)) == (0, 4000)
@@ -163,15 +160,6 @@ def test_rejected_candidates_are_charged_and_never_share_noise(monkeypatch):
             assert are_uncorrelated(one, other)
 
 
-def test_the_noise_itself_cannot_be_annealed():
-    """A rejection would forget which key the noise used last."""
-    params, key = {"w": jnp.zeros(1)}, MECH.simulated_key(jax.random.key(0))
-    tx = annealing(optax.chain(MECH.privatize(), optax.sgd(0.1)), KEY)
-    update = jaxdp.compile_update(tx)
-    with pytest.raises(ValueError, match="annealing must wrap what follows the noise"):
-        update(params, tx.init(params), jaxdp.Summed(params, 1.0), key=key, energy=PUBLIC)
-
-
 def test_as_published_says_what_it_is():
     mech = jaxdp.dp_sgd(1.23, 0.1, 512, 60_000)
     public = sa_dpsgd_as_published(mech, 0.1, KEY)
@@ -184,12 +172,10 @@ def test_as_published_says_what_it_is():
 
 def test_every_candidate_has_a_coin_of_its_own():
     """64 candidates that are worse by log 2, each accepted with probability one half."""
-    tx = annealing(optax.sgd(0.0), jax.random.key(0), temperature=1.0)
+    tx, params = annealing(optax.sgd(0.0), KEY, temperature=1.0), jnp.zeros(1)
     energy = PublicEnergy(lambda params, example: jnp.sum(params) + 1.0, jnp.zeros(1))
-    params = jnp.zeros(1)
-    start = tx.init(params)._replace(
-        energy=jnp.float32(1.0 - np.log(2.0)), accepted=jnp.asarray(1, jnp.int32)
-    )
+    begun = {"energy": jnp.float32(1.0 - np.log(2.0)), "accepted": jnp.int32(1)}
+    start = tx.init(params)._replace(**begun)
     one = lambda n: tx.update(params, start._replace(proposals=n), params, energy=energy)[1]  # noqa: E731
     accepted = jax.jit(jax.vmap(lambda n: one(n).accepted))(jnp.arange(64, dtype=jnp.int32))
     assert 12 < int(jnp.sum(accepted - 1)) < 52
@@ -291,7 +277,8 @@ def test_a_gradient_and_an_energy_of_one_secret_share_neither_draws_nor_noise():
     assert ledger.steps == 1000
 
 
-def test_a_drawn_energy_judges_once():
+def test_a_drawn_energy_judges_once_hides_its_key_and_records_and_is_not_copied():
+    """Before: a copy judged a second candidate with the noise of the first."""
     tx, energy, spent = annealing(optax.identity(), KEY), private(), "ticket must be spent once"
     drawn, state = energy.prepare(), tx.init(PARAMS)
     _, state = tx.update(PARAMS, state, PARAMS, energy=drawn)
@@ -304,7 +291,13 @@ def test_a_drawn_energy_judges_once():
     all_refused([(spent, late, "by hand"), (spent, partial(updated, key=keys[1]), "compiled")])
     assert energy.sampler.ledger.steps == 2
     assert energy.sampler.ledger.unverified() == []
-    energy.prepare().spent()  # opened by hand
+    drawn = energy.prepare()
+    opened = drawn.spent()  # by hand
+    for shown in (repr(drawn), repr(opened)):
+        assert not any(w in shown for w in ("data", "indices", str(int(opened.words[1]))))
+    words = r"energy must not be copied, .* energy.prepare\(\).spent"
+    ways = (copy.copy, copy.deepcopy, pickle.dumps)
+    all_refused([(words, partial(way, opened), way) for way in ways], TypeError)
     assert "the noise key went to an update" in energy.sampler.ledger.unverified()[0]
 
 
@@ -373,28 +366,27 @@ def test_an_energy_is_charged_to_the_ledger_of_the_gradient_and_that_it_is_publi
         update(PARAMS, tx.init(PARAMS), summed, energy=energy)
 
     apart, sampler = private().prepare(), MECH.sampler(60)
-    all_refused(
-        [("energy must be charged to the ledger of the sum", lambda: judged(sampler, apart))]
-    )
+    rows = [("energy must be charged to the ledger of the sum", partial(judged, sampler, apart))]
+    # That of a trainer is the charged one, on its ledger.
+    charged, apart = private().mechanism, "must be drawn by a sampler with the trainer's"
+
+    def made(event, energy, words, ledger=None):
+        algorithm, given = sa_dpsgd(MECH, 0.1, KEY, energy=event), {"ledger": ledger}
+        call = partial(jaxdp.Trainer, first, algorithm, source=np.zeros(60, np.float32), **given)
+        rows.append((words, partial(call, energy=energy)))
+
+    for event, energy in ((None, private()), (charged, PUBLIC), (charged, None)):
+        made(event, energy, "energy must be the one that the algorithm charges")
+    for other, mine in itertools.product((None, jaxdp.Ledger()), (None, jaxdp.Ledger())):
+        energy = private(ledger=other)
+        made(energy.mechanism, energy, apart, mine)
+    all_refused(rows)
     sampler = MECH.sampler(60)
     judged(sampler, private(ledger=sampler.ledger).prepare())
     assert sampler.ledger.steps == 2
     assert sampler.ledger.unverified() == []
     judged(sampler, PUBLIC)
     assert [PublicEnergy.ASSUMED in line for line in sampler.ledger.unverified()] == [True]
-    # That of a trainer is the charged one, on its ledger.
-    data, charged = np.zeros(60, np.float32), private().mechanism
-    made = partial(jaxdp.Trainer, first, source=data)
-    words, rows = "energy must be the one that the algorithm charges", []
-    for event, energy in ((None, private()), (charged, PUBLIC), (charged, None)):
-        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=event)
-        rows.append((words, partial(made, algorithm, energy=energy)))
-    for other, mine in itertools.product((None, jaxdp.Ledger()), (None, jaxdp.Ledger())):
-        energy = private(ledger=other)
-        algorithm = sa_dpsgd(MECH, 0.1, KEY, energy=energy.mechanism)
-        apart = "must be drawn by a sampler with the trainer's"
-        rows.append((apart, partial(made, algorithm, energy=energy, ledger=mine)))
-    all_refused(rows)
 
 
 def test_members_of_a_vmap_never_share_an_energys_noise():
@@ -425,6 +417,12 @@ def test_what_is_no_energy_or_charges_another_event_is_refused():
         ("sampler must be", of(jnp.zeros(3), five, six.sampler(50))),
         ("data must hold the records that", of(jnp.zeros(10), five, five.sampler(50))),
     ]
+    # A rejection would forget which key the noise used last.
+    noise = annealing(optax.chain(MECH.privatize(), optax.sgd(0.1)), KEY)
+    update = partial(jaxdp.compile_update(noise), PARAMS, noise.init(PARAMS))
+    given = {"key": MECH.simulated_key(jax.random.key(0)), "energy": PUBLIC}
+    update = partial(update, jaxdp.Summed(PARAMS, 1.0), **given)
+    rows.append(("annealing must wrap what follows the noise", update))
     for bad in (first, None, lambda p: 0.0, private()):
         update = partial(tx.update, PARAMS, tx.init(PARAMS), PARAMS, energy=bad)
         rows.append(("energy must be a PublicEnergy", update, bad))
@@ -437,19 +435,6 @@ def test_what_is_no_energy_or_charges_another_event_is_refused():
     ordered = jaxdp.dp_mf(1.0, 1.0, 10, 60, steps=60, **of_root)
     independent = "mechanism of an energy must have independent noise"
     all_refused([*rows, (independent, of(jnp.zeros(60), ordered, ordered.sampler(60)))])
-
-
-def test_an_energy_hides_its_key_and_records_and_is_not_copied():
-    """Before: a copy judged a second candidate with the noise of the first."""
-    drawn = private().prepare()
-    opened = drawn.spent()
-    for shown in (repr(drawn), repr(opened)):
-        assert str(int(opened.words[1])) not in shown
-        assert "data" not in shown
-        assert "indices" not in shown
-    words = r"energy must not be copied, .* energy.prepare\(\).spent"
-    ways = (copy.copy, copy.deepcopy, pickle.dumps)
-    all_refused([(words, partial(way, opened), way) for way in ways], TypeError)
 
 
 def test_the_sum_of_an_energy_is_of_clipped_differences_of_who_was_drawn():

@@ -270,6 +270,6 @@ def test_the_attacks_of_membership_hold_in_the_local_phase_and_fall_with_half_th
     for part in shown:
         np.testing.assert_array_equal(part[:, :steps], 1)
         np.testing.assert_array_equal(part[:, steps : 2 * steps], np.tile(range(1, 5), (4_000, 1)))
-    assert attack.broken(*shown, event, steps) is None
+    assert not attack.broken(*shown, event, steps)
     half = attack.runs(in_the_local_phase(1.0), steps=steps, count=4_000)
     assert attack.broken(*half, event, steps)

@@ -132,7 +132,7 @@ def test_dtypes_become_those_of_jax():
         refused_without(f"{value}", "integers that fit int32", ask, source, 0, 1)
 
 
-def test_read_only_and_strided_arrays_and_tensors():
+def test_read_only_and_strided_arrays_and_tensors_and_one_that_grew_is_refused():
     values = np.arange(24.0, dtype=np.float32).reshape(3, 8)[:, ::-2].T
     values.flags.writeable = False
     found = ask(as_source(values), 3, 0)
@@ -145,8 +145,6 @@ def test_read_only_and_strided_arrays_and_tensors():
     found = ask(as_source((Tensor(np.eye(3, dtype=np.float32)),)), 2)
     np.testing.assert_array_equal(found[0], [[0, 0, 1]])
 
-
-def test_an_array_that_grew_or_gives_other_rows_is_refused():
     class Odd(H5):
         def __getitem__(self, indices):
             return self._array[:1]
@@ -161,7 +159,7 @@ def test_an_array_that_grew_or_gives_other_rows_is_refused():
 # Files.
 
 
-def test_an_npy_file_stays_a_memory_map_and_what_was_written_to_it_is_not_lost(tmp_path):
+def test_an_npy_file_stays_a_memory_map_an_npz_file_is_a_dict_or_tuple_others_are_refused(tmp_path):
     values = np.arange(12.0).reshape(6, 2)
     np.save(tmp_path / "x.npy", values)
     source = as_source({"x": load(tmp_path / "x.npy")})
@@ -169,7 +167,7 @@ def test_an_npy_file_stays_a_memory_map_and_what_was_written_to_it_is_not_lost(t
     found = ask(source, 4, 1)["x"]
     np.testing.assert_array_equal(found, values[[4, 1]])
     assert type(found) is np.ndarray
-    for mode in ("r", "r+", "c"):
+    for mode in ("r", "r+", "c"):  # what was written is not lost
         np.save(tmp_path / mode, np.zeros((4, 2), np.float32))
         mapped = np.load(tmp_path / f"{mode}.npy", mmap_mode=mode)
         if mode != "r":
@@ -177,9 +175,6 @@ def test_an_npy_file_stays_a_memory_map_and_what_was_written_to_it_is_not_lost(t
         for _ in range(2):
             written = np.full((1, 2), 0 if mode == "r" else 7)
             np.testing.assert_array_equal(ask(as_source(mapped), 1), written, mode)
-
-
-def test_an_npz_file_is_a_dict_or_a_tuple_and_other_files_are_refused(tmp_path):
     arrays = [np.full(3, i) for i in range(12)]
     np.savez(tmp_path / "a.npz", *arrays)
     np.savez(tmp_path / "b.npz", x=arrays[0], y=arrays[1])

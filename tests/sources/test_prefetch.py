@@ -95,7 +95,7 @@ def test_items_are_made_ahead_but_never_more_than_size():
                 assert next(items) == taken
 
 
-def test_an_error_of_any_kind_comes_at_its_place_with_its_traceback():
+def test_an_error_comes_at_its_place_with_its_traceback_and_bad_input_is_refused():
     producer, items = started(10, fail_at=3)
     until(lambda: producer.events == ["finally"])
     assert [next(items) for _ in range(3)] == [0, 1, 2]
@@ -118,6 +118,11 @@ def test_an_error_of_any_kind_comes_at_its_place_with_its_traceback():
         raise OSError("no such file")
 
     refused("no such file", lambda: list(prefetch(fails_before_the_first_item)), error=OSError)
+    for size in (0, -1, 1.5, True, None):
+        refused("size", prefetch, range(3), size)
+    refused("producer", prefetch, 3)
+    with prefetch(range(3)) as items:
+        refused("this process", pickle.dumps, items, error=TypeError)
 
 
 @pytest.mark.parametrize("error", [ValueError("device"), StopIteration()])
@@ -142,7 +147,7 @@ def test_an_item_that_put_failed_on_is_given_back_behind_the_others(error):
     assert producer.events == [2, "finally"]
 
 
-def test_close_gives_back_in_order_then_closes_the_producer(monkeypatch):
+def test_close_gives_back_in_order_then_closes_the_producer_and_no_item_is_lost(monkeypatch):
     for taken in (0, 1, 4):
         producer, items = started(3, str)
         for _ in range(taken):
@@ -155,7 +160,19 @@ def test_close_gives_back_in_order_then_closes_the_producer(monkeypatch):
         assert next(items, "end") == "end"
         items.close()
         assert len(producer.events) == 4
-    # It wakes the thread though the line is full.
+    for seed in range(60):
+        producer, items = started(1 + seed % 4)
+        consumed = [next(items) for _ in range(seed % 7)]
+        items.close()
+        assert consumed + producer.events[:-1] == list(range(producer.made))
+    # Several consumers share them.
+    items, found = prefetch(range(200), 3), [[], []]
+    workers = [threading.Thread(target=lambda mine=mine: mine.extend(items)) for mine in found]
+    for deed in ("start", "join"):
+        for worker in workers:
+            getattr(worker, deed)()
+    assert sorted(found[0] + found[1]) == list(range(200))
+    # Closing wakes the thread though the line is full.
     monkeypatch.setattr(_lane, "_LOOK_AGAIN", 120.0)  # it does not look before `until` gives up
     producer, items = started(1)
     until(lambda: producer.made == 1)
@@ -163,23 +180,6 @@ def test_close_gives_back_in_order_then_closes_the_producer(monkeypatch):
     closing.start()
     until(lambda: not closing.is_alive())
     assert not threads()
-
-
-def test_every_item_is_either_consumed_or_given_back():
-    for seed in range(60):
-        producer, items = started(1 + seed % 4)
-        consumed = [next(items) for _ in range(seed % 7)]
-        items.close()
-        assert consumed + producer.events[:-1] == list(range(producer.made))
-    # Several consumers share them.
-    items = prefetch(range(200), 3)
-    found = [[], []]
-    workers = [threading.Thread(target=lambda mine=mine: mine.extend(items)) for mine in found]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert sorted(found[0] + found[1]) == list(range(200))
 
 
 def test_leaving_a_with_block_or_forgetting_what_is_ahead_stops_the_thread():
@@ -234,24 +234,14 @@ def test_close_raises_what_giving_back_or_finally_raised_and_still_gives_back_th
     items = prefetch(ends_with_an_error)
     next(items)
     refused("disk full", items.close, error=OSError)
-
-
-def test_a_close_from_the_thread_itself_or_while_an_item_is_made_is_waited_for():
+    # It is waited for from the thread itself, or while an item is made, which is given back.
     box = []
     box.append(prefetch(range(9), unused=lambda _: box[0].close()))
     next(box[0])
     box[0].close()
-    producer, items = started(pause=0.05)  # its item is finished and given back
+    producer, items = started(pause=0.05)
     items.close()
     assert producer.events in ([0, "finally"], ["finally"], [])  # [] where it had not begun
-
-
-def test_bad_input_and_pickles_are_refused():
-    for size in (0, -1, 1.5, True, None):
-        refused("size", prefetch, range(3), size)
-    refused("producer", prefetch, 3)
-    with prefetch(range(3)) as items:
-        refused("this process", pickle.dumps, items, error=TypeError)
 
 
 # Each program is a process of its own, forked where all is imported, which ends as programs end.

@@ -9,6 +9,7 @@ import optax
 import pytest
 import scipy.sparse
 from jax.experimental import sparse
+from PIL import Image
 
 import jaxdp
 from jaxdp.sources import as_source, padded_text, users
@@ -62,7 +63,7 @@ def test_hugging_face_is_read_by_the_batch_and_others_one_by_one():
     np.testing.assert_array_equal(ask(as_source(Reuses([0] * 5)), 3, 1), [[3, 3], [1, 1]])
 
 
-def test_a_list_is_a_list_of_records():
+def test_a_list_is_a_list_of_records_and_images_are_decoded():
     Record = collections.namedtuple("Record", "x y")
     found = ask(as_source([Record(np.full(2, i, np.float32), {"z": i}) for i in range(3)]), 2, 1)
     np.testing.assert_array_equal(found.x, [[2, 2], [1, 1]])
@@ -71,9 +72,13 @@ def test_a_list_is_a_list_of_records():
     source = as_source([{"x": [[1, 2], [3, 4]], "pair": [np.zeros(2), np.ones(3)]}] * 2)
     assert source.example["x"].shape == (2, 2)
     assert [leaf.shape for leaf in source.example["pair"]] == [(2,), (3,)]
+    images = [{"image": Image.fromarray(np.full((2, 3), i, np.uint8))} for i in range(3)]
+    found = ask(as_source(images), 2)["image"]
+    np.testing.assert_array_equal(found, np.full((1, 2, 3), 2, np.uint8))
+    refused("decoding", as_source, [b"abcd"])
 
 
-def test_padding_is_zeros_and_is_not_read():
+def test_padding_is_zeros_and_is_not_read_and_an_empty_source_needs_an_example():
     data = MapDataset()
     images, labels = as_source(data).gather(np.array([-1, 3, 99]), np.array([False, True, False]))
     np.testing.assert_array_equal(labels, [0, 3, 0])
@@ -86,9 +91,7 @@ def test_padding_is_zeros_and_is_not_read():
     assert data.batches == []
     for index in (-1, 7):
         refused("within the source", ask, as_source(MapDataset()), 0, index)
-
-
-def test_an_empty_source_needs_an_example_and_a_declared_one_sets_the_dtype_and_has_a_shape():
+    # One that is declared sets the dtype and has a shape.
     refused("example must be given", as_source, [])
     source = as_source([], example={"x": np.zeros(2)})
     assert len(source) == 0
@@ -143,15 +146,6 @@ def test_errors_of_a_reader_are_its_own_and_one_of_another_length_than_it_says_i
     refused("keep its number of records", ask, source, 0)
     refused("repeat", as_source, Endless(3))
     assert "31" not in repr(as_source([3.5] * 31))
-
-
-def test_decoded_images_and_bytes():
-    from PIL import Image
-
-    images = [{"image": Image.fromarray(np.full((2, 3), i, np.uint8))} for i in range(3)]
-    found = ask(as_source(images), 2)["image"]
-    np.testing.assert_array_equal(found, np.full((1, 2, 3), 2, np.uint8))
-    refused("decoding", as_source, [b"abcd"])
 
 
 class Sized:
@@ -255,9 +249,6 @@ def test_what_is_no_source_is_refused_without_showing_how_many_or_which_records_
         for data in many:
             refused_without("23|22|secret", words, as_source, data)
     # fmt: on
-
-
-def test_extended_precision_and_more_records_than_can_be_counted_are_refused():
     if np.dtype(np.longdouble).itemsize > 8:
         refused("float32", as_source, np.zeros(3, np.longdouble))
     values = np.broadcast_to(np.zeros(1, np.uint8), 2**53 + 1)
@@ -298,19 +289,14 @@ def test_a_source_that_was_batched_is_told():
         refused_without(private, words, trained_on, source, 200, sampling=rule)
         mechanism = jaxdp.dp_sgd(1.0, 1.0, 20, 200)
         refused(words, jaxdp.check, loss_fn, jnp.zeros(3), source, mechanism)
-
-
-def test_groups_that_are_records_are_taken():
+    # Groups that are records are taken.
     trained_on(Batched(200, 2), 100)  # declared as many as they are
     trained_on({"x": np.ones((150, 2, 3), np.float32), "y": np.zeros((150, 2))}, 200)
     trained_on({"x": np.ones((100, 3), np.float32), "y": np.zeros(100)}, 200)  # no such axis
     each = {"x": np.ones((200, 3), np.float32), "y": np.zeros(200)}
-    users = jaxdp.sources.users(each, np.arange(200) // 2, 2)
-    trained_on(users, 200, jaxdp.clipping.user_loss(loss_fn), records_per_user=2)
-
-
-def test_an_empty_source_is_told_as_empty():
-    """Before: a dataset_size that was refused, or nothing said."""
+    grouped, loss = users(each, np.arange(200) // 2, 2), jaxdp.clipping.user_loss(loss_fn)
+    trained_on(grouped, 200, loss, records_per_user=2)
+    # An empty source is told as empty. Before: a dataset_size that was refused, or nothing said.
     empty = {"x": np.ones((0, 3), np.float32), "y": np.zeros(0)}
     words = "source must hold records to draw from, got an empty one"
     for rule, size in (("poisson", 20), ("fixed_size", 20), ("full_batch", 200)):
@@ -348,9 +334,7 @@ def test_a_source_that_reads_differently_is_refused_with_the_remedy():
     pair, grouped = (np.zeros(50, np.float32), Columns()), users(Flipping(), np.arange(100) // 2, 2)
     for data in (Flipping(), Flipping(17), Columns(), pair, grouped):
         refused(words, check_repeatable, as_source(data))
-
-
-def test_sixteen_records_are_read_over_the_whole_source_at_places_that_are_public():
+    # Sixteen records are read over the whole source, at places that are public.
     source = Flipping(31)
     source.rng = type("Never", (), {"choice": lambda self, sides: sides[0]})()
     source = as_source(source)
@@ -382,28 +366,20 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(50, 3)).astype(np.float32), np.arange(50, dtype=np.int32)
 
 
-def records(x, y):
-    return [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
+MADE = {
+    "records": lambda x, y: [{"x": a, "y": b} for a, b in zip(x, y, strict=True)],
+    "on the host": lambda x, y: {"x": x, "y": y},
+    "on the device": lambda x, y: {"x": jnp.asarray(x), "y": jnp.asarray(y)},
+}
 
 
-def on_host(x, y):
-    return {"x": x, "y": y}
-
-
-def on_device(x, y):
-    return {"x": jnp.asarray(x), "y": jnp.asarray(y)}
-
-
-def test_the_same_record_has_the_same_identity_wherever_it_lies():
-    for make in (on_host, on_device, records):
+def test_the_same_record_has_the_same_identity_wherever_it_lies_and_every_leaf_counts():
+    for name, make in MADE.items():
         whole = identities(as_source(make(X, Y)))
         assert len(set(whole.tolist())) == 50
         for rows in (RNG.permutation(50), np.delete(np.arange(50), 7)):
             found = identities(as_source(make(X[rows], Y[rows])))
-            np.testing.assert_array_equal(found, whole[rows], make.__name__)
-
-
-def test_every_leaf_of_a_record_counts_and_a_source_may_name_its_records():
+            np.testing.assert_array_equal(found, whole[rows], name)
     plain = identities(as_source((X, Y)))
     for x, y in [(X + np.eye(50, 3, dtype=np.float32), Y), (X, Y + (np.arange(50) == 3))]:
         changed = identities(as_source((x, y.astype(np.int32))))

@@ -144,7 +144,7 @@ def test_the_step_is_the_one_at_a_single_length_to_rounding():
     assert {2, 4, 8} == {length for step in lengths for length in step}
 
 
-def test_a_record_of_any_length_adds_one_clipped_gradient():
+def test_a_record_of_any_length_adds_one_clipped_gradient_and_is_compiled_once():
     grad_fn = jaxdp.clipped_grad(lambda p, record: 1e3 * loss_fn(p, record), jaxdp.clip(0.1))
     for size in (0, 1, 3, 8, 50):
         indices, mask, rows = passes([RANDOM[1], (RANDOM[0] * 50)[:size]], [1])
@@ -153,16 +153,11 @@ def test_a_record_of_any_length_adds_one_clipped_gradient():
         norm = float(optax.tree.norm(summed.value))
         assert norm <= 0.1, size
         assert norm == pytest.approx(0.1 if size else 0.0, rel=1e-2), size
-
-
-def test_every_length_is_compiled_once_and_a_pass_is_small_where_nobody_says():
-    def mine(params, record):
-        return loss_fn(params, record)
-
     before = add_pass._cache_size()
-    _, _, lengths = trained(bucketed_text(RANDOM, BUCKETS), mine)
+    _, _, lengths = trained(bucketed_text(RANDOM, BUCKETS), lambda *given: loss_fn(*given))
     assert sum(map(len, lengths)) > 3 * 4
     assert add_pass._cache_size() == before + 3
+    # A pass is small where nobody says.
     source, mechanism = bucketed_text(RANDOM * 10, BUCKETS), jaxdp.dp_sgd(1.0, 0.5, 240, 600)
     train = jaxdp.Trainer(loss_fn, mechanism, optax.sgd(0.5), source)
     assert train._sampler.physical_batch_size == 30

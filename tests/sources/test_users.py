@@ -69,39 +69,30 @@ def test_whose_records_are_kept_depends_on_their_number_alone():
     assert is_uniform(counts[np.triu_indices(5, 1)])
 
 
-@pytest.mark.parametrize(("reduce", "engine"), [("mean", "vmap"), ("sum", "auto")])
-def test_a_user_makes_one_gradient_which_is_clipped_once(reduce, engine):
+def test_a_user_makes_one_gradient_which_is_clipped_once_and_each_record_has_a_key():
     source, weights = users(DATA, IDS, 4), params()
     rows = ask(source, 0, 1, 2)
-    grad_fn = jaxdp.clipped_grad(user_loss(loss_fn, reduce), jaxdp.clip(0.05), engine=engine)
-    found, info = grad_fn(weights, rows, jnp.ones(3, bool))
-    expected = jax.tree.map(jnp.zeros_like, weights)
-    for row in range(3):
-        places = [(row, r) for r in np.flatnonzero(rows.present[row])]
-        own = [{name: a[place] for name, a in rows.records.items()} for place in places]
+    each = jax.vmap(jax.vmap(jax.grad(loss_fn), (None, 0)), (None, 0))
+    each = jax.tree.map(np.asarray, jax.jit(each)(weights, rows.records))
+    for reduce, engine in (("mean", "vmap"), ("sum", "auto")):
+        grad_fn = jaxdp.clipped_grad(user_loss(loss_fn, reduce), jaxdp.clip(0.05), engine=engine)
+        found, info = grad_fn(weights, rows, jnp.ones(3, bool))
+        share = rows.present / (rows.present.sum(1, keepdims=True) if reduce == "mean" else 1)
+        own = jax.tree.map(lambda g, s=share: np.einsum("ur,ur...->u...", s, g), each)
+        flat = np.concatenate([g.reshape(3, -1) for g in jax.tree.leaves(own)], axis=1)
+        norms = np.linalg.norm(flat, axis=1)
+        np.testing.assert_allclose(info.norms, norms, rtol=1e-2, err_msg=reduce)
+        factors = np.minimum(1.0, 0.05 / norms)
+        expected = [np.tensordot(factors, g, 1) for g in jax.tree.leaves(own)]
+        for one, two in zip(jax.tree.leaves(found.value), expected, strict=True):
+            np.testing.assert_allclose(one, two, rtol=6e-3, atol=1e-5, err_msg=reduce)
 
-        def whole(p, own=own):
-            total = sum(loss_fn(p, record) for record in own)
-            return total / (len(own) if reduce == "mean" else 1)
-
-        grad = jax.grad(whole)(weights)
-        norm = optax.tree.norm(grad)
-        np.testing.assert_allclose(info.norms[row], norm, rtol=1e-2)
-        factor = jnp.minimum(1.0, 0.05 / norm)
-        expected = jax.tree.map(lambda a, g, f=factor: a + f * g, expected, grad)
-    for one, two in zip(jax.tree.leaves(found.value), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, two, rtol=6e-3, atol=1e-5)
-
-
-def test_a_loss_with_a_key_gets_one_for_each_record():
     def noisy(w, x, rng):
         return w * x * jax.random.normal(rng)
 
-    loss = user_loss(noisy)
-    rows = User(jnp.ones(2), jnp.array([True, True]))
-    key = jax.random.key(0)
-    each = [noisy(1.0, 1.0, k) for k in jax.random.split(key, 2)]
-    np.testing.assert_allclose(loss(1.0, rows, key), np.mean(each), rtol=1e-6)
+    rows, key = User(jnp.ones(2), jnp.array([True, True])), jax.random.key(0)
+    keyed = [noisy(1.0, 1.0, k) for k in jax.random.split(key, 2)]
+    np.testing.assert_allclose(user_loss(noisy)(1.0, rows, key), np.mean(keyed), rtol=1e-6)
 
 
 def trainer(source, **options):
@@ -126,6 +117,14 @@ def test_training_charges_users(sampling):
     words = "records_per_user must be that of the source"
     refused(words, trainer, users(data, ids, 2), records_per_user=3)
     refused("expected 3, got None", trainer, users(data, ids, 3))
+    for bad, k, message in (
+        (IDS[:-1], 2, "user_ids must name one user for each record"),
+        (np.zeros(8), 2, "user_ids must be integers or strings"),
+        (np.zeros((8, 2), int), 2, "with 2 axes"),
+        (IDS, 0, "records_per_user must be a whole number of at least 1"),
+    ):
+        refused(message, users, DATA, bad, k)
+    refused("reduce must be one of mean, sum", user_loss, loss_fn, "max")
 
 
 def test_a_run_and_its_report_name_the_user(tmp_path):
@@ -145,14 +144,3 @@ def test_a_run_and_its_report_name_the_user(tmp_path):
     assert run.epsilon() == mechanism.epsilon(3, 1e-3)
     given = (tmp_path / "s", loss_fn, mechanism, optax.sgd(0.1), data)
     refused("expected None, got 2", jaxdp.Run, *given, **options)
-
-
-def test_bad_input():
-    for ids, k, message in (
-        (IDS[:-1], 2, "user_ids must name one user for each record"),
-        (np.zeros(8), 2, "user_ids must be integers or strings"),
-        (np.zeros((8, 2), int), 2, "with 2 axes"),
-        (IDS, 0, "records_per_user must be a whole number of at least 1"),
-    ):
-        refused(message, users, DATA, ids, k)
-    refused("reduce must be one of mean, sum", user_loss, loss_fn, "max")
