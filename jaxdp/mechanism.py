@@ -334,7 +334,7 @@ class Mechanism:
             step: may be a tracer.
         """
         if isinstance(self.noise_multiplier, NoiseSchedule):
-            noise = self._noise.traced_multiplier(step)
+            noise = self._noise.multiplier_at(step)
             return simulated_key(key, {self._noise.part: noise}, step)
         return simulated_key(key, self.multipliers(0), step)
 
@@ -374,9 +374,7 @@ class Mechanism:
 
     def grid_in_words(self, parameters: int) -> str:
         """A sentence on the integer grid for so many parameters; "" where noise is on none."""
-        if isinstance(self._noise, IntegerNoise | IntegerMatrixNoise):
-            return self._noise.in_words(parameters)
-        return ""
+        return self._noise.in_words(parameters) if isinstance(self._noise, IntegerNoise) else ""
 
     @functools.cached_property
     def fresh(self) -> float:
