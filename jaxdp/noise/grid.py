@@ -17,7 +17,7 @@ import numpy as np
 from jaxdp import _placement, arguments
 from jaxdp import accounting as acc
 from jaxdp.clipping import rounding
-from jaxdp.noise._integers import Sum, gap, made, subkey
+from jaxdp.noise._integers import IntegerLaw, gap, made, subkey
 from jaxdp.noise.gaussian import Axes, Noise, Paid, PrivatizeState
 from jaxdp.noise.normals import by_member, cut_over
 from jaxdp.schedules import NoiseSchedule
@@ -36,8 +36,8 @@ _SHARE, _MOST = 2.0**-8, 2.0**-2
 _FINE = 2**8
 # From the least noise to the most; the last has its largest integer below 2^31.
 _LAWS = (
-    *(Sum((factor,)) for factor in (204, 511, 1250)),
-    *(Sum((1250, 2**n)) for n in range(1, 6)),
+    *(IntegerLaw((factor,)) for factor in (204, 511, 1250)),
+    *(IntegerLaw((1250, 2**n)) for n in range(1, 6)),
 )
 # Every value of these is a float32.
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
@@ -135,7 +135,7 @@ class IntegerNoise(Noise):
         """The most by which an integer grows over the steps; see ``law_for``."""
         return 1.0
 
-    def law(self, count: int) -> Sum:
+    def law(self, count: int) -> IntegerLaw:
         """The law of the integers for so many coordinates; ValueError where there is none."""
         return law_for(_extremes(self.noise_multiplier)[0], count, self.carried)
 
@@ -148,7 +148,7 @@ def over_devices(tree: PyTree, axes: Axes) -> tuple[list[list[str]], int]:
     return cuts, sum(leaf.size * parts for leaf, parts in zip(leaves, each, strict=True))
 
 
-def law_for(multiplier: float, coordinates: int, carried: float = 1.0) -> Sum:
+def law_for(multiplier: float, coordinates: int, carried: float = 1.0) -> IntegerLaw:
     """The law of the integers: the least noise, in grid cells, beside which rounding is small.
 
     Args:
@@ -186,11 +186,11 @@ def distance(digits: int = 0) -> float:
     Args:
         digits: of a correlated strategy, whose integers have one draw more; 0 for none.
     """
-    each = [Sum((2**digits, *law.factors)) if digits else law for law in _LAWS]
+    each = [IntegerLaw((2**digits, *law.factors)) if digits else law for law in _LAWS]
     return max(law.distance for law in each) + 2 * gap(_JOINT)
 
 
-def grid_scale(law: Sum, multiplier: Any, coordinates: int, l2: Any) -> jax.Array:
+def grid_scale(law: IntegerLaw, multiplier: Any, coordinates: int, l2: Any) -> jax.Array:
     """c, grid cells for one unit of the sum: float32 with 12 digits, never above the theorem's.
 
     multiplier · (c · l2 + sqrt(coordinates) (1 + 2^-22)) <= sqrt(s^2 - r^2). NaN outside of
@@ -268,7 +268,7 @@ def noised(
     tree: PyTree,
     scale: jax.Array,
     key: jax.Array,
-    law: Sum,
+    law: IntegerLaw,
     cuts: list[list[str]],
     past: Past | None = None,
 ) -> tuple[PyTree, PyTree]:
@@ -310,13 +310,15 @@ def noised(
 
 
 @functools.lru_cache(maxsize=64)
-def _add(law: Sum, digits: int | None, groups: tuple[tuple[str, ...], ...], mesh: Any) -> Any:
+def _add(
+    law: IntegerLaw, digits: int | None, groups: tuple[tuple[str, ...], ...], mesh: Any
+) -> Any:
     """The addition, compiled as a whole also where nothing is around it: for one ``mesh``."""
     return jax.jit(by_member(functools.partial(_added, law, digits, groups)))
 
 
 def _added(
-    law: Sum,
+    law: IntegerLaw,
     digits: int | None,
     groups: tuple[tuple[str, ...], ...],
     keys: list[jax.Array],

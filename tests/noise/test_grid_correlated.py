@@ -193,7 +193,7 @@ def test_dyadic_coefficients_are_near_stay_below_one_and_cost_a_thousandth_of_th
 def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
     """Theorem 5 in exact arithmetic, for sums that round the worst way in every step."""
     count, multiplier = 50, 1.25
-    times = noise.FixedOrder(3, -(-STEPS // 3))
+    times = noise.FixedEpochOrder(3, -(-STEPS // 3))
     for participation, steps in ((noise.Cyclic(strategy.bands), [0]), (times, [0, 3, 6])):
         sens = noise.sensitivity(strategy, participation).value
         fresh = float(np.nextafter(np.float32(multiplier * sens), np.float32(np.inf)))
