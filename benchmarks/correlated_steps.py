@@ -16,7 +16,6 @@ import jaxdp
 from benchmarks import networks, networks_large
 from benchmarks.gradients import clipped
 from jaxdp.noise import MatrixNoise, Strategy, identity, optimise, privatize, strategies
-from jaxdp.noise.correlated import part_of
 from jaxdp.noise.normals import noised
 from jaxdp.tickets import simulated_key
 
@@ -52,8 +51,8 @@ def made() -> dict[str, Strategy]:
 
 def ours(strategy: Strategy, independent: bool) -> tuple[Any, Any, Any]:
     """(update of sum, state and key; init; the key of each step)."""
-    link = privatize(MatrixNoise(1.0, strategy), BATCH)
-    part = part_of(strategy)
+    adds = MatrixNoise(1.0, strategy)
+    link, part = privatize(adds, BATCH), adds.part
     if independent:
         link, part = jaxdp.privatize(1.0, BATCH), "gradient"
 

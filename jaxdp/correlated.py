@@ -1,8 +1,6 @@
 """DP-SGD with correlated noise (DP-MF): the mechanism of a whole run, and its best strategy."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
@@ -99,24 +97,12 @@ def dp_mf(
         >>> mechanism.epsilon(200, delta=1e-5).upper <= 2.0
         True
     """
-    return _Asked(
-        rule_of(l2_clip_norm, rule),
-        arguments.integer("steps", steps, least=1),
-        arguments.integer("batch_size", batch_size, least=1),
-        arguments.integer("dataset_size", dataset_size, least=1),
-        arguments.one_of("sampling", sampling, SAMPLINGS),
-        workload,
-        arguments.one_of("error", error, tuple(ERRORS)),
-        *_noise_or_budget(noise_multiplier, epsilon, delta),
-        acc.Relation(relation or _usual_relation(sampling)),
-        arguments.one_of("noise", noise, NOISES),
-    ).made(strategy, bands)
-
-
-def _noise_or_budget(
-    noise_multiplier: float | None, epsilon: float | None, delta: float | None
-) -> tuple[float | None, float | None, float | None]:
-    """The three as given: a multiplier, or a budget."""
+    rule = rule_of(l2_clip_norm, rule)
+    steps = arguments.integer("steps", steps, least=1)
+    batch_size = arguments.integer("batch_size", batch_size, least=1)
+    dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
+    arguments.one_of("sampling", sampling, SAMPLINGS)
+    arguments.one_of("error", error, tuple(ERRORS))
     if (noise_multiplier is None) == (epsilon is None):
         raise ValueError(
             "give noise_multiplier, or a budget of epsilon and delta, got "
@@ -124,156 +110,108 @@ def _noise_or_budget(
         )
     if (delta is None) != (epsilon is None):
         raise ValueError(f"delta must be given with epsilon, got {delta!r} and {epsilon!r}")
+    first = 1.0
     if noise_multiplier is not None:
-        noise_multiplier = arguments.positive("noise_multiplier", noise_multiplier)
-    return noise_multiplier, epsilon, delta
+        first = arguments.positive("noise_multiplier", noise_multiplier)
+    amplified, gridded = sampling == "cyclic_poisson", noise == "grid"
+    usual = acc.Relation.ADD_OR_REMOVE_ONE if amplified else acc.Relation.REPLACE_SPECIAL
+    covered = acc.Relation(relation or usual)
+    arguments.one_of("noise", noise, NOISES)
+    in_order = FixedOrder(batch_size, steps)
 
-
-def _usual_relation(sampling: str) -> acc.Relation:
-    amplified = sampling == "cyclic_poisson"
-    return acc.Relation.ADD_OR_REMOVE_ONE if amplified else acc.Relation.REPLACE_SPECIAL
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """The public numbers of a mechanism whose strategy is to be chosen."""
-
-    rule: Rule
-    steps: int
-    batch_size: int
-    dataset_size: int
-    sampling: str
-    workload: Workload
-    error: str
-    noise_multiplier: float | None
-    epsilon: float | None
-    delta: float | None
-    relation: acc.Relation
-    noise: str
-
-    def made(self, strategy: str | Strategy | None, bands: int | None) -> Mechanism:
-        """The mechanism with a strategy, or with the best of a kind."""
-        if isinstance(strategy, Strategy):
-            if bands is not None:
-                raise ValueError(f"bands must be None for a strategy of its own, got {bands}")
-            return self.with_strategy(strategy)
-        kind = self._kind(strategy)
-        if bands is not None:
-            return self.with_strategy(
-                self.strategy(kind, arguments.integer("bands", bands, least=1))
-            )
-        if kind == "banded":
-            if self.noise_multiplier is not None and self.sampling == "cyclic_poisson":
+    def with_strategy(strategy: Strategy) -> Mechanism:
+        """The mechanism with this strategy, and the noise that was given or that the budget has."""
+        rule_of_draws: CyclicPoisson | FixedOrder = in_order
+        if amplified:
+            # Records are in as many groups as there are bands, and each step samples from one.
+            share = strategy.bands * batch_size / dataset_size
+            if share > 1:
                 raise ValueError(
-                    "bands must be given with noise_multiplier: which number is best depends on "
-                    "the budget, for more bands are amplified less; got None"
+                    f"bands must be at most dataset_size / batch_size = "
+                    f"{dataset_size // batch_size} with cyclic Poisson sampling, where each of as "
+                    f"many groups makes a batch, got {strategy.bands}: take sampling='fixed_order' "
+                    "for a strategy without bands"
                 )
-            return min(self.by_bands(), key=self.expected_error)
-        usual = {"banded_inverse": min(self.steps, 16), "buffered": _BUFFERS}
-        return self.with_strategy(self.strategy(kind, usual.get(kind, self.steps)))
-
-    def _kind(self, strategy: Any) -> str:
-        """The name of a strategy that the sampling has a proof for."""
-        amplified = self.sampling == "cyclic_poisson"
-        gridded = self.noise == "grid"
-        if strategy is None:
-            return "banded" if amplified or gridded else "buffered"
-        if not isinstance(strategy, str):
-            raise ValueError(
-                "strategy must be a name, or a strategy such as jaxdp.noise.Dense.of(matrix), got "
-                f"{arguments.described(strategy)}"
-            )
-        hint = "; strategies without bands need sampling='fixed_order'" if amplified else ""
-        known = [each for each in STRATEGIES if not gridded or each in ON_GRID]
-        known = [each for each in known if not amplified or each in BANDED]
-        if gridded and strategy in STRATEGIES and strategy not in ON_GRID:
-            hint = " with noise='grid', which takes coefficients of a few binary digits alone"
-        return arguments.one_of("strategy", strategy, tuple(known), hint)
-
-    def by_bands(self) -> Iterator[Mechanism]:
-        """Mechanisms with optimal banded strategies of more and more bands, while these help."""
-        least, most, bands, worse = float("inf"), self.most_bands(), 1, 0
-        while bands <= most and worse < 2:
-            found = self.with_strategy(self.strategy("banded", bands))
-            error = self.expected_error(found)
-            worse = 0 if error < least else worse + 1
-            least = min(least, error)
-            yield found
-            bands = bands * 2
-
-    def most_bands(self) -> int:
-        """The most bands that the sampling leaves room for."""
-        room = self.dataset_size // self.batch_size
-        if self.sampling == "fixed_order":
-            room = -(-self.dataset_size // self.batch_size)
-        return max(1, min(room, self.steps, _MOST_BANDS))
-
-    def strategy(self, kind: str, bands: int) -> Strategy:
-        """The strategy of a kind, as the noise takes it; ValueError for too many bands."""
-        exact = self._exact_strategy(kind, bands)
-        return dyadic(exact) if self.noise == "grid" else exact
-
-    def _exact_strategy(self, kind: str, bands: int) -> Strategy:
-        if kind == "buffered":
-            once = participation(self._rule(1), self.dataset_size)
-            return optimal_buffered(self.steps, bands, once, self.workload, self.error)
-        if kind == "dense":
-            once = participation(self._rule(1), self.dataset_size)
-            return optimal_dense(self.steps, once, self.workload)
-        if bands > self.steps:
-            raise ValueError(f"bands must be at most steps ({self.steps}), got {bands}")
-        make: dict[str, Callable[[], Any]] = {
-            "banded": lambda: optimal_banded(self.steps, bands, self.workload, self.error),
-            "banded_inverse": lambda: banded_inverse_square_root(self.steps, bands),
-            "square_root": lambda: square_root(self.steps),
-            "identity": lambda: identity(self.steps),
-        }
-        found: Strategy = make[kind]()
-        return found
-
-    def with_strategy(self, strategy: Strategy) -> Mechanism:
-        """The mechanism with this strategy and the noise that was asked for."""
-        rule = self._rule(strategy.bands)
+            rule_of_draws = CyclicPoisson(share, strategy.bands, steps)
         start = Mechanism(
-            self.rule,
-            1.0,
             rule,
-            self.batch_size,
-            self.dataset_size,
+            first,
+            rule_of_draws,
+            batch_size,
+            dataset_size,
             strategy=strategy,
-            noise=self.noise,
-            relation=self.relation,
+            noise=noise,
+            relation=covered,
         )
-        if self.noise_multiplier is not None:
-            return dataclasses.replace(start, noise_multiplier=self.noise_multiplier)
-        assert self.epsilon is not None
-        assert self.delta is not None
+        if epsilon is None or delta is None:
+            return start
         found = acc.calibrate(
             lambda noise: dataclasses.replace(start, noise_multiplier=noise).event,
-            self.epsilon,
-            self.delta,
-            self.relation,
+            epsilon,
+            delta,
+            covered,
         )
-        return dataclasses.replace(
-            start, noise_multiplier=found, steps=self.steps, delta=float(self.delta)
+        return dataclasses.replace(start, noise_multiplier=found, delta=float(delta))
+
+    if isinstance(strategy, Strategy):
+        if bands is not None:
+            raise ValueError(f"bands must be None for a strategy of its own, got {bands}")
+        return with_strategy(strategy)
+
+    # The name of a strategy that the sampling has a proof for.
+    if strategy is None:
+        strategy = "banded" if amplified or gridded else "buffered"
+    if not isinstance(strategy, str):
+        raise ValueError(
+            "strategy must be a name, or a strategy such as jaxdp.noise.Dense.of(matrix), got "
+            f"{arguments.described(strategy)}"
         )
+    hint = "; strategies without bands need sampling='fixed_order'" if amplified else ""
+    if gridded and strategy in STRATEGIES and strategy not in ON_GRID:
+        hint = " with noise='grid', which takes coefficients of a few binary digits alone"
+    known = [each for each in STRATEGIES if each in ON_GRID or not gridded]
+    known = [each for each in known if each in BANDED or not amplified]
+    kind = arguments.one_of("strategy", strategy, tuple(known), hint)
 
-    def expected_error(self, mechanism: Mechanism) -> float:
-        """The error of the workload's sums, in clip norms."""
-        return expected_error(mechanism, self.workload, self.error)
+    def best_of(bands: int) -> Strategy:
+        """The strategy of that name and so many bands, as the noise takes it."""
+        once = participation(in_order, dataset_size)
+        if kind == "buffered":
+            return optimal_buffered(steps, bands, once, workload, error)
+        if kind == "dense":
+            return optimal_dense(steps, once, workload)
+        if bands > steps:
+            raise ValueError(f"bands must be at most steps ({steps}), got {bands}")
+        if kind == "banded_inverse":
+            return banded_inverse_square_root(steps, bands)
+        if kind == "banded":
+            found = optimal_banded(steps, bands, workload, error)
+        else:
+            found = square_root(steps) if kind == "square_root" else identity(steps)
+        return dyadic(found) if gridded else found
 
-    def _rule(self, bands: int) -> CyclicPoisson | FixedOrder:
-        if self.sampling == "fixed_order":
-            return FixedOrder(self.batch_size, self.steps)
-        share = bands * self.batch_size / self.dataset_size
-        if share > 1:
-            raise ValueError(
-                f"bands must be at most dataset_size / batch_size = "
-                f"{self.dataset_size // self.batch_size} with cyclic Poisson sampling, where each "
-                f"of as many groups makes a batch, got {bands}: take sampling='fixed_order' for a "
-                "strategy without bands"
-            )
-        return CyclicPoisson(share, bands, self.steps)
+    if bands is not None:
+        return with_strategy(best_of(arguments.integer("bands", bands, least=1)))
+    if kind != "banded":
+        usual_bands = {"banded_inverse": min(steps, 16), "buffered": _BUFFERS}
+        return with_strategy(best_of(usual_bands.get(kind, steps)))
+
+    # Optimal banded strategies of more and more bands, while these help and there is room.
+    if epsilon is None and amplified:
+        raise ValueError(
+            "bands must be given with noise_multiplier: which number is best depends on the "
+            "budget, for more bands are amplified less; got None"
+        )
+    room = dataset_size // batch_size if amplified else -(-dataset_size // batch_size)
+    most = min(room, steps, _MOST_BANDS)
+    made, bands, worse = with_strategy(best_of(1)), 2, 0
+    least = expected_error(made, workload, error)
+    while bands <= most and worse < 2:
+        other = with_strategy(best_of(bands))
+        found, worse, bands = expected_error(other, workload, error), worse + 1, 2 * bands
+        if found < least:
+            made, least, worse = other, found, 0
+    return made
 
 
 def expected_error(mechanism: Mechanism, workload: Workload = _PREFIX, error: str = "rms") -> float:

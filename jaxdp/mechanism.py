@@ -105,41 +105,27 @@ class Mechanism:
     relation: acc.Relation | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        rule, sampling, noise = self.rule, self.sampling, self.noise_multiplier
+        strategy, gridded = self.strategy, self.noise == "grid"
         if self.relation is not None:
             object.__setattr__(self, "relation", acc.Relation(self.relation))
-        self._check_kinds()
-        self._check_numbers()
-        self._check_sizes()
-        self._check_strategy()
-        self._check_grid()
-        if self.strategy is not None:
-            check_stable(self.strategy)
-            _ = self.fresh  # refuses what has no sensitivity, such as bands beyond the groups
-            if self.steps is None:
-                object.__setattr__(self, "steps", self.strategy.steps)
-        if self.count_noise_multiplier is not None:
-            split_noise(self.noise_multiplier, self.count_noise_multiplier)
 
-    def _check_kinds(self) -> None:
+        # The kinds of the parts; a class in the place of its object is one of another kind.
         def has(part: object, *names: str) -> bool:
             methods = (getattr(part, name, None) for name in names)
             return not isinstance(part, type) and all(map(callable, methods))
 
-        if not has(self.rule, "l2", "factors"):
+        if not has(rule, "l2", "factors"):
+            raise ValueError(f"rule must be a clipping rule such as jaxdp.clip(0.1), got {rule!r}")
+        drawn = {"choose"}, {"epoch", "block"}, {"arrange", "of_step", "block"}
+        if not any(has(sampling, "event", "check", *names) for names in drawn):
             raise ValueError(
-                f"rule must be a clipping rule such as jaxdp.clip(0.1), got {self.rule!r}"
-            )
-        whole = ["arrange", "of_step", "block", "event", "check"]
-        rules = (["choose", "event", "check"], ["epoch", "block", "event", "check"], whole)
-        if not any(has(self.sampling, *names) for names in rules):
-            raise ValueError(
-                f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {self.sampling!r}"
+                f"sampling must be such as jaxdp.sampling.Poisson(0.01), got {sampling!r}"
             )
         if not isinstance(self.leak, str):
             raise ValueError(f"leak must be a string, got {self.leak!r}")
 
-    def _check_numbers(self) -> None:
-        noise = self.noise_multiplier
+        # The numbers.
         if not isinstance(noise, NoiseSchedule):
             if isinstance(noise, jax.Array):
                 raise ValueError(
@@ -157,20 +143,13 @@ class Mechanism:
         if self.delta is not None:
             arguments.fraction("delta", self.delta)
 
-    def _check_sizes(self) -> None:
-        """Raises ValueError unless sampling, divisor and data set size agree.
-
-        A divisor that is not the expected batch size would still be public, and epsilon right. But
-        a sum of more records than ``most_records`` is refused at random, and the learning rate is
-        another than it says, so it is taken for the mistake that it nearly always is. Poisson rates
-        may differ by the rounding of the expected batch size to a whole number.
-
-        Raises:
-            ValueError: they do not.
-        """
+        # Sampling, divisor and data set size. A divisor that is not the expected batch size would
+        # still be public, and epsilon right. But a sum of more records than ``most_records`` is
+        # refused at random, and the learning rate is another than it says, so it is taken for the
+        # mistake that it nearly always is. Poisson rates may differ by the rounding of the expected
+        # batch size to a whole number.
         size = arguments.integer("dataset_size", self.dataset_size, least=1)
         batch = arguments.integer("batch_size", self.batch_size, least=1)
-        sampling = self.sampling
         if batch > size:
             raise ValueError(f"batch_size must be at most dataset_size ({size}), got {batch}")
         expected = rate(sampling, batch, size) * size
@@ -190,9 +169,9 @@ class Mechanism:
         cap = getattr(sampling, "cap", 1)
         if cap > self.most_records:
             raise ValueError(f"cap must be at most {self.most_records}, got {cap}")
+
         # An epoch that is one event has one noise.
         block = steps_of_a_block(sampling, size)
-        noise = self.noise_multiplier
         for multiplier, steps in noise.levels[:-1] if isinstance(noise, NoiseSchedule) else ():
             if steps % block:
                 raise ValueError(
@@ -200,46 +179,49 @@ class Mechanism:
                     f"schedule that keeps {multiplier:g} for {steps}"
                 )
 
-    def _check_strategy(self) -> None:
-        """Raises ValueError where noise and sampling of a whole run do not belong to each other."""
-        strategy, rule = self.strategy, self.sampling
-        if (strategy is not None) != isinstance(rule, RunSampling):
+        # Correlated noise, and the sampling of a whole run that it is proven for.
+        if (strategy is not None) != isinstance(sampling, RunSampling):
             raise ValueError(
                 "strategy must be given with CyclicPoisson or FixedOrder sampling, and with no "
                 "other: correlated noise is proven for a record that takes part at known times, "
-                f"got {strategy!r} with {rule}"
+                f"got {strategy!r} with {sampling}"
             )
-        if strategy is None:
-            return
-        assert isinstance(rule, RunSampling)
-        if strategy.steps != rule.block(self.dataset_size):
-            raise ValueError(
-                f"steps must be those of the sampling ({rule.block(self.dataset_size)}) for the "
-                f"strategy, got {strategy.steps}"
-            )
-        for name in ("count_noise_multiplier", "records_per_user"):
-            if (found := getattr(self, name)) is not None:
+        if strategy is not None:
+            if strategy.steps != block:
                 raise ValueError(
-                    f"{name} must be None with correlated noise, got {found}: no proof"
+                    f"steps must be those of the sampling ({block}) for the strategy, got "
+                    f"{strategy.steps}"
                 )
-        if isinstance(self.noise_multiplier, NoiseSchedule):
-            raise ValueError("noise_multiplier must be one number with a strategy, got a schedule")
+            for name in ("count_noise_multiplier", "records_per_user"):
+                if (found := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"{name} must be None with correlated noise, got {found}: no proof"
+                    )
+            if isinstance(noise, NoiseSchedule):
+                raise ValueError(
+                    "noise_multiplier must be one number with a strategy, got a schedule"
+                )
 
-    def _check_grid(self) -> None:
-        """Raises ValueError where noise on a grid is asked for that not all of the release has."""
-        if arguments.one_of("noise", self.noise, NOISES) != "grid":
-            return
-        if self.count_noise_multiplier is not None:
+        # Noise on a grid, which all of the release must have.
+        arguments.one_of("noise", self.noise, NOISES)
+        if gridded and self.count_noise_multiplier is not None:
             raise ValueError(
                 "noise must be 'gaussian' with count_noise_multiplier: the count that quantile "
                 "clipping releases is not on the integer grid yet, and part of the release would "
                 "have ordinary noise; got 'grid'"
             )
-        if self.strategy is not None:
-            check_dyadic(self.strategy)
-        levels = self.noise_multiplier
-        if not isinstance(levels, NoiseSchedule) and levels <= 0:
-            raise ValueError(f"noise_multiplier must be above 0 for noise on a grid, got {levels}")
+        if gridded and strategy is not None:
+            check_dyadic(strategy)
+        if gridded and not isinstance(noise, NoiseSchedule) and noise <= 0:
+            raise ValueError(f"noise_multiplier must be above 0 for noise on a grid, got {noise}")
+
+        if strategy is not None:
+            check_stable(strategy)
+            _ = self.fresh  # refuses what has no sensitivity, such as bands beyond the groups
+            if self.steps is None:
+                object.__setattr__(self, "steps", strategy.steps)
+        if self.count_noise_multiplier is not None:
+            split_noise(noise, self.count_noise_multiplier)
 
     def check_source(self, source: Source) -> None:
         """Raises ValueError for a source that is drawn from otherwise, or has another privacy unit.
@@ -352,7 +334,7 @@ class Mechanism:
             step: may be a tracer.
         """
         if isinstance(self.noise_multiplier, NoiseSchedule):
-            noise = self._noise.traced_multiplier(step)
+            noise = self._noise.multiplier_at(step)
             return simulated_key(key, {self._noise.part: noise}, step)
         return simulated_key(key, self.multipliers(0), step)
 
@@ -392,9 +374,7 @@ class Mechanism:
 
     def grid_in_words(self, parameters: int) -> str:
         """A sentence on the integer grid for so many parameters; "" where noise is on none."""
-        if isinstance(self._noise, IntegerNoise | IntegerMatrixNoise):
-            return self._noise.in_words(parameters)
-        return ""
+        return self._noise.in_words(parameters) if isinstance(self._noise, IntegerNoise) else ""
 
     @functools.cached_property
     def fresh(self) -> float:
@@ -581,18 +561,50 @@ def dp_sgd(
             "give noise_multiplier, or a budget of epsilon, delta and steps, got "
             f"noise_multiplier={noise_multiplier!r} and {budget}"
         )
+
+    # The mechanism with the noise that was given, or with any.
     first = 1.0 if noise_multiplier is None else noise_multiplier
-    made = with_rule(rule, first, batch_size, dataset_size, sampling)
-    kept = None if relation is None else acc.Relation(relation)
-    made = dataclasses.replace(made, records_per_user=records_per_user, noise=noise, relation=kept)
-    if noise_multiplier is None:
-        return _calibrated(made, budget, schedule)
-    if delta is not None or steps is not None or schedule is not None:
-        raise ValueError(
-            "delta, steps and schedule belong to a budget (epsilon=), which must not be given "
-            f"with noise_multiplier, got {budget}"
-        )
-    return made
+    if not isinstance(first, NoiseSchedule):
+        arguments.non_negative("noise_multiplier", first)
+    batch_size = arguments.integer("batch_size", batch_size, least=1)
+    dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
+    if isinstance(sampling, str):
+        sampling = by_name(sampling, batch_size, dataset_size)
+        batch_size = expected_size(sampling, batch_size, dataset_size)
+    made = Mechanism(
+        rule,
+        first,
+        sampling,
+        batch_size,
+        dataset_size,
+        records_per_user=records_per_user,
+        noise=noise,
+        relation=None if relation is None else acc.Relation(relation),
+    )
+    if epsilon is None:
+        if delta is not None or steps is not None or schedule is not None:
+            raise ValueError(
+                "delta, steps and schedule belong to a budget (epsilon=), which must not be given "
+                f"with noise_multiplier, got {budget}"
+            )
+        return made
+
+    # The least noise that keeps to the budget.
+    if delta is None or steps is None:
+        missing = "delta" if delta is None else "steps"
+        raise ValueError(f"{missing} must be given with epsilon={epsilon!r}, got None")
+    length = arguments.integer("steps", steps, least=1)
+    if schedule is None:
+        length = whole_epochs(length, made.event.block, stacklevel=3)
+    elif schedule.steps < length:
+        raise ValueError(f"schedule must cover the {length} steps, got one of {schedule.steps}")
+
+    def at(noise: float) -> Mechanism:
+        multiplier = noise if schedule is None else schedule.times(noise)
+        return dataclasses.replace(made, noise_multiplier=multiplier)
+
+    found = acc.calibrate(lambda noise: at(noise).total(length), epsilon, delta, made.neighbours)
+    return dataclasses.replace(at(found), steps=length, delta=float(delta))
 
 
 def with_rule(
@@ -603,40 +615,9 @@ def with_rule(
     sampling: str | Sampling = "poisson",
     leak: str = "",
 ) -> Mechanism:
-    """A mechanism with any clipping rule; otherwise as ``dp_sgd``."""
-    if not isinstance(noise_multiplier, NoiseSchedule):
-        arguments.non_negative("noise_multiplier", noise_multiplier)
-    batch_size = arguments.integer("batch_size", batch_size, least=1)
-    dataset_size = arguments.integer("dataset_size", dataset_size, least=1)
-    if isinstance(sampling, str):
-        sampling = by_name(sampling, batch_size, dataset_size)
-        batch_size = expected_size(sampling, batch_size, dataset_size)
-    return Mechanism(rule, noise_multiplier, sampling, batch_size, dataset_size, leak)
-
-
-def _calibrated(
-    start: Mechanism, budget: dict[str, Any], schedule: NoiseSchedule | None
-) -> Mechanism:
-    for name in ("delta", "steps"):
-        if budget[name] is None:
-            raise ValueError(f"{name} must be given with epsilon={budget['epsilon']!r}, got None")
-    steps = arguments.integer("steps", budget["steps"], least=1)
-    if schedule is None:
-        steps = whole_epochs(steps, start.event.block)
-    elif schedule.steps < steps:
-        raise ValueError(f"schedule must cover the {steps} steps, got one of {schedule.steps}")
-
-    def at(noise: float) -> Mechanism:
-        multiplier = noise if schedule is None else schedule.times(noise)
-        return dataclasses.replace(start, noise_multiplier=multiplier)
-
-    found = acc.calibrate(
-        lambda noise: at(noise).total(steps),
-        budget["epsilon"],
-        budget["delta"],
-        start.neighbours,
-    )
-    return dataclasses.replace(at(found), steps=steps, delta=float(budget["delta"]))
+    """A mechanism with any clipping rule, and a leak; otherwise as ``dp_sgd``."""
+    made = dp_sgd(noise_multiplier, None, batch_size, dataset_size, sampling, rule=rule)
+    return made.leaking(leak) if leak else made
 
 
 def default_physical_batch_size(batch_size: int) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxdp._rows import check_mask, check_records, rows
 from jaxdp.types import Batch, PyTree
 
-__all__ = ["check_records", "checked_mask", "cut", "opened", "rows"]
+__all__ = ["check_records", "checked_mask", "opened", "rows"]
 
 
 def opened(batch: Any, mask: Any) -> tuple[PyTree, jax.Array]:
@@ -52,14 +52,6 @@ def checked_mask(mask: Any, size: int) -> jax.Array:
     mask = jnp.asarray(mask)
     check_mask(mask, size)
     return mask
-
-
-def cut(rows: jax.Array, size: int) -> jax.Array:
-    """Rows [m, ...] as [ceil(m / size), size, ...], padded with zeros (a mask: with False)."""
-    missing = -rows.shape[0] % size
-    filler = jnp.zeros_like(rows[:1]) if rows.dtype == jnp.bool_ else rows[:1]
-    filled = rows if missing == 0 else jnp.concatenate([rows, *[filler] * missing])
-    return filled.reshape(-1, size, *rows.shape[1:])
 
 
 def example(rows: PyTree) -> PyTree:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp.clipping import _batch, reduce, rounding
+from jaxdp.clipping import reduce, rounding
 from jaxdp.types import ClipInfo, PyTree
 
 if TYPE_CHECKING:
@@ -62,7 +62,11 @@ def by_microbatches(
     one = functools.partial(grad_fn.at_once, params, scale=scale, bound=bound)
     if chunk == size:
         return one(rows, mask)
-    chunks = jax.tree.map(functools.partial(_batch.cut, size=chunk), (rows, mask))
+    # The last one is filled up with a record that the mask leaves out: a loss may know no zeros.
+    if missing := -size % chunk:
+        rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), rows)
+        mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+    chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (rows, mask))
     totals, infos = jax.lax.scan(
         lambda totals, piece: accumulated(totals, one(*piece)), nothing(grad_fn, params), chunks
     )

@@ -12,7 +12,7 @@ from jaxdp.noise.grid_correlated import IntegerMatrixNoise, dyadic
 from jaxdp.noise.optimise import optimal_banded, optimal_buffered, optimal_dense
 from jaxdp.noise.sensitivity import (
     Cyclic,
-    FixedOrder,
+    FixedEpochOrder,
     MinSeparation,
     Participation,
     Sensitivity,
@@ -39,7 +39,7 @@ __all__ = [
     "CorrelatedState",
     "Cyclic",
     "Dense",
-    "FixedOrder",
+    "FixedEpochOrder",
     "IndependentNoise",
     "IntegerMatrixNoise",
     "IntegerNoise",

@@ -99,7 +99,7 @@ _DIGITS = 80
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Table:
+class AliasTable:
     """An alias table of integers -half, ..., half - 1, half = 2**(slot_bits - 1).
 
     Attributes:
@@ -123,7 +123,7 @@ class Table:
 
 
 @functools.lru_cache(maxsize=8)
-def table(sigma: int = 2560, slot_bits: int = 16) -> Table:
+def table(sigma: int = 2560, slot_bits: int = 16) -> AliasTable:
     """The table of the discrete Gaussian on the integers, P(z) ~ exp(-z^2 / (2 sigma^2)).
 
     Args:
@@ -142,7 +142,7 @@ def table(sigma: int = 2560, slot_bits: int = 16) -> Table:
     lead = [t >> DEEPER for t in thresholds]
     first = np.asarray([(t << slot_bits) | a for t, a in zip(lead, aliases, strict=True)])
     parts = [[(t >> (64 - WORD * n)) % 2**WORD for t in thresholds] for n in range(3)]
-    return Table(
+    return AliasTable(
         slot_bits,
         sigma,
         first.astype(np.uint32),
@@ -221,7 +221,7 @@ _LEAST = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Sum:
+class IntegerLaw:
     """x0 + f0 (x1 + f1 (x2 + ...)), each x a draw from one table.
 
     Attributes:
@@ -276,7 +276,7 @@ class Sum:
         return sum(factors) * self.table.half
 
     @property
-    def table(self) -> Table:
+    def table(self) -> AliasTable:
         """The alias table, made on the host."""
         return table(self.sigma, self.slot_bits)
 
@@ -297,31 +297,17 @@ def gap(r: float) -> float:
     return 2.1 * math.exp(-2 * math.pi**2 * r * r) * (1 + 1e-9)
 
 
-def integers(key: jax.Array, size: int, law: Sum) -> jax.Array:
-    """Independent integers int32 [size] of the law.
+def made(key: jax.Array, size: int, law: IntegerLaw, fine: bool = False) -> tuple[jax.Array, ...]:
+    """(independent integers int32 [size] of the law; with ``fine`` one more draw for each).
 
     Args:
         key: uint32 [8].
         size: at most 2**32.
         law: the sum of draws.
-
-    Raises:
-        ValueError: too many of them for the generator's counter.
-    """
-    return made(key, size, law)[0]
-
-
-def made(key: jax.Array, size: int, law: Sum, fine: bool = False) -> tuple[jax.Array, ...]:
-    """As ``integers``, in a tuple; with ``fine`` another draw for each, independent of them.
-
-    Args:
-        key: as for ``integers``.
-        size: likewise.
-        law: likewise.
         fine: True adds int32 [size], of the table alone; the integers stay the same.
 
     Raises:
-        ValueError: as ``integers``.
+        ValueError: too many of them for the generator's counter.
     """
     if size > 2**32:
         raise ValueError(f"size must be at most 2**32, got {size}")
@@ -340,7 +326,7 @@ def made(key: jax.Array, size: int, law: Sum, fine: bool = False) -> tuple[jax.A
 
 
 def _chunk(
-    key: jax.Array, start: jax.Array, blocks: int, law: Sum, draws: int
+    key: jax.Array, start: jax.Array, blocks: int, law: IntegerLaw, draws: int
 ) -> tuple[jax.Array, ...]:
     """The integers [16 · blocks] of ``blocks`` counters from ``start``: word by word."""
     lanes = np.arange(draws * blocks, dtype=np.uint32)
@@ -358,7 +344,9 @@ def _chunk(
     return whole.reshape(-1), *(found[:, draw].reshape(-1) for draw in range(law.draws, draws))
 
 
-def drawn(tabled: Table, first: jax.Array, deeper: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def drawn(
+    tabled: AliasTable, first: jax.Array, deeper: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
     """Draws from the table, int32 [words, lanes] like ``first``.
 
     The first word has the slot and the leading bits of the comparison. Only in a lane where some
@@ -386,7 +374,7 @@ def drawn(tabled: Table, first: jax.Array, deeper: Callable[[jax.Array], jax.Arr
     return chosen.astype(jnp.int32) - np.int32(tabled.half)
 
 
-def _drawn_deep(tabled: Table, first: jax.Array, deeper: jax.Array) -> jax.Array:
+def _drawn_deep(tabled: AliasTable, first: jax.Array, deeper: jax.Array) -> jax.Array:
     """Slots uint32 [words] of draws whose comparison has all of its bits."""
     slot, alias, lead, wanted = _looked_up(tabled, first)
     below = slot < np.uint32(0)  # False; in a shard_map it varies as they do
@@ -396,7 +384,7 @@ def _drawn_deep(tabled: Table, first: jax.Array, deeper: jax.Array) -> jax.Array
     return jnp.where((lead < wanted) | ((lead == wanted) & below), slot, alias)
 
 
-def _looked_up(tabled: Table, first: jax.Array) -> tuple[jax.Array, ...]:
+def _looked_up(tabled: AliasTable, first: jax.Array) -> tuple[jax.Array, ...]:
     """Slot, alias, leading bits of the comparison, and what these must be below."""
     bits = np.uint32(tabled.slot_bits)
     low = np.uint32((1 << tabled.slot_bits) - 1)
@@ -405,7 +393,7 @@ def _looked_up(tabled: Table, first: jax.Array) -> tuple[jax.Array, ...]:
     return slot, entry & low, first >> bits, entry >> bits
 
 
-def summed(law: Sum, draws: Sequence[jax.Array]) -> jax.Array:
+def summed(law: IntegerLaw, draws: Sequence[jax.Array]) -> jax.Array:
     """x0 + f0 (x1 + f1 (x2 + ...)) of draws, each an int32 array."""
     found = draws[-1]
     for n, factor in reversed(list(enumerate(law.factors))):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.noise.gaussian import Axes, Noise, Paid, refuse_injected
+from jaxdp.noise.gaussian import Axes, Noise, Paid
 from jaxdp.noise.normals import noised
 from jaxdp.noise.strategies import BandedInverse, Buffered, Dense, Strategy, Toeplitz
 from jaxdp.tickets import NoiseKey
@@ -178,11 +178,6 @@ class CorrelatedState(NamedTuple):
     buffers: PyTree
 
 
-def part_of(strategy: Strategy) -> str:
-    """The name of the part of a step's event whose noise is correlated by this strategy."""
-    return f"correlated by {strategy!r}"
-
-
 @dataclasses.dataclass(frozen=True)
 class MatrixNoise(Noise):
     """Float32 Gaussian noise that is correlated over the steps.
@@ -206,20 +201,18 @@ class MatrixNoise(Noise):
     strategy: Strategy
 
     def __post_init__(self) -> None:
-        refuse_injected(noise_multiplier=self.noise_multiplier)
-        arguments.fields(self, noise_multiplier=arguments.non_negative)
+        super().__post_init__()
+        arguments.non_negative("noise_multiplier", self.noise_multiplier)  # one for all steps
         _ = self._rows  # refuses a strategy whose rows float32 would round away
 
     @property
     def part(self) -> str:
         """Names the strategy: another one's noise is another part."""
-        return part_of(self.strategy)
+        return f"correlated by {self.strategy!r}"
 
     def init(self, params: PyTree) -> CorrelatedState:
         """A state without past: buffers of zeros, sharded as the parameters are."""
-        buffers = jax.tree.map(lambda p: _copies(p, self._rows.size), params)
-        leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
-        return CorrelatedState(jnp.zeros(2, jnp.uint32), leaves, jnp.zeros((), jnp.int32), buffers)
+        return first_state(params, self._rows.size, jnp.float32)
 
     def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
         """Raises ValueError for the sum of another step than the state's next."""
@@ -227,20 +220,35 @@ class MatrixNoise(Noise):
 
     def add(self, state: CorrelatedState, paid: Paid) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
+        value, l2 = paid.summed.value, jnp.asarray(paid.summed.l2, jnp.float32)
+        rows, step = self._rows, state.step
+        weights, scale = rows.weights(step)
+
+        def from_past(kept: jax.Array, leaf: jax.Array) -> jax.Array:
+            # Zero, but with a lane for every sum (and sensitivity) of a vmap, and a part for every
+            # shard of a mesh: each needs normals of its own, also where the past is one for all.
+            zero = jnp.where(jnp.zeros(leaf.shape, bool), leaf + l2, 0.0).astype(jnp.float32)
+            if not rows.size:
+                return zero
+            # In full: accelerators would round the noise of earlier steps, which then does not
+            # cancel.
+            full = jax.lax.Precision.HIGHEST
+            return zero + jnp.tensordot(weights, kept, axes=1, precision=full)
+
+        past = jax.tree.map(from_past, state.buffers, value)
         # Into the noise itself: what goes on from a wrong state stays NaN.
         one = jnp.where(continues(state, paid.key, self.strategy.steps), 1.0, jnp.nan)
+        noise = jax.tree.map(lambda row: row * scale, noised(past, one, paid.words, *paid.axes))
+        # The normals are what the noise has beyond the past: made apart from it they would not wait
+        # for the past to be read, and XLA would copy all buffers before one of them is written.
+        kept = jax.tree.map(jnp.subtract, noise, past) if rows.keeps_inputs else noise
+        buffers = jax.tree.map(lambda b, row: rows.kept(b, row, step), state.buffers, kept)
 
-        def fresh(tree: PyTree) -> PyTree:
-            return noised(tree, one, paid.words, *paid.axes)
-
-        value, l2 = paid.summed.value, jnp.asarray(paid.summed.l2, jnp.float32)
-        noise, buffers = _next_row(self._rows, state, value, l2, fresh)
         std = paid.multiplier * l2
         # Below, float32 would flush noise to none.
         std = jnp.where((std < _LEAST) & (paid.multiplier > 0), jnp.nan, std)
         noisy = jax.tree.map(lambda value, row: value + std * row, value, noise)
-        tag, step = jnp.asarray(paid.key.tag), state.step + 1
-        return noisy, CorrelatedState(tag, state.leaves, step, buffers)
+        return noisy, CorrelatedState(jnp.asarray(paid.key.tag), state.leaves, step + 1, buffers)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
         """That of a row of C⁻¹Z, times the multiplier and ``l2``."""
@@ -257,35 +265,16 @@ def row_norm(strategy: Strategy, step: int | jax.Array) -> jax.Array:
     return jnp.take(rows, jnp.asarray(step), mode="fill", fill_value=jnp.nan)
 
 
-def _copies(param: Any, count: int) -> jax.Array:
-    """Zeros float32 [count, ...], cut over devices as the parameter is."""
-    like = jnp.zeros_like(param, dtype=jnp.float32)
-    return jnp.broadcast_to(like[None], (count, *like.shape))
+def first_state(params: PyTree, size: int, dtype: Any) -> CorrelatedState:
+    """The state before the first step: buffers of zeros [size, ...], sharded as the parameters."""
 
+    def zeros(param: Any) -> jax.Array:
+        like = jnp.zeros_like(param, dtype=dtype)
+        return jnp.broadcast_to(like[None], (size, *like.shape))
 
-def _next_row(
-    rows: Recurrence, state: CorrelatedState, value: PyTree, l2: jax.Array, fresh: Any
-) -> tuple[PyTree, PyTree]:
-    """(the noise of a step, the buffers after it); ``fresh`` adds the step's own normals."""
-    weights, scale = rows.weights(state.step)
-
-    def from_past(kept: jax.Array, leaf: jax.Array) -> jax.Array:
-        # Zero, but with a lane for every sum (and sensitivity) of a vmap, and a part for every
-        # shard of a mesh: each needs normals of its own, also where the past is one for all.
-        zero = jnp.where(jnp.zeros(leaf.shape, bool), leaf + l2, 0.0).astype(jnp.float32)
-        return zero + _weighted(weights, kept) if rows.size else zero
-
-    past = jax.tree.map(from_past, state.buffers, value)
-    noise = jax.tree.map(lambda row: row * scale, fresh(past))
-    # The normals are what the noise has beyond the past: made apart from it they would not wait
-    # for the past to be read, and XLA would copy all buffers before one of them is written.
-    kept = jax.tree.map(jnp.subtract, noise, past) if rows.keeps_inputs else noise
-    return noise, jax.tree.map(lambda b, row: rows.kept(b, row, state.step), state.buffers, kept)
-
-
-def _weighted(weights: jax.Array, kept: jax.Array) -> jax.Array:
-    # In full: accelerators would round the noise of earlier steps, which then does not cancel.
-    return jnp.tensordot(weights, kept, axes=1, precision=jax.lax.Precision.HIGHEST)
+    leaves = jnp.asarray(len(jax.tree.leaves(params)), jnp.int32)
+    nothing = jnp.zeros(2, jnp.uint32), leaves, jnp.zeros((), jnp.int32)
+    return CorrelatedState(*nothing, jax.tree.map(zeros, params))
 
 
 def continues(state: CorrelatedState, key: NoiseKey, steps: int) -> jax.Array:

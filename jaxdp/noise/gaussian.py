@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxdp import _links, _shards, arguments
@@ -118,17 +117,12 @@ class Noise(abc.ABC):
         given = self.noise_multiplier
         return given(step) if isinstance(given, NoiseSchedule) else given
 
-    def traced_multiplier(self, step: Any) -> Any:
-        """The noise multiplier, in float32, of a step that may be traced; NaN past the schedule."""
+    def multiplier_at(self, step: Any) -> Any:
+        """The noise multiplier of a step that may be traced: float32 of a schedule, NaN past it."""
         given = self.noise_multiplier
         if not isinstance(given, NoiseSchedule):
-            return np.float32(given)
+            return given
         return jnp.take(given.table(), jnp.asarray(step), mode="fill", fill_value=jnp.nan)
-
-    def level(self, step: Any) -> Any:
-        """As ``traced_multiplier``; a Python number where all steps have one."""
-        given = self.noise_multiplier
-        return self.traced_multiplier(step) if isinstance(given, NoiseSchedule) else given
 
 
 def privatize(
@@ -198,7 +192,12 @@ def privatize(
     trusted = type(adds).__module__.partition(".")[0] == "jaxdp"
 
     def init(params: PyTree) -> Any:
-        check_floating(params)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                name = jax.tree_util.keystr(path)
+                raise ValueError(
+                    f"params must be floating-point arrays, got {jnp.result_type(leaf)} at {name}"
+                )
         return adds.init(params)
 
     def update(
@@ -209,9 +208,16 @@ def privatize(
         key: NoiseKey | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        # Whatever can be refused is refused before the ticket is spent.
+        # Whatever can be refused is refused before the ticket is spent; the states of the other
+        # links, too, would not fit a sum of other leaves.
         check_update(updates, params, extra)
-        check_made_for(updates, state.leaves)
+        leaves = len(jax.tree.leaves(updates.value))
+        if not isinstance(state.leaves, jax.core.Tracer) and int(state.leaves) != leaves:
+            raise ValueError(
+                "state must be made for the parameters that are trained, "
+                "tx.init(grad_fn.trained(params)), with None at frozen ones; got one of "
+                f"{int(state.leaves)} arrays for a sum of {leaves}"
+            )
         adds.check(updates, state, axes)
         if key is None and updates.ticket is not None:
             found = _links.Seen(multipliers={adds.part: adds.multiplier})
@@ -219,12 +225,26 @@ def privatize(
             if not trusted:
                 updates.ticket.trust(_links.OTHERS)
 
+        # The multiplier is the one that was charged: an error, or NaN inside jit.
         key = opened(updates, key, (state, params))
         words, charged = key.part(adds.part)
         _links.adds(adds.part, adds.multiplier)
-        multiplier = _agreed(adds.traced_multiplier(key.step), charged)
-        noisy, state = adds.add(state, Paid(updates, key, words, multiplier, axes))
-        return mean_of(noisy, updates, params, divisor), state
+        multiplier = jnp.asarray(adds.multiplier_at(key.step), jnp.float32)
+        same = multiplier == charged
+        if not isinstance(same, jax.core.Tracer) and not bool(same):
+            raise ValueError(
+                f"noise_multiplier must be the one that the step was charged for, {charged}, got "
+                f"{multiplier}: take mechanism.privatize() of the mechanism that drew"
+            )
+        agreed = jnp.where(same, multiplier, jnp.nan)
+
+        # The noisy mean, unscaled, with the parameters' dtypes.
+        noisy, state = adds.add(state, Paid(updates, key, words, agreed, axes))
+        mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
+        if updates.unscale is not None:
+            mean = jax.tree.map(jnp.multiply, mean, updates.unscale)
+        like = updates.value if params is None else params
+        return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like), state
 
     return optax.GradientTransformationExtraArgs(init, _links.own(update) if trusted else update)
 
@@ -247,7 +267,7 @@ class IndependentNoise(Noise):
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> float | jax.Array:
         """The multiplier times ``l2``."""
-        found: float | jax.Array = l2 * self.level(step)
+        found: float | jax.Array = l2 * self.multiplier_at(step)
         return found
 
 
@@ -255,15 +275,6 @@ LEAKED = (
     "a sum came with un-noised means, by clipping that is not jaxdp's own: that a record adds at "
     "most l2 to it was not verified, and nothing covers what is computed from the means"
 )
-
-
-def mean_of(noisy: PyTree, summed: Summed, params: PyTree | None, divisor: float) -> PyTree:
-    """The noisy mean, unscaled, with the parameters' dtypes."""
-    mean = jax.tree.map(lambda leaf: leaf / divisor, noisy)
-    if summed.unscale is not None:
-        mean = jax.tree.map(jnp.multiply, mean, summed.unscale)
-    like = summed.value if params is None else params
-    return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), mean, like)
 
 
 def opened(summed: Summed, key: NoiseKey | None, *around: Any) -> NoiseKey:
@@ -326,18 +337,6 @@ def if_alike(summed: Summed, met: jax.Array | None) -> Summed:
     return Summed(kept(summed.value), l2, summed.unscale, votes, leaked=leaked)
 
 
-def _agreed(multiplier: Any, charged: Any) -> jax.Array:
-    """The multiplier, if it is the one that was charged: an error, or NaN inside ``jit``."""
-    multiplier = jnp.asarray(multiplier, jnp.float32)
-    same = multiplier == charged
-    if not isinstance(same, jax.core.Tracer) and not bool(same):
-        raise ValueError(
-            f"noise_multiplier must be the one that the step was charged for, {charged}, got "
-            f"{multiplier}: take mechanism.privatize() of the mechanism that drew"
-        )
-    return jnp.where(same, multiplier, jnp.nan)
-
-
 def check_update(updates: Any, params: Any, extra: dict[str, Any]) -> None:
     """Raises TypeError for what is no ``Summed``, ValueError for what is computed from data."""
     if not isinstance(updates, Summed):
@@ -386,17 +385,6 @@ def tell_handed(ticket: Ticket, extra: dict[str, Any]) -> None:
             )
 
 
-def check_made_for(updates: Summed, leaves: Any) -> None:
-    """Before the ticket is spent: the other links' states would not fit either."""
-    found = len(jax.tree.leaves(updates.value))
-    if not isinstance(leaves, jax.core.Tracer) and int(leaves) != found:
-        raise ValueError(
-            "state must be made for the parameters that are trained, "
-            "tx.init(grad_fn.trained(params)), with None at frozen ones; got one of "
-            f"{int(leaves)} arrays for a sum of {found}"
-        )
-
-
 def refuse_injected(**numbers: Any) -> None:
     """Raises ValueError for a number that is an array, which the ledger could not follow."""
     for name, value in numbers.items():
@@ -404,16 +392,6 @@ def refuse_injected(**numbers: Any) -> None:
             raise ValueError(
                 f"{name} must be a Python number, public and fixed, got a jax array: it is not "
                 "injectable, for the ledger could not follow it"
-            )
-
-
-def check_floating(params: PyTree) -> None:
-    """Raises ValueError if a parameter is not floating-point."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            name = jax.tree_util.keystr(path)
-            raise ValueError(
-                f"params must be floating-point arrays, got {jnp.result_type(leaf)} at {name}"
             )
 
 
@@ -426,21 +404,17 @@ def check_arithmetic() -> None:
     Raises:
         ValueError: it is.
     """
-    found = [value.strip("=\"'").lower() for value in _FAST.findall(_flags())]
+    # The flags of the environment, or of the file that it names in their place.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flags.strip() and not flags.lstrip().startswith("-"):
+        try:
+            flags = pathlib.Path(flags).read_text(encoding="utf-8", errors="replace")
+        except OSError:  # XLA has none of it, either
+            flags = ""
+    found = [value.strip("=\"'").lower() for value in _FAST.findall(flags)]
     if any(value not in _OFF for value in found):
         raise ValueError(
             "XLA_FLAGS must not have xla_cpu_enable_fast_math: float32 then has other roundings "
             "than what one record adds is bounded with (sums on a grid were 63 cells from where "
             "they should be, in place of 1/2); got it switched on"
         )
-
-
-def _flags() -> str:
-    """XLA's flags: those of the environment, or of the file that it names in their place."""
-    given = os.environ.get("XLA_FLAGS", "")
-    if not given.strip() or given.lstrip().startswith("-"):
-        return given
-    try:
-        return pathlib.Path(given).read_text(encoding="utf-8", errors="replace")
-    except OSError:  # XLA has none of it, either
-        return ""

@@ -13,14 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 
 from jaxdp import _placement, arguments
 from jaxdp import accounting as acc
 from jaxdp.clipping import rounding
-from jaxdp.noise._integers import Sum, gap, made, subkey
+from jaxdp.noise._integers import IntegerLaw, gap, made, subkey
 from jaxdp.noise.gaussian import Axes, Noise, Paid, PrivatizeState
-from jaxdp.noise.normals import cut_over
+from jaxdp.noise.normals import by_member, cut_over
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
@@ -37,13 +36,17 @@ _SHARE, _MOST = 2.0**-8, 2.0**-2
 _FINE = 2**8
 # From the least noise to the most; the last has its largest integer below 2^31.
 _LAWS = (
-    *(Sum((factor,)) for factor in (204, 511, 1250)),
-    *(Sum((1250, 2**n)) for n in range(1, 6)),
+    *(IntegerLaw((factor,)) for factor in (204, 511, 1250)),
+    *(IntegerLaw((1250, 2**n)) for n in range(1, 6)),
 )
 # Every value of these is a float32.
 _EXACT = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 # The scale's own rounding: a few operations in float32, and the multiplier's.
 _SLACK = 1 - 2.0**-18
+# Integers before the noise end here: a clip of every coordinate, far from wrapping around.
+LARGEST = 2**30
+# Keeps 12 digits of a float32: products of two such are exact.
+_UPPER = np.uint32(0xFFFFF000)
 
 
 class IntegerNoise(Noise):
@@ -67,33 +70,43 @@ class IntegerNoise(Noise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_range(self.noise_multiplier)
+        largest, least = _extremes(self.noise_multiplier)
+        if not 1e-6 <= least <= largest <= 1e6:
+            raise ValueError(
+                "noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got "
+                f"{self.noise_multiplier}"
+            )
 
-    def init(self, params: PyTree) -> PrivatizeState:
+    def init(self, params: PyTree) -> Any:
         """A state that no update has used."""
         leaves = jax.tree.leaves(params)
-        self._law(sum(leaf.size for leaf in leaves))
+        self.law(sum(leaf.size for leaf in leaves))
         return PrivatizeState(jnp.zeros(2, jnp.uint32), jnp.asarray(len(leaves), jnp.int32))
 
-    def check(self, summed: Summed, state: PrivatizeState, axes: Axes) -> None:
-        """Raises ValueError for a sum of another precision, or of too many coordinates."""
-        check_exact(summed.value)
-        self._law(coordinates(summed.value, cuts_of(summed.value, axes)))
+    def check(self, summed: Summed, state: Any, axes: Axes) -> None:
+        """Raises ValueError for a sum of too many coordinates, or that float32 does not hold."""
+        for leaf in jax.tree.leaves(summed.value):
+            if (found := np.dtype(leaf.dtype)) not in _EXACT:
+                raise ValueError(
+                    f"the sum must be of {', '.join(map(str, _EXACT))} for noise on a grid, got "
+                    f"{found}: rounding it to float32 would move it farther than l2 says"
+                )
+        self.law(over_devices(summed.value, axes)[1])
 
-    def add(self, state: PrivatizeState, paid: Paid) -> tuple[PyTree, PrivatizeState]:
+    def add(self, state: Any, paid: Paid) -> tuple[PyTree, Any]:
         """Returns (the noisy sum, the next state); NaN for the key of the step before."""
-        value, cuts = paid.summed.value, cuts_of(paid.summed.value, paid.axes)
-        count, tag = coordinates(value, cuts), jnp.asarray(paid.key.tag)
-        law = self._law(count)
+        cuts, count = over_devices(paid.summed.value, paid.axes)
+        law, tag = self.law(count), jnp.asarray(paid.key.tag)
         fresh = jnp.where(jnp.all(tag == state.last), jnp.nan, 1.0)
         scale = grid_scale(law, paid.multiplier, count, paid.summed.l2) * fresh
-        noisy, _ = noised(value, scale, jnp.asarray(paid.key.long), law, cuts)
+        noisy, _ = noised(paid.summed.value, scale, jnp.asarray(paid.key.long), law, cuts)
         return noisy, PrivatizeState(tag, state.leaves)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
-        """That of the integers, over the scale."""
+        """That of the integers, over the scale: at least the multiplier times ``l2``."""
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
-        return grid_std(self._law(count), self.level(step), count, l2)
+        law = self.law(count)
+        return np.float32(law.std) / grid_scale(law, self.multiplier_at(step), count, l2)
 
     @staticmethod
     def event(gaussian: acc.Event) -> acc.Event:
@@ -101,28 +114,41 @@ class IntegerNoise(Noise):
         return acc.GridNoise(gaussian, gaussian.block * DISTANCE)
 
     def in_words(self, parameters: int) -> str:
-        """A sentence on the grid for so many parameters: cell and inequality."""
-        return grid_in_words(self.noise_multiplier, parameters)
+        """A sentence on the grid: its widest cell, gamma, and the inequality that it follows from.
 
-    def _law(self, count: int) -> Sum:
-        return law_for(_extremes(self.noise_multiplier)[0], count)
-
-
-def require_range(given: float | NoiseSchedule) -> None:
-    """Raises ValueError unless every noise multiplier is one that the grid has integers for."""
-    largest, least = _extremes(given)
-    if not 1e-6 <= least <= largest <= 1e6:
-        raise ValueError(
-            f"noise_multiplier must be in [1e-6, 1e6] for noise on a grid, got {given}"
+        Args:
+            parameters: the number of coordinates of the sum.
+        """
+        (largest, _), law = _extremes(self.noise_multiplier), self.law(parameters)
+        cell = 1 / float(grid_scale(law, np.float32(largest), parameters, 1.0))
+        most = grid_range(self.noise_multiplier, parameters, self.carried)
+        return (
+            f"discrete Gaussian integers of s = {law.std:,.0f} from ChaCha20, added to the sum "
+            f"rounded to cells of gamma = {cell:.3g} clip norms: z (1 / gamma + sqrt(d) (1 + "
+            f"2^-22)) <= sqrt(s^2 - 4) with z = {largest:.5g} and d = {parameters:,}, so that "
+            f"rounding takes {largest * math.sqrt(parameters) / law.std:.2g} of the noise; "
+            f"coordinates of the sum beyond {most:,.0f} clip norms are clipped"
         )
 
+    @property
+    def carried(self) -> float:
+        """The most by which an integer grows over the steps; see ``law_for``."""
+        return 1.0
 
-def cuts_of(tree: PyTree, axes: Axes) -> list[list[str]]:
-    """For each leaf of a sum the mesh axes over which devices hold other parts of it."""
-    return [cut_over(leaf, *axes) for leaf in jax.tree.leaves(tree)]
+    def law(self, count: int) -> IntegerLaw:
+        """The law of the integers for so many coordinates; ValueError where there is none."""
+        return law_for(_extremes(self.noise_multiplier)[0], count, self.carried)
 
 
-def law_for(multiplier: float, coordinates: int, carried: float = 1.0) -> Sum:
+def over_devices(tree: PyTree, axes: Axes) -> tuple[list[list[str]], int]:
+    """(the mesh axes over which devices hold other parts of each leaf, coordinates on all)."""
+    leaves, sizes = jax.tree.leaves(tree), dict(jax.sharding.get_abstract_mesh().shape)
+    cuts = [cut_over(leaf, *axes) for leaf in leaves]
+    each = (math.prod(sizes[axis] for axis in cut) for cut in cuts)
+    return cuts, sum(leaf.size * parts for leaf, parts in zip(leaves, each, strict=True))
+
+
+def law_for(multiplier: float, coordinates: int, carried: float = 1.0) -> IntegerLaw:
     """The law of the integers: the least noise, in grid cells, beside which rounding is small.
 
     Args:
@@ -160,11 +186,11 @@ def distance(digits: int = 0) -> float:
     Args:
         digits: of a correlated strategy, whose integers have one draw more; 0 for none.
     """
-    each = [Sum((2**digits, *law.factors)) if digits else law for law in _LAWS]
+    each = [IntegerLaw((2**digits, *law.factors)) if digits else law for law in _LAWS]
     return max(law.distance for law in each) + 2 * gap(_JOINT)
 
 
-def grid_scale(law: Sum, multiplier: Any, coordinates: int, l2: Any) -> jax.Array:
+def grid_scale(law: IntegerLaw, multiplier: Any, coordinates: int, l2: Any) -> jax.Array:
     """c, grid cells for one unit of the sum: float32 with 12 digits, never above the theorem's.
 
     multiplier · (c · l2 + sqrt(coordinates) (1 + 2^-22)) <= sqrt(s^2 - r^2). NaN outside of
@@ -176,11 +202,6 @@ def grid_scale(law: Sum, multiplier: Any, coordinates: int, l2: Any) -> jax.Arra
     exact = moved / jnp.asarray(l2, jnp.float32) * np.float32(_SLACK)
     scale = shortened(exact)
     return jnp.where((scale >= 2.0**-100) & (scale <= 2.0**100), scale, jnp.nan)
-
-
-def grid_std(law: Sum, multiplier: Any, coordinates: int, l2: Any) -> jax.Array:
-    """Standard deviation of the noise on the sum; public, and at least ``multiplier`` times l2."""
-    return np.float32(law.std) / grid_scale(law, multiplier, coordinates, l2)
 
 
 def grid_range(
@@ -197,29 +218,6 @@ def grid_range(
     return LARGEST * least / law_for(largest, coordinates, carried).std
 
 
-def grid_in_words(
-    noise_multiplier: float | NoiseSchedule, coordinates: int, carried: float = 1.0
-) -> str:
-    """The grid of a sum: its widest cell, gamma, and the inequality that it follows from.
-
-    Args:
-        noise_multiplier: as for ``grid_range``.
-        coordinates: likewise.
-        carried: likewise.
-    """
-    largest, _ = _extremes(noise_multiplier)
-    law = law_for(largest, coordinates, carried)
-    cell = 1 / float(grid_scale(law, np.float32(largest), coordinates, 1.0))
-    most = grid_range(noise_multiplier, coordinates, carried)
-    return (
-        f"discrete Gaussian integers of s = {law.std:,.0f} from ChaCha20, added to the sum rounded "
-        f"to cells of gamma = {cell:.3g} clip norms: z (1 / gamma + sqrt(d) (1 + 2^-22)) <= "
-        f"sqrt(s^2 - 4) with z = {largest:.5g} and d = {coordinates:,}, so that rounding takes "
-        f"{largest * math.sqrt(coordinates) / law.std:.2g} of the noise; coordinates of the sum "
-        f"beyond {most:,.0f} clip norms are clipped"
-    )
-
-
 def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
     """The largest and the least noise multiplier."""
     if not isinstance(given, NoiseSchedule):
@@ -227,22 +225,6 @@ def _extremes(given: float | NoiseSchedule) -> tuple[float, float]:
         return number, number
     levels = [float(level) for level, _ in given.levels]
     return max(levels), min(levels)
-
-
-def check_exact(tree: PyTree) -> None:
-    """Raises ValueError for a sum that float32 does not hold: rounding it is in no sensitivity."""
-    for leaf in jax.tree.leaves(tree):
-        if (found := np.dtype(leaf.dtype)) not in _EXACT:
-            raise ValueError(
-                f"the sum must be of {', '.join(map(str, _EXACT))} for noise on a grid, got "
-                f"{found}: rounding it to float32 would move it farther than l2 says"
-            )
-
-
-# Integers before the noise end here: a clip of every coordinate, far from wrapping around.
-LARGEST = 2**30
-# Keeps 12 digits of a float32: products of two such are exact.
-_UPPER = np.uint32(0xFFFFF000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,20 +264,11 @@ def shortened(value: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def coordinates(tree: PyTree, cuts: list[list[str]]) -> int:
-    """The number of coordinates of the sum, on all devices together."""
-    sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    return sum(
-        leaf.size * math.prod(sizes[axis] for axis in cut)
-        for leaf, cut in zip(jax.tree.leaves(tree), cuts, strict=True)
-    )
-
-
 def noised(
     tree: PyTree,
     scale: jax.Array,
     key: jax.Array,
-    law: Sum,
+    law: IntegerLaw,
     cuts: list[list[str]],
     past: Past | None = None,
 ) -> tuple[PyTree, PyTree]:
@@ -328,7 +301,7 @@ def noised(
     digits = None if past is None else past.digits
     back = [] if past is None else [*jax.tree.leaves(past.high), *jax.tree.leaves(past.low)]
     with _placement.on(mesh):
-        found = _add(0, law, digits, groups, mesh)(keys, scale, *values, *back)
+        found = _add(law, digits, groups, mesh)(keys, scale, *values, *back)
     noisy, noise = (
         jax.tree.unflatten(structure, part) if part else None
         for part in (found[: len(leaves)], found[len(leaves) :])
@@ -338,41 +311,14 @@ def noised(
 
 @functools.lru_cache(maxsize=64)
 def _add(
-    lanes: int, law: Sum, digits: int | None, groups: tuple[tuple[str, ...], ...], mesh: Any
+    law: IntegerLaw, digits: int | None, groups: tuple[tuple[str, ...], ...], mesh: Any
 ) -> Any:
-    """The addition under ``lanes`` vmaps, as that of ``jaxdp.normals``, traced for one ``mesh``.
-
-    It is compiled as a whole, also where nothing is compiled around it: once for every shape.
-    """
-
-    @custom_vmap
-    def add(keys: list[jax.Array], scale: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        mapped: Any = functools.partial(_added, law, digits, groups)
-        for _ in range(lanes):
-            mapped = jax.vmap(mapped)
-        if lanes:
-            scale = jnp.where(_repeated(keys[0].reshape(-1, 8)), jnp.nan, scale)
-        return mapped(keys, scale, *leaves)
-
-    @add.def_vmap
-    def rule(size: int, mapped: Any, keys: Any, scale: Any, *leaves: Any) -> Any:
-        if not all(mapped[0]):
-            raise ValueError(
-                "key must be another one for every member of a vmap, got one for all: they would "
-                "share their noise, which subtracts away"
-            )
-        full = [
-            x if m else jnp.broadcast_to(x[None], (size, *x.shape))
-            for x, m in zip((scale, *leaves), mapped[1:], strict=True)
-        ]
-        found = _add(lanes + 1, law, digits, groups, mesh)(keys, *full)
-        return found, [True] * len(found)
-
-    return jax.jit(add)
+    """The addition, compiled as a whole also where nothing is around it: for one ``mesh``."""
+    return jax.jit(by_member(functools.partial(_added, law, digits, groups)))
 
 
 def _added(
-    law: Sum,
+    law: IntegerLaw,
     digits: int | None,
     groups: tuple[tuple[str, ...], ...],
     keys: list[jax.Array],
@@ -406,10 +352,3 @@ def _row(own: list[jax.Array], past: tuple[jax.Array, ...], digits: int) -> jax.
     half = np.int32(2**digits // 2)
     rest = jnp.right_shift(fine - low + half, np.int32(digits))
     return coarse - jnp.left_shift(high, np.int32(16 - digits)) + rest
-
-
-def _repeated(keys: jax.Array) -> jax.Array:
-    """bool scalar: True if two of the keys [n, 8] are equal."""
-    ordered = jax.lax.sort([keys[:, n] for n in range(8)], num_keys=8)
-    same = [word[1:] == word[:-1] for word in ordered]
-    return jnp.any(functools.reduce(jnp.logical_and, same))

@@ -8,37 +8,23 @@ docs/grid_noise.md, Theorem 5.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import arguments
-from jaxdp.noise._integers import Sum
 from jaxdp.noise.correlated import (
     CorrelatedState,
     Ring,
     check_next,
     check_stable,
     continues,
-    part_of,
+    first_state,
     row_norm,
 )
-from jaxdp.noise.gaussian import Axes, Noise, Paid, refuse_injected
-from jaxdp.noise.grid import (
-    IntegerNoise,
-    Past,
-    check_exact,
-    coordinates,
-    cuts_of,
-    grid_in_words,
-    grid_scale,
-    grid_std,
-    law_for,
-    noised,
-    require_range,
-)
+from jaxdp.noise.gaussian import Axes, Paid
+from jaxdp.noise.grid import IntegerNoise, Past, grid_scale, law_for, noised, over_devices
 from jaxdp.noise.strategies import Strategy, Toeplitz
 from jaxdp.tickets import ON_GRID
 from jaxdp.types import PyTree, Summed
@@ -50,11 +36,6 @@ DIGITS = 8
 _MOST = 2**14
 # Of no step: what goes on from a wrong state is refused for good.
 _NEVER = -1
-
-
-def part_on_grid(strategy: Strategy) -> str:
-    """The name of the part of a step's event whose noise on a grid this strategy correlates."""
-    return f"{ON_GRID}, {part_of(strategy)}"
 
 
 def dyadic(strategy: Strategy) -> Toeplitz:
@@ -125,7 +106,7 @@ def carried(strategy: Strategy) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class IntegerMatrixNoise(Noise):
+class IntegerMatrixNoise(IntegerNoise):
     """Noise that is correlated over the steps, in integers of a grid.
 
     ``MatrixNoise`` with the integers of ``IntegerNoise``; one band is that.
@@ -146,100 +127,71 @@ class IntegerMatrixNoise(Noise):
     strategy: Strategy
 
     def __post_init__(self) -> None:
-        refuse_injected(noise_multiplier=self.noise_multiplier)
-        arguments.fields(self, noise_multiplier=arguments.positive)
-        require_range(self.noise_multiplier)
+        super().__post_init__()
+        arguments.positive("noise_multiplier", self.noise_multiplier)  # one for all steps
         check_dyadic(self.strategy)
 
     @property
-    def part(self) -> str:
+    def part(self) -> str:  # type: ignore[override]
         """Names the strategy: another one's noise is another part."""
-        return part_on_grid(self.strategy)
+        return f"{ON_GRID}, correlated by {self.strategy!r}"
 
     def init(self, params: PyTree) -> CorrelatedState:
         """A state without past: buffers of zeros, int32, sharded as the parameters are."""
-        leaves = jax.tree.leaves(params)
-        self._law(sum(leaf.size for leaf in leaves))
-        buffers = jax.tree.map(self._rows.none, params)
-        number = jnp.asarray(len(leaves), jnp.int32)
-        return CorrelatedState(jnp.zeros(2, jnp.uint32), number, jnp.zeros((), jnp.int32), buffers)
+        super().init(params)  # refuses too many coordinates
+        return first_state(params, self._rows.size, jnp.int32)
 
     def check(self, summed: Summed, state: CorrelatedState, axes: Axes) -> None:
         """Raises ValueError for a sum of another step, of another precision, or too large."""
         check_next(summed, state)
-        check_exact(summed.value)
-        self._law(coordinates(summed.value, cuts_of(summed.value, axes)))
+        super().check(summed, state, axes)
 
     def add(self, state: CorrelatedState, paid: Paid) -> tuple[PyTree, CorrelatedState]:
         """Returns (the noisy sum, the next state); NaN where the state is not the key's."""
-        value, cuts = paid.summed.value, cuts_of(paid.summed.value, paid.axes)
-        count, rows = coordinates(value, cuts), self._rows
-        law, goes_on = self._law(count), continues(state, paid.key, self.strategy.steps)
-        one = jnp.where(goes_on, 1.0, jnp.nan)
+        cuts, count = over_devices(paid.summed.value, paid.axes)
+        law, goes_on = self.law(count), continues(state, paid.key, self.strategy.steps)
+        one, rows = jnp.where(goes_on, 1.0, jnp.nan), self._rows
         scale = grid_scale(law, paid.multiplier, count, paid.summed.l2) * one
-        past = rows.past(state)
-        noisy, noise = noised(value, scale, jnp.asarray(paid.key.long), law, cuts, past)
-        buffers = state.buffers if noise is None else rows.kept_after(state, noise)
+
+        # The sum of c_j N_(i-j) in cells of 2^-8, in two parts; none for one band.
+        past = None
+        if rows.size:
+            whole = jnp.asarray(_whole(self.strategy).astype(np.int32))
+            weights = jnp.take(whole, rows.lags(state.step))
+
+            def weighed(kept: jax.Array) -> jax.Array:
+                each = weights.reshape(-1, *(1,) * (kept.ndim - 1)) * kept
+                return jnp.sum(each, axis=0, dtype=jnp.int32)
+
+            high = jax.tree.map(lambda kept: weighed(kept >> np.int32(16)), state.buffers)
+            low = jax.tree.map(lambda kept: weighed(kept & np.int32(0xFFFF)), state.buffers)
+            past = Past(DIGITS, high, low)
+
+        noisy, noise = noised(paid.summed.value, scale, jnp.asarray(paid.key.long), law, cuts, past)
+        buffers = state.buffers
+        if noise is not None:
+            buffers = jax.tree.map(lambda b, row: rows.kept(b, row, state.step), buffers, noise)
         step = jnp.where(goes_on, state.step + 1, _NEVER)
         return noisy, CorrelatedState(jnp.asarray(paid.key.tag), state.leaves, step, buffers)
 
     def std(self, params: PyTree, l2: float, step: int | jax.Array) -> jax.Array:
         """That of a row of C⁻¹Z, in integers over the scale."""
-        count = sum(leaf.size for leaf in jax.tree.leaves(params))
-        return grid_std(self._law(count), self.multiplier(0), count, l2) * row_norm(
-            self.strategy, step
-        )
-
-    event = IntegerNoise.event
+        return super().std(params, l2, step) * row_norm(self.strategy, step)
 
     def in_words(self, parameters: int) -> str:
         """A sentence on the grid for so many parameters: cell and inequality."""
-        found = grid_in_words(self.noise_multiplier, parameters, self._carried)
+        found = super().in_words(parameters)
         return f"{found}; what a step takes back of earlier noise is an integer too"
 
     @functools.cached_property
-    def _carried(self) -> float:
+    def carried(self) -> float:
+        """The most by which an integer grows over the steps; see ``law_for``."""
         return carried(self.strategy)
 
-    @functools.cached_property
-    def _rows(self) -> "_IntegerRows":
-        return _IntegerRows(self.strategy)
-
-    def _law(self, count: int) -> Sum:
-        return law_for(self.multiplier(0), count, self._carried)
-
-
-class _IntegerRows(Ring):
-    """The integers by which the last m steps were noised, and what is taken back of them."""
-
-    def __init__(self, strategy: Strategy):
-        super().__init__(strategy.bands - 1)
-        self._weights = _whole(strategy).astype(np.int32)
-
-    def none(self, param: Any) -> jax.Array:
-        """Zeros int32 [m, ...], cut over devices as the parameter is."""
-        like = jnp.zeros_like(param, dtype=jnp.int32)
-        return jnp.broadcast_to(like[None], (self.size, *like.shape))
-
-    def past(self, state: CorrelatedState) -> Past | None:
-        """The sum of c_j N_(i-j) in cells of 2^-8, in two parts; None for one band."""
-        if not self.size:
-            return None
-        weights = jnp.take(jnp.asarray(self._weights), self.lags(state.step))
-
-        def weighed(kept: jax.Array) -> jax.Array:
-            each = weights.reshape(-1, *(1,) * (kept.ndim - 1)) * kept
-            return jnp.sum(each, axis=0, dtype=jnp.int32)
-
-        high = jax.tree.map(lambda kept: weighed(kept >> np.int32(16)), state.buffers)
-        low = jax.tree.map(lambda kept: weighed(kept & np.int32(0xFFFF)), state.buffers)
-        return Past(DIGITS, high, low)
-
-    def kept_after(self, state: CorrelatedState, noise: PyTree) -> PyTree:
-        """The buffers after the step whose integers are ``noise``."""
-        return jax.tree.map(
-            lambda kept, row: self.kept(kept, row, state.step), state.buffers, noise
-        )
+    @property
+    def _rows(self) -> Ring:
+        """The integers by which the last steps were noised."""
+        return Ring(self.strategy.bands - 1)
 
 
 def _whole(strategy: Strategy) -> np.ndarray:

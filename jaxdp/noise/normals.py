@@ -6,7 +6,7 @@ numbers: as easy as 1, 2, 3") on the counter (n, i), one word of its two for eac
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -51,7 +51,7 @@ def noised(
     std = jnp.asarray(std, jnp.float32)
     values = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
     with _placement.on(_placement.mesh_around(values)):
-        return jax.tree.unflatten(structure, _add(0)(keys, std, *values))
+        return jax.tree.unflatten(structure, by_member(_added)(keys, std, *values))
 
 
 def normals(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
@@ -82,7 +82,11 @@ def _together(words: Any, shapes: Sequence[tuple[int, ...]]) -> dict[int, jax.Ar
     for small in groups.values():
         if len(small) == 1:
             continue
-        parts = [_spread(words[n], n, shapes[n]) for n in small]
+        parts = []  # the arguments of ``_bits``, for every element of a leaf
+        for n in small:
+            counters, second = _counters(shapes[n])
+            each = (words[n][0], words[n][1], jnp.uint32(n))
+            parts.append((*(jnp.broadcast_to(x, counters.shape) for x in each), counters, second))
         flat = [jnp.concatenate([jnp.ravel(part[i]) for part in parts]) for i in range(5)]
         made = _from_bits(_bits(*_placement.alike(flat)))
         ends = np.cumsum([part[0].size for part in parts])[:-1]
@@ -118,13 +122,6 @@ def _added_apart(words: jax.Array, std: jax.Array, number: int, leaf: jax.Array)
         cpu=lambda *each: jax.lax.cond(jnp.isnan(std), nothing, added, *each),
         default=lambda *each: jax.lax.optimization_barrier(added(*each)),
     )
-
-
-def _spread(words: jax.Array, leaf: int, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
-    """The arguments of ``_bits`` for every element of a leaf."""
-    counters, second = _counters(shape)
-    each = (words[0], words[1], jnp.uint32(leaf))
-    return *(jnp.broadcast_to(one, counters.shape) for one in each), counters, second
 
 
 def _counters(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -169,34 +166,33 @@ def _from_bits(bits: jax.Array) -> jax.Array:
     return np.float32(math.sqrt(2)) * jax.lax.erf_inv(centred)
 
 
-@functools.cache
-def _add(lanes: int) -> Any:
-    """The addition under ``lanes`` vmaps: keys [*lanes, 2], std [*lanes], leaves likewise.
+@functools.lru_cache(maxsize=64)
+def by_member(one: Callable[..., list[jax.Array]], lanes: int = 0) -> Any:
+    """``one``, for each member of a ``vmap`` around it; the members' keys must differ.
 
     A vmap asks the rule below, also through ``jit`` and ``scan``: it takes the member's axis to the
     front, and knows whether the members' keys differ.
+
+    Args:
+        one: (keys, std, leaf, leaf, ...) -> the leaves with noise of their own; keys [words].
+        lanes: how many vmaps are around; all that it takes has as many axes in front.
     """
 
     @custom_vmap
-    def add(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
-        def one(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-            small = _together(words, [leaf.shape for leaf in leaves])
-            return [
-                leaf + std * small[n] if n in small else _added_apart(words[n], std, n, leaf)
-                for n, leaf in enumerate(leaves)
-            ]
-
+    def add(keys: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
         mapped = one
         for _ in range(lanes):
             mapped = jax.vmap(mapped)
         if lanes:
-            repeated = _repeated(words[0].reshape(-1, 2))
-            std = jnp.where(repeated, jnp.nan, std)
-        return mapped(words, std, *leaves)
+            # Two equal keys, in any lanes, have no noise that could be told apart.
+            words = keys[0].reshape(-1, keys[0].shape[-1]).T
+            ordered = jax.lax.sort(list(words), num_keys=len(words))
+            same = [word[1:] == word[:-1] for word in ordered]
+            std = jnp.where(jnp.any(functools.reduce(jnp.logical_and, same)), jnp.nan, std)
+        return mapped(keys, std, *leaves)
 
     @add.def_vmap
-    def rule(size: int, mapped: Any, words: Any, std: Any, *leaves: Any) -> Any:
+    def rule(size: int, mapped: Any, keys: Any, std: Any, *leaves: Any) -> Any:
         if not all(mapped[0]):
             raise ValueError(
                 "key must be another one for every member of a vmap, got one for all: they would "
@@ -206,16 +202,24 @@ def _add(lanes: int) -> Any:
             x if m else jnp.broadcast_to(x[None], (size, *x.shape))
             for x, m in zip((std, *leaves), mapped[1:], strict=True)
         ]
-        found = _add(lanes + 1)(words, *full)
+        found = by_member(one, lanes + 1)(keys, *full)
         return found, [True] * len(found)
 
     return add
 
 
-def _repeated(words: jax.Array) -> jax.Array:
-    """bool scalar: True if two of the keys [n, 2] are equal."""
-    first, second = jax.lax.sort((words[:, 0], words[:, 1]), num_keys=2)
-    return jnp.any((first[1:] == first[:-1]) & (second[1:] == second[:-1]))
+def _added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+    """Each leaf with its noise."""
+
+    @jax.jit  # also where nothing is compiled around it: so many rounds would be a call each
+    def added(words: list[jax.Array], std: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+        small = _together(words, [leaf.shape for leaf in leaves])
+        return [
+            leaf + std * small[n] if n in small else _added_apart(words[n], std, n, leaf)
+            for n, leaf in enumerate(leaves)
+        ]
+
+    return added(words, std, *leaves)
 
 
 def of_shard(

@@ -16,7 +16,7 @@ from jaxdp.noise.errors import PREFIX_SUMS, Workload, square_sums
 from jaxdp.noise.sensitivity import (
     SINGLE,
     Cyclic,
-    FixedOrder,
+    FixedEpochOrder,
     MinSeparation,
     Participation,
     repeats,
@@ -344,7 +344,7 @@ def _free(
     met = np.zeros_like(apart, bool)
     if isinstance(participation, Cyclic):
         width = min(width, participation.bands)
-    elif isinstance(participation, FixedOrder):
+    elif isinstance(participation, FixedEpochOrder):
         met = (apart % separation == 0) & (apart < count * separation)
     elif count > 1:
         width = min(width, separation)

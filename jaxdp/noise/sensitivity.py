@@ -47,7 +47,7 @@ class MinSeparation:
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedOrder:
+class FixedEpochOrder:
     """Every record takes part in steps j, j + b, j + 2 b, ...: epochs of b steps in one order.
 
     j is any step, and at most k consecutive ones of these steps count. Choquette-Choo, McMahan,
@@ -84,7 +84,7 @@ class Cyclic:
         object.__setattr__(self, "bands", arguments.integer("bands", self.bands, least=1))
 
 
-Participation = Single | MinSeparation | FixedOrder | Cyclic
+Participation = Single | MinSeparation | FixedEpochOrder | Cyclic
 SINGLE = Single()
 
 
@@ -102,7 +102,7 @@ def repeats(participation: Participation, steps: int) -> tuple[int, int]:
     return min(participation.participations, -(-steps // separation)), separation
 
 
-def _check(participation: MinSeparation | FixedOrder) -> None:
+def _check(participation: MinSeparation | FixedEpochOrder) -> None:
     for name in ("participations", "separation"):
         value = arguments.integer(name, getattr(participation, name), least=1)
         object.__setattr__(participation, name, value)
@@ -123,7 +123,7 @@ def participation(sampling: Sampling, dataset_size: int) -> Participation:
     if isinstance(sampling, rules.FixedOrder):
         passes = sampling.separation(dataset_size)
         times = -(-sampling.steps // passes)
-        return Single() if times == 1 else FixedOrder(passes, times)
+        return Single() if times == 1 else FixedEpochOrder(passes, times)
     raise ValueError(
         f"sampling must be CyclicPoisson or FixedOrder for correlated noise, got {sampling}"
     )
@@ -193,7 +193,7 @@ def _toeplitz(
     column = strategy.column_bound()
     if count == 1 or strategy.bands <= separation:
         return _disjoint(column, count, separation), True
-    ordered = isinstance(participation, FixedOrder)
+    ordered = isinstance(participation, FixedEpochOrder)
     if strategy.non_negative if ordered else strategy.non_increasing:
         return _worst_at_start(column, count, separation), True
     if not ordered:

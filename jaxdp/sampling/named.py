@@ -123,13 +123,13 @@ def exact_size(sampling: Sampling, dataset_size: int) -> int | None:
     return getattr(sampling, "cap", None)
 
 
-def whole_epochs(steps: int, block: int) -> int:
+def whole_epochs(steps: int, block: int, stacklevel: int = 4) -> int:
     """The steps, rounded up to whole epochs of ``block`` steps; warns where that changes them."""
     whole = -(-steps // block) * block
     if whole > steps:
         warnings.warn(
             f"steps was rounded up from {steps} to {whole}, {whole // block} epochs of {block} "
             "steps: each is charged whole",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
     return whole

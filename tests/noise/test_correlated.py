@@ -12,7 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp.noise import BandedInverse, Buffered, Dense, Toeplitz, optimal_banded, strategies
-from jaxdp.noise.correlated import MatrixNoise, part_of
+from jaxdp.noise.correlated import MatrixNoise
 from jaxdp.noise.normals import noised
 from jaxdp.tickets import simulated_key
 from tests.laws import is_gaussian
@@ -35,7 +35,8 @@ STRATEGIES = {
 
 def keys(strategy, multiplier=1.0, count=N, seed=3):
     split = jax.random.split(jax.random.key(seed), count)
-    return [simulated_key(k, {part_of(strategy): multiplier}, i) for i, k in enumerate(split)]
+    part = MatrixNoise(multiplier, strategy).part
+    return [simulated_key(k, {part: multiplier}, i) for i, k in enumerate(split)]
 
 
 def stacked(each):
@@ -153,11 +154,11 @@ def test_noise_that_float32_rounds_away_or_of_another_part_multiplier_or_place_i
 
 def fresh_of(strategy, width=64):
     """C times the noise of a run, float [n, width]."""
-    tx = jaxdp.privatize(MatrixNoise(1.0, strategy), 1.0)
+    tx = jaxdp.privatize(adds := MatrixNoise(1.0, strategy), 1.0)
 
     def step(state, given):
         number, seed = given
-        key = simulated_key(seed, {part_of(strategy): 1.0}, number)
+        key = simulated_key(seed, {adds.part: 1.0}, number)
         row, state = tx.update(jaxdp.Summed(jnp.zeros(width), 1.0), state, key=key)
         return state, row
 

@@ -33,7 +33,7 @@ SIZE = 101
 
 
 def keys_of(strategy, multiplier=1.5, part=None):
-    part = part or grid_correlated.part_on_grid(strategy)
+    part = part or noise.IntegerMatrixNoise(multiplier, strategy).part
     return [simulated_key(jax.random.key(t), {part: multiplier}, t) for t in range(STEPS)]
 
 
@@ -193,7 +193,7 @@ def test_dyadic_coefficients_are_near_stay_below_one_and_cost_a_thousandth_of_th
 def test_a_record_moves_the_integers_no_farther_than_the_noise_is_for(strategy):
     """Theorem 5 in exact arithmetic, for sums that round the worst way in every step."""
     count, multiplier = 50, 1.25
-    times = noise.FixedOrder(3, -(-STEPS // 3))
+    times = noise.FixedEpochOrder(3, -(-STEPS // 3))
     for participation, steps in ((noise.Cyclic(strategy.bands), [0]), (times, [0, 3, 6])):
         sens = noise.sensitivity(strategy, participation).value
         fresh = float(np.nextafter(np.float32(multiplier * sens), np.float32(np.inf)))
@@ -250,13 +250,13 @@ def test_a_wrong_state_releases_nothing_now_or_later():
     assert np.isnan(flat(update(states[3], PARAMS, other)[0])).all()
     # Beyond the strategy's steps.
     beyond = states[3]._replace(step=jnp.asarray(STEPS, jnp.int32))
-    key = simulated_key(jax.random.key(0), {grid_correlated.part_on_grid(FOUR): 1.5}, STEPS)
+    key = simulated_key(jax.random.key(0), {noise.IntegerMatrixNoise(1.5, FOUR).part: 1.5}, STEPS)
     assert np.isnan(flat(update(beyond, PARAMS, key)[0])).all()
 
 
 def test_the_steps_of_a_scan_in_a_vmap_are_those_one_by_one_with_keys_of_their_own():
     tx, (update, start) = jaxdp.privatize(noise.IntegerMatrixNoise(1.5, FOUR), 1.0), update_of(FOUR)
-    rng, part = np.random.default_rng(2), grid_correlated.part_on_grid(FOUR)
+    rng, part = np.random.default_rng(2), noise.IntegerMatrixNoise(1.5, FOUR).part
     values = jax.tree.map(
         lambda p: jnp.asarray(rng.standard_normal((2, STEPS, *p.shape)), jnp.float32), PARAMS
     )

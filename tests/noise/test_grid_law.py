@@ -21,10 +21,9 @@ from jaxdp.auditing.events import audit_event
 from jaxdp.noise import _integers, grid
 from jaxdp.noise._integers import (
     DEEPER,
-    Sum,
+    IntegerLaw,
     drawn,
     gap,
-    integers,
     made,
     summed,
     table,
@@ -34,8 +33,8 @@ from tests.refusing import all_refused
 
 TOTAL = 2**128
 SIGMA = 2560
-SMALL = Sum((3,), sigma=8, slot_bits=8)
-WIDE = Sum((511,))
+SMALL = IntegerLaw((3,), sigma=8, slot_bits=8)
+WIDE = IntegerLaw((511,))
 KEY = np.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(3)
 
 
@@ -87,7 +86,7 @@ def test_a_key_of_64_bit_words_is_refused():
             [
                 ("key must be uint32, got uint64", lambda: _integers.block(wide, at, (0, 0, 0))),
                 ("must be uint32, got int64", lambda: _integers.block(narrow, far, (0, 0, 0))),
-                ("factors must be below 1280", lambda: Sum((1300,))),
+                ("factors must be below 1280", lambda: IntegerLaw((1300,))),
                 ("sigma must be at most", lambda: table(2560, 12)),
                 ("at most 4294967296 coordinates", lambda: grid.law_for(1.0, 2**32 + 1)),
                 ("noise='gaussian'", lambda: grid.law_for(1e6, 10**9)),
@@ -144,7 +143,8 @@ def test_the_joined_law_is_a_discrete_gaussian_within_the_distance():
         sums = np.exp(-((np.arange(-60, 60)[:, None] - centres) ** 2) / (2 * r * r)).sum(axis=0)
         assert np.abs(sums / ideal - 1).max() <= gap(r) + 1e-15 * (r > 1)
     for digits in (1, 2**8):  # also with one more draw, which makes the integers finer
-        laws = grid._LAWS if digits == 1 else [Sum((digits, *law.factors)) for law in grid._LAWS]
+        finer = [IntegerLaw((digits, *law.factors)) for law in grid._LAWS]
+        laws = grid._LAWS if digits == 1 else finer
         assert min(min(law.joints) for law in laws) >= 2
 
 
@@ -197,7 +197,7 @@ def test_moments_to_the_eighth_and_every_cell():
 def many():
     """Integers [8, 16, 2048] of KEY, which has ties that keep their slot."""
     size = 16 * 2048 * 8
-    found = jax.jit(lambda key: integers(key, size, WIDE))(jnp.asarray(KEY))
+    found = jax.jit(lambda key: made(key, size, WIDE)[0])(jnp.asarray(KEY))
     return np.asarray(found).reshape(8, 16, 2048)
 
 
@@ -239,12 +239,12 @@ def test_the_law_has_as_little_noise_as_rounding_allows_and_its_finer_draw_chang
     for count in (10, 10**6, 10**8, 2**32):
         law = grid.law_for(1.0, count)
         assert Fraction(count) <= Fraction(law.std) ** 2 * Fraction(1, 256) ** 2
-    assert Sum((3,), sigma=8, slot_bits=8).most == 4 * 128
+    assert IntegerLaw((3,), sigma=8, slot_bits=8).most == 4 * 128
     assert grid._LAWS[-1].most == 2**15 * (1 + 1250 * 33)
     key = jnp.asarray(KEY)
     coarse, fine = made(key, 5000, WIDE, True)
     assert (made(key, 5000, WIDE)[0] == coarse).all()
-    three = made(key, 5000, Sum((511, 2)))[0]
+    three = made(key, 5000, IntegerLaw((511, 2)))[0]
     assert (three == coarse + 511 * 2 * fine).all()  # it is the next draw of the same streams
     assert abs(np.std(fine) / SIGMA - 1) < 0.05
 

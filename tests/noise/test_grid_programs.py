@@ -20,11 +20,11 @@ from jaxdp import accounting as acc
 from jaxdp import clipping
 from jaxdp.clipping import rules
 from jaxdp.noise import (
+    IntegerMatrixNoise,
     IntegerNoise,
     Toeplitz,
     dyadic,
     grid,
-    grid_correlated,
     grid_range,
     sensitivity,
 )
@@ -144,7 +144,7 @@ def test_a_mechanism_charges_the_distance_of_all_steps_and_says_its_noise():
         assert mechanism.event == acc.GridNoise(ordinary.event, 8 * 2.0**-78)
         assert mechanism.strategy == dyadic(ordinary.strategy)
         (part,) = mechanism.multipliers(0)
-        assert part == grid_correlated.part_on_grid(mechanism.strategy)
+        assert part == IntegerMatrixNoise(1.0, mechanism.strategy).part
         stds = np.array([float(mechanism.noise_std(PARAMS, step)) for step in range(8)])
         rows = mechanism.strategy.inverse_row_norms()
         wanted = mechanism.l2(PARAMS) * mechanism.fresh / 30 * rows
@@ -363,7 +363,7 @@ def test_fast_math_is_refused_and_a_file_of_flags_read_as_xla_reads_it(tmp_path,
 
 PROBE = """
 import jax, numpy as np
-from jaxdp.noise import IntegerNoise, grid, privatize
+from jaxdp.noise import IntegerMatrixNoise, IntegerNoise, grid, privatize
 x = np.random.default_rng(0).normal(size=2000).astype(np.float32) * 300
 scale = np.asarray(grid.shortened(np.float32(307203.7)))
 exact = x.astype(np.float64) * float(scale)

@@ -113,7 +113,12 @@ def test_more_buffers_are_no_worse_and_stay_where_the_sensitivity_is_exact():
 @pytest.mark.parametrize("workload", [SGD, noise.Workload(0.5, tuple(np.linspace(1, 0.1, 24)))])
 @pytest.mark.parametrize(
     "participation",
-    [noise.MinSeparation(4, 6), noise.FixedOrder(6, 4), noise.FixedOrder(6, 2), noise.Cyclic(6)],
+    [
+        noise.MinSeparation(4, 6),
+        noise.FixedEpochOrder(6, 4),
+        noise.FixedEpochOrder(6, 2),
+        noise.Cyclic(6),
+    ],
     ids=repr,
 )
 def test_all_matrices_for_records_that_come_again(participation, workload):
@@ -121,7 +126,7 @@ def test_all_matrices_for_records_that_come_again(participation, workload):
     again = noise.sensitivity(found, participation)
     times = 1 if isinstance(participation, noise.Cyclic) else participation.participations
     assert again.value == pytest.approx(np.sqrt(times), rel=1e-5)
-    if not isinstance(participation, noise.FixedOrder):
+    if not isinstance(participation, noise.FixedEpochOrder):
         assert found.bands <= 6
     plain = losses(noise.Dense.of(noise.square_root(24, 6).matrix()), participation, workload)[0]
     assert losses(found, participation, workload)[0] < plain
@@ -155,7 +160,7 @@ def test_very_short_and_long_runs():
             noise.optimal_buffered(steps, 2),
             noise.optimal_buffered(steps, 1, short, HEAVY, "max"),
             noise.optimal_dense(steps),
-            noise.optimal_dense(steps, noise.FixedOrder(1, 4)),
+            noise.optimal_dense(steps, noise.FixedEpochOrder(1, 4)),
         ):
             assert np.isfinite(losses(strategy)).all(), strategy
     n = 100_000

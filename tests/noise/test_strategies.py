@@ -260,7 +260,7 @@ ROOM = 1e-6  # how far above the truth an exact value may be
 
 def patterns(participation, n):
     """Every set of steps that a record may take part in, as large as can be or not."""
-    if isinstance(participation, noise.FixedOrder):
+    if isinstance(participation, noise.FixedEpochOrder):
         for j in range(n):
             yield tuple(range(j, n, participation.separation))[: participation.participations]
         return
@@ -284,7 +284,7 @@ def lower_bound(matrix, participation):
 participations = st.one_of(
     st.just(noise.Single()),
     st.builds(noise.MinSeparation, st.integers(1, 4), st.integers(1, 5)),
-    st.builds(noise.FixedOrder, st.integers(1, 5), st.integers(1, 4)),
+    st.builds(noise.FixedEpochOrder, st.integers(1, 5), st.integers(1, 4)),
 )
 
 
@@ -314,7 +314,7 @@ def test_falling_coefficients_are_exact_and_in_a_fixed_order_all_of_one_sign(
 ):
     falling = noise.Toeplitz((1.0, *sorted(rest, reverse=True)), 7)
     assert check(falling, participation).exact
-    assert check(noise.Toeplitz((1.0, *rest), 7), noise.FixedOrder(separation, count)).exact
+    assert check(noise.Toeplitz((1.0, *rest), 7), noise.FixedEpochOrder(separation, count)).exact
 
 
 @given(any_strategy(most=8), st.integers(1, 4))
@@ -323,7 +323,7 @@ def test_no_more_bands_than_the_separation_is_exact_for_any_signs(strategy, coun
     banded = noise.Dense.of(matrix)
     assert banded.bands <= 3
     assert check(banded, noise.MinSeparation(count, 3)).exact
-    assert check(banded, noise.FixedOrder(3, count)).exact
+    assert check(banded, noise.FixedEpochOrder(3, count)).exact
     found = noise.sensitivity(banded, noise.Cyclic(3))
     assert found.exact
     assert found.value == pytest.approx(np.linalg.norm(matrix, axis=0).max(), rel=1e-6)
@@ -336,7 +336,7 @@ def test_what_is_not_proven_is_a_bound_and_more_bands_than_groups_are_refused():
         # c_1 > c_0.
         (noise.Buffered((0.9, 0.9), (0.5, 0.2), 7), noise.MinSeparation(3, 2)),
         # The products of the columns are above 0, above 0, and below: no signs suit all three.
-        (noise.Dense.of(np.array([[1, 0, 0], [1, 1, 0], [-3, 1, 1]])), noise.FixedOrder(1, 3)),
+        (noise.Dense.of(np.array([[1, 0, 0], [1, 1, 0], [-3, 1, 1]])), noise.FixedEpochOrder(1, 3)),
     ):
         assert not check(strategy, participation).exact, strategy
     four, inverse = noise.square_root(64, 4), noise.banded_inverse_square_root(64, 2)
@@ -348,7 +348,7 @@ def test_what_is_not_proven_is_a_bound_and_more_bands_than_groups_are_refused():
             ("at most bands=3", lambda: noise.sensitivity(inverse, noise.Cyclic(3))),
             ("participations must be a whole number of at lea", lambda: noise.MinSeparation(0, 1)),
             ("separation must be a whole number of at least 1", lambda: noise.MinSeparation(1, 0)),
-            ("separation must be a whole number", lambda: noise.FixedOrder(1.5, 1)),
+            ("separation must be a whole number", lambda: noise.FixedEpochOrder(1.5, 1)),
             ("bands must be a whole number of at least 1, got 0", lambda: noise.Cyclic(0)),
         ]
     )
@@ -359,7 +359,7 @@ def test_gradients_in_more_dimensions_are_bounded_too(strategy, seed):
     gradients = np.random.default_rng(seed).normal(size=(20, strategy.steps, 3))
     gradients /= np.linalg.norm(gradients, axis=2, keepdims=True)
     moved = np.linalg.norm(strategy.matrix() @ gradients, axis=(1, 2)).max()
-    assert noise.sensitivity(strategy, noise.FixedOrder(1, strategy.steps)).value >= moved
+    assert noise.sensitivity(strategy, noise.FixedEpochOrder(1, strategy.steps)).value >= moved
 
 
 def random_strategy(rng, n):
@@ -389,7 +389,7 @@ def test_never_below_brute_force_at_random(seed):
         for participation in (
             noise.Single(),
             noise.Cyclic(max(b, strategy.bands)),
-            (noise.MinSeparation(k, b), noise.FixedOrder(b, k))[rng.integers(2)],
+            (noise.MinSeparation(k, b), noise.FixedEpochOrder(b, k))[rng.integers(2)],
         ):
             try:
                 check(strategy, participation)
@@ -438,7 +438,7 @@ def test_rounding_never_makes_it_too_small(strategy):
             for i in range(90)
         ]
         square = sum(x * x for x in total)
-        both = noise.MinSeparation(count, separation), noise.FixedOrder(separation, count)
+        both = noise.MinSeparation(count, separation), noise.FixedEpochOrder(separation, count)
         for participation in both:
             found = noise.sensitivity(strategy, participation)
             assert found.exact

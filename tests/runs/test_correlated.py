@@ -14,7 +14,7 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import runs
 from jaxdp._entries import event_counts
-from jaxdp.noise import Dense, FixedOrder, sensitivity
+from jaxdp.noise import Dense, FixedEpochOrder, sensitivity
 from jaxdp.runs import RunDirectory, described
 from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sources import as_source
@@ -203,7 +203,7 @@ def tails(entries):
 
 def assert_charged(folder, mechanism, moved):
     """The ledger says at least what rows that a record moves by so much, squared, tell of it."""
-    distance = np.sqrt(moved) / sensitivity(mechanism.strategy, FixedOrder(3, 4)).value
+    distance = np.sqrt(moved) / sensitivity(mechanism.strategy, FixedEpochOrder(3, 4)).value
     said = RunDirectory(folder).checked_ledger().epsilon(1e-5, ZERO_OUT).upper
     assert said >= acc.epsilon(acc.Gaussian(1 / distance), 1e-5, ZERO_OUT).lower
 
