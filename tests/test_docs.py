@@ -81,8 +81,10 @@ def each_of(paths, is_slow=lambda name: False):
     return [pytest.param(path, id=path.stem, marks=mark) for path, mark in marks.items()]
 
 
-# Slow: several runs each, of what tests/runs shows on smaller ones.
-PAGES = each_of(DOCS.glob("howto/*.md"), lambda name: name in ("tune", "accuracy", "resume"))
+# Slow: several runs each, of what tests/runs and tests/test_mesh.py show on smaller ones.
+SLOW = ("tune", "accuracy", "resume", "devices", "audit")
+SLOW += ("05_kill_and_resume", "09_accuracy_against_epsilon", "10_text_in_buckets")
+PAGES = each_of(DOCS.glob("howto/*.md"), SLOW.__contains__)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -130,7 +132,9 @@ def epsilons(text):
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("path", each_of({*EXAMPLES.glob("*.py")} - {MEMORY_MAP}))
+@pytest.mark.parametrize(
+    "path", each_of({*EXAMPLES.glob("*.py")} - {MEMORY_MAP}, SLOW.__contains__)
+)
 def test_an_example_runs(path, in_a_folder, capsys):
     if package := PACKAGES.get(path.stem):
         pytest.importorskip(package)

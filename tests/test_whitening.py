@@ -13,12 +13,9 @@ from jaxdp.runs.run import INTERRUPTED
 from jaxdp.whitening import dp_whitening
 from tests.refusing import refused
 from tests.runs import small
+from tests.runs.small import Killed
 
 Z = 8.0
-
-
-class Killed(BaseException):
-    """The process, from outside."""
 
 
 @pytest.fixture
@@ -80,13 +77,13 @@ def spied(monkeypatch, noises, at=None, after=False):
 def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
     tmp_path, monkeypatch, quick, point, after, seed
 ):
-    folder, noises, found, kills, result = tmp_path / "r", [], set(), 0, None
+    folder, noises, found, kills = tmp_path / "r", [], set(), 0
     file = folder / "components.npy"
     for life in range(3):
         with monkeypatch.context() as patch:
             spied(patch, noises, point if life < 2 else None, after)
             try:
-                result = small.go(folder, config(steps=1), seed=seed)
+                small.planned(folder, config(), seed=seed)
             except Killed:
                 kills += 1
         found |= {file.read_bytes()} if file.exists() else set()
@@ -103,7 +100,7 @@ def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
     made_anew = (point, after) in (
         ("charge", True), ("release", False), ("release", True), ("keep", False),
     )  # fmt: skip
-    assert (INTERRUPTED in result.ledger.unverified()) == made_anew
+    assert (INTERRUPTED in ledger.unverified()) == made_anew
     assert file.read_bytes() == (folder / "secret" / file.name).read_bytes()
 
 
@@ -122,18 +119,15 @@ def test_the_release_costs_its_gaussian_under_every_relation(relation):
 
 def test_a_run_goes_on_with_its_own_noise_and_its_own_release(tmp_path, quick):
     folder = tmp_path / "r"
-    small.go(folder, config())
+    small.go(folder, config(steps=3))
     words = "changed: whiten_noise_multiplier .8.0 then, 9.0 now"
     refused(words, small.go, folder, config(whiten_noise_multiplier=9.0))
     file = folder / "components.npy"
-    before = file.read_bytes()
-    file.unlink()
-    small.go(folder, config())
-    assert file.read_bytes() == before
-    kept = folder / "secret" / file.name
-    kept.unlink()
-    small.go(folder, config())
-    assert kept.read_bytes() == before
+    before, kept = file.read_bytes(), folder / "secret" / file.name
+    for lost in (file, kept):
+        lost.unlink()
+        small.planned(folder, config())
+        assert lost.read_bytes() == before
     kept.unlink()
     file.unlink()
     words = "components were shown, and others are another release"

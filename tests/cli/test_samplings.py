@@ -11,6 +11,7 @@ from jaxdp import correlated, sampling
 from jaxdp.cli import app
 from jaxdp.cli.options import CORRELATED, RELATIONS, SAMPLINGS, STRATEGIES
 from jaxdp.runs import strategies
+from tests.runs.small import undrawn
 
 COMMON = "--noise-multiplier 2 --steps 6 --delta 1e-5"
 GAUSSIAN = acc.Gaussian(2.0)
@@ -78,6 +79,7 @@ WORDS = {
 }
 
 
+@undrawn()
 @pytest.mark.parametrize("name", WORDS)
 def test_a_run_on_the_digits(tmp_path, name):
     relation, rounded = sampling.relations(name)[-1].value, name == "allocation"
@@ -100,6 +102,7 @@ OPTIONS = {"banded": "banded", "buffered": "buffered", "grid": "banded --secure-
 
 
 @pytest.fixture(scope="module")
+@undrawn()
 def reported(tmp_path_factory):
     """Of each strategy: a run's folder, what it said, and its page and report."""
     found = {}
@@ -110,7 +113,6 @@ def reported(tmp_path_factory):
     return found
 
 
-# What a report says of a strategy: what its noise is relative to, its sampling and relation.
 # What a report says of a strategy: its sampling and relation, and what its noise is relative to.
 SAID = {
     "banded": (
@@ -154,7 +156,8 @@ def test_the_report_of_a_strategy(reported, name):
     assert f"{names[0]} sampling" in told
 
 
-def test_a_finished_run_is_resumed_with_its_strategy(reported, tmp_path):
+@undrawn()
+def test_a_finished_run_is_resumed_and_audited_with_its_strategy_and_relation(reported, tmp_path):
     for name in ("banded", "grid"):
         out = shutil.copytree(reported[name][0], tmp_path / name)
         finished("train --resume --out", out)
@@ -164,12 +167,8 @@ def test_a_finished_run_is_resumed_with_its_strategy(reported, tmp_path):
         assert ("--secure-noise" in after["command"]) == (name == "grid")
         other = call("train --resume --bands 2 --out", out)
         assert "changed: bands (3 then, 2 now)" in str(other.exception), name
-
-
-def test_a_run_is_audited_under_its_own_relation(reported, tmp_path):
-    for name in ("banded", "buffered"):
-        out = shutil.copytree(reported[name][0], tmp_path / name)
-        told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
-        row = json.loads(told.splitlines()[-1])
-        assert row["proven"] <= 3, name
-        assert (row["broken"], row["noise_refuted"]) == (False, False), name
+    out = shutil.copytree(reported["buffered"][0], tmp_path / "buffered")
+    told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
+    row = json.loads(told.splitlines()[-1])
+    assert row["proven"] <= 3
+    assert (row["broken"], row["noise_refuted"]) == (False, False)

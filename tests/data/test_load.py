@@ -13,7 +13,7 @@ from jaxdp import data
 from jaxdp.data import builders, sources
 from jaxdp.data.specs import SPECS, SourceFile
 from tests.data import originals
-from tests.runs.small import refused
+from tests.refusing import refused
 
 
 @pytest.fixture

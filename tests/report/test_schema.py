@@ -12,8 +12,8 @@ from jaxdp.report import json_schema, to_markdown
 from jaxdp.report.schema import VERSION, Report, load
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.described import report as build
+from tests.refusing import refused
 from tests.runs import small
-from tests.runs.small import refused
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 VALID = jsonschema.Draft202012Validator(json_schema.json_schema())

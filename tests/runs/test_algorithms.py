@@ -27,8 +27,9 @@ from jaxdp.seeds import Secret
 from jaxdp.sources import arrays, as_source
 from jaxdp.sources.identities import identities
 from jaxdp.whitening import Whitening, whitened
+from tests.refusing import refused
 from tests.runs import small
-from tests.runs.small import Stop, crash_at, refused
+from tests.runs.small import Stop, crash_at
 
 
 def config(algorithm, **changes):

@@ -24,8 +24,9 @@ from jaxdp.runs.export import export_params
 from jaxdp.runs.run import Started
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.trainer import TrainState
+from tests.refusing import refused
 from tests.runs.own import MECHANISM, again
-from tests.runs.small import Stop, refused
+from tests.runs.small import Stop
 
 
 def state(value, step, size=50_000):

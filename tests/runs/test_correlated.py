@@ -20,8 +20,9 @@ from jaxdp.runs.rehearsal import rehearse
 from jaxdp.sources import as_source
 from jaxdp.tickets import Ticket
 from tests.laws import are_uncorrelated, is_gaussian
+from tests.refusing import refused
 from tests.runs import own, small
-from tests.runs.small import Killed, Stop, crash_at, refused
+from tests.runs.small import Killed, Stop, crash_at
 from tests.runs.test_config import with_strategy
 
 N, BATCH, STEPS, WIDE = 60, 6, 12, 4000

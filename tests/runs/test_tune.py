@@ -20,7 +20,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.runs import space as spaces
 from jaxdp.runs import tries as engine
 from jaxdp.runs.tuning import LogUniform, Uniform, tune
-from tests.runs.small import refused
+from tests.refusing import refused
 
 LAW = acc.Geometric(0.3)
 X = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
