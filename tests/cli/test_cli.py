@@ -244,8 +244,6 @@ def test_an_interrupt_before_a_run_says_that_nothing_was_charged(monkeypatch, ca
 
 
 # jaxdp audit.
-
-
 def test_an_audit_prints_three_numbers_and_writes_its_files(tmp_path):
     options = "--algorithm dp-sgd --sampling full_batch --steps 2 --runs 200 --seed 1 --json"
     row = json.loads(ran("audit", *options.split(), "--out", tmp_path / "a").splitlines()[-1])
@@ -276,8 +274,6 @@ def test_an_audit_of_a_run_of_a_sampling_with_other_relations_is_refused(capsys,
 
 
 # jaxdp tune.
-
-
 def test_a_tuning_says_no_more_with_two_tries_than_with_one(tmp_path, monkeypatch, capsys):
     given = "tune --model logistic --steps 3 --search learning_rate=0.03:3 --out".split()
     lines = []

@@ -183,8 +183,6 @@ def test_every_row_of_the_queue_is_a_run_that_can_start():
 
 
 # Features of the records: the same guarantee, other numbers for the model to see.
-
-
 def scattered(**changes):
     return small.config(features="scattering", **changes)
 

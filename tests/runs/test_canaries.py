@@ -161,8 +161,6 @@ def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_p
 
 
 # Canaries that are records.
-
-
 def test_candidates_are_made_of_nothing_that_is_trained_on():
     rows = small.dataset()
     for kind in ("noise", "pixel"):

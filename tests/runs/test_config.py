@@ -244,8 +244,6 @@ def test_the_examples_that_judge_are_not_those_of_the_accuracy():
 
 
 # Correlated noise.
-
-
 def test_every_strategy_resolves_to_its_budget_and_reads_back_the_same():
     for name, usual in strategies.SAMPLINGS.items():
         config = with_strategy(name)

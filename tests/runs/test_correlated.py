@@ -148,8 +148,6 @@ def test_repeated_steps_of_amplified_noise_are_refused(tmp_path, name):
 
 
 # Strategies by name.
-
-
 @pytest.mark.parametrize("name", ["banded", "buffered", "identity"])
 def test_a_configured_run_that_was_interrupted_goes_on_as_it_began(tmp_path, name):
     config = with_strategy(name, eval_every=3)
@@ -183,7 +181,6 @@ def test_projections_are_made_in_a_fixed_order_and_a_rehearsal_ends_where_the_st
 
 
 # Taken apart: tails made again, groups, relations, kills.
-
 AMPLIFIED = jaxdp.dp_mf(1.0, 1.0, 10, 120, steps=18, bands=3)
 ROWS = {"x": np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)}
 

@@ -255,8 +255,6 @@ def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp
 
 
 # Files that are damaged, lost, or cannot be written.
-
-
 def test_a_damaged_or_lost_history_stops_no_run_and_other_files_are_named(six):
     directory, one = RunDirectory(six), again(six)
     history = directory.history
@@ -370,8 +368,6 @@ def test_a_ledger_that_says_less_is_not_reported_from(six):
 
 
 # What a run's folder must not say less of than it released.
-
-
 def test_a_loss_that_captures_the_records_is_refused_with_canaries_too(tmp_path):
     """Its shape, and with it the number of records, would have stood in the ledger."""
     table = jnp.asarray(X)

@@ -204,8 +204,6 @@ def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
 
 
 # Runs that end when a judge of their own rows has enough.
-
-
 def begin(folder, enough, progress=small.ignore):
     """A run that ends when it has enough: (its folder, its configuration, its data)."""
     begun = RunDirectory(folder), small.config(steps=12, eval_every=2), small.dataset()
@@ -321,8 +319,6 @@ def test_killed_at_random_moments(tmp_path, most):
 
 
 # What is secret is for its owner alone, whatever the umask; what is public is not narrowed.
-
-
 @contextlib.contextmanager
 def umask(mask):
     before = os.umask(mask)

@@ -109,8 +109,6 @@ def one(tmp_path_factory):
 
 
 # What tells K.
-
-
 def test_nothing_outside_the_secret_folder_moves_while_tries_run(four):
     chosen, score, folder = four
     assert score.calls == 4
@@ -237,8 +235,6 @@ def test_a_crash_between_release_and_cleaning_leaves_no_try(tmp_path, monkeypatc
 
 
 # Searches that are stopped.
-
-
 @pytest.mark.parametrize("end", ["interrupt", "full disk", "kill"])
 def test_a_search_that_is_stopped_keeps_its_number_and_its_tries(tmp_path, monkeypatch, end):
     draws(monkeypatch, 3)
@@ -294,8 +290,6 @@ def test_a_try_that_fails_is_the_worst_and_none_at_all_is_a_result(tmp_path, mon
 
 
 # What is refused.
-
-
 def test_bad_input_is_refused_before_anything_is_charged_and_there_is_no_cap(tmp_path):
     class Capped(acc.Geometric):
         """A law of one's own, which would stop after five."""
@@ -346,8 +340,6 @@ def test_a_candidate_that_turns_out_with_less_noise_is_not_trained(tmp_path, mon
 
 
 # What the ledger holds.
-
-
 def test_what_a_try_assumes_is_in_the_ledger_of_the_search(tmp_path, monkeypatch):
     draws(monkeypatch, 2)
     captured, folder, charged = jnp.asarray([1.0, 2.0]), tmp_path / "t", []
@@ -383,8 +375,6 @@ def test_a_noisy_score_on_private_records_is_part_of_the_event(tmp_path, monkeyp
 
 
 # The law of K, and those of the candidates.
-
-
 def test_the_number_of_tries_keeps_its_law_where_its_first_mass_underflows():
     """Summed from a mass that is 0 the number would be 1; from one with two digits, anything."""
     for eta in (615.0, 1000.0):
