@@ -1,5 +1,7 @@
 """Whitening in a run: charged once, and its noise never used again, whenever the run is killed."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -71,9 +73,11 @@ def spied(monkeypatch, noises, at=None, after=False):
     monkeypatch.setattr(loop, "save_array", saved)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("seed", [5, None], ids=["seed", "new"])
+# Of a seed at each point, and of the operating system's randomness after each.
+KILLS = [*itertools.product(POINTS, (False, True), (5,)), *((at, True, None) for at in POINTS)]
+
+
+@pytest.mark.parametrize(("point", "after", "seed"), KILLS)
 def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
     tmp_path, monkeypatch, quick, point, after, seed
 ):
@@ -90,9 +94,8 @@ def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
     assert kills >= 1
     ledger = Ledger(RunDirectory(folder).ledger)
     charged = [e for e in ledger.entries if str(e.stream).endswith("/whitening")]
-    assert [(e.event, e.steps, e.note) for e in charged] == [
-        (acc.Gaussian(Z), 1, SEEDED if seed else "")
-    ]
+    told = [(entry.event, entry.steps, entry.note) for entry in charged]
+    assert told == [(acc.Gaussian(Z), 1, SEEDED if seed else "")]
     # Each life that draws has noise of its own, and one release alone is ever seen.
     alike = np.abs(np.corrcoef(np.stack(noises))).reshape(len(noises), -1) - np.eye(len(noises))
     assert alike.max() < 0.3
@@ -104,17 +107,17 @@ def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
     assert file.read_bytes() == (folder / "secret" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("relation", list(acc.Relation))
-def test_the_release_costs_its_gaussian_under_every_relation(relation):
-    given = {
-        acc.Relation.REPLACE_SPECIAL: {"sampling": "fixed_order", "strategy": "identity"},
-        acc.Relation.REPLACE_ONE: {"sampling": "fixed_size"},
-    }.get(relation, {})
-    made = config(relation=relation.value, noise_multiplier=300.0, **given)
-    told = acc.epsilon(made.total(3), made.delta, relation).lower
-    doubled = 0.5 if relation is acc.Relation.REPLACE_ONE else 1.0
-    alone = acc.epsilon(acc.Gaussian(Z * doubled), made.delta, acc.Relation.ADD_OR_REMOVE_ONE)
-    assert told >= alone.lower * (1 - 1e-6)
+def test_the_release_costs_its_gaussian_under_every_relation():
+    replaced, special = acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL
+    given = {special: {"sampling": "fixed_order", "strategy": "identity"}}
+    given[replaced] = {"sampling": "fixed_size"}
+    for relation in acc.Relation:
+        options = given.get(relation, {})
+        made = config(relation=relation.value, noise_multiplier=300.0, **options)
+        told = acc.epsilon(made.total(3), made.delta, relation).lower
+        doubled = acc.Gaussian(Z * (0.5 if relation is replaced else 1.0))
+        alone = acc.epsilon(doubled, made.delta, acc.Relation.ADD_OR_REMOVE_ONE)
+        assert told >= alone.lower * (1 - 1e-6), relation
 
 
 def test_a_run_goes_on_with_its_own_noise_and_its_own_release(tmp_path, quick):

@@ -4,13 +4,12 @@ import json
 import shutil
 
 import pytest
-from click.testing import CliRunner
 
 from jaxdp import accounting as acc
 from jaxdp import correlated, sampling
-from jaxdp.cli import app
 from jaxdp.cli.options import CORRELATED, RELATIONS, SAMPLINGS, STRATEGIES
 from jaxdp.runs import strategies
+from tests.cli.calling import called, ran
 from tests.runs.small import undrawn
 
 COMMON = "--noise-multiplier 2 --steps 6 --delta 1e-5"
@@ -18,14 +17,8 @@ GAUSSIAN = acc.Gaussian(2.0)
 SMALL = "--model logistic --steps 8 --batch-size 200 --epsilon 3"
 
 
-def call(command, *args):
-    return CliRunner().invoke(app, [*command.split(), *(str(arg) for arg in args)])
-
-
-def finished(command, *args):
-    found = call(command, *args)
-    assert found.exception is None, found.output
-    return found.output
+def finished(command, *arguments):
+    return ran(*command.split(), *arguments)
 
 
 def page_and_report(folder):
@@ -42,15 +35,12 @@ def test_the_names_are_those_of_the_package():
 
 
 ALLOCATION = "allocation --steps-per-epoch 4"
+CUT = "--sampling-prob 0.1 --cap 30 --dataset-size 200"
 EVENTS = (
     (ALLOCATION, acc.RandomAllocation(GAUSSIAN, 4), 2),
     (f"{ALLOCATION} --participations 2", acc.RandomAllocation(GAUSSIAN, 4, 2), 2),
     ("shuffle --steps-per-epoch 5", acc.ShuffledEpoch(GAUSSIAN, 5), 2),
-    (
-        "truncated_poisson --sampling-prob 0.1 --cap 30 --dataset-size 200",
-        acc.TruncatedPoisson(GAUSSIAN, 0.1, 30, 200),
-        6,
-    ),
+    (f"truncated_poisson {CUT}", acc.TruncatedPoisson(GAUSSIAN, 0.1, 30, 200), 6),
     ("full_batch", GAUSSIAN, 6),
     ("cyclic_poisson --sampling-prob 0.1 --bands 4", acc.CyclicPoisson(GAUSSIAN, 0.1, 4, 6), 1),
     ("fixed_order", acc.CorrelatedNoise(GAUSSIAN, 6), 1),
@@ -67,16 +57,16 @@ def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch):
         asked.clear()
 
 
+# fmt: off
 WORDS = {
     "allocation": ("in every epoch each is in 1 of 2 steps, drawn for it alone",),
     "shuffle": (
-        "one pass over the records",
-        "Taking the batches for Poisson samples would claim",
-        "which is no guarantee",
-        "take sampling allocation instead",
+        "one pass over the records", "Taking the batches for Poisson samples would claim",
+        "which is no guarantee", "take sampling allocation instead",
     ),
     "truncated_poisson": ("that many are kept at random (truncated Poisson sampling)",),
 }
+# fmt: on
 
 
 @undrawn()
@@ -165,7 +155,7 @@ def test_a_finished_run_is_resumed_and_audited_with_its_strategy_and_relation(re
         assert after["history"] == reported[name][3]["history"], name
         assert f"--strategy {OPTIONS[name].split()[0]} --bands 3" in after["command"]
         assert ("--secure-noise" in after["command"]) == (name == "grid")
-        other = call("train --resume --bands 2 --out", out)
+        other = called(*"train --resume --bands 2 --out".split(), out)
         assert "changed: bands (3 then, 2 now)" in str(other.exception), name
     out = shutil.copytree(reported["buffered"][0], tmp_path / "buffered")
     told = finished("audit --runs 100 --seed 1 --json --steps 8", out)

@@ -70,6 +70,7 @@ def test_damaged_results_are_named_before_anything_runs(go, tmp_path, capsys):
     words = r"results must be a JSON file, got .*other\.json"
     refused(words, Results(tmp_path).read, "other.json")
     # No result, no folder, and files for folders get a line.
+    (tmp_path / "results.json").unlink()
     assert go("status", *PLACES) == 0
     assert "no row is finished: there is none in results.json" in capsys.readouterr().err
     assert go("left", "--render-only", "--results-dir", "nowhere", "--to", "pages") == 2

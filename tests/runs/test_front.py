@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from click.testing import CliRunner
 
 import jaxdp
 from jaxdp._durable import StorageError
 from jaxdp.accounting import Relation
-from jaxdp.cli import app
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.run import MOVED, Started
+from tests.cli import calling
 from tests.refusing import refused
 from tests.runs.own import MECHANISM, PLAIN, SIZES, X, Y, again, loss_fn, run
 from tests.runs.small import Stop, crash_at, undrawn
@@ -39,7 +38,7 @@ def pages(folder):
 
 def called(*arguments):
     """What the command line says to it."""
-    done = CliRunner().invoke(app, [*map(str, arguments)])
+    done = calling.called(*arguments)
     return done.output + str(done.exception)
 
 

@@ -240,7 +240,7 @@ def test_a_row_is_durable_before_it_decides(tmp_path, monkeypatch):
     assert all(len(norms) == 1 for norms in told.values())  # one release of each step
 
 
-def test_a_later_start_that_forgets_to_ask_tells_no_less(tmp_path):
+def test_a_later_start_that_forgets_to_ask_or_began_before_tells_and_costs_no_less(tmp_path):
     directory, config, data = begin(tmp_path / "r", lambda row: row["step"] >= 4)
     with pytest.raises(Stop):
         runs.resume(config, directory, data, crash_at(10))
@@ -248,26 +248,22 @@ def test_a_later_start_that_forgets_to_ask_tells_no_less(tmp_path):
     assert [row["step"] for row in history][:3] == [2, 4, 6]
     whole = acc.epsilon(config.total(12), config.delta).upper
     assert {row["epsilon"] for row in history} == {whole}
-
-
-def test_an_older_copy_of_the_secrets_is_charged_for_all_once_more(tmp_path):
-    """Steps that were shown are other releases when they are done again, and so is their number."""
+    # An older copy of the secrets is charged for all once more: steps that were shown are other
+    # releases when they are done again, and so is their number.
     copied = tmp_path / "older"
 
     def keep(step, row):
         if row is not None and row["step"] == 2:
-            shutil.copytree(tmp_path / "r" / "secret", copied)
+            shutil.copytree(tmp_path / "q" / "secret", copied)
 
-    directory, config, data = begin(tmp_path / "r", lambda row: row["step"] >= 6, keep)
+    directory, config, data = begin(tmp_path / "q", lambda row: row["step"] >= 6, keep)
     shutil.rmtree(directory.secret)
     shutil.copytree(copied, directory.secret)
     result = runs.resume(config, directory, data, small.ignore, enough=lambda row: row["step"] >= 4)
     assert [row["step"] for row in result.history] == [2, 4]
     assert result.ledger.steps == 12 + 10
     assert result.history[-1]["epsilon"] == result.ledger.epsilon(config.delta).upper
-
-
-def test_what_releases_decide_about_is_not_given_back():
+    # What releases decide about is not given back.
     ledger = jaxdp.Ledger()
     issuer = Issuer(jaxdp.dp_sgd(1.0, 1.0, 20, 60), ledger, Secret.from_seed(1), "a")
     issuer.charge_until(10)

@@ -109,7 +109,7 @@ def one(tmp_path_factory):
 
 
 # What tells K.
-def test_nothing_outside_the_secret_folder_moves_while_tries_run(four):
+def test_nothing_outside_the_secret_folder_moves_while_tries_run_and_all_is_charged_first(four):
     chosen, score, folder = four
     assert score.calls == 4
     assert all(look == score.seen[0] for look in score.seen)
@@ -123,6 +123,11 @@ def test_nothing_outside_the_secret_folder_moves_while_tries_run(four):
     numbers = [(folder / name).stat().st_ino for name in RELEASED]
     assert all(found.numbers == numbers for found in score.inside)
     assert max(found.tries for found in score.inside) == 2
+    # The whole tuning is charged once and first.
+    for found in score.inside:
+        assert acc.epsilon(found.event, 1e-5).upper == pytest.approx(chosen.bound.upper, rel=1e-9)
+    assert chosen.bound.upper == acc.epsilon(acc.Tuned(ALONE, LAW), 1e-5).upper
+    assert chosen.bound.upper > acc.epsilon(ALONE, 1e-5).upper
 
 
 def test_folders_of_one_try_and_of_four_look_alike(one, four):
@@ -136,14 +141,6 @@ def test_folders_of_one_try_and_of_four_look_alike(one, four):
         looks.append((sizes, [sorted(json.loads(line)) for line in lines], inside, kept))
     assert looks[0] == looks[1]  # K is forgotten, even in the state
     assert looks[0][3]["left"] is None
-
-
-def test_the_whole_tuning_is_charged_once_and_first(four):
-    chosen, score, _ = four
-    for found in score.inside:
-        assert acc.epsilon(found.event, 1e-5).upper == pytest.approx(chosen.bound.upper, rel=1e-9)
-    assert chosen.bound.upper == acc.epsilon(acc.Tuned(ALONE, LAW), 1e-5).upper
-    assert chosen.bound.upper > acc.epsilon(ALONE, 1e-5).upper
 
 
 def test_no_log_record_and_no_write_to_a_descriptor_tells_of_a_try(tmp_path, monkeypatch, capfd):
@@ -398,8 +395,6 @@ def test_candidates_are_drawn_from_their_laws():
     assert spaces.parsed("rate=0.1:10") == ("rate", LogUniform(0.1, 10.0))
     for text in ("rate", "rate=", "=1", "rate=3:1", "rate=0:1", "rate=1:2:3"):
         refused("--search must be NAME=LOW:HIGH", spaces.parsed, text)
-
-
-def test_values_of_a_law_are_numbers_or_words():
+    # Values of a law are numbers or words.
     assert spaces.parsed("optimizer=sgd,adam") == ("optimizer", ("sgd", "adam"))
     assert spaces.parsed("rate=1,0.5,word") == ("rate", (1, 0.5, "word"))
