@@ -5,6 +5,7 @@ Texts travel through the key-value store of JAX's own coordination service, whic
 here means the same in all of them.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -146,6 +147,7 @@ def agree(**facts: Any) -> None:
         raise ValueError(f"{verdict}; here it is {_shown(facts)}")
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """The versions that draws and noise depend on, by name."""
     return {"jaxdp": __version__, **{name: metadata.version(name) for name in ("jax", "numpy")}}

@@ -81,8 +81,10 @@ def each_of(paths, is_slow=lambda name: False):
     return [pytest.param(path, id=path.stem, marks=mark) for path, mark in marks.items()]
 
 
-# Slow: several runs each, of what tests/runs shows on smaller ones.
-PAGES = each_of(DOCS.glob("howto/*.md"), lambda name: name in ("tune", "accuracy", "resume"))
+# Slow: several runs each, of what tests/runs and tests/test_mesh.py show on smaller ones.
+SLOW = ("tune", "accuracy", "resume", "devices", "audit")
+SLOW += ("05_kill_and_resume", "09_accuracy_against_epsilon", "10_text_in_buckets")
+PAGES = each_of(DOCS.glob("howto/*.md"), SLOW.__contains__)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -130,7 +132,9 @@ def epsilons(text):
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("path", each_of({*EXAMPLES.glob("*.py")} - {MEMORY_MAP}))
+@pytest.mark.parametrize(
+    "path", each_of({*EXAMPLES.glob("*.py")} - {MEMORY_MAP}, SLOW.__contains__)
+)
 def test_an_example_runs(path, in_a_folder, capsys):
     if package := PACKAGES.get(path.stem):
         pytest.importorskip(package)
@@ -185,16 +189,15 @@ def with_output(name, text):
 BAR = "\r  0%|     | 0/60 [00:00<?, ?it/s]\r100%|█████| 60/60 [00:03<00:00, 17.10it/s{}]\n"
 
 
-def test_of_a_progress_bar_the_end_is_stored_without_times_and_nothing_of_one_machine():
+def test_of_a_notebook_nothing_of_one_machine_is_stored_and_the_hash_follows_the_code():
+    """Of a progress bar the end, without times."""
     for told, end in (("", ""), (", epsilon=3.00, accuracy=0.9", " [epsilon=3.00, accuracy=0.9]")):
         notebook = with_output("stderr", "a warning\n" + BAR.format(told))
         (kept,) = execute.tidied(notebook).cells[0].outputs
         assert kept.text == f"100%|█████| 60/60{end}\n"
     for text in (str(ROOT), "<object at 0x7f3e5c0a1b20>", "2026-01-02 10:11"):
         refused("same on every machine", execute.tidied, with_output("stdout", text))
-
-
-def test_the_hash_of_a_notebook_follows_the_code_alone():
+    # The hash of a notebook follows the code alone.
     cells = [nbformat.v4.new_markdown_cell("a"), nbformat.v4.new_code_cell("b")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     before = execute.hash_of_code(notebook)

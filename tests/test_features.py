@@ -79,15 +79,13 @@ def test_scattering_is_the_direct_sums():
         assert found.shape[-1] == shape[-1] * features.number_of_paths(*numbers)
 
 
-def test_constants_have_their_mean_and_no_more():
+def test_constants_have_their_mean_and_no_more_and_groups_are_normalised():
     found = features.scattering(np.full((1, 16, 12, 1), 7.0), 2, 8)
     np.testing.assert_allclose(found[..., 0], 7, rtol=1e-6)
     assert np.abs(found[..., 1:]).max() < 1e-5
     dark, light = (np.full((1, 12, 12, 3), level, np.float32) for level in (0.0, 0.75))
     np.testing.assert_allclose(*map(features.pretrained, (dark, light)), atol=1e-2)
-
-
-def test_groups_have_mean_0_and_variance_1():
+    # Groups have mean 0 and variance 1.
     x = np.random.default_rng(5).normal(3, 2, size=(5, 4, 3, 6)).astype(np.float32)
     x[0, ..., :2] = 4.0
     found = features.group_normalised(x, 3).reshape(5, 12, 3, 2)
@@ -129,7 +127,7 @@ def pooled(responses, threshold, down, across):
     return np.moveaxis(np.array(cells), 2, 0)
 
 
-def test_random_convolutions_are_sums_over_pixels():
+def test_random_convolutions_are_sums_over_pixels_by_filters_that_are_public_constants():
     images = np.random.default_rng(0).random((3, 9, 8, 2)).astype(np.float32)
     found = features.random_convolutions(images, filters=4, side=3, cells=2, seed=5)
     filters = features.random_filters(4, 3, 2, 5).astype(np.float64)
@@ -138,9 +136,7 @@ def test_random_convolutions_are_sums_over_pixels():
     for i, j in itertools.product(range(9), range(8)):
         responses[:, i, j] = np.einsum("nabc,abcf->nf", padded[:, i : i + 3, j : j + 3], filters)
     np.testing.assert_allclose(found, pooled(responses, 0.0, 2, 2), atol=1e-5)
-
-
-def test_random_filters_are_public_constants():
+    # Filters are public constants.
     filters = features.random_filters(6, 5, 1, 0)
     np.testing.assert_array_equal(filters, features.random_filters(6, 5, 1, 0))
     assert np.abs(filters - features.random_filters(6, 5, 1, 1)).max() > 0.1
@@ -195,10 +191,8 @@ def test_random_convolutions_of_a_whole_batch_as_they_are_made():
 @pytest.mark.parametrize(("places", "channels"), [(12, 7), (16, 32)])
 def test_whitened_and_normalised_records_do_not_know_each_other(places, channels):
     rng = np.random.default_rng(2)
-    record = rng.normal(size=(places, channels)).astype(np.float32)
-    fitted = Whitening(
-        *(rng.normal(size=(n, channels)).astype(np.float32) for n in (places, channels))
-    )
+    drawn = lambda rows: rng.normal(size=(rows, channels)).astype(np.float32)  # noqa: E731
+    record, fitted = drawn(places), Whitening(drawn(places), drawn(channels))
     x, at = among(record, 300)
     for made in (lambda x: whitened(x, fitted), lambda x: features.group_normalised(x, channels)):
         assert (bits(made(x)[at]) == bits(made(record[None]))).all()
@@ -218,16 +212,10 @@ def test_weights_are_those_of_their_recipe_and_others_are_refused(monkeypatch):
     monkeypatch.setattr(_pretrained, "recipe", lambda channels: recipe | {"sha256": "0" * 64})
     words = "weights must be those of their recipe, digest 000"
     refused(words, _pretrained.weights.__wrapped__, channels)
-
-
-def test_a_digest_sees_names_shapes_types_and_numbers():
-    arrays = {"a": np.arange(6.0), "b": np.ones(2, np.float16)}
-    others = [
-        {"a": arrays["a"], "c": arrays["b"]},
-        {**arrays, "a": np.arange(6.0).reshape(2, 3)},
-        {**arrays, "b": np.ones(2, np.float32)},
-        {**arrays, "a": np.arange(6.0) + 1e-9},
-    ]
+    # A digest sees names, shapes, types and numbers.
+    arrays, six = {"a": np.arange(6.0), "b": np.ones(2, np.float16)}, np.arange(6.0)
+    changes = ({"a": six.reshape(2, 3)}, {"b": np.ones(2, np.float32)}, {"a": six + 1e-9})
+    others = [{"a": six, "c": arrays["b"]}, *({**arrays, **each} for each in changes)]
     digests = [_pretrained.digest(each) for each in (arrays, *others)]
     assert len({*digests}) == 5
     assert _pretrained.digest(dict(reversed(arrays.items()))) == digests[0]
@@ -257,7 +245,7 @@ def test_pretrained_features_are_the_sums_over_pixels():
         np.testing.assert_allclose(features.pretrained(images[:, :, ::-1], True), found, atol=1e-6)
 
 
-def test_leaves_are_a_function_of_the_seed(monkeypatch):
+def test_leaves_are_a_function_of_the_seed_and_filters_those_of_whitened_patches(monkeypatch):
     monkeypatch.setattr(dead_leaves, "_AT_ONCE", 3)
     found = dead_leaves.images(0, 4, 20, 3)
     assert found.shape == (4, 20, 20, 3)
@@ -267,9 +255,7 @@ def test_leaves_are_a_function_of_the_seed(monkeypatch):
     np.testing.assert_array_equal(dead_leaves.images(0, 4, 20, 3), found)
     assert np.abs(dead_leaves.images(1, 4, 20, 3) - found).max() > 0.1
     assert dead_leaves.images(0, 3, 20, 1).shape == (3, 20, 20, 1)
-
-
-def test_filters_are_those_of_whitened_patches(monkeypatch):
+    # Filters are those of whitened patches.
     monkeypatch.setattr(dead_leaves, "_AT_ONCE", 16)
     monkeypatch.setattr(pretrain, "FILTERS", {1: 8})
     monkeypatch.setattr(pretrain, "PATCHES", 2_000)

@@ -82,16 +82,14 @@ def adapted(params):
     return unflatten_dict(flat, sep=".")
 
 
-def test_adapters_go_into_the_weights(stored):
+def test_adapters_go_into_the_weights_and_other_weights_are_refused(stored):
     weights, found = stored
     lora = adapted(hugging_face.params_of(weights))
     merged = hugging_face.params_of(hugging_face.weights_of(lora))
     ours, theirs = (rows(p, found["tokens"], found["mask"]) for p in (lora, merged))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert np.abs(ours - found["logits"])[found["mask"]].max() > 0.1
-
-
-def test_other_weights_are_refused(stored):
+    # Other weights are refused.
     for change, message in (
         ({"lm_head.weight": np.ones((11, 8))}, "lm_head.weight must be wte.weight"),
         ({"transformer.h.0.crossattention.c_attn.bias": np.ones(8)}, "crossattention"),
@@ -127,10 +125,8 @@ def test_no_matrix_is_left_to_vmap_and_the_sum_is_that_of_vmap():
 
 def test_of_gpt2_small_less_than_a_thousandth_is_held_for_each_example():
     params = jax.eval_shape(lambda: gpt2.init(jax.random.key(0)))
-    sizes = {
-        jax.tree_util.keystr(path): leaf.size
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    sizes = {jax.tree_util.keystr(path): leaf.size for path, leaf in leaves}
     assert sum(sizes.values()) == 124_439_808
     rows = jax.ShapeDtypeStruct((4, 128), np.int32), jax.ShapeDtypeStruct((4, 128), bool)
     batch = dict(zip(("tokens", "mask"), rows, strict=True))

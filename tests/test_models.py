@@ -54,9 +54,7 @@ def test_pooling_equals_flax_and_a_tempered_sigmoid_tanh():
         np.testing.assert_array_equal(networks.max_pool_2x2(x, stride), theirs)
     x = jnp.linspace(-3.0, 3.0, 11)
     np.testing.assert_allclose(networks.tempered_sigmoid(2.0, 2.0, 1.0)(x), nn.tanh(x), atol=1e-6)
-
-
-def test_bad_input():
+    # Others are refused.
     given = {"num_classes": 2, "example_shape": (5,)}
     words = "mnist-cnn must be given examples (28, 28, 1), got (5,)"
     refused("model must be one of mlp", models.build, "resnet", **given)

@@ -168,7 +168,7 @@ def test_a_number_of_few_digits_has_the_noise_that_is_charged():
         assert ledger.event == acc.Composed((acc.Repeated(acc.Gaussian(float(z)), 1),)), repr(z)
 
 
-def test_the_noise_grows_with_what_rounding_may_move():
+def test_the_noise_grows_with_what_rounding_or_a_mask_may_move():
     """The record that comes first moves all others to other blocks, and other roundings."""
     small_share, share = (whitening._rounded(size, 49) for size in (1, 60_000))
     assert 0 < small_share < share < 1e-6
@@ -180,10 +180,7 @@ def test_the_noise_grows_with_what_rounding_may_move():
     more = np.concatenate([rng.normal(size=(1, 3, 4)) * 9, x])
     moved = unnoised("whitening", more, 1.0) - unnoised("whitening", x, 1.0)
     assert np.linalg.norm(moved) <= 1 + whitening._rounded(1500, 3)
-
-
-def test_a_mask_does_not_take_a_record_out_of_its_own_norm():
-    """The norm left out the masked numbers, which the products had."""
+    # A mask does not take a record out of its own norm, which left out the masked numbers.
     x = np.ma.masked_array(np.full((1, 2, 2), 1e9), mask=[[[False, True], [True, True]]])
     assert abs(deviation(1e-6, x)) <= 1.0 + 1e-5
     seen = released("whitening", x, 1e-9).mean

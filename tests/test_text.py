@@ -34,9 +34,8 @@ def test_files_are_held_out_whole_and_each_text_is_one_record(tmp_path):
         assert kept[prose(tag)][0] == folders.index(folder)
     assert 0.1 < np.mean([held_out for _, _, held_out in rows]) < 0.35
     # Names of packages are taken out.
-    write(
-        tmp_path / "three/a.py", "Like numpy.sum and JAX and jnp.add, but of SciPy, not of Numpyro."
-    )
+    named = "Like numpy.sum and JAX and jnp.add, but of SciPy, not of Numpyro."
+    write(tmp_path / "three/a.py", named)
     ((words, _, _),) = text.collected({"a": tmp_path / "three"})
     assert words == "Like .sum and and .add, but of , not of Numpyro."
 

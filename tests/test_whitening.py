@@ -1,5 +1,7 @@
 """Whitening in a run: charged once, and its noise never used again, whenever the run is killed."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -13,12 +15,9 @@ from jaxdp.runs.run import INTERRUPTED
 from jaxdp.whitening import dp_whitening
 from tests.refusing import refused
 from tests.runs import small
+from tests.runs.small import Killed
 
 Z = 8.0
-
-
-class Killed(BaseException):
-    """The process, from outside."""
 
 
 @pytest.fixture
@@ -74,28 +73,29 @@ def spied(monkeypatch, noises, at=None, after=False):
     monkeypatch.setattr(loop, "save_array", saved)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("seed", [5, None], ids=["seed", "new"])
+# Of a seed at each point, and of the operating system's randomness after each.
+KILLS = [*itertools.product(POINTS, (False, True), (5,)), *((at, True, None) for at in POINTS)]
+
+
+@pytest.mark.parametrize(("point", "after", "seed"), KILLS)
 def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
     tmp_path, monkeypatch, quick, point, after, seed
 ):
-    folder, noises, found, kills, result = tmp_path / "r", [], set(), 0, None
+    folder, noises, found, kills = tmp_path / "r", [], set(), 0
     file = folder / "components.npy"
     for life in range(3):
         with monkeypatch.context() as patch:
             spied(patch, noises, point if life < 2 else None, after)
             try:
-                result = small.go(folder, config(steps=1), seed=seed)
+                small.planned(folder, config(), seed=seed)
             except Killed:
                 kills += 1
         found |= {file.read_bytes()} if file.exists() else set()
     assert kills >= 1
     ledger = Ledger(RunDirectory(folder).ledger)
     charged = [e for e in ledger.entries if str(e.stream).endswith("/whitening")]
-    assert [(e.event, e.steps, e.note) for e in charged] == [
-        (acc.Gaussian(Z), 1, SEEDED if seed else "")
-    ]
+    told = [(entry.event, entry.steps, entry.note) for entry in charged]
+    assert told == [(acc.Gaussian(Z), 1, SEEDED if seed else "")]
     # Each life that draws has noise of its own, and one release alone is ever seen.
     alike = np.abs(np.corrcoef(np.stack(noises))).reshape(len(noises), -1) - np.eye(len(noises))
     assert alike.max() < 0.3
@@ -103,37 +103,34 @@ def test_killed_at_any_point_it_is_charged_once_and_its_noise_never_used_again(
     made_anew = (point, after) in (
         ("charge", True), ("release", False), ("release", True), ("keep", False),
     )  # fmt: skip
-    assert (INTERRUPTED in result.ledger.unverified()) == made_anew
+    assert (INTERRUPTED in ledger.unverified()) == made_anew
     assert file.read_bytes() == (folder / "secret" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("relation", list(acc.Relation))
-def test_the_release_costs_its_gaussian_under_every_relation(relation):
-    given = {
-        acc.Relation.REPLACE_SPECIAL: {"sampling": "fixed_order", "strategy": "identity"},
-        acc.Relation.REPLACE_ONE: {"sampling": "fixed_size"},
-    }.get(relation, {})
-    made = config(relation=relation.value, noise_multiplier=300.0, **given)
-    told = acc.epsilon(made.total(3), made.delta, relation).lower
-    doubled = 0.5 if relation is acc.Relation.REPLACE_ONE else 1.0
-    alone = acc.epsilon(acc.Gaussian(Z * doubled), made.delta, acc.Relation.ADD_OR_REMOVE_ONE)
-    assert told >= alone.lower * (1 - 1e-6)
+def test_the_release_costs_its_gaussian_under_every_relation():
+    replaced, special = acc.Relation.REPLACE_ONE, acc.Relation.REPLACE_SPECIAL
+    given = {special: {"sampling": "fixed_order", "strategy": "identity"}}
+    given[replaced] = {"sampling": "fixed_size"}
+    for relation in acc.Relation:
+        options = given.get(relation, {})
+        made = config(relation=relation.value, noise_multiplier=300.0, **options)
+        told = acc.epsilon(made.total(3), made.delta, relation).lower
+        doubled = acc.Gaussian(Z * (0.5 if relation is replaced else 1.0))
+        alone = acc.epsilon(doubled, made.delta, acc.Relation.ADD_OR_REMOVE_ONE)
+        assert told >= alone.lower * (1 - 1e-6), relation
 
 
 def test_a_run_goes_on_with_its_own_noise_and_its_own_release(tmp_path, quick):
     folder = tmp_path / "r"
-    small.go(folder, config())
+    small.go(folder, config(steps=3))
     words = "changed: whiten_noise_multiplier .8.0 then, 9.0 now"
     refused(words, small.go, folder, config(whiten_noise_multiplier=9.0))
     file = folder / "components.npy"
-    before = file.read_bytes()
-    file.unlink()
-    small.go(folder, config())
-    assert file.read_bytes() == before
-    kept = folder / "secret" / file.name
-    kept.unlink()
-    small.go(folder, config())
-    assert kept.read_bytes() == before
+    before, kept = file.read_bytes(), folder / "secret" / file.name
+    for lost in (file, kept):
+        lost.unlink()
+        small.planned(folder, config())
+        assert lost.read_bytes() == before
     kept.unlink()
     file.unlink()
     words = "components were shown, and others are another release"

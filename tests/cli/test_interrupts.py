@@ -13,58 +13,48 @@ from jaxdp import _interrupts
 from jaxdp.cli import failures, main
 
 
-def begin(folder):
-    """The program, once it writes its second checkpoint."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.interrupted", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    while not (folder / "writing").exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    return process
+def alive(process, number=0):
+    """Whether it is there; sends it a signal."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+        return True
+    return False
 
 
-def ended(process):
-    """(status, lines on stderr that tell neither of progress nor of the wait)."""
-    out, err = process.communicate()
-    assert "accuracy" not in out
-    lines = [line for line in err.splitlines() if "finishing a checkpoint" not in line]
-    return process.returncode, [line for line in lines if not line.startswith("step ")]
+def test_the_first_signal_lets_the_checkpoint_be_finished_and_the_second_ends_at_once(
+    tmp_path, capsys
+):
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    command = [sys.executable, "-m", "tests.cli.interrupted", *map(str, folders)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        for folder in folders:
+            process = int(program.stdout.readline())
+            while not (folder / "writing").exists():
+                assert alive(process), (folder / "err").read_text()
+                time.sleep(0.01)
+            if folder.name == "first":
+                os.kill(process, signal.SIGTERM)
+                (folder / "go on").touch()
+            while folder.name == "second" and alive(process, signal.SIGINT):
+                time.sleep(0.05)  # signals that are not yet taken would be merged
+            status = int(program.stdout.readline())
+            assert "accuracy" not in (folder / "out").read_text()
+            err = (folder / "err").read_text().splitlines()
+            # But for lines that tell of progress or of the wait.
+            (line,) = (x for x in err if "finishing a checkpoint" not in x and x[:5] != "step ")
+            assert status == (143 if folder.name == "first" else 130)
+            step = 4 if folder.name == "first" else 2
+            assert f"checkpoint of step {step} are safe; continue with `jaxdp train" in line
+    for folder in folders:
+        main(["train", "--out", str(folder / "run"), "--resume", "--json"])
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["releases"] == 6
+    assert not list((tmp_path / "second/run/secret/checkpoints").glob("*tmp*"))
 
 
-def resumed(folder, capsys):
-    main(["train", "--out", str(folder / "run"), "--resume", "--json"])
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
-def test_the_first_signal_lets_the_checkpoint_be_finished(tmp_path, capsys):
-    process = begin(tmp_path)
-    process.send_signal(signal.SIGTERM)
-    (tmp_path / "go on").touch()
-    status, (line,) = ended(process)
-    assert status == 143
-    assert "the ledger and the checkpoint of step 4 are safe; continue with `jaxdp train" in line
-    assert resumed(tmp_path, capsys)["releases"] == 6
-
-
-def test_the_second_signal_ends_at_once(tmp_path, capsys):
-    process = begin(tmp_path)
-    process.send_signal(signal.SIGINT)
-    while process.poll() is None:
-        process.send_signal(signal.SIGINT)  # signals that are not yet taken would be merged
-        time.sleep(0.05)
-    status, (line,) = ended(process)
-    assert status == 130
-    assert "checkpoint of step 2 are safe" in line
-    assert resumed(tmp_path, capsys)["releases"] == 6
-    assert not list((tmp_path / "run/secret/checkpoints").glob("*tmp*"))
-
-
-def test_the_last_words_are_said_once_whoever_sees_the_second_signal(monkeypatch):
+def test_the_last_words_are_said_once_whoever_sees_the_second_signal(tmp_path, monkeypatch):
     said, exits = [], []
     both = threading.Barrier(2)
 
@@ -82,9 +72,6 @@ def test_the_last_words_are_said_once_whoever_sees_the_second_signal(monkeypatch
         thread.start()
     for thread in threads:
         thread.join()
-    assert said == ["interrupted"]
-    assert exits == [130]
-
-
-def test_a_folder_in_which_no_run_had_begun_is_told_as_such(tmp_path):
+    assert (said, exits) == (["interrupted"], [130])
+    # Where no run had begun, that is said.
     assert failures._safe(tmp_path) == f"no run had begun in {tmp_path}, and nothing was charged"

@@ -4,27 +4,21 @@ import json
 import shutil
 
 import pytest
-from click.testing import CliRunner
 
 from jaxdp import accounting as acc
 from jaxdp import correlated, sampling
-from jaxdp.cli import app
 from jaxdp.cli.options import CORRELATED, RELATIONS, SAMPLINGS, STRATEGIES
 from jaxdp.runs import strategies
+from tests.cli.calling import called, ran
+from tests.runs.small import undrawn
 
 COMMON = "--noise-multiplier 2 --steps 6 --delta 1e-5"
 GAUSSIAN = acc.Gaussian(2.0)
 SMALL = "--model logistic --steps 8 --batch-size 200 --epsilon 3"
 
 
-def call(command, *args):
-    return CliRunner().invoke(app, [*command.split(), *(str(arg) for arg in args)])
-
-
-def finished(command, *args):
-    found = call(command, *args)
-    assert found.exception is None, found.output
-    return found.output
+def finished(command, *arguments):
+    return ran(*command.split(), *arguments)
 
 
 def page_and_report(folder):
@@ -41,15 +35,12 @@ def test_the_names_are_those_of_the_package():
 
 
 ALLOCATION = "allocation --steps-per-epoch 4"
+CUT = "--sampling-prob 0.1 --cap 30 --dataset-size 200"
 EVENTS = (
     (ALLOCATION, acc.RandomAllocation(GAUSSIAN, 4), 2),
     (f"{ALLOCATION} --participations 2", acc.RandomAllocation(GAUSSIAN, 4, 2), 2),
     ("shuffle --steps-per-epoch 5", acc.ShuffledEpoch(GAUSSIAN, 5), 2),
-    (
-        "truncated_poisson --sampling-prob 0.1 --cap 30 --dataset-size 200",
-        acc.TruncatedPoisson(GAUSSIAN, 0.1, 30, 200),
-        6,
-    ),
+    (f"truncated_poisson {CUT}", acc.TruncatedPoisson(GAUSSIAN, 0.1, 30, 200), 6),
     ("full_batch", GAUSSIAN, 6),
     ("cyclic_poisson --sampling-prob 0.1 --bands 4", acc.CyclicPoisson(GAUSSIAN, 0.1, 4, 6), 1),
     ("fixed_order", acc.CorrelatedNoise(GAUSSIAN, 6), 1),
@@ -66,18 +57,19 @@ def test_epsilon_asks_for_the_event_of_the_sampling(monkeypatch):
         asked.clear()
 
 
+# fmt: off
 WORDS = {
     "allocation": ("in every epoch each is in 1 of 2 steps, drawn for it alone",),
     "shuffle": (
-        "one pass over the records",
-        "Taking the batches for Poisson samples would claim",
-        "which is no guarantee",
-        "take sampling allocation instead",
+        "one pass over the records", "Taking the batches for Poisson samples would claim",
+        "which is no guarantee", "take sampling allocation instead",
     ),
     "truncated_poisson": ("that many are kept at random (truncated Poisson sampling)",),
 }
+# fmt: on
 
 
+@undrawn()
 @pytest.mark.parametrize("name", WORDS)
 def test_a_run_on_the_digits(tmp_path, name):
     relation, rounded = sampling.relations(name)[-1].value, name == "allocation"
@@ -100,6 +92,7 @@ OPTIONS = {"banded": "banded", "buffered": "buffered", "grid": "banded --secure-
 
 
 @pytest.fixture(scope="module")
+@undrawn()
 def reported(tmp_path_factory):
     """Of each strategy: a run's folder, what it said, and its page and report."""
     found = {}
@@ -110,7 +103,6 @@ def reported(tmp_path_factory):
     return found
 
 
-# What a report says of a strategy: what its noise is relative to, its sampling and relation.
 # What a report says of a strategy: its sampling and relation, and what its noise is relative to.
 SAID = {
     "banded": (
@@ -154,7 +146,8 @@ def test_the_report_of_a_strategy(reported, name):
     assert f"{names[0]} sampling" in told
 
 
-def test_a_finished_run_is_resumed_with_its_strategy(reported, tmp_path):
+@undrawn()
+def test_a_finished_run_is_resumed_and_audited_with_its_strategy_and_relation(reported, tmp_path):
     for name in ("banded", "grid"):
         out = shutil.copytree(reported[name][0], tmp_path / name)
         finished("train --resume --out", out)
@@ -162,14 +155,10 @@ def test_a_finished_run_is_resumed_with_its_strategy(reported, tmp_path):
         assert after["history"] == reported[name][3]["history"], name
         assert f"--strategy {OPTIONS[name].split()[0]} --bands 3" in after["command"]
         assert ("--secure-noise" in after["command"]) == (name == "grid")
-        other = call("train --resume --bands 2 --out", out)
+        other = called(*"train --resume --bands 2 --out".split(), out)
         assert "changed: bands (3 then, 2 now)" in str(other.exception), name
-
-
-def test_a_run_is_audited_under_its_own_relation(reported, tmp_path):
-    for name in ("banded", "buffered"):
-        out = shutil.copytree(reported[name][0], tmp_path / name)
-        told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
-        row = json.loads(told.splitlines()[-1])
-        assert row["proven"] <= 3, name
-        assert (row["broken"], row["noise_refuted"]) == (False, False), name
+    out = shutil.copytree(reported["buffered"][0], tmp_path / "buffered")
+    told = finished("audit --runs 100 --seed 1 --json --steps 8", out)
+    row = json.loads(told.splitlines()[-1])
+    assert row["proven"] <= 3
+    assert (row["broken"], row["noise_refuted"]) == (False, False)

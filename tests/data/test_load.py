@@ -5,7 +5,6 @@ import hashlib
 import io
 
 import numpy as np
-import pytest
 import requests
 from sklearn.datasets import load_digits
 
@@ -13,24 +12,11 @@ from jaxdp import data
 from jaxdp.data import builders, sources
 from jaxdp.data.specs import SPECS, SourceFile
 from tests.data import originals
-from tests.runs.small import refused
+from tests.refusing import refused
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
-def test_idx_files(tmp_path, rng):
-    spec, arrays = originals.mnist(tmp_path, rng)
-    splits = sources.read(spec, tmp_path)
-    for name, (images, labels) in arrays.items():
-        np.testing.assert_array_equal(splits[name][0][..., 0], images)
-        np.testing.assert_array_equal(splits[name][1], labels)
-
-
-def test_census_columns(tmp_path, rng):
-    spec, table = originals.pums(tmp_path, rng)
+def test_census_columns(tmp_path):
+    spec, table = originals.pums(tmp_path, np.random.default_rng(0))
     splits = sources.read(spec, tmp_path)
     x, y = (np.concatenate([splits["train"][part], splits["test"][part]]) for part in (0, 1))
     order = np.random.Generator(np.random.Philox(key=2021)).permutation(50)
@@ -48,7 +34,8 @@ def test_census_columns(tmp_path, rng):
     refused("must be 0 or 1", sources.read, dataclasses.replace(spec, files=files), tmp_path)
 
 
-def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path, rng):
+def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path):
+    rng = np.random.default_rng(0)
     webp, tiles = originals.mosaic(rng)
     labels, buffer = rng.integers(0, 10, (2, 10_000), np.uint8), io.BytesIO()
     np.save(buffer, labels)
@@ -71,8 +58,12 @@ def test_cifar_mosaics_are_checked_against_the_original_bytes(tmp_path, rng):
     refused(r"a\.webp is damaged", sources.read, spec(two), tmp_path)
 
 
-def test_a_damaged_or_missing_file_is_named(tmp_path, rng):
-    spec, _ = originals.mnist(tmp_path, rng)
+def test_idx_files_are_read_and_a_damaged_or_missing_one_is_named(tmp_path):
+    spec, arrays = originals.mnist(tmp_path, np.random.default_rng(0))
+    splits = sources.read(spec, tmp_path)
+    for name, (images, labels) in arrays.items():
+        np.testing.assert_array_equal(splits[name][0][..., 0], images)
+        np.testing.assert_array_equal(splits[name][1], labels)
     for file in spec.files:
         path = tmp_path / file.path
         whole = path.read_bytes()
@@ -83,44 +74,36 @@ def test_a_damaged_or_missing_file_is_named(tmp_path, rng):
         path.write_bytes(whole)
 
 
-@pytest.fixture
-def prepared(tmp_path, monkeypatch):
-    """MNIST-like and census files, prepared into tmp_path/tfds."""
-    rng = np.random.default_rng(1)
-    mnist, arrays = originals.mnist(tmp_path / "originals", rng)
-    pums, table = originals.pums(tmp_path / "originals", rng)
-    monkeypatch.setitem(SPECS, "mnist", mnist)
-    monkeypatch.setitem(SPECS, "pums", pums)
-    for name in ("mnist", "pums"):
-        data.prepare(name, tmp_path / "originals", tmp_path / "tfds")
-    return tmp_path, arrays, table
-
-
 def sort_rows(x, y):
     rows = np.concatenate([x.reshape(len(x), -1), np.asarray(y)[:, None]], axis=1)
     return rows[np.lexsort(rows.T)]
 
 
-def test_images_and_census_rows_survive_the_round_trip(prepared):
-    folder, arrays, table = prepared
-    loaded = data.load("mnist", folder / "tfds")
+def test_images_and_census_rows_survive_the_round_trip(tmp_path, monkeypatch):
+    rng, folder = np.random.default_rng(1), tmp_path / "tfds"
+    mnist, arrays = originals.mnist(tmp_path / "originals", rng)
+    pums, table = originals.pums(tmp_path / "originals", rng)
+    for name, spec in (("mnist", mnist), ("pums", pums)):
+        monkeypatch.setitem(SPECS, name, spec)
+        data.prepare(name, tmp_path / "originals", folder)
+    loaded = data.load("mnist", folder)
     assert (loaded.train_x.dtype, loaded.train_y.dtype) == (np.float32, np.int32)
     pairs = ((loaded.train_x, loaded.train_y), (loaded.test_x, loaded.test_y))
     for (x, y), (images, labels) in zip(pairs, arrays.values(), strict=True):
         expected = sort_rows(images.astype(np.float32) / np.float32(255), labels)
         np.testing.assert_array_equal(sort_rows(x, y), expected)
-    loaded = data.load("pums", folder / "tfds")
+    loaded = data.load("pums", folder)
     assert set(np.unique(loaded.train_x)) == {-1.0, 1.0}
     assert len(loaded.train_y) == 40
     assert loaded.train_y.sum() + loaded.test_y.sum() == (1 - table["employed"]).sum()
     # Preparing twice does nothing, and needs no source.
-    made = builders.prepared_folder(SPECS["pums"], folder / "tfds")
+    made = builders.prepared_folder(SPECS["pums"], folder)
     before = made.stat().st_mtime
-    data.prepare("pums", folder / "gone", folder / "tfds")
+    data.prepare("pums", folder / "gone", folder)
     assert made.stat().st_mtime == before
 
 
-def test_digits_are_embedded_as_scikit_learns_and_split_by_position():
+def test_digits_are_scikit_learns_and_a_fingerprint_sees_every_array_and_needs_the_key():
     digits, bunch = data.load("digits"), load_digits()
     assert digits.train_x.shape == (1_437, 8, 8, 1)
     assert digits.test_x.shape == (360, 8, 8, 1)
@@ -128,10 +111,6 @@ def test_digits_are_embedded_as_scikit_learns_and_split_by_position():
     pixels = np.concatenate([digits.train_x, digits.test_x])[..., 0]
     np.testing.assert_array_equal(np.round(pixels * 255), np.round(bunch.images * (255 / 16)))
     np.testing.assert_array_equal(np.concatenate([digits.train_y, digits.test_y]), bunch.target)
-
-
-def test_fingerprint_sees_every_array_and_needs_the_key():
-    digits = data.load("digits")
     base = digits.fingerprint(b"key")
     assert digits.fingerprint(b"key") == base
     assert digits.fingerprint(b"other") != base
@@ -154,9 +133,7 @@ def test_without_a_network_the_answer_is_quick_and_says_what_to_do(tmp_path, mon
     refused(words, data.load, "mnist", tmp_path)
     assert len(asked) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_data_set_is_refused(tmp_path):
+    # An unknown data set is refused.
     refused("dataset must be one of digits", data.load, "imagenet", tmp_path)
     refused("source must be a folder", data.prepare, "pums", tmp_path / "nowhere", tmp_path)
 

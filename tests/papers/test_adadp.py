@@ -33,30 +33,25 @@ def config(**given):
     return resolve(recipe("digits", **{**GIVEN, **given}))
 
 
-# What E′ averages -----------------------------------------------------------------------------
-
+# What E′ averages
 GRADS = np.array([[1.0, -2.0], [-3.0, 2.0]], np.float32)
 
 
-@pytest.mark.parametrize(
-    ("of_lot", "squares"), [(False, np.mean(GRADS**2, axis=0)), (True, np.mean(GRADS, axis=0) ** 2)]
-)
-def test_the_published_moment_is_of_examples_or_of_the_lots_mean(of_lot, squares):
-    made = adadp_as_published(1.0, 2, 8, 0.1, of_lot=of_lot)
-    params = jnp.zeros(2)
-    state = made.after_noise.init(params)
-    gradient = made.gradient(lambda params, example: jnp.sum(params * example))
-    summed, _ = gradient(params, jnp.asarray(GRADS), "all", raw=made.raw(state))
-    _, state = made.after_noise.update(params, state, params, leaked=summed.leaked)
-    np.testing.assert_allclose(made.raw(state), 0.1 * squares, rtol=1e-5)
-    numbers = registry.Numbers(1.0, 4.0, 2, 8, 0.1)
-    assert registry.build("adadp-as-published", numbers, {"of_lot": int(of_lot)}).claim
+def test_the_published_moment_is_of_examples_or_of_the_lots_mean():
+    params, numbers = jnp.zeros(2), registry.Numbers(1.0, 4.0, 2, 8, 0.1)
+    means = (np.mean(GRADS**2, axis=0), np.mean(GRADS, axis=0) ** 2)
+    for of_lot, squares in enumerate(means):
+        made = adadp_as_published(1.0, 2, 8, 0.1, of_lot=bool(of_lot))
+        state = made.after_noise.init(params)
+        gradient = made.gradient(lambda params, example: jnp.sum(params * example))
+        summed, _ = gradient(params, jnp.asarray(GRADS), "all", raw=made.raw(state))
+        _, state = made.after_noise.update(params, state, params, leaked=summed.leaked)
+        np.testing.assert_allclose(made.raw(state), 0.1 * squares, rtol=1e-5)
+        assert registry.build("adadp-as-published", numbers, {"of_lot": of_lot}).claim
 
 
-# When its sides differ ------------------------------------------------------------------------
-
-
-def test_noise_alone_opens_the_phase_unless_the_threshold_is_above_what_it_does():
+# When its sides differ
+def test_noise_alone_opens_the_phase_unless_the_threshold_is_above_what_it_does(tmp_path):
     assert adadp_phase.noise_alone(config(), 650, 20) == (2, 19)
     assert adadp_phase.noise_alone(config(settings={"threshold": 1e6}), 650, 20) == (0, 0)
     # Noise of sd σC/L on a mean: its squares differ by 0.14 σ²C²/L² or so after one step.
@@ -64,25 +59,17 @@ def test_noise_alone_opens_the_phase_unless_the_threshold_is_above_what_it_does(
     about = config(settings={"threshold": size})
     assert adadp_phase.noise_alone(about, 650, 20) == (0, 0)
     assert adadp_phase.noise_alone(config(settings={"threshold": size / 20}), 650, 20)[0] == 2
+    # A row's line tells its phase, and that of noise alone.
+    for name in ("adadp", "adadp-noise-only"):
+        row = Row("mine", "digits", {**GIVEN, "algorithm": name})
+        shown = queue.run_row(row, tmp_path / name, small.dataset(), small.ignore)
+        found = queue.line_of(row, described.report(shown))
+        assert (found["local_began"], found["local_share"]) == (2, 5 / 6)
+        assert (found["noise_began"], found["noise_share"]) == (2, 5 / 6)
+        assert shown.history[-1]["local_steps"] == 5
 
 
-@pytest.mark.parametrize("name", ["adadp", "adadp-noise-only", "dp-sgd"])
-def test_a_rows_line_tells_its_phase_and_that_of_noise_alone(name, tmp_path):
-    given = {**GIVEN, "algorithm": name, **({"l2_clip_norm": 1.0} if name == "dp-sgd" else {})}
-    row = Row("mine", "digits", given)
-    shown = queue.run_row(row, tmp_path / "run", small.dataset(), lambda step, row: None)
-    found = queue.line_of(row, described.report(shown))
-    if name == "dp-sgd":
-        assert "local_began" not in found
-        return
-    assert (found["local_began"], found["local_share"]) == (2, 5 / 6)
-    assert (found["noise_began"], found["noise_share"]) == (2, 5 / 6)
-    assert shown.history[-1]["local_steps"] == 5
-
-
-# The noise of every coordinate ----------------------------------------------------------------
-
-
+# The noise of every coordinate
 def test_a_histogram_counts_every_coordinate_and_a_run_tells_its_noise_and_epsilon():
     found = adadp_noise.histogram(np.array([1.0, 9.99, 10.0, 19.0, 20.0, 40.0]))
     assert sum(found["counts"]) == 6
@@ -102,9 +89,7 @@ def test_a_histogram_counts_every_coordinate_and_a_run_tells_its_noise_and_epsil
     assert 0 < found["proven_epsilon"] < 100
 
 
-# Gradients of public records and their estimates ----------------------------------------------
-
-
+# Gradients of public records and their estimates
 def test_arrays_are_compared_by_coordinate_and_figures_tell_what_they_show(
     tmp_path, monkeypatch, capsys
 ):
@@ -147,8 +132,7 @@ def test_public_records_are_trained_on_and_the_moment_is_that_of_the_gradients(m
     assert found["at"][1]["noise"]["top"] == pytest.approx(by_the_text.max(), rel=1e-5)
 
 
-# Sums of contributions that un-noised moments set, taken together and one by one ------------------
-
+# Sums of contributions that un-noised moments set, taken together and one by one
 X = jax.random.normal(jax.random.key(3), (12, 5))
 Y = jnp.arange(12, dtype=jnp.float32) / 6
 MASK = jnp.arange(12) % 5 != 2
@@ -193,28 +177,21 @@ def test_one_by_one_is_the_sum_that_all_together_give(name, monkeypatch):
 
 
 @pytest.mark.parametrize("most", [0, 10**9])
-def test_the_sums_are_of_the_rows_that_count(most, monkeypatch):
+def test_the_sums_are_of_the_rows_that_count_also_where_devices_share_them(most, monkeypatch):
     monkeypatch.setattr(raw_gradient, "_TOGETHER", most)
-    grad_fn = RawGradient(
-        lambda w, x: w @ x, lambda raw: lambda g: (g * raw, 2 * g), lambda p: 1.0, None, 4
-    )
+    parts = lambda raw: lambda g: (g * raw, 2 * g)  # noqa: E731
+    grad_fn = RawGradient(lambda w, x: w @ x, parts, lambda p: 1.0, None, 4)
     x = X.at[7].set(jnp.nan)
-    summed, info = grad_fn(jnp.ones(5), x, MASK, raw=jnp.float32(3.0))
+    found, info = grad_fn(jnp.ones(5), x, MASK, raw=jnp.float32(3.0))
     counted = np.asarray(MASK) & (np.arange(12) != 7)
     rows = np.asarray(X)[counted]
-    np.testing.assert_allclose(summed.value, 3 * rows.sum(0), rtol=1e-5)
-    np.testing.assert_allclose(summed.leaked, 2 * rows.sum(0) / 4, rtol=1e-5)
+    np.testing.assert_allclose(found.value, 3 * rows.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(found.leaked, 2 * rows.sum(0) / 4, rtol=1e-5)
     np.testing.assert_array_equal(info.clipped, counted)
     np.testing.assert_allclose(info.norms[counted], np.linalg.norm(rows, axis=1), rtol=1e-5)
 
-
-@pytest.mark.parametrize("most", [10**9, 0])
-def test_rows_that_devices_share_are_summed_one_by_one_as_together(most, monkeypatch):
-    monkeypatch.setattr(raw_gradient, "_TOGETHER", most)
-    grad_fn = RawGradient(lambda w, x: w @ x, lambda raw: lambda g: (g, g), lambda p: 1.0, None, 4)
-
     def summed(params, batch, mask):
-        found, _ = grad_fn(params, batch, mask, raw=0.0)
+        found, _ = grad_fn(params, batch, mask, raw=jnp.float32(1.0))
         return jax.lax.psum(found.value, "data")
 
     mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -225,9 +202,7 @@ def test_rows_that_devices_share_are_summed_one_by_one_as_together(most, monkeyp
     np.testing.assert_allclose(shared(jnp.zeros(3), x, jnp.ones(rows, bool)), rows * np.ones(3))
 
 
-# Experiments on printed figures that others were not told how to make -------------------------
-
-
+# Experiments on printed figures that others were not told how to make
 def test_experiments_are_kept_with_their_settings_and_say_what_they_clip():
     row, changed = GAPS["adadp-of-mean"]
     assert "examples clipped at 600 β √E′" in changed

@@ -40,13 +40,9 @@ def asked(given, epsilon=BUDGET, secret=None, share=1.0):
 
 def test_a_run_charges_every_release_before_its_draw(monkeypatch):
     told = []
-    charge, draw = acc.RenyiFilter.charge, agd_releases.Sampler.draw
-    monkeypatch.setattr(
-        acc.RenyiFilter, "charge", lambda self, e: told.append(e) or charge(self, e)
-    )
-    monkeypatch.setattr(
-        agd_releases.Sampler, "draw", lambda self: told.append("draw") or draw(self)
-    )
+    charge, draw, patch = acc.RenyiFilter.charge, agd_releases.Sampler.draw, monkeypatch.setattr
+    patch(acc.RenyiFilter, "charge", lambda self, e: told.append(e) or charge(self, e))
+    patch(agd_releases.Sampler, "draw", lambda self: told.append("draw") or draw(self))
     found = agd.run(config(), small.dataset(), 1.0, Secret.from_seed(3))
     pca, *rest = told
     assert pca == acc.Gaussian(8.0)
@@ -101,59 +97,18 @@ def test_a_refused_direction_is_averaged_and_raises_the_budget(monkeypatch):
     assert squares == pytest.approx(1, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", [0.0, 1.5, 4.0, np.inf, np.nan, -1.0])
-def test_a_record_adds_at_most_one_bound_to_the_loss_of_every_step(loss):
-    """Also where its loss is no number."""
+def test_a_record_adds_at_most_one_bound_to_the_loss_of_every_step():
+    """Also where its loss is no number, or is in another physical batch: all others stay."""
     params = {"w": jnp.ones(2)}
-    data = jnp.asarray([loss, 1.0], jnp.float32)
     sizes, places = jnp.linspace(0.0, 2.0, 4), np.zeros(3, np.int32)
-    mask = np.array([True, False, False])
-    found = agd_releases._losses(lambda p, x: x, params, params, sizes, data, places, mask)
-    share = 1.0 if np.isnan(loss) else min(max(loss, 0.0), 3.0) / 3
-    np.testing.assert_array_equal(found[:, 0], int(share * choices.UNITS))
-    assert not np.asarray(found)[:, 1:].any()
-
-
-def test_noise_is_that_of_the_multiplier():
-    """Of two answers about one state, the difference has twice the variance."""
-    given = config(noise_multiplier=50.0)
-    question, _ = asked(given, epsilon=50.0)
-    params = assemble.fresh_params(given, Secret.from_seed(4))
-    one, other = (question._noisy(params, 50.0) for _ in range(2))
-    apart = np.concatenate(
-        [np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True)]
-    )
-    assert apart.std() == pytest.approx(50.0 * math.sqrt(2), rel=0.3)
-
-
-def coins_of(question, monkeypatch):
-    """Of its next choice."""
-    told = []
-    monkeypatch.setattr(
-        choices, "permute_and_flip", lambda totals, epsilon, rng: told.append(rng.bytes(16)) or 1
-    )
-    params = assemble.fresh_params(config(), Secret.from_seed(4))
-    question.best(params, params, np.zeros(2, np.float32))
-    return told[0]
-
-
-def test_two_runs_of_one_secret_share_no_coins_draw_or_noise(monkeypatch):
-    """Nor of a seed, where the configuration is another."""
-    secret, seed = Secret.new(), Secret.from_seed(5)
-    one, other = (asked(config(), secret=secret)[0] for _ in range(2))
-    assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
-    one, other = (asked(config(), secret=seed, share=share)[0] for share in (1.0, 2.0))
-    assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
-    # Nor a draw or a noise: one noise, of two sizes, would subtract to none.
-    changes = ({}, {"noise_multiplier": 2.0}, {"l2_clip_norm": 2.0})
-    questions = [asked(config(**change), secret=Secret.from_seed(5))[0] for change in changes]
-    draws = [question.releases.gradient(question._sampler, 4.0) for question in questions]
-    assert len({draw.indices.tobytes() for draw in draws}) == 3
-    assert len({draw.key().words.tobytes() for draw in draws}) == 3
-
-
-def test_a_record_that_makes_another_physical_batch_moves_no_other_loss():
-    """Its own loss is cut at the bound, after every step."""
+    mask, value = np.array([True, False, False]), lambda p, x: x
+    for loss in (0.0, 1.5, 4.0, np.inf, np.nan, -1.0):
+        data = jnp.asarray([loss, 1.0], jnp.float32)
+        found = agd_releases._losses(value, params, params, sizes, data, places, mask)
+        share = 1.0 if np.isnan(loss) else min(max(loss, 0.0), 3.0) / 3
+        np.testing.assert_array_equal(found[:, 0], int(share * choices.UNITS), err_msg=str(loss))
+        assert not np.asarray(found)[:, 1:].any()
+    # Its own loss is cut at the bound, after every step.
     rng, count, features = np.random.default_rng(0), 32, 300
     shapes = {"a": (features, 32), "b": (32, 10)}
     params = {k: jnp.asarray(rng.normal(size=v), jnp.float32) / 8 for k, v in shapes.items()}
@@ -174,9 +129,39 @@ def test_a_record_that_makes_another_physical_batch_moves_no_other_loss():
     np.testing.assert_array_equal(added, choices.UNITS)
 
 
-# The exact private choice of its step size, and the published one that it stands in for -----------
+def coins_of(question, monkeypatch):
+    """Of its next choice."""
+    told = []
+    keep = lambda totals, epsilon, rng: told.append(rng.bytes(16)) or 1  # noqa: E731
+    monkeypatch.setattr(choices, "permute_and_flip", keep)
+    params = assemble.fresh_params(config(), Secret.from_seed(4))
+    question.best(params, params, np.zeros(2, np.float32))
+    return told[0]
 
 
+def test_two_runs_of_one_secret_share_no_coins_draw_or_noise(monkeypatch):
+    """Nor of a seed, where the configuration is another."""
+    secret, seed = Secret.new(), Secret.from_seed(5)
+    one, other = (asked(config(), secret=secret)[0] for _ in range(2))
+    assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
+    one, other = (asked(config(), secret=seed, share=share)[0] for share in (1.0, 2.0))
+    assert coins_of(one, monkeypatch) != coins_of(other, monkeypatch)
+    # Nor a draw or a noise: one noise, of two sizes, would subtract to none.
+    changes = ({}, {"noise_multiplier": 2.0}, {"l2_clip_norm": 2.0})
+    questions = [asked(config(**change), secret=Secret.from_seed(5))[0] for change in changes]
+    draws = [question.releases.gradient(question._sampler, 4.0) for question in questions]
+    assert len({draw.indices.tobytes() for draw in draws}) == 3
+    assert len({draw.key().words.tobytes() for draw in draws}) == 3
+    # The noise is that of the multiplier: of two answers the difference has twice the variance.
+    given = config(noise_multiplier=50.0)
+    question, _ = asked(given, epsilon=50.0)
+    params = assemble.fresh_params(given, Secret.from_seed(4))
+    ends = [jax.tree.leaves(question._noisy(params, 50.0)) for _ in range(2)]
+    apart = np.concatenate([np.ravel(a - b) for a, b in zip(*ends, strict=True)])
+    assert apart.std() == pytest.approx(50.0 * math.sqrt(2), rel=0.3)
+
+
+# The exact private choice of its step size, and the published one that it stands in for
 def probabilities(totals, epsilon):
     """Of every place, by all orders in which places are tried."""
     found = np.zeros(len(totals))
@@ -198,9 +183,7 @@ def test_the_choice_has_the_law_of_permute_and_flip_and_its_coins_theirs():
     )
     for hits, p in zip(found, probabilities(totals, float(epsilon)), strict=True):
         assert is_binomial(int(hits), 20_000, p)
-    for x in (
-        Fraction(0), Fraction(1, 7), Fraction(1), Fraction(12, 5),
-    ):  # fmt: skip
+    for x in map(Fraction, ("0", "1/7", "1", "12/5")):
         rng = np.random.default_rng(5)
         hits = sum(choices.happens(x, rng) for _ in range(20_000))
         assert is_binomial(hits, 20_000, math.exp(-x)), x
@@ -230,12 +213,11 @@ def published(totals, epsilon):
     return integrate.quad(density, totals[0], totals[0] + 60 / epsilon)[0]
 
 
-@pytest.mark.parametrize("places", [3, 21])
-def test_a_record_changes_the_published_choice_by_that_for_every_other_place(places):
+def test_a_record_changes_the_published_choice_by_that_for_every_other_place():
     """Losses level, and a record whose loss is 0 after every step but one."""
-    epsilon = 0.25
-    alike, moved = [5] * places, [6] + [5] * (places - 1)
-    ratio = published(alike, epsilon) / published(moved, epsilon)
-    assert math.log(ratio) == pytest.approx((places - 1) * epsilon, rel=1e-6)
-    sound = probabilities(alike[:3], epsilon)[0] / probabilities(moved[:3], epsilon)[0]
-    assert math.log(sound) <= epsilon
+    for places in (3, 21):
+        alike, moved = [5] * places, [6] + [5] * (places - 1)
+        ratio = published(alike, 0.25) / published(moved, 0.25)
+        assert math.log(ratio) == pytest.approx((places - 1) * 0.25, rel=1e-6)
+    sound = probabilities(alike[:3], 0.25)[0] / probabilities(moved[:3], 0.25)[0]
+    assert math.log(sound) <= 0.25

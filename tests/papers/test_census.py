@@ -38,16 +38,14 @@ def test_reliability_is_scikit_learns_and_has_the_error_of_a_known_fault():
 
 
 def test_groups_are_read_from_their_columns_and_their_errors_add_up():
-    x = -np.ones((2, 9), np.float32)
-    x[1, [PUMS_COLUMNS.index("sex"), PUMS_COLUMNS.index("asian")]] = 1
-    found = census.groups(x)
-    assert found["neither, men"].tolist() == [True, False]
-    assert found["Asian, women"].tolist() == [False, True]
-    assert not found["Black"].any()
-    # The added column is one for black women alone.
+    sex, black, asian = (PUMS_COLUMNS.index(name) for name in ("sex", "black", "asian"))
     x = -np.ones((4, 9), np.float32)
-    x[1:3, PUMS_COLUMNS.index("black")] = 1
-    x[2:4, PUMS_COLUMNS.index("sex")] = 1
+    x[1:3, black] = x[2:4, sex] = x[3, asian] = 1
+    found = census.groups(x)
+    assert found["neither, men"].tolist() == [True, False, False, False]
+    assert found["Asian, women"].tolist() == [False, False, False, True]
+    assert found["Black"].tolist() == [False, True, True, False]
+    # The added column is one for black women alone.
     added = census.with_blackfemale(x)
     assert added.dtype == np.float32
     np.testing.assert_array_equal(added[:, :9], x)
@@ -61,21 +59,19 @@ def test_groups_are_read_from_their_columns_and_their_errors_add_up():
     wrong = int(((chance >= 0.5) != (label == 1)).sum())
     assert groups["all"]["errors"] == wrong == round((1 - found["test_accuracy"]) * len(label))
     for key in ("size", "errors", "unemployed", "missed"):
-        assert groups["men"][key] + groups["women"][key] == groups["all"][key]
-        for race in ("Black", "Asian", "neither"):
-            assert groups[f"{race}, men"][key] + groups[f"{race}, women"][key] == groups[race][key]
+        for race in ("", "Black, ", "Asian, ", "neither, "):
+            men, women = (groups[f"{race}{of}"] for of in ("men", "women"))
+            assert men[key] + women[key] == groups[race[:-2] or "all"][key]
     both = int(((x[:, 2] > 0) & (x[:, 3] > 0)).sum())
-    assert (
-        groups["Black"]["size"] + groups["Asian"]["size"] + groups["neither"]["size"] - both == 400
-    )
+    assert sum(groups[race]["size"] for race in ("Black", "Asian", "neither")) - both == 400
     assert 0.5 < found["auc"] < 1
 
 
 def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_path):
     x, label, _ = people(2_000)
     spec = data.specs.spec("pums")
-    many, labels = np.tile(x, (11, 1))[: spec.dataset_size], np.tile(label, 11)[: spec.dataset_size]
-    rows = data.Dataset(spec, many, labels, x, label)
+    many = np.resize(x, (spec.dataset_size, 9)), np.resize(label, spec.dataset_size)
+    rows = data.Dataset(spec, *many, x, label)
     monkeypatch.setattr(census.data, "load", lambda name, folder: rows)
     names = ("pums-logistic-epsilon-0.5", "pums-logistic-not-private")
     monkeypatch.setattr(census, "ROWS", {name: census.ROWS[name] for name in names})
@@ -91,40 +87,28 @@ def test_a_private_run_keeps_its_epsilon_and_another_has_none(monkeypatch, tmp_p
     assert free["auc"] > 0.7
 
 
-@pytest.mark.parametrize(("name", "inputs"), [("logistic", 10), ("logistic-blackfemale", 11)])
-def test_no_logistic_gradient_is_longer_than_its_clipping(name, inputs):
-    row = census.ROWS[f"pums-{name}-epsilon-1"]
-    model = assemble.model_of(row.config())
-    x, _, _ = people(64)
-    x = row.features(x)
-    params = jax.tree.map(
-        lambda leaf: 50.0 * leaf, models.init(model, Secret.new().jax_key("init"), x.shape[1:])
-    )
-    longest = 0.0
-    for label in (0, 1):
-        grads = jax.vmap(jax.grad(models.cross_entropy(model)), (None, 0))(
-            params, (x, np.full(64, label, np.int32))
-        )
-        squares = sum((leaf.reshape(64, -1) ** 2).sum(axis=1) for leaf in jax.tree.leaves(grads))
-        longest = max(longest, float(np.sqrt(squares.max())))
-    bound = np.sqrt(2 * inputs)
-    assert 0.9 * bound < longest <= bound * (1 + 1e-5) < row.config().l2_clip_norm
+def test_no_logistic_gradient_is_longer_than_its_clipping():
+    for name, inputs in (("logistic", 10), ("logistic-blackfemale", 11)):
+        row = census.ROWS[f"pums-{name}-epsilon-1"]
+        model, x = assemble.model_of(row.config()), row.features(people(64)[0])
+        params = models.init(model, Secret.new().jax_key("init"), x.shape[1:])
+        params = jax.tree.map(lambda leaf: 50.0 * leaf, params)
+        grad = jax.vmap(jax.grad(models.cross_entropy(model)), (None, 0))
+        grads = grad(params, (np.tile(x, (2, 1)), np.repeat(np.int32([0, 1]), 64)))
+        squares = sum((leaf.reshape(128, -1) ** 2).sum(axis=1) for leaf in jax.tree.leaves(grads))
+        longest, bound = float(np.sqrt(squares.max())), np.sqrt(2 * inputs)
+        assert 0.9 * bound < longest <= bound * (1 + 1e-5) < row.config().l2_clip_norm
 
 
-# Ordinary training of SA-DPSGD's networks: no guarantee, and it says so -------------------------
-
-
-def images(rows=512):
-    """Two kinds of noisy images that a network tells apart, in the shape of MNIST."""
-    rng = np.random.default_rng(0)
-    label = rng.integers(0, 2, rows).astype(np.int32)
-    x = rng.random((rows, 28, 28, 1), np.float32) * 0.2
-    x[label == 1, 8:20, 8:20] += 0.8
-    return data.Dataset(data.specs.spec("mnist"), x, label, x[:100], label[:100])
-
-
+# Ordinary training of SA-DPSGD's networks: no guarantee, and it says so
 def test_it_learns_and_has_no_guarantee(tmp_path, monkeypatch):
-    monkeypatch.setattr(not_private.data, "load", lambda *_: images())
+    # Two kinds of noisy images that a network tells apart, in the shape of MNIST.
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, 512).astype(np.int32)
+    x = rng.random((512, 28, 28, 1), np.float32) * 0.2
+    x[label == 1, 8:20, 8:20] += 0.8
+    images = data.Dataset(data.specs.spec("mnist"), x, label, x[:100], label[:100])
+    monkeypatch.setattr(not_private.data, "load", lambda *_: images)
     monkeypatch.setattr(not_private.FreeRow, "batch", 128)
     row = not_private.FreeRow("mnist", "tanh", 4)
     monkeypatch.setattr(not_private, "ROWS", {row.name: row})

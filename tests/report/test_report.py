@@ -1,4 +1,8 @@
-"""The page that the person who signs needs: every fact, every warning, and no request elsewhere."""
+"""The page that the person who signs needs, report.json behind it, and the audit in both.
+
+Every fact, every warning, and no request elsewhere; report.json has the form that its schema says,
+and older forms are read or refused in words.
+"""
 
 import dataclasses
 import hashlib
@@ -6,22 +10,31 @@ import html.parser
 import json
 import math
 import re
+import xml.etree.ElementTree
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from jaxdp import accounting as acc
-from jaxdp.cli import app
-from jaxdp.report import save_plots, svg, to_html, to_markdown
-from jaxdp.report.schema import Report
+from jaxdp.auditing.audit import audit_algorithm
+from jaxdp.cli.train import parse_settings, train
+from jaxdp.optimizers import registry
+from jaxdp.report import audited, json_schema, save_plots, svg, to_html, to_markdown
+from jaxdp.report.roc import save_roc
+from jaxdp.report.schema import VERSION, AuditRow, Report, load
 from jaxdp.runs import described
 from jaxdp.runs.config import RunConfig, resolve
 from jaxdp.runs.described import report as build
 from jaxdp.runs.recipes import recipe
+from tests.cli.calling import ran
+from tests.refusing import refused
 from tests.runs import small
 
 VOID = {"meta", "br", "hr", "img", "link", "input", "col"}
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+VALID = jsonschema.Draft202012Validator(json_schema.json_schema())
 
 
 class Page(html.parser.HTMLParser):
@@ -33,6 +46,7 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
         self.close()
         assert not self.open, self.open
+        self.text = " ".join(" ".join(self.words).split())
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
@@ -49,24 +63,27 @@ class Page(html.parser.HTMLParser):
         if self.open and self.open[-1] != "style":
             self.words.append(data)
 
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "run"
     options = "--dataset digits --model logistic --steps 3 --eval-every 1 --seed 987654321 --out"
-    args = ["train", *options.split(), str(folder)]
-    done = CliRunner().invoke(app, args, catch_exceptions=False)
-    assert done.exit_code == 0
-    return folder, Page((folder / "report.html").read_text()), done.output
+    said = ran("train", *options.split(), folder)
+    return folder, Page((folder / "report.html").read_text()), said
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    return small.go(tmp_path_factory.mktemp("small") / "r", small.config(steps=2))
+def results(tmp_path_factory):
+    """Of runs: one with a guarantee, one judged by public records, one of which nothing is proven."""
+    folder = tmp_path_factory.mktemp("small")
+    names = ("dp-sgd", "sa-dpsgd-as-published", "adadp-as-published")
+    configs = [small.config(algorithm=name, steps=2, eval_every=1) for name in names]
+    return [small.go(folder / cfg.algorithm, cfg) for cfg in configs]
+
+
+@pytest.fixture(scope="module")
+def reports(results):
+    return list(map(build, results))
 
 
 def test_every_fact_is_on_the_page_and_in_the_markdown(run):
@@ -137,7 +154,7 @@ def test_letters_have_the_contrast_of_aa_in_both_modes():
                 assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground)
 
 
-def test_warnings_appear_exactly_when_they_should(result, tmp_path):
+def test_warnings_appear_exactly_when_they_should(results, tmp_path):
     for about, changes in (
         ([], {"delta": 0.99 / 300}),
         (["delta"], {"delta": 1 / 300}),
@@ -145,7 +162,7 @@ def test_warnings_appear_exactly_when_they_should(result, tmp_path):
         (["epsilon", "delta"], {"noise_multiplier": 0.05, "delta": 0.1}),
         (["epsilon"], {"algorithm": "adadp-as-published"}),
     ):
-        report = build(_other(result, **{"noise_multiplier": 2.0, **changes}))
+        report = build(_other(results[0], **{"noise_multiplier": 2.0, **changes}))
         found = report.warnings
         assert [row.about for row in found] == about, changes
         epsilon = report.guarantee.epsilon
@@ -156,7 +173,8 @@ def test_warnings_appear_exactly_when_they_should(result, tmp_path):
         else:
             little = "no meaningful protection" if epsilon > 50 else "gives little protection"
             assert little in found[0].text
-        page, markdown = to_html(report, tmp_path), to_markdown(report)
+        with small.undrawn():
+            page, markdown = to_html(report, tmp_path), to_markdown(report)
         assert page.count("<strong>Warning.</strong>") == len(found), changes
         assert markdown.count("**Warning.**") == len(found), changes
         for row in found:
@@ -168,25 +186,25 @@ def test_warnings_appear_exactly_when_they_should(result, tmp_path):
 
 def _other(result, **changes):
     """The same run as if it had been charged otherwise; nothing is trained."""
-    config = dataclasses.replace(
-        result.config, dataset_size=300, batch_size=30, epsilon=None, **changes
-    )
+    given = {"dataset_size": 300, "batch_size": 30, "epsilon": None, **changes}
+    config = dataclasses.replace(result.config, **given)
     ledger = type(result.ledger)()
     for event, first, count in config.private_algorithm().events(0, 2)[""]:
         ledger.charge(event, count, stream="run", first_step=first, source="mechanism")
     bound = acc.epsilon(ledger.event, config.delta).upper
     history = [{**row, "epsilon": bound} for row in result.history]
-    return dataclasses.replace(
-        result, config=config, ledger=ledger, history=history, reproducible=False
-    )
+    changes = {"config": config, "ledger": ledger, "history": history, "reproducible": False}
+    return dataclasses.replace(result, **changes)
 
 
-def test_one_step_no_movement_and_reports_of_older_versions_still_make_a_page(result, tmp_path):
+def test_one_step_no_movement_and_reports_of_older_versions_still_make_a_page(results, tmp_path):
+    result = results[0]
     config = dataclasses.replace(result.config, steps=1)
     for norm in (0.0, math.nan, math.inf):
         history = [{**result.history[0], "update_norm": norm}]
         report = build(dataclasses.replace(result, config=config, history=history))
-        Page(to_html(report, tmp_path))
+        if math.isnan(norm):
+            Page(to_html(report, tmp_path))
         assert "1 (" in to_markdown(report)
         assert all(path.stat().st_size > 1_000 for path in save_plots(report, tmp_path))
     row = build(result).to_dict()
@@ -202,8 +220,6 @@ def test_one_step_no_movement_and_reports_of_older_versions_still_make_a_page(re
 
 
 def test_the_written_out_command_gives_the_same_run():
-    from jaxdp.cli.train import parse_settings, train
-
     for dataset, given in (
         ("digits", {}),
         ("mnist", {"algorithm": "dp-adam-bc"}),
@@ -224,3 +240,135 @@ def test_the_written_out_command_gives_the_same_run():
     assert "--data mine.npz" in command
     assert "--classes 2" in command
     assert "--dataset " not in command
+
+
+def test_real_reports_are_valid_and_read_back_as_they_were(reports):
+    for path, text in json_schema.written(REFERENCE).items():
+        assert path.read_text(encoding="utf-8") == text, "run: python -m jaxdp.report.json_schema"
+    for cls in json_schema.classes():
+        assert set(json_schema.described(cls)) == {field.name for field in dataclasses.fields(cls)}
+    for report in reports:
+        row = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+        VALID.validate(row)
+        again = Report.from_dict(row)
+        assert again == report
+        assert again.to_dict() == row
+    assert [math.isinf(report.guarantee.epsilon) for report in reports] == [False, False, True]
+    assert [report.counts is None for report in reports] == [True, False, True]
+    for broken in ({"title": 3}, {"guarantee": {}}, {"history": [{"step": 1.5}]}, {"extra": "x"}):
+        assert not VALID.is_valid({**row, **broken}), broken
+    # An evaluated number takes no field of the report.
+    report = reports[0]
+    measured = dataclasses.replace(report.measured, column="title")
+    row = dataclasses.replace(report.history[-1], numbers={"title": 0.5})
+    named = dataclasses.replace(report, measured=measured, history=(row,))
+    assert named.value == 0.5
+    assert named.to_dict()["title"] == report.title
+    assert Report.from_dict(named.to_dict()) == named
+
+
+def test_a_report_of_version_1_is_read_and_a_damaged_one_refused_in_words(reports, tmp_path):
+    report, path = reports[0], tmp_path / "report.json"
+    row = report.to_dict()
+    del row["version"]
+    row["method"] = row.pop("algorithm")
+    row["guarantee"]["method"] = row["guarantee"].pop("accountant")
+    row["config"]["method"] = row["config"].pop("algorithm")
+    path.write_text(json.dumps(row))
+    again = load(path)
+    assert again == dataclasses.replace(report, config=again.config)
+    assert RunConfig.from_dict(again.config) == RunConfig.from_dict(report.config)
+    assert to_markdown(again) == to_markdown(report)
+    former = {**row, "method": "dp-adam", "config": {**row["config"], "method": "dpgdo"}}
+    assert Report.from_dict(former).algorithm == "dp-adam-bc"
+    assert RunConfig.from_dict(former["config"]).algorithm == "dp-adam"
+    for change, words in (
+        ({"version": VERSION + 1}, f"version must be at most {VERSION}, got {VERSION + 1}"),
+        ({"guarantee": None}, "Guarantee must be an object, got None"),
+        ({"history": [{}]}, "HistoryRow must hold 'step', got none"),
+        ({"title": 3}, "Report.title must be of type str, got 3"),
+        ({"parameters": True}, "Report.parameters must be of type int, got True"),
+        ({"facts": [["a"]]}, r"Report.facts must have 2 entries, got 1"),
+        ({"notes": "a"}, "Report.notes must be an array"),
+        ({"versions": []}, "Report.versions must be an object"),
+    ):
+        path.write_text(json.dumps({**reports[0].to_dict(), **change}))
+        refused(f"report.json must be a report that jaxdp wrote: .*{words}", load, path)
+    older = {**reports[0].config, "unheard_of": 1}
+    refused("config must have the fields of RunConfig", RunConfig.from_dict, older)
+
+
+@pytest.fixture(scope="module")
+def found():
+    algorithm = registry.build("dp-sgd", registry.Numbers(1.0, 1.0, 1, 4, 0.1))
+    return audit_algorithm(algorithm, 2, 1e-5, runs=200, seed=1, residuals=False)
+
+
+ROW = AuditRow(
+    **{"what": "the same mechanism on a tiny network", "steps": 10, "runs": 400},
+    **{"delta": 1e-5, "confidence": 0.95, "proven": 4.0, "audited": 1.0},
+    **{"audited_profile": 3.0, "profile_assumes": "it is Gaussian", "adversary": "a canary"},
+    verdict="Nothing contradicts the proven guarantee; the attack reaches 75% of it.",
+)
+
+
+def shares(text):
+    return re.findall(r"\d+%", text)
+
+
+def test_the_larger_of_two_bounds_is_not_told_alone_nor_are_few_canaries():
+    words = audited.verdict(ROW)
+    assert shares(words) == ["25%", "75%"]
+    assert "75% provided that it is Gaussian" in words
+    assert [share for _, _, share in audited.table(ROW)] == ["", "25%", "75%"]
+    alone = dataclasses.replace(ROW, audited_profile=None, verdict="V.")
+    assert audited.verdict(alone) == "V."
+    # Few canaries are said to be few. The page does not break cells of numbers: long ones push the
+    # table over the plot.
+    point = (0.092, 0.043, 0.167, 0.235, 0.157, 0.33)
+    changes = {"runs": 1, "canaries": 200, "reachable": 1.5, "points": (point,)}
+    few = dataclasses.replace(ROW, what=audited.THIS_RUN, **changes)
+    table = {name: value for name, value, _ in audited.table(few)}
+    assert max(map(len, table.values())) <= 25
+    assert "needs over 2,000 canaries" in table.values()
+    assert audited.advice(few).endswith("give the next run more canaries.")
+    assert "canaries" not in audited.advice(dataclasses.replace(few, reachable=2.5))
+    assert "canaries" not in audited.advice(dataclasses.replace(few, canaries=None))
+
+
+def test_the_page_and_the_markdown_hold_the_table(tmp_path, found, reports):
+    told = AuditRow.from_dict(found.to_dict())
+    table = {share for _, _, share in audited.table(told)}
+    assert set(shares(audited.verdict(told))) <= table
+    report = reports[0]
+    save_roc(found, tmp_path / "roc.png", "Audit")
+    for each in (told, dataclasses.replace(ROW, proven=math.inf, verdict="Nothing is proven.")):
+        written = json.dumps(dataclasses.replace(report, audited=each).to_dict())
+        full = Report.from_dict(json.loads(written))
+        assert full.audited == each
+        with small.undrawn():
+            page, markdown = to_html(full, tmp_path), to_markdown(full)
+        for name, value, _ in audited.table(each):
+            assert f"{name}</th><td>{value}" in page
+            assert f"| {name} | {value} |" in markdown
+        assert audited.verdict(each) in markdown
+        assert 'id="roc-axes_1"' in page
+    bad = dataclasses.replace(ROW, noise_refuted=True, noise="noise: REFUTED: too small (p 1e-5)")
+    with small.undrawn():
+        page = to_html(dataclasses.replace(report, audited=bad), tmp_path)
+    assert "Nothing contradicts" not in page
+    assert "The audit refutes the noise that was charged (too small (p 1e-5))." in page
+
+
+def test_the_plot_is_a_file_of_its_own_as_well(tmp_path, found):
+    """Also in a folder that is named with a dollar, and of an attack that finds nobody."""
+    save_roc(found, tmp_path / "roc.png", "Audit of $a^{$")
+    assert (tmp_path / "roc.png").read_bytes()[:4] == b"\x89PNG"
+    text = (tmp_path / "roc.svg").read_text()
+    assert xml.etree.ElementTree.fromstring(text).tag.endswith("svg")
+    assert "prefers-color-scheme" in text
+    inner = svg.embedded(text)
+    assert svg.standalone(inner) == text
+    assert "<style" not in inner
+    for nobody in (np.array([[1.0, 1.0], [0.0, 0.0]]), np.zeros((1, 2))):
+        save_roc(dataclasses.replace(found, roc=nobody), tmp_path / "roc.png", "Audit")

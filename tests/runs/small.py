@@ -1,16 +1,19 @@
 """A small run for the tests of this room; also a program, to be killed at any moment."""
 
+import contextlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from jaxdp import data, runs
 from jaxdp.seeds import Secret
 from jaxdp.trainer import Trainer
-from tests.refusing import all_refused
 
 
 class Stop(Exception):
@@ -21,6 +24,10 @@ class Killed(BaseException):
     """The process, from outside."""
 
 
+class Planned(Exception):
+    """Raised where the first step would be taken."""
+
+
 def crash_at(step, how=Stop):
     def progress(now, row):
         if now == step:
@@ -29,9 +36,14 @@ def crash_at(step, how=Stop):
     return progress
 
 
-def refused(words, call, *args, error=ValueError, **options):
-    """This one call is refused in these words."""
-    all_refused([(words, lambda: call(*args, **options), args, options)], error)
+@contextlib.contextmanager
+def undrawn():
+    """Reports without their plots, which take most of the time that a small report takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxdp.report.plots.save_png", lambda figure, path: None)
+        empty = lambda figure, name, words: f'<svg id="{name}"></svg>'  # noqa: E731
+        patch.setattr("jaxdp.report.svg.inline", empty)
+        yield
 
 
 def dataset(seed=0):
@@ -72,6 +84,21 @@ def crash(folder, cfg, step, **options):
     raise AssertionError(f"no step {step}")
 
 
+def planned(folder, cfg, **options):
+    """The records that a run would train on, as a start or a resumed start has them."""
+    found = []
+
+    def taken(run, plan, progress):
+        found.append(np.asarray(jax.tree.leaves(plan.source.arrays)[0]))
+        raise Planned
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.front, "trained", taken)
+        with pytest.raises(Planned):
+            go(folder, cfg, **options)
+    return found[0]
+
+
 def outcome(result):
     """Everything that is equal in runs of one seed that were never interrupted."""
     params = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result.params)]
@@ -104,5 +131,12 @@ def watched(folder, steps, every):
     Path(folder).with_suffix(".history").write_text(json.dumps(result.history))
 
 
-if __name__ == "__main__":
-    watched(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+if __name__ == "__main__":  # a life after another, each in a fork: what they import is the same
+    code = -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        if not os.fork():
+            print(os.getpid(), flush=True)
+            watched(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.wait()[1])
+    sys.exit(code)

@@ -17,13 +17,14 @@ from jaxdp.clipping import ClippedGrad
 from jaxdp.ledger import Ledger
 from jaxdp.noise import gaussian
 from jaxdp.report import to_html, to_markdown
-from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs, front
+from jaxdp.runs import RunDirectory, assemble, canaries, canary_inputs
 from jaxdp.runs.audit import audit_run
 from jaxdp.runs.described import report as build
 from jaxdp.runs.export import export_params
 from jaxdp.seeds import Secret
+from tests.refusing import refused
 from tests.runs import own, small
-from tests.runs.small import Stop, crash_at, refused
+from tests.runs.small import Stop, crash_at
 
 M = 300
 RECORDS = 40
@@ -41,17 +42,12 @@ def reported(folder, cfg, **options):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return reported(tmp_path_factory.mktemp("whole") / "run", config())
+def tossed(tmp_path_factory):
+    return reported(tmp_path_factory.mktemp("tossed") / "run", config())
 
 
-@pytest.fixture(scope="module")
-def without(tmp_path_factory):
-    return reported(tmp_path_factory.mktemp("without") / "run", small.config())
-
-
-def test_coins_are_fair_secret_and_named(whole, tmp_path):
-    result, directory = whole
+def test_coins_are_fair_secret_named_take_part_and_cost_nothing_more(tossed, whole, tmp_path):
+    result, directory = tossed
     coins = canaries.coins_of(directory, M)
     assert abs(coins.sum() - M / 2) < 5 * np.sqrt(M) / 2
     assert directory.coins.stat().st_mode & 0o077 == 0
@@ -59,9 +55,15 @@ def test_coins_are_fair_secret_and_named(whole, tmp_path):
     words, report = "300 audit canaries, of which a random half took part", build(result)
     assert result.ledger.notes() == Ledger(directory.ledger).notes() == [words]
     assert words in to_markdown(report)
-    assert words in to_html(report, directory.path)
+    with small.undrawn():
+        assert words in to_html(report, directory.path)
     assert canaries.released(directory).shape == (12, M)
     assert export_params(directory, tmp_path / "model") == 12
+    for found in (result, small.go(tmp_path / "r", config("noise"))):
+        assert found.ledger.event == whole[0].ledger.event
+        assert found.config.dataset_size == whole[0].config.dataset_size
+        moved = jax.tree.map(jnp.subtract, found.params, whole[0].params)
+        assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(moved)) > 0
 
 
 @pytest.mark.parametrize("changed", ["gradient", "noise", "records"])
@@ -95,16 +97,7 @@ def test_nothing_public_depends_on_the_coins_or_on_the_records(tmp_path, monkeyp
     assert not coins or not np.array_equal(*coins)
 
 
-def test_canaries_take_part_and_cost_nothing_more(whole, without, tmp_path):
-    without = without[0]
-    for found in (whole[0], small.go(tmp_path / "r", config("noise"))):
-        assert found.ledger.event == without.ledger.event
-        assert found.config.dataset_size == without.config.dataset_size
-        moved = jax.tree.map(jnp.subtract, found.params, without.params)
-        assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(moved)) > 0
-
-
-def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, whole):
+def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, tossed):
     small.crash(tmp_path / "r", config(), 8)
     stopped = RunDirectory(tmp_path / "r")
     before, shown = stopped.coins.read_bytes(), canaries.released(stopped)
@@ -118,10 +111,8 @@ def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, whole):
     kept.write_bytes(rows)
     row = json.loads(before)
     row["included"][0] = 1 - row["included"][0]
-    for text, words in (
-        (json.dumps(row), "it was changed: the canaries of a run cannot be"),
-        ("{}", "must hold coins"),
-    ):
+    edited = (json.dumps(row), "it was changed: the canaries of a run cannot be")
+    for text, words in (edited, ("{}", "must hold coins")):
         stopped.coins.write_text(text)
         refused(words, small.go, stopped.path, config())
     stopped.coins.unlink()
@@ -131,35 +122,15 @@ def test_a_crash_changes_neither_the_coins_nor_what_was_shown(tmp_path, whole):
     assert stopped.coins.read_bytes() == before
     np.testing.assert_array_equal(canaries.released(stopped)[: len(shown)], shown)
     assert canaries.released(stopped).shape == (12, M)
-    assert result.ledger.event == whole[0].ledger.event
-
-
-def test_coins_are_never_tossed_again(tmp_path):
-    directory = RunDirectory(tmp_path / "r")
+    assert result.ledger.event == tossed[0].ledger.event
+    # Coins are never tossed again.
+    directory = RunDirectory(tmp_path / "left")
     directory.create()
     canaries.placed(directory, canaries.tossed(M, Secret.from_seed(1)))
     before = directory.coins.read_bytes()
     canaries.placed(directory, canaries.tossed(M, Secret.from_seed(2)))
-    refused("what is left of an audit", small.go, tmp_path / "r", config())
+    refused("what is left of an audit", small.go, directory.path, config())
     assert directory.coins.read_bytes() == before
-
-
-class Planned(Exception):
-    """Raised where the first step would be taken."""
-
-
-def planned(folder, cfg, monkeypatch):
-    """The records that a run would train on, as a start or a resumed start has them."""
-    found = []
-
-    def taken(run, plan, progress):
-        found.append(np.asarray(jax.tree.leaves(plan.source.arrays)[0]))
-        raise Planned
-
-    monkeypatch.setattr(front, "trained", taken)
-    with pytest.raises(Planned):
-        small.go(folder, cfg)
-    return found[0]
 
 
 def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_path, monkeypatch):
@@ -173,7 +144,7 @@ def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_p
         left.append(str(names[1]))
 
     monkeypatch.setattr(os, "replace", kept)
-    whole = planned(tmp_path / "r", cfg, monkeypatch)
+    records = len(small.planned(tmp_path / "r", cfg))
     monkeypatch.setattr(os, "replace", replace)
     assert any("canaries.json" in name for name in left[1:])
     assert any("components.npy" in name for name in left)
@@ -183,15 +154,13 @@ def test_a_kill_at_any_write_before_the_first_step_leaves_one_set_of_coins(tmp_p
         charged = directory.ledger.exists() and Ledger(directory.ledger).entries
         assert directory.coins.exists() or not charged
         before = directory.components.read_bytes() if directory.components.exists() else None
-        assert len(planned(directory.path, cfg, monkeypatch)) == len(whole)
+        assert len(small.planned(directory.path, cfg)) == records
         np.testing.assert_array_equal(canaries.coins_of(directory, 20), coins)
         assert before in (None, directory.components.read_bytes())
         assert [e.event for e in Ledger(directory.ledger).entries] == [acc.Gaussian(8.0)]
 
 
 # Canaries that are records.
-
-
 def test_candidates_are_made_of_nothing_that_is_trained_on():
     rows = small.dataset()
     for kind in ("noise", "pixel"):
@@ -211,9 +180,7 @@ def test_candidates_are_made_of_nothing_that_is_trained_on():
         (x, _), (_, y) = assemble.test_split(config(kind), rows)
         assert len(x) == len(y) == left
         np.testing.assert_array_equal(x, rows.test_x[:left])
-
-
-def test_noise_has_no_coarse_waves_where_there_is_an_image_to_hide_in():
+    # Noise has no coarse waves where there is an image to hide in.
     noise = np.random.default_rng(0).standard_normal((5, 16, 12, 2)).astype(np.float32)
     found = canary_inputs._fine(noise)
     assert (found.shape, found.dtype) == (noise.shape, np.float32)
@@ -230,7 +197,7 @@ def test_candidates_are_whitened_by_what_was_released_of_the_others(tmp_path, mo
     seen, made = [], assemble.dp_whitening
     spied = lambda x, *args, **given: seen.append(x) or made(x, *args, **given)  # noqa: E731
     monkeypatch.setattr(assemble, "dp_whitening", spied)
-    first, again = (planned(folder.path, cfg, monkeypatch) for _ in range(2))
+    first, again = (small.planned(folder.path, cfg) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     real = features.by_name("scattering", rows.train_x)
     (given,) = seen
@@ -242,6 +209,7 @@ def test_candidates_are_whitened_by_what_was_released_of_the_others(tmp_path, mo
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@small.undrawn()
 def test_records_of_ones_own_are_audited_and_a_run_goes_on_with_the_same(tmp_path):
     rng = np.random.default_rng(3)
     x, cx = (rng.normal(size=(n, 20)).astype(np.float32) for n in (200, 30))
@@ -295,8 +263,8 @@ def test_a_right_run_is_audited_and_a_broken_one_caught(
     assert broken.broken
 
 
-def test_the_audit_reads_releases_and_the_coins_alone(whole, without, tmp_path, capsys):
-    directory = RunDirectory(shutil.copytree(whole[1].path, tmp_path / "r"))
+def test_the_audit_reads_releases_and_the_coins_alone(tossed, whole, finished, tmp_path, capsys):
+    directory = RunDirectory(shutil.copytree(tossed[1].path, tmp_path / "r2"))
     folder = directory.path
     for path in list(directory.secret.iterdir()):
         if path != directory.coins:
@@ -310,7 +278,8 @@ def test_the_audit_reads_releases_and_the_coins_alone(whole, without, tmp_path, 
     assert "Audited: this very run" in (folder / "report.md").read_text()
     assert (folder / "roc.png").stat().st_size > 10_000
     refused(r"no report\.json", audit_run, RunDirectory(tmp_path))
-    refused("must have audit canaries", audit_run, without[1])
+    (finished.path / "report.json").write_text(json.dumps(build(whole[0]).to_dict()))
+    refused("must have audit canaries", audit_run, finished)
 
     def says(words, *arguments):
         with pytest.raises(SystemExit) as end:

@@ -24,8 +24,9 @@ from jaxdp.runs.export import export_params
 from jaxdp.runs.run import Started
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.trainer import TrainState
+from tests.refusing import refused
 from tests.runs.own import MECHANISM, again
-from tests.runs.small import Stop, refused
+from tests.runs.small import Stop, undrawn
 
 
 def state(value, step, size=50_000):
@@ -165,19 +166,19 @@ def test_a_transient_error_costs_a_run_nothing(six, monkeypatch):
 UNREADABLE = OSError(errno.EIO, "Input/output error")
 
 
-@pytest.mark.parametrize("unreadable", [6, None])
 def test_a_checkpoint_that_stays_unreadable_is_set_aside_and_charged_anew(
-    six, monkeypatch, capfd, unreadable
+    six, tmp_path, monkeypatch, capfd
 ):
-    secret = six / "secret"
-    failing(monkeypatch, UNREADABLE, unreadable)
-    one = again(six, set_aside_unreadable=True)
-    one.fit(9)
-    left = 3 if unreadable else 0
-    assert one.directory.checked_ledger().steps == 6 + (9 - left)
-    assert (secret / "damaged-checkpoint-6").exists()
-    assert (secret / "damaged-checkpoint-3").exists() is (unreadable is None)
-    assert "step 6 cannot be read (" in capfd.readouterr().err
+    for unreadable, left in ((6, 3), (None, 0)):
+        folder = shutil.copytree(six, tmp_path / str(left))
+        with monkeypatch.context() as patched:
+            failing(patched, UNREADABLE, unreadable)
+            one = again(folder, set_aside_unreadable=True)
+            one.fit(9)
+        assert one.directory.checked_ledger().steps == 6 + (9 - left)
+        assert (folder / "secret/damaged-checkpoint-6").exists()
+        assert (folder / "secret/damaged-checkpoint-3").exists() is (unreadable is None)
+        assert "step 6 cannot be read (" in capfd.readouterr().err
 
 
 def test_what_is_set_aside_is_charged_anew_although_it_was_not_shown(tmp_path, monkeypatch):
@@ -209,10 +210,8 @@ def test_nothing_is_set_aside_where_the_ledger_lacks_what_was_shown(six, monkeyp
         given_up = again(six, set_aside_unreadable=True)
         refused("must hold the 6 steps that were shown", given_up.fit)
         assert not list((six / "secret").glob("damaged-checkpoint-*"))
-
-
-def test_a_checkpoint_is_not_given_up_where_its_steps_cannot_be_charged_again():
-    """Nor moved: with correlated noise that is amplified by sampling no bound would be proven."""
+    # Nor where its steps cannot be charged again: with correlated noise that is amplified by sampling
+    # no bound would be proven.
     amplified, in_order = (
         jaxdp.dp_mf(1.0, 1.0, 20, 200, rule, steps=4, strategy="banded", bands=2)
         for rule in ("cyclic_poisson", "fixed_order")
@@ -243,6 +242,7 @@ def test_export_moves_nothing_and_takes_no_older_checkpoint(finished, tmp_path, 
     says(r"must have the checkpoint of step 12.*the one of step 9", ValueError)
 
 
+@undrawn()
 def test_the_command_line_sets_aside_when_it_is_told_to(tmp_path, monkeypatch, capsys):
     options = ["--model", "logistic", "--batch-size", "100"]
     out = ["--out", str(tmp_path / "run")]
@@ -277,21 +277,17 @@ def test_what_is_written_lies_in_memory_of_its_own(tmp_path, monkeypatch):
 def test_saving_returns_before_it_is_durable(tmp_path, monkeypatch):
     going, seal = threading.Event(), Checkpoints._seal
     monkeypatch.setattr(Checkpoints, "_seal", lambda self: going.wait() and seal(self))
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
     with contextlib.closing(Checkpoints(tmp_path / "secret")) as checkpoints:
         checkpoints.save(state(1.0, 1), [])
         assert checkpoints.durable_step() is None
         going.set()
         checkpoints.wait()
         assert checkpoints.durable_step() == 1
-
-
-def test_a_write_that_fails_in_a_thread_is_said_by_wait(tmp_path, monkeypatch):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    with contextlib.closing(Checkpoints(tmp_path / "secret")) as checkpoints:
-        checkpoints.save(state(1.0, 1), [])
-        checkpoints.wait()
+        # A write that fails in the thread is said by ``wait``.
         monkeypatch.setattr(module, "seal", full)
         checkpoints.save(state(2.0, 2), [])
         with pytest.raises(StorageError, match=r"full disk.*that of step 1 is whole"):
@@ -310,18 +306,15 @@ def synced(monkeypatch, path):
     return events
 
 
-def test_a_checkpoint_that_was_waited_for_keeps_its_name_through_a_power_failure(
-    tmp_path, monkeypatch
-):
+def test_what_was_waited_for_keeps_its_name_through_a_power_failure(tmp_path, monkeypatch):
     folder = tmp_path / "secret"
-    events = synced(monkeypatch, folder / "1")
-    with contextlib.closing(Checkpoints(folder)) as checkpoints:
-        checkpoints.save(state(1.0, 1), [])
-        checkpoints.wait()
+    with monkeypatch.context() as patched:
+        events = synced(patched, folder / "1")
+        with contextlib.closing(Checkpoints(folder)) as checkpoints:
+            checkpoints.save(state(1.0, 1), [])
+            checkpoints.wait()
     assert (folder.stat().st_ino, True) in events  # the folder, after orbax's rename
-
-
-def test_the_secret_state_is_on_disk_before_its_name_and_its_name_after_it(tmp_path, monkeypatch):
+    # The secret state is on disk before its name, and its name after it.
     directory = runs.RunDirectory(tmp_path / "r")
     directory.create()
     events = synced(monkeypatch, directory.state_file)

@@ -72,25 +72,24 @@ def test_every_recipe_resolves_to_its_budget_and_says_what_it_was_tuned_on():
     assert origin.tuned.startswith("no;")
 
 
-def test_a_run_of_the_best_recipe_says_its_origin_first(tmp_path, capsys):
+@small.undrawn()
+def test_a_run_of_the_best_recipe_says_its_origin_first_and_what_is_not_given_follows(
+    tmp_path, capsys
+):
     out = tmp_path / "r"
     main(["train", "--recipe", "best", "--steps", "2", "--out", str(out)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("recipe: ")
     assert lines[1].startswith("tuned on this data set: ")
     assert "--recipe best" in (out / "report.md").read_text(encoding="utf-8")
-
-
-def test_recipes_for_features_bring_a_linear_model():
+    # Recipes for features bring a linear model.
     found = runs.recipe("mnist", features="scattering")
     assert (found.model, found.batch_size, found.learning_rate) == ("logistic", 8_192, 16.0)
     assert found.steps == -(-40 * 60_000 // 8_192)
     assert runs.recipe("digits", features="scattering").model == "logistic"
     assert runs.recipe("mnist", features="scattering", model="mlp", steps=5).steps == 5
     assert runs.recipe("mnist").model == "mnist-cnn"
-
-
-def test_two_of_three_give_the_third():
+    # Two of three give the third.
     both = recipe(noise_multiplier=1.23, epsilon=3.0)
     assert spent(both) <= 3.0
     step = acc.PoissonSampled(acc.Gaussian(1.23), 512 / 60_000)
@@ -244,9 +243,7 @@ def test_the_examples_that_judge_are_not_those_of_the_accuracy():
 
 
 # Correlated noise.
-
-
-def test_every_strategy_resolves_to_its_budget_and_reads_back_the_same():
+def test_every_strategy_resolves_to_its_budget_reads_back_the_same_and_is_that_of_dp_mf():
     for name, usual in strategies.SAMPLINGS.items():
         config = with_strategy(name)
         assert config.sampling == usual
@@ -256,9 +253,10 @@ def test_every_strategy_resolves_to_its_budget_and_reads_back_the_same():
         assert again == config
         assert repr(again.mechanism()) == repr(config.mechanism())
         assert (config.bands is None) == (name in ("square_root", "identity"))
-
-
-def test_the_mechanism_is_that_of_dp_mf():
+        command = described.command_of(config)
+        assert f"--strategy {name}" in command
+        assert (f"--bands {config.bands}" in command) == (config.bands is not None)
+    # The mechanism is that of dp_mf.
     sizes = {key: GIVEN[key] for key in ("batch_size", "dataset_size", "steps")}
     budget = {"epsilon": 3.0, "delta": 1e-5, "l2_clip_norm": 1.0, "workload": Workload(0.5)}
     for name in ("banded", "buffered"):
@@ -269,7 +267,7 @@ def test_the_mechanism_is_that_of_dp_mf():
         assert config.noise_multiplier == pytest.approx(made.noise_multiplier, abs=2e-4)
 
 
-def test_secure_noise_takes_the_strategy_with_binary_fractions():
+def test_secure_noise_takes_the_strategy_with_binary_fractions_for_what_moves_the_parameters():
     for name in correlated.ON_GRID:
         config, ordinary = (with_strategy(name, secure_noise=secure) for secure in (True, False))
         mechanism = config.mechanism()
@@ -279,9 +277,7 @@ def test_secure_noise_takes_the_strategy_with_binary_fractions():
         assert read_back(config).mechanism() == mechanism
         assert "--secure-noise" in described.command_of(config)
         assert 2.99 < spent(config) <= 3.0, name
-
-
-def test_only_what_moves_the_parameters_is_optimised_for():
+    # Only what moves the parameters is optimised for.
     assert strategies.workload(with_strategy(momentum=0.9)) == Workload(0.9)
     assert strategies.workload(with_strategy(algorithm="dp-adam-bc")) == Workload()
     assert strategies.workload(with_strategy(optimizer="adam")) == Workload()

@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from click.testing import CliRunner
 
 import jaxdp
 from jaxdp._durable import StorageError
 from jaxdp.accounting import Relation
-from jaxdp.cli import app
 from jaxdp.runs import RunDirectory, canaries
 from jaxdp.runs.run import MOVED, Started
+from tests.cli import calling
+from tests.refusing import refused
 from tests.runs.own import MECHANISM, PLAIN, SIZES, X, Y, again, loss_fn, run
-from tests.runs.small import Stop, crash_at, refused
+from tests.runs.small import Stop, crash_at, undrawn
 
 WHOLE = jaxdp.dp_sgd(2.0, 1.0, 200, 200, "full_batch")
 
@@ -38,20 +38,26 @@ def pages(folder):
 
 def called(*arguments):
     """What the command line says to it."""
-    done = CliRunner().invoke(app, [*map(str, arguments)])
+    done = calling.called(*arguments)
     return done.output + str(done.exception)
 
 
 def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
+    """And a step is durable and written down as shown before anybody looks at it."""
+    found = []
+
     def evaluate(params):
-        newest = max((tmp_path / "r/secret/checkpoints").iterdir(), key=lambda p: int(p.name))
-        durable.append(int(newest.name))  # what is evaluated is durable
+        directory = RunDirectory(tmp_path / "r")
+        newest, kept = max(directory.checkpoints.iterdir(), key=by_number), directory.load_state()
+        ledger = jaxdp.Ledger(directory.ledger)  # as it is on disk
+        shown = ledger.shown(kept.secret.restored().stream("run").hex())
+        found.append((int(newest.name), kept.shown, shown))
         return {"length": np.linalg.norm(params["w"])}
 
-    durable = []
+    by_number = lambda path: int(path.name)  # noqa: E731
     with pytest.raises(Stop):
         run(tmp_path / "r", progress=crash_at(8), evaluate=evaluate).fit()
-    assert durable == [3, 6]
+    assert found == [(3, 3, 3), (6, 6, 6)]
     shown = json.loads((tmp_path / "r/history.json").read_text())
     data, other = (X[:-1], Y[:-1]), jaxdp.dp_sgd(2.5, **SIZES)
     refused("source must hold the records that the run", run(tmp_path / "r", data).fit)
@@ -62,6 +68,7 @@ def test_a_run_from_python_goes_on_and_costs_what_was_asked_for(tmp_path):
     assert one.history[: len(shown)] == shown
     np.testing.assert_allclose(one.history[-1]["length"], np.linalg.norm(params["w"]), rtol=1e-6)
     assert one.epsilon().upper == MECHANISM.epsilon(12, 1e-3).upper <= 3.0
+    assert found[2:] == [(step, step, step) for step in (6, 9, 12)]
     finished = run(tmp_path / "r").fit()
     np.testing.assert_array_equal(finished["w"], params["w"])
 
@@ -91,7 +98,13 @@ def test_bad_options_are_refused_before_there_is_a_folder(tmp_path):
     ):
         refused(words, lambda o=options, s=steps: run(tmp_path / "r", **o).fit(s))
     refused("folder must name a folder", run, "")
-    assert not (tmp_path / "r").exists()
+    # Nor a search of records that read differently each time.
+    make = lambda given: (MECHANISM, optax.sgd(given["rate"]))  # noqa: E731
+    options = {"params": {"w": jnp.zeros((20, 3))}, "space": {"rate": [0.1, 0.2]}, "delta": 1e-3}
+    options |= {"score": lambda params: 0.0, "tries": jaxdp.accounting.Geometric(0.5)}
+    given = (tmp_path / "t", loss_fn, make, Augmenting())
+    refused("same record each time", jaxdp.tune, *given, **options)
+    assert not list(tmp_path.iterdir())
 
 
 # Numbers of a user, who may name them as the report names what it uses itself.
@@ -122,11 +135,11 @@ def test_a_run_leaves_a_report_to_sign(tmp_path):
     assert "the caller's own" in markdown
     assert str(tmp_path) not in page + markdown
     assert (tmp_path / "trial/accuracy_and_epsilon.png").stat().st_size > 1_000
-    for _ in range(2):  # the second reads what the first wrote
-        one.report()
-        assert report_of(tmp_path / "trial")["history"][-1].items() >= NUMBERS.items()
+    one.report()  # it reads what the first wrote
+    assert report_of(tmp_path / "trial")["history"][-1].items() >= NUMBERS.items()
 
 
+@undrawn()
 def test_a_report_can_be_left_out_and_made_later(tmp_path):
     run(tmp_path / "r").fit()
     assert not (tmp_path / "r/report.html").exists()
@@ -164,6 +177,7 @@ def test_words_of_a_caller_are_shown_as_they_are(tmp_path):
     assert "| Model | a \\| b \\| c \\| (in the caller's words) |" in markdown
 
 
+@undrawn()
 def test_a_run_is_audited_by_its_canaries(tmp_path):
     """The audit stays in the report, also one that contradicts the guarantee."""
     one = run(tmp_path / "r", canaries=40, report=True)
@@ -186,13 +200,12 @@ def test_a_run_is_audited_by_its_canaries(tmp_path):
     words = "model and data are in a program: call run.audit() there"
     assert words in called("audit", tmp_path / "r")
 
-
-def test_canaries_of_records_that_are_read_one_by_one_are_seen(tmp_path):
-    """With hardly any noise every coin is seen in what was released."""
+    # With hardly any noise every coin is seen in what was released, also of records that are read
+    # one by one.
     records = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
     quiet = jaxdp.dp_sgd(0.05, 1.0, 200, 200, "full_batch")
     still = lambda params, example: 0.0 * loss_fn(params, **example)  # noqa: E731
-    one = run(tmp_path / "r", records, quiet, still, canaries=40, delta=1e-3)
+    one = run(tmp_path / "q", records, quiet, still, canaries=40, delta=1e-3)
     one.fit(3)
     seen = canaries.released(one.directory).mean(axis=0)
     np.testing.assert_array_equal(seen > 0.5, canaries.coins_of(one.directory, 40))
@@ -219,15 +232,7 @@ def test_rows_of_canaries_are_shown_once_it_is_written_that_they_are(tmp_path, m
     assert again(tmp_path / "r").directory.checked_ledger().steps == 6
 
 
-def test_a_checkpoint_that_was_not_shown_is_not_exported(six):
-    """After a crash it may be found damaged, and its steps are done again within their charge."""
-    state = json.loads((six / "secret/run.json").read_text())
-    for shown, words in ((3, "parameters after 3 steps"), (0, "checkpoint that was shown")):
-        (six / "secret/run.json").write_text(json.dumps({**state, "shown": shown}))
-        assert words in called("export", six)
-
-
-def test_parameters_of_any_shape_are_exported(tmp_path):
+def test_parameters_of_any_shape_are_exported_and_only_those_that_were_shown(tmp_path):
     def loss(params, x, y):
         return jnp.square(jnp.vdot(params[0][0], x) - y) + 0.0 * params[1][0][0]
 
@@ -238,21 +243,27 @@ def test_parameters_of_any_shape_are_exported(tmp_path):
     assert "parameters after 3 steps" in said
     assert (tmp_path / "b.msgpack").stat().st_size > 240
     assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes()
+    # After a crash a checkpoint that was not shown may be found damaged, and its steps are done
+    # again within their charge.
+    one.fit(6)
+    state = one.directory.state_file
+    row = json.loads(state.read_text())
+    for shown, words in ((3, "parameters after 3 steps"), (0, "checkpoint that was shown")):
+        state.write_text(json.dumps({**row, "shown": shown}))
+        assert words in called("export", tmp_path / "r")
 
 
 # Files that are damaged, lost, or cannot be written.
-
-
 def test_a_damaged_or_lost_history_stops_no_run_and_other_files_are_named(six):
     directory, one = RunDirectory(six), again(six)
     history = directory.history
-    for step, text in enumerate(("[" * 100_000, "{", '[{"no": "step"}]', "[3]", "\xff"), 7):
+    for text in ("[" * 100_000, "{", '[{"no": "step"}]', "[3]", "\xff"):
         history.write_bytes(text.encode("latin-1"))
         assert directory.load_history() == []
-        one.fit(step)
+    one.fit(7)
     history.unlink()
-    one.fit(12)
-    assert [row["step"] for row in json.loads(history.read_text())] == [3, 6, 7, 8, 9, 10, 11, 12]
+    one.fit(9)
+    assert [row["step"] for row in json.loads(history.read_text())] == [3, 6, 7, 9]
     for path, words in (
         (six / "report.json", "must be a report that jaxdp wrote"),
         (directory.coins, "must hold coins"),
@@ -324,6 +335,7 @@ def test_no_write_after_a_run_and_no_first_one_of_a_resume_ends_in_a_bare_error(
     refused("nowhere/model cannot be written", one.export, nowhere, error=StorageError)
 
 
+@undrawn()
 def test_a_ledger_that_says_less_is_not_reported_from(six):
     one, ledger = again(six), six / "ledger.jsonl"
     one.report()
@@ -340,10 +352,8 @@ def test_a_ledger_that_says_less_is_not_reported_from(six):
         for use in (one.epsilon, one.unverified, one.report, one.audit):
             refused(words, use)
         refused("ledger", one.fit, 9)
-
-
-def test_a_report_tells_of_all_that_was_shown(six):
-    """Also of what another process trained since."""
+    # A report tells of all that was shown, also of what another process trained since.
+    ledger.write_text(whole)
     path = six / "history.json"
     whole = path.read_text()
     path.write_text(json.dumps(json.loads(whole)[:1]))
@@ -357,29 +367,24 @@ def test_a_report_tells_of_all_that_was_shown(six):
 
 
 # What a run's folder must not say less of than it released.
-
-
-@pytest.mark.parametrize("canaries", [0, 10])
-def test_a_loss_that_captures_the_records_is_refused_with_canaries_too(tmp_path, canaries):
+def test_a_loss_that_captures_the_records_is_refused_with_canaries_too(tmp_path):
     """Its shape, and with it the number of records, would have stood in the ledger."""
     table = jnp.asarray(X)
 
     def loss(params, x, y):
         return loss_fn(params, x, y) + 0.0 * jnp.sum(table @ params["w"][0])
 
-    with pytest.raises(ValueError, match=r"\[N, 3\] in the loss is several of the rec") as error:
-        run(tmp_path / "r", loss=loss, canaries=canaries).fit(3)
-    assert "200" not in str(error.value)
+    for count in (0, 10):
+        with pytest.raises(ValueError, match=r"\[N, 3\] in the loss is several of the re") as error:
+            run(tmp_path / str(count), loss=loss, canaries=count).fit(3)
+        assert "200" not in str(error.value)
 
 
-def test_an_evaluation_takes_the_place_of_nothing_in_a_row(tmp_path):
+def test_the_rows_of_a_run_have_one_delta_and_one_relation_and_their_own_numbers(tmp_path):
     for name in ("epsilon", "step", "sensitive"):
-        one = run(tmp_path / "r", evaluate=lambda params, name=name: {name: 0.01})
+        one = run(tmp_path / "p", evaluate=lambda params, name=name: {name: 0.01})
         refused(f"evaluate must name no number '{name}'", one.fit, 6)
-        assert not (tmp_path / "r/history.json").exists()
-
-
-def test_the_rows_of_a_run_have_one_delta_and_one_relation(tmp_path):
+        assert not (tmp_path / "p/history.json").exists()
     given = {"mechanism": WHOLE, "delta": 1e-3}
     one = run(tmp_path / "r", **given)
     one.fit(3)
@@ -390,6 +395,7 @@ def test_the_rows_of_a_run_have_one_delta_and_one_relation(tmp_path):
         assert (other.epsilon().upper < one.epsilon().upper) == (name == "delta")
 
 
+@undrawn()
 def test_a_run_and_its_report_tell_the_relation_of_the_budget(tmp_path):
     """Also where it goes on; a folder of another relation keeps its own."""
     weak, kept = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
@@ -408,22 +414,6 @@ def test_a_run_and_its_report_tell_the_relation_of_the_budget(tmp_path):
     assert later.epsilon().relation is weak
     other = run(tmp_path / "old", mechanism=strict, relation=strict.neighbours)
     refused("relation must stay that of the run", other.fit)
-
-
-def test_a_step_is_written_down_as_shown_before_anybody_looks_at_it(tmp_path):
-    found = []
-
-    def evaluate(params):
-        directory = RunDirectory(tmp_path / "r")
-        kept = directory.load_state()
-        ledger = jaxdp.Ledger(directory.ledger)  # as it is on disk
-        found.append((kept.shown, ledger.shown(kept.secret.restored().stream("run").hex())))
-        return {"a": 1.0}
-
-    run(tmp_path / "r", evaluate=evaluate).fit(6)
-    assert found == [(3, 3), (6, 6)]
-    run(tmp_path / "r", evaluate=evaluate).fit(9)
-    assert found == [(3, 3), (6, 6), (6, 6), (9, 9)]
 
 
 def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path):
@@ -447,15 +437,6 @@ def test_two_runs_of_one_seed_share_no_noise_whatever_tells_them_apart(tmp_path)
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.7
 
 
-def test_records_that_read_differently_each_time_are_refused_before_any_search(tmp_path):
-    make = lambda given: (MECHANISM, optax.sgd(given["rate"]))  # noqa: E731
-    options = {"params": {"w": jnp.zeros((20, 3))}, "space": {"rate": [0.1, 0.2]}, "delta": 1e-3}
-    options |= {"score": lambda params: 0.0, "tries": jaxdp.accounting.Geometric(0.5)}
-    given = (tmp_path / "t", loss_fn, make, Augmenting())
-    refused("same record each time", jaxdp.tune, *given, **options)
-    assert not (tmp_path / "t").exists()
-
-
 def test_a_folder_that_was_copied_or_moved_goes_on_and_says_so(tmp_path):
     """Two copies that go on cost more together than either says, and only the copy can know."""
     mechanism, records = jaxdp.dp_sgd(2.0, 1.0, 20, 60), (X[:60], Y[:60])
@@ -475,7 +456,9 @@ def test_a_folder_that_was_copied_or_moved_goes_on_and_says_so(tmp_path):
     assert first.epsilon().upper == pytest.approx(2.414, abs=5e-4)
     assert mechanism.epsilon(4 + 4 + 4, 1e-5).upper == pytest.approx(2.923, abs=5e-4)
     shutil.move(tmp_path / "first", tmp_path / "third")
-    assert continued("third", 12).unverified() == [MOVED]
+    moved = run(tmp_path / "third", records, mechanism, delta=1e-5)
+    moved.fit(8)
+    assert moved.unverified() == [MOVED]
 
 
 def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch):
@@ -483,11 +466,11 @@ def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "r")
     one = run("link")
-    one.fit(6)
+    one.fit(3)
     state = one.directory.load_state()
     one.directory.save_state(dataclasses.replace(state, place=None))  # of an older version
     one = run("r")
-    one.fit(9)
+    one.fit(3)
     assert one.unverified() == []
     # A copy that is put back at the old path. File systems use the number of a folder that was
     # removed again, for the next one.
@@ -501,5 +484,5 @@ def test_a_run_that_stays_where_it_is_says_nothing_of_that(tmp_path, monkeypatch
         return os.stat_result((found[0], number, *found[2:])) if self.name == "r" else found
 
     monkeypatch.setattr(Path, "stat", same)
-    one.fit(12)
+    one.fit(3)
     assert one.unverified() == [MOVED]

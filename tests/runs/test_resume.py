@@ -29,31 +29,33 @@ from jaxdp.runs.run import INTERRUPTED
 from jaxdp.seeds import Secret
 from jaxdp.tickets import Ticket
 from jaxdp.trainer import Trainer
+from tests.refusing import refused
 from tests.runs import small
-from tests.runs.small import Stop, crash_at, refused
+from tests.runs.small import Stop, crash_at
 
 STEP = acc.PoissonSampled(acc.Gaussian(1.0), 0.2)
 
 
-@pytest.mark.parametrize("crashes", [(0,), (1, 3, 5, 9, 12)])
-def test_a_crash_costs_nothing(tmp_path, whole, crashes):
-    shown, whole = [], whole[0]
-    for step in crashes:
+def test_a_crash_costs_nothing(tmp_path, whole):
+    whole = whole[0]
+    for crashes in ((0,), (1, 3, 5, 12)):
+        folder, shown = tmp_path / str(len(crashes)), []
+        for step in crashes:
 
-        def progress(now, row, step=step):
-            shown.extend([] if row is None else [row])
-            crash_at(step)(now, row)
+            def progress(now, row, step=step, shown=shown):
+                shown.extend([] if row is None else [row])
+                crash_at(step)(now, row)
 
-        with pytest.raises(Stop):
-            small.go(tmp_path / "r", small.config(), progress)
-    result = small.go(tmp_path / "r", small.config())
-    assert result.ledger.event == whole.ledger.event
-    assert result.ledger.steps == 12
-    assert [row["step"] for row in result.history] == [3, 6, 9, 12]
-    assert [row["epsilon"] for row in result.history] == [row["epsilon"] for row in whole.history]
-    assert [row for row in shown if row not in result.history] == []  # what was seen stays
-    said = set(result.ledger.unverified()) - set(whole.ledger.unverified())
-    assert said == ({INTERRUPTED} if any(crashes) else set())
+            with pytest.raises(Stop):
+                small.go(folder, small.config(), progress)
+        result = small.go(folder, small.config())
+        assert (result.ledger.event, result.ledger.steps) == (whole.ledger.event, 12)
+        told = [(row["step"], row["epsilon"]) for row in result.history]
+        assert told == [(row["step"], row["epsilon"]) for row in whole.history]
+        assert [step for step, _ in told] == [3, 6, 9, 12]
+        assert [row for row in shown if row not in result.history] == []  # what was seen stays
+        said = set(result.ledger.unverified()) - set(whole.ledger.unverified())
+        assert said == ({INTERRUPTED} if any(crashes) else set())
 
 
 def test_a_kill_at_one_of_the_first_writes_leaves_a_folder_that_starts(tmp_path, monkeypatch):
@@ -66,27 +68,18 @@ def test_a_kill_at_one_of_the_first_writes_leaves_a_folder_that_starts(tmp_path,
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", kept)
-    small.go(tmp_path / "r", small.config(steps=3))
+    small.planned(tmp_path / "r", small.config())
     monkeypatch.undo()
     assert len(left) == 4
     for folder in left:
-        assert small.go(folder, small.config(steps=3)).ledger.steps == 3, folder
+        assert len(small.planned(folder, small.config())) == 200, folder
+    assert small.go(left[1], small.config()).ledger.steps == 12
 
 
-def test_runs_of_one_seed_are_equal_and_of_other_numbers_are_not(tmp_path, whole):
-    again = small.go(tmp_path / "again", small.config())
-    assert small.outcome(again) == small.outcome(whole[0])
-    # With one seed: the noise, which is most of it, must not be shared.
-    given = {"momentum": 0.0, "noise_multiplier": 100.0, "steps": 1, "eval_every": 1}
-    begun = jax.tree.leaves(assemble.fresh_params(small.config(), Secret.from_seed(5)))[1]
-    moves = []
-    for rate in (1e-4, 2e-4):
-        result = small.go(tmp_path / str(rate), small.config(learning_rate=rate, **given))
-        moves.append(np.ravel(jax.tree.leaves(result.params)[1] - begun) / rate)
-    assert abs(np.corrcoef(*moves)[0, 1]) < 6 / np.sqrt(moves[0].size)
-
-
-def test_the_ledger_is_ahead_of_every_step_and_epsilon_is_the_accountants(tmp_path, monkeypatch):
+def test_the_ledger_is_ahead_of_every_step_and_runs_of_one_seed_are_equal(
+    tmp_path, monkeypatch, whole
+):
+    """And of other numbers they are not."""
     directory, seen, generator = RunDirectory(tmp_path / "r"), [], Ticket.generator
 
     def watched(self):
@@ -101,6 +94,16 @@ def test_the_ledger_is_ahead_of_every_step_and_epsilon_is_the_accountants(tmp_pa
     for row in result.history:
         expected = acc.epsilon(acc.Repeated(STEP, row["step"]), 1e-5).upper
         assert row["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert small.outcome(result) == small.outcome(whole[0])
+    # With one seed: the noise, which is most of it, must not be shared.
+    monkeypatch.undo()
+    given = {"momentum": 0.0, "noise_multiplier": 100.0, "steps": 1, "eval_every": 1}
+    begun = jax.tree.leaves(assemble.fresh_params(small.config(), Secret.from_seed(5)))[1]
+    moves = []
+    for rate in (1e-4, 2e-4):
+        result = small.go(tmp_path / str(rate), small.config(learning_rate=rate, **given))
+        moves.append(np.ravel(jax.tree.leaves(result.params)[1] - begun) / rate)
+    assert abs(np.corrcoef(*moves)[0, 1]) < 6 / np.sqrt(moves[0].size)
 
 
 def test_steps_that_are_done_again_have_other_draws_and_other_noise(tmp_path, monkeypatch):
@@ -136,8 +139,8 @@ def test_steps_behind_a_damaged_checkpoint_were_seen_and_are_charged_again(finis
         assert small.go(finished.path, small.config()).ledger.steps == 12 + 3 + 3
 
 
-def test_a_lost_shortened_or_forged_ledger_is_refused(finished):
-    reader = Ledger(finished.ledger)
+def test_a_ledger_or_a_state_that_is_lost_shortened_forged_or_old_is_refused(finished, monkeypatch):
+    reader, whole, cfg = Ledger(finished.ledger), finished.ledger.read_bytes(), small.config()
     assert reader.steps == 12
     refused("must be continued with the key", reader.charge, acc.Gaussian(1.0))
     lines = finished.ledger.read_text().splitlines(keepends=True)
@@ -156,9 +159,21 @@ def test_a_lost_shortened_or_forged_ledger_is_refused(finished):
         (forged, "a line was edited"),
     ):
         finished.ledger.write_text("".join(left))
-        refused(words, small.go, finished.path, small.config())
+        refused(words, small.go, finished.path, cfg)
     finished.ledger.unlink()
-    refused(shortened, small.go, finished.path, small.config())
+    refused(shortened, small.go, finished.path, cfg)
+    # What is left of a run of an older version, or of another start.
+    finished.ledger.write_bytes(whole)
+    state = finished.load_state()
+    finished.save_state(dataclasses.replace(state, starts=None))
+    refused("must hold a run of this version", small.go, finished.path, cfg)
+    finished.state_file.unlink()
+    left = "holds a ledger or checkpoints but not the secret state"
+    refused(left, small.go, finished.path, cfg)
+    finished.save_state(state)
+    monkeypatch.setattr(RunDirectory, "create", lambda self: None)  # looked before the other began
+    again = (RunDirectory(finished.path), small.dataset(), Secret.from_seed(6), small.ignore)
+    refused("a run began there", runs.start, cfg, *again)
 
 
 def test_another_run_is_refused_and_two_at_once(stopped):
@@ -176,21 +191,6 @@ def test_another_run_is_refused_and_two_at_once(stopped):
     refused("hold a run to resume", runs.resume, cfg, nowhere, rows, small.ignore)
 
 
-def test_what_is_left_of_a_run_of_an_older_version_or_of_another_start_is_refused(
-    finished, monkeypatch
-):
-    state, cfg = finished.load_state(), small.config()
-    finished.save_state(dataclasses.replace(state, starts=None))
-    refused("must hold a run of this version", small.go, finished.path, cfg)
-    finished.state_file.unlink()
-    left = "holds a ledger or checkpoints but not the secret state"
-    refused(left, small.go, finished.path, cfg)
-    finished.save_state(state)
-    monkeypatch.setattr(RunDirectory, "create", lambda self: None)  # looked before the other began
-    again = (RunDirectory(finished.path), small.dataset(), Secret.from_seed(6), small.ignore)
-    refused("a run began there", runs.start, cfg, *again)
-
-
 def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
     """Their second starts have one number, and their parameters are not the same."""
 
@@ -204,8 +204,6 @@ def test_copies_of_a_seeded_run_share_no_noise_once_they_part(tmp_path):
 
 
 # Runs that end when a judge of their own rows has enough.
-
-
 def begin(folder, enough, progress=small.ignore):
     """A run that ends when it has enough: (its folder, its configuration, its data)."""
     begun = RunDirectory(folder), small.config(steps=12, eval_every=2), small.dataset()
@@ -242,7 +240,7 @@ def test_a_row_is_durable_before_it_decides(tmp_path, monkeypatch):
     assert all(len(norms) == 1 for norms in told.values())  # one release of each step
 
 
-def test_a_later_start_that_forgets_to_ask_tells_no_less(tmp_path):
+def test_a_later_start_that_forgets_to_ask_or_began_before_tells_and_costs_no_less(tmp_path):
     directory, config, data = begin(tmp_path / "r", lambda row: row["step"] >= 4)
     with pytest.raises(Stop):
         runs.resume(config, directory, data, crash_at(10))
@@ -250,26 +248,22 @@ def test_a_later_start_that_forgets_to_ask_tells_no_less(tmp_path):
     assert [row["step"] for row in history][:3] == [2, 4, 6]
     whole = acc.epsilon(config.total(12), config.delta).upper
     assert {row["epsilon"] for row in history} == {whole}
-
-
-def test_an_older_copy_of_the_secrets_is_charged_for_all_once_more(tmp_path):
-    """Steps that were shown are other releases when they are done again, and so is their number."""
+    # An older copy of the secrets is charged for all once more: steps that were shown are other
+    # releases when they are done again, and so is their number.
     copied = tmp_path / "older"
 
     def keep(step, row):
         if row is not None and row["step"] == 2:
-            shutil.copytree(tmp_path / "r" / "secret", copied)
+            shutil.copytree(tmp_path / "q" / "secret", copied)
 
-    directory, config, data = begin(tmp_path / "r", lambda row: row["step"] >= 6, keep)
+    directory, config, data = begin(tmp_path / "q", lambda row: row["step"] >= 6, keep)
     shutil.rmtree(directory.secret)
     shutil.copytree(copied, directory.secret)
     result = runs.resume(config, directory, data, small.ignore, enough=lambda row: row["step"] >= 4)
     assert [row["step"] for row in result.history] == [2, 4]
     assert result.ledger.steps == 12 + 10
     assert result.history[-1]["epsilon"] == result.ledger.epsilon(config.delta).upper
-
-
-def test_what_releases_decide_about_is_not_given_back():
+    # What releases decide about is not given back.
     ledger = jaxdp.Ledger()
     issuer = Issuer(jaxdp.dp_sgd(1.0, 1.0, 20, 60), ledger, Secret.from_seed(1), "a")
     issuer.charge_until(10)
@@ -287,20 +281,20 @@ STEPS, EVERY = 40, 5
 
 @pytest.mark.parametrize("most", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path, most):
-    folder, rng, shown, kills, code = tmp_path / "run", random.Random(1), [], 0, 1
+    folder, rng, shown, kills, last = tmp_path / "run", random.Random(1), [], 0, 0
     program = [sys.executable, "-m", "tests.runs.small", str(folder), str(STEPS), str(EVERY)]
-    while code:
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-        # By lines, not by time: a slow machine is killed at the same moments.
-        last = None if kills >= most else rng.randint(1, 2)
-        for line in process.stdout:
-            shown.append(json.loads(line))
-            last = None if last is None else last - 1
-            if last == 0:
-                process.send_signal(signal.SIGKILL)
-        code = process.wait()
-        kills += code == -signal.SIGKILL
-        assert code in (0, -signal.SIGKILL)
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    for row in map(json.loads, process.stdout):
+        if isinstance(row, int):  # another life
+            # By lines, not by time: a slow machine is killed at the same moments.
+            life, last = row, rng.randint(1, 2)
+            continue
+        shown.append(row)
+        last -= 1
+        if last == 0 and kills < most:
+            os.kill(life, signal.SIGKILL)
+            kills += 1
+    assert process.wait() == 0
     assert kills >= min(most, 3)
     step = acc.PoissonSampled(acc.Gaussian(50.0), 0.2)
     ledger = Ledger(RunDirectory(folder).ledger)
@@ -321,8 +315,6 @@ def test_killed_at_random_moments(tmp_path, most):
 
 
 # What is secret is for its owner alone, whatever the umask; what is public is not narrowed.
-
-
 @contextlib.contextmanager
 def umask(mask):
     before = os.umask(mask)
@@ -341,27 +333,23 @@ def assert_private(secret):
         assert mode == (0o700 if path.is_dir() else 0o600), f"{path}: {mode:o}"
 
 
-MASKS = [(0o000, {"canaries": 20}), (0o022, {"sensitive": True})]
+def test_secret_files_are_private_whatever_the_umask(tmp_path):
+    for mask, changes in ((0o000, {"canaries": 20}), (0o022, {"sensitive": True})):
+        directory = RunDirectory(tmp_path / f"{mask:o}")
+        with umask(mask):
+            small.crash(directory.path, small.config(**changes), 8)
+            assert_private(directory.secret)  # also of a run that ended before its time
+            small.go(directory.path, small.config(**changes))
+        assert_private(directory.secret)
+        modes = {directory.ledger: 0o666 & ~mask, directory.path: 0o777 & ~mask}
+        modes |= {directory.sensitive: 0o600} if "sensitive" in changes else {}
+        assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
+        state, ledger = directory.load_state(), directory.ledger.read_text()
+        for secret in (state.secret.entropy, state.data, *state.starts):
+            assert secret not in ledger
 
 
-@pytest.mark.parametrize(("mask", "changes"), MASKS)
-def test_secret_files_are_private_whatever_the_umask(tmp_path, mask, changes):
-    directory = RunDirectory(tmp_path / "r")
-    with umask(mask):
-        small.crash(tmp_path / "r", small.config(**changes), 8)
-        assert_private(directory.secret)  # also of a run that ended before its time
-        small.go(tmp_path / "r", small.config(**changes))
-    assert_private(directory.secret)
-    modes = {directory.ledger: 0o666 & ~mask, directory.path: 0o777 & ~mask}
-    if "sensitive" in changes:
-        modes[directory.sensitive] = 0o600
-    assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
-    state, ledger = directory.load_state(), directory.ledger.read_text()
-    for secret in (state.secret.entropy, state.data, *state.starts):
-        assert secret not in ledger
-
-
-def test_resuming_closes_what_older_versions_left_open(stopped, tmp_path):
+def test_a_lock_closes_what_older_versions_left_open_or_is_refused(stopped, tmp_path, monkeypatch):
     outside = tmp_path / "mine.txt"
     outside.write_text("not of the run")
     (stopped.secret / "link").symlink_to(outside)
@@ -375,8 +363,7 @@ def test_resuming_closes_what_older_versions_left_open(stopped, tmp_path):
     assert_private(stopped.secret)
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
 
-
-def test_a_secret_folder_of_somebody_else_is_refused(stopped, monkeypatch):
+    # In a secret folder of somebody else.
     def refuse(path):
         raise PermissionError(1, "Operation not permitted", str(path))
 

@@ -20,7 +20,7 @@ from jaxdp.ledger import Ledger
 from jaxdp.runs import space as spaces
 from jaxdp.runs import tries as engine
 from jaxdp.runs.tuning import LogUniform, Uniform, tune
-from tests.runs.small import refused
+from tests.refusing import refused
 
 LAW = acc.Geometric(0.3)
 X = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
@@ -109,9 +109,7 @@ def one(tmp_path_factory):
 
 
 # What tells K.
-
-
-def test_nothing_outside_the_secret_folder_moves_while_tries_run(four):
+def test_nothing_outside_the_secret_folder_moves_while_tries_run_and_all_is_charged_first(four):
     chosen, score, folder = four
     assert score.calls == 4
     assert all(look == score.seen[0] for look in score.seen)
@@ -125,6 +123,11 @@ def test_nothing_outside_the_secret_folder_moves_while_tries_run(four):
     numbers = [(folder / name).stat().st_ino for name in RELEASED]
     assert all(found.numbers == numbers for found in score.inside)
     assert max(found.tries for found in score.inside) == 2
+    # The whole tuning is charged once and first.
+    for found in score.inside:
+        assert acc.epsilon(found.event, 1e-5).upper == pytest.approx(chosen.bound.upper, rel=1e-9)
+    assert chosen.bound.upper == acc.epsilon(acc.Tuned(ALONE, LAW), 1e-5).upper
+    assert chosen.bound.upper > acc.epsilon(ALONE, 1e-5).upper
 
 
 def test_folders_of_one_try_and_of_four_look_alike(one, four):
@@ -138,14 +141,6 @@ def test_folders_of_one_try_and_of_four_look_alike(one, four):
         looks.append((sizes, [sorted(json.loads(line)) for line in lines], inside, kept))
     assert looks[0] == looks[1]  # K is forgotten, even in the state
     assert looks[0][3]["left"] is None
-
-
-def test_the_whole_tuning_is_charged_once_and_first(four):
-    chosen, score, _ = four
-    for found in score.inside:
-        assert acc.epsilon(found.event, 1e-5).upper == pytest.approx(chosen.bound.upper, rel=1e-9)
-    assert chosen.bound.upper == acc.epsilon(acc.Tuned(ALONE, LAW), 1e-5).upper
-    assert chosen.bound.upper > acc.epsilon(ALONE, 1e-5).upper
 
 
 def test_no_log_record_and_no_write_to_a_descriptor_tells_of_a_try(tmp_path, monkeypatch, capfd):
@@ -237,8 +232,6 @@ def test_a_crash_between_release_and_cleaning_leaves_no_try(tmp_path, monkeypatc
 
 
 # Searches that are stopped.
-
-
 @pytest.mark.parametrize("end", ["interrupt", "full disk", "kill"])
 def test_a_search_that_is_stopped_keeps_its_number_and_its_tries(tmp_path, monkeypatch, end):
     draws(monkeypatch, 3)
@@ -294,8 +287,6 @@ def test_a_try_that_fails_is_the_worst_and_none_at_all_is_a_result(tmp_path, mon
 
 
 # What is refused.
-
-
 def test_bad_input_is_refused_before_anything_is_charged_and_there_is_no_cap(tmp_path):
     class Capped(acc.Geometric):
         """A law of one's own, which would stop after five."""
@@ -346,8 +337,6 @@ def test_a_candidate_that_turns_out_with_less_noise_is_not_trained(tmp_path, mon
 
 
 # What the ledger holds.
-
-
 def test_what_a_try_assumes_is_in_the_ledger_of_the_search(tmp_path, monkeypatch):
     draws(monkeypatch, 2)
     captured, folder, charged = jnp.asarray([1.0, 2.0]), tmp_path / "t", []
@@ -383,8 +372,6 @@ def test_a_noisy_score_on_private_records_is_part_of_the_event(tmp_path, monkeyp
 
 
 # The law of K, and those of the candidates.
-
-
 def test_the_number_of_tries_keeps_its_law_where_its_first_mass_underflows():
     """Summed from a mass that is 0 the number would be 1; from one with two digits, anything."""
     for eta in (615.0, 1000.0):
@@ -408,8 +395,6 @@ def test_candidates_are_drawn_from_their_laws():
     assert spaces.parsed("rate=0.1:10") == ("rate", LogUniform(0.1, 10.0))
     for text in ("rate", "rate=", "=1", "rate=3:1", "rate=0:1", "rate=1:2:3"):
         refused("--search must be NAME=LOW:HIGH", spaces.parsed, text)
-
-
-def test_values_of_a_law_are_numbers_or_words():
+    # Values of a law are numbers or words.
     assert spaces.parsed("optimizer=sgd,adam") == ("optimizer", ("sgd", "adam"))
     assert spaces.parsed("rate=1,0.5,word") == ("rate", (1, 0.5, "word"))

@@ -24,8 +24,8 @@ from tests.papers.block_coordinate.test_forms import NET, PATCHES, data
 from tests.papers.block_coordinate.test_forms import algorithm as released
 from tests.papers.block_coordinate.test_hidden import algorithm as hidden_blocks
 from tests.papers.block_coordinate.test_hidden import published
-from tests.refusing import all_refused
-from tests.runs.small import Stop, crash_at, dataset, ignore
+from tests.refusing import all_refused, refused
+from tests.runs.small import Stop, dataset, ignore, undrawn
 
 SMALL = {"batch_size": 40, "dataset_size": 200, "hidden": 4, "noise_multiplier": 1.0}
 
@@ -50,21 +50,34 @@ def go(folder, cfg, progress=ignore, seed=None, data=None):
     return run, run.result()
 
 
+REPLACED = acc.Relation.REPLACE_ONE
+
+
 def outside(folder):
     """Every file outside ``secret/``, with its content."""
     files = (p for p in folder.rglob("*") if p.is_file() and "secret" not in p.parts)
     return {p.name: p.read_bytes() for p in files}
 
 
+def kept(folder):
+    """A copy of the folder's secrets, as somebody may have made one; returns what puts it back."""
+    copy = shutil.copytree(folder / "secret", folder.parent / "old")
+
+    def put_back():
+        shutil.rmtree(folder / "secret")
+        shutil.copytree(copy, folder / "secret")
+
+    return put_back
+
+
 def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_path, monkeypatch):
-    used, step = [], training.ReleasedBlocks.step
+    used, seen, step, folder = [], [], training.ReleasedBlocks.step, tmp_path / "r"
 
     def watched(self, weights, data, draw):
         used.append((draw.step, draw.ticket.tag.tobytes(), draw.indices))
         return step(self, weights, data, draw)
 
     monkeypatch.setattr(training.ReleasedBlocks, "step", watched)
-    seen = []
 
     def crash(at, row):
         seen.append(row)
@@ -72,8 +85,9 @@ def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_pat
             raise Stop
 
     with pytest.raises(Stop):
-        go(tmp_path / "r", sweeps(), crash)
-    _, result = go(tmp_path / "r", sweeps(), crash)
+        go(folder, sweeps(), crash)
+    put_back = kept(folder)
+    _, result = go(folder, sweeps(), crash)
     event = sweeps().blocks().event()
     assert result.ledger.event == acc.Composed((acc.Repeated(event, 6),))
     assert [row["step"] for row in result.history] == [2, 4, 6]
@@ -85,96 +99,60 @@ def test_a_sweep_run_that_crashes_is_charged_once_and_takes_back_nothing(tmp_pat
     assert not np.array_equal(*again)  # nor on the same draw
     assert result.ledger.epsilon(1e-5).upper == pytest.approx(result.history[-1]["epsilon"])
     assert any("interrupted" in said for said in result.ledger.unverified())
-
-
-def caught(monkeypatch, at=None):
-    """(partition, key) of every training of a block; crashes before the one of that number."""
-    found, train = [], training.train_block
-
-    def watched(algorithm, block, weights, batches, key, sweep, watch):
-        if at is not None and len(found) == at:
-            found.append(None)
-            raise Stop
-        found.append(
-            (np.asarray(batches[0]).tobytes(), np.asarray(jax.random.key_data(key)).tobytes())
-        )
-        assert watch is None
-        return train(algorithm, block, weights, batches, key, sweep, watch)
-
-    monkeypatch.setattr(training, "train_block", watched)
-    return found
+    # An old copy of the secrets is charged anew: what is after the checkpoint that was put back.
+    put_back()
+    before = len(used)
+    _, result = go(folder, sweeps())
+    assert result.ledger.steps == 6 + len(used[before:]) > 6
 
 
 def test_a_hidden_run_that_crashes_stays_one_hidden_state(tmp_path, monkeypatch):
-    found, folder = caught(monkeypatch, at=2), tmp_path / "r"
-    with pytest.raises(Stop):
-        go(folder, hidden())
-    assert set(outside(folder)) == {"ledger.jsonl"}  # charged, and nothing else is to be seen
-    with pytest.raises(ValueError, match="must have a checkpoint that was shown"):
-        export_params(RunDirectory(folder), tmp_path / "early")
-    assert not (tmp_path / "early").exists()
-    _, result = go(folder, hidden())
-    trained = [each for each in found if each is not None]
-    assert len(trained) == 4  # two blocks, two sweeps: the two that were kept are not trained again
-    assert len({partition for partition, _ in trained}) == 1
-    assert len({key for _, key in trained}) == 4
-    event = hidden().blocks().event()
-    assert result.ledger.event == acc.Composed((acc.Repeated(event, 1),))
-    assert [row["step"] for row in result.history] == [1]
-    assert not (folder / "secret" / "blocks.json").exists()
+    """Attacks: look outside ``secret/`` before and after each block; put an old ``secret/`` back.
 
+    That was a second ending for one charge.
+    """
+    found, looks, shown, train = [], [], [], training.train_block
+    folder, event = tmp_path / "r", hidden().blocks().event()
 
-def test_nothing_of_a_hidden_run_is_outside_secret_while_it_trains(tmp_path, monkeypatch):
-    """An attack: look at everything outside ``secret/``, before and after each block."""
-    folder, looks, train = tmp_path / "r", [], training.train_block
-
-    def spying(*given):
+    def spying(algorithm, block, weights, batches, key, sweep, watch):
         looks.append(outside(folder))
-        new = train(*given)
+        if len(looks) == 5:
+            raise Stop  # before the third training
+        assert watch is None
+        words = np.asarray(jax.random.key_data(key))
+        found.append((np.asarray(batches[0]).tobytes(), words.tobytes()))
+        new = train(algorithm, block, weights, batches, key, sweep, watch)
         looks.append(outside(folder))
         return new
 
     monkeypatch.setattr(training, "train_block", spying)
-    shown = []
-    go(folder, hidden(), lambda step, row: shown.append((step, row)))
-    assert len(looks) == 8
-    assert all(look == looks[0] and set(look) == {"ledger.jsonl"} for look in looks)
-    rows = [row for _, row in shown if row is not None]
-    assert [row["step"] for row in rows] == [1]
-
-
-def test_an_old_copy_of_the_secrets_costs_a_whole_run_more(tmp_path, monkeypatch):
-    """An attack: finish, put the old secret/ back, and have a second ending for one charge."""
-    found, folder = caught(monkeypatch, at=3), tmp_path / "r"
     with pytest.raises(Stop):
         go(folder, hidden())
-    shutil.copytree(folder / "secret", tmp_path / "old")
-    _, first = go(folder, hidden())
-    shutil.rmtree(folder / "secret")
-    shutil.copytree(tmp_path / "old", folder / "secret")
+    assert set(outside(folder)) == {"ledger.jsonl"}  # charged, and nothing else is to be seen
+    early = tmp_path / "early"
+    refused("must have a checkpoint that was shown", export_params, RunDirectory(folder), early)
+    assert not early.exists()
+    put_back = kept(folder)
+    _, result = go(folder, hidden(), lambda step, row: shown.append(row))
+    assert len(looks) == 5 + 4
+    assert all(look == each[0] for each in (looks[:5], looks[5:]) for look in each)
+    assert set(looks[0]) == set(looks[5]) == {"ledger.jsonl"}
+    assert [row["step"] for row in shown if row is not None] == [1]
+    # Two blocks, two sweeps: the two that were kept are not trained again.
+    assert len(found) == len({key for _, key in found}) == 4
+    assert len({partition for partition, _ in found}) == 1
+    assert result.ledger.event == acc.Composed((acc.Repeated(event, 1),))
+    assert [row["step"] for row in result.history] == [1]
+    assert not (folder / "secret" / "blocks.json").exists()
+    # An old copy of the secrets costs a whole run more.
+    put_back()
     _, second = go(folder, hidden())
-    event = hidden().blocks().event()
     assert second.ledger.event == acc.Composed((acc.Repeated(event, 2),))
-    replaced = acc.Relation.REPLACE_ONE
-    assert second.ledger.epsilon(1e-5, replaced).upper > first.ledger.epsilon(1e-5, replaced).upper
-    again = [each for each in found if each is not None][4:]
-    assert len(again) == 4  # from the start, not from the block that was kept
-    assert len({partition for partition, _ in found[:2] + again}) == 2
-    keys = [each[1] for each in found if each is not None]
-    assert len(set(keys)) == len(keys)
-
-
-def test_an_old_copy_of_the_secrets_of_r1_is_charged_anew(tmp_path):
-    folder = tmp_path / "r"
-    with pytest.raises(Stop):
-        go(folder, sweeps(), crash_at(3))
-    shutil.copytree(folder / "secret", tmp_path / "old")
-    go(folder, sweeps())
-    shutil.rmtree(folder / "secret")
-    shutil.copytree(tmp_path / "old", folder / "secret")
-    _, result = go(folder, sweeps())
-    steps = result.ledger.steps
-    assert steps == 6 + 4  # the four after the checkpoint that was put back
+    ends = [end.ledger.epsilon(1e-5, REPLACED).upper for end in (result, second)]
+    assert ends[0] < ends[1]
+    assert len(found) == 4 + 4  # from the start, not from the block that was kept
+    assert len({partition for partition, _ in found}) == 2
+    assert len({key for _, key in found}) == 8
 
 
 def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(tmp_path):
@@ -193,23 +171,19 @@ def test_a_long_run_is_charged_without_counting_its_steps_and_a_seed_gives_one(t
             np.testing.assert_array_equal(a, b)
 
 
-def command(folder, *more, algorithm="sbcd-one-layer"):
-    main(["train", "--algorithm", algorithm, "--out", str(folder), *more])
-
-
+@undrawn()
 def test_the_command_line_trains_reports_resumes_and_exports(tmp_path, capsys):
     folder = tmp_path / "r"
-    numbers = ["--noise-multiplier", "5", "--set", "epochs=2", "--batch-size", "479"]
-    command(folder, *numbers, "--json")
+    options = "--algorithm sbcd-one-layer --noise-multiplier 5 --set epochs=2 --batch-size 479"
+    main(["train", *options.split(), "--json", "--out", str(folder)])
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert row["relation"] == "replace_one"
     assert row["sampling"] == "secret_partition"
     assert 0 < row["epsilon"] < row["claimed_epsilon"] or row["epsilon"] > 0
-    text = (folder / "report.md").read_text()
+    text, words = (folder / "report.md").read_text(), "secret partition that was drawn once"
     assert "every intermediate model" not in text
-    assert "one look at a state between" in text
-    assert "secret partition that was drawn once" in text
-    assert "DP-SBCD, Theorem 4.6" in text
+    for part in ("one look at a state between", words, "DP-SBCD, Theorem 4.6"):
+        assert part in text
     proven = json.loads((folder / "report.json").read_text())["guarantee"]["epsilon"]
     main(["train", "--resume", "--out", str(folder)])  # nothing is left to do, nor charged
     assert json.loads((folder / "report.json").read_text())["guarantee"]["epsilon"] == proven
@@ -219,23 +193,20 @@ def test_the_command_line_trains_reports_resumes_and_exports(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "sbcd-one-layer" in printed
     assert "kernel" in printed
-
-
-def test_the_audit_of_a_run_goes_into_its_report(tmp_path, capsys):
-    folder = tmp_path / "r"
-    command(
-        folder, "--noise-multiplier", "2", "--steps", "2", "--batch-size", "100", algorithm="sbcd"
-    )
-    main(["audit", str(folder), "--runs", "200", "--seed", "1", "--json"])
+    # The audit of a run goes into its report.
+    options = "--algorithm sbcd --noise-multiplier 2 --steps 2 --batch-size 100 --out"
+    main(["train", *options.split(), str(tmp_path / "q")])
+    main(["audit", str(tmp_path / "q"), "--runs", "200", "--seed", "1", "--json"])
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert row["audited"] <= row["proven"]
     assert not row["broken"]
-    assert json.loads((folder / "report.json").read_text())["audited"]["runs"] == 400
+    assert json.loads((tmp_path / "q/report.json").read_text())["audited"]["runs"] == 400
 
 
-@pytest.fixture
-def partitions(monkeypatch):
-    """What every secret partition began with."""
+def test_other_settings_and_longer_fits_of_a_hidden_run_have_partitions_of_their_own(
+    tmp_path, monkeypatch
+):
+    """An average over the partition is taken once: two events over one would be too little."""
     found, partition = [], training.secret_partition
 
     def watched(data, batch_size, rng):
@@ -243,39 +214,27 @@ def partitions(monkeypatch):
         found.append(np.asarray(batches[0])[0].tobytes())
         return batches
 
+    def begun(name, secret, epochs):
+        cfg = config("sbcd-one-layer", settings={"epochs": epochs})
+        return BlockRun(cfg, RunDirectory(tmp_path / name), dataset(), secret, ignore)
+
     monkeypatch.setattr(training, "secret_partition", watched)
-    return found
-
-
-def begun(folder, secret, **settings):
-    cfg = config("sbcd-one-layer", settings=settings)
-    return BlockRun(cfg, RunDirectory(folder), dataset(), secret, ignore)
-
-
-def test_two_runs_of_one_seed_and_other_settings_share_no_partition(tmp_path, partitions):
-    # An average over the partition is taken once: two events over one would be charged too little.
-    for epochs in (1, 2):
-        begun(tmp_path / str(epochs), Secret.from_seed(3), epochs=epochs).result()
-    assert len(set(partitions)) == 2
-
-
-def test_a_hidden_run_that_is_fitted_for_longer_is_charged_and_trained_for_each(
-    tmp_path, partitions
-):
-    run = begun(tmp_path / "run", Secret.new(), epochs=1)
+    for epochs in (1, 2):  # of one seed
+        begun(str(epochs), Secret.from_seed(3), epochs).result()
+    assert len(set(found)) == 2
+    found.clear()
+    run = begun("run", Secret.new(), 1)
     run.fit(2)
-    assert len(set(partitions)) == 2
+    assert len(set(found)) == 2
     moved = [row["update_norm"] for row in run.history]
     assert len(moved) == 2
     assert min(moved) > 0
-    said = acc.epsilon(run.algorithm.total(2), 1e-5, acc.Relation.REPLACE_ONE).upper
+    said = acc.epsilon(run.algorithm.total(2), 1e-5, REPLACED).upper
     assert said == pytest.approx(run.epsilon(1e-5).upper)
-    assert said > acc.epsilon(run.algorithm.total(1), 1e-5, acc.Relation.REPLACE_ONE).upper
+    assert said > acc.epsilon(run.algorithm.total(1), 1e-5, REPLACED).upper
 
 
-# What is refused, by the name that it was given, before anything is written -----------------------
-
-
+# What is refused, by the name that it was given, before anything is written
 def of(make, *args, **given):
     return lambda: make(*args, **given)
 
@@ -344,32 +303,25 @@ CONFIGURED = [
 ]
 
 
-def test_labels_that_are_no_classes_are_refused_before_anything_is_written(tmp_path):
-    config = configured("sbcd", "digits", SMALL)
+def test_labels_that_are_no_classes_and_what_one_layer_would_not_read_are_refused(tmp_path):
+    """Before anything is written."""
+    config, folder = configured("sbcd", "digits", SMALL), RunDirectory(tmp_path / "run")
     for label in (-17, 37, 5.5):
         rows = dataset()
         odd = np.concatenate([np.asarray(rows.train_y)[:-1], [label]])
         rows = dataclasses.replace(rows, train_y=odd.astype(np.asarray(label).dtype))
         with pytest.raises(ValueError, match="train_y must be") as error:
-            BlockRun(config, RunDirectory(tmp_path / "run"), rows, Secret.new(), ignore)
+            BlockRun(config, folder, rows, Secret.new(), ignore)
         assert str(label) not in str(error.value)
-        assert not (tmp_path / "run").exists()
-        with pytest.raises(ValueError, match="train_y must be"):
-            records(config, rows)
-
-
-def test_what_one_layer_would_not_read_is_refused(tmp_path):
-    folder = RunDirectory(tmp_path / "run")
+        refused("train_y must be", records, config, rows)
     for name, value in {"hidden": 64, "l2_clip_norm": 1e-3}.items():
         options = {"algorithm": "sbcd-one-layer", "dataset": "digits", **SMALL, name: value}
-        with pytest.raises(ValueError, match=f"{name} must not be given"):
-            train_blocks(
-                folder, None, options, {name: value}, None, Secret.new(), None, False, None
-            )
+        given = (options, {name: value}, None, Secret.new(), None, False, None)
+        refused(f"{name} must not be given", train_blocks, folder, None, *given)
     command = command_of(configured("sbcd-one-layer", "digits", SMALL))
     assert "--hidden" not in command
     assert "--l2-clip-norm" not in command
-    assert not (tmp_path / "run").exists()
+    assert not folder.path.exists()
 
 
 COMMANDS = [
@@ -403,10 +355,9 @@ def test_what_does_not_go_with_it_is_refused_in_words(tmp_path, capsys):
 
 def test_what_changed_is_refused_at_a_resumed_run(tmp_path, capsys):
     go(tmp_path / "r", sweeps())
-    with pytest.raises(ValueError, match="the training data changed"):
-        go(tmp_path / "r", sweeps(), data=dataset(1))
-    with pytest.raises(ValueError, match=r"changed: learning_rate \(8.0 then, 1.0 now\)"):
-        go(tmp_path / "r", sweeps(learning_rate=1.0))
+    refused("the training data changed", go, tmp_path / "r", sweeps(), data=dataset(1))
+    words = "changed: learning_rate (8.0 then, 1.0 now)"
+    refused(words, go, tmp_path / "r", sweeps(learning_rate=1.0))
     with pytest.raises(SystemExit):
         main(["train", "--resume", "--out", str(tmp_path / "r"), "--canaries", "3"])
     assert "canaries must not be given" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from jaxdp.papers.tables import (
     short,
     style,
     table3,
-)  # fmt: skip
+)
 
 
 def line(name, **changes):
@@ -75,11 +75,9 @@ def test_the_commands_are_the_targets_and_render_without_running(tmp_path, capsy
 def test_table_3_tells_the_first_evaluation_and_charges_the_papers_noise(tmp_path):
     curve = [[10, 0.5, 0.93], [20, 0.9, 0.951], [30, 1.2, 0.94], [40, 1.5, 0.961]]
     row = line("mnist-dp-sgd-tanh", curve=curve)
-    assert table3.crossing(row, 94) == (20, 0.9)
-    assert table3.crossing(row, 96) == (40, 1.5)
-    assert table3.crossing(row, 98) is None
-    assert table3.crossing(line("x"), 98) == (100, 2.5)  # no curve: its end
-    assert table3.crossing(line("x"), 99) is None
+    assert [table3.crossing(row, at) for at in (94, 96, 98)] == [(20, 0.9), (40, 1.5), None]
+    # Of no curve: its end.
+    assert [table3.crossing(line("x"), at) for at in (98, 99)] == [(100, 2.5), None]
     text = text_of("table3", results(tmp_path, row))
     assert "| 94 % | DP-SGD, tanh | 1.23 | `mnist-dp-sgd-tanh` | step 20 of 100 | 95.10 % |" in text
     assert "not reached" in text
@@ -95,13 +93,11 @@ def test_table_3_tells_the_first_evaluation_and_charges_the_papers_noise(tmp_pat
     other = {**kept, "name": "adadp-of-lot", "algorithm": "adadp-as-published"}
     (tmp_path / "printed_gaps.json").write_text(json.dumps([{**kept, "name": name}, other]))
     first, second, third = table3.page(results(tmp_path)).sections[-1].table.rows
-    at = [
-        claims.sa_dpsgd_theorem_1(2_048 / 60_000, 2.15, steps, 1e-5).value for steps in (100, 200)
-    ]
+    claimed = [claims.sa_dpsgd_theorem_1(2_048 / 60_000, 2.15, n, 1e-5).value for n in (100, 200)]
+    at = list(map(rows.shown_epsilon, claimed))
     assert first == ["Fashion-MNIST", "DP-SGD, tanh", "2.15", "82 %", "1.73", first[-1]]
-    assert first[-1] == f"{rows.shown_epsilon(at[0])} at step 100 of 300"
-    assert second[-1] == f"{rows.shown_epsilon(at[1])} at step 200 of 300"
-    assert third[-1] == "not reached"
+    assert first[-1] == f"{at[0]} at step 100 of 300"
+    assert (second[-1], third[-1]) == (f"{at[1]} at step 200 of 300", "not reached")
     # A short row stands in for a long one without a curve.
     long, brief = line("mnist-auto-s"), line("mnist-auto-s-short", curve=[[1, 0.1, 0.99]])
     assert table3.with_curve(results(tmp_path, long, brief), "mnist-auto-s") == [brief]
@@ -110,15 +106,12 @@ def test_table_3_tells_the_first_evaluation_and_charges_the_papers_noise(tmp_pat
     assert "step 100 of 100 or before; curve not kept" in text_of("table3", alone)
 
 
-def test_what_is_left_is_every_row_without_its_runs(tmp_path):
+def test_what_is_left_is_every_row_without_its_runs_and_what_a_row_until_accepted_took(tmp_path):
     groups = left.grouped()
     assert sorted(row.name for of in groups.values() for row in of) == sorted(ROWS)
     names = ("mnist-auto-s-short", "mnist-auto-s", "mnist-mlp-adadp-noise-4")
-    found = results(
-        tmp_path,
-        *(line("mnist-auto-s-short", run=n, seconds=3_600) for n in (1, 2)),
-        *(line(name) for name in names[1:]),
-    )
+    runs = [line("mnist-auto-s-short", run=n, seconds=3_600) for n in (1, 2)]
+    found = results(tmp_path, *runs, *map(line, names[1:]))
     assert [left.missing(found, name) for name in names] == [1, 0, 0]
     assert left.missing(found, "mnist-piadam-repeated-epsilon-3") == 3
     missing = [name for name in order.ordered() if len(found.runs(name)) < left.wanted(name)]
@@ -131,18 +124,15 @@ def test_what_is_left_is_every_row_without_its_runs(tmp_path):
     assert told["all"][5] == "2.0"  # hours
     none = text_of("left", results(tmp_path))
     assert f"| all | {len(ROWS)} | 0 | 0 | {len(ROWS)} |" in none
-
-
-def test_a_row_until_accepted_shows_claimed_taken_and_proven(tmp_path):
+    # A row until accepted shows claimed, taken and proven.
     name = "fashion_mnist-sa-dpsgd-as-published-until-accepted"
     curve = [[2_000, 9.3937, 0.8], [3_500, 9.3937, 0.87654]]
     step = acc.PoissonSampled(acc.Gaussian(2.15), 2_048 / 60_000)
     taken = acc.epsilon(acc.Repeated(step, 3_500), 1e-5).upper
     made = line(name, accepted=1_160, steps=3_500, steps_timed=3_500, curve=curve)
     made |= {"proven_epsilon": 9.3937, "test_accuracy": 0.87654}
-    (shown,) = [
-        x for x in text_of("accepted", results(tmp_path, made)).splitlines() if f"`{name}`" in x
-    ]
+    text = text_of("accepted", results(tmp_path, made))
+    (shown,) = [x for x in text.splitlines() if f"`{name}`" in x]
     assert "| 87.41 % |" in shown
     assert 4.4 < taken <= 4.401
     assert "| 87.65 % | 1,160 / 3,500 | 3.004 | 4.401 | 9.394 |" in shown
@@ -218,11 +208,8 @@ OF_ADADP = {
 
 
 def test_printed_figures_stand_beside_ours(tmp_path):
-    found = results(
-        tmp_path,
-        line("mnist-auto-s", test_accuracy=0.97921),
-        *(line("mnist-dp-sgd-tanh", test_accuracy=x, run=n) for n, x in ((1, 0.98), (2, 0.982))),
-    )
+    two = [line("mnist-dp-sgd-tanh", test_accuracy=x, run=n) for n, x in ((1, 0.98), (2, 0.982))]
+    found = results(tmp_path, line("mnist-auto-s", test_accuracy=0.97921), *two)
     text = text_of("printed", found)  # one run is its figure, and several are mean and spread
     assert "| 98.12 % | 97.92 % `mnist-auto-s` | a few tenths" in text
     assert "98.10 ± 0.14 % `mnist-dp-sgd-tanh`" in text
@@ -243,23 +230,21 @@ def test_printed_figures_stand_beside_ours(tmp_path):
     assert told == "90.00 %, not run, {}"
 
 
-@pytest.mark.parametrize(("label", "rows"), [("short", 1), ("a label that takes much room", 2)])
-def test_a_legend_has_as_many_columns_as_the_figure_is_wide(label, rows):
-    figure, axes = plt.subplots(figsize=(10, 4), layout="constrained")
-    for number in range(4):
-        axes.plot([0, 1], [number, 1], label=f"{number} {label}")
-    style.legend(figure, (axes,), 4)
-    (legend,) = figure.legends
-    figure.canvas.draw()
-    box = legend.get_window_extent()
-    assert box.x0 >= 0
-    assert box.x1 <= figure.bbox.width
-    assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == rows
-    plt.close(figure)
+def test_a_legend_has_as_many_columns_as_the_figure_is_wide():
+    for label, lines in (("short", 1), ("a label that takes much room", 2)):
+        figure, axes = plt.subplots(figsize=(10, 4), layout="constrained")
+        for number in range(4):
+            axes.plot([0, 1], [number, 1], label=f"{number} {label}")
+        style.legend(figure, (axes,), 4)
+        (legend,) = figure.legends
+        figure.canvas.draw()
+        box = legend.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+        assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == lines
+        plt.close(figure)
 
 
-# The plot of the README: repeated runs alone, at the proven epsilon, at public rates ------------
-
+# The plot of the README: repeated runs alone, at the proven epsilon, at public rates
 METHOD = "dp-sgd-tanh"
 
 
@@ -269,12 +254,11 @@ def runs(epsilon, *accuracies, **changes):
     return [line(name, test_accuracy=accuracy, run=i, **changes) for i, accuracy in numbered]
 
 
-def test_pages_of_repeated_runs_tell_how_many_they_are_and_whose_rate(tmp_path):
-    found = results(
-        tmp_path,
-        *runs(1.0, 0.91, 0.93),
-        *runs(3.0, 0.94, 0.95, 0.99, proven_epsilon=2.75),
-    )
+def test_repeated_runs_are_told_with_their_number_and_rate_and_drawn_at_their_proven_epsilon(
+    tmp_path, monkeypatch
+):
+    three = runs(3.0, 0.94, 0.95, 0.99, proven_epsilon=2.75)
+    found = results(tmp_path, *runs(1.0, 0.91, 0.93), *three)
     assert pareto.drawn(found) == {METHOD: [(2.75, pytest.approx([94.0, 95.0, 99.0]))]}
     text = tables.to_markdown(pareto.page(found))
     assert "| DP-SGD, tanh | 1 | 2 | 92.00 % | 1.41 | 91.00 % | 93.00 % |" in text
@@ -289,9 +273,7 @@ def test_pages_of_repeated_runs_tell_how_many_they_are_and_whose_rate(tmp_path):
     found = results(tmp_path, *[line(name, run=i) for i in (1, 2, 3)])
     assert "(SA-DPSGD: DP-SGD's rate)" in pareto.caption(found)
     assert "DP-SGD's" not in pareto.caption(results(tmp_path, *runs(1.0, *3 * [0.9])))
-
-
-def test_the_mean_stands_within_the_runs_at_the_proven_epsilon_and_its_delta(tmp_path, monkeypatch):
+    # The mean stands within the runs, at the proven epsilon.
     found = results(tmp_path, *runs(1.0, 0.9, 0.9, 0.96, 0.96, proven_epsilon=0.875))
     (axes,) = pareto.figure(found).axes
     mean, dots = axes.lines
@@ -309,13 +291,10 @@ def test_the_mean_stands_within_the_runs_at_the_proven_epsilon_and_its_delta(tmp
     assert accuracy_page.papers("mnist") == [(3.0, 90.0)]
 
 
-# The groups of the census ------------------------------------------------------------------------
-
-
+# The groups of the census
 def group(errors, size=100):
-    return [
-        {"group": "g", "size": size, "errors": e, "unemployed": 40, "missed": 0} for e in errors
-    ]
+    row = {"group": "g", "size": size, "unemployed": 40, "missed": 0}
+    return [{**row, "errors": each} for each in errors]
 
 
 def test_shifts_are_welchs_intervals_wilsons_and_bins_weighed_by_their_size():
@@ -328,23 +307,17 @@ def test_shifts_are_welchs_intervals_wilsons_and_bins_weighed_by_their_size():
     # Runs that agree shift nothing and warn of nothing.
     assert pums_groups.shift(group([30, 30]), group([30, 30])) == (0.0, 0.0, 0.0)
     # The interval is wider for fewer people.
-    few, many = (
-        pums_groups.interval(group([5] * 3, 10)),
-        pums_groups.interval(group([500] * 3, 1_000)),
-    )
+    sizes = ((5, 10), (500, 1_000))
+    few, many = (pums_groups.interval(group([errors] * 3, of)) for errors, of in sizes)
     # Wilson's interval of 5 in 10, worked out by hand: (5 + z²/2 ± z √(2.5 + z²/4)) / (10 + z²).
     z = 1.959964
     half = z * np.sqrt(2.5 + z**2 / 4) / (10 + z**2)
     assert few == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
     assert many[1] - many[0] < 0.1
     # The mean calibration curve weighs bins by their size.
-    lines = [
-        {
-            "reliability": [
-                {"size": 30, "predicted": 0.12, "found": 0.1},
-                {"size": 5, "predicted": 0.9, "found": 0.0},
-            ]
-        },
-        {"reliability": [{"size": 90, "predicted": 0.16, "found": 0.5}]},
-    ]
+    one, far, other = (
+        {"size": size, "predicted": predicted, "found": found}
+        for size, predicted, found in ((30, 0.12, 0.1), (5, 0.9, 0.0), (90, 0.16, 0.5))
+    )
+    lines = [{"reliability": [one, far]}, {"reliability": [other]}]
     assert pums_plot.reliability_mean(lines) == [(pytest.approx(0.15), pytest.approx(0.4))]
