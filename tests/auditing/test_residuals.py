@@ -14,7 +14,7 @@ from benchmarks.auditing_residuals import null_verdicts
 from benchmarks.planted import APART, BUGS, CORRECT, NOISE, many_verdicts
 from benchmarks.planted_subtle import SUBTLE
 from jaxdp import optimizers as opt
-from jaxdp.auditing import audit_noise, audit_residuals, normality
+from jaxdp.auditing import audit_noise, audit_residuals, residuals
 from jaxdp.auditing.audit import audit_algorithm
 from jaxdp.clipping.rules import Clip
 from jaxdp.schedules import NoiseSchedule
@@ -216,7 +216,7 @@ def test_collisions_have_a_valid_p_value():
             law = law * taken + np.r_[0.0, (law * (1 - taken))[:-1]]
         for occupied in range(1, min(draws, cells) + 1):
             shown = np.r_[np.arange(occupied), np.zeros(draws - occupied, int)]
-            assert normality.collisions(shown, cells) >= law[: occupied + 1].sum() - 1e-12
+            assert residuals.collisions(shown, cells) >= law[: occupied + 1].sum() - 1e-12
 
 
 LEAF = np.zeros((4, 3, 2), np.float32)
