@@ -1,7 +1,6 @@
 """The auditor's own computation of every un-noised sum, to be compared with the real loop's."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ def audit_noise(
     *,
     runs: int = RUNS,
     confidence: float = 0.95,
-    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+    energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
     chunk: int = 1_000,
 ) -> ResidualVerdict:
@@ -69,7 +68,7 @@ def trusted_steps(
     steps: int,
     count: int,
     *,
-    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+    energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
     chunk: int = 1_000,
 ) -> dict[str, PyTree]:

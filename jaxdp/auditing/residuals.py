@@ -395,7 +395,7 @@ def largest_std(energy: ArrayLike, freedom: float, tests: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class SharedNoise:
-    """How the noise of coordinates depends on that of others.
+    """Coordinates whose noise depends on that of others.
 
     Attributes:
         p_value: of "all are independent".

@@ -155,7 +155,7 @@ def _binomial(count: int, rate: float) -> np.ndarray:
 
 
 def _other(
-    words: str, chance: float, mechanism: Mechanism, function: Callable[..., object], certain: bool
+    words: str, chance: float, mechanism: Mechanism, function: Callable[..., PyTree], certain: bool
 ) -> Finding:
     name = type(mechanism.sampling).__name__
     return Finding(

@@ -9,10 +9,11 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from jax._src import source_info_util  # its public face has no frames
 from jax.extend.core import JaxprEqn
+
+from jaxdp.types import PyTree
 
 _LIBRARIES = (
     str(Path(__file__).parent.parent),
@@ -128,7 +129,7 @@ def line_of_operation(eqn: JaxprEqn) -> str:
     return ""
 
 
-def line_in(function: Callable[..., Any], pattern: str = "") -> str:
+def line_in(function: Callable[..., PyTree], pattern: str = "") -> str:
     """The first line in a function, or in what it calls in its module, that matches a pattern.
 
     Without a match: the line where the function begins. Text alone is looked at, so it is a hint.
@@ -146,7 +147,7 @@ def line_in(function: Callable[..., Any], pattern: str = "") -> str:
     return begins
 
 
-def codes(function: Callable[..., Any]) -> Iterator[types.CodeType]:
+def codes(function: Callable[..., PyTree]) -> Iterator[types.CodeType]:
     """The user's code of a function, of what it closes over, of what it names in its module."""
     seen: set[types.CodeType] = set()
     waiting = [function]

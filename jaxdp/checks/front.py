@@ -28,12 +28,12 @@ def check(
     mechanism: Mechanism | Algorithm,
     *,
     gradients: Callable[[PyTree, PyTree], PyTree] | None = None,
-    build: Callable[[PyTree], Any] | None = None,
+    build: Callable[[PyTree], pipeline.Built] | None = None,
     preprocess: Callable[[PyTree], PyTree] | None = None,
     raw: PyTree | None = None,
     public: Mapping[str, Callable[[PyTree], PyTree]] | None = None,
     loader: Callable[[int], Iterable[PyTree]] | None = None,
-    collate: Callable[[list[Any]], PyTree] | None = None,
+    collate: Callable[[list[PyTree]], PyTree] | None = None,
     **clipping: Any,
 ) -> Checked:
     """Runs a loss and its pipeline on neighbouring data, and tells what breaks the guarantee.
@@ -128,7 +128,7 @@ def check(
     data = near.records_of(source, pipeline.RECORDS) if raw is None else raw
     data = near.take(data, np.arange(min(near.count(data), pipeline.RECORDS)))
 
-    def differ(one: Any, two: Any) -> str:
+    def differ(one: pipeline.Built, two: pipeline.Built) -> str:
         """Words on how two results of ``build`` differ: parameters, or the program; "" if not."""
         made = [each if isinstance(each, tuple) else (each, params) for each in (one, two)]
         if not near.same(made[0][1], made[1][1]):

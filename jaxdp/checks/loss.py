@@ -26,7 +26,7 @@ def of_loss(
     params: PyTree,
     source: Source,
     mechanism: Mechanism | Algorithm,
-    clipping: Mapping[str, Any],
+    clipping: Mapping[str, PyTree],
 ) -> tuple[list[Finding], list[str]]:
     """(findings on a loss, what it captured and is taken to be public).
 

@@ -10,12 +10,11 @@ from scipy import special
 
 from jaxdp.auditing.residuals import SURE, shared, tails
 from jaxdp.checks.findings import Finding, line_in
-from jaxdp.checks.runs import Loop, Runs
+from jaxdp.checks.runs import GRAIN, Loop, Runs
 
 SEEDED = r"PRNGKey|random\.key\(|fold_in|default_rng|RandomState|\.split\(|seed"
 ADDED = r"normal\(|randn|laplace\(|gauss|uniform\("
 _REUSED = 0.02  # of the energy that two independent noises differ by: 2
-_GRAIN = 8.0  # units in the last place that may be rounding
 _EMPTY = 4  # releases that nobody was drawn for, of one step
 
 
@@ -135,8 +134,8 @@ def of_empty(runs: Runs) -> Finding | None:
         empty, later = rows[first > step, step], apart[first <= step, step]
         if len(empty) < _EMPTY or not len(later):
             continue
-        slip = _GRAIN * runs.precision * np.max(np.abs(rows[:, step]), 0)
-        bare = (np.ptp(empty, 0) <= slip) & (np.max(np.abs(later), 0) > _GRAIN * slip)
+        slip = GRAIN * runs.precision * np.max(np.abs(rows[:, step]), 0)
+        bare = (np.ptp(empty, 0) <= slip) & (np.max(np.abs(later), 0) > GRAIN * slip)
         bare &= noise.noised | ~noise.moves  # the others were found in the first release
         if bare.any():
             return Finding(

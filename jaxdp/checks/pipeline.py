@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +12,8 @@ from jaxdp.sources import Source
 from jaxdp.sources.arrays import DeviceArrays, HostArrays
 from jaxdp.types import PyTree
 
+# What a function makes of records: a loss, or (loss, parameters).
+Built = Callable[..., jax.Array] | tuple[Callable[..., jax.Array], PyTree]
 RECORDS = 256
 _FITTED = (
     r"\.(fit|mean|std|var|median|quantile|percentile|max|min|unique|svd|cov|norm|sum)\w*\("
@@ -87,7 +88,7 @@ def public_value(name: str, function: Callable[[PyTree], PyTree], data: PyTree) 
 
 
 def builds(
-    build: Callable[[PyTree], Any], data: PyTree, differ: Callable[[Any, Any], str]
+    build: Callable[[PyTree], Built], data: PyTree, differ: Callable[[Built, Built], str]
 ) -> Finding | None:
     """Makes the loss from neighbouring data: its program may not differ.
 
@@ -147,7 +148,7 @@ def reading(source: Source, records: int, kind: type) -> Finding | None:
     return None
 
 
-def collating(collate: Callable[[list[Any]], PyTree], records: list[Any]) -> Finding | None:
+def collating(collate: Callable[[list[PyTree]], PyTree], records: list[PyTree]) -> Finding | None:
     """Puts one record into batches with others: its row, and all shapes, must stay the same."""
     order = sorted(range(len(records)), key=lambda i: near.measure(records[i])[1])
     shortest, middle, longest = (records[order[i]] for i in (0, len(order) // 2, -1))

@@ -20,7 +20,7 @@ _WHOLE = 40  # runs of other seeds, from their beginning to their end
 _BAD = 48  # runs with a record that is not finite
 _SOME = 8  # runs that show whether two worlds differ
 _COORDINATES = 2**15  # of which the noise is looked at one by one
-_GRAIN = 8.0  # units in the last place that may be rounding
+GRAIN = 8.0  # units in the last place that may be rounding
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,30 +225,24 @@ def all_runs(
 
     # The leaves of a release, and their precision: a float64 release may hold sums of float32.
     (release,) = itertools.islice(loop(data, 0), 1)
-    leaves, precision, looked, start = [], [], [], 0
-    described = jax.tree_util.tree_flatten_with_path(release)[0]
-    whole = base[0].shape[1] <= _COORDINATES
-    rng, quota = np.random.default_rng(0), max(64, _COORDINATES // max(1, len(described)))
-    for path, leaf in described:
+    leaves, precision, size = [], [], 0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(release)[0]:
         value = np.asarray(leaf)
         narrow = jax.numpy.issubdtype(value.dtype, np.floating) and value.dtype.itemsize < 4
         eps = float(jax.numpy.finfo(value.dtype if narrow else np.float32).eps)
-        every = np.arange(start, start + value.size)
-        leaves.append((jax.tree_util.keystr(path), slice(start, start + value.size)))
+        leaves.append((jax.tree_util.keystr(path), slice(size, size + value.size)))
         precision.append(np.full(value.size, eps))
-        # Of a large leaf half are its first, neighbours along its axes, the rest random.
-        if not whole and len(every) > quota:
-            rest = rng.choice(every[quota // 2 :], quota - quota // 2, replace=False)
-            every = np.concatenate([every[: quota // 2], np.sort(rest)])
-        looked.append(every)
-        start += value.size
-    at, fine = np.concatenate(looked), np.concatenate(precision)
+        size += value.size
+    fine, at = np.concatenate(precision), np.arange(size)
+    if size > _COORDINATES:  # the first of every leaf, which are neighbours, and random others
+        some = np.random.default_rng(0).choice(size, _COORDINATES, replace=False)
+        at = np.unique(np.concatenate([some, *(at[part][:64] for _, part in leaves)]))
 
-    def starts(given: PyTree, most: int) -> np.ndarray:
-        """[most, d], first releases."""
+    def starts(given: PyTree, most: int, at: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """[most, m], first releases at these coordinates."""
         seen = other_seeds(seeds, most)
         with np.errstate(all="ignore"):  # copies have no spread, which some divide by
-            return np.stack([releases_of(loop, given, seed, of, 1)[0] for seed in seen])
+            return np.stack([releases_of(loop, given, seed, of, 1)[0][at] for seed in seen])
 
     def lives(given: PyTree) -> list[np.ndarray]:
         """[T, d] for each of other seeds."""
@@ -268,7 +262,7 @@ def all_runs(
         one, copies = data, False
         two = near.scaled(near.take(data, np.roll(np.arange(count), -1)), -2)
     known = 1 if copies else count  # the draw of n records has n directions
-    pair = starts(one, first)[:, at], starts(two, first)[:, at]
+    pair = starts(one, first, at), starts(two, first, at)
     noise = _measured(*pair, known, leaves, fine, at)
     if not noise.additive:
         untested.append(
@@ -279,17 +273,15 @@ def all_runs(
     # A few records: never fewer than were drawn at once, or a loop that wants more would not end.
     few, alone, why = None, False, "how many records are drawn cannot be told from the releases"
     if len(noise.drawn):
-        size = np.arange(min(count, max(2, int(noise.drawn.min()))))
-        fewer = near.take(one, size), near.take(two, size)
+        places = np.arange(min(count, max(2, int(noise.drawn.min()))))
+        fewer = near.take(one, places), near.take(two, places)
         try:
             few = lives(fewer[0]), lives(fewer[1])
             shapes = {run.shape for world in few for run in world}
-            why = (
-                f"on {len(size)} records, copies of one, it gives {len(shapes)} shapes of releases"
-            )
+            why = f"on {len(places)} copies of a record it gives {len(shapes)} shapes of releases"
             alone = shapes == {base[0].shape} and bool(np.all(np.isfinite(few)))
         except Exception as error:  # of the user's own
-            why = f"on {len(size)} records the loop raises {type(error).__name__}: {error}"
+            why = f"on {len(places)} records the loop raises {type(error).__name__}: {error}"
     if few is None or not alone:
         untested.append(f"steps that nobody is drawn for, and influence that comes back: {why}")
         fewer, few = (one, two), (lives(one), lives(two))
@@ -331,9 +323,9 @@ def _measured(
     rows = one - one[:1]
     rows = rows - turned @ (turned.T @ rows)
     freedom = len(one) - turned.shape[1]
-    grain = _GRAIN * precision[at] * np.max(np.abs(one), 0, initial=1e-300)
+    grain = GRAIN * precision[at] * np.max(np.abs(one), 0, initial=1e-300)
     std = np.sqrt(np.sum(rows**2, 0) / freedom)
-    moves = np.maximum(np.max(np.abs(apart), 0), np.ptp(one, 0)) > _GRAIN * grain
+    moves = np.maximum(np.max(np.abs(apart), 0), np.ptp(one, 0)) > GRAIN * grain
     whole = np.zeros((3, len(precision)))
     for _, part in leaves:
         mine = (at >= part.start) & (at < part.stop)

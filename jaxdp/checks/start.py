@@ -26,7 +26,7 @@ _IN_MEMORY = 2**26  # numbers that are copied at most
 
 
 def planned(
-    grad_fn: Callable[..., Any],
+    grad_fn: Callable[..., PyTree],
     params: PyTree,
     source: Source,
     rows: int,
