@@ -76,8 +76,14 @@ def check(
     if (loss_fn is None) == (gradients is None):
         named = [None if f is None else line_in(f) or repr(f) for f in (loss_fn, gradients)]
         raise ValueError(f"give one of loss_fn and gradients, got {named[0]} and {named[1]}")
-    functions = {"loss_fn": loss_fn, "gradients": gradients, "build": build}
-    functions |= {"preprocess": preprocess, "loader": loader, "collate": collate}
+    functions: dict[str, Callable[..., PyTree] | None] = {
+        "loss_fn": loss_fn,
+        "gradients": gradients,
+        "build": build,
+        "preprocess": preprocess,
+        "loader": loader,
+        "collate": collate,
+    }
     if not isinstance(mechanism, Mechanism | Algorithm):
         raise ValueError(
             f"mechanism must come from jaxdp.dp_sgd, or be a jaxdp.Algorithm, got {mechanism!r}"
