@@ -1,7 +1,6 @@
 """The auditor's own computation of every un-noised sum, to be compared with the real loop's."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ def audit_noise(
     *,
     runs: int = RUNS,
     confidence: float = 0.95,
-    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+    energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
     chunk: int = 1_000,
 ) -> ResidualVerdict:
@@ -69,14 +68,14 @@ def trusted_steps(
     steps: int,
     count: int,
     *,
-    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+    energy: Callable[[jax.Array, jax.Array], PyTree] | None = None,
     seed: int | None = None,
     chunk: int = 1_000,
 ) -> dict[str, PyTree]:
     """The auditor's view of every step, by name: float64 [2 · count, steps, ...].
 
     "clipped" and "raw": every record's contribution, and its gradient before clipping, [..., n,
-    *shape]; "mask": [..., n]; "l2": the sensitivity that was carried; "noisy": the noisy mean;
+    *shape]; "l2": the sensitivity that was carried; "mask": [..., n]; "noisy": the noisy mean;
     "params": what entered the step; "scale": the public diagonal. Runs with the record come first.
 
     Raises:
@@ -86,16 +85,47 @@ def trusted_steps(
     for leaf in jax.tree.leaves(worlds.params):
         if jnp.result_type(leaf) != jnp.float32:
             raise ValueError(f"worlds must have float32 parameters, got {jnp.result_type(leaf)}")
-    run = training_run(
-        algorithm,
-        worlds,
-        steps,
-        release="trusted",
-        score=_collector(algorithm, worlds),
-        energy=energy,
-    )
+    reference = clipped_grad(worlds.loss_fn, algorithm.mechanism.rule, engine="vmap")
+
+    def at_step(shown: PyTree) -> PyTree:
+        params, context = shown["params"], shown["context"]
+
+        def alone(record: PyTree) -> PyTree:
+            one = jax.tree.map(lambda leaf: leaf[None], record)
+            summed, _ = reference(params, one, jnp.ones(1, bool), **context)
+            scale = summed.unscale
+            return summed.value, jax.tree.map(jnp.ones_like, params) if scale is None else scale
+
+        clipped, scales = jax.vmap(alone)(worlds.records)
+        return {
+            "clipped": clipped,
+            "l2": shown["l2"],
+            "mask": shown["mask"].astype(jnp.float32),
+            "noisy": shown["noisy"],
+            "params": params,
+            "raw": jax.vmap(jax.grad(worlds.loss_fn), (None, 0))(params, worlds.records),
+            "scale": jax.tree.map(lambda leaf: leaf[0], scales),
+        }
+
+    # A run gives features [k], the parts of its steps in the order of their names.
+    score = lambda shown: step_by_step(jax.vmap(at_step)(shown))  # noqa: E731
+    run = training_run(algorithm, worlds, steps, release="trusted", score=score, energy=energy)
     rows = np.concatenate(two_worlds(run, count, seed=seed, chunk=chunk))
-    return _parts(rows.reshape(2 * count, steps, -1), worlds)
+    n = worlds.count
+
+    def like(*lead: int) -> PyTree:
+        return jax.tree.map(lambda p: np.empty((*lead, *np.shape(p)), bool), worlds.params)
+
+    parts = {"clipped": like(n), "l2": np.empty(()), "mask": np.empty(n), "noisy": like()}
+    parts |= {"params": like(), "raw": like(n), "scale": like()}
+    leaves, structure = jax.tree.flatten(parts)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    cut = np.split(rows.reshape(2 * count, steps, -1), ends[:-1], axis=2)
+    found = [
+        part.reshape(2 * count, steps, *leaf.shape).astype(np.float64)
+        for part, leaf in zip(cut, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, found)
 
 
 def _multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
@@ -115,71 +145,12 @@ def _multipliers(algorithm: Algorithm, steps: int) -> np.ndarray:
     return found
 
 
-def _collector(algorithm: Algorithm, worlds: Worlds) -> Callable[[PyTree], jax.Array]:
-    """From what the loop shows of its steps to the parts of ``_layout``, flat."""
-    reference = clipped_grad(worlds.loss_fn, algorithm.mechanism.rule, engine="vmap")
-
-    def at_step(shown: PyTree) -> PyTree:
-        params, context = shown["params"], shown["context"]
-
-        def alone(record: PyTree) -> PyTree:
-            one = jax.tree.map(lambda leaf: leaf[None], record)
-            summed, _ = reference(params, one, jnp.ones(1, bool), **context)
-            scale = summed.unscale
-            ones = jax.tree.map(jnp.ones_like, params)
-            return summed.value, ones if scale is None else scale
-
-        clipped, scales = jax.vmap(alone)(worlds.records)
-        raw = jax.vmap(jax.grad(worlds.loss_fn), (None, 0))(params, worlds.records)
-        scale = jax.tree.map(lambda leaf: leaf[0], scales)
-        return {
-            "clipped": clipped,
-            "l2": shown["l2"],
-            "mask": shown["mask"].astype(jnp.float32),
-            "noisy": shown["noisy"],
-            "params": params,
-            "raw": raw,
-            "scale": scale,
-        }
-
-    return lambda shown: step_by_step(jax.vmap(at_step)(shown))
-
-
-def _layout(worlds: Worlds) -> PyTree:
-    """The shapes of the parts of one step."""
-
-    def like(*lead: int) -> PyTree:
-        return jax.tree.map(lambda p: np.empty((*lead, *np.shape(p)), bool), worlds.params)
-
-    n = worlds.count
-    return {
-        "clipped": like(n),
-        "l2": np.empty(()),
-        "mask": np.empty(n),
-        "noisy": like(),
-        "params": like(),
-        "raw": like(n),
-        "scale": like(),
-    }
-
-
-def _parts(rows: np.ndarray, worlds: Worlds) -> dict[str, PyTree]:
-    """The parts, float64 [runs, steps, ...], from rows [runs, steps, k]."""
-    leaves, structure = jax.tree.flatten(_layout(worlds))
-    cut = np.split(rows, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=2)
-    found = [
-        part.reshape(*rows.shape[:2], *leaf.shape).astype(np.float64)
-        for part, leaf in zip(cut, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, found)
-
-
 def noise_verdict(
     algorithm: Algorithm, worlds: Worlds, seen: dict[str, PyTree], confidence: float = 0.95
 ) -> ResidualVerdict:
     """The verdict on what ``trusted_steps`` returned, or on some of its runs."""
     mask, size = seen["mask"], algorithm.mechanism.batch_size
-    multipliers = _multipliers(algorithm, mask.shape[1])
+    steps, strategy = mask.shape[1], algorithm.mechanism.strategy
 
     def total(leaf: np.ndarray) -> np.ndarray:
         column = mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 3))
@@ -187,17 +158,16 @@ def noise_verdict(
 
     def whitened(tree: PyTree) -> PyTree:
         """The strategy times rows of correlated noise, which then are independent."""
-        strategy, steps = algorithm.mechanism.strategy, mask.shape[1]
         if strategy is None:
             return tree
         matrix = strategy.matrix()[:steps, :steps]
         return jax.tree.map(lambda leaf: np.einsum("ij,rj...->ri...", matrix, leaf), tree)
 
     released = jax.tree.map(lambda noisy, scale: noisy * size / scale, seen["noisy"], seen["scale"])
-    squares = [
-        np.square(leaf).reshape(*mask.shape, -1).sum(3) for leaf in jax.tree.leaves(seen["clipped"])
-    ]
     with np.errstate(invalid="ignore", over="ignore"):
+        squares = [
+            np.square(leaf).reshape(*mask.shape, -1) for leaf in jax.tree.leaves(seen["clipped"])
+        ]
         known = {
             "the parameters": seen["params"],
             "the way they have gone": jax.tree.map(
@@ -209,10 +179,10 @@ def noise_verdict(
     return audit_residuals(
         whitened(released),
         whitened(jax.tree.map(total, seen["clipped"])),
-        multipliers * seen["l2"],
+        _multipliers(algorithm, steps) * seen["l2"],
         confidence=confidence,
         known=known,
         drawn=mask > 0,
-        norms=np.sqrt(sum(squares)),
+        norms=np.sqrt(sum(each.sum(3) for each in squares)),
         l2=seen["l2"],
     )

@@ -1,22 +1,39 @@
-"""Tests of the noise: releases minus the sums of a trusted computation."""
+"""The auditor of noise: residuals (releases without their sums), and p-values of what may be wrong.
+
+Where sums and the charged deviation are known (``audit_residuals``, ``audit_noise``), residuals
+must be independent standard normals: ``p_values`` tests that in a fixed order, and the error is
+divided among the tests (Bonferroni). Where a loop is a black box (``jaxdp.check_loop``) they are
+what a regression leaves, of unknown deviation on f degrees of freedom; ``tails``, ``shared`` and
+``largest_std`` hold for both, and each of the loop's tests accuses a right loop with ``SURE``.
+
+Every p-value is exact or an upper bound. Most rest on one fact: the inner product of fresh standard
+normals with a unit vector that was known before they were drawn is standard normal itself, whatever
+the vector depends on, and independent from draw to draw.
+"""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special  # scipy.stats takes a second to import, and training imports this
 
 from jaxdp import arguments
-from jaxdp.auditing import normality
-from jaxdp.auditing.normality import Residuals
 from jaxdp.types import PyTree
 
+SURE = 1e-7  # the probability that one of the tests of a loop accuses a right one
 MOST = 2**22  # numbers: with more, the float32 generator's own grid would be seen
 _ROUNDING = 2.0**-22  # of the greatest numbers involved: a few roundings of float32
 _SHIFT = 0.05  # standard deviations by which rounding may move a test statistic
 _SHARE = 0.95  # of the error goes to the tests, the rest to rounding
 _SLACK = 1 + 1e-6  # a sensitivity is carried in float32
+_BOUNDED, _HEAVY = (1.8, 2.5, 3.2), 3.5  # standard deviations: fewer beyond, or more
+_NOTHING = 1e-4  # of full noise, this share of the blocks has a norm as small
+_CELLS = 2**16  # 128 values of the float32 generator in each: its own grid is not seen
+_CELLS_OF_A_PAIR = 2**13
+_PAIRS, _NEAR, _SPAN = 1_024, 4, 96  # coordinates of which all pairs, combinations are looked at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,23 +92,23 @@ class ResidualVerdict:
 def audit_residuals(
     released: PyTree,
     unnoised: PyTree,
-    std: Any,
+    std: ArrayLike,
     *,
     confidence: float = 0.95,
     known: Mapping[str, PyTree] | None = None,
-    drawn: Any = None,
-    norms: Any = None,
-    l2: Any = None,
+    drawn: ArrayLike | None = None,
+    norms: ArrayLike | None = None,
+    l2: ArrayLike | None = None,
 ) -> ResidualVerdict:
     """Tests whether (released - unnoised) / std are independent standard normals.
 
     Formal guarantee: where they are, and no record's norm exceeds ``l2``, the verdict is refuted
-    with probability at most 1 - ``confidence``. The tests are a fixed list, see
-    ``jaxdp.auditing.normality``; each has an exact or conservative p-value, and the error is
-    divided among them (Bonferroni). Rounding of float32 is no part of that: a twentieth of the
-    error is set aside for it, and nothing is tested where its sum over all numbers could move a
-    statistic by more than 0.05 standard deviations. A step's ``unnoised`` and ``known`` must not
-    depend on the noise of that step or of later ones, ``drawn`` on none.
+    with probability at most 1 - ``confidence``. The tests are a fixed list, ``p_values``; each has
+    an exact or conservative p-value, and the error is divided among them (Bonferroni). Rounding of
+    float32 is no part of that: a twentieth of the error is set aside for it, and nothing is tested
+    where its sum over all numbers could move a statistic by more than 0.05 standard deviations. A
+    step's ``unnoised`` and ``known`` must not depend on the noise of that step or of later ones,
+    ``drawn`` on none.
 
     Args:
         released: pytree of [runs, steps, ...], the noisy **sums**, before any other processing. At
@@ -112,64 +129,77 @@ def audit_residuals(
             fewer than two runs.
     """
     check_confidence(confidence)
-    _check_precision(released)
+    for leaf in jax.tree.leaves(released):
+        if (dtype := np.asarray(leaf).dtype) not in (np.float32, np.float64):
+            raise ValueError(f"released must be float32 or float64, got {dtype}")
     noisy, sizes = _joined("released", released)
     shape = noisy.shape[:2]
-    clean = _like("unnoised", unnoised, noisy, sizes)
-    scale = _positive("std", std, shape)
+
+    def like(name: str, tree: PyTree) -> np.ndarray:
+        found, widths = _joined(name, tree)
+        if found.shape != noisy.shape or widths != sizes:
+            raise ValueError(
+                f"{name} must be shaped like released, {shape} and leaves of {sizes} numbers, "
+                f"got {found.shape[:2]} and {widths}"
+            )
+        return found
+
+    def positive(name: str, value: ArrayLike) -> np.ndarray:
+        found = np.asarray(value, np.float64)
+        if found.shape not in ((), shape):
+            raise ValueError(f"{name} must be a number or {shape}, got shape {found.shape}")
+        if not (np.all(np.isfinite(found)) and np.all(found > 0)):
+            raise ValueError(f"{name} must be finite and above 0, got {np.min(found)} as its least")
+        return np.broadcast_to(found, shape)
+
+    def per_record(name: str, value: ArrayLike, dtype: type) -> np.ndarray:
+        found = np.asarray(value)
+        if found.ndim != 3 or found.shape[:2] != shape or (dtype is bool and found.dtype != bool):
+            raise ValueError(
+                f"{name} must be {dtype.__name__} {[*shape, 'records']}, got {found.dtype} "
+                f"{found.shape}"
+            )
+        return found.astype(dtype)
+
+    clean, scale = like("unnoised", unnoised), positive("std", std)
     before = {"the un-noised sum": clean}
-    before |= {name: _like("known", tree, noisy, sizes) for name, tree in (known or {}).items()}
-    masks = None if drawn is None else _per_record("drawn", drawn, shape, bool)
-    ratio = _ratio(norms, l2, shape)
+    before |= {name: like("known", tree) for name, tree in (known or {}).items()}
+    masks = None if drawn is None else per_record("drawn", drawn, bool)
+    if (norms is None) != (l2 is None):
+        raise ValueError(f"norms and l2 must be given together, got {norms!r} and {l2!r}")
     runs = min(shape[0], MOST // noisy[0].size)
     if runs < 2:
         raise ValueError(
             f"released must be at least 2 runs of at most {MOST // 2} numbers, got {noisy.shape}"
         )
-    noisy, clean, scale = noisy[:runs], clean[:runs], scale[:runs]
+
+    # What refutes by itself: numbers that are not finite, a record above the sensitivity.
+    noisy, clean, scale = noisy[:runs], clean[:runs], scale[:runs, :, None]
     with np.errstate(invalid="ignore", over="ignore"):
-        r = (noisy - clean) / scale[..., None]
+        r = (noisy - clean) / scale
     finite = np.isfinite(r)
-    p_values = {"numbers that are not finite": 1.0 if finite.all() else 0.0}
-    if ratio is not None:
-        p_values["a record's norm above the sensitivity"] = 1.0 if ratio <= _SLACK else 0.0
-    resolution = _resolution(noisy, clean, scale, finite)
+    found = {"numbers that are not finite": 1.0 if finite.all() else 0.0}
+    if norms is not None and l2 is not None:
+        ratios = per_record("norms", norms, float) / positive("l2", l2)[..., None]
+        ratio = float(np.max(ratios, initial=0.0))
+        found["a record's norm above the sensitivity"] = 1.0 if ratio <= _SLACK else 0.0
+
+    # The statistical tests, where float32 is fine enough for them.
+    largest = np.where(finite, np.maximum(np.abs(noisy), np.abs(clean)) / scale, 0.0)
+    resolution = float(_ROUNDING * np.max(largest))
     if np.sqrt(r.size) * resolution <= _SHIFT:
-        p_values |= _tested(Residuals(np.where(finite, r, 0.0), sizes), before, masks)
-    elif min(p_values.values()) == 1.0:
-        p_values = {}
-    return ResidualVerdict(p_values, confidence, runs, shape[1], resolution)
-
-
-def _tested(
-    r: Residuals, known: Mapping[str, np.ndarray], drawn: np.ndarray | None
-) -> dict[str, float]:
-    """The p-values of every statistical test, by its name."""
-    runs = len(r.values)
-    found = normality.law(r) | normality.independence(r)
-    for name, vectors in known.items():
-        found[f"dependence on {name}"] = normality.dependence(r.values, vectors[:runs])
-    if drawn is not None:
-        found["dependence on who took part"] = normality.by_record(r, drawn[:runs])
-    return found
+        before = {name: vectors[:runs] for name, vectors in before.items()}
+        masks = None if masks is None else masks[:runs]
+        found |= p_values(np.where(finite, r, 0.0), sizes, before, masks)
+    elif min(found.values()) == 1.0:
+        found = {}
+    return ResidualVerdict(found, confidence, runs, shape[1], resolution)
 
 
 def check_confidence(confidence: float) -> None:
     """Raises ValueError unless the confidence is in (0, 1)."""
     if not 0 < arguments.positive("confidence", confidence) < 1:
         raise ValueError(f"confidence must be above 0 and below 1, got {confidence!r}")
-
-
-def _check_precision(released: PyTree) -> None:
-    for leaf in jax.tree.leaves(released):
-        dtype = np.asarray(leaf).dtype
-        if dtype not in (np.float32, np.float64):
-            raise ValueError(f"released must be float32 or float64, got {dtype}")
-
-
-def _resolution(noisy: Any, clean: Any, scale: Any, finite: np.ndarray) -> float:
-    largest = np.where(finite, np.maximum(np.abs(noisy), np.abs(clean)) / scale[..., None], 0.0)
-    return float(_ROUNDING * np.max(largest))
 
 
 def _joined(name: str, tree: PyTree) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -185,40 +215,256 @@ def _joined(name: str, tree: PyTree) -> tuple[np.ndarray, tuple[int, ...]]:
     return np.concatenate(flat, axis=2), tuple(leaf.shape[2] for leaf in flat)
 
 
-def _like(name: str, tree: PyTree, noisy: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    found, widths = _joined(name, tree)
-    if found.shape != noisy.shape or widths != sizes:
-        raise ValueError(
-            f"{name} must be shaped like released, {noisy.shape[:2]} and leaves of {sizes} numbers,"
-            f" got {found.shape[:2]} and {widths}"
-        )
+def p_values(
+    x: np.ndarray,
+    sizes: Sequence[int],
+    known: Mapping[str, np.ndarray],
+    drawn: np.ndarray | None = None,
+) -> dict[str, float]:
+    """P-values of every way in which numbers can fail to be independent standard normals, by name.
+
+    Args:
+        x: float64 [runs, steps, coordinates], finite.
+        sizes: coordinates of each leaf, in their order.
+        known: [runs, steps, coordinates] by name: known before the noise of the step was drawn.
+        drawn: bool [runs, steps, n], the records that took part.
+    """
+    runs, steps, coordinates = x.shape
+    flat, squares = x.reshape(runs, -1), np.square(x)
+    ends = np.cumsum(sizes)
+    leaves = np.split(x, ends[:-1], axis=-1)
+
+    # Single numbers: their size, mean and law.
+    far = 2 * special.ndtr(-np.max(np.abs(x)))
+    found = {
+        "the noise's standard deviation": least([size(squares.sum(), x.size)]),
+        "its standard deviation in a coordinate": least(size(squares.sum((0, 1)), runs * steps)),
+        "its standard deviation in a step": least(size(squares.sum((0, 2)), runs * coordinates)),
+        "its standard deviation in a run": least(size(squares.sum((1, 2)), steps * coordinates)),
+        "its mean": least([mean(x.sum() / np.sqrt(x.size))]),
+        "its mean in a coordinate and step": least(mean(x.sum(0) / np.sqrt(runs))),
+        "its distribution": uniform(special.ndtr(x.ravel())),
+        "its tails": tails(squares, lambda edge: float(special.chdtrc(1, edge)), x.size)[0],
+        "its largest number": float(-np.expm1(x.size * np.log1p(-far))),
+    }
+
+    # Norms: of steps, and of steps and leaves that have next to no noise.
+    norms = special.chdtr(coordinates, squares.sum(2)).ravel()
+    blocks = [special.chdtr(v.shape[2], np.square(v).sum(2)).ravel() for v in leaves]
+    small = [np.sum(part < _NOTHING) for part in (np.concatenate(blocks), norms)]
+    found["the norms of the steps"] = uniform(norms)
+    found["steps or leaves without noise"] = least(
+        [
+            special.bdtrc(small[0] - 1, len(blocks) * runs * steps, _NOTHING),
+            special.bdtrc(small[1] - 1, runs * steps, _NOTHING),
+        ]
+    )
+
+    # Numbers that come again: too few different values; neighbours that occur twice anywhere, with
+    # either sign.
+    cells = np.minimum(special.ndtr(x.ravel()) * _CELLS, _CELLS - 1).astype(np.int64)
+    found["a coarse grid of values"] = collisions(cells, _CELLS)
+    pairs = [leaf[..., : leaf.shape[-1] // 2 * 2].reshape(-1, 2) for leaf in leaves]
+    cells = special.erf(np.abs(np.concatenate(pairs)) / np.sqrt(2)) * _CELLS_OF_A_PAIR
+    one, two = np.minimum(cells, _CELLS_OF_A_PAIR - 1).astype(np.int64).T
+    twice = collisions(one * _CELLS_OF_A_PAIR + two, _CELLS_OF_A_PAIR**2)
+    found["noise that is used twice"] = twice
+
+    # Independence: of coordinates, and of steps, leaves, shards and runs against one another.
+    found["noise of two coordinates or steps"] = shared(flat, runs, np.zeros(flat.shape[1])).p_value
+    found["noise of a step and of an earlier one"] = least(
+        [dependence(x[:, lag:], x[:, :-lag]) for lag in (1, 2, 3) if lag < steps]
+    )
+    found["noise of two leaves"] = least(
+        [
+            dependence(later[..., : earlier.shape[-1]], earlier[..., : later.shape[-1]])
+            for i, later in enumerate(leaves)
+            for earlier in leaves[max(0, i - 8) : i]
+        ]
+    )
+    cuts = [
+        leaf[..., : leaf.shape[-1] // parts * parts].reshape(runs, steps, parts, -1)
+        for leaf in leaves
+        for parts in (2, 3, 4, 8)
+        if leaf.shape[-1] >= parts
+    ]
+    found["noise of two shards of a leaf"] = least(
+        [dependence(cut[:, :, 1:], cut[:, :, :-1]) for cut in cuts]
+    )
+    lags = [lag for lag in {1, 2, 3, runs // 2} if 0 < lag < runs]
+    found["noise of two runs"] = least([dependence(flat[lag:], flat[:-lag]) for lag in lags])
+
+    # Independence of what was known before, and of the records that took part.
+    for name, vectors in known.items():
+        found[f"dependence on {name}"] = dependence(x, vectors)
+    if drawn is not None:
+        count = drawn.sum((0, 1)).astype(float)
+        here, count = drawn[..., count > 0].astype(float), count[count > 0]
+        sums = np.einsum("rtn,rtd->nd", here, x) / np.sqrt(count)[:, None]
+        energy = np.einsum("rtn,rt->n", here, squares.sum(2))
+        means, energies = least(mean(sums)), least(size(energy, count * coordinates))
+        found["dependence on who took part"] = least([means, energies])
     return found
 
 
-def _positive(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    found = np.asarray(value, np.float64)
-    if found.shape not in ((), shape):
-        raise ValueError(f"{name} must be a number or {shape}, got shape {found.shape}")
-    if not (np.all(np.isfinite(found)) and np.all(found > 0)):
-        raise ValueError(f"{name} must be finite and above 0, got {np.min(found)!r} as its least")
-    return np.broadcast_to(found, shape)
+def mean(z: np.ndarray) -> np.ndarray:
+    """Two-sided p-values of standard normals."""
+    return np.asarray(2 * special.ndtr(-np.abs(z)))
 
 
-def _per_record(name: str, value: Any, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    found = np.asarray(value)
-    if found.ndim != 3 or found.shape[:2] != shape or (dtype is bool and found.dtype != bool):
-        raise ValueError(
-            f"{name} must be {dtype.__name__} {[*shape, 'records']}, got {found.dtype} "
-            f"{found.shape}"
-        )
-    return found.astype(dtype)
+def size(total: np.ndarray, degrees: np.ndarray | int) -> np.ndarray:
+    """Two-sided p-values of sums of squares, chi-square of ``degrees``."""
+    tails = np.minimum(special.chdtr(degrees, total), special.chdtrc(degrees, total))
+    return np.minimum(1.0, 2 * tails)
 
 
-def _ratio(norms: Any, l2: Any, shape: tuple[int, ...]) -> float | None:
-    """The largest ratio of a norm to the sensitivity."""
-    if (norms is None) != (l2 is None):
-        raise ValueError(f"norms and l2 must be given together, got {norms!r} and {l2!r}")
-    if norms is None:
-        return None
-    lengths = _per_record("norms", norms, shape, float)
-    return float(np.max(lengths / _positive("l2", l2, shape)[..., None], initial=0.0))
+def least(found: ArrayLike) -> float:
+    """The least of several p-values, times their number (Bonferroni); 1 of none."""
+    each = np.asarray(found, float)
+    return float(min(1.0, each.size * np.min(each))) if each.size else 1.0
+
+
+def uniform(numbers: np.ndarray) -> float:
+    """P-value of numbers in [0, 1] (Kolmogorov and Smirnov), at most twice that of one side."""
+    count, ordered = len(numbers), np.sort(numbers)
+    above = np.max(np.arange(1, count + 1) / count - ordered)
+    below = np.max(ordered - np.arange(count) / count)
+    return float(min(1.0, 2 * special.smirnov(count, max(above, below))))
+
+
+def dependence(values: np.ndarray, known: np.ndarray) -> float:
+    """P-value of mean and size of ``values`` [..., d] along vectors known before them [..., d].
+
+    Where nothing is known, the vector is equal in every coordinate.
+    """
+    finite = np.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
+    largest = np.max(np.abs(finite), axis=-1, keepdims=True, initial=0.0)
+    scaled = np.where(largest > 0, finite / np.where(largest > 0, largest, 1.0), 1.0)
+    scaled /= np.linalg.norm(scaled, axis=-1, keepdims=True)
+    along = np.sum(values * scaled, axis=-1).ravel()
+    if not along.size:
+        return 1.0
+    return least([mean(along.sum() / np.sqrt(along.size)), size(np.sum(along**2), along.size)])
+
+
+def collisions(cells: np.ndarray, count: int) -> float:
+    """P-value of too few different cells among draws from ``count`` equally likely ones.
+
+    The number of occupied cells is a sum of independent indicators (Vatutin and Mikhailov 1982);
+    so, up to a constant, are the collisions, whose upper tail is below that of a Poisson variable
+    of their mean from one above the mean on (Hoeffding 1956; Anderson and Samuels 1967).
+    """
+    draws = len(cells)
+    if not draws:
+        return 1.0
+    sure = max(0, draws - count)
+    expected = draws + count * np.expm1(draws * np.log1p(-1.0 / count)) - sure
+    found = draws - 1 - np.count_nonzero(np.diff(np.sort(cells))) - sure
+    return float(special.pdtrc(found - 1, expected)) if found >= expected + 1 else 1.0
+
+
+def tails(squares: np.ndarray, beyond: Callable[[float], float], count: float) -> tuple[float, str]:
+    """(p-value, words): too few numbers beyond 1.8, 2.5, 3.2 deviations, or too many beyond 3.5.
+
+    Chernoff's bound exp(-n KL), times the four tests.
+
+    Args:
+        squares: of the numbers, in units of their variance.
+        beyond: from e to the probability that such a square exceeds e.
+        count: n, how many of them are independent.
+    """
+    found = []
+    for far, fewer in (*((each, True) for each in _BOUNDED), (_HEAVY, False)):
+        wanted, got = beyond(far**2), float(np.mean(squares > far**2))
+        p = math.exp(-count * divergence(got, wanted)) if (got < wanted) == fewer else 1.0
+        words = f"{got:.2%} of the noise is beyond {far:g} standard deviations, of Gaussian noise "
+        found.append((p, f"{words}{wanted:.2%}"))
+    p, words = min(found)
+    return min(1.0, 4 * p), words
+
+
+def divergence(got: float, wanted: float) -> float:
+    """KL of two coins: the exponent of Chernoff's bound."""
+    return float(special.rel_entr(got, wanted) + special.rel_entr(1 - got, 1 - wanted))
+
+
+def largest_std(energy: ArrayLike, freedom: float, tests: int) -> np.ndarray:
+    """A deviation that the true one exceeds with SURE / tests, from a sum of squares."""
+    return np.sqrt(energy / (2 * special.gammaincinv(freedom / 2, SURE / tests)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedNoise:
+    """Coordinates whose noise depends on that of others.
+
+    Attributes:
+        p_value: of "all are independent".
+        pairs: int [p, 2], the pairs of coordinates that were looked at.
+        related: [p], their correlations.
+        combined: (int [k], weights [k], norm of what is left) of every combination of coordinates
+            of norm 1 that has less than a thousandth of the noise of one of them.
+    """
+
+    p_value: float
+    pairs: np.ndarray
+    related: np.ndarray
+    combined: list[tuple[np.ndarray, np.ndarray, float]]
+
+
+def shared(columns: np.ndarray, freedom: int, groups: np.ndarray) -> SharedNoise:
+    """Looks for coordinates that share noise, so that a combination of them has little or none.
+
+    Looked at are: all pairs of 1,024 coordinates; of all coordinates, those whose noise is nearest
+    in a random direction, which finds every equal or opposite pair; and of each group the linear
+    combinations of its first 96, with the sum of its others, and of a random 96 of all. At norm 1
+    the squared correlation of two independent normals over f degrees of freedom has the law
+    Beta(1/2, (f - 1) / 2), and the squared distance of one of k from the span of the others
+    Beta((f - k + 1) / 2, (k - 1) / 2).
+
+    Args:
+        columns: [n, m], the noise of each coordinate.
+        freedom: f, at least 2, of a column.
+        groups: int [m], the group (such as the leaf) of each coordinate.
+    """
+    rng, lengths = np.random.default_rng(0), np.linalg.norm(columns, axis=0)
+    at = np.flatnonzero(lengths)
+    rows, count = columns[:, at] / lengths[at], len(at)
+    if count < 2:
+        return SharedNoise(1.0, np.zeros((0, 2), int), np.zeros(0), [])
+
+    # Pairs: of some coordinates all, of the others the nearest, of equal or opposite sign.
+    some = np.sort(rng.permutation(count)[:_PAIRS])
+    together = rows[:, some].T @ rows[:, some]
+    i, j = np.nonzero(np.triu(np.abs(together) > 0.2, 1))
+    pairs, related = [np.column_stack([some[i], some[j]])], [together[i, j]]
+    order = np.argsort(np.abs(rng.normal(size=len(rows)) @ rows))
+    for apart in range(1, min(_NEAR + 1, count)) if count > _PAIRS else ():
+        one, two = order[:-apart], order[apart:]
+        pairs.append(np.sort(np.column_stack([one, two]), axis=1))
+        related.append(np.sum(rows[:, one] * rows[:, two], axis=0))
+    every, first = np.unique(np.concatenate(pairs), axis=0, return_index=True)
+    alike = np.clip(np.concatenate(related)[first], -1, 1)
+    chance = special.betainc((freedom - 1) / 2, 0.5, 1 - np.square(alike))
+    of_pairs = min(1.0, count * (count - 1) / 2 * float(np.min(chance, initial=1.0)))
+
+    # Combinations of up to 96 coordinates, and fewer than half of the degrees of freedom.
+    span, distances, combined = min(_SPAN, freedom // 2 - 1), [], []
+    blocks = [np.flatnonzero(groups[at] == group) for group in np.unique(groups[at])]
+    for block in [*blocks, rng.permutation(count)[:_SPAN]]:
+        k = min(len(block), span)
+        if k < 2:
+            continue
+        weights = np.zeros((len(block), k))
+        weights[:k] = np.eye(k)
+        if len(block) > k:
+            rest = 1 / np.linalg.norm(rows[:, block[k:]].sum(1))
+            weights = np.column_stack([weights, (np.arange(len(block)) >= k) * rest])
+        _, values, turned = np.linalg.svd(rows[:, block] @ weights, full_matrices=False)
+        k = len(values)
+        nearest = 1 / np.max(np.square(turned).T @ np.maximum(values, 1e-150) ** -2.0)
+        distances.append(k * special.betainc((freedom - k + 1) / 2, (k - 1) / 2, nearest))
+        combined += [
+            (at[block], weights @ turned[one], float(values[one]))
+            for one in np.flatnonzero(values < 1e-3)
+        ]
+    return SharedNoise(least([of_pairs, least(distances)]), at[every], alike, combined)

@@ -1,6 +1,25 @@
-"""Findings of a check, in words."""
+"""Findings of a check, in words, and the lines of the user's code that they name."""
 
 import dataclasses
+import functools
+import inspect
+import re
+import sysconfig
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from jax._src import source_info_util  # its public face has no frames
+from jax.extend.core import JaxprEqn
+
+from jaxdp.types import PyTree
+
+_LIBRARIES = (
+    str(Path(__file__).parent.parent),
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +103,78 @@ class Checked:
         return "\n".join(lines)
 
 
-def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """The findings without repetitions, those that are certain first."""
-    kept = dict.fromkeys(findings)
+def in_order(findings: Iterable[Finding | None]) -> tuple[Finding, ...]:
+    """The findings without None and repetitions, those that are certain first."""
+    kept = dict.fromkeys(finding for finding in findings if finding)
     return tuple(sorted(kept, key=lambda finding: not finding.certain))
+
+
+def line_of_error(error: BaseException) -> str:
+    """The deepest line of the user's code in an error's traceback; "" if there is none."""
+    found = ""
+    seen: BaseException | None = error
+    while seen is not None:
+        for frame in traceback.extract_tb(seen.__traceback__):
+            if _is_users(frame.filename):
+                found = f"{_short(frame.filename)}:{frame.lineno}"
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def line_of_operation(eqn: JaxprEqn) -> str:
+    """The line of the user's code that an operation of a jaxpr comes from; "" if unknown."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if _is_users(frame.file_name):
+            return f"{_short(frame.file_name)}:{frame.start_line}"
+    return ""
+
+
+def line_in(function: Callable[..., PyTree], pattern: str = "") -> str:
+    """The first line in a function, or in what it calls in its module, that matches a pattern.
+
+    Without a match: the line where the function begins. Text alone is looked at, so it is a hint.
+    """
+    begins = ""
+    for code in codes(function):
+        try:
+            lines, first = inspect.getsourcelines(code)
+        except (OSError, TypeError):  # code that was typed in, or compiled from a string
+            lines, first = [], code.co_firstlineno
+        begins = begins or f"{_short(code.co_filename)}:{first}"
+        for at, line in enumerate(lines if pattern else ()):
+            if re.search(pattern, line.partition("#")[0]):
+                return f"{_short(code.co_filename)}:{first + at}"
+    return begins
+
+
+def codes(function: Callable[..., PyTree]) -> Iterator[types.CodeType]:
+    """The user's code of a function, of what it closes over, of what it names in its module."""
+    seen: set[types.CodeType] = set()
+    waiting = [function]
+    for each in waiting:  # which grows
+        each = each.func if isinstance(each, functools.partial) else each
+        each = getattr(inspect.unwrap(each), "__func__", inspect.unwrap(each))
+        if not isinstance(each, types.FunctionType):
+            each = vars(type(each)).get("__call__")
+        if not isinstance(each, types.FunctionType) or each.__code__ in seen or len(seen) >= 100:
+            continue
+        if not _is_users(each.__code__.co_filename):
+            continue
+        seen.add(each.__code__)
+        yield each.__code__
+        try:
+            named = inspect.getclosurevars(each)
+        except ValueError:  # a variable that has no value yet
+            continue
+        others = (*named.nonlocals.values(), *named.globals.values())
+        waiting += [v for v in others if callable(v) and not isinstance(v, type)]
+
+
+def _is_users(file: str) -> bool:
+    """True for a file that is neither jaxdp's nor an installed library's."""
+    return not file.startswith(_LIBRARIES) and "site-packages" not in file
+
+
+def _short(file: str) -> str:
+    """The file's last two parts: enough to find it, and nothing of the machine."""
+    return "/".join(Path(file).parts[-2:])

@@ -1,7 +1,7 @@
 """Small data sets that differ in one record, made of the user's own records."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,35 +12,69 @@ from jaxdp.types import PyTree
 _MORE = 12  # records that are left out, besides the extremes
 
 
-class Pair(NamedTuple):
+class Neighbour(NamedTuple):
     """A neighbour of a data set.
 
     Attributes:
         words: how it differs.
-        data: the neighbour.
+        data: the neighbour: a list of records, or a pytree of arrays [N, ...].
         rows: int [n'], the record of the first data set that each of its own comes from.
         changed: the most records by which anything computed record by record may differ.
     """
 
     words: str
-    data: Any
+    data: PyTree
     rows: np.ndarray
     changed: int
 
 
-def count(data: Any) -> int:
+def count(data: PyTree) -> int:
     """The number of records of a list of records, or a pytree of arrays [N, ...]."""
     return len(data) if isinstance(data, list) else len(jax.tree.leaves(data)[0])
 
 
-def take(data: Any, indices: Any) -> Any:
+def take(data: PyTree, indices: Sequence[int] | np.ndarray) -> PyTree:
     """The records at ``indices``, of the same kind as ``data``."""
     if isinstance(data, list):
         return [data[i] for i in indices]
     return jax.tree.map(lambda leaf: leaf[np.asarray(indices)], data)
 
 
-def neighbours(data: Any) -> Iterator[Pair]:
+def record(data: PyTree, at: int) -> PyTree:
+    """One record of a list or of a pytree of arrays [N, ...]."""
+    return data[at] if isinstance(data, list) else jax.tree.map(lambda v: np.asarray(v[at]), data)
+
+
+def put(data: PyTree, at: int, other: PyTree) -> PyTree:
+    """The data with another record at ``at``."""
+    if isinstance(data, list):
+        return [other if i == at else each for i, each in enumerate(data)]
+
+    def changed(old: PyTree, new: PyTree) -> PyTree:
+        value = np.array(old)
+        value[at] = new
+        return value if isinstance(old, np.ndarray) else jax.numpy.asarray(value)
+
+    return jax.tree.map(changed, data, other)
+
+
+def scaled(data: PyTree, factor: float) -> PyTree:
+    """The data, or a record, with all numbers that are no integers times ``factor``."""
+
+    def one(leaf: PyTree) -> PyTree:
+        value = np.asarray(leaf)
+        return value * value.dtype.type(factor) if value.dtype.kind == "f" else leaf
+
+    return jax.tree.map(one, data)
+
+
+def records_of(source: Source, most: int) -> PyTree:
+    """At most ``most`` records, spread over a source: pytree of NumPy arrays [m, ...]."""
+    rows = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64))
+    return source.gather(rows, np.ones(len(rows), bool))
+
+
+def neighbours(data: PyTree) -> Iterator[Neighbour]:
     """Neighbours that tell most: without the largest, smallest, longest record; with odd ones."""
     size = count(data)
     everyone = np.arange(size)
@@ -58,16 +92,16 @@ def neighbours(data: Any) -> Iterator[Pair]:
         if at not in done and size > 1:
             done.add(at)
             rows = np.delete(everyone, at)
-            yield Pair(f"without {words}", take(data, rows), rows, 1)
+            yield Neighbour(f"without {words}", take(data, rows), rows, 1)
     other = np.where(everyone == size - 1, 0, everyone)
     words = "with a copy of the first record in place of the last"
-    yield Pair(words, take(data, other), other, 2)
+    yield Neighbour(words, take(data, other), other, 2)
     if not isinstance(data, list):
-        words = "with the last record made 8 times larger"
-        yield Pair(words, _larger(data, size - 1), everyone, 2)
+        larger = put(data, size - 1, scaled(record(data, size - 1), 8))
+        yield Neighbour("with the last record made 8 times larger", larger, everyone, 2)
 
 
-def measure(record: Any) -> tuple[float, float]:
+def measure(record: PyTree) -> tuple[float, float]:
     """(size of the numbers, length) of one record, for choosing extremes."""
     total, length = 0.0, 0.0
     for leaf in jax.tree.leaves(record):
@@ -81,23 +115,7 @@ def measure(record: Any) -> tuple[float, float]:
     return total, length
 
 
-def _larger(data: Any, at: int) -> Any:
-    def grown(leaf: Any) -> Any:
-        value = np.array(leaf)
-        if value.dtype.kind == "f":
-            value[at] *= 8
-        return value if isinstance(leaf, np.ndarray) else jax.numpy.asarray(value)
-
-    return jax.tree.map(grown, data)
-
-
-def records_of(source: Source, most: int) -> PyTree:
-    """At most ``most`` records, spread over a source: pytree of NumPy arrays [m, ...]."""
-    rows = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64))
-    return source.gather(rows, np.ones(len(rows), bool))
-
-
-def differing(one: Any, two: Any, rows: np.ndarray) -> tuple[int, int]:
+def differing(one: PyTree, two: PyTree, rows: np.ndarray) -> tuple[int, int]:
     """(records of one result that the other lacks, and the other way round), in any order.
 
     Args:
@@ -109,7 +127,16 @@ def differing(one: Any, two: Any, rows: np.ndarray) -> tuple[int, int]:
         near = [same(record(one, r), record(two, i)) for i, r in enumerate(rows)]
         if near.count(False) <= 1:
             return count(one) - len(rows) + near.count(False), near.count(False)
-    mine, others = _keys(one), _keys(two)
+
+    def by_bytes(data: PyTree) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for i in range(count(data)):
+            leaves = jax.tree.leaves(record(data, i))
+            key = repr([v if isinstance(v, str) else np.asarray(v).tobytes() for v in leaves])
+            found.setdefault(key, []).append(i)
+        return found
+
+    mine, others = by_bytes(one), by_bytes(two)
     left = [record(one, i) for key, each in mine.items() for i in each[len(others.get(key, ())) :]]
     right = [record(two, i) for key, each in others.items() for i in each[len(mine.get(key, ())) :]]
     matched = 0
@@ -121,20 +148,13 @@ def differing(one: Any, two: Any, rows: np.ndarray) -> tuple[int, int]:
     return len(left) - matched, len(right)
 
 
-def record(data: Any, at: int) -> Any:
-    """One record of a list or of a pytree of arrays [N, ...]."""
-    if isinstance(data, list):
-        return data[at]
-    return jax.tree.map(lambda leaf: np.asarray(leaf[at]), data)
-
-
-def same(one: Any, two: Any) -> bool:
+def same(one: PyTree, two: PyTree) -> bool:
     """True if two pytrees hold the same numbers, to rounding; functions at a few steps."""
     a, b = jax.tree.leaves(one), jax.tree.leaves(two)
     return len(a) == len(b) and all(_same_leaf(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _same_leaf(x: Any, y: Any) -> bool:
+def _same_leaf(x: PyTree, y: PyTree) -> bool:
     if callable(x) and callable(y):  # such as schedules
         return all(same(x(step), y(step)) for step in (0, 1, 10, 1_000))
     x, y = np.asarray(x), np.asarray(y)
@@ -144,12 +164,3 @@ def _same_leaf(x: Any, y: Any) -> bool:
         return bool(np.all(x == y))
     size = float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
     return bool(np.allclose(x, y, rtol=1e-5, atol=1e-6 * size, equal_nan=True))
-
-
-def _keys(data: Any) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
-    for i in range(count(data)):
-        leaves = jax.tree.leaves(record(data, i))
-        key = repr([v if isinstance(v, str) else np.asarray(v).tobytes() for v in leaves])
-        found.setdefault(key.encode(), []).append(i)
-    return found
