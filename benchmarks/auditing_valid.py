@@ -87,14 +87,18 @@ def one_run(audits):
     rows, truth = [], gaussian_epsilon(MU, DELTA)[0]
     for kind, audit in ONE_RUN.items():
         nulls = [("no leak", 0.0)]
-        nulls += [("randomised response", 1.0)] if "if" not in kind else []
+        answered = [("randomised response", 1.0), ("two scores, canaries listed by coin", 1.0)]
+        nulls += answered if "if" not in kind else []
         nulls += [("Gaussian of mu 1", truth)] if kind == "if Gaussian" else []
         for null, limit in nulls:
             since, found = time.time(), []
             for seed in range(audits):
                 rng = np.random.default_rng([2, seed])
                 coins = rng.random(CANARIES) < 0.5
-                if null == "randomised response":
+                if null.startswith("two scores"):
+                    coins = np.sort(coins)
+                    scores = np.sign(answers(rng, coins, limit, DELTA))
+                elif null == "randomised response":
                     scores = answers(rng, coins, limit, DELTA)
                 else:
                     scores = MU * (rng.normal(size=CANARIES) + bool(limit) * MU * coins - MU / 2)

@@ -19,7 +19,7 @@ from jaxdp.auditing.measures import Point, points
 from jaxdp.auditing.reference import RUNS, audit_noise
 from jaxdp.auditing.residuals import ResidualVerdict
 from jaxdp.auditing.scores import Audited, audit_scores
-from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
+from jaxdp.auditing.worlds import Energy, Worlds, training_run, two_worlds
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
@@ -338,7 +338,9 @@ def _profile(
     return audit_scores(inside, outside, delta, **options)
 
 
-def _energy(kind: str, algorithm: Algorithm, worlds: Worlds) -> Callable[..., Any] | None:
+def _energy(
+    kind: str, algorithm: Algorithm, worlds: Worlds
+) -> Callable[[jax.Array, jax.Array], Energy] | None:
     """The energy that judges the steps of an annealed algorithm on the tiny network."""
     if not kind:
         return None
@@ -351,7 +353,8 @@ def _energy(kind: str, algorithm: Algorithm, worlds: Worlds) -> Callable[..., An
     bound, l2, noise, rate, size = 1e6, 1e6, 0.0, 1.0, count
     if mechanism is not None:
         bound, l2 = mechanism.rule.l2(None), mechanism.l2(None)
-        noise = mechanism.noise_multiplier  # type: ignore[assignment]
+        assert isinstance(mechanism.noise_multiplier, int | float)
+        noise = mechanism.noise_multiplier
         rate, size = mechanism.batch_size / mechanism.dataset_size, mechanism.batch_size
 
     def drawn(key: jax.Array, there: jax.Array) -> OpenEnergy:

@@ -136,7 +136,12 @@ def attack_measures(
         )
     for rate in false_positive_rates:
         arguments.fraction("false_positive_rates", rate)
-    inside, outside = one_column(with_record, without)
+    pair = checked(with_record, without)
+    if pair[0].shape[1] > 1:
+        raise ValueError(
+            f"with_record must be scores [n], one a run, got {pair[0].shape[1]} columns"
+        )
+    inside, outside = (scores[:, 0] for scores in pair)
     gaussian = None
     if delta > 0:
         gaussian = audit_scores(inside, outside, delta, confidence=confidence, kind="gaussian")
@@ -233,13 +238,3 @@ def _bootstrapped(
     ends = special.ndtri(np.array([1 - confidence, 1 + confidence]) / 2)
     low, high = np.quantile(values, special.ndtr(2 * special.ndtri(below) + ends))
     return WithInterval(value, (float(low), float(high)), "bootstrap")
-
-
-def one_column(with_record: ArrayLike, without: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Both as float64 [n], with not-a-number as a score above all others; ValueError for more."""
-    inside, outside = checked(with_record, without)
-    if inside.shape[1] > 1:
-        raise ValueError(
-            f"with_record must be scores [n], one a run, got {inside.shape[1]} columns"
-        )
-    return inside[:, 0], outside[:, 0]
