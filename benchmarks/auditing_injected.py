@@ -16,7 +16,7 @@ import numpy as np
 
 import jaxdp
 from benchmarks.auditing_runs import RESULT
-from jaxdp.auditing import canaries, one_run
+from jaxdp.auditing import audit_one_run, canaries
 
 DELTA, RECORDS = 1e-5, 60_000
 
@@ -33,8 +33,8 @@ def bounds(others, algorithm, count, draws):
         alone = noise * rng.standard_normal(drawn.shape)
         found.append(
             [
-                one_run._audited(
-                    canaries.scores(drawn + part, algorithm), coins, DELTA, 0.95
+                audit_one_run(
+                    canaries.scores(drawn + part, algorithm), coins, DELTA, log_odds=True
                 ).epsilon
                 for part in (others[:, columns], alone)
             ]

@@ -25,12 +25,10 @@ import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import auditing, optimizers
 from jaxdp.accounting.gaussian import gaussian_epsilon
-from jaxdp.auditing import canaries
-from jaxdp.auditing import one_run as one_run_audit
+from jaxdp.auditing import canaries, guesses
 
 RESULT = Path(__file__).parent / "results" / "auditing_valid.json"
 AUDITS, RUNS, CANARIES, DELTA = 1_000, 300, 400, 1e-5
-GRID = np.linspace(-2, 2, 9)
 MU = 1.0
 
 
@@ -39,19 +37,18 @@ def member(z):
 
 
 TWO_WORLDS = {
-    "fixed ranks": lambda i, o: auditing.audit_ranks(i, o, DELTA),
-    "one split": lambda i, o: auditing.audit_scores(i, o, DELTA),
-    "median of splits": lambda i, o: auditing.audit_splits(i, o, DELTA, splits=7),
+    "fixed ranks": lambda i, o: auditing.audit_scores(i, o, DELTA),
+    "an event chosen of two columns": lambda i, o: auditing.audit_scores(
+        np.c_[i, -i], np.c_[o, -o], DELTA
+    ),
     "fixed threshold": lambda i, o: auditing.audit_scores(i, o, DELTA, threshold=0.0),
-    "given thresholds": lambda i, o: auditing.scores.audit_all_thresholds(i, o, DELTA, GRID),
     "Gaussian": lambda i, o: auditing.audit_scores(i, o, DELTA, kind="gaussian"),
     "family": lambda i, o: auditing.events.family_bound(i, o, member, 1.0, DELTA),
 }
 ONE_RUN = {
     "looks": lambda s, c: auditing.audit_one_run(s, c, DELTA),
-    "weights": lambda s, c: auditing.audit_guesses(s, c, DELTA),
-    "the audit of a run": lambda s, c: one_run_audit._audited(s, c, DELTA, 0.95),
-    "if Gaussian": lambda s, c: auditing.audit_one_run_gaussian(s, c, DELTA),
+    "log odds": lambda s, c: auditing.audit_one_run(s, c, DELTA, log_odds=True),
+    "if Gaussian": lambda s, c: auditing.audit_one_run_family(s, c, acc.Gaussian, 1.0, DELTA),
     "if in the family": lambda s, c: auditing.audit_one_run_family(s, c, member, 1.0, DELTA),
 }
 
@@ -90,14 +87,18 @@ def one_run(audits):
     rows, truth = [], gaussian_epsilon(MU, DELTA)[0]
     for kind, audit in ONE_RUN.items():
         nulls = [("no leak", 0.0)]
-        nulls += [("randomised response", 1.0)] if "if" not in kind else []
+        answered = [("randomised response", 1.0), ("two scores, canaries listed by coin", 1.0)]
+        nulls += answered if "if" not in kind else []
         nulls += [("Gaussian of mu 1", truth)] if kind == "if Gaussian" else []
         for null, limit in nulls:
             since, found = time.time(), []
             for seed in range(audits):
                 rng = np.random.default_rng([2, seed])
                 coins = rng.random(CANARIES) < 0.5
-                if null == "randomised response":
+                if null.startswith("two scores"):
+                    coins = np.sort(coins)
+                    scores = np.sign(answers(rng, coins, limit, DELTA))
+                elif null == "randomised response":
                     scores = answers(rng, coins, limit, DELTA)
                 else:
                     scores = MU * (rng.normal(size=CANARIES) + bool(limit) * MU * coins - MU / 2)
@@ -143,12 +144,11 @@ def ideal(seeds):
 
 def _paid(scores, coins, share):
     """The better bound, where looks have ``share`` of the error of 5 %."""
-    parts = (auditing.audit_guesses, 1 - share), (auditing.audit_one_run, share)
-    return max(
-        audit(scores, coins, DELTA, confidence=1 - 0.05 * part).epsilon
-        for audit, part in parts
-        if part
-    )
+    weights = guesses.by_weights(scores, coins, DELTA, 0.05 * (1 - share)) if share < 1 else 0.0
+    if not share:
+        return weights
+    looks = auditing.audit_one_run(scores, coins, DELTA, confidence=1 - 0.05 * share).epsilon
+    return max(weights, looks)
 
 
 def main(part, audits=AUDITS):

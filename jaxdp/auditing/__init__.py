@@ -10,17 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxdp.auditing.assumed import audit_one_run_family
     from jaxdp.auditing.audit import AlgorithmAudit, audit_algorithm
-    from jaxdp.auditing.bounds import Counts, epsilon_bound, gaussian_bound
+    from jaxdp.auditing.bounds import ErrorCounts, epsilon_bound
     from jaxdp.auditing.canaries import Canaries
     from jaxdp.auditing.events import audit_event
-    from jaxdp.auditing.guessed import (
-        audit_guesses,
-        audit_one_run,
-        audit_one_run_family,
-        audit_one_run_gaussian,
-    )
-    from jaxdp.auditing.measures import AttackMeasures, attack_measures, audit_ranks, audit_splits
+    from jaxdp.auditing.guesses import audit_one_run
+    from jaxdp.auditing.measures import AttackMeasures, attack_measures
     from jaxdp.auditing.one_run import RunAudit, audit_canaries
     from jaxdp.auditing.reference import audit_noise
     from jaxdp.auditing.residuals import audit_residuals
@@ -28,72 +24,37 @@ if TYPE_CHECKING:
     from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
 
 __all__ = [
-    "AlgorithmAudit",
-    "AttackMeasures",
-    "Audited",
-    "Canaries",
-    "Counts",
-    "RunAudit",
-    "Worlds",
-    "attack_measures",
-    "audit_algorithm",
-    "audit_canaries",
-    "audit_event",
-    "audit_guesses",
-    "audit_noise",
-    "audit_one_run",
-    "audit_one_run_family",
-    "audit_one_run_gaussian",
-    "audit_ranks",
-    "audit_residuals",
-    "audit_scores",
-    "audit_splits",
-    "epsilon_bound",
-    "gaussian_bound",
-    "training_run",
-    "two_worlds",
-]
+    "AlgorithmAudit", "AttackMeasures", "Audited", "Canaries", "ErrorCounts", "RunAudit", "Worlds",
+    "attack_measures", "audit_algorithm", "audit_canaries", "audit_event", "audit_noise",
+    "audit_one_run", "audit_one_run_family", "audit_residuals", "audit_scores", "epsilon_bound",
+    "training_run", "two_worlds",
+]  # fmt: skip
 
 # Imported when asked for: attacks need scipy.stats, which takes a second, and training none of it.
-_HOME = {
-    "AlgorithmAudit": "audit",
-    "AttackMeasures": "measures",
-    "Audited": "scores",
-    "Canaries": "canaries",
-    "Counts": "bounds",
-    "RunAudit": "one_run",
-    "Worlds": "worlds",
-    "attack_measures": "measures",
-    "audit_algorithm": "audit",
-    "audit_canaries": "one_run",
-    "audit_event": "events",
-    "audit_guesses": "guessed",
-    "audit_noise": "reference",
-    "audit_one_run": "guessed",
-    "audit_one_run_family": "guessed",
-    "audit_one_run_gaussian": "guessed",
-    "audit_ranks": "measures",
-    "audit_residuals": "residuals",
-    "audit_scores": "scores",
-    "audit_splits": "measures",
-    "epsilon_bound": "bounds",
-    "gaussian_bound": "bounds",
-    "training_run": "worlds",
-    "two_worlds": "worlds",
+_NAMES = {
+    "assumed": ("audit_one_run_family",),
+    "audit": ("AlgorithmAudit", "audit_algorithm"),
+    "bounds": ("ErrorCounts", "epsilon_bound"),
+    "canaries": ("Canaries",),
+    "events": ("audit_event",),
+    "guesses": ("audit_one_run",),
+    "measures": ("AttackMeasures", "attack_measures"),
+    "one_run": ("RunAudit", "audit_canaries"),
+    "reference": ("audit_noise",),
+    "residuals": ("audit_residuals",),
+    "scores": ("Audited", "audit_scores"),
+    "worlds": ("Worlds", "training_run", "two_worlds"),
 }
-_SUBMODULES = (
-    "assumed", "bounds", "events", "features", "guessed", "guesses", "measures", "ranks",
-    "residuals", "scores",
-)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """A name of the package, from the module that defines it; or such a module."""
-    if name in _SUBMODULES:
+    if name in _NAMES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

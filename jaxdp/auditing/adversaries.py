@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 
 from jaxdp import arguments
@@ -44,7 +45,7 @@ class Canary:
         count = len(jax.tree.leaves(records)[0])
         rows = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), records)
 
-        def with_canary(parameters: PyTree, record: Any) -> jax.Array:
+        def with_canary(parameters: PyTree, record: dict[str, PyTree]) -> jax.Array:
             pull = -_FAR * dot(parameters, self.direction)
             return jnp.where(record["canary"], pull, loss_fn(parameters, record["example"]))
 
@@ -76,14 +77,10 @@ def dirac(params: PyTree, leaf: int, index: tuple[int, ...]) -> Canary:
 
 def random_dirac(params: PyTree, seed: int) -> Canary:
     """A canary whose gradient lies in one coordinate, drawn uniformly from ``seed``."""
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     rng = np.random.default_rng(arguments.integer("seed", seed, least=0))
-    at = int(rng.integers(sum(sizes)))
-    leaf = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
-    shape = jax.tree.leaves(params)[leaf].shape
-    index = np.unravel_index(at - sum(sizes[:leaf]), shape)
-    found = dirac(params, leaf, tuple(int(i) for i in index))
-    return dataclasses.replace(found, words="a Dirac gradient in a random coordinate")
+    flat, as_tree = ravel_pytree(jax.tree.map(jnp.zeros_like, params))
+    one = flat.at[int(rng.integers(flat.size))].set(1.0)
+    return Canary(as_tree(one), "a Dirac gradient in a random coordinate")
 
 
 def dense(params: PyTree) -> Canary:
@@ -109,9 +106,10 @@ def canary_score(algorithm: Algorithm, canary: Canary) -> Callable[[PyTree], jax
     unit = algorithm.mechanism.l2(canary.direction) / algorithm.mechanism.batch_size
 
     def score(released: PyTree) -> jax.Array:
-        noisy = jax.vmap(lambda g: dot(g, canary.direction))(
-            released["noisy"] if jax.tree.leaves(released["noisy"]) else _moves(released["params"])
-        )
+        gradients = released["noisy"]
+        if not jax.tree.leaves(gradients):  # differences of iterates, with the sign of gradients
+            gradients = jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], released["params"])
+        noisy = jax.vmap(lambda g: dot(g, canary.direction))(gradients)
         sizes = jnp.log10(jnp.abs(noisy) + 1e-12)
         last = jax.tree.map(lambda leaf: leaf[-1], released["params"])
         columns = [
@@ -138,11 +136,11 @@ def log_ratios(algorithm: Algorithm, sums: jax.Array) -> jax.Array:
     if mechanism.strategy is not None:
         return _correlated_ratios(mechanism, sums)
     prob = rate(mechanism.sampling, mechanism.batch_size, mechanism.dataset_size)
-    z = (
-        jnp.asarray(algorithm.mechanism.noise_multiplier, jnp.float32)
-        if isinstance(algorithm.mechanism.noise_multiplier, int | float)
-        else algorithm.mechanism.noise_multiplier.table()[: len(sums)]
-    )
+    noise = mechanism.noise_multiplier
+    if isinstance(noise, int | float):
+        z = jnp.asarray(noise, jnp.float32)
+    else:
+        z = noise.table()[: len(sums)]
     shifted = (2 * sums - 1) / (2 * jnp.maximum(z, 1e-6) ** 2)
     if prob == 1.0:
         return shifted
@@ -166,11 +164,6 @@ def _correlated_ratios(mechanism: Mechanism, sums: jax.Array) -> jax.Array:
     shifted = (seen - jnp.sum(way**2, axis=0) / 2) / max(noise, 1e-6) ** 2
     stay = jnp.full(shifted.shape, np.log1p(-prob) if prob < 1 else -np.inf, jnp.float32)
     return logsumexp(jnp.stack([stay, shifted + np.float32(np.log(prob))]), axis=0)
-
-
-def _moves(params: PyTree) -> PyTree:
-    """The differences of consecutive released iterates, with the sign of gradients."""
-    return jax.tree.map(lambda leaf: leaf[:-1] - leaf[1:], params)
 
 
 def iterate_score(
@@ -244,7 +237,7 @@ def tiny_network(seed: int = 0, records: int = 4) -> tuple[Callable[..., jax.Arr
     x = jax.random.normal(keys[2], (records, 4)).at[:, 0].set(0.0)
     labels = jax.random.bernoulli(keys[3], 0.5, (records,)).astype(jnp.int32)
 
-    def loss_fn(parameters: PyTree, example: Any) -> jax.Array:
+    def loss_fn(parameters: PyTree, example: dict[str, jax.Array]) -> jax.Array:
         hidden = jnp.tanh(example["x"] @ parameters["w1"] + parameters["b1"])
         logits = hidden @ parameters["w2"] + parameters["b2"]
         return logsumexp(logits) - logits[example["y"]]

@@ -1,4 +1,4 @@
-"""Tests of an assumed trade-off function by the guesses about one run.
+"""A lower bound on epsilon from one run that assumes a family of trade-off functions (f-DP).
 
 Mahloujifar, Melis and Chaudhuri (2024, arXiv:2410.22235) bound the number of right guesses of a
 mechanism that keeps a trade-off function f for each canary, whatever joins the canaries.
@@ -24,18 +24,83 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
+from numpy.typing import ArrayLike
+
 from jaxdp import accounting as acc
-from jaxdp.auditing import bounds
+from jaxdp import arguments
 from jaxdp.auditing.events import least_refuted, profile
+from jaxdp.auditing.guesses import COINS, counted, in_order
+from jaxdp.auditing.scores import Audited, check
 
 # From a probability x to the least a with 1 - f(a) >= x.
 Inverse = Callable[[float], float]
 _NORMAL = NormalDist()
+# Guesses over the root of m: as many as a bound likes best, by simulation.
+_SAMPLED, _GAUSSIAN = (1.5, "top"), (6.0, "both")
 # Of the profile: close together where few wrong guesses among many right ones lie.
 _EPSILONS = (
     0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.25, 3.5, 3.75, 4.0, 4.25, 4.5, 4.75, 5.0, 5.5, 6.0,
     7.0, 8.0,
 )  # fmt: skip
+
+
+def audit_one_run_family(
+    scores: ArrayLike,
+    included: ArrayLike,
+    family: Callable[[float], acc.Event],
+    noise: float,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    look: tuple[int, str] | None = None,
+    seed: int | None = None,
+) -> Audited:
+    """A lower bound on epsilon from one run, **if the mechanism is in a family of events**.
+
+    Formal guarantee: that of ``refuted``, of a mechanism whose trade-off function for each canary
+    is at least that of ``family(z)`` for some z: same sampling and steps, noise unknown. The
+    canaries need not be independent of each other. It finds no bugs: a mechanism outside the family
+    may have a smaller epsilon.
+
+    Args:
+        scores: [m], higher for canaries that seem to be in.
+        included: bool [m], the coins.
+        family: from a noise multiplier to the event, less private the smaller it is:
+            ``accounting.Gaussian``, or sampling and steps with that noise.
+        noise: where the search begins.
+        delta: of the bound, above 0.
+        confidence: in (0, 1).
+        look: (r, side), see ``jaxdp.auditing.audit_one_run``, fixed beforehand; None takes the
+            highest scores, 1.5 times the root of m, or of Gaussian events 6 times the root of m on
+            both sides.
+        seed: of the order among equal scores, as there.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> coins = rng.random(1_000) < 0.5
+        >>> seen = rng.normal(size=1_000) + coins
+        >>> gaussian = jaxdp.accounting.Gaussian
+        >>> found = jaxdp.auditing.audit_one_run_family(seen, coins, gaussian, 1.0, delta=1e-5)
+        >>> 1.0 < found.epsilon < 4.38
+        True
+    """
+    check(delta, confidence, "gaussian")
+    arguments.positive("noise", noise)
+    coins, order = in_order(scores, included, seed)
+    m, level = len(order), 1 - confidence
+    if look is None:
+        times, side = _GAUSSIAN if isinstance(family(noise), acc.Gaussian) else _SAMPLED
+        look = min(m, round(times * m**0.5)), side
+    (correct,), (made,) = (each.tolist() for each in counted(coins[order], [look]))
+
+    def impossible(z: float) -> bool:
+        one_sided = look[1] == "top"
+        return refuted(correct, made, m, inverse_of(family(z)), level, one_sided=one_sided)
+
+    least = least_refuted(impossible, noise)
+    value = 0.0 if least is None else acc.epsilon(family(least), delta).lower
+    words = f"{COINS}, and the mechanism is what its event says, but for the size of the noise"
+    return Audited(value, delta, confidence, "one run, family", words)
 
 
 def refuted(
@@ -68,64 +133,25 @@ def refuted(
     return right + wrong > guesses / canaries
 
 
-def largest_mu(
-    correct: int, guesses: int, canaries: int, level: float, *, one_sided: bool
-) -> float:
-    """The largest refuted mu of Gaussian DP; 0 where none is."""
+def inverse_of(event: acc.Event) -> Inverse:
+    """The ``Inverse`` of an event's trade-off function, or of one below it.
 
-    def p(mu: float) -> float:
-        found = refuted(
-            correct, guesses, canaries, gaussian_inverse(mu), level, one_sided=one_sided
-        )
-        return 0.0 if found else 1.0
-
-    return bounds.largest_refuted(p, level)
-
-
-def least_noise(
-    correct: int,
-    guesses: int,
-    canaries: int,
-    family: Callable[[float], acc.Event],
-    noise: float,
-    level: float,
-) -> float | None:
-    """Nearly the least refuted noise of a family, itself refuted; None where none is.
-
-    All guesses say "in". The relation is adding or removing a record.
-
-    Args:
-        correct: right guesses.
-        guesses: r.
-        canaries: m.
-        family: from a noise multiplier to the event.
-        noise: where the search begins.
-        level: in (0, 1).
+    That of a Gaussian is Phi(Phi^-1(x) - mu), mu = 1 / noise multiplier; of others it is read from
+    the profile at a few epsilons.
     """
+    if isinstance(event, acc.Gaussian):
+        mu = 1 / event.noise_multiplier
 
-    def of(z: float) -> bool:
-        inverse = event_inverse(family(z))
-        return refuted(correct, guesses, canaries, inverse, level, one_sided=True)
+        def inverse(x: float) -> float:
+            return _NORMAL.cdf(_NORMAL.inv_cdf(x) - mu) if 0 < x < 1 else float(x >= 1)
 
-    return least_refuted(of, noise)
-
-
-def gaussian_inverse(mu: float) -> Inverse:
-    """The ``Inverse`` of a Gaussian's trade-off function: Phi(Phi^-1(x) - mu)."""
-
-    def inverse(x: float) -> float:
-        return _NORMAL.cdf(_NORMAL.inv_cdf(x) - mu) if 0 < x < 1 else float(x >= 1)
-
-    return inverse
-
-
-def event_inverse(event: acc.Event) -> Inverse:
-    """The ``Inverse`` of a trade-off function not above the event's own."""
-    return _of_pieces(profile(event, acc.Relation.ADD_OR_REMOVE_ONE, _EPSILONS))
+        return inverse
+    return of_pieces(profile(event, acc.Relation.ADD_OR_REMOVE_ONE, _EPSILONS))
 
 
 @functools.lru_cache(maxsize=64)
-def _of_pieces(pieces: tuple[tuple[float, float], ...]) -> Inverse:
+def of_pieces(pieces: tuple[tuple[float, float], ...]) -> Inverse:
+    """The ``Inverse`` where pairs (epsilon, delta) are known to hold."""
     known = [(math.exp(epsilon), delta) for epsilon, delta in pieces]
 
     def inverse(x: float) -> float:

@@ -13,63 +13,104 @@ from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.auditing import adversaries, bounds
 from jaxdp.auditing.adversaries import LOG_RATIO, Canary, canary_score, tiny_network
-from jaxdp.auditing.bounds import Counts
+from jaxdp.auditing.bounds import ErrorCounts
 from jaxdp.auditing.events import Verdict, audit_event, family_bound, tradeoff_of
 from jaxdp.auditing.measures import Point, points
 from jaxdp.auditing.reference import RUNS, audit_noise
 from jaxdp.auditing.residuals import ResidualVerdict
 from jaxdp.auditing.scores import Audited, audit_scores
-from jaxdp.auditing.worlds import Worlds, training_run, two_worlds
+from jaxdp.auditing.worlds import Energy, Worlds, training_run, two_worlds
 from jaxdp.clipping.rules import CoordinateBox
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
 from jaxdp.sampling import FixedOrder, FullBatch
 
 HELD_OUT = 0.2
-
-
 TINY = "the same mechanism on a tiny network"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AlgorithmAudit:
-    """An audited algorithm: the claimed, the proven and the audited epsilon.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class EpsilonAudit:
+    """An audit: the claimed, the proven and the audited epsilon.
 
     Attributes:
         steps: the steps of every run.
-        runs: the number of runs in each world.
         delta: of every epsilon.
         confidence: of the audited numbers, each by itself.
-        claimed: the paper's claim, where there is one.
+        claimed: the epsilon that the paper claims, where there is a claim.
+        claim: its name.
         proven: the accountant's epsilon; infinite where nothing is proven.
         audited: the lower bound that assumes nothing.
-        profile: the lower bound that assumes the mechanism's kind, where it has one.
-        verdict: the test of the charged event against the runs; None where nothing is proven.
-        event: what is charged.
-        adversary: the adversary, in words.
-        roc: float [k, 2], rates of false alarms and hits of the chosen score, for a plot.
-        reachable: the bound that ideal scores of the charged event would give, about; None where
-            nothing is proven.
+        profile: a lower bound that assumes the mechanism's kind, where it has one.
+        reachable: about the bound that ideal scores of what was charged would give; None where
+            nothing is proven, or where finding it takes too long.
         points: false-alarm and hit rates at fixed ranks, with intervals.
+        event: what is charged.
+        roc: float [k, 2], rates of false alarms and hits of the scores, for a plot.
+    """
+
+    steps: int
+    delta: float
+    confidence: float
+    claimed: float | None = None
+    claim: str | None = None
+    proven: float
+    audited: Audited
+    profile: Audited | None = None
+    reachable: float | None = None
+    points: tuple[Point, ...] = ()
+    event: acc.Event
+    roc: np.ndarray
+
+    @property
+    def claim_refuted(self) -> bool:
+        """True if the assumption-free bound exceeds the paper's claim."""
+        return self.claimed is not None and self.audited.epsilon > self.claimed
+
+    def share(self, epsilon: float) -> str:
+        """The share of the proven epsilon, in per cent."""
+        return f"{epsilon / self.proven if self.proven else 1.0:.0%}"
+
+    def claim_in_words(self) -> str:
+        """A sentence on a claim that is refuted, after a space; else nothing."""
+        if not self.claim_refuted:
+            return ""
+        return f" The claim of {self.claim}, epsilon {self.claimed:.3g}, is refuted."
+
+    def numbers(self) -> dict[str, Any]:
+        """What every audit tells, JSON-ready; infinity becomes the string "inf"."""
+        return {
+            "steps": self.steps,
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "claimed": self.claimed,
+            "claim": self.claim,
+            "proven": self.proven if math.isfinite(self.proven) else "inf",
+            "audited": self.audited.epsilon,
+            "audited_profile": None if self.profile is None else self.profile.epsilon,
+            "profile_assumes": None if self.profile is None else self.profile.assumes,
+            "reachable": self.reachable,
+            "points": [point.to_list() for point in self.points],
+            "claim_refuted": self.claim_refuted,
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class AlgorithmAudit(EpsilonAudit):
+    """An audited algorithm.
+
+    Attributes:
+        runs: the number of runs in each world.
+        verdict: the test of the charged event against the runs; None where nothing is proven.
+        adversary: the adversary, in words.
         noise: the verdict on the residuals; None where it was not asked for, and for an algorithm
             that adds no noise or names a leak.
         what: what was attacked, in words.
     """
 
-    steps: int
     runs: int
-    delta: float
-    confidence: float
-    claimed: acc.Claim | None
-    proven: float
-    audited: Audited
-    profile: Audited | None
     verdict: Verdict | None
-    event: acc.Event
     adversary: str
-    roc: np.ndarray
-    reachable: float | None = None
-    points: tuple[Point, ...] = ()
     noise: ResidualVerdict | None = None
     what: str = TINY
 
@@ -77,11 +118,6 @@ class AlgorithmAudit:
     def broken(self) -> bool:
         """True if the charged event is refuted at ``confidence``, by the one test of the event."""
         return bool(self.verdict and self.verdict.refuted)
-
-    @property
-    def claim_refuted(self) -> bool:
-        """True if the assumption-free bound exceeds the paper's claim."""
-        return self.claimed is not None and self.audited.epsilon > self.claimed.value
 
     def in_words(self) -> str:
         """The verdict in a sentence or two."""
@@ -97,49 +133,30 @@ class AlgorithmAudit:
         else:
             words = (
                 "Nothing contradicts the proven guarantee; the attack reaches "
-                f"{self._share(self.audited)} of it with nothing assumed."
+                f"{self.share(self.audited.epsilon)} of it with nothing assumed."
             )
             if self.profile is not None:
-                share = self._share(self.profile)
+                share = self.share(self.profile.epsilon)
                 words += f" Provided that {self.profile.assumes}, it reaches {share}."
-        if self.claim_refuted:
-            assert self.claimed is not None
-            words += (
-                f" The claim of {self.claimed.name}, epsilon {self.claimed.value:.3g}, is refuted."
-            )
+        words += self.claim_in_words()
         if self.noise is not None and self.noise.refuted:
             words += " BROKEN: the noise is not what was charged."
         return words
 
-    def _share(self, found: Audited) -> str:
-        return f"{found.epsilon / self.proven if self.proven else 1.0:.0%}"
-
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; infinity becomes the string "inf"."""
-        row = {
+        return {
+            **self.numbers(),
             "what": self.what,
-            "steps": self.steps,
             "runs": 2 * self.runs,
-            "delta": self.delta,
-            "confidence": self.confidence,
-            "claimed": None if self.claimed is None else self.claimed.value,
-            "claim": None if self.claimed is None else self.claimed.name,
-            "proven": self.proven if math.isfinite(self.proven) else "inf",
-            "audited": self.audited.epsilon,
-            "audited_profile": None if self.profile is None else self.profile.epsilon,
-            "profile_assumes": None if self.profile is None else self.profile.assumes,
-            "reachable": self.reachable,
-            "points": [point.to_list() for point in self.points],
             "p_value": None if self.verdict is None else self.verdict.p_value,
             "broken": self.broken,
-            "claim_refuted": self.claim_refuted,
             "adversary": self.adversary,
             "verdict": self.in_words(),
             "noise": None if self.noise is None else self.noise.in_words(),
             "noise_p_value": None if self.noise is None else self.noise.p_value,
             "noise_refuted": self.noise is not None and self.noise.refuted,
         }
-        return row
 
 
 def audit_algorithm(
@@ -176,24 +193,49 @@ def audit_algorithm(
         residuals: test the noise as well, see ``jaxdp.auditing.audit_noise``, on further runs,
             at most 3,000 in each world; an audit at ``confidence`` of its own.
     """
-    steps, runs, chunk = _counts(steps, runs, chunk, seed)
+    if seed is not None:
+        arguments.integer("seed", seed, least=0)
+    steps = arguments.integer("steps", steps, least=1)
+    runs = arguments.integer("runs", runs, least=10)
+    chunk = arguments.integer("chunk", chunk, least=1)
     for name, value in (("delta", delta), ("confidence", confidence)):
         arguments.fraction(name, value)
+    mechanism = algorithm.mechanism
+
+    # The runs, and the scores of the worst adversary that is known for the algorithm.
     canary, worlds = tiny_worlds(algorithm)
     judge = _energy(energy, algorithm, worlds)
     run = training_run(
         algorithm, worlds, steps, score=canary_score(algorithm, canary), energy=judge
     )
     inside, outside = two_worlds(run, runs, seed=seed, progress=progress, chunk=chunk)
-    event, relation = algorithm.total(steps), _relation(algorithm)
     found = audit_scores(inside, outside, delta, confidence=confidence, held_out=HELD_OUT)
+    assert found.rule is not None
+    assert found.counts is not None
+    one, other = (found.rule.sign * scores[:, found.rule.column] for scores in (inside, outside))
+
+    # What is proven, and the test of it. In a fixed order an absent record keeps its place.
+    ordered = isinstance(mechanism.sampling, FixedOrder)
+    relation = acc.Relation.REPLACE_SPECIAL if ordered else acc.Relation.ADD_OR_REMOVE_ONE
+    event = algorithm.total(steps)
     proven = acc.epsilon(event, delta, relation).upper
-    verdict = None
+    verdict = most = None
     if math.isfinite(proven):
         verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
+        most = reachable(event, relation, found.counts.without, delta, confidence)
+
+    # What is claimed, and what the mechanism's kind adds.
+    claim, multiplier = None, mechanism.noise_multiplier
+    if algorithm.claim is not None and isinstance(multiplier, int | float):
+        rate = mechanism.batch_size / mechanism.dataset_size
+        claim = algorithm.claim(rate, multiplier, steps, delta)
     profile = _profile(algorithm, steps, canary, inside, outside, delta, confidence)
+
     noise = None
-    if residuals and _noisy(algorithm):
+    levels = (
+        [multiplier] if isinstance(multiplier, int | float) else [z for z, _ in multiplier.levels]
+    )
+    if residuals and not mechanism.leak and min(levels) > 0:
         noise = audit_noise(
             algorithm,
             worlds,
@@ -203,23 +245,23 @@ def audit_algorithm(
             energy=judge,
             seed=None if seed is None else seed + 1,  # not the runs that were just attacked
         )
-    kept, one, other = _attacked(found, inside, outside)
     return AlgorithmAudit(
-        steps,
-        runs,
-        delta,
-        confidence,
-        _claim(algorithm, steps, delta),
-        proven,
-        found,
-        profile,
-        verdict,
-        event,
-        canary.words,
-        roc(one, other),
-        None if verdict is None else reachable(event, relation, kept, delta, confidence),
-        points(one, other, confidence),
-        noise,
+        steps=steps,
+        runs=runs,
+        delta=delta,
+        confidence=confidence,
+        claimed=None if claim is None else claim.value,
+        claim=None if claim is None else claim.name,
+        proven=proven,
+        audited=found,
+        profile=profile,
+        verdict=verdict,
+        event=event,
+        adversary=canary.words,
+        roc=roc(one, other),
+        reachable=most,
+        points=points(one, other, confidence),
+        noise=noise,
     )
 
 
@@ -241,23 +283,11 @@ def reachable(
     misses = np.clip(tradeoff_of(event, relation)(alarms), 0.0, 1.0)
     return max(
         bounds.epsilon_bound(
-            Counts(round(a * runs), runs, round(b * runs), runs), delta, confidence, rule
+            ErrorCounts(round(a * runs), runs, round(b * runs), runs), delta, confidence, rule
         )
         for a, b in zip(alarms, misses, strict=True)
         for rule in ("sum", "alarms")
     )
-
-
-def _relation(algorithm: Algorithm) -> acc.Relation:
-    """The relation of the two worlds: in a fixed order a record that is absent keeps its place."""
-    ordered = isinstance(algorithm.mechanism.sampling, FixedOrder)
-    return acc.Relation.REPLACE_SPECIAL if ordered else acc.Relation.ADD_OR_REMOVE_ONE
-
-
-def _noisy(algorithm: Algorithm) -> bool:
-    given = algorithm.mechanism.noise_multiplier
-    levels = [given] if isinstance(given, int | float) else [z for z, _ in given.levels]
-    return not algorithm.mechanism.leak and min(levels) > 0
 
 
 def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
@@ -271,70 +301,46 @@ def tiny_worlds(algorithm: Algorithm) -> tuple[Canary, Worlds]:
     return canary, canary.worlds(loss_fn, params, records)
 
 
-def _counts(steps: int, runs: int, chunk: int, seed: int | None) -> tuple[int, int, int]:
-    if seed is not None:
-        arguments.integer("seed", seed, least=0)
-    return (
-        arguments.integer("steps", steps, least=1),
-        arguments.integer("runs", runs, least=10),
-        arguments.integer("chunk", chunk, least=1),
-    )
+def members(algorithm: Algorithm, steps: int) -> Callable[[float], acc.Event] | None:
+    """From a noise multiplier to the event; None where the algorithm has no single one."""
+    mechanism = algorithm.mechanism
+    single = isinstance(mechanism.noise_multiplier, int | float)
+    if algorithm.energy is not None or mechanism.leak or not single:
+        return None
 
+    def family(z: float) -> acc.Event:
+        tried = dataclasses.replace(mechanism, noise_multiplier=z, count_noise_multiplier=None)
+        return tried.total(steps)
 
-def _attacked(
-    found: Audited, inside: np.ndarray, outside: np.ndarray
-) -> tuple[int, np.ndarray, np.ndarray]:
-    """The number of runs of the bound, and the score that it chose in both worlds, [runs] each."""
-    assert found.rule is not None
-    assert found.counts is not None
-    one, other = (found.rule.sign * scores[:, found.rule.column] for scores in (inside, outside))
-    return found.counts.without, one, other
+    return family
 
 
 def _profile(
     algorithm: Algorithm,
     steps: int,
     canary: Canary,
-    inside: Any,
-    outside: Any,
+    inside: np.ndarray,
+    outside: np.ndarray,
     delta: float,
     confidence: float,
 ) -> Audited | None:
-    mechanism = algorithm.mechanism
-    noise = mechanism.noise_multiplier
-    if algorithm.energy is not None or mechanism.leak or not isinstance(noise, int | float):
+    """The bound that assumes the mechanism's kind; None where it has none."""
+    family, noise = members(algorithm, steps), algorithm.mechanism.noise_multiplier
+    if family is None:
         return None
-    if isinstance(mechanism.sampling, FullBatch | FixedOrder):
-        if not canary.alone:
-            return audit_scores(
-                inside, outside, delta, confidence=confidence, kind="gaussian", held_out=0.1
-            )
+    if not isinstance(algorithm.mechanism.sampling, FullBatch | FixedOrder):
+        assert isinstance(noise, int | float)
+        return family_bound(inside, outside, family, noise, delta, confidence=confidence)
+    options: dict[str, Any] = {"confidence": confidence, "kind": "gaussian", "held_out": 0.1}
+    if canary.alone:
         # The likelihood ratio at 0 is the best point of a Gaussian: no run is set aside to find it.
-        return audit_scores(
-            inside[:, LOG_RATIO],
-            outside[:, LOG_RATIO],
-            delta,
-            confidence=confidence,
-            kind="gaussian",
-            threshold=0.0,
-        )
-
-    def family(z: float) -> acc.Event:
-        tried = dataclasses.replace(mechanism, noise_multiplier=z, count_noise_multiplier=None)
-        return tried.total(steps)
-
-    return family_bound(inside, outside, family, noise, delta, confidence=confidence)
+        inside, outside, options["threshold"] = inside[:, LOG_RATIO], outside[:, LOG_RATIO], 0.0
+    return audit_scores(inside, outside, delta, **options)
 
 
-def _claim(algorithm: Algorithm, steps: int, delta: float) -> acc.Claim | None:
-    noise = algorithm.mechanism.noise_multiplier
-    if algorithm.claim is None or not isinstance(noise, int | float):
-        return None
-    rate = algorithm.mechanism.batch_size / algorithm.mechanism.dataset_size
-    return algorithm.claim(rate, noise, steps, delta)
-
-
-def _energy(kind: str, algorithm: Algorithm, worlds: Worlds) -> Callable[..., Any] | None:
+def _energy(
+    kind: str, algorithm: Algorithm, worlds: Worlds
+) -> Callable[[jax.Array, jax.Array], Energy] | None:
     """The energy that judges the steps of an annealed algorithm on the tiny network."""
     if not kind:
         return None
@@ -343,13 +349,13 @@ def _energy(kind: str, algorithm: Algorithm, worlds: Worlds) -> Callable[..., An
         return lambda key, there: PublicEnergy(
             worlds.loss_fn, jax.tree.map(lambda leaf: leaf[:-1], worlds.records)
         )
-    mechanism = algorithm.energy
-    count = worlds.count
-    bound = mechanism.rule.l2(None) if mechanism is not None else 1e6
-    l2 = mechanism.l2(None) if mechanism is not None else 1e6
-    noise = mechanism.noise_multiplier if mechanism is not None else 0.0
-    rate = mechanism.batch_size / mechanism.dataset_size if mechanism is not None else 1.0
-    size = mechanism.batch_size if mechanism is not None else count
+    mechanism, count = algorithm.energy, worlds.count
+    bound, l2, noise, rate, size = 1e6, 1e6, 0.0, 1.0, count
+    if mechanism is not None:
+        bound, l2 = mechanism.rule.l2(None), mechanism.l2(None)
+        assert isinstance(mechanism.noise_multiplier, int | float)
+        noise = mechanism.noise_multiplier
+        rate, size = mechanism.batch_size / mechanism.dataset_size, mechanism.batch_size
 
     def drawn(key: jax.Array, there: jax.Array) -> OpenEnergy:
         who, noise_key = jax.random.split(key)
@@ -363,7 +369,7 @@ def _energy(kind: str, algorithm: Algorithm, worlds: Worlds) -> Callable[..., An
             worlds.loss_fn,
             bound,
             l2,
-            noise,  # type: ignore[arg-type]
+            noise,
             size,
         )
 

@@ -1,9 +1,10 @@
-"""Lower bounds on epsilon from counts of right and wrong guesses, in NumPy and SciPy alone.
+"""Valid p-values of a trade-off function from two worlds, in NumPy and SciPy alone.
 
 An audit runs a mechanism many times without a record and many times with it, and guesses from what
-was released which world it was in. Its false alarms and misses are binomial; a guarantee says which
-pairs of probabilities (false alarm, miss) are possible, its trade-off function. A guarantee is
-refuted when no possible pair explains the counts.
+was released which world it was in. A guarantee says which pairs of probabilities (false alarm,
+miss) are possible, its trade-off function. It is refuted when no possible pair explains what was
+seen: either the counts of a test that was fixed beforehand, or the misses at a threshold of fixed
+rank.
 """
 
 import dataclasses
@@ -14,7 +15,6 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp.accounting.gaussian import gaussian_epsilon
 
 # From false-alarm probabilities [k] to the least probability of a miss [k]; non-increasing.
 Tradeoff = Callable[[np.ndarray], np.ndarray]
@@ -22,11 +22,12 @@ RULES = ("sum", "box", "alarms", "misses")
 _SHARES = {"box": 0.5, "alarms": 0.9, "misses": 0.1}  # of the error, spent on the false alarms
 # Normal scores of the grid, dense where the maximum lies.
 _LEVELS = np.r_[np.linspace(6, 3, 20), np.linspace(2.9, -3.6, 200), np.linspace(-3.8, -9, 40)]
+_CELLS = np.r_[-np.inf, np.linspace(-6, 6, 600)]  # of an integral over a rank, as normal scores
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
-    """Counts of right and wrong answers of one fixed test S ("the record was there").
+class ErrorCounts:
+    """Counts of the errors of one fixed test S ("the record was there").
 
     Attributes:
         alarms: runs without the record in which S happened.
@@ -52,7 +53,7 @@ class Counts:
                 )
 
 
-def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
+def p_value(counts: ErrorCounts, tradeoff: Tradeoff, rule: str = "sum") -> float:
     """A valid p-value of "the trade-off function of the two worlds is at least ``tradeoff``".
 
     For every possible (a, b), b >= tradeoff(a), the two one-sided Clopper-Pearson p-values of the
@@ -70,11 +71,11 @@ def p_value(counts: Counts, tradeoff: Tradeoff, rule: str = "sum") -> float:
             nine tenths of the error spent on the false alarms or on the misses.
 
     Raises:
-        ValueError: ``counts`` are no ``Counts``, or the rule is unknown.
+        ValueError: ``counts`` are no ``ErrorCounts``, or the rule is unknown.
     """
     arguments.one_of("rule", rule, RULES)
-    if not isinstance(counts, Counts):
-        raise ValueError(f"counts must be Counts of one event, got {counts!r}")
+    if not isinstance(counts, ErrorCounts):
+        raise ValueError(f"counts must be ErrorCounts of one event, got {counts!r}")
     if counts.alarms == counts.without or counts.misses == counts.with_record:
         return 1.0
     # The first of the two p-values falls from 1 to 0 along the grid of a.
@@ -106,6 +107,47 @@ def _capped_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.where(total < 0, value, 1.0)
 
 
+def rank_p_value(rank: int, runs: int, missed: int, others: int, tradeoff: Tradeoff) -> float:
+    """A valid p-value of the same, by the threshold at a fixed rank: no run is set aside for it.
+
+    A threshold that was picked because these scores looked good there must be paid for. One at a
+    fixed rank need not be: of n continuous scores without the record, the share of the mechanism's
+    scores above the (k + 1)-th highest is a ~ Beta(k + 1, n - k) whatever the mechanism, and the
+    scores with the record are independent of it. The answer is E P(Bin(others, f(a)) <= missed):
+    the probability that so few scores of one world lie beyond that score of the other, where the
+    two are as far apart as f allows. Exact for scores that are a mechanism's own likelihood ratio.
+    The integral is taken over cells, at the larger end of each.
+
+    Formal guarantee: for every rank that was fixed beforehand; ties only make it larger.
+
+    Args:
+        rank: scores without the record above the threshold, in [0, runs).
+        runs: without the record.
+        missed: scores with the record that are not above it.
+        others: runs with the record.
+        tradeoff: see ``Tradeoff``.
+
+    Raises:
+        ValueError: a count is out of its range.
+    """
+    runs = arguments.integer("runs", runs, least=1)
+    others = arguments.integer("others", others, least=1)
+    for name, value, most in (("rank", rank, runs - 1), ("missed", missed, others)):
+        if arguments.integer(name, value, least=0) > most:
+            raise ValueError(f"{name} must be at most {most}, got {value}")
+    if missed == others:
+        return 1.0
+    least = np.r_[tradeoff(_cell_ends(rank, runs)), 0.0]  # the last cell reaches a = 1
+    few = special.betainc(others - missed, missed + 1.0, 1.0 - np.clip(least, 0.0, 1.0))
+    return float(min(1.0, np.diff(np.r_[special.ndtr(_CELLS), 1.0]) @ few))
+
+
+@functools.lru_cache(maxsize=256)
+def _cell_ends(rank: int, runs: int) -> np.ndarray:
+    """The larger ends of the cells of a ~ Beta(rank + 1, runs - rank), but for the last."""
+    return np.asarray(special.betaincinv(rank + 1.0, runs - rank, special.ndtr(_CELLS[1:])))
+
+
 def approximate_dp(epsilon: float, delta: float) -> Tradeoff:
     """The trade-off function of (epsilon, delta)-DP in both directions.
 
@@ -130,7 +172,7 @@ def gaussian_dp(mu: float) -> Tradeoff:
 
 
 def epsilon_bound(
-    counts: Counts, delta: float, confidence: float = 0.95, rule: str = "sum"
+    counts: ErrorCounts, delta: float, confidence: float = 0.95, rule: str = "sum"
 ) -> float:
     """A lower bound on epsilon at ``delta``; 0 where nothing is proven.
 
@@ -145,87 +187,8 @@ def epsilon_bound(
         rule: see ``p_value``.
     """
     check_delta(delta)
-    level = _level(confidence)
+    level = 1 - arguments.fraction("confidence", confidence)
     return largest_refuted(lambda e: p_value(counts, approximate_dp(e, delta), rule), level)
-
-
-def mu_bound(counts: Counts, confidence: float = 0.95, rule: str = "sum") -> float:
-    """A lower bound on the mu of Gaussian DP; 0 where nothing is proven.
-
-    Formal guarantee: as ``epsilon_bound``, of a mechanism that is mu-GDP.
-    """
-    return largest_refuted(lambda mu: p_value(counts, gaussian_dp(mu), rule), _level(confidence))
-
-
-def gaussian_bound(
-    counts: Counts, delta: float, confidence: float = 0.95, rule: str = "sum"
-) -> float:
-    """A lower bound on epsilon through the Gaussian profile; 0 where nothing is proven.
-
-    (Nasr et al. 2023, arXiv:2302.07956v1, section 5: mu from one point, epsilon from mu.)
-
-    Formal guarantee: as ``epsilon_bound``, but **only for mechanisms whose own trade-off
-    function is Gaussian**: full-batch Gaussian noise, any number of steps, all released. Of any
-    other mechanism, such as one that samples, one point says nothing about the profile elsewhere,
-    and the answer may exceed its epsilon.
-    """
-    check_delta(delta, "gaussian")
-    mu = mu_bound(counts, confidence, rule)
-    return gaussian_epsilon(mu, delta)[0]
-
-
-def one_run_p_value(
-    correct: int, guesses: int, canaries: int, epsilon: float, delta: float
-) -> float:
-    """An upper bound on the probability of so many correct guesses under (epsilon, delta)-DP.
-
-    (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846v1, Theorem 5.2: beta + 2 m delta alpha.)
-
-    Formal guarantee: every canary was put in by its own fair coin, and the guesses are a function
-    of what was released; the relation is adding or removing one canary.
-
-    Args:
-        correct: right guesses v.
-        guesses: r <= canaries; the others were abstained from.
-        canaries: m.
-        epsilon: >= 0.
-        delta: in [0, 1).
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
-    arguments.integer("canaries", canaries, least=0)
-    for name, value, most in (("guesses", guesses, canaries), ("correct", correct, guesses)):
-        if arguments.integer(name, value, least=0) > most:
-            raise ValueError(f"{name} must be at most {most}, got {value}")
-    check_delta(delta)
-    at_least = _binomial_tail(guesses, special.expit(arguments.non_negative("epsilon", epsilon)))
-    beta = at_least(np.asarray(correct))
-    if delta == 0 or correct == 0:
-        return float(beta)
-    i = np.arange(1, correct + 1)
-    alpha = np.max((at_least(correct - i) - beta) / i)
-    return float(min(1.0, beta + 2 * canaries * delta * alpha))
-
-
-def one_run_bound(
-    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
-) -> float:
-    """A lower bound on epsilon from the guesses about one training run; 0 where none is proven.
-
-    Formal guarantee: see ``one_run_p_value``; the number of guesses was fixed beforehand.
-    """
-    level = _level(confidence)
-    return largest_refuted(lambda e: one_run_p_value(correct, guesses, canaries, e, delta), level)
-
-
-def _binomial_tail(runs: int, chance: float) -> Callable[[np.ndarray], np.ndarray]:
-    def at_least(hits: np.ndarray) -> np.ndarray:
-        inside = np.clip(hits, 1, max(runs, 1))
-        tail = special.betainc(inside, runs - inside + 1.0, chance)
-        return np.where(hits <= 0, 1.0, tail)
-
-    return at_least
 
 
 def largest_refuted(p_of: Callable[[float], float], level: float) -> float:
@@ -249,7 +212,3 @@ def check_delta(delta: float, kind: str = "") -> None:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}")
     if kind == "gaussian" and delta == 0:
         raise ValueError("delta must be above 0 for the Gaussian profile, got 0")
-
-
-def _level(confidence: float) -> float:
-    return 1 - arguments.fraction("confidence", confidence)

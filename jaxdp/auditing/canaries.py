@@ -17,7 +17,6 @@ import optax
 from scipy import special
 
 from jaxdp import arguments
-from jaxdp.auditing.entered import WithCanaries
 from jaxdp.auditing.guesses import binomial_pmf
 from jaxdp.clipping.captured import declaring
 from jaxdp.clipping.forms import form_of
@@ -27,8 +26,10 @@ from jaxdp.sampling import FullBatch, Poisson, RandomAllocation
 from jaxdp.sampling.named import name_of, rate
 from jaxdp.schedules import NoiseSchedule
 from jaxdp.sources import Source
+from jaxdp.sources.arrays import DeviceArrays
 from jaxdp.types import PyTree
 
+_REAL = -1  # the place of a record that is no canary
 _PULL = 1e3  # the gradient's size: far beyond any clipping norm in use here
 _PLACES = 8  # fixes the coordinates, which are public
 _BLOCK = 1_000  # steps that are looked at together for what the coordinates share
@@ -126,9 +127,12 @@ class Canaries:
         Raises:
             ValueError: coins of another kind.
         """
-        if coins.shape != (self.count,) or coins.dtype != bool:
-            raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
-        return WithCanaries.of(source, np.flatnonzero(coins).astype(np.int32))
+        places = np.flatnonzero(checked_coins(coins, self.count)).astype(np.int32)
+        zeros = jax.tree.map(
+            lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), (len(places), *leaf.shape)),
+            source.example,
+        )
+        return with_canaries(source, (zeros, places), paired=True)
 
     def watched(self, algorithm: Algorithm) -> Algorithm:
         """The same algorithm, whose state also keeps the last noisy gradient at the candidates.
@@ -137,25 +141,84 @@ class Canaries:
         for, in units of one clipped record: post-processing.
         """
         mechanism = algorithm.mechanism
-        inner = optax.with_extra_args_support(algorithm.after_noise)
 
-        def init(params: PyTree) -> Watched:
-            return Watched(inner.init(params), jnp.zeros(self.count, jnp.float32))
+        def seen(updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree) -> jax.Array:
+            found = self._at(updates) * (-mechanism.batch_size / mechanism.l2(updates))
+            return found if algorithm.scale is None else found / self._at(algorithm.scale(inner))
 
-        def update(
-            updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
-        ) -> tuple[PyTree, Watched]:
-            seen = self._at(updates) * (-mechanism.batch_size / mechanism.l2(updates))
-            if algorithm.scale is not None:
-                seen = seen / self._at(algorithm.scale(state.inner))
-            moved, after = inner.update(updates, state.inner, params, **extra)
-            return moved, Watched(after, seen)
-
-        return replaced(algorithm, optax.GradientTransformationExtraArgs(init, update))
+        return watching(algorithm, self.columns, seen)
 
     def _at(self, tree: PyTree) -> jax.Array:
         leaf = jax.tree.leaves(tree)[self.leaf]
         return jnp.ravel(leaf)[jnp.asarray(self.places)].astype(jnp.float32)
+
+
+def checked_coins(coins: np.ndarray, count: int) -> np.ndarray:
+    """The coins; ValueError unless they are bool [count]."""
+    if coins.shape != (count,) or coins.dtype != bool:
+        raise ValueError(f"coins must be bool [{count}], got {coins.dtype} {coins.shape}")
+    return coins
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithCanaries:
+    """The records of another source, then the canaries that take part.
+
+    Attributes:
+        real: the other source.
+        added: pytree of NumPy arrays [k, ...], the canaries. **Secret**.
+        example: shape and dtype of one row.
+        paired: rows are pairs (record, place), where the place of a real record is -1.
+        on_device: False: rows are gathered on the host.
+    """
+
+    real: Source
+    added: PyTree = dataclasses.field(repr=False)
+    example: PyTree
+    paired: bool = False
+    on_device: bool = dataclasses.field(default=False, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.real) + len(jax.tree.leaves(self.added)[0])
+
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
+        """The rows at ``indices``, see ``Source.gather``."""
+        indices, mask, count = np.asarray(indices), np.asarray(mask), len(self.real)
+        is_real = mask & (indices < count)
+        rows = self.real.gather(np.where(is_real, indices, 0), is_real)
+        if self.paired:
+            rows = rows, np.full(indices.shape, _REAL, np.int32)
+        entered = mask & ~is_real
+        chosen = indices[entered] - count
+
+        def placed(row: np.ndarray, own: np.ndarray) -> np.ndarray:
+            # Copied: the source may hand out what it keeps, or what cannot be written.
+            row = np.array(row)
+            row[entered] = own[chosen]
+            return row
+
+        return jax.tree.map(placed, rows, self.added)
+
+
+def with_canaries(real: Source, added: PyTree, *, paired: bool = False) -> Source:
+    """The records of a source and canaries; on the device where the records are there.
+
+    Args:
+        real: the source.
+        added: pytree [k, ...] like its rows.
+        paired: see ``WithCanaries``.
+    """
+    if isinstance(real, DeviceArrays):
+        arrays = (real.arrays, jnp.full(len(real), _REAL, jnp.int32)) if paired else real.arrays
+        return DeviceArrays.of(
+            jax.tree.map(
+                lambda rows, own: jnp.concatenate([rows, jnp.asarray(own, rows.dtype)]),
+                arrays,
+                added,
+            )
+        )
+    place = jax.ShapeDtypeStruct((), np.int32)
+    return WithCanaries(real, added, (real.example, place) if paired else real.example, paired)
 
 
 class Watched(NamedTuple):
@@ -172,20 +235,41 @@ class Watched(NamedTuple):
     seen: jax.Array
 
 
-def replaced(algorithm: Algorithm, after: optax.GradientTransformation) -> Algorithm:
-    """The algorithm with another ``after_noise``, whose state is a ``Watched`` of its own."""
+def watching(
+    algorithm: Algorithm,
+    columns: int,
+    seen: Callable[[PyTree, PyTree, PyTree, PyTree], jax.Array],
+) -> Algorithm:
+    """The same algorithm, whose state is a ``Watched`` of its own.
+
+    Args:
+        algorithm: watched.
+        columns: how many numbers are kept.
+        seen: from the noisy gradients, the state and the parameters before the update and the
+            update of the parameters to the numbers.
+    """
+    inner = optax.with_extra_args_support(algorithm.after_noise)
+
+    def init(params: PyTree) -> Watched:
+        return Watched(inner.init(params), jnp.zeros(columns, jnp.float32))
+
+    def update(
+        updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Watched]:
+        moved, after = inner.update(updates, state.inner, params, **extra)
+        return moved, Watched(after, seen(updates, state.inner, params, moved))
+
+    def through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
+        return None if read is None else (lambda state: read(state.inner))
+
     return dataclasses.replace(
         algorithm,
-        after_noise=after,
-        scale=_through(algorithm.scale),
-        raw=_through(algorithm.raw),
-        counts=_through(algorithm.counts),
-        average=_through(algorithm.average),
+        after_noise=optax.GradientTransformationExtraArgs(init, update),
+        scale=through(algorithm.scale),
+        raw=through(algorithm.raw),
+        counts=through(algorithm.counts),
+        average=through(algorithm.average),
     )
-
-
-def _through(read: Callable[[PyTree], Any] | None) -> Callable[[PyTree], Any] | None:
-    return None if read is None else (lambda state: read(state.inner))
 
 
 def candidates(count: int, params: PyTree) -> Canaries:
@@ -236,53 +320,39 @@ def check(algorithm: Algorithm) -> None:
 
 
 def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
-    """Scores [m], higher for candidates that seem to have taken part.
+    """Scores [m], higher for candidates that seem to have taken part; see ``log_odds``."""
+    seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
+    return log_odds(seen, np.ones(()), algorithm)
+
+
+def log_odds(seen: np.ndarray, size: np.ndarray, algorithm: Algorithm) -> np.ndarray:
+    """Log odds [m] of having taken part.
 
     The log-likelihood ratio of a sampled Gaussian, summed over the steps: the most powerful test
-    where the other records leave the coordinate alone. What they do there is estimated and taken
-    away, and with it a share of every step, the candidate's own part included, so that 1 - share is
-    left of a draw. The noise is taken to be as large as what is left.
-    """
-    seen = np.nan_to_num(np.asarray(seen, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
-    z, rate = noise_of(algorithm, len(seen)), rate_of(algorithm)
-    seen, share = without_others(seen, z, rate)
-    spread = spread_of(seen, z)
-    with np.errstate(divide="ignore"):
-        stay = np.log1p(-rate)
-    ratios = (2 * seen - (1 - share)) / (
-        2 * np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6))
-    )
-    return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
-
-
-def without_others(
-    seen: np.ndarray, z: np.ndarray, rate: float
-) -> tuple[np.ndarray, np.ndarray | float]:
-    """The numbers without an estimate of ordinary records' part, and the share that went with it.
-
-    Left are [steps, m]; gone is a share [steps, 1] of whatever a candidate added to one step alone.
-    In the Gaussian model of the others' part that is the exact likelihood ratio of one draw: with
-    the noise's and the others' covariance S, it is s'S^-1 y - s'S^-1 s / 2.
+    where the other records leave the candidate's direction alone. What they do there is estimated
+    and taken away, and with it a share of every step, the candidate's own part included, so that
+    1 - share is left of a draw. In the Gaussian model of the others' part that is the exact
+    likelihood ratio of one draw: with the noise's and the others' covariance S, it is
+    s'S^-1 y - s'S^-1 s / 2. The noise is taken to be as large as what is left.
 
     Args:
-        seen: [steps, m].
-        z: [steps, 1], the noise of every step.
-        rate: of sampling; of a large one nothing is taken away.
+        seen: [steps, m], the noisy sums along the candidates, in units of one clipped record.
+        size: [steps, m] or [], what a candidate adds to its own.
+        algorithm: of the run.
     """
-    if rate >= _RARE:
-        return seen, 0.0
-    shared, share = _shared(seen, z, rate)
-    seen = seen - shared
-    return seen - _background(seen), share
-
-
-def spread_of(seen: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """The spread of what was seen over the noise: of every step, or [1, 1] of few candidates."""
+    z, rate, share = noise_of(algorithm, len(seen)), rate_of(algorithm), np.zeros((1, 1))
+    if rate < _RARE:  # at a large rate nothing is taken away
+        shared, share = _shared(seen, z, rate)
+        seen = seen - shared
+        seen = seen - _background(seen)
     # By step: ordinary gradients shrink as the model learns. Of few candidates, over all steps.
     axis = 1 if seen.shape[1] >= _MANY else None
-    return np.asarray(
-        1.4826 * np.median(np.abs(seen) / np.maximum(z, 1e-6), axis=axis, keepdims=True)
-    )
+    spread = 1.4826 * np.median(np.abs(seen) / np.maximum(z, 1e-6), axis=axis, keepdims=True)
+    variance = np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6))
+    ratios = size * (2 * seen - (1 - share) * size) / (2 * variance)
+    with np.errstate(divide="ignore"):
+        stay = np.log1p(-rate)
+    return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
 
 
 def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:

@@ -4,15 +4,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.auditing import bounds
-from jaxdp.auditing.bounds import Counts, Tradeoff
-from jaxdp.auditing.scores import Audited, Pair, Rule, candidates, checked, split
+from jaxdp.auditing.bounds import ErrorCounts, Tradeoff
+from jaxdp.auditing.scores import Audited, Pair, ThresholdTest, candidates, checked, split
 
 _EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _TRIED = 6
@@ -34,13 +34,13 @@ class Verdict:
     p_value: float
     refuted: bool
     confidence: float
-    counts: Counts
-    rule: Rule
+    counts: ErrorCounts
+    rule: ThresholdTest
 
 
 def audit_event(
-    with_record: Any,
-    without: Any,
+    with_record: ArrayLike,
+    without: ArrayLike,
     event: acc.Event,
     *,
     confidence: float = 0.95,
@@ -74,8 +74,8 @@ def audit_event(
 
 
 def family_bound(
-    with_record: Any,
-    without: Any,
+    with_record: ArrayLike,
+    without: ArrayLike,
     family: Callable[[float], acc.Event],
     noise: float,
     delta: float,
@@ -160,7 +160,7 @@ def profile(
     return tuple(found)
 
 
-def _chosen(chosen: Pair, kept: Pair, event: acc.Event, relation: acc.Relation) -> Rule:
+def _chosen(chosen: Pair, kept: Pair, event: acc.Event, relation: acc.Relation) -> ThresholdTest:
     rules, alarms, misses = candidates(chosen)
     # Half a hit more and less, so that a rate of 0 in few runs has a spread.
     a, b = (
@@ -181,7 +181,7 @@ def _chosen(chosen: Pair, kept: Pair, event: acc.Event, relation: acc.Relation) 
     sizes = len(kept[1]), len(kept[0])
 
     def expected(i: int, combine: str) -> float:
-        counts = Counts(round(a[i] * sizes[0]), sizes[0], round(b[i] * sizes[1]), sizes[1])
+        counts = ErrorCounts(round(a[i] * sizes[0]), sizes[0], round(b[i] * sizes[1]), sizes[1])
         return bounds.p_value(counts, tradeoff, combine)
 
     best = np.argsort(-excess)[:_TRIED]

@@ -18,8 +18,7 @@ from scipy import special
 
 from jaxdp._shards import hashed
 from jaxdp.auditing import canaries
-from jaxdp.auditing.canaries import Watched
-from jaxdp.auditing.entered import WithRecords
+from jaxdp.auditing.canaries import checked_coins, with_canaries
 from jaxdp.clipping.forms import form_of
 from jaxdp.clipping.rules import Rule
 from jaxdp.optimizers.algorithm import Algorithm
@@ -73,9 +72,8 @@ class RecordCanaries:
         Raises:
             ValueError: coins of another kind.
         """
-        if coins.shape != (self.count,) or coins.dtype != bool:
-            raise ValueError(f"coins must be bool [{self.count}], got {coins.dtype} {coins.shape}")
-        return WithRecords.of(source, jax.tree.map(lambda leaf: leaf[coins], self.records))
+        coins = checked_coins(coins, self.count)
+        return with_canaries(source, jax.tree.map(lambda leaf: leaf[coins], self.records))
 
     def watched(self, algorithm: Algorithm) -> Algorithm:
         """The same algorithm, whose state also keeps what the last step tells of the candidates.
@@ -84,23 +82,15 @@ class RecordCanaries:
         charged for, of the parameters before it, and of the public candidates: post-processing.
         """
         mechanism = algorithm.mechanism
-        inner = optax.with_extra_args_support(algorithm.after_noise)
 
-        def init(params: PyTree) -> Watched:
-            return Watched(inner.init(params), jnp.zeros(self.columns, jnp.float32))
-
-        def update(
-            updates: PyTree, state: Watched, params: PyTree | None = None, **extra: Any
-        ) -> tuple[PyTree, Watched]:
-            moved, after = inner.update(updates, state.inner, params, **extra)
-            assert params is not None
+        def seen(updates: PyTree, inner: PyTree, params: PyTree, moved: PyTree) -> jax.Array:
             unit = mechanism.l2(updates)
             noisy = jax.tree.map(lambda leaf: leaf * (mechanism.batch_size / unit), updates)
             along, size = self._along(noisy, params, mechanism.rule, unit)
             losses = self._losses(optax.apply_updates(params, moved))
-            return moved, Watched(after, jnp.concatenate([along, size, losses]))
+            return jnp.concatenate([along, size, losses])
 
-        return canaries.replaced(algorithm, optax.GradientTransformationExtraArgs(init, update))
+        return canaries.watching(algorithm, self.columns, seen)
 
     def _along(
         self, noisy: PyTree, params: PyTree, rule: Rule, unit: float
@@ -215,18 +205,11 @@ def parts(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     """Scores [m] from the whole trajectory, higher for candidates that seem to have taken part.
 
-    The log-likelihood ratio of a sampled Gaussian whose mean is the length of the candidate's own
-    clipped gradient, summed over the steps. What moves all candidates alike is taken away first.
+    See ``jaxdp.auditing.canaries.log_odds``: what a candidate adds is the length of its own clipped
+    gradient, and what moves all candidates alike is taken away.
     """
     along, size, _ = parts(seen)
-    z, rate = canaries.noise_of(algorithm, len(along)), canaries.rate_of(algorithm)
-    left, share = canaries.without_others(along, z, rate)
-    spread = canaries.spread_of(left, z)
-    with np.errstate(divide="ignore"):
-        stay = np.log1p(-rate)
-    variance = np.square(np.maximum(z * np.maximum(spread, 1.0), 1e-6))
-    ratios = size * (2 * left - (1 - share) * size) / (2 * variance)
-    return np.sum(np.logaddexp(stay, np.log(rate) + ratios), axis=0)
+    return canaries.log_odds(along, size, algorithm)
 
 
 def last_scores(seen: np.ndarray, algorithm: Algorithm) -> np.ndarray:

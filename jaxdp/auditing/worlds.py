@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,13 @@ import numpy as np
 
 from jaxdp import arguments
 from jaxdp.optimizers.algorithm import Algorithm
+from jaxdp.optimizers.energy import OpenEnergy, PublicEnergy
 from jaxdp.sampling import CyclicPoisson, FixedOrder, FullBatch, Poisson, RandomAllocation
 from jaxdp.types import PyTree
 
 # From (uint32 [2], bool scalar: whether the record is there) to features [k] of what was released.
 Run = Callable[[jax.Array, jax.Array], jax.Array]
+Energy = PublicEnergy | OpenEnergy
 RELEASES = ("gradients", "iterates", "last", "trusted")
 
 
@@ -46,7 +47,7 @@ def training_run(
     *,
     release: str = "gradients",
     score: Callable[[PyTree], jax.Array] | None = None,
-    energy: Callable[[jax.Array, jax.Array], Any] | None = None,
+    energy: Callable[[jax.Array, jax.Array], Energy] | None = None,
 ) -> Run:
     """A function that trains once with the algorithm's own clipping, noise and optax chain.
 
@@ -82,7 +83,7 @@ def training_run(
         first, last = links.init(worlds.params)
         begun = first, with_coin(last, judge)
 
-        def body(carry: Any, step: jax.Array) -> Any:
+        def body(carry: tuple[PyTree, PyTree], step: jax.Array) -> tuple[PyTree, PyTree]:
             params, state = carry
             there = (jnp.arange(worlds.count) < worlds.count - 1) | member
             mine, other = jax.random.split(jax.random.fold_in(draw_key, step))

@@ -8,12 +8,10 @@ import numpy as np
 from jaxdp import accounting as acc
 from jaxdp import auditing
 from jaxdp.auditing import attack_measures as measured
-from jaxdp.auditing import audit, bounds, events, ranks, scores
+from jaxdp.auditing import audit, bounds, events, guesses, scores
 from jaxdp.auditing.adversaries import random_dirac
-from jaxdp.auditing.bounds import Counts
-from jaxdp.auditing.features import discriminant, expand
+from jaxdp.auditing.bounds import ErrorCounts
 from jaxdp.auditing.record_canaries import parts
-from jaxdp.auditing.scores import audit_all_thresholds
 from jaxdp.optimizers import registry
 from tests.refusing import all_refused
 
@@ -39,29 +37,21 @@ def whole_event(**changes):
 
 LEVEL = {"confidence": 0.9}
 BOUND = {"delta": 1e-5, **LEVEL}
-COUNTS = {"counts": Counts(3, 1_000, 400, 1_000)}
+COUNTS = {"counts": ErrorCounts(3, 1_000, 400, 1_000)}
 SCORES = {"with_record": APART[0], "without": APART[1], **BOUND}
 SPLIT = {"seed": 0, "held_out": 0.3}
-ONE_RUN = {"correct": 50, "guesses": 50, "canaries": 100}
+RUN = {"scores": PERFECT, "included": COINS, **BOUND, "seed": 0}
 # Of a function: its arguments, all right. Every one answers with them.
 RIGHT = {
     auditing.epsilon_bound: {**COUNTS, **BOUND},
-    auditing.gaussian_bound: {**COUNTS, **BOUND},
-    bounds.mu_bound: {**COUNTS, **LEVEL},
-    bounds.one_run_bound: {**ONE_RUN, **BOUND},
-    bounds.one_run_p_value: {**ONE_RUN, "epsilon": 1.0, "delta": 1e-5},
     auditing.audit_scores: {**SCORES, **SPLIT},
-    audit_all_thresholds: {**SCORES, "thresholds": [2.0]},
-    auditing.audit_one_run: {"scores": PERFECT, "included": COINS, **BOUND},
+    auditing.audit_one_run: RUN,
+    auditing.audit_one_run_family: {**RUN, "family": acc.Gaussian, "noise": 1.0},
     whole_event: {**LEVEL, **SPLIT},
     events.family_bound: {**SCORES, **SPLIT, "family": acc.Gaussian, "noise": 1.0},
     auditing.audit_canaries: {
         **{"seen": PERFECT[None], "coins": COINS, "algorithm": METHOD, "event": acc.Gaussian(1.0)},
         **BOUND,
-    },
-    discriminant: {
-        **{"with_record": APART[0][:, None], "without": APART[1][:, None], "keep": 1},
-        **SPLIT,
     },
 }
 CONFIDENCES = (0, 0.0, -1, -2.9, 1, 1.5, math.nan, math.inf, "0.9", None, True)
@@ -71,21 +61,16 @@ WRONG = {
     "seed": (-1, 0.5, "0"),
     "held_out": (0, 1, -1, math.nan),
     "counts": ((3, 1_000, 400, 1_000), None),
-    "canaries": (-1, 99.5, "100"),
-    "guesses": (-1, 50.5, 101),
-    "correct": (-1, 49.5, 51),
-    "keep": (0, -1, 1.5),
-    "thresholds": ([], [math.nan], [[1.0]]),
+    "noise": (0.0, -1.0, math.nan),
 }
 ALSO = [
     *((many_runs, {"confidence": value}) for value in CONFIDENCES),
     *((many_runs, {name: value}) for name, value in (("seed", -1), ("runs", 9), ("chunk", 0))),
     *((many_runs, {"delta": 0.0}), (events.family_bound, {"delta": 0.0})),
-    *((auditing.audit_canaries, {"delta": 0.0}), (auditing.gaussian_bound, {"delta": 0.0})),
+    *((f, {"delta": 0.0}) for f in (auditing.audit_canaries, auditing.audit_one_run_family)),
     (auditing.audit_scores, {"delta": 0.0, "kind": "gaussian"}),
-    (audit_all_thresholds, {"delta": 0.0, "kind": "gaussian"}),
     *((auditing.audit_scores, {"threshold": value}) for value in (math.nan, [1.0, 2.0])),
-    (auditing.audit_one_run, {"looks": []}),
+    *((auditing.audit_one_run, {"looks": looks}) for looks in ([], [(50, "top"), (60, "both")])),
 ]
 
 
@@ -101,7 +86,7 @@ def test_what_is_out_of_range_is_refused_by_name(monkeypatch):
         raise AssertionError("an argument is checked only after something was computed")
 
     for module, work in (
-        *((bounds, "_grid"), (bounds, "_binomial_tail"), (scores, "candidates")),
+        *((bounds, "_grid"), (bounds, "_cell_ends"), (guesses, "_first"), (scores, "candidates")),
         *((events, "candidates"), (audit, "tiny_worlds")),
     ):
         monkeypatch.setattr(module, work, computed)
@@ -136,37 +121,28 @@ NO_SCORES = (["a"], np.ones(5) * 1j, [[1.0], [1.0, 2.0]], None)
 REFUSED = [
     *(("^seed must be a whole number", partial(worlds_of_seed, seed)) for seed in (-1, 0.5)),
     *(("^seed must be a whole number", partial(random_dirac, {"w": THREE}, s)) for s in (-1, 0.5)),
-    *(("^steps must be a whole number", partial(expand, TWICE, n)) for n in (0, -1, 1.5)),
-    ("alarms must be at most without", partial(Counts, 5, 4, 0, 4)),
-    ("without must be a whole number", partial(Counts, 0, 0, 0, 4)),
-    ("alarms must be a whole number", partial(Counts, -1, 4, 0, 4)),
+    ("alarms must be at most without", partial(ErrorCounts, 5, 4, 0, 4)),
+    ("without must be a whole number", partial(ErrorCounts, 0, 0, 0, 4)),
+    ("alarms must be a whole number", partial(ErrorCounts, -1, 4, 0, 4)),
     ("kind must be one of", partial(auditing.audit_scores, NINE, NINE, D, kind="guess")),
     ("without must have 1 columns", partial(auditing.audit_scores, NINE, np.zeros((9, 2)), D)),
     ("with_record must be scores", partial(auditing.audit_scores, np.zeros(0), NINE, D)),
     ("included must be bool", partial(auditing.audit_one_run, NINE, NINE, D)),
-    ("included must be bool", partial(auditing.audit_guesses, NINE, NINE, D)),
     # Two columns would count twice the correct guesses.
     (r"^scores must be \[m\]", partial(auditing.audit_one_run, TWICE, TWICE > 0, D)),
-    (r"log_odds must be \[m\]", partial(auditing.audit_guesses, TWICE, ONES, D)),
     ("looks must be one of both, top", partial(perfect_run, looks=[(5, "left")])),
     ("looks must make at most 100 guesses, got 101", partial(perfect_run, looks=[(101, "top")])),
-    ("delta must be above 0", partial(auditing.audit_one_run_gaussian, THREE, ONES, 0.0)),
-    ("noise must be", partial(auditing.audit_one_run_family, THREE, ONES, acc.Gaussian, 0.0, D)),
     (r"seen must be \[steps, m\]", partial(seen, (3, 2), 3)),
     (r"seen must be \[steps, 3 m\]", partial(seen, (3, 4), 4, records=True)),
     (r"seen must be \[steps, 3 m\] of records", partial(parts, np.zeros((3, 4)))),
-    *(
-        ("ranks must be", partial(auditing.audit_ranks, *PAIR, D, ranks=given))
-        for given in ([], [3, 3], [300], [-1])
-    ),
-    ("one a run, got 2 columns", partial(auditing.audit_ranks, TWICE, TWICE, D)),
-    ("splits must be odd, got 4", partial(auditing.audit_splits, *PAIR, D, splits=4)),
+    ("one a run, got 2 columns", partial(measured, TWICE, TWICE, D)),
     ("false_positive_rates must", partial(measured, *PAIR, D, false_positive_rates=(0.0,))),
     ("false_positive_rates must be a tuple", partial(measured, *PAIR, D, false_positive_rates=0.1)),
     *(("^with_record must be scores", partial(measured, x, NINE, D)) for x in NO_SCORES),
     *(("^without must be scores", partial(auditing.audit_scores, NINE, x, D)) for x in NO_SCORES),
+    *(("^scores must be", partial(auditing.audit_one_run, x, ONES, D)) for x in NO_SCORES),
     *(("^delta must", partial(measured, *PAIR, delta)) for delta in ("0", None, 1.0)),
-    ("missed must be at most", partial(ranks.p_value, 0, 5, 6, 5, bounds.gaussian_dp(1.0))),
+    ("missed must be at most", partial(bounds.rank_p_value, 0, 5, 6, 5, bounds.gaussian_dp(1.0))),
 ]
 
 

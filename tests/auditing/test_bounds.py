@@ -9,10 +9,8 @@ from scipy import special, stats
 from jaxdp import accounting as acc
 from jaxdp import auditing
 from jaxdp.accounting.gaussian import gaussian_epsilon
-from jaxdp.auditing import bounds, measures, ranks
-from jaxdp.auditing.bounds import Counts
-from jaxdp.auditing.guessed import audit_one_run
-from jaxdp.auditing.scores import audit_all_thresholds, audit_scores
+from jaxdp.auditing import audit_scores, bounds, measures
+from jaxdp.auditing.bounds import ErrorCounts
 
 AUDITS, LEVEL = 100, 0.05
 MOST = stats.binom.ppf(0.999, AUDITS, LEVEL)  # one false alarm of the tests themselves in 1,000
@@ -26,6 +24,11 @@ def violations(audit, truth):
 def pair(seed, mu, runs=300):
     rng = np.random.default_rng(seed)
     return rng.normal(mu, 1, runs), rng.normal(size=runs)
+
+
+def of_two_columns(inside, outside, delta, **options):
+    """The event is chosen on a part of the runs."""
+    return audit_scores(np.c_[inside, -inside], np.c_[outside, -outside], delta, **options)
 
 
 def by_the_gaussian_profile(inside, outside, delta, **options):
@@ -42,16 +45,25 @@ def test_the_level_is_kept_exactly_at_the_very_truth():
         accused = sum(
             law[alarms] * law[misses]
             for alarms, misses in itertools.product(np.flatnonzero(law > 1e-7), repeat=2)
-            if bounds.p_value(Counts(alarms, runs, misses, runs), tradeoff, rule) <= LEVEL
+            if bounds.p_value(ErrorCounts(alarms, runs, misses, runs), tradeoff, rule) <= LEVEL
         )
         assert 0 < accused <= LEVEL, (rule, chance)
 
 
+def largest_mu(counts, rule="sum"):
+    refuted = lambda mu: bounds.p_value(counts, bounds.gaussian_dp(mu), rule)  # noqa: E731
+    return bounds.largest_refuted(refuted, LEVEL)
+
+
 def test_a_bound_is_the_last_that_is_refuted():
-    counts = Counts(3, 100, 20, 100), Counts(20, 100, 3, 100), Counts(50, 1_000, 50, 1_000)
+    counts = (
+        ErrorCounts(3, 100, 20, 100),
+        ErrorCounts(20, 100, 3, 100),
+        ErrorCounts(50, 1_000, 50, 1_000),
+    )
     for each, rule in itertools.product(counts, bounds.RULES):
         for tradeoff, found in (
-            (bounds.gaussian_dp, bounds.mu_bound(each, rule=rule)),
+            (bounds.gaussian_dp, largest_mu(each, rule)),
             (lambda e: bounds.approximate_dp(e, 1e-5), bounds.epsilon_bound(each, 1e-5, rule=rule)),
         ):
             assert found > 1.5
@@ -60,7 +72,7 @@ def test_a_bound_is_the_last_that_is_refuted():
     assert bounds.largest_refuted(lambda e: 1.0, 0.05) == 0.0
 
 
-@pytest.mark.parametrize("audit", [audit_scores, auditing.audit_ranks, by_the_gaussian_profile])
+@pytest.mark.parametrize("audit", [audit_scores, of_two_columns, by_the_gaussian_profile])
 def test_audits_with_a_chosen_threshold_stay_below_the_truth(audit):
     for mu, audits, runs in ((0.0, 200, 300), (1.0, AUDITS, 1000)):
         truth = gaussian_epsilon(mu, 1e-5)[0] if mu else 0.0
@@ -75,31 +87,25 @@ def test_null_scores_give_zero():
     assert violations(audit, 0.0) <= MOST
     same = np.random.default_rng(1).normal(size=500)
     assert by_the_gaussian_profile(same, same, 1e-5).epsilon == 0.0
-    assert audit_all_thresholds(same, same, 1e-5, [-1.0, 0.0, 1.0]).epsilon == 0.0
     for kind, value in itertools.product(TWO_WORLDS, (0.0, np.nan, np.inf, -np.inf, 7)):
         found = TWO_WORLDS[kind](np.full(500, value), np.full(400, value), 1e-5)
         assert found.epsilon == 0.0, (kind, value)
 
 
 def test_every_threshold_looked_at_is_paid_for():
+    """Nine fixed ones at the whole error each exceed 0 too often; all the ranks together do not."""
     cuts = np.linspace(-2, 2, 9)
 
     def best_without_correction(rng):
         pair = rng.normal(size=(2, 300))
         return max(audit_scores(*pair, 1e-5, threshold=cut).epsilon for cut in cuts)
 
-    def corrected(rng):
-        return audit_all_thresholds(*rng.normal(size=(2, 300)), 1e-5, cuts).epsilon
-
     assert violations(best_without_correction, 0.0) > MOST
-    assert violations(corrected, 0.0) <= MOST
+    ranked = lambda rng: audit_scores(*rng.normal(size=(2, 300)), 1e-5).epsilon  # noqa: E731
+    assert violations(ranked, 0.0) <= MOST
 
 
-TWO_WORLDS = {
-    "ranks": auditing.audit_ranks,
-    "one split": auditing.audit_scores,
-    "splits": lambda *given: auditing.audit_splits(*given, splits=3),
-}
+TWO_WORLDS = {"fixed ranks": audit_scores, "a chosen event": of_two_columns}
 
 
 def told(rng, runs, there, epsilon, delta):
@@ -122,7 +128,7 @@ def test_atoms_and_infinities_stay_below_the_truth(kind):
         assert violations(audit, epsilon) <= MOST, (epsilon, delta)
 
 
-@pytest.mark.parametrize("audit", [auditing.audit_ranks, by_the_gaussian_profile])
+@pytest.mark.parametrize("audit", [audit_scores, by_the_gaussian_profile])
 def test_few_runs_of_one_world(audit):
     for n, m in ((5, 300), (300, 5), (3, 3)):
         one = lambda rng, n=n, m=m: audit(rng.normal(size=n), rng.normal(size=m), 1e-5)  # noqa: E731
@@ -169,57 +175,9 @@ def test_both_directions_are_seen():
     rng = np.random.default_rng(0)
     often, rarely = 1.0 * (rng.uniform(size=4000) < 0.1), np.zeros(4000)
     for each in ((often, rarely), (rarely, often), (1 - often, 1 - rarely)):
-        assert audit_scores(*each, 1e-5).epsilon > 3.5
-    ranked = lambda *each: auditing.audit_ranks(*each, 1e-5).epsilon  # noqa: E731
-    assert min(ranked(often, rarely), ranked(-rarely, -often)) > 3
-    assert ranked(-often, -rarely) == 0.0
+        assert min(audit(*each, 1e-5).epsilon for audit in TWO_WORLDS.values()) > 3.5
     broken = np.full(300, np.nan)  # not a number is a score
     assert audit_scores(broken, np.zeros(300), 1e-5).epsilon > 3
-
-
-def test_one_run_audits_of_many_canaries_with_looks_fixed_beforehand_and_paid_for():
-    """One vector sum of many Dirac canaries with noise; the truth is that of one of them."""
-    sigma, canaries, delta = 0.7, 600, 1e-5
-    truth = acc.epsilon(acc.Gaussian(sigma), delta).upper
-
-    def audit(rng, size=1.0):
-        included = rng.uniform(size=canaries) < 0.5
-        scores = size * included + sigma * rng.normal(size=canaries)
-        return audit_one_run(scores, included, delta).epsilon
-
-    values = [audit(np.random.default_rng(seed)) for seed in range(40)]
-    assert sum(v > truth for v in values) <= stats.binom.ppf(0.999, 40, LEVEL)
-    assert np.median(values) > 1.0
-    assert violations(lambda rng: audit(rng, size=0.0), 0.0) <= MOST
-    # Looks.
-    coins = np.arange(100) % 2 == 0
-
-    def seen(*looks):
-        return audit_one_run(coins.astype(float), coins, 0.0, looks=looks).epsilon
-
-    one = seen((50, "top"))
-    assert 0 <= bounds.one_run_bound(50, 50, 100, 0.0) - one < 0.01  # down to a grid
-    assert seen((50, "top"), (2, "both")) < one
-    assert 0 <= bounds.one_run_bound(100, 100, 100, 0.0) - seen((100, "both")) < 0.01
-
-
-def test_one_run_p_value_by_direct_sums_and_its_bound_for_randomised_response():
-    correct, guesses, canaries, epsilon, delta = 60, 80, 100, 0.5, 1e-3
-    q = special.expit(epsilon)
-    beta = stats.binom.sf(correct - 1, guesses, q)
-    alpha = max(
-        (stats.binom.sf(correct - i - 1, guesses, q) - beta) / i for i in range(1, canaries + 1)
-    )
-    found = bounds.one_run_p_value(correct, guesses, canaries, epsilon, delta)
-    assert found == pytest.approx(beta + 2 * canaries * delta * alpha, rel=1e-9)
-    truth = 2.0
-    found = [
-        bounds.one_run_bound(rng.binomial(500, special.expit(truth)), 500, 1000, 0.0)
-        for rng in map(np.random.default_rng, range(AUDITS))
-    ]
-    assert sum(value > truth for value in found) <= MOST
-    assert np.median(found) > 0.8 * truth
-    assert bounds.one_run_bound(250, 500, 1000, 1e-5) == 0.0
 
 
 def test_the_box_is_clopper_and_pearsons_and_the_combined_p_value_has_its_level():
@@ -227,7 +185,7 @@ def test_the_box_is_clopper_and_pearsons_and_the_combined_p_value_has_its_level(
     level = 0.025
     alarms, misses = (stats.beta.ppf(1 - level, k + 1, 1000 - k) for k in (3, 400))
     wanted = np.log((1 - misses) / alarms)
-    for counts in (Counts(3, 1000, 400, 1000), Counts(400, 1000, 3, 1000)):
+    for counts in (ErrorCounts(3, 1000, 400, 1000), ErrorCounts(400, 1000, 3, 1000)):
         found = bounds.epsilon_bound(counts, 0.0, rule="box")
         assert found == pytest.approx(wanted, abs=0.02)
         assert found <= wanted + 1e-9
@@ -235,19 +193,6 @@ def test_the_box_is_clopper_and_pearsons_and_the_combined_p_value_has_its_level(
     values = bounds._capped_sum(*rng.uniform(size=(2, 200_000)))
     for level in (0.001, 0.05, 0.3):
         assert np.mean(values <= level) == pytest.approx(level, rel=0.15)
-
-
-def test_every_split_has_half_of_the_error():
-    """Twice the median of p-values is one, so a single split is one at 97.5 %."""
-    scores = pair([9, 0], 1.5)
-    seed = int(np.random.SeedSequence(4).generate_state(1)[0])
-    found = auditing.audit_splits(*scores, 1e-5, splits=1, seed=4).epsilon
-    halved, whole = (
-        auditing.audit_scores(*scores, 1e-5, confidence=level, seed=seed, held_out=0.2).epsilon
-        for level in (0.975, 0.95)
-    )
-    assert found == pytest.approx(halved, abs=1e-9)
-    assert found < whole
 
 
 def test_the_p_value_at_a_rank_is_exact_for_a_gaussian():
@@ -258,7 +203,7 @@ def test_the_p_value_at_a_rank_is_exact_for_a_gaussian():
     inside = rng.normal(mu, 1, size=(20_000, n))
     missed = (inside <= outside[:, None]).sum(axis=1)
     for few in (30, 36, 42):
-        found = ranks.p_value(rank, n, few, n, bounds.gaussian_dp(mu))
+        found = bounds.rank_p_value(rank, n, few, n, bounds.gaussian_dp(mu))
         seen = np.mean(missed <= few)
         assert found == pytest.approx(seen, abs=4 * np.sqrt(seen / 20_000) + 0.03 * found)
 
@@ -284,7 +229,7 @@ def test_measures_by_hand():
     assert high > special.ndtr(0.5) - 0.02
     low, high = found.tpr[0.1].interval  # of a threshold whose own rate is near 0.1
     assert low - 0.05 < special.ndtr(1 - special.ndtri(0.9)) < high + 0.05
-    assert 0.5 < found.epsilon_splits.epsilon < found.epsilon.epsilon < 4.38
+    assert 0.5 < found.epsilon.epsilon < found.epsilon_gaussian.epsilon < 4.38
     assert "only if" in str(found)
     points = measures.points(*pair([9, 0], 1.0, 1_000), 0.95)
     assert [point.alarms for point in points] == [0.001, 0.01, 0.1]

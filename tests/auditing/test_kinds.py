@@ -93,12 +93,12 @@ def test_a_user_as_the_unit_is_audited_close_to_what_is_proven():
     proven = acc.epsilon(event, DELTA).upper
     found = auditing.audit_scores(inside, outside, DELTA, kind="gaussian").epsilon
     assert 0.85 * proven < found <= proven
-    assert 0.4 * proven < auditing.audit_ranks(inside, outside, DELTA).epsilon <= proven
+    assert 0.4 * proven < auditing.audit_scores(inside, outside, DELTA).epsilon <= proven
     assert not auditing.audit_event(inside, outside, event).refuted
     # Clipped one by one: three records against the noise for one, or a third of the noise.
     _, inside, outside = user_scores(2.0 / K)
     assert auditing.audit_event(inside, outside, event).refuted
-    assert auditing.audit_ranks(inside, outside, DELTA).epsilon > proven
+    assert auditing.audit_scores(inside, outside, DELTA).epsilon > proven
 
 
 # Correlated noise, audited as an algorithm is.

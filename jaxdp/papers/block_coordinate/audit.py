@@ -212,13 +212,22 @@ def audit_blocks(
     assert found.rule is not None
     column = found.rule.sign * np.c_[inside[:, found.rule.column], outside[:, found.rule.column]]
     verdict = audit_event(inside, outside, event, confidence=confidence, relation=relation)
+    claim = claimed_for(small, steps, delta) if hidden else None
     return AlgorithmAudit(
-        steps, runs, delta, confidence,
-        claimed_for(small, steps, delta) if hidden else None,
-        acc.epsilon(event, delta, relation).upper,
-        found, None, verdict, event, words, roc(column[:, 0], column[:, 1]),
+        steps=steps,
+        runs=runs,
+        delta=delta,
+        confidence=confidence,
+        claimed=None if claim is None else claim.value,
+        claim=None if claim is None else claim.name,
+        proven=acc.epsilon(event, delta, relation).upper,
+        audited=found,
+        verdict=verdict,
+        event=event,
+        adversary=words,
+        roc=roc(column[:, 0], column[:, 1]),
         what=HIDDEN if hidden else RELEASED,
-    )  # fmt: skip
+    )
 
 
 def _alone(small: ReleasedBlocks) -> Data:
