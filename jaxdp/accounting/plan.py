@@ -1,7 +1,7 @@
-"""Cuts of a composition's losses, and the window and tilt that its certificate needs.
+"""Cuts of a composition's losses, and the window, tilt and grids that its certificate needs.
 
-Nothing proven rests on a choice made here, but for the bounds that say so: ``Plan.chernoff`` and
-``shortfall``.
+Nothing proven rests on a choice made here, but for the bounds that say so: ``chernoff``,
+``shortfall``, ``most``, ``one_or_more`` and ``two_or_more``.
 """
 
 import functools
@@ -13,18 +13,27 @@ import numpy as np
 from scipy import special
 
 from jaxdp.accounting.base import Array, Pair, Unresolved
-from jaxdp.accounting.bunches import OUTSIDE, Moments
-from jaxdp.accounting.convolve import Counted, log_moments, tilt
-from jaxdp.accounting.discretise import Atoms, above
+from jaxdp.accounting.grid import Atoms, above
+from jaxdp.accounting.sums import (
+    OUTSIDE,
+    Counted,
+    Layout,
+    TiltedMoments,
+    log_moments,
+    tilt,
+)
 
 Kinds = tuple[tuple[Pair, int], ...]
 Ends = tuple[tuple[float, float], ...]
 _CAPS = (24.0, 12.0, 6.0, 3.0, 1.6, 0.9, 0.5, 0.3)  # of epsilon
 _ORDERS = np.geomspace(1e-9, 1e9, 46)
+SIZES = (1 << 12, 1 << 21)
+LOST = 1e-3  # of the tolerance, in delta: what a lower end may give up
+_LONG = 1 << 18  # points beyond which small losses are tried apart
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SumPlan:
     """Cuts of the losses, and the window and tilt of their sum.
 
     Attributes:
@@ -58,7 +67,7 @@ class Plan:
     log_delta: float
     outside: tuple[float, float]
 
-    def moments(self, c: float, small: Ends = ()) -> Moments:
+    def moments(self, c: float, small: Ends = ()) -> TiltedMoments:
         """Chernoff's bounds on sums of the coarse atoms, or the small of them, tilted by ``c``."""
         return _moments(self, c, small)
 
@@ -78,23 +87,19 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=8)
-def _moments(plan: Plan, c: float, small: Ends) -> Moments:
-    atoms = plan.atoms
-    if small:
-        atoms = [
-            (_inside(a, plan.grid, *ends), n) for (a, n), ends in zip(atoms, small, strict=True)
-        ]
-    return Moments(atoms, plan.grid, c)
+def _moments(plan: SumPlan, c: float, small: Ends) -> TiltedMoments:
+    atoms, width = list(plan.atoms), plan.grid
+    for i, (low, high) in enumerate(small):
+        # The atoms of this kind's small losses, given that the loss is one of them.
+        atom, n = atoms[i]
+        loss = atom.offset + atom.index * width
+        kept = (loss >= low - width) & (loss <= high + width)
+        mass = atom.mass[kept] / atom.mass[kept].sum()
+        atoms[i] = replace(atom, index=atom.index[kept], mass=mass), n
+    return TiltedMoments(atoms, width, c)
 
 
-def _inside(atom: Atoms, width: float, low: float, high: float) -> Atoms:
-    """The atoms from ``low`` to ``high``, given that the loss is there."""
-    loss = atom.offset + atom.index * width
-    kept = (loss >= low - width) & (loss <= high + width)
-    return replace(atom, index=atom.index[kept], mass=atom.mass[kept] / atom.mass[kept].sum())
-
-
-def best(kinds: Kinds, epsilon: float, log_delta: float) -> Plan:
+def best(kinds: Kinds, epsilon: float, log_delta: float) -> SumPlan:
     """The plan with the shortest window; one with a cap must halve it, or save digits."""
     found = plan(kinds, epsilon, log_delta, math.inf)
     # Where delta is large no loss is rare.
@@ -142,7 +147,7 @@ def _tilted(
     return spans, caps, atoms, width, c, float(np.logaddexp(bound, over))
 
 
-def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
+def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> SumPlan:
     """The plan for a cap of ``factor`` epsilon."""
     spans, caps, atoms, width, c, bound = _tilted(kinds, epsilon, log_delta, factor)
     split = any(cap < high for cap, (_, high) in zip(caps, spans, strict=True))
@@ -154,14 +159,16 @@ def plan(kinds: Kinds, epsilon: float, log_delta: float, factor: float) -> Plan:
     over = math.log(sum(n * a.over[0] for a, n in atoms) + 1e-320)
     single = max(over - log_delta, 0.0) + OUTSIDE
     if split:
-        bulk = Moments(atoms, width, 0.0).window(_counts(atoms), single)
+        bulk = TiltedMoments(atoms, width, 0.0).window(_counts(atoms), single)
         reach = min(reach[0], bulk[0]), max(reach[1], bulk[1])
     first, last = min(reach[0], epsilon), max(reach[1], epsilon)
     margin = 0.02 * (last - first)
     lows, lattice = tuple(low for low, _ in spans), _lattice(kinds, spans)
     ends = first - margin, last + margin
     nats = outside, single
-    return Plan(caps, lows, c, *ends, split, bound, spread, lattice, atoms, width, log_delta, nats)
+    return SumPlan(
+        caps, lows, c, *ends, split, bound, spread, lattice, atoms, width, log_delta, nats
+    )
 
 
 def _counts(atoms: Counted) -> Array:
@@ -197,7 +204,7 @@ def _line(
         # In delta no sum weighs more than max_x e^(-cx) (1 - e^-x).
         weight += lower * math.log(lower) - (1 + lower) * math.log1p(lower)
         outside = OUTSIDE + max(weight, 0.0)
-        reach = Moments(atoms, width, lower).window(counts, outside)
+        reach = TiltedMoments(atoms, width, lower).window(counts, outside)
         if reach[1] - reach[0] < 0.9 * (best[1][1] - best[1][0]):
             best = lower, reach, outside
     return best
@@ -210,7 +217,7 @@ def _raised(atoms: Counted, width: float, c: float, most: float, epsilon: float)
     return max(c, most)
 
 
-def _several(kinds: Kinds, plan: Plan, epsilon: float) -> float:
+def _several(kinds: Kinds, plan: SumPlan, epsilon: float) -> float:
     """log of what two steps above the cap may add beyond their P - e^epsilon Q."""
     width = _coarse(epsilon, list(zip(plan.lows, plan.caps, strict=True)))
     atoms = _atoms(kinds, plan.lows, plan.caps, width)
@@ -305,3 +312,128 @@ def _odds_beyond(p: float) -> float:
     if p < 1e-3:
         return sum((1 - 1 / k) * p**k for k in range(2, 9))
     return p / (1 - p) + math.log1p(-p)
+
+
+def most(n: int, chance: float, log_target: float) -> int:
+    """A number that a binomial variable exceeds with a probability of e^log_target at most.
+
+    Chernoff's bound: P(K >= k) <= e^(-n p) (e n p/k)^k for k > n p (Hoeffding 1963, Theorem 1,
+    with 1 - p <= e^-p).
+    """
+    mean, k = n * chance, math.ceil(n * chance) + 1
+    while mean > 0 and k <= n and k * (1 + math.log(mean / k)) - mean > log_target - 1e-6:
+        k += max(k // 100, 1)
+    return min(k - 1, n)
+
+
+@functools.lru_cache(maxsize=8)
+def layout(plan: SumPlan, tolerance: float) -> Layout:
+    """Grids on which both ends are about ``tolerance`` (of epsilon) apart, if any are.
+
+    One grid; or one for bunches of steps and a coarser one for their sum; or small losses apart
+    from large ones, which go to the coarser one at once. Whichever has the fewest points.
+    """
+    reach = plan.last - plan.first
+    needed = reach / _width(plan, tolerance)
+    size = _points(needed)
+    # A width that is hardly larger, on whose grid point masses lie. Those between the two lie at
+    # fractions of their distance.
+    width = reach / size
+    count = math.floor(plan.lattice / width)
+    count -= count % 120 if count >= 120 else 0
+    width = plan.lattice / count if count else width
+    best = Layout((width,), 1, size, size if needed <= SIZES[1] else math.inf)
+    if plan.lattice > width or size < 1 << 14:
+        return best
+    best = _better(best, _bunched(plan, True, 0.25 * tolerance))
+    if best.points > _LONG:
+        for power in range(2, 22, 2):
+            if small := _small(plan, reach * 2.0**-power, tolerance):
+                best = _better(best, _bunched(plan, False, tolerance / 4, small))
+                best = _better(best, _bunched(plan, True, tolerance / 6, small))
+    return best
+
+
+def _better(best: Layout, other: Layout | None) -> Layout:
+    return other if other and other.points < 0.6 * best.points else best
+
+
+def _small(plan: SumPlan, reach: float, tolerance: float) -> Ends:
+    """Ends of the small losses, all but those ``reach`` from a step's point mass; () if of no use.
+
+    A lower end gives up as many small losses as there may be large ones.
+    """
+    ends, lost = [], 0.0
+    for (atom, n), low, cap in zip(plan.atoms, plan.lows, plan.caps, strict=True):
+        # A point mass at the least loss is small, too: the interval is open there.
+        first, last = max(atom.offset - reach, low) - plan.grid, min(atom.offset + reach, cap)
+        loss = atom.offset + atom.index * plan.grid
+        small = (loss >= first - plan.grid) & (loss <= last + plan.grid)
+        chance = float(atom.mass[~small].sum()) + atom.over[0]
+        if not small.any() or not chance < 0.01:
+            return ()
+        given_up = most(n, chance, plan.log_delta + math.log(LOST * tolerance))
+        # A small loss counts for as much as it exceeds the least that it may be on average.
+        mass = atom.mass[small]
+        gain = np.exp(plan.c * (loss[small] - loss[small].max()))
+        with np.errstate(divide="ignore"):
+            second = np.log(mass) - loss[small]
+        peak = float(second.max())
+        least = math.log(float(mass.sum())) - peak - math.log(float(np.exp(second - peak).sum()))
+        lost += given_up * abs(float(mass * gain @ loss[small]) / float(mass @ gain) - least)
+        ends.append((first, last))
+    return tuple(ends) if lost < 0.1 * tolerance * (plan.c + 1) / plan.spread[2] else ()
+
+
+def _bunched(plan: SumPlan, several: bool, tolerance: float, small: Ends = ()) -> Layout | None:
+    """A fine grid for bunches and a coarse one for their sum, each of which adds ``tolerance``.
+
+    With ``small`` losses apart the bunches are of those, and the coarse grid is fine enough for the
+    large ones. There is one bunch alone unless ``several``. None where that is of no use.
+    """
+    distance, weight, factor = plan.spread
+    counts = plan.counts()
+    bunches = round(math.sqrt(float(counts.max()))) if several else 1
+    fine, coarse = _width(plan, tolerance), math.sqrt(5 * tolerance / (factor * bunches))
+    if small:
+        far = distance > max(high - low for low, high in small) / 2
+        fine = _width(plan, tolerance, (distance[~far], weight[~far]))
+        coarse = min(coarse, _width(plan, tolerance, (distance[far], weight[far])))
+    if (several and bunches < 16) or coarse < 4 * fine:
+        return None
+    # The points of the last window, and of a bunch's under either tilt.
+    counted = [(plan.last - plan.first) / coarse]
+    size = _points(counted[0])
+    coarse = (plan.last - plan.first) / size
+    nats, part = 2 + math.log(bunches), counts // bunches
+    for c, outside in zip((plan.c, 0.0) if plan.split else (plan.c,), plan.outside, strict=False):
+        first, last = plan.moments(c, small).window(part, outside + nats)
+        counted.append((last - first) / fine)
+    points = sum(_points(n) if n <= SIZES[1] else math.inf for n in counted)
+    # Every bunch brings the rounding of its transform.
+    noise = 3e-13 * math.sqrt(_points(counted[1])) * bunches
+    noise *= math.exp(min(max(plan.outside) - OUTSIDE, 700.0)) * factor / (plan.c * (plan.c + 1))
+    points *= max(1.0, noise / tolerance)
+    return Layout((fine, coarse), bunches, size, points, small)
+
+
+def _width(plan: SumPlan, tolerance: float, spread: tuple[Array, Array] | None = None) -> float:
+    """The widest grid of single steps that adds at most ``tolerance`` of epsilon."""
+    distance, weight, factor = plan.spread
+    distance, weight = spread or (distance, weight)
+
+    def added(width: float) -> float:
+        return float(weight @ np.minimum(width * width / 6, width * distance / 2))
+
+    reach = plan.last - plan.first
+    low, high = math.log(reach / 2**40), math.log(reach / SIZES[0])
+    for _ in range(12):
+        middle = 0.5 * (low + high)
+        enough = 1.2 * factor * added(math.exp(middle)) <= tolerance
+        low, high = (middle, high) if enough else (low, middle)
+    return math.exp(low)
+
+
+def _points(count: float) -> int:
+    """The power of two that is not below ``count``, within the sizes that are used."""
+    return 1 << math.ceil(math.log2(min(max(count, SIZES[0]), SIZES[1])))
