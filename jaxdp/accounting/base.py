@@ -203,18 +203,18 @@ class Pair(abc.ABC):
 
 
 class Release(Protocol):
-    """A kind of release in a flat run: a Gaussian step, or a ``Part``."""
+    """A kind of release in a flat run: a Gaussian step, or a ``PairedEvent``."""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         ...
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         ...
 
 
-class Part(Event):
+class PairedEvent(Event):
     """An event that accountants read as it is: neither a composition nor a Gaussian step.
 
     Subclasses are frozen dataclasses. An accountant asks ``refuses`` first.

@@ -11,7 +11,7 @@ from scipy import special
 
 from jaxdp import arguments as check
 from jaxdp.accounting import allocation
-from jaxdp.accounting.base import Array, Pair, Part, Relation
+from jaxdp.accounting.base import Array, Pair, PairedEvent, Relation
 from jaxdp.accounting.events import Gaussian, a_gaussian
 from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete
 
@@ -27,7 +27,7 @@ _DISTANCES = (((1, 0, 1), (2, 1, 1)), ((0, 1, 1), (1, 2, 1)))
 
 
 @dataclass(frozen=True)
-class _Batched(Part):
+class _Batched(PairedEvent):
     """One Gaussian release on every batch: the base of the events here."""
 
     event: Gaussian
@@ -36,7 +36,7 @@ class _Batched(Part):
         check.fields(self, event=a_gaussian)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return "" if self.event.noise_multiplier > 0 else "a release has no noise"
 
 
@@ -64,7 +64,7 @@ class TruncatedPoisson(_Batched):
         check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         if relation is Relation.REPLACE_SPECIAL:
             return ""
         return (
@@ -72,7 +72,7 @@ class TruncatedPoisson(_Batched):
         )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return (Discrete(np.zeros(1), np.ones(1)),)
@@ -90,7 +90,7 @@ class TruncatedPoisson(_Batched):
         )
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         z, q = self.event.noise_multiplier, self.sampling_prob
         if q == 0:
             return np.zeros(orders.shape)
@@ -152,7 +152,7 @@ class ShuffledEpoch(_Batched):
         return self.steps
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -161,13 +161,13 @@ class ShuffledEpoch(_Batched):
         )
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         # That of the one batch with the record; below, of the largest output.
         z, far = self.event.noise_multiplier, int(relation.separation)
         return (BatchGaussian(1.0, z, (0, far, far)),) if upper else _largest(z, self.steps, far)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         # Those of the one batch with the record.
         return np.asarray(0.5 * orders * (relation.separation / self.event.noise_multiplier) ** 2)
 
@@ -240,15 +240,15 @@ class RandomAllocation(_Batched):
         return self.steps
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         return allocation.refuses(self.steps, relation)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         z = self.event.noise_multiplier
         return allocation.pairs(z, self.steps, self.participations, relation, upper)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         z = self.event.noise_multiplier
         return allocation.renyi(z, self.participations, orders)

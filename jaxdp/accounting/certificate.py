@@ -47,7 +47,10 @@ class PartsOnGrids:
         """Chooses grids on which an end is within about ``tolerance`` of epsilon."""
         self.layout, self.kinds, self.lost = layout(plan, tolerance), kinds, 0.0
         self._plan, self._put = plan, above if high else below
-        self._fine = plan.fine(tolerance)
+        # Width of far cells, over their distance, that adds a tenth of the tolerance.
+        distance, weight, factor = plan.spread
+        added = factor * float(weight @ distance**2) / 6
+        self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
         self._inner: list[tuple[Inner, int]] = []
         if self.layout.small:
             self._inner = [
@@ -83,10 +86,10 @@ class PartsOnGrids:
 
         plan, ends = self._plan, self.layout.small
         layout = replace(self.layout, outside=plan.outside[c == 0])
-        moments = plan.moments(c)
+        moments = plans.moments(plan, c)
         if not self._inner:
             return law_of_sum(outer, self._put, layout, moments, plan.first)
-        apart = outer, plan.moments(c, ends)
+        apart = outer, plans.moments(plan, c, ends)
         return law_of_sum(self._small, self._put, layout, moments, plan.first, apart)
 
     def _on_grid(self, width: float) -> list[tuple[Atoms, int]]:
@@ -131,7 +134,8 @@ class Direction:
             epsilon: where.
             tolerance: relative, of delta, that the grid may add.
         """
-        scale = self._plan(epsilon).scale(epsilon)
+        # The epsilon of which tolerances are fractions; c times it, of delta's logarithm.
+        scale = max(epsilon, 1e-2 / self._plan(epsilon).c)
         return self._terms(high, epsilon, tolerance / scale)(epsilon)
 
     def epsilon_end(self, high: bool, near: float, tolerance: float) -> float:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from jaxdp.accounting.base import Array, Relation, Unresolved
-from jaxdp.accounting.flat import FlatRun, Step
+from jaxdp.accounting.flat import FlatRun, GaussianStep
 from jaxdp.accounting.rdp import log_moments, tabulate
 from jaxdp.accounting.roots import bracket_decreasing
 
@@ -48,7 +48,7 @@ class Composition:
             probability: the moments are then those of the loss that matters.
     """
 
-    steps: tuple[tuple[Step, int], ...]
+    steps: tuple[tuple[GaussianStep, int], ...]
     relation: Relation
     mu2: float
     log_tail: float

@@ -210,7 +210,7 @@ class CorrelatedNoise(Event):
         return self.event
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return (
@@ -266,7 +266,7 @@ class CyclicPoisson(Event):
         return Repeated(PoissonSampled(self.event, self.sampling_prob), rounds)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         if relation is not Relation.REPLACE_ONE:
             return ""
         return (

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxdp.accounting import hidden_state
-from jaxdp.accounting.base import Array, Event, Pair, Part, Relation, Release, UnsupportedEventError
+from jaxdp.accounting.base import (
+    Array,
+    Event,
+    Pair,
+    PairedEvent,
+    Relation,
+    Release,
+    UnsupportedEventError,
+)
 from jaxdp.accounting.certificate import Direction
 from jaxdp.accounting.chains import NoisyChain
 from jaxdp.accounting.events import (
@@ -46,7 +54,7 @@ _DISTANCES = {
 
 
 @dataclass(frozen=True, order=True)
-class Step:
+class GaussianStep:
     """One release: a Gaussian mechanism on a sampled batch.
 
     Attributes:
@@ -60,7 +68,7 @@ class Step:
     sampling: str = "poisson"
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``.
+        """As ``PairedEvent.pairs``.
 
         Those of a fixed size are tight for one step (docs/sampling_bounds.md, Theorem 2); for a
         lower bound they are those of two data sets.
@@ -74,7 +82,7 @@ class Step:
         return tuple(BatchGaussian(q, z, d) for d in distances)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         z, q = self.noise_multiplier, self.sampling_prob
         if self.sampling == "poisson":
             return poisson_renyi(z, q, relation, tuple(orders.tolist()))
@@ -97,11 +105,11 @@ class FlatRun:
         distance: of the release in total variation from this run; whoever takes it charges it.
     """
 
-    steps: tuple[tuple[Step, int], ...]
+    steps: tuple[tuple[GaussianStep, int], ...]
     infinite: str = ""
     hidden: tuple[tuple[HiddenState, int], ...] = ()
-    others: tuple[tuple[Step, int], ...] | None = None
-    parts: tuple[tuple[Part, int], ...] = ()
+    others: tuple[tuple[GaussianStep, int], ...] | None = None
+    parts: tuple[tuple[PairedEvent, int], ...] = ()
     distance: float = 0.0
 
     @property
@@ -183,10 +191,10 @@ class _Found:
 
     def __init__(self, relation: Relation, sampled: str = "") -> None:
         self.relation, self.sampled = relation, sampled
-        self.counts: dict[Step, int] = {}
+        self.counts: dict[GaussianStep, int] = {}
         self.reasons: list[str] = []
         self.hidden: dict[HiddenState, int] = {}
-        self.parts: dict[Part, int] = {}
+        self.parts: dict[PairedEvent, int] = {}
         self.distance = 0.0
 
     def run(self) -> FlatRun:
@@ -201,7 +209,7 @@ class _Found:
                     "inner iterates left a loop whose start is not the same for all records"
                 )
             elif mu > 0:
-                self.add(Step(min(2 / mu, 1e30)), n)
+                self.add(GaussianStep(min(2 / mu, 1e30)), n)
         return FlatRun(
             self._merged() if self.hidden else others,
             "; ".join(dict.fromkeys(self.reasons)),
@@ -211,7 +219,7 @@ class _Found:
             self.distance * (1 + 1e-9),
         )
 
-    def _merged(self) -> tuple[tuple[Step, int], ...]:
+    def _merged(self) -> tuple[tuple[GaussianStep, int], ...]:
         """The steps sorted, with all full-batch Gaussians merged into one."""
         full = [(s, n) for s, n in self.counts.items() if s.sampling_prob == 1]
         sampled = {s: n for s, n in self.counts.items() if s.sampling_prob < 1}
@@ -221,7 +229,7 @@ class _Found:
                 precision += n * step.noise_multiplier**-2
             alone = sum(n for _, n in full) == 1
             z = full[0][0].noise_multiplier if alone else precision**-0.5
-            sampled[Step(z)] = 1
+            sampled[GaussianStep(z)] = 1
         return tuple(sorted(sampled.items()))
 
     def collect(self, event: Event, times: int) -> None:
@@ -237,7 +245,7 @@ class _Found:
             case NonPrivate(reason):
                 self.reasons.append(reason)
             case Gaussian(z):
-                self.add(Step(z) if z > 0 else None, times)
+                self.add(GaussianStep(z) if z > 0 else None, times)
             case PoissonSampled(inner, q):
                 self._sampled(event, inner, q, "poisson", times)
             case FixedSizeSampled(inner, n, b):
@@ -265,7 +273,7 @@ class _Found:
                     )
                 self._unless(event, event.refuses(self.relation))
                 self.collect(event.independent, times)
-            case Part():
+            case PairedEvent():
                 self._unless(event, event.refuses(self.relation))
                 if event.infinite():
                     self.reasons.append(event.infinite())
@@ -303,10 +311,10 @@ class _Found:
                 raise UnsupportedEventError(
                     f"{type(event).__name__} of a sampled event: nested sampling has no bound here"
                 )
-            sampled = Step(step.noise_multiplier, q, sampling if q < 1 else "poisson")
+            sampled = GaussianStep(step.noise_multiplier, q, sampling if q < 1 else "poisson")
             self.add(sampled, times)
 
-    def add(self, step: Step | None, times: int) -> None:
+    def add(self, step: GaussianStep | None, times: int) -> None:
         """Adds a Gaussian step; None is one without noise."""
         if step is None:
             self.reasons.append("a release has no noise (noise multiplier 0)")
@@ -350,8 +358,8 @@ def directions(
 
 
 def _alike(
-    steps: tuple[tuple[Step, int], ...], most: int
-) -> tuple[list[tuple[tuple[Step, Step], int]], float]:
+    steps: tuple[tuple[GaussianStep, int], ...], most: int
+) -> tuple[list[tuple[tuple[GaussianStep, GaussianStep], int]], float]:
     """(steps with the least and the most noise of those taken together and their number, spread).
 
     Noise is post-processing, so that less of it gives an upper end and more a lower one. Of the
@@ -360,13 +368,13 @@ def _alike(
     """
     if len(steps) <= most:
         return [((step, step), n) for step, n in steps], 0.0
-    alike: dict[tuple[str, float], list[tuple[Step, int]]] = {}
+    alike: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
     for step, n in sorted(steps, key=lambda entry: entry[0].noise_multiplier):
         alike.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
     reach = sum(
         math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in alike.values()
     )
-    groups: list[tuple[tuple[Step, Step], int]] = []
+    groups: list[tuple[tuple[GaussianStep, GaussianStep], int]] = []
     for members in alike.values():
         least, last, count = members[0][0], members[0][0], 0
         for step, n in members:

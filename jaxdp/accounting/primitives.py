@@ -16,7 +16,7 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import Array, Pair, Part, Relation
+from jaxdp.accounting.base import Array, Pair, PairedEvent, Relation
 from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon
 from jaxdp.accounting.pairs import (
     Exponential,
@@ -50,7 +50,7 @@ def finite_renyi(loss: Array, p: Array, orders: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Laplace(Part):
+class Laplace(PairedEvent):
     """A sum of contributions plus independent Laplace noise in every coordinate.
 
     The scale is noise_multiplier times c, the largest l1 norm that ONE record can contribute,
@@ -67,20 +67,20 @@ class Laplace(Part):
         check.fields(self, noise_multiplier=check.non_negative)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return vanishing(1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf)
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
+        """As ``PairedEvent.pure``."""
         return relation.separation / self.noise_multiplier
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         a = self.pure(relation)
         return (Exponential(a, 0.5, 0.5),) if upper or a < _UNDERFLOW else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         # Mironov 2017, arXiv:1702.07476v3, Proposition 6.
         a = self.pure(relation)
         up = np.log(orders / (2 * orders - 1)) + (orders - 1) * a
@@ -90,7 +90,7 @@ class Laplace(Part):
 
 
 @dataclass(frozen=True)
-class _Lattice(Part):
+class _Lattice(PairedEvent):
     """Noise on the integers: the sums are integers, and so is the distance."""
 
     scale: float
@@ -104,7 +104,7 @@ class _Lattice(Part):
             raise ValueError(f"sensitivity={self.sensitivity}: expected at most 100000")
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return vanishing(self.sensitivity / self.scale)
 
     def _shift(self, relation: Relation) -> int:
@@ -124,7 +124,7 @@ class DiscreteLaplace(_Lattice):
     """
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
+        """As ``PairedEvent.pure``."""
         return self._shift(relation) / self.scale
 
     def _law(self, relation: Relation) -> tuple[Array, Array]:
@@ -136,12 +136,12 @@ class DiscreteLaplace(_Lattice):
         return (shift - 2 * k) / t, p
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         loss, p = self._law(relation)
         return (discrete(loss, p, upper, rounding=8 * _U * (4 + self.pure(relation))),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         return finite_renyi(*self._law(relation), orders)
 
 
@@ -159,7 +159,7 @@ class DiscreteGaussian(_Lattice):
     """
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         shift, sigma = self._shift(relation), self.scale
         if sigma > 1e4:
             return ()
@@ -175,13 +175,13 @@ class DiscreteGaussian(_Lattice):
         return (discrete(loss[keep], p, upper, 1e-300, 4096 * _U),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         # Canonne, Kamath and Steinke 2020, Proposition 5.
         return orders * (0.5 * (self._shift(relation) / self.scale) ** 2 * (1 + 8 * _U))
 
 
 @dataclass(frozen=True)
-class MixtureOfGaussians(Part):
+class MixtureOfGaussians(PairedEvent):
     """Gaussian noise on a vector that a record, or group, moves by a random, secret amount.
 
     With probability p_i, independent of the data, the vector moves by an l2 norm of at most s_i
@@ -217,13 +217,13 @@ class MixtureOfGaussians(Part):
         object.__setattr__(self, "probabilities", tuple(merged.values()))
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "no worst pair is proven where the amounts of two records may point apart"
         return ""
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         z = self.noise_multiplier
         return "" if z >= 1e-30 or not any(self.sensitivities) else "a release has no noise"
 
@@ -235,14 +235,14 @@ class MixtureOfGaussians(Part):
         return s[keep] / self.noise_multiplier if s.any() else s[keep], p[keep]
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         c, p = self.components()
         if c[-1] == 0:
             return (discrete(np.zeros(1), np.ones(1), upper),)
         return MixedGaussian(c, p), MixedGaussian(c, p, reverse=True)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         # By the trapezoid rule in both directions, its error added.
         c, p = self.components()
         out = np.empty(orders.size)
@@ -280,7 +280,7 @@ def _log_moment(c: Array, p: Array, power: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stated(Part):
+class _Stated(PairedEvent):
     """An event that was proven under one relation, and has an upper end only."""
 
     relation: Relation = Relation.ADD_OR_REMOVE_ONE
@@ -293,7 +293,7 @@ class _Stated(Part):
             raise ValueError(f"relation={self.relation!r}: expected one of {expected}") from None
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         # A null record is a record, so REPLACE_ONE covers REPLACE_SPECIAL.
         covered = (relation, self.relation) == (Relation.REPLACE_SPECIAL, Relation.REPLACE_ONE)
         if covered or relation is self.relation:
@@ -324,11 +324,11 @@ class EpsilonDelta(_Stated):
         check.fields(self, epsilon=check.non_negative, delta=check.share)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return "a release's delta is 1" if self.delta == 1 else vanishing(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
+        """As ``PairedEvent.pure``."""
         return self.epsilon if self.delta == 0 else math.inf
 
     def _law(self) -> tuple[Array, Array]:
@@ -339,11 +339,11 @@ class EpsilonDelta(_Stated):
         return loss, (1 - self.delta) * special.expit(loss)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         return (discrete(*self._law(), upper, self.delta),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         if self.delta > 0:
             return super().renyi(relation, orders)
         return finite_renyi(*self._law(), orders)
@@ -370,20 +370,20 @@ class ExponentialMechanism(_Stated):
         check.fields(self, epsilon=check.positive)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return vanishing(self.epsilon)
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
+        """As ``PairedEvent.pure``."""
         return self.epsilon
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         weight = -1 / math.expm1(-self.epsilon)
         return (Exponential(self.epsilon, weight, 0.0),) if upper else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         # log E_Q[e^(alpha L)] is 0 at 0 and 1, and its second derivative is the variance of a
         # variable of range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
         return np.minimum(orders * (self.epsilon**2 / 8), self.epsilon) * (1 + 8 * _U)
@@ -411,12 +411,12 @@ class ZCDP(_Stated):
         check.fields(self, rho=check.non_negative, xi=check.non_negative)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         return (self.xi + self.rho * orders) * (1 + 4 * _U)
 
 
 @dataclass(frozen=True)
-class RandomizedResponse(Part):
+class RandomizedResponse(PairedEvent):
     """Every record's own answer, replaced by a uniformly random one with ``noise_prob``.
 
     Stated for equally many records: REPLACE_ONE, and REPLACE_SPECIAL where the null record has one
@@ -436,17 +436,17 @@ class RandomizedResponse(Part):
         object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         if relation is not Relation.ADD_OR_REMOVE_ONE:
             return ""
         return "the number of answers is seen; ask with relation replace_one"
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return "" if self.noise_prob >= 1e-15 else "answers are released without noise"
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
+        """As ``PairedEvent.pure``."""
         return math.log1p(self.buckets * (1 - self.noise_prob) / self.noise_prob)
 
     def _law(self) -> tuple[Array, Array]:
@@ -457,16 +457,16 @@ class RandomizedResponse(Part):
         return np.asarray([-top, 0.0, top]), np.asarray([p / k, (k - 2) * (p / k), 1 - p + p / k])
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         return (discrete(*self._law(), upper),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         return finite_renyi(*self._law(), orders)
 
 
 @dataclass(frozen=True)
-class ObjectivePerturbation(Part):
+class ObjectivePerturbation(PairedEvent):
     """The minimum of sum log(1 + e^(-y x.w)) + |w|^2 lambda/2 + b.w, with b ~ N(0, (z R)^2 I).
 
     |x| <= R, y in {-1, 1}, and the minimum is exact. Kifer, Smith and Thakurta 2012; Redberg,
@@ -489,7 +489,7 @@ class ObjectivePerturbation(Part):
         check.fields(self, noise_multiplier=check.positive, curvature=check.positive)
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         if relation is Relation.REPLACE_ONE:
             return "it is proven for adding, removing and zeroing out a record"
         if not self.pairs(relation, True):
@@ -497,7 +497,7 @@ class ObjectivePerturbation(Part):
         return ""
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         found = _profile(self.noise_multiplier, self.curvature) if upper else None
         return () if found is None else (symmetric(*found),)
 

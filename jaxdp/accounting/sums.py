@@ -398,6 +398,10 @@ class SummedPair(Pair):
         """As ``Pair.tails``; none is asked for but that of the largest loss."""
         return (losses < self.loss[-1]) * self.p.sum(), np.zeros(losses.shape)
 
+    def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
+        return float(self.loss[0]), float(self.loss[-1])
+
 
 def _coarser(bunch: Law, width: float, put: Put) -> tuple[Atoms, float, float, float]:
     """(a bunch's atoms on a coarse grid, log of what their masses are over, errors).

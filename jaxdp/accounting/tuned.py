@@ -18,7 +18,7 @@ from jaxdp.accounting.base import (
     Array,
     Event,
     Pair,
-    Part,
+    PairedEvent,
     Relation,
     UnsupportedEventError,
     an_event,
@@ -194,7 +194,7 @@ class PoissonTries(Tries):
 
 
 @dataclass(frozen=True)
-class Tuned(Part):
+class Tuned(PairedEvent):
     """The best of K runs, each with the same ``event`` and fresh randomness; nothing else of them.
 
     Every try draws its candidate (hyper-parameters) afresh from one law that was fixed without the
@@ -220,7 +220,7 @@ class Tuned(Part):
             raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         try:
             run = flatten_exactly(self.event, relation)
         except UnsupportedEventError as error:
@@ -231,11 +231,11 @@ class Tuned(Part):
         return f"its run has no Renyi curve ({names})"
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return _infinite(self.event)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         # delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``; Koskela, Redberg and Wang 2024,
         # arXiv:2402.06701, have such a bound. No lower end is known.
         epsilons, deltas = _profile(self.event, relation)
@@ -246,7 +246,7 @@ class Tuned(Part):
         return (symmetric(epsilons + c, deltas),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         curve = flatten_exactly(self.event, relation).renyi(relation, tuple(orders.tolist()))
         bounds = self.distribution.renyi(curve, orders) * _MARGIN
         # A divergence grows with its order: a larger order's bound holds for a smaller one.

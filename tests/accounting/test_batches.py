@@ -13,7 +13,7 @@ from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp._entries import event_counts
 from jaxdp.accounting import allocation, batches
-from jaxdp.accounting.flat import Step
+from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, rdp_to_epsilon
 from jaxdp.report.words import describe
@@ -56,7 +56,7 @@ def test_the_pair_is_attained_and_never_exceeded(n, b, z, relation):
     law = dict.fromkeys(batches, 1 / len(batches))
     truth = worst(law, n, z, ((1, -1), (-1, 1)) if relation is REPLACE else ((1, 0), (0, 1)))
     upper, lower = (
-        profiles(Step(z, b / n, "fixed_size").pairs(relation, up)) for up in (True, False)
+        profiles(GaussianStep(z, b / n, "fixed_size").pairs(relation, up)) for up in (True, False)
     )
     np.testing.assert_allclose(truth, upper, atol=4e-6)
     assert (lower <= truth + 4e-6).all()
@@ -66,7 +66,7 @@ def test_a_fixed_size_costs_no_more_than_it_must():
     """256 of 50,000, noise equal to what a replacement moves, 2,000 steps.
 
     The two forms of Wang et al. say 2.4533."""
-    renyi = Step(2.0, 256 / 50_000, "fixed_size").renyi(REPLACE, np.asarray(DEFAULT_ORDERS))
+    renyi = GaussianStep(2.0, 256 / 50_000, "fixed_size").renyi(REPLACE, np.asarray(DEFAULT_ORDERS))
     assert rdp_to_epsilon(2000 * renyi, 1e-5)[0] == pytest.approx(1.7379, abs=5e-4)
     event = acc.Repeated(acc.FixedSizeSampled(acc.Gaussian(2.0), 50_000, 256), 2000)
     assert cost(event, REPLACE, accountant="rdp") < 1.7385

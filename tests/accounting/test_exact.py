@@ -13,7 +13,7 @@ from jaxdp import accounting as acc
 from jaxdp.accounting import contour, gaussian, queries
 from jaxdp.accounting.base import Bound
 from jaxdp.accounting.contour import Line
-from jaxdp.accounting.flat import Step, flatten
+from jaxdp.accounting.flat import GaussianStep, flatten
 from jaxdp.accounting.pairs import SampledGaussian
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
 from tests.refusing import all_refused
@@ -221,11 +221,11 @@ def test_nested_and_repeated_events_count_as_often_as_they_occur():
     one, other = run(0.2, 1.0, 1), run(0.1, 2.0, 2)
     both = acc.Composed((one, other, acc.Repeated(one, 3)))
     flat = flatten(acc.Repeated(acc.Repeated(both, 2), 5), ADD)
-    assert dict(flat.steps) == {Step(1.0, 0.2): 40, Step(2.0, 0.1): 20}
+    assert dict(flat.steps) == {GaussianStep(1.0, 0.2): 40, GaussianStep(2.0, 0.1): 20}
     full = flatten(acc.Repeated(acc.Composed((acc.Gaussian(2.0), acc.Gaussian(2.0))), 8), ADD)
-    assert full.steps == ((Step(0.5), 1),)
+    assert full.steps == ((GaussianStep(0.5), 1),)
     assert acc.events.joint_gaussian([3.0, 4.0]).noise_multiplier == pytest.approx(2.4)
-    assert flatten(fixed(7), REPLACE).steps == ((Step(3.0, 0.01, "fixed_size"), 7),)
+    assert flatten(fixed(7), REPLACE).steps == ((GaussianStep(3.0, 0.01, "fixed_size"), 7),)
     inner = acc.PoissonSampled(acc.Gaussian(1.0), 0.5)
     for outer in (acc.PoissonSampled(inner, 0.5), acc.FixedSizeSampled(inner, 10, 2)):
         with pytest.raises(acc.UnsupportedEventError, match="nested sampling"):
@@ -240,7 +240,7 @@ def test_a_batch_of_nearly_all_records_costs_as_much_as_all():
     orders = (2.0, 8.0, 64.0)
     # Replacing a record moves the sum by two contributions.
     full = 0.5 * np.asarray(orders) * (2 / 3.0) ** 2
-    found = Step(3.0, 0.9999, "fixed_size").renyi(REPLACE, np.asarray(orders))
+    found = GaussianStep(3.0, 0.9999, "fixed_size").renyi(REPLACE, np.asarray(orders))
     np.testing.assert_allclose(found, full, rtol=1e-2)
     ten, one = (flatten(fixed(n), REPLACE).renyi(REPLACE, orders) for n in (10, 1))
     np.testing.assert_allclose(ten, 10 * one)

@@ -484,7 +484,7 @@ def test_wrong_laws_and_runs_without_a_renyi_curve_are_refused_by_name():
         ("event='run'", lambda: acc.Tuned("run", acc.Geometric(0.5))),
     ])  # fmt: skip
 
-    class Unknown(acc.base.Part):
+    class Unknown(acc.base.PairedEvent):
         pass
 
     unknown, stated, gaussian = (

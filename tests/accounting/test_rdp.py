@@ -16,7 +16,7 @@ from jaxdp import schedules
 from jaxdp.accounting import queries, rdp
 from jaxdp.accounting.calibration import least
 from jaxdp.accounting.curves import mu_between
-from jaxdp.accounting.flat import FlatRun, Step, flatten
+from jaxdp.accounting.flat import FlatRun, GaussianStep, flatten
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.roots import bracket_decreasing
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, plain, run
@@ -104,7 +104,7 @@ def test_the_conversions_are_the_printed_ones():
 
 @RELATIONS
 def test_many_orders_and_many_steps_at_once_are_one_at_a_time(relation):
-    steps = [Step(z, q) for z in (0.05, 0.3, 1.0, 30.0) for q in (1e-9, 1e-3, 0.4, 1.0)]
+    steps = [GaussianStep(z, q) for z in (0.05, 0.3, 1.0, 30.0) for q in (1e-9, 1e-3, 0.4, 1.0)]
     orders = (1.001, 1.5, 2.0, 3.0, 3.99, 4.0, 17.0, 63.5, 300.0, 1e5)
     together = FlatRun(tuple((step, 3) for step in steps)).renyi(relation, orders)
     alone = sum(
@@ -117,7 +117,7 @@ def test_many_orders_and_many_steps_at_once_are_one_at_a_time(relation):
 def test_steps_that_share_a_table_are_not_below_their_definition(relation):
     steps = ((0.45, 1e-5), (1.0, 0.01), (4.0, 0.3))
     orders = (1.01, 1.3, 2.0, 3.5, 9.0)
-    found = FlatRun(tuple((Step(z, q), 1) for z, q in steps)).renyi(relation, orders)
+    found = FlatRun(tuple((GaussianStep(z, q), 1) for z, q in steps)).renyi(relation, orders)
     for order, value in zip(orders, found, strict=True):
         truth = sum(quadrature_rdp(q, z, order, relation) for z, q in steps)
         assert truth * (1 - 1e-12) <= value <= truth * (1 + 1e-9), order
