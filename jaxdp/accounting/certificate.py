@@ -28,7 +28,7 @@ from jaxdp.accounting.plan import (
     two_or_more,
 )
 from jaxdp.accounting.roots import bracket_decreasing
-from jaxdp.accounting.sums import Counted, Law, law_of_sum
+from jaxdp.accounting.sums import Counted, Law, LawProfile, law_of_sum
 
 _COARSE = 0.02  # of epsilon: the tolerance of what is only compared
 _WIDE = 3e-2  # relative: the width from which on moments alone may do better
@@ -218,7 +218,7 @@ class Direction:
         parts = PartsOnGrids(kinds, plan, high, tolerance)
         self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
         kinds, atoms = parts.kinds, parts.atoms()
-        base = parts.law(plan.c).profile(epsilon)
+        base = LawProfile(parts.law(plan.c), epsilon)
         sign = 1 if high else -1
         unit = self.log_delta
         lost = parts.lost * math.exp(-unit)

@@ -188,7 +188,8 @@ def _build(composition: Composition, c: float, last: float, length: float) -> Li
     decayed = math.exp(exponent.real[-max(2, count // 16) :].max()) < _DECAYED
     decayed = decayed and _later(composition, c, last) <= _DECAYED
     ends = (math.inf, math.inf) if decayed else (last, 0.7 * last)
-    longer, shorter = (np.multiply(values, _taper(y / end)) for end in ends)
+    # 1 at 0 and 0 from the end on to rounding, so smooth that its transform has no tail to smear.
+    longer, shorter = (values * (0.5 * special.erfc((y / end - 0.48) * 11.8)) for end in ends)
     falls, gone = np.searchsorted(y, [0.3 * last, _GONE * last])
     level = math.exp(exponent.real[falls : gone + 1].max())
     rounding += 4e-16 * abs(log_scale)
@@ -217,11 +218,6 @@ def _later(composition: Composition, c: float, last: float, start: float = 1.0) 
     for log_weight, loss, n in composition.tables(c, 16 * last):
         size = size + n * _log_ratio(log_weight + c * loss, loss, y).real
     return math.exp(size[y >= start * last].max())
-
-
-def _taper(y: Array) -> Array:
-    """1 at 0 and 0 from 1 on to rounding, so smooth that its transform has no tail to smear."""
-    return np.asarray(0.5 * special.erfc((y - 0.48) * 11.8))
 
 
 def _log_ratio(log_weight: Array, loss: Array, y: Array) -> Complex:

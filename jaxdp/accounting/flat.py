@@ -33,7 +33,6 @@ from jaxdp.accounting.events import (
     Repeated,
 )
 from jaxdp.accounting.pairs import BatchGaussian, gaussian_pairs
-from jaxdp.accounting.plan import Kinds
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
 
 # Kinds of steps that are told apart: each costs the time of a transform and more.
@@ -116,6 +115,13 @@ class FlatRun:
     def empty(self) -> bool:
         """True if nothing that depends on the data was released."""
         return not (self.steps or self.parts or self.infinite)
+
+    @property
+    def full_batch(self) -> bool:
+        """True if Gaussians on full batches are all that was released."""
+        return not self.parts and all(
+            step == GaussianStep(step.noise_multiplier) for step, _ in self.steps
+        )
 
     @property
     def releases(self) -> tuple[tuple[Release, int], ...]:
@@ -348,13 +354,16 @@ def directions(
     count = max(len(pairs) for found in ends if found for pairs, _ in found)
     goal = max(tolerance, 3 * spread)
 
-    def kinds(found: list[tuple[tuple[Pair, ...], int]], i: int) -> Kinds:
-        return tuple((pairs[min(i, len(pairs) - 1)], n) for pairs, n in found)
-
-    return [
-        Direction(kinds(high, i), None if low is None else kinds(low, i), log_delta, goal)
-        for i in range(count)
-    ]
+    out = []
+    for i in range(count):
+        # What has one pair for both directions is in each of them.
+        above, below = (
+            None if found is None else tuple((p[min(i, len(p) - 1)], n) for p, n in found)
+            for found in (high, low)
+        )
+        assert above is not None
+        out.append(Direction(above, below, log_delta, goal))
+    return out
 
 
 def _alike(

@@ -72,7 +72,7 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     mass = np.zeros(index.size)
     mass[1:] += up
     mass[:-1] += p - up
-    mass[0] += pair.cells(np.asarray([-np.inf, loss[0]]))[0][0]
+    mass[0] += pair.masses(np.asarray([-np.inf, loss[0]])).p[0]
     top = np.asarray(pair.tails(ends[-1:])).ravel()
     over = float(top[0]) * (1 + 2 * r), float(top[1]) * (1 - 2 * r)
     # An edge is off by its own rounding, and by what the pair says.

@@ -323,7 +323,7 @@ def _ask(question: Question, accountant: str) -> Bound:
 def _auto(question: Question) -> Bound:
     """The certificate where there are pairs; Renyi bounds where there are none or they are less."""
     run, relation = question.run, question.relation
-    if not _only_full_batch(run, relation):
+    if run.full_batch:
         return _gdp(question)
     if _only_pairs(run, relation):
         return _rdp(question)
@@ -422,7 +422,7 @@ def _estimate(question: Question) -> float | None:
     poisson = all(step.sampling == "poisson" for step, _ in run.steps)
     if run.parts or run.hidden or not poisson:
         return None
-    if question.of == "epsilon" and not _only_full_batch(run, question.relation):
+    if question.of == "epsilon" and run.full_batch:
         return _gdp(question).estimate
     ask = contour.epsilon if question.of == "epsilon" else contour.delta
     try:
@@ -524,8 +524,7 @@ def _no_replace_one(run: FlatRun, relation: Relation) -> str:
 
 
 def _only_full_batch(run: FlatRun, relation: Relation) -> str:
-    plain = all(s.sampling_prob == 1 and s.sampling == "poisson" for s, _ in run.steps)
-    return "" if plain and not run.parts else f"{run}: there is no exact GDP curve"
+    return "" if run.full_batch else f"{run}: there is no exact GDP curve"
 
 
 # Name: (the accountant, the reason why it refuses a run under a relation, or "").

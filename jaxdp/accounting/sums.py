@@ -86,7 +86,11 @@ class Law:
         reach += sum(n * abs(a.offset) for a, n in atoms)
         self.reach = reach
         self.log_scale, self.relative = c * offset, 16 * _U * (1 + c * reach)
-        transform = _transform_error(size)
+        # Error of an FFT of a power of two, over the input's norm: l2 of l2, or largest of l1.
+        # Higham 2002, "Accuracy and Stability of Numerical Algorithms", Theorem 24.2, with twiddle
+        # factors good to an ulp; each output is a sum over paths of log2(size) factors, hence also
+        # by l1.
+        transform = math.log2(size) * 8 * _U
         # Only frequencies at which the product is not negligible are kept.
         live = np.arange(size // 2 + 1)
         logs, turned = np.zeros(live.size, dtype=complex), np.zeros(live.size)
@@ -131,10 +135,6 @@ class Law:
             self.error += n * transform * min(l2, l1 * others) * growth
         self.weight = np.maximum(np.roll(weight, -(start % size)), 0.0)
 
-    def profile(self, reference: float) -> "LawProfile":
-        """delta(epsilon) as a function, for epsilons about ``reference``."""
-        return LawProfile(self, reference)
-
     def mean(self, weight: Array, payoff: Array) -> tuple[float, float]:
         """(sum of weights times payoffs, its rounding error) of an untilted law."""
         value = float(weight @ payoff)
@@ -153,12 +153,12 @@ class LawProfile:
         self._first = int(np.searchsorted(law.loss, self._least))
         self._loss = law.loss[self._first :]
         self._damped = law.weight[self._first :] * np.exp(-law.c * (self._loss - reference))
-        self._mass = _tail_sums(self._damped)
+        self._mass = np.cumsum(self._damped[::-1])[::-1]
         # Of the second law at once, where e^(reference - loss) is tame too.
         below = (1 + law.c) * (reference - self._least)
         tame = max(float(law.loss[-1]) - self._least, below) < 600
         second = np.exp(reference - self._loss) * self._damped if tame else np.empty(0)
-        self._second = _tail_sums(second)
+        self._second = np.cumsum(second[::-1])[::-1]
         self._log_scale = law.log_scale - law.c * reference
         self._slack = 2 * _U * (self._loss.size + 300)
 
@@ -204,19 +204,6 @@ def tilt(atom: Atoms, rate: float) -> tuple[Array, float, float]:
     heavy = exponent >= peak - 50
     largest = float((np.abs(log_mass) + rate * np.abs(atom.index))[heavy].max())
     return law / total, peak + math.log(total), largest
-
-
-def _tail_sums(values: Array) -> Array:
-    return np.cumsum(values[::-1])[::-1]
-
-
-def _transform_error(size: int) -> float:
-    """Error of an FFT of a power of two, over the input's norm: l2 of l2, or largest of l1.
-
-    Higham 2002, "Accuracy and Stability of Numerical Algorithms", Theorem 24.2, with twiddle
-    factors good to an ulp; each output is a sum over paths of log2(size) factors, hence also by l1.
-    """
-    return math.log2(size) * 8 * _U
 
 
 @dataclass(frozen=True)
@@ -280,17 +267,6 @@ class TiltedMoments:
         last = (gain[up] / (self.orders[up] - c)).min()
         return float(-(gain[down] / (c - self.orders[down])).min()), float(last)
 
-    def near(self, counts: Array, first: float, last: float) -> Array:
-        """The orders that may well give the best bounds below ``first`` and above ``last``."""
-        gain, c = self.of(counts), self.c
-        above = np.where(self.orders > c, gain - (self.orders - c) * last, np.inf)
-        below = np.where(self.orders < c, gain + (c - self.orders) * first, np.inf)
-        up, down = int(np.argmin(above)), int(np.argmin(below))
-        half = self.orders.size // 2
-        # Sums of coarser losses have larger moments at far orders.
-        used = {max(up - i, half) for i in _NEARER} | {min(down + i, half - 1) for i in _NEARER}
-        return np.asarray(self.orders[sorted(used)])
-
 
 def law_of_sum(
     steps: Steps,
@@ -350,18 +326,28 @@ def law_of_sum(
 def _law(
     kinds: Counted, hint: TiltedMoments, counts: Array, width: float, first: float, size: int
 ) -> Law:
-    """The law of the kinds' sum, on one grid; ``hint`` and ``counts`` choose orders."""
+    """The law of the kinds' sum, on one grid; ``hint`` and ``counts`` choose orders.
+
+    What lies outside the window is bounded by Chernoff with moments of the same atoms.
+    """
     c, last = hint.c, first + (size - 2) * width
-    orders = hint.near(counts, first, last)
+    # The orders that may well give the best bounds below ``first`` and above ``last``. Sums of
+    # coarser losses have larger moments at far orders.
+    coarse, half = hint.of(counts), hint.orders.size // 2
+    above = np.where(hint.orders > c, coarse - (hint.orders - c) * last, np.inf)
+    below = np.where(hint.orders < c, coarse + (c - hint.orders) * first, np.inf)
+    best = int(np.argmin(above)), int(np.argmin(below))
+    used = {max(best[0] - i, half) for i in _NEARER} | {min(best[1] + i, half - 1) for i in _NEARER}
+    orders = hint.orders[sorted(used)]
     moments = log_moments(kinds, width, np.append(orders, c))
     gain = moments[:-1] - moments[-1]
     total = np.abs(orders) * sum(n * abs(a.offset) for a, n in kinds) + np.abs(gain)
     gain = np.where(total < 1e12, gain, np.inf)
     up = orders > c
-    above = (gain - (orders - c) * last)[up].min(initial=0.0)
-    below = (gain + (c - orders) * first)[~up].min(initial=0.0)
-    outside = tuple(1.01 * math.exp(min(float(v), 0.0)) for v in (below, above))
-    return Law(kinds, width, first, size, c, (outside[0], outside[1]))
+    high = float((gain - (orders - c) * last)[up].min(initial=0.0))
+    low = float((gain + (c - orders) * first)[~up].min(initial=0.0))
+    outside = 1.01 * math.exp(min(low, 0.0)), 1.01 * math.exp(min(high, 0.0))
+    return Law(kinds, width, first, size, c, outside)
 
 
 class SummedPair(Pair):
