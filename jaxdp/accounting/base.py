@@ -1,11 +1,11 @@
-"""What every accountant shares: relations, bounds, events, dominating pairs, and its errors."""
+"""Relations, bounds, events and dominating pairs, which all accountants share."""
 
 import abc
 import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class Relation(enum.Enum):
 
     @property
     def separation(self) -> float:
-        """How far one record moves the sum: 2 contributions for replace-one, else 1."""
+        """Distance that one record moves a sum by: 2 contributions for replace-one, else 1."""
         return 2.0 if self is Relation.REPLACE_ONE else 1.0
 
 
@@ -125,8 +125,8 @@ class Event:
         """The number of consecutive steps of a loop that are one such event: 1 for most."""
         return 1
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if not cls.__name__.startswith("_"):
             Event.types[cls.__name__] = cls
 

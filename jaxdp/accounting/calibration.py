@@ -114,8 +114,11 @@ def calibrate_count(
     It is a number of steps, or of anything else of which more is less private; 1e12 at most.
     Arguments and errors as for ``calibrate``.
     """
-    keywords: dict[str, Any] = {"between": (1, 10**12), "whole": True, "otherwise": 0}
-    return int(calibrate(make_event, epsilon, delta, relation, accountant, most=True, **keywords))
+    found = calibrate(
+        make_event, epsilon, delta, relation, accountant,
+        between=(1, 10**12), most=True, whole=True, otherwise=0,
+    )  # fmt: skip
+    return int(found)
 
 
 def calibrate_noise_multiplier(
@@ -143,8 +146,9 @@ def calibrate_noise_multiplier(
     q = check.share("sampling_prob", sampling_prob)
     if q == 0 or check.count("steps", steps) == 0:
         return 0.0
-    make = lambda z: _dp_sgd(z, q, steps)  # noqa: E731
-    return calibrate(make, epsilon, delta, relation, accountant, tolerance=_FINE)
+    return calibrate(
+        lambda z: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant, tolerance=_FINE
+    )
 
 
 def calibrate_steps(
@@ -183,9 +187,10 @@ def calibrate_sampling_prob(
     """
     steps = check.count("steps", steps)
     z = check.positive("noise_multiplier", noise_multiplier)
-    keywords: dict[str, Any] = {"between": (1e-26, 1.0), "tolerance": _FINE, "otherwise": 0.0}
-    make = lambda q: _dp_sgd(z, q, steps)  # noqa: E731
-    return calibrate(make, epsilon, delta, relation, accountant, most=True, **keywords)
+    return calibrate(
+        lambda q: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant,
+        between=(1e-26, 1.0), most=True, tolerance=_FINE, otherwise=0.0,
+    )  # fmt: skip
 
 
 def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:

@@ -66,7 +66,7 @@ def test_masses_of_a_step_are_those_of_outputs_that_are_nearly_the_edges(
     with mp.workdps(50):
         for edge, at in zip(edges, x, strict=True):
             assert abs(sign * exact_loss(step, relation, mp.mpf(at)) - edge) <= slack
-        for i, (p, q, gain, error) in enumerate(zip(*masses, strict=True)):
+        for i, (p, q, gain, error) in enumerate(zip(*masses[:4], strict=True)):
             truth = exact_masses(step, relation, *sorted(x[i : i + 2]))[::sign]
             if min(truth) > 1e-280:
                 assert abs(p / truth[0] - 1) <= pair.rounding + 2e-15
