@@ -78,9 +78,9 @@ def calibrate(
         if accountant not in _NEAR_ESTIMATE:
             return _log_ratio(queries.epsilon(event, delta, relation, accountant).upper, epsilon)
         found = queries.epsilon(event, delta, relation, tolerance=math.inf)
-        quick = found.upper if found.estimate is None else found.estimate
+        about = found.upper if found.estimate is None else found.estimate
         # A little inside, so that the first proof succeeds.
-        return _log_ratio(quick, epsilon * (1 - tolerance / 2))
+        return _log_ratio(about, epsilon * (1 - tolerance / 2))
 
     # One step more or less is less than the usual width.
     finer = 1e-5 if whole else None

@@ -58,7 +58,10 @@ class Discrete(Pair):
         index = np.searchsorted(edges, self.loss, side="left") - 1
         inside = (index >= 0) & (index < edges.size - 1)
         count = edges.size - 1
-        p, q = (np.bincount(index[inside], mass[inside], count) for mass in (self.p, self.q))
+        p, q = (
+            np.asarray(np.bincount(index[inside], mass[inside], count), np.float64)
+            for mass in (self.p, self.q)
+        )
         return Masses(p, q, p - q, (self.rounding + 2 * _U) * (p + q))
 
     def tails(self, losses: Array) -> tuple[Array, Array]:
