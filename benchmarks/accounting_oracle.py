@@ -23,8 +23,8 @@ from typing import Any
 import mpmath as mp
 
 from jaxdp import accounting as acc
-from jaxdp.accounting.canonical import flatten
-from jaxdp.accounting.estimate import choose_order, composition
+from jaxdp.accounting.contour import choose_order, composition
+from jaxdp.accounting.flat import flatten
 
 ADD, REPLACE = acc.Relation.ADD_OR_REMOVE_ONE, acc.Relation.REPLACE_ONE
 

@@ -14,8 +14,8 @@ from scipy import signal
 
 from jaxdp import accounting as acc
 from jaxdp.accounting import allocation
-from jaxdp.accounting.base import Discrete
 from jaxdp.accounting.gaussian import bracket_epsilon
+from jaxdp.accounting.pairs import Discrete
 
 RESULTS = Path(__file__).parent / "results" / "allocation.json"
 ROWS = (  # noise multiplier, steps, participations, epochs, delta

@@ -8,35 +8,41 @@ Example:
 """
 
 from jaxdp.accounting import hidden_state
-from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import Bound, Claim, Relation, UnsupportedEventError
+from jaxdp.accounting.base import Bound, Claim, Event, Relation, UnsupportedEventError
+from jaxdp.accounting.batches import RandomAllocation, ShuffledEpoch, TruncatedPoisson
 from jaxdp.accounting.calibration import (
     calibrate,
     calibrate_noise_multiplier,
     calibrate_sampling_prob,
     calibrate_steps,
 )
-from jaxdp.accounting.correlated import CorrelatedNoise, CyclicPoisson
 from jaxdp.accounting.curves import advantage, mu_gdp, renyi_curve, trade_off
 from jaxdp.accounting.events import (
     Composed,
+    CorrelatedNoise,
+    CyclicPoisson,
     FixedSizeSampled,
     Gaussian,
     GridNoise,
     NonPrivate,
+    PerUser,
     PoissonSampled,
     Repeated,
 )
 from jaxdp.accounting.filter import BudgetExceededError, RenyiFilter
 from jaxdp.accounting.groups import group_delta, group_epsilon
-from jaxdp.accounting.mixtures import MixtureOfGaussians
-from jaxdp.accounting.objective import ObjectivePerturbation
-from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
+from jaxdp.accounting.primitives import (
+    ZCDP,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    EpsilonDelta,
+    ExponentialMechanism,
+    Laplace,
+    MixtureOfGaussians,
+    ObjectivePerturbation,
+    RandomizedResponse,
+)
 from jaxdp.accounting.queries import delta, epsilon, epsilons_over_steps, supports
-from jaxdp.accounting.sampled import PerUser, RandomAllocation
-from jaxdp.accounting.shuffled import ShuffledEpoch
-from jaxdp.accounting.stated import ZCDP, EpsilonDelta, ExponentialMechanism, RandomizedResponse
-from jaxdp.accounting.truncated import TruncatedPoisson
 from jaxdp.accounting.tuned import Geometric, Logarithmic, NegativeBinomial, PoissonTries, Tuned
 
 __all__ = [

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from jaxdp.accounting.base import Array, Discrete, Pair
-from jaxdp.accounting.bounds import Relation
-from jaxdp.accounting.mixture import Mixture
+from jaxdp.accounting.base import Array, Pair, Relation
+from jaxdp.accounting.pairs import BatchGaussian, Discrete
 
 COARSE = 1 / 16  # the largest spacing of atoms at which the quadrature is exact to rounding
 REACH = 9.6  # standard deviations: beyond lies less than TAIL
@@ -32,7 +31,7 @@ _ROOTS, _WEIGHTS = special.roots_legendre(8)
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _Fineness:
     """Laws are made above or below in convex order, with atoms as close as this."""
 
     upper: bool
@@ -41,7 +40,7 @@ class _Rule:
 
 
 @dataclass(frozen=True)
-class _Law:
+class _RatioLaw:
     """Atoms of a likelihood ratio, or of a sum of some, in the record's absence."""
 
     at: Array  # [m] places, increasing, > 0
@@ -78,7 +77,7 @@ def pairs(
     if refuses(steps, relation):
         return ()
     if participations == steps or (upper and joint < LEAST_NOISE):
-        return (Mixture(1.0, joint, (0, 1, 1)),)  # one Gaussian release is its own reverse
+        return (BatchGaussian(1.0, joint, (0, 1, 1)),)  # one Gaussian release is its own reverse
     if not upper and (participations > 1 or joint < LEAST_NOISE):
         return ()
     if z > MOST_NOISE and not upper:
@@ -103,7 +102,7 @@ def _pairs(z: float, steps: int, participations: int, upper: bool) -> tuple[Disc
     # light tails: they take less time.
     fine, bits = (1 / 16, 7) if z < 2 else (1 / 20, 8)
     combined = sum(n.bit_length() + n.bit_count() - 2 for n in (size, participations))
-    rule = _Rule(upper, fine / math.sqrt(max(combined, 6)), bits)
+    rule = _Fineness(upper, fine / math.sqrt(max(combined, 6)), bits)
     parts = [(size, participations - more), (size + 1, more)]
     laws = [(_groups(z, n, count, rule), _spread(z, n, count)) for n, count in parts if count]
     law, spread = laws[0]
@@ -121,7 +120,7 @@ def _spread(z: float, steps: int, groups: int) -> float:
     return math.sqrt(groups * math.log1p(math.expm1(1 / (z * z)) / steps))
 
 
-def _groups(z: float, steps: int, groups: int, rule: _Rule) -> _Law:
+def _groups(z: float, steps: int, groups: int, rule: _Fineness) -> _RatioLaw:
     """The law of the product of ``groups`` independent copies of S/t, t = ``steps``."""
     # One factor among n: a place of n standard deviations is sqrt(n) times further off.
     law = _power(
@@ -139,8 +138,10 @@ def _groups(z: float, steps: int, groups: int, rule: _Rule) -> _Law:
 
 
 def _power(
-    copy: Callable[[int], _Law], combine: Callable[[_Law, _Law, int], _Law], count: int
-) -> _Law:
+    copy: Callable[[int], _RatioLaw],
+    combine: Callable[[_RatioLaw, _RatioLaw, int], _RatioLaw],
+    count: int,
+) -> _RatioLaw:
     """``count`` independent copies combined by doubling; the calls are told how many in all."""
     law, n = copy(1), 1
     for digit in bin(count)[3:]:
@@ -152,7 +153,7 @@ def _power(
     return law
 
 
-def _factor(z: float, width: float, rule: _Rule) -> _Law:
+def _factor(z: float, width: float, rule: _Fineness) -> _RatioLaw:
     """The law of e^X, X ~ N(-1/2z^2, 1/z^2), on cells of at most ``width`` deviations of X.
 
     A cell has its mass at its ends (above), or at its mean (below).
@@ -169,14 +170,14 @@ def _factor(z: float, width: float, rule: _Rule) -> _Law:
     if not rule.upper:
         mass = weight.sum(axis=1)
         log = log[1:] + np.log(weight @ np.exp((inside - 1) * h) / mass)
-        return _Law(np.exp(log), mass, error=error, shift=shift + error)
+        return _RatioLaw(np.exp(log), mass, error=error, shift=shift + error)
     mass = np.zeros(count + 1)
     mass[:-1] = weight @ (np.expm1((inside - 1) * h) / math.expm1(-h))
     mass[1:] += weight @ (np.exp((inside - 1) * h) * np.expm1(-inside * h) / math.expm1(-h))
     # More than lies beyond: under Q the near end is REACH away, under P the far one.
     mass[0] += TAIL
     mass[-1] += 1.01 * float(special.ndtr(-top))
-    return _Law(np.exp(log), mass, TAIL, TAIL, error, shift)
+    return _RatioLaw(np.exp(log), mass, TAIL, TAIL, error, shift)
 
 
 class _Grid:
@@ -188,7 +189,7 @@ class _Grid:
     """
 
     def __init__(
-        self, a: _Law, b: _Law, operation: np.ufunc, mean: float, step: float, bits: int
+        self, a: _RatioLaw, b: _RatioLaw, operation: np.ufunc, mean: float, step: float, bits: int
     ) -> None:
         low = float(operation(a.at[0], b.at[0]))
         high = float(operation(a.at[-1], b.at[-1]))
@@ -225,8 +226,8 @@ class _Grid:
 
 
 def _combine(
-    a: _Law, b: _Law, operation: np.ufunc, mean: float, spread: float, rule: _Rule
-) -> _Law:
+    a: _RatioLaw, b: _RatioLaw, operation: np.ufunc, mean: float, spread: float, rule: _Fineness
+) -> _RatioLaw:
     """The law of the sum or product of independent places, merged onto a grid."""
     upper = rule.upper
     grid = _Grid(a, b, operation, mean, spread * rule.fine, rule.bits)
@@ -265,14 +266,14 @@ def _combine(
     escaped = 1.001 * (a.escaped + b.escaped)
     if upper:
         first[1:] += second[:-1]
-        return _trimmed(_Law(grid.at, first, zero, escaped, error, apart), mean, True)
+        return _trimmed(_RatioLaw(grid.at, first, zero, escaped, error, apart), mean, True)
     at = second[first > 0] / first[first > 0]
-    law = _trimmed(_Law(at, first[first > 0], error=error, shift=apart), mean, False)
+    law = _trimmed(_RatioLaw(at, first[first > 0], error=error, shift=apart), mean, False)
     width = float((grid.step(law.at) / law.at).max())
     return replace(law, shift=law.shift + 3 * (width * error + roundings * EPS))
 
 
-def _trimmed(law: _Law, mean: float, upper: bool) -> _Law:
+def _trimmed(law: _RatioLaw, mean: float, upper: bool) -> _RatioLaw:
     """The law without the empty places and without its outermost TAILs, which are set apart."""
     beyond = np.cumsum((law.at * law.mass)[::-1])[::-1]
     low = int(np.searchsorted(np.cumsum(law.mass), TAIL))
@@ -285,4 +286,4 @@ def _trimmed(law: _Law, mean: float, upper: bool) -> _Law:
         mass[-1] += float(law.mass[high:].sum())
         escaped += 1.001 * float(law.mass[high:] @ law.at[high:])
     used = mass > 0
-    return _Law(at[used], mass[used], zero, escaped, law.error, law.shift)
+    return _RatioLaw(at[used], mass[used], zero, escaped, law.error, law.shift)

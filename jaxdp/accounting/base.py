@@ -1,15 +1,108 @@
-"""Events, parts of a composition and dominating pairs: what an accountant knows of a release."""
+"""Relations, bounds, events and dominating pairs, which all accountants share."""
 
+import abc
+import enum
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdp.accounting.bounds import Relation
-
 Array = NDArray[np.float64]
+
+
+class Relation(enum.Enum):
+    """The neighbouring relation: how two neighbouring data sets differ.
+
+    The noise multiplier of an event is always relative to the largest contribution of ONE record;
+    the relation alone decides what a change of one record does to the sum.
+
+    Attributes:
+        ADD_OR_REMOVE_ONE: one record more or less. The sum moves by one contribution.
+        REPLACE_ONE: one record becomes another. The sum moves from +1 to -1 contribution, that is
+            by twice as much: for a full batch it is the same as half the noise multiplier.
+        REPLACE_SPECIAL: one record becomes a null record that contributes zero ("zero-out"). The
+            sum moves by one contribution and the number of records stays public.
+    """
+
+    ADD_OR_REMOVE_ONE = "add_or_remove_one"
+    REPLACE_ONE = "replace_one"
+    REPLACE_SPECIAL = "replace_special"
+
+    @property
+    def separation(self) -> float:
+        """Distance that one record moves a sum by: 2 contributions for replace-one, else 1."""
+        return 2.0 if self is Relation.REPLACE_ONE else 1.0
+
+
+ADD = Relation.ADD_OR_REMOVE_ONE
+
+
+class UnsupportedEventError(ValueError):
+    """Raised for an event that an accountant cannot bound, with its name and the reason."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An interval that holds the true value, and the accountant that found it.
+
+    Attributes:
+        lower: not above the true value (0 where the accountant gives no lower bound).
+        estimate: the exact value to rounding, never a guarantee; None where only an upper bound is
+            proven.
+        upper: not below the true value. This is the number to report.
+        accountant: name of the accountant, e.g. "rdp".
+        note: a sentence when the value needs one (why it is 0, or infinite), else "".
+        relation: which data sets are neighbours; None where nobody said.
+    """
+
+    lower: float
+    estimate: float | None
+    upper: float
+    accountant: str = ""
+    note: str = ""
+    relation: Relation | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if any(math.isnan(v) for v in (self.lower, self.estimate or 0.0, self.upper)):
+            raise ArithmeticError(f"{self.accountant}: a bound came out as not-a-number")
+        if self.lower > self.upper:
+            raise ArithmeticError(f"{self.accountant}: lower {self.lower} above upper {self.upper}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An epsilon that a paper states: to be printed and plotted, never to guarantee.
+
+    It is not a number, and no function that takes a guarantee takes it.
+
+    Attributes:
+        name: short, for a table.
+        value: the claimed epsilon.
+        assumptions: the assumptions of the formula, one sentence each.
+        holds: for each assumption, True if it held.
+        source: paper and number of the formula.
+        order: the Renyi or moment order that gave the value (nan when there is none).
+    """
+
+    name: str
+    value: float
+    assumptions: tuple[str, ...]
+    holds: tuple[bool, ...]
+    source: str
+    order: float = math.nan
+
+    def verdict(self, proven: Bound) -> str:
+        """One sentence that sets the claim against a proven bound for the same run."""
+        broken = [a for a, ok in zip(self.assumptions, self.holds, strict=True) if not ok]
+        why = f" (does not hold: {'; '.join(broken)})" if broken else ""
+        if self.value < proven.lower:
+            return f"below the truth, which is at least {proven.lower:.4g}{why}"
+        if self.value < proven.upper:
+            return f"within the bounds of the truth{why}"
+        return f"above the proven {proven.upper:.4g}{why}"
 
 
 class Unresolved(ArithmeticError):
@@ -25,27 +118,45 @@ class Event:
         types: every event class by its name, as ``to_dict`` writes it.
     """
 
-    types: ClassVar[dict[str, Callable[..., Any]]] = {}
+    types: ClassVar[dict[str, Callable[..., "Event"]]] = {}
 
     @property
     def block(self) -> int:
         """The number of consecutive steps of a loop that are one such event: 1 for most."""
         return 1
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if not cls.__name__.startswith("_"):
             Event.types[cls.__name__] = cls
 
 
-def an_event(name: str, value: object) -> object:
-    """The value, if it is an event."""
+def an_event(name: str, value: object) -> Event:
+    """Returns the value, if it is an event."""
     if not isinstance(value, Event):
         raise ValueError(f"{name}={value!r}: expected an event of jaxdp.accounting")
     return value
 
 
-class Pair(Protocol):
+class Masses(NamedTuple):
+    """Masses of cells of losses.
+
+    Attributes:
+        p: [m] under P.
+        q: [m] under Q, times e^base.
+        gain: [m] p - q, with the digits that both have in common left out.
+        error: [m] bound on the error of ``gain``.
+        base: [m] a loss near the cell's, or 0 for all.
+    """
+
+    p: Array
+    q: Array
+    gain: Array
+    error: Array
+    base: Array | float = 0.0
+
+
+class Pair(abc.ABC):
     """A dominating pair (P, Q) of one release in one direction, by its loss L = log dP/dQ under P.
 
     A record's presence can be told from the release no better than P from Q: delta(epsilon) of the
@@ -56,44 +167,54 @@ class Pair(Protocol):
     Attributes:
         center: a loss near which most of the probability lies; grids are aligned with it.
         infinite: P(L = infinity).
-        rounding: bound on the relative error of every mass that ``cells`` and ``tails`` return.
+        rounding: bound on the relative error of every mass that ``masses`` and ``tails`` return.
     """
 
-    @property
-    def center(self) -> float:
-        """A typical loss, such as that of the record's absence."""
-        ...
+    center: float
+    infinite: float = 0.0
+    rounding: float
 
-    @property
-    def infinite(self) -> float:
-        """P mass of the infinite loss."""
-        ...
-
-    @property
-    def rounding(self) -> float:
-        """Bound on the relative error of every mass."""
-        ...
-
-    def cells(self, edges: Array) -> tuple[Array, Array]:
-        """P and Q masses of edges[i] < L <= edges[i + 1], [m] each; edges increase, +-inf allowed.
+    @abc.abstractmethod
+    def masses(self, edges: Array) -> Masses:
+        """Masses of edges[i] < L <= edges[i + 1], [m] each; edges increase, +-inf allowed.
 
         An infinite loss is in no cell.
         """
-        ...
 
+    @abc.abstractmethod
     def tails(self, losses: Array) -> tuple[Array, Array]:
         """P(L > loss) with the infinite losses, and Q(L > loss), [m] each; any order of losses."""
-        ...
 
+    @abc.abstractmethod
     def span(self, tail: float) -> tuple[float, float]:
         """(low, high) finite losses: P(L < low) and P(high < L < infinity) are about ``tail``.
 
         Only a hint where to put a grid; nothing proven rests on it.
         """
+
+    def slack(self, edges: Array) -> float:
+        """The largest distance, in loss, of cells and tails as computed from finite ``edges``."""
+        return 0.0
+
+    def cells(self, edges: Array) -> tuple[Array, Array]:
+        """P and Q masses of the cells between ``edges``, [m] each."""
+        p, q, *_ = self.masses(edges)
+        return p, q
+
+
+class Release(Protocol):
+    """A kind of release in a flat run: a Gaussian step, or a ``PairedEvent``."""
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        ...
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
         ...
 
 
-class Part(Event):
+class PairedEvent(Event):
     """An event that accountants read as it is: neither a composition nor a Gaussian step.
 
     Subclasses are frozen dataclasses. An accountant asks ``refuses`` first.
@@ -126,51 +247,3 @@ class Part(Event):
     def infinite(self) -> str:
         """The reason why nothing at all can be guaranteed (no noise), or ""."""
         return ""
-
-
-class Discrete:
-    """A pair of finitely many losses.
-
-    Args:
-        loss: [m] increasing finite losses.
-        p: [m] masses under P (their sum with ``infinite`` may fall short of 1 in a lower bound).
-        infinite: P mass of an infinite loss.
-        rounding: bound on the relative error of ``p``.
-        q: [m] masses under Q; p e^-loss when None.
-    """
-
-    def __init__(
-        self,
-        loss: Array,
-        p: Array,
-        infinite: float = 0,
-        rounding: float = 0,
-        q: Array | None = None,
-    ) -> None:
-        self.loss, self.p, self.infinite = loss, p, infinite
-        self.q = p * np.exp(-loss) if q is None else q
-        # Sums of m non-negative terms: Higham 2002, Section 4.2.
-        self.rounding = rounding + 2.3e-16 * (loss.size + 4)
-        self.center = float(loss[int(np.argmax(p))]) if loss.size else 0.0
-
-    def cells(self, edges: Array) -> tuple[Array, Array]:
-        """As ``Pair.cells``."""
-        index = np.searchsorted(edges, self.loss, side="left") - 1
-        inside = (index >= 0) & (index < edges.size - 1)
-        count = edges.size - 1
-        p, q = (np.bincount(index[inside], mass[inside], count) for mass in (self.p, self.q))
-        return np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
-
-    def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
-        first = np.searchsorted(self.loss, losses, side="right")
-        beyond_p = np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
-        beyond_q = np.append(np.cumsum(self.q[::-1])[::-1], 0.0)
-        return beyond_p[first] + self.infinite, beyond_q[first]
-
-    def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
-        top = self.loss.size - 1
-        below = int(np.searchsorted(np.cumsum(self.p), tail))
-        above = top - int(np.searchsorted(np.cumsum(self.p[::-1]), tail))
-        return float(self.loss[min(below, top)]), float(self.loss[max(above, 0)])

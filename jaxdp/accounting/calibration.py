@@ -9,11 +9,10 @@ from typing import Any
 
 from jaxdp import arguments as check
 from jaxdp.accounting import queries
-from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import ADD, Relation
+from jaxdp.accounting.base import ADD, Event, Relation
 from jaxdp.accounting.events import Gaussian, PoissonSampled, Repeated
-from jaxdp.accounting.roots import least
 
+_JUMP = 100.0  # of a cost in the log of the value: so steep is no accountant's curve
 _FINE = 1e-6  # relative, of what is found where a step is a sampled Gaussian
 _NEAR_ESTIMATE = ("auto", "exact", "gdp")  # accountants whose upper end is hardly above it
 
@@ -78,15 +77,16 @@ def calibrate(
         event = make_event(value)
         if accountant not in _NEAR_ESTIMATE:
             return _log_ratio(queries.epsilon(event, delta, relation, accountant).upper, epsilon)
-        found = queries.quick_epsilon(event, delta, relation)
+        found = queries.epsilon(event, delta, relation, tolerance=math.inf)
+        about = found.upper if found.estimate is None else found.estimate
         # A little inside, so that the first proof succeeds.
-        return _log_ratio(found, epsilon * (1 - tolerance / 2))
+        return _log_ratio(about, epsilon * (1 - tolerance / 2))
 
     # One step more or less is less than the usual width.
-    finer = (1e-5,) if whole else ()
+    finer = 1e-5 if whole else None
 
     def proven(value: float) -> float:
-        found = queries.epsilon(make_event(value), delta, relation, accountant, *finer)
+        found = queries.epsilon(make_event(value), delta, relation, accountant, tolerance=finer)
         return _log_ratio(found.upper, epsilon)
 
     start, slope = least(quick, min(max(1, low), high), -1.5, (wide, safe), tolerance / 4, whole)
@@ -114,8 +114,11 @@ def calibrate_count(
     It is a number of steps, or of anything else of which more is less private; 1e12 at most.
     Arguments and errors as for ``calibrate``.
     """
-    keywords: dict[str, Any] = {"between": (1, 10**12), "whole": True, "otherwise": 0}
-    return int(calibrate(make_event, epsilon, delta, relation, accountant, most=True, **keywords))
+    found = calibrate(
+        make_event, epsilon, delta, relation, accountant,
+        between=(1, 10**12), most=True, whole=True, otherwise=0,
+    )  # fmt: skip
+    return int(found)
 
 
 def calibrate_noise_multiplier(
@@ -143,8 +146,9 @@ def calibrate_noise_multiplier(
     q = check.share("sampling_prob", sampling_prob)
     if q == 0 or check.count("steps", steps) == 0:
         return 0.0
-    make = lambda z: _dp_sgd(z, q, steps)  # noqa: E731
-    return calibrate(make, epsilon, delta, relation, accountant, tolerance=_FINE)
+    return calibrate(
+        lambda z: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant, tolerance=_FINE
+    )
 
 
 def calibrate_steps(
@@ -183,9 +187,10 @@ def calibrate_sampling_prob(
     """
     steps = check.count("steps", steps)
     z = check.positive("noise_multiplier", noise_multiplier)
-    keywords: dict[str, Any] = {"between": (1e-26, 1.0), "tolerance": _FINE, "otherwise": 0.0}
-    make = lambda q: _dp_sgd(z, q, steps)  # noqa: E731
-    return calibrate(make, epsilon, delta, relation, accountant, most=True, **keywords)
+    return calibrate(
+        lambda q: _dp_sgd(z, q, steps), epsilon, delta, relation, accountant,
+        between=(1e-26, 1.0), most=True, tolerance=_FINE, otherwise=0.0,
+    )  # fmt: skip
 
 
 def _dp_sgd(noise_multiplier: float, sampling_prob: float, steps: int) -> Event:
@@ -209,3 +214,76 @@ def _log_ratio(value: float, target: float) -> float:
     if value <= target:
         return -math.inf if value == 0 else min(0.0, math.log(value / target))
     return max(5e-324, math.log(value / target))
+
+
+def least(
+    excess: Callable[[float], float],
+    start: float,
+    slope: float,
+    ends: tuple[float, float],
+    tolerance: float,
+    whole: bool = False,
+    reach: float = 2.0,
+) -> tuple[float | None, float]:
+    """The value nearest to ends[0] at which ``excess`` was evaluated and found <= 0.
+
+    ``excess`` falls from ends[0] to ends[1], whichever is larger. Secant steps in the logs of the
+    values aim a hair inside; a bracket of evaluated values keeps them honest.
+
+    Args:
+        excess: log of (what a value costs / target); infinities allowed.
+        start: first value.
+        slope: of ``excess`` in the log of the value towards ends[1], roughly.
+        ends: values > 0, the second the safe one.
+        tolerance: relative, of the value and of the cost, at which the search stops; at least 1e-4
+            after ten evaluations where the costs are seen to jump.
+        whole: values are whole numbers; then the bracket is closed up to 1, or to 1e-7 of it.
+        reach: first step, in the log of the value, from an infinite cost.
+
+    Returns:
+        (value, last slope); None when even the safe end exceeds, or after 60 evaluations.
+    """
+    sign, aim = (1 if ends[1] > ends[0] else -1), (0.0 if whole else tolerance / 3)
+    low, high = min(ends), max(ends)
+    inside: float | None = None
+    outside: float | None = None
+    value, last, before = start, 0.0, math.nan
+    gain, excess_cost = -math.inf, math.inf  # the costs inside and outside
+    for turn in range(1, 61):
+        cost, x = excess(value), sign * math.log(value)
+        if cost <= 0:
+            inside, gain = value, cost
+            if value == ends[0] or (cost > -tolerance and not whole):
+                break
+        else:
+            outside, excess_cost = value, cost
+            if value == ends[1]:
+                break
+        if turn >= 10 and inside and outside:
+            steep = (excess_cost - gain) / abs(math.log(inside / outside))
+            tolerance = max(tolerance, 1e-4) if steep > _JUMP else tolerance
+        if inside and outside and _closed(inside, outside, tolerance, whole):
+            break
+        fall = (cost - before) / (x - last) if turn > 1 and x != last else math.nan
+        slope = fall if math.isfinite(fall) and fall < 0 else slope
+        last, before = x, cost
+        if math.isfinite(cost):
+            step = -(cost + aim) / slope
+        else:
+            step, reach = math.copysign(reach, cost), 100 * reach
+        value = math.exp(sign * (x + min(max(step, -2.0 - turn), 2.0 + turn)))
+        if inside and outside:
+            bracket = min(inside, outside), max(inside, outside)
+            if not bracket[0] < value < bracket[1] or turn > 5 and turn % 3 == 0:
+                value = math.sqrt(inside) * math.sqrt(outside)
+            value = min(max(round(value), bracket[0] + 1), bracket[1] - 1) if whole else value
+        elif whole and round(value) == round(math.exp(sign * x)):
+            value = math.exp(sign * x) + (sign if cost > 0 else -sign)
+        value = min(max(round(value) if whole else value, low), high)
+    return inside, slope
+
+
+def _closed(inside: float, outside: float, tolerance: float, whole: bool) -> bool:
+    if whole:
+        return abs(inside - outside) <= max(1, 1e-7 * inside)
+    return abs(math.log(inside / outside)) < tolerance / 4

@@ -6,23 +6,101 @@ step may lose far more than the others together, its losses are cut at a cap: no
 is the FFT's part, one step above it enters by its own profile, several by their probability.
 """
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from jaxdp.accounting import plan as plans
 from jaxdp.accounting import tails
 from jaxdp.accounting.base import Pair, Unresolved
-from jaxdp.accounting.convolve import Law
-from jaxdp.accounting.discretise import Atoms
-from jaxdp.accounting.layouts import Laid
-from jaxdp.accounting.plan import Kinds, Plan, one_or_more, shortfall, two_or_more
+from jaxdp.accounting.grid import Atoms, Inner, Outer, above, below
+from jaxdp.accounting.plan import (
+    LOST,
+    Kinds,
+    SumPlan,
+    layout,
+    most,
+    one_or_more,
+    shortfall,
+    two_or_more,
+)
 from jaxdp.accounting.roots import bracket_decreasing
+from jaxdp.accounting.sums import Counted, Law, LawProfile, law_of_sum
 
 _COARSE = 0.02  # of epsilon: the tolerance of what is only compared
 _WIDE = 3e-2  # relative: the width from which on moments alone may do better
+
+
+class PartsOnGrids:
+    """A composition's steps on the grids that suit a plan.
+
+    Attributes:
+        layout: the grids.
+        kinds: the pairs that may have losses above the caps, with their numbers.
+        lost: probability that a lower end has to give up.
+    """
+
+    def __init__(self, kinds: Kinds, plan: SumPlan, high: bool, tolerance: float) -> None:
+        """Chooses grids on which an end is within about ``tolerance`` of epsilon."""
+        self.layout, self.kinds, self.lost = layout(plan, tolerance), kinds, 0.0
+        self._plan, self._put = plan, above if high else below
+        # Width of far cells, over their distance, that adds a tenth of the tolerance.
+        distance, weight, factor = plan.spread
+        added = factor * float(weight @ distance**2) / 6
+        self._fine = min(0.02, max(math.sqrt(0.1 * tolerance / max(added, 1e-300)), 1e-4))
+        self._inner: list[tuple[Inner, int]] = []
+        if self.layout.small:
+            self._inner = [
+                (Inner(pair, *ends), n)
+                for (pair, n), ends in zip(kinds, self.layout.small, strict=True)
+            ]
+            self.kinds = tuple((Outer(inner), n) for inner, n in self._inner)
+            if not high:
+                # As many small losses are left out as there may be large ones.
+                log_lost = plan.log_delta + math.log(LOST * tolerance / len(kinds))
+                for i, (inner, n) in enumerate(self._inner):
+                    count = most(n, Outer(inner).chance(), log_lost)
+                    self._inner[i] = inner, n - count
+                    self.lost += math.exp(log_lost) if count < n else 0.0
+        self._outer = functools.cache(self._on_grid)
+
+    def atoms(self) -> list[tuple[Atoms, int]]:
+        """The atoms of ``kinds`` on the grid on which they are put."""
+        return self._outer(self.layout.widths[-1 if self._inner else 0])
+
+    def groups(self) -> list[tuple[Counted, float]]:
+        """All atoms below the caps, with the widths of their grids."""
+        widths = self.layout.widths
+        if not self._inner:
+            return [(self.atoms(), widths[0])]
+        return [(self.atoms(), widths[-1]), (self._small(widths[0]), widths[0])]
+
+    def law(self, c: float, without: int | None = None) -> Law:
+        """The law of the sum of all losses below the caps, tilted by c, less one of a kind."""
+
+        def outer(width: float) -> Counted:
+            return [(a, n - (i == without)) for i, (a, n) in enumerate(self._outer(width))]
+
+        plan, ends = self._plan, self.layout.small
+        layout = replace(self.layout, outside=plan.outside[c == 0])
+        moments = plans.moments(plan, c)
+        if not self._inner:
+            return law_of_sum(outer, self._put, layout, moments, plan.first)
+        apart = outer, plans.moments(plan, c, ends)
+        return law_of_sum(self._small, self._put, layout, moments, plan.first, apart)
+
+    def _on_grid(self, width: float) -> list[tuple[Atoms, int]]:
+        plan = self._plan
+        return [
+            (self._put(p, width, low, cap, self._fine), n)
+            for (p, n), low, cap in zip(self.kinds, plan.lows, plan.caps, strict=True)
+        ]
+
+    def _small(self, width: float) -> list[tuple[Atoms, int]]:
+        return [(self._put(p, width, *p.span(0.0), self._fine), n) for p, n in self._inner]
 
 
 class Direction:
@@ -35,18 +113,18 @@ class Direction:
         self.log_delta, self.tolerance = log_delta, tolerance
         self.exhausted = False  # True once no finer grid is left
         self.by_moments = False  # True once ends were asked of moments alone
-        self._plans: dict[float, Plan] = {}
+        self._plans: dict[float, SumPlan] = {}
 
     @property
     def two_sided(self) -> bool:
         """True if pairs for a lower end are known."""
         return self._lower is not None
 
-    def total(self, high: bool) -> tails.Sum:
+    def total(self, high: bool) -> tails.SumMoments:
         """The moments of the sum of all losses, above or below."""
         kinds = self._upper if high else self._lower
         assert kinds is not None
-        return tails.Sum(kinds, high, self.log_delta)
+        return tails.SumMoments(kinds, high, self.log_delta)
 
     def delta_end(self, high: bool, epsilon: float, tolerance: float) -> float:
         """A certified end of delta at epsilon, over exp(log_delta).
@@ -56,7 +134,8 @@ class Direction:
             epsilon: where.
             tolerance: relative, of delta, that the grid may add.
         """
-        scale = self._plan(epsilon).scale(epsilon)
+        # The epsilon of which tolerances are fractions; c times it, of delta's logarithm.
+        scale = max(epsilon, 1e-2 / self._plan(epsilon).c)
         return self._terms(high, epsilon, tolerance / scale)(epsilon)
 
     def epsilon_end(self, high: bool, near: float, tolerance: float) -> float:
@@ -106,7 +185,7 @@ class Direction:
         """log of Chernoff's bound on delta at epsilon, over exp(log_delta)."""
         return plans.chernoff(self._upper, epsilon, self.log_delta) - self.log_delta
 
-    def _plan(self, epsilon: float) -> Plan:
+    def _plan(self, epsilon: float) -> SumPlan:
         if epsilon not in self._plans:
             self._plans[epsilon] = plans.best(self._upper, epsilon, self.log_delta)
         return self._plans[epsilon]
@@ -136,13 +215,13 @@ class Direction:
             return lambda at: least if at >= epsilon or not high else math.inf
         kinds = self._upper if high else self._lower
         assert kinds is not None
-        laid = Laid(kinds, plan, high, tolerance)
-        self.exhausted = laid.layout.points > 1 << 24  # or more than float64 can tell
-        kinds, atoms = laid.kinds, laid.atoms()
-        base = laid.law(plan.c).profile(epsilon)
+        parts = PartsOnGrids(kinds, plan, high, tolerance)
+        self.exhausted = parts.layout.points > 1 << 24  # or more than float64 can tell
+        kinds, atoms = parts.kinds, parts.atoms()
+        base = LawProfile(parts.law(plan.c), epsilon)
         sign = 1 if high else -1
         unit = self.log_delta
-        lost = laid.lost * math.exp(-unit)
+        lost = parts.lost * math.exp(-unit)
         if not plan.split:
             infinite = [
                 (n, a.over[0] if high else p.infinite * (1 - 2 * p.rounding))
@@ -157,7 +236,7 @@ class Direction:
 
             return whole
         singles = [
-            _Single(pair, n, atom, laid.law(0.0, i), sign)
+            _OneLarge(pair, n, atom, parts.law(0.0, i), sign)
             for i, ((pair, n), (atom, _)) in enumerate(zip(kinds, atoms, strict=True))
             if atom.over[0] > 0
         ]
@@ -170,11 +249,11 @@ class Direction:
                 n * (1 - float(p.tails(low)[1][0])) for (p, n), low in zip(kinds, lows, strict=True)
             )
             second *= max(1 - missing, 0.0)
-            groups = laid.groups()
+            groups = parts.groups()
         else:
             both *= _kept(kinds, [a.over[0] for a, _ in atoms])
 
-        def parts(at: float) -> float:
+        def split(at: float) -> float:
             value, error = base(at, unit)
             value = max(value + sign * error, 0.0)
             one = sum(single(at) for single in singles)
@@ -187,10 +266,10 @@ class Direction:
                 several = 0.0
             return max(value + (one + max(several, 0.0)) * math.exp(-unit) - lost, 0.0)
 
-        return parts
+        return split
 
 
-class _Single:
+class _OneLarge:
     """One step of a kind above its cap, beside the sum of all others below theirs."""
 
     def __init__(self, pair: Pair, count: int, atom: Atoms, others: Law, sign: int) -> None:
@@ -200,9 +279,8 @@ class _Single:
         # together weigh no more than rounding may.
         live = self._law.weight > max(self._law.error / math.sqrt(others.loss.size), 1e-25)
         rare = float(self._law.weight[~live].sum()) + self._law.error * math.sqrt(others.loss.size)
-        slack: Any = getattr(pair, "slack", None)
         ends = np.asarray([self._atom.top, max(float(self._law.loss[-1]), self._atom.top)])
-        self._inexact = 1e-15 * self._law.reach + (0.0 if slack is None else slack(ends))
+        self._inexact = 1e-15 * self._law.reach + pair.slack(ends)
         self._missed = (self._law.alias + rare) * math.exp(self._law.log_scale)
         self._loss, self._weight = self._law.loss[live], self._law.weight[live]
 
@@ -304,19 +382,15 @@ def epsilon_bounds(directions: list[Direction], near: float | None) -> tuple[flo
         try:
             if (upper > 0 or not near) and direction.within(upper):
                 continue
-            ends = _epsilon_ends(direction, upper or near)
+            hint, known = upper or near, math.inf
+            if not hint:
+                hint = known = direction.epsilon_end(True, direction.rough(), _COARSE)
+            ends = _refine(direction, direction.epsilon_end, max(hint, 1e-9), known)
         except Unresolved:
             ends = 0.0, math.inf
         ends = _tighter(ends, direction, tails.lower_epsilon, tails.upper_epsilon, None)
         lower, upper = max(lower, ends[0]), max(upper, ends[1])
     return lower, upper
-
-
-def _epsilon_ends(direction: Direction, near: float | None) -> tuple[float, float]:
-    known = math.inf
-    if not near:
-        near = known = direction.epsilon_end(True, direction.rough(), _COARSE)
-    return _refine(direction, direction.epsilon_end, max(near, 1e-9), known)
 
 
 def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, float]:
@@ -343,8 +417,8 @@ def delta_bounds(directions: list[Direction], epsilon: float) -> tuple[float, fl
 def _tighter(
     ends: tuple[float, float],
     direction: Direction,
-    lower: Callable[[tails.Sum, float], float],
-    upper: Callable[[tails.Sum, float], float],
+    lower: Callable[[tails.SumMoments, float], float],
+    upper: Callable[[tails.SumMoments, float], float],
     epsilon: float | None,
 ) -> tuple[float, float]:
     """The ends, or those from moments alone where these are wide and those are better.
@@ -375,18 +449,6 @@ def _tighter(
     return low, high
 
 
-def _least(
-    upper: float, end: Callable[[bool, float, float], float], near: float, tolerance: float
-) -> float:
-    """The smaller of an upper end and the one that is found, if it is found."""
-    try:
-        return min(upper, end(True, near, tolerance))
-    except Unresolved:
-        if upper == math.inf:
-            raise
-        return upper
-
-
 def _refine(
     direction: Direction,
     end: Callable[[bool, float, float], float],
@@ -406,7 +468,11 @@ def _refine(
     while True:
         # An end that is close to a good guess is not asked again; a poor guess is close to none.
         if not 0 <= upper - hint <= enough * hint or before == math.inf:
-            upper = _least(upper, end, near, tolerance)
+            try:
+                upper = min(upper, end(True, near, tolerance))
+            except Unresolved:
+                if upper == math.inf:
+                    raise
         # A plan serves all that is about it.
         if end == direction.epsilon_end and not abs(upper - near) < 1e-3 * near:
             near = max(upper, 1e-12)

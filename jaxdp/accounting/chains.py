@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +69,7 @@ class NoisyChain:
         """The schedule ``name`` at every step, float64 [epochs, batches]."""
         return _spread(np.asarray(getattr(self, name)), self.epochs, self.batches)
 
-    def _schedule(self, name: str, given: Any, positive: bool) -> tuple[float, ...]:
+    def _schedule(self, name: str, given: Schedule, positive: bool) -> tuple[float, ...]:
         try:
             values = np.atleast_1d(np.asarray(given, dtype=np.float64))
         except (TypeError, ValueError):

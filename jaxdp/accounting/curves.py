@@ -10,15 +10,10 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.accountants import trivial
-from jaxdp.accounting.base import Array, Event
-from jaxdp.accounting.bounds import ADD, Bound, Relation
-from jaxdp.accounting.canonical import Run, apart, flatten
+from jaxdp.accounting.base import ADD, Array, Bound, Event, Relation
+from jaxdp.accounting.flat import FlatRun, flatten, flatten_exactly
 from jaxdp.accounting.gaussian import gaussian_delta
-from jaxdp.accounting.loss import separation
-from jaxdp.accounting.near import NOTHING_LEFT
-from jaxdp.accounting.queries import delta, epsilon, rough_delta
-from jaxdp.accounting.rdp import run_rdp
+from jaxdp.accounting.queries import NOTHING_LEFT, delta, epsilon, trivial
 from jaxdp.accounting.roots import bracket_decreasing
 
 Profile = list[tuple[float, float]]
@@ -47,10 +42,10 @@ def renyi_curve(event: Event, orders: Sequence[float], relation: Relation = ADD)
     for i, value in enumerate(values):
         if value <= 1:
             raise ValueError(f"orders[{i}]={value!r}: expected an order above 1")
-    run = flatten(event, relation)
+    run = flatten_exactly(event, relation)
     if run.infinite:
         return np.full(len(values), np.inf)
-    return run_rdp(run, relation, tuple(values))
+    return run.renyi(relation, tuple(values))
 
 
 def advantage(event: Event, relation: Relation = ADD) -> Bound:
@@ -100,7 +95,7 @@ def profile(event: Event, relation: Relation, delta_at: float) -> Profile:
     end = epsilon(event, delta_at, relation).upper
     if not math.isfinite(end):
         return []
-    steps = apart(event, relation)[0].steps
+    steps = flatten(event, relation).steps
     count = min(_MOST, max(_POINTS, math.ceil(2 * end)))
     count = max(6, count // max(1, len(steps) // _LEVELS))
     if min((step.noise_multiplier for step, _ in steps), default=math.inf) < _FAINT:
@@ -108,7 +103,8 @@ def profile(event: Event, relation: Relation, delta_at: float) -> Profile:
     found, least = [], 1.0
     for number in range(int(_BEYOND * count)):
         at = max(end, 0.1) * number / count
-        least = min(least, rough_delta(event, at, relation))  # it falls with epsilon
+        # It falls with epsilon, and an upper end is enough.
+        least = min(least, delta(event, at, relation, tolerance=1e-2).upper)
         found.append((at, least))
         if least < _SMALL:
             break
@@ -127,9 +123,9 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
     Arguments and errors as for ``epsilon``; ``delta_min`` is public, in [1e-300, 1), or 0.
     """
     least = check.target("delta_min", delta_min)
-    run, distance = apart(event, relation)
+    run = flatten(event, relation)
     whole = _without_sampling(run, relation)
-    if distance:
+    if run.distance:
         whole = Bound(0.0, None, math.inf, "none", NOTHING_LEFT)
     if least == 0 or whole.lower > 0:
         epsilon(event, 0.0, relation)  # refuses what must be refused
@@ -144,7 +140,7 @@ def mu_gdp(event: Event, relation: Relation = ADD, delta_min: float = 0.0) -> Bo
     return Bound(min(lower, upper), None, upper, "gdp", f"for deltas above {least:g}")
 
 
-def _without_sampling(run: Run, relation: Relation) -> Bound:
+def _without_sampling(run: FlatRun, relation: Relation) -> Bound:
     """mu of the run with every batch full: sampling never hurts; exact without any.
 
     Epsilon-differential privacy implies mu = -2 Phi^-1(1/(1 + e^epsilon)): the trade-off function
@@ -152,7 +148,7 @@ def _without_sampling(run: Run, relation: Relation) -> Bound:
     """
     if known := trivial(run):
         return known
-    squares = [n * (separation(relation) / step.noise_multiplier) ** 2 for step, n in run.steps]
+    squares = [n * (relation.separation / step.noise_multiplier) ** 2 for step, n in run.steps]
     for part, n in run.parts:
         log_miss = -float(np.logaddexp(0.0, part.pure(relation)))
         squares.append(n * (2 * float(special.ndtri_exp(log_miss))) ** 2)

@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import ADD, Relation
+from jaxdp.accounting.base import ADD, Event, Relation
 from jaxdp.accounting.curves import renyi_curve
 from jaxdp.accounting.rdp import rdp_to_epsilon
 

@@ -5,25 +5,31 @@ import math
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import Event
-from jaxdp.accounting.bounds import ADD, Bound, Relation
-from jaxdp.accounting.canonical import flatten
-from jaxdp.accounting.correlated import CorrelatedNoise
+from jaxdp.accounting.base import ADD, Bound, Event, Relation
 from jaxdp.accounting.events import (
     Composed,
+    CorrelatedNoise,
     Gaussian,
     GridNoise,
     NonPrivate,
+    PerUser,
     PoissonSampled,
     Repeated,
 )
-from jaxdp.accounting.mixtures import MixtureOfGaussians
-from jaxdp.accounting.primitives import DiscreteGaussian, DiscreteLaplace, Laplace
+from jaxdp.accounting.flat import flatten_exactly
+from jaxdp.accounting.primitives import (
+    ZCDP,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    EpsilonDelta,
+    ExponentialMechanism,
+    Laplace,
+    MixtureOfGaussians,
+    RandomizedResponse,
+)
 from jaxdp.accounting.queries import delta as record_delta
 from jaxdp.accounting.queries import epsilon as record_epsilon
 from jaxdp.accounting.roots import bracket_decreasing
-from jaxdp.accounting.sampled import PerUser
-from jaxdp.accounting.stated import ZCDP, EpsilonDelta, ExponentialMechanism, RandomizedResponse
 
 _MOST = 1000  # records of a group that a mixture is made of
 _FARTHEST = 1e6
@@ -74,7 +80,7 @@ def grouped(event: Event, records: int, relation: Relation) -> Event | None:
 
 
 def _sampled(event: PoissonSampled, k: int, relation: Relation) -> Event | None:
-    run = flatten(event, relation)
+    run = flatten_exactly(event, relation)
     if run.empty or run.infinite:
         return event
     step = run.steps[0][0]

@@ -1,14 +1,15 @@
 """Bounds for runs with hidden-state events: averaged over the batches, or by log-Sobolev."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from jaxdp.accounting import gaussian, rdp
-from jaxdp.accounting.bounds import Bound, Relation
-from jaxdp.accounting.canonical import Bounding, Run, batch_values
-from jaxdp.accounting.chains import Array
+from jaxdp.accounting.base import Array, Bound, Relation
+from jaxdp.accounting.chains import NoisyChain
+from jaxdp.accounting.flat import FlatRun, batch_values
 from jaxdp.accounting.hidden_state import averaged_renyi, shifted
 from jaxdp.accounting.hidden_state import log_sobolev as by_log_sobolev
 
@@ -17,7 +18,7 @@ ASSUMED = (
 )
 
 
-def note(run: Run) -> str:
+def note(run: FlatRun) -> str:
     """The assumption behind the bound, or the reason why there is none."""
     lost = [event.exposed for event, _ in run.hidden if event.exposed]
     if lost:
@@ -27,7 +28,7 @@ def note(run: Run) -> str:
     return ASSUMED + ("; averaged, so all batches must have one size" if even else "")
 
 
-def refuses_log_sobolev(run: Run, relation: Relation) -> str:
+def refuses_log_sobolev(run: FlatRun, relation: Relation) -> str:
     """The reason why the log-Sobolev bound does not cover the run, or ""."""
     if not run.hidden:
         return "it has no hidden-state event"
@@ -36,7 +37,7 @@ def refuses_log_sobolev(run: Run, relation: Relation) -> str:
     return ""
 
 
-def averaged(query: str, run: Run, relation: Relation, value: float) -> Bound:
+def averaged(query: str, run: FlatRun, relation: Relation, value: float) -> Bound:
     """Epsilon at a delta, or delta at an epsilon, where a hidden-state event is averaged."""
     mus = _mixture(run)
     if mus is None:
@@ -56,12 +57,12 @@ def averaged(query: str, run: Run, relation: Relation, value: float) -> Bound:
     return Bound(0.0, None, upper, "gdp")
 
 
-def log_sobolev(query: str, run: Run, relation: Relation, value: float) -> Bound:
+def log_sobolev(query: str, run: FlatRun, relation: Relation, value: float) -> Bound:
     """Epsilon or delta by the corrected log-Sobolev recursion, a Renyi bound."""
     return _convert(query, _renyi(run, relation, by_log_sobolev), value)
 
 
-def _mixture(run: Run) -> tuple[Array, Array] | None:
+def _mixture(run: FlatRun) -> tuple[Array, Array] | None:
     """Distinct mu and how probable each is, or None where no closed form exists.
 
     Given the record's batch j, the whole run is a mu_j-GDP mechanism, where every other release is
@@ -90,10 +91,10 @@ def _profile(mixture: tuple[Array, Array], epsilon: float) -> float:
     )
 
 
-def _renyi(run: Run, relation: Relation, bound: Bounding) -> Array:
+def _renyi(run: FlatRun, relation: Relation, bound: Callable[[NoisyChain], Array]) -> Array:
     """Renyi divergences of the run at ``rdp.DEFAULT_ORDERS``."""
     orders = np.asarray(rdp.DEFAULT_ORDERS)
-    total = rdp.run_rdp(replace(run, steps=run.others or ()), relation)
+    total = replace(run, steps=run.others or ()).renyi(relation)
     for event, n in run.hidden:
         s = batch_values(event, bound)
         total += n * (averaged_renyi(s, orders) if event.average else orders * float(s.max()))

@@ -1,12 +1,14 @@
-"""Additive noise that is no Gaussian: Laplace, discrete Laplace and discrete Gaussian.
+"""Releases beside Gaussians on batches: other noise, answers, and guarantees that are given.
 
-All three have a log-concave law, so that thresholds are the best tests between two of its shifts
-and the trade-off function of a shift by a + b is that of a after that of b. A vector with
-independent noise in every coordinate is a chain of shifts of one coordinate each, which group
-privacy bounds by the same expression (Dong, Roth and Su 2019, arXiv:1905.02383v3, Theorem 2.14): so
-the shift of one coordinate by the l1 distance dominates every shift of the vector, and is one.
+Laplace, discrete Laplace and discrete Gaussian noise have a log-concave law, so that thresholds are
+the best tests between two of its shifts and the trade-off function of a shift by a + b is that of a
+after that of b. A vector with independent noise in every coordinate is a chain of shifts of one
+coordinate each, which group privacy bounds by the same expression (Dong, Roth and Su 2019,
+arXiv:1905.02383v3, Theorem 2.14): so the shift of one coordinate by the l1 distance dominates every
+shift of the vector, and is one.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -14,76 +16,25 @@ import numpy as np
 from scipy import special
 
 from jaxdp import arguments as check
-from jaxdp.accounting.base import Array, Discrete, Pair, Part
-from jaxdp.accounting.bounds import Relation
-from jaxdp.accounting.loss import separation
+from jaxdp.accounting.base import Array, Pair, PairedEvent, Relation
+from jaxdp.accounting.gaussian import PROFILE_ERROR, gaussian_delta, gaussian_epsilon
+from jaxdp.accounting.pairs import (
+    Exponential,
+    MixedGaussian,
+    discrete,
+    mixture_log_ratio,
+    symmetric,
+)
 
 _U = 2.0**-53
 _UNDERFLOW = 600.0  # losses whose Q mass is a number for sure
 _LARGEST = 1e6  # above it no loss is worth the name of a guarantee
-
-
-class Exponential:
-    """A pair with P density ~ e^(loss/2) of the loss between -+largest, and atoms at the ends.
-
-    Laplace noise is such a pair, and so is the worst of bounded range.
-
-    Args:
-        largest: a > 0; the losses lie in [-a, a].
-        weight: w, the P density is w e^(-(a - loss)/2)/2, the Q density w e^(-(a + loss)/2)/2.
-        atom: P mass at a and Q mass at -a; P has e^-a times it at -a.
-    """
-
-    infinite = 0.0
-
-    def __init__(self, largest: float, weight: float, atom: float) -> None:
-        self.center, self.weight, self.atom = largest, weight, atom
-        # The exponents are at most ``largest``, each rounded a few times.
-        self.rounding = 4 * _U * (8 + largest)
-
-    def cells(self, edges: Array) -> tuple[Array, Array]:
-        """As ``Pair.cells``."""
-        return self._between(edges[:-1], edges[1:])
-
-    def tails(self, losses: Array) -> tuple[Array, Array]:
-        """As ``Pair.tails``."""
-        return self._between(losses, np.asarray(np.inf))
-
-    def _between(self, low: Array, high: Array) -> tuple[Array, Array]:
-        a = self.center
-        left, right = np.clip(low, -a, a), np.clip(high, -a, a)
-        part = -self.weight * np.expm1(-0.5 * (right - left))
-        top, bottom = (low < a) & (a <= high), (low < -a) & (-a <= high)
-        rare = self.atom * math.exp(-a)
-        p = part * np.exp(-0.5 * (a - right)) + self.atom * top + rare * bottom
-        q = part * np.exp(-0.5 * (a + left)) + rare * top + self.atom * bottom
-        return p, q
-
-    def span(self, tail: float) -> tuple[float, float]:
-        """As ``Pair.span``."""
-        return -self.center, self.center
-
-    def slack(self, edges: Array) -> float:
-        """The largest distance of the losses from the true ones: ``largest`` is rounded."""
-        return 4 * _U * self.center
+_NODES = 20_000  # of a quadrature
 
 
 def vanishing(epsilon: float) -> str:
     """The reason why a release with such a loss is charged as one without noise, or ""."""
     return "" if epsilon <= _LARGEST else f"a release's loss of {epsilon:g} guarantees nothing"
-
-
-def discrete(
-    loss: Array, p: Array, upper: bool, infinite: float = 0.0, rounding: float = 16 * _U
-) -> Discrete:
-    """The pair of these increasing losses and P masses; a rounded loss moves its Q mass.
-
-    For a lower bound the losses whose Q mass may underflow are left out.
-    """
-    if not upper:
-        keep = loss < _UNDERFLOW
-        loss, p, infinite = loss[keep], p[keep], 0.0
-    return Discrete(loss, p, infinite, rounding + 8 * _U * float(np.max(np.abs(loss), initial=0.0)))
 
 
 def finite_renyi(loss: Array, p: Array, orders: Array) -> Array:
@@ -99,7 +50,7 @@ def finite_renyi(loss: Array, p: Array, orders: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Laplace(Part):
+class Laplace(PairedEvent):
     """A sum of contributions plus independent Laplace noise in every coordinate.
 
     The scale is noise_multiplier times c, the largest l1 norm that ONE record can contribute,
@@ -116,21 +67,21 @@ class Laplace(Part):
         check.fields(self, noise_multiplier=check.non_negative)
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return vanishing(1 / self.noise_multiplier if self.noise_multiplier > 0 else math.inf)
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
-        return separation(relation) / self.noise_multiplier
+        """As ``PairedEvent.pure``."""
+        return relation.separation / self.noise_multiplier
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         a = self.pure(relation)
         return (Exponential(a, 0.5, 0.5),) if upper or a < _UNDERFLOW else ()
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
         # Mironov 2017, arXiv:1702.07476v3, Proposition 6.
-        """As ``Part.renyi``."""
         a = self.pure(relation)
         up = np.log(orders / (2 * orders - 1)) + (orders - 1) * a
         down = np.log((orders - 1) / (2 * orders - 1)) - orders * a
@@ -139,7 +90,7 @@ class Laplace(Part):
 
 
 @dataclass(frozen=True)
-class _Lattice(Part):
+class _Lattice(PairedEvent):
     """Noise on the integers: the sums are integers, and so is the distance."""
 
     scale: float
@@ -153,11 +104,11 @@ class _Lattice(Part):
             raise ValueError(f"sensitivity={self.sensitivity}: expected at most 100000")
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return vanishing(self.sensitivity / self.scale)
 
     def _shift(self, relation: Relation) -> int:
-        return int(separation(relation)) * self.sensitivity
+        return int(relation.separation) * self.sensitivity
 
 
 @dataclass(frozen=True)
@@ -173,7 +124,7 @@ class DiscreteLaplace(_Lattice):
     """
 
     def pure(self, relation: Relation) -> float:
-        """As ``Part.pure``."""
+        """As ``PairedEvent.pure``."""
         return self._shift(relation) / self.scale
 
     def _law(self, relation: Relation) -> tuple[Array, Array]:
@@ -185,12 +136,12 @@ class DiscreteLaplace(_Lattice):
         return (shift - 2 * k) / t, p
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         loss, p = self._law(relation)
         return (discrete(loss, p, upper, rounding=8 * _U * (4 + self.pure(relation))),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
+        """As ``PairedEvent.renyi``."""
         return finite_renyi(*self._law(relation), orders)
 
 
@@ -208,7 +159,7 @@ class DiscreteGaussian(_Lattice):
     """
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
-        """As ``Part.pairs``."""
+        """As ``PairedEvent.pairs``."""
         shift, sigma = self._shift(relation), self.scale
         if sigma > 1e4:
             return ()
@@ -224,6 +175,346 @@ class DiscreteGaussian(_Lattice):
         return (discrete(loss[keep], p, upper, 1e-300, 4096 * _U),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
         # Canonne, Kamath and Steinke 2020, Proposition 5.
-        """As ``Part.renyi``."""
         return orders * (0.5 * (self._shift(relation) / self.scale) ** 2 * (1 + 8 * _U))
+
+
+@dataclass(frozen=True)
+class MixtureOfGaussians(PairedEvent):
+    """Gaussian noise on a vector that a record, or group, moves by a random, secret amount.
+
+    With probability p_i, independent of the data, the vector moves by an l2 norm of at most s_i
+    times the unit of the noise. ``PoissonSampled(Gaussian(z), q)`` is the mixture of 0 and 1 with
+    probabilities 1 - q and q. The worst pair is N(0, z^2) against the mixture of N(s_i, z^2) on the
+    line, in both directions: among events of one probability under N(0) a half-space is the most
+    likely under every single N(c_i), and on the line one half-space is that for all i at once
+    (Choquette-Choo et al. 2024, arXiv:2310.15526v2; Ganesh 2024, arXiv:2401.10294v2). It is tight.
+
+    Attributes:
+        noise_multiplier: z >= 0, noise standard deviation in the unit of the sensitivities.
+        sensitivities: s_i >= 0, public; equal ones are merged.
+        probabilities: p_i >= 0, public; as many. They sum to 1 within 1e-12.
+    """
+
+    noise_multiplier: float
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check.fields(self, noise_multiplier=check.non_negative)
+        values = check.each("sensitivities", self.sensitivities, check.non_negative)
+        chances = check.each("probabilities", self.probabilities, check.share)
+        if len(values) != len(chances):
+            raise ValueError(f"probabilities has length {len(chances)}: expected {len(values)}")
+        total = math.fsum(chances)
+        if not abs(total - 1) <= 1e-12:
+            raise ValueError(f"probabilities sum to {total!r}: expected 1")
+        merged: dict[float, float] = {}
+        for s, p in sorted(zip(values, chances, strict=True)):
+            merged[s] = merged.get(s, 0.0) + p
+        object.__setattr__(self, "sensitivities", tuple(merged))
+        object.__setattr__(self, "probabilities", tuple(merged.values()))
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``PairedEvent.refuses``."""
+        if relation is Relation.REPLACE_ONE:
+            return "no worst pair is proven where the amounts of two records may point apart"
+        return ""
+
+    def infinite(self) -> str:
+        """As ``PairedEvent.infinite``."""
+        z = self.noise_multiplier
+        return "" if z >= 1e-30 or not any(self.sensitivities) else "a release has no noise"
+
+    def components(self) -> tuple[Array, Array]:
+        """(shifts in noise standard deviations, probabilities > 0), by shift."""
+        s, p = np.asarray(self.sensitivities), np.asarray(self.probabilities)
+        p = p / math.fsum(self.probabilities)
+        keep = p > 0
+        return s[keep] / self.noise_multiplier if s.any() else s[keep], p[keep]
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        c, p = self.components()
+        if c[-1] == 0:
+            return (discrete(np.zeros(1), np.ones(1), upper),)
+        return MixedGaussian(c, p), MixedGaussian(c, p, reverse=True)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        # By the trapezoid rule in both directions, its error added.
+        c, p = self.components()
+        out = np.empty(orders.size)
+        for i, order in enumerate(orders.tolist()):
+            # x^a and x^(1-a) are convex, so the mixture of the moments bounds the moment.
+            plain = float(special.logsumexp(0.5 * order * (order - 1) * c * c, b=p))
+            both = max(_log_moment(c, p, power) for power in (order, 1 - order))
+            out[i] = (min(plain, both) + 1e-13 * (1 + abs(plain))) / (order - 1)
+        return np.maximum(np.minimum(out, orders * (0.5 * float(c[-1]) ** 2 * (1 + 8 * _U))), 0.0)
+
+
+def _log_moment(c: Array, p: Array, power: float) -> float:
+    """log E[R(y)^power], y standard normal, R = sum p_i e^(c_i y - c_i^2/2); never too low.
+
+    On the line Im y = d with c_i d < pi/2 no term leaves the right half-plane, so |R| is at most
+    its value at Re y and at least cos(c d) times that, and the Gaussian grows by e^(d^2/2). The
+    trapezoid rule of width h is then wrong by a relative e^(d^2/2 - 2 pi d/h) cos(c d)^power for
+    powers below 0, made e^-37. Outside [-reach, reach] the moments of the components bound it.
+    """
+    top, order = float(c[-1]), max(power, 1 - power)
+    if top == 0:
+        return 0.0
+    d = min(6.0, 1 / (top * math.sqrt(order)))
+    penalty = 0.5 * d * d + (-(order - 1) * math.log(math.cos(top * d)) if power < 0 else 0.0)
+    width = 2 * math.pi * d / (37 + penalty)
+    plain = 0.5 * order * (order - 1) * c * c
+    reach = order * top + 9 + math.sqrt(2 * float(plain[-1]))
+    if not reach / width < _NODES:
+        return math.inf
+    y: Array = width * np.arange(-math.ceil(reach / width), math.ceil(reach / width) + 1.0)
+    terms = power * mixture_log_ratio(y, c, p)[0] - 0.5 * y * y
+    inside = float(special.logsumexp(terms)) + math.log(width / math.sqrt(2 * math.pi))
+    beyond = special.logsumexp(plain + special.log_ndtr(order * c - reach) + math.log(2), b=p)
+    return float(np.logaddexp(inside + 4e-16 * (y.size + order * top * reach), beyond)) + 1e-15
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated(PairedEvent):
+    """An event that was proven under one relation, and has an upper end only."""
+
+    relation: Relation = Relation.ADD_OR_REMOVE_ONE
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "relation", Relation(self.relation))
+        except ValueError:
+            expected = [r.value for r in Relation]
+            raise ValueError(f"relation={self.relation!r}: expected one of {expected}") from None
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``PairedEvent.refuses``."""
+        # A null record is a record, so REPLACE_ONE covers REPLACE_SPECIAL.
+        covered = (relation, self.relation) == (Relation.REPLACE_SPECIAL, Relation.REPLACE_ONE)
+        if covered or relation is self.relation:
+            return ""
+        return f"it was proven under {self.relation.value}; state it under {relation.value}"
+
+
+@dataclass(frozen=True)
+class EpsilonDelta(_Stated):
+    """Any release that is (epsilon, delta)-differentially private, and nothing else is known of it.
+
+    Charged as the worst such release: the loss is +-epsilon, or infinite with probability delta
+    (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776v4, Theorem 3.3 and its proof). An upper end
+    only, since the release may leak less.
+
+    Attributes:
+        epsilon: >= 0, finite.
+        delta: in [0, 1]; 0 is pure differential privacy.
+        relation: under which it was proven; others are refused, but for REPLACE_SPECIAL where
+            REPLACE_ONE was proven (the null record being among the records).
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, epsilon=check.non_negative, delta=check.share)
+
+    def infinite(self) -> str:
+        """As ``PairedEvent.infinite``."""
+        return "a release's delta is 1" if self.delta == 1 else vanishing(self.epsilon)
+
+    def pure(self, relation: Relation) -> float:
+        """As ``PairedEvent.pure``."""
+        return self.epsilon if self.delta == 0 else math.inf
+
+    def _law(self) -> tuple[Array, Array]:
+        """(losses, P masses) of the finite losses."""
+        if self.epsilon == 0:
+            return np.zeros(1), np.asarray([1 - self.delta])
+        loss = np.asarray([-self.epsilon, self.epsilon])
+        return loss, (1 - self.delta) * special.expit(loss)
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        return (discrete(*self._law(), upper, self.delta),) if upper else ()
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        if self.delta > 0:
+            return super().renyi(relation, orders)
+        return finite_renyi(*self._law(), orders)
+
+
+@dataclass(frozen=True)
+class ExponentialMechanism(_Stated):
+    """A choice with probability ~ e^(epsilon u/(2 D)), D the most that u changes.
+
+    Charged for what such a choice is: epsilon-bounded range, all of its losses lie in an interval
+    of length epsilon (Durfee and Rogers 2019, arXiv:1905.04273v3; Dong, Durfee and Rogers 2020,
+    arXiv:1909.13830v2). That is about half of epsilon-differential privacy. Report-noisy-max with
+    Gumbel noise is such a choice. docs/accounting.md derives the pair. An upper end only.
+
+    Attributes:
+        epsilon: > 0.
+        relation: under which u changes by at most D; others are refused as in ``EpsilonDelta``.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, epsilon=check.positive)
+
+    def infinite(self) -> str:
+        """As ``PairedEvent.infinite``."""
+        return vanishing(self.epsilon)
+
+    def pure(self, relation: Relation) -> float:
+        """As ``PairedEvent.pure``."""
+        return self.epsilon
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        weight = -1 / math.expm1(-self.epsilon)
+        return (Exponential(self.epsilon, weight, 0.0),) if upper else ()
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        # log E_Q[e^(alpha L)] is 0 at 0 and 1, and its second derivative is the variance of a
+        # variable of range epsilon, at most epsilon^2/4 (Cesar and Rogers 2020, arXiv:2004.07223).
+        return np.minimum(orders * (self.epsilon**2 / 8), self.epsilon) * (1 + 8 * _U)
+
+
+@dataclass(frozen=True)
+class ZCDP(_Stated):
+    """Any release that is (xi, rho)-zero-concentrated differentially private.
+
+    Its Renyi divergence of every order alpha > 1 is at most xi + rho alpha (Bun and Steinke 2016,
+    arXiv:1605.02065v1, Definition 8.1). Accounted by Renyi divergences alone, with all that it is
+    composed with. An upper end only.
+
+    Attributes:
+        rho: >= 0.
+        xi: >= 0.
+        relation: under which it was proven; others are refused as in ``EpsilonDelta``.
+    """
+
+    rho: float
+    xi: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, rho=check.non_negative, xi=check.non_negative)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        return (self.xi + self.rho * orders) * (1 + 4 * _U)
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(PairedEvent):
+    """Every record's own answer, replaced by a uniformly random one with ``noise_prob``.
+
+    Stated for equally many records: REPLACE_ONE, and REPLACE_SPECIAL where the null record has one
+    of the answers. The pair is tight under both. An added answer would be seen at once, so
+    ADD_OR_REMOVE_ONE is refused.
+
+    Attributes:
+        noise_prob: p in [0, 1], with which the answer is drawn from all buckets (its own too).
+        buckets: k >= 2, possible answers.
+    """
+
+    noise_prob: float
+    buckets: int = 2
+
+    def __post_init__(self) -> None:
+        check.fields(self, noise_prob=check.share)
+        object.__setattr__(self, "buckets", check.count("buckets", self.buckets, 2))
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``PairedEvent.refuses``."""
+        if relation is not Relation.ADD_OR_REMOVE_ONE:
+            return ""
+        return "the number of answers is seen; ask with relation replace_one"
+
+    def infinite(self) -> str:
+        """As ``PairedEvent.infinite``."""
+        return "" if self.noise_prob >= 1e-15 else "answers are released without noise"
+
+    def pure(self, relation: Relation) -> float:
+        """As ``PairedEvent.pure``."""
+        return math.log1p(self.buckets * (1 - self.noise_prob) / self.noise_prob)
+
+    def _law(self) -> tuple[Array, Array]:
+        """(losses, P masses): the other answer, a third one, one's own."""
+        p, k, top = self.noise_prob, self.buckets, self.pure(Relation.REPLACE_ONE)
+        if top == 0:
+            return np.zeros(1), np.ones(1)
+        return np.asarray([-top, 0.0, top]), np.asarray([p / k, (k - 2) * (p / k), 1 - p + p / k])
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        return (discrete(*self._law(), upper),)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        return finite_renyi(*self._law(), orders)
+
+
+@dataclass(frozen=True)
+class ObjectivePerturbation(PairedEvent):
+    """The minimum of sum log(1 + e^(-y x.w)) + |w|^2 lambda/2 + b.w, with b ~ N(0, (z R)^2 I).
+
+    |x| <= R, y in {-1, 1}, and the minimum is exact. Kifer, Smith and Thakurta 2012; Redberg,
+    Koskela and Wang 2023 (arXiv:2401.00583v1, Theorem 3.1) have 2 H(epsilon - c, 1/z) with H the
+    profile of a Gaussian mechanism and c = log(1 + curvature). Here it is H(epsilon - c, 1/z): the
+    derivative of the logistic loss keeps its sign. An upper end only.
+
+    Adding or removing one record, or replacing it by the record x = 0; replacing it by another is
+    refused.
+
+    Attributes:
+        noise_multiplier: z > 0.
+        curvature: R^2 / (4 lambda) > 0, a record's largest second derivative over the ridge's.
+    """
+
+    noise_multiplier: float
+    curvature: float
+
+    def __post_init__(self) -> None:
+        check.fields(self, noise_multiplier=check.positive, curvature=check.positive)
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``PairedEvent.refuses``."""
+        if relation is Relation.REPLACE_ONE:
+            return "it is proven for adding, removing and zeroing out a record"
+        if not self.pairs(relation, True):
+            return f"its noise_multiplier={self.noise_multiplier!r} is too small"
+        return ""
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        found = _profile(self.noise_multiplier, self.curvature) if upper else None
+        return () if found is None else (symmetric(*found),)
+
+
+@functools.lru_cache(maxsize=64)
+def _profile(noise_multiplier: float, curvature: float) -> tuple[Array, Array] | None:
+    """Epsilons [k] from 0 to where delta is about 1e-25, and upper ends of delta [k]."""
+    mu, shift = (1 / noise_multiplier) * (1 + 1e-15), math.log1p(curvature) * (1 + 1e-15)
+    if not mu < 30 or not shift < 100:
+        return None
+    last = shift + max(gaussian_epsilon(mu, 1e-25)[1], mu)
+    epsilons = np.unique(np.append(np.linspace(0, last, 385 - 1), shift))
+    at_0 = min(gaussian_delta(mu, 0.0) * (1 + 2 * PROFILE_ERROR), 1.0)
+    deltas = [
+        gaussian_delta(mu, (e - shift) * (1 - 4e-16)) * (1 + 2 * PROFILE_ERROR)
+        if e >= shift
+        else at_0 + (1 - at_0) * -math.expm1(e - shift) * (1 + 1e-14)
+        for e in epsilons.tolist()
+    ]
+    return epsilons, np.minimum(np.minimum.accumulate(np.asarray(deltas)), 1.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdp.accounting.base import Array, Pair
-from jaxdp.accounting.discretise import above, merged
+from jaxdp.accounting.grid import above, merged
 
 _U = 2.0**-53
 _NATS = (0.02, 0.1, 0.3, 0.7, 1.2, 2.0, 3.5, 6.0, 10.0)  # left out on one side of a window
@@ -21,7 +21,7 @@ _NO_DIGITS = 1e-305  # a mass below has not its relative error: it may be this m
 _AT_ONCE = 4_000_000  # exponents
 
 
-class Sum:
+class SumMoments:
     """Moments of the sum of losses of all steps, each kind's put above or below it.
 
     Attributes:
@@ -69,7 +69,7 @@ def _log_sum(exponent: Array) -> Array:
     return np.asarray(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)))
 
 
-def upper_epsilon(total: Sum, log_delta: float) -> float:
+def upper_epsilon(total: SumMoments, log_delta: float) -> float:
     """An epsilon that is proven at exp(log_delta), from a sum above; infinite if none is."""
     left = log_delta + _log_rest(total.over * math.exp(-log_delta))
 
@@ -83,7 +83,7 @@ def upper_epsilon(total: Sum, log_delta: float) -> float:
     return max(found * (1 + 4 * _U), 0.0) if math.isfinite(left) else math.inf
 
 
-def upper_delta(total: Sum, epsilon: float) -> float:
+def upper_delta(total: SumMoments, epsilon: float) -> float:
     """A proven delta at epsilon, from a sum above."""
 
     def at(orders: Array) -> Array:
@@ -96,7 +96,7 @@ def upper_delta(total: Sum, epsilon: float) -> float:
     return min(found * (1 + 1e-12), 1.0)
 
 
-def lower_epsilon(total: Sum, log_delta: float) -> float:
+def lower_epsilon(total: SumMoments, log_delta: float) -> float:
     """An epsilon whose delta is proven to be above exp(log_delta), from a sum below; or 0."""
 
     def at(window: Windows) -> Array:
@@ -107,7 +107,7 @@ def lower_epsilon(total: Sum, log_delta: float) -> float:
     return max(_largest(total, at) * (1 - 1e-13), 0.0)
 
 
-def lower_delta(total: Sum, epsilon: float) -> float:
+def lower_delta(total: SumMoments, epsilon: float) -> float:
     """A delta that is proven to be exceeded at epsilon, from a sum below; or 0."""
 
     def at(window: Windows) -> Array:
@@ -172,7 +172,7 @@ def _windows(orders: Array, moments: tuple[Array, Array]) -> Iterator[Windows]:
             yield Windows(start, weight)
 
 
-def _largest(total: Sum, at: Callable[[Windows], Array]) -> float:
+def _largest(total: SumMoments, at: Callable[[Windows], Array]) -> float:
     """The largest value over tilts and windows; -inf if there is none."""
     unit = 1 / total.spread if total.spread > 0 else math.inf
     if not math.isfinite(unit):

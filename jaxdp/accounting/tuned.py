@@ -13,10 +13,19 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting import accountants, rdp
-from jaxdp.accounting.base import Array, Discrete, Event, Pair, Part, an_event
-from jaxdp.accounting.bounds import Relation, UnsupportedEventError
-from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting import rdp
+from jaxdp.accounting.base import (
+    Array,
+    Event,
+    Pair,
+    PairedEvent,
+    Relation,
+    UnsupportedEventError,
+    an_event,
+)
+from jaxdp.accounting.flat import flatten_exactly
+from jaxdp.accounting.pairs import symmetric
+from jaxdp.accounting.queries import delta
 
 _MARGIN = 1 + 1e-12  # of rounding, on everything that must not come out too small
 _POINTS = 32
@@ -67,15 +76,15 @@ class _Truncated(Tries):
             raise ValueError(f"gamma={self.gamma!r}: expected more, the mean is not finite")
 
     def expected(self) -> float:
-        # eta (1 - gamma) / (gamma (1 - gamma^eta)), or its limit.
         """As ``Tries.expected``."""
+        # eta (1 - gamma) / (gamma (1 - gamma^eta)), or its limit.
         log = math.log(self.gamma)
         ratio = -self.eta / math.expm1(self.eta * log) if self.eta else -1 / log
         return (1 - self.gamma) / self.gamma * ratio
 
     def sample(self, rng: np.random.Generator) -> int:
-        # P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1).
         """As ``Tries.sample``."""
+        # P(k + 1) = P(k) (1 - gamma) (k + eta) / (k + 1).
         left, k, mass = rng.random(), 1, self.expected() * self.gamma ** (1 + self.eta)
         if mass < _LEAST_MASS:  # too small to sum from; 0 is then as good as impossible too
             return max(1, int(rng.negative_binomial(self.eta, self.gamma)))
@@ -86,15 +95,15 @@ class _Truncated(Tries):
         return k
 
     def renyi(self, curve: Array, orders: Array) -> Array:
-        # Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2.
         """As ``Tries.renyi``."""
+        # Papernot and Steinke 2022, arXiv:2110.03620v2, Theorem 2.
         inner = (1 - 1 / orders) * curve - math.log(self.gamma) / orders
         return curve + (1 + self.eta) * np.min(inner) + math.log(self.expected()) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
+        """As ``Tries.shift``."""
         # (1 + eta) e0, with delta(e0) <= (e^e0 - 1) gamma / (1 - gamma). The profile lies below its
         # chords in e^epsilon; the line from (1, 0) meets one of them.
-        """As ``Tries.shift``."""
         alpha, line = np.exp(epsilons), self.gamma / (1 - self.gamma)
         meets = np.flatnonzero(deltas <= line * (alpha - 1))
         if not meets.size:
@@ -166,9 +175,9 @@ class PoissonTries(Tries):
         return int(rng.poisson(self.mean))
 
     def renyi(self, curve: Array, orders: Array) -> Array:
+        """As ``Tries.renyi``."""
         # arXiv:2110.03620v2, Theorem 6, and the term of no try.
         # Total variation by the smallest divergence: Pinsker; Bretagnolle and Huber.
-        """As ``Tries.renyi``."""
         least = max(float(np.min(curve)), 0.0)
         apart = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
         deltas = [
@@ -179,13 +188,13 @@ class PoissonTries(Tries):
         return np.logaddexp(-self.mean, log_moment) / (orders - 1)
 
     def shift(self, epsilons: Array, deltas: Array) -> float:
-        # m times the total variation of one run.
         """As ``Tries.shift``."""
+        # m times the total variation of one run.
         return self.mean * float(deltas[0])
 
 
 @dataclass(frozen=True)
-class Tuned(Part):
+class Tuned(PairedEvent):
     """The best of K runs, each with the same ``event`` and fresh randomness; nothing else of them.
 
     Every try draws its candidate (hyper-parameters) afresh from one law that was fixed without the
@@ -211,24 +220,24 @@ class Tuned(Part):
             raise ValueError(f"distribution={law!r}: expected one of {sorted(Tries.types)}")
 
     def refuses(self, relation: Relation) -> str:
-        """As ``Part.refuses``."""
+        """As ``PairedEvent.refuses``."""
         try:
-            run = flatten(self.event, relation)
+            run = flatten_exactly(self.event, relation)
         except UnsupportedEventError as error:
             return str(error)
-        if run.infinite or np.isfinite(rdp.run_rdp(run, relation)).any():
+        if run.infinite or np.isfinite(run.renyi(relation)).any():
             return ""
         names = ", ".join(type(part).__name__ for part, _ in run.parts)
         return f"its run has no Renyi curve ({names})"
 
     def infinite(self) -> str:
-        """As ``Part.infinite``."""
+        """As ``PairedEvent.infinite``."""
         return _infinite(self.event)
 
     def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
         # delta(e) <= E[K] delta_run(e - c), c = ``Tries.shift``; Koskela, Redberg and Wang 2024,
         # arXiv:2402.06701, have such a bound. No lower end is known.
-        """As ``Part.pairs``."""
         epsilons, deltas = _profile(self.event, relation)
         c = self.distribution.shift(epsilons, deltas) * _MARGIN
         if not upper or not epsilons[-1] + c < 600:
@@ -237,8 +246,8 @@ class Tuned(Part):
         return (symmetric(epsilons + c, deltas),)
 
     def renyi(self, relation: Relation, orders: Array) -> Array:
-        """As ``Part.renyi``."""
-        curve = rdp.run_rdp(flatten(self.event, relation), relation, tuple(orders.tolist()))
+        """As ``PairedEvent.renyi``."""
+        curve = flatten_exactly(self.event, relation).renyi(relation, tuple(orders.tolist()))
         bounds = self.distribution.renyi(curve, orders) * _MARGIN
         # A divergence grows with its order: a larger order's bound holds for a smaller one.
         return np.minimum.accumulate(np.where(np.isfinite(bounds), bounds, np.inf)[::-1])[::-1]
@@ -247,7 +256,7 @@ class Tuned(Part):
 def _infinite(event: Event) -> str:
     for relation in Relation:
         try:
-            return flatten(event, relation).infinite
+            return flatten_exactly(event, relation).infinite
         except UnsupportedEventError:
             continue
     return ""
@@ -256,55 +265,11 @@ def _infinite(event: Event) -> str:
 @functools.lru_cache(maxsize=64)
 def _profile(event: Event, relation: Relation) -> tuple[Array, Array]:
     """Epsilons from 0 to where delta is about 1e-25, [k], and upper ends of delta, [k], falling."""
-    run = flatten(event, relation)
-    curve = rdp.run_rdp(run, relation)
+    run = flatten_exactly(event, relation)
+    curve = run.renyi(relation)
     epsilons = rdp.rdp_to_epsilon(curve, 1e-25)[0] * np.linspace(0, 1, _POINTS) ** 1.5
     deltas = [
-        min(rdp.rdp_to_delta(curve, e), accountants.rough_delta(run, relation, e))
+        min(rdp.rdp_to_delta(curve, e), delta(event, e, relation, tolerance=1e-2).upper)
         for e in epsilons.tolist()
     ]
     return epsilons, np.minimum.accumulate(np.asarray(deltas))
-
-
-def symmetric(epsilons: Array, deltas: Array) -> Discrete:
-    """The pair, dominating in both directions, of profiles that are known at some epsilons only.
-
-    A profile is convex in a = e^epsilon, and the larger one of both directions is its own mirror:
-    d(1/a) = 1 - (1 - d(a)) / a. So it lies below the convex hull of the points and their mirrors,
-    and the hull is the profile of finitely many losses.
-
-    Args:
-        epsilons: [k] >= 0, increasing, below 700.
-        deltas: [k] in [0, 1], upper bounds.
-    """
-    alpha = np.exp(epsilons)
-    # The hull at epsilon 0: the lowest chord between a point and its mirror.
-    at_0 = min(1.0, float(np.min((alpha - 1 + 2 * deltas) / (alpha + 1))) * _MARGIN)
-    later = alpha > 1
-    x, y = np.append(1.0, alpha[later]), np.append(at_0, deltas[later])
-    knots = _hull(x, y)
-    x, y = x[knots], y[knots]
-    slopes = np.append(np.diff(y) / np.diff(x), 0.0)
-    loss, infinite = np.log(x[1:]), float(y[-1])
-    p = np.maximum(x[1:] * np.diff(slopes), 0.0)
-    # Rounding: scaled until the profile at every knot is what it should be.
-    reached = np.maximum(-np.expm1(np.log(x)[:, None] - loss), 0.0) @ p
-    short = np.divide(y - infinite, reached, out=np.ones_like(y), where=reached > 0)
-    p = p * max(1.0, float(short.max())) * _MARGIN
-    mirrored = p * np.exp(-loss)
-    rest = max(1 - infinite - float(np.sum(p + mirrored)), 0.0)
-    losses = np.concatenate([-loss[::-1], [0.0], loss])
-    return Discrete(losses, np.concatenate([mirrored[::-1], [rest], p]), infinite, 1e-12)
-
-
-def _hull(x: Array, y: Array) -> list[int]:
-    """Indices of the lower convex hull of points in increasing x."""
-    hull: list[int] = []
-    for i in range(x.size):
-        while len(hull) > 1:
-            a, b = hull[-2:]
-            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
-                break
-            hull.pop()
-        hull.append(i)
-    return hull

@@ -154,7 +154,7 @@ def profile(
     """Pairs (epsilon, upper end of delta) at a few epsilons; deltas below 1e-9 end the list."""
     found = []
     for epsilon in epsilons:
-        found.append((epsilon, acc.queries.rough_delta(event, epsilon, relation)))
+        found.append((epsilon, acc.delta(event, epsilon, relation, tolerance=1e-2).upper))
         if found[-1][1] < 1e-9:
             break
     return tuple(found)

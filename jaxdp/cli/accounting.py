@@ -21,7 +21,7 @@ _relation = click.option(
 )
 _accountant = click.option(
     "--accountant",
-    type=click.Choice(["auto", *acc.accountants.ACCOUNTANTS]),
+    type=click.Choice(list(acc.queries.ACCOUNTANTS)),
     default="auto",
     show_default=True,
     help="Which accountant to ask.",

@@ -12,11 +12,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxdp import arguments as check
-from jaxdp.accounting.bounds import Claim, Relation
-from jaxdp.accounting.canonical import Step
+from jaxdp.accounting.base import Claim, Relation
 from jaxdp.accounting.chains import NoisyChain
 from jaxdp.accounting.hidden_state import averaged_renyi, log_sobolev
-from jaxdp.accounting.rdp import step_rdp
+from jaxdp.accounting.rdp import poisson_renyi
 from jaxdp.papers.wbk import wbk_rdp
 
 _ORDERS = tuple(float(a) for a in range(2, 65))
@@ -73,7 +72,7 @@ def moments_accountant(
     """
     q, z, steps, delta = _arguments(sampling_prob, noise_multiplier, steps, delta)
     orders = tuple(float(a) for a in range(2, 34))
-    rdp = step_rdp(Step(z, q), Relation.ADD_OR_REMOVE_ONE, orders)
+    rdp = poisson_renyi(z, q, Relation.ADD_OR_REMOVE_ONE, orders)
     a = np.asarray(orders)
     epsilon = steps * rdp + math.log(1 / delta) / (a - 1)
     best = int(np.argmin(epsilon))
@@ -159,7 +158,7 @@ def sa_dpsgd_theorem_1(
     """
     q, z, steps, delta = _arguments(sampling_prob, noise_multiplier, steps, delta)
     orders = np.asarray(_ORDERS)
-    rdp = step_rdp(Step(z, q), Relation.ADD_OR_REMOVE_ONE, _ORDERS)
+    rdp = poisson_renyi(z, q, Relation.ADD_OR_REMOVE_ONE, _ORDERS)
     if printed:
         rdp = np.exp(np.minimum((orders - 1) * rdp, 600.0)) / (orders - 1)
     value, order = _mironov(rdp, steps, delta)

@@ -1,6 +1,6 @@
 """The Renyi bound for batches without replacement as papers print it.
 
-Guarantees use ``jaxdp.accounting.fixed_size``, whose divergences are smaller.
+Guarantees use ``FixedSizeSampled`` of ``jaxdp.accounting``, whose divergences are smaller.
 """
 
 import functools

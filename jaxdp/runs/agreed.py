@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdp import _processes
 from jaxdp.accounting import Relation
-from jaxdp.accounting.canonical import apart
+from jaxdp.accounting.flat import flatten
 from jaxdp.optimizers.algorithm import Algorithm
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
@@ -61,4 +61,4 @@ def check_guarantee(kept: RunState, path: Path, delta: float | None, relation: R
 
 def check_relation(algorithm: Algorithm, relation: Relation) -> None:
     """Raises ValueError where a step has no bound under the relation, before any is charged."""
-    apart(algorithm.total(1), relation)
+    flatten(algorithm.total(1), relation)

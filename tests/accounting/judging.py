@@ -6,8 +6,7 @@ import numpy as np
 from scipy import special
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import kinds
-from jaxdp.accounting.canonical import flatten
+from jaxdp.accounting import flat
 
 ADD, REPLACE, SPECIAL = acc.Relation
 
@@ -24,7 +23,7 @@ def cost(event, relation=ADD, accountant="auto"):
 
 def directions(event, relation, delta, tolerance=9e-5):
     """What the certificate composes, for either direction of an event."""
-    return kinds.directions(flatten(event, relation), relation, math.log(delta), tolerance)
+    return flat.directions(flat.flatten(event, relation), relation, math.log(delta), tolerance)
 
 
 def slices(q, z, relation, reverse, count):

@@ -12,7 +12,8 @@ import pytest
 from jaxdp import Ledger
 from jaxdp import accounting as acc
 from jaxdp._entries import event_counts
-from jaxdp.accounting import allocation, fixed_size, truncated
+from jaxdp.accounting import allocation, batches
+from jaxdp.accounting.flat import GaussianStep
 from jaxdp.accounting.gaussian import gaussian_delta
 from jaxdp.accounting.rdp import DEFAULT_ORDERS, rdp_to_epsilon
 from jaxdp.report.words import describe
@@ -54,7 +55,9 @@ def test_the_pair_is_attained_and_never_exceeded(n, b, z, relation):
     batches = list(itertools.combinations(range(n), b))
     law = dict.fromkeys(batches, 1 / len(batches))
     truth = worst(law, n, z, ((1, -1), (-1, 1)) if relation is REPLACE else ((1, 0), (0, 1)))
-    upper, lower = (profiles(fixed_size.pairs(z, b / n, relation, up)) for up in (True, False))
+    upper, lower = (
+        profiles(GaussianStep(z, b / n, "fixed_size").pairs(relation, up)) for up in (True, False)
+    )
     np.testing.assert_allclose(truth, upper, atol=4e-6)
     assert (lower <= truth + 4e-6).all()
 
@@ -63,7 +66,7 @@ def test_a_fixed_size_costs_no_more_than_it_must():
     """256 of 50,000, noise equal to what a replacement moves, 2,000 steps.
 
     The two forms of Wang et al. say 2.4533."""
-    renyi = fixed_size.renyi(2.0, 256 / 50_000, REPLACE, np.asarray(DEFAULT_ORDERS))
+    renyi = GaussianStep(2.0, 256 / 50_000, "fixed_size").renyi(REPLACE, np.asarray(DEFAULT_ORDERS))
     assert rdp_to_epsilon(2000 * renyi, 1e-5)[0] == pytest.approx(1.7379, abs=5e-4)
     event = acc.Repeated(acc.FixedSizeSampled(acc.Gaussian(2.0), 50_000, 256), 2000)
     assert cost(event, REPLACE, accountant="rdp") < 1.7385
@@ -109,11 +112,11 @@ def test_other_relations_are_refused_and_what_does_not_fit():
     assert not any(acc.supports(event, relation) for event, relation, _ in rows)
     all_refused([
         ("expected a Gaussian", lambda: acc.CorrelatedNoise(acc.Laplace(1.0), 3)),
-        ("steps=0: expected an integer >= 1", lambda: acc.CorrelatedNoise(GAUSS, 0)),
+        ("steps must be a whole number of at least 1, got 0", lambda: acc.CorrelatedNoise(GAUSS, 0)),
         ("expected a Gaussian", lambda: acc.CyclicPoisson(CYCLIC, 0.1, 4, 10)),
-        ("sampling_prob=1.5", lambda: acc.CyclicPoisson(GAUSS, 1.5, 4, 10)),
-        ("bands=0", lambda: acc.CyclicPoisson(GAUSS, 0.1, 0, 10)),
-        ("steps=2.5", lambda: acc.CyclicPoisson(GAUSS, 0.1, 4, 2.5)),
+        ("sampling_prob must be .* got 1.5", lambda: acc.CyclicPoisson(GAUSS, 1.5, 4, 10)),
+        ("bands must be .* got 0", lambda: acc.CyclicPoisson(GAUSS, 0.1, 0, 10)),
+        ("steps must be .* got 2.5", lambda: acc.CyclicPoisson(GAUSS, 0.1, 4, 2.5)),
     ])  # fmt: skip
     budget = acc.RenyiFilter(1.0, 1e-5)
     budget.charge(CYCLIC)
@@ -153,7 +156,7 @@ def test_no_data_set_exceeds_the_pair(n, cap, q, z):
     assert (truth <= upper + 4e-6).all()
     assert (upper[2] - truth[2]) < 0.02 * truth[2]  # nearly attained at epsilon 0
     assert (lower <= truth + 4e-6).all()
-    free, full, given = truncated.branches(q, cap, n)
+    free, full, given = batches.branches(q, cap, n)
     assert free * q + full * given == pytest.approx(sum(w for b, w in law.items() if 0 in b))
 
 
@@ -163,13 +166,13 @@ def test_binomial_tails():
         (60_000, 512 / 60_000, 576, 0.00279475019832391, 0.00842373118716825),
         (10**8, 1e-5, 1100, 0.000962577640151969, 9.91455417926478e-6),
     ):
-        found = truncated.branches(q, cap, n)
+        found = batches.branches(q, cap, n)
         assert found[:2] == pytest.approx((1 - full, full), rel=1e-11), n
         assert given * (1 - 1e-14) <= found[2] <= given * (1 + 1e-9), n
 
 
 def test_a_cap_that_is_never_reached_is_none_and_a_lower_one_costs_more():
-    plain = [truncated.Mixture(0.01, 1.0, d) for d in ((1, 0, 1), (0, 1, 1))]
+    plain = [batches.BatchGaussian(0.01, 1.0, d) for d in ((1, 0, 1), (0, 1, 1))]
     for cap, n in ((100, 100), (1000, 1001)):
         found = profiles(step(1.0, 0.01, cap, n).pairs(SPECIAL, True))
         np.testing.assert_allclose(found, profiles(plain), rtol=1e-8)

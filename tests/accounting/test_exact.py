@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import accountants, estimate, gaussian, rdp, single
-from jaxdp.accounting.bounds import Bound
-from jaxdp.accounting.canonical import Step, flatten
+from jaxdp.accounting import contour, gaussian, queries
+from jaxdp.accounting.base import Bound
 from jaxdp.accounting.contour import Line
+from jaxdp.accounting.flat import GaussianStep, flatten
 from jaxdp.accounting.pairs import SampledGaussian
 from tests.accounting.judging import ADD, REPLACE, SPECIAL, cost, largest, run
 from tests.refusing import all_refused
@@ -56,7 +56,7 @@ def test_full_batches_beside_sampled_steps(relation):
     full = acc.Repeated(acc.Gaussian(3.0), 4)
     event = acc.Composed((full, run(0.01, 1.0, 2)))
     found = acc.epsilon(event, 1e-5, relation, "exact")
-    integral = estimate.epsilon(flatten(event, relation), relation, 1e-5)
+    integral = contour.epsilon(flatten(event, relation), relation, 1e-5)
     alone = cost(full, relation, "gdp")
     assert found.lower <= integral <= found.upper
     assert alone < found.lower < 1.05 * alone
@@ -73,8 +73,8 @@ def test_one_step_by_contour_and_a_full_batch_equal_the_closed_form():
         for q, z in ((0.3, 0.5), (0.9, 2.0), (0.5, 30.0)):
             for delta in (1e-3, 1e-12):
                 closed = acc.epsilon(run(q, z, 1), delta, relation).estimate
-                contour = estimate.epsilon(flatten(run(q, z, 1), relation), relation, delta)
-                assert contour == pytest.approx(closed, rel=1e-8), (q, z, delta)
+                integral = contour.epsilon(flatten(run(q, z, 1), relation), relation, delta)
+                assert integral == pytest.approx(closed, rel=1e-8), (q, z, delta)
 
 
 @settings(deadline=None, max_examples=12)
@@ -145,15 +145,15 @@ def test_a_tolerance_narrows_the_interval_and_the_cost_does_not_grow_with_the_st
     assert narrow.upper - narrow.lower <= 2e-6 * narrow.upper < usual.upper - usual.lower
     all_refused(
         [
-            ("tolerance=", lambda wrong=wrong: acc.epsilon(event, 1e-5, tolerance=wrong))
+            ("tolerance must be", lambda wrong=wrong: acc.epsilon(event, 1e-5, tolerance=wrong))
             for wrong in (0.0, -1.0, math.nan)
         ]
     )
     # Nodes, not seconds: the line has about as many for 1e7 steps as for 1e2.
     sizes = []
     for steps in (100, 10**7):
-        composition = estimate.composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
-        sizes.append(estimate.settle(composition, 1e-5)[0].y.size)
+        composition = contour.composition(flatten(run(0.01, 2.0, steps), ADD), ADD, -11.5)
+        sizes.append(contour.settle(composition, 1e-5)[0].y.size)
     assert sizes[1] <= 3 * sizes[0]
 
 
@@ -189,8 +189,8 @@ def test_an_error_holds_all_of_its_parts_and_a_doubtful_estimate_is_none(monkeyp
     for doubt in (0.0, 1e-3):
         monkeypatch.setattr(Line, "doubt", lambda *args, doubt=doubt: real(*args) + doubt)
         for found in (
-            accountants.quick_epsilon(flat, ADD, 1e-5),
-            accountants.quick_delta(flat, ADD, 10.0),
+            queries._estimate(queries.Question("epsilon", flat, ADD, 1e-5)),
+            queries._estimate(queries.Question("delta", flat, ADD, 10.0)),
         ):
             assert (found is None) == (doubt > 0)
 
@@ -198,21 +198,21 @@ def test_an_error_holds_all_of_its_parts_and_a_doubtful_estimate_is_none(monkeyp
 def test_a_contradiction_is_an_error_that_names_both():
     low, high = Bound(1.0, 1.1, 1.2, "rdp"), Bound(1.9, 2.0, 2.1, "exact")
     with pytest.raises(ArithmeticError, match=r"exact's lower end 1\.9 and rdp's upper end 1\.2"):
-        accountants._tighter(high, lambda: low)
+        queries._tighter(high, low)
     for ends in ((1.3, 1.4), (0.8, 0.9)):
         with pytest.raises(ArithmeticError, match=r"certificate .* and the contour integral's"):
-            accountants._joined(*ends, 1.1, True, "epsilon")
-    rounded = accountants._joined(1.0, 1.1, 1.1 * (1 + 1e-7), True, "epsilon")
+            queries._joined(*ends, 1.1, True, "epsilon")
+    rounded = queries._joined(1.0, 1.1, 1.1 * (1 + 1e-7), True, "epsilon")
     assert rounded.estimate == 1.1
     # Bounds that agree are joined.
-    loose = accountants._tighter(Bound(1.0, 1.4, 1.5, "exact"), lambda: Bound(0, None, 1.2, "rdp"))
+    loose = queries._tighter(Bound(1.0, 1.4, 1.5, "exact"), Bound(0, None, 1.2, "rdp"))
     assert (loose.lower, loose.estimate, loose.upper, loose.accountant) == (1.0, 1.2, 1.2, "rdp")
     tight = Bound(1.0, 1.1, 1.2, "exact")
-    assert accountants._tighter(tight, lambda: Bound(0, None, 1.5, "rdp")) == tight
-    joined = accountants._joined(1.0, 1.1, 1.05, True, "epsilon")
+    assert queries._tighter(tight, Bound(0, None, 1.5, "rdp")) == tight
+    joined = queries._joined(1.0, 1.1, 1.05, True, "epsilon")
     assert (joined.lower, joined.estimate, joined.upper) == (1.0, 1.05, 1.1)
-    assert accountants._joined(1.0, 1.1, None, True, "epsilon").estimate is None
-    one = accountants._joined(0.0, 1.1, 1.05, False, "epsilon")
+    assert queries._joined(1.0, 1.1, None, True, "epsilon").estimate is None
+    one = queries._joined(0.0, 1.1, 1.05, False, "epsilon")
     assert (one.lower, one.estimate, one.upper) == (0.0, None, 1.1)
     assert "upper bound only" in one.note
 
@@ -221,11 +221,11 @@ def test_nested_and_repeated_events_count_as_often_as_they_occur():
     one, other = run(0.2, 1.0, 1), run(0.1, 2.0, 2)
     both = acc.Composed((one, other, acc.Repeated(one, 3)))
     flat = flatten(acc.Repeated(acc.Repeated(both, 2), 5), ADD)
-    assert dict(flat.steps) == {Step(1.0, 0.2): 40, Step(2.0, 0.1): 20}
+    assert dict(flat.steps) == {GaussianStep(1.0, 0.2): 40, GaussianStep(2.0, 0.1): 20}
     full = flatten(acc.Repeated(acc.Composed((acc.Gaussian(2.0), acc.Gaussian(2.0))), 8), ADD)
-    assert full.steps == ((Step(0.5), 1),)
+    assert full.steps == ((GaussianStep(0.5), 1),)
     assert acc.events.joint_gaussian([3.0, 4.0]).noise_multiplier == pytest.approx(2.4)
-    assert flatten(fixed(7), REPLACE).steps == ((Step(3.0, 0.01, "fixed_size"), 7),)
+    assert flatten(fixed(7), REPLACE).steps == ((GaussianStep(3.0, 0.01, "fixed_size"), 7),)
     inner = acc.PoissonSampled(acc.Gaussian(1.0), 0.5)
     for outer in (acc.PoissonSampled(inner, 0.5), acc.FixedSizeSampled(inner, 10, 2)):
         with pytest.raises(acc.UnsupportedEventError, match="nested sampling"):
@@ -240,22 +240,22 @@ def test_a_batch_of_nearly_all_records_costs_as_much_as_all():
     orders = (2.0, 8.0, 64.0)
     # Replacing a record moves the sum by two contributions.
     full = 0.5 * np.asarray(orders) * (2 / 3.0) ** 2
-    found = rdp.step_rdp(Step(3.0, 0.9999, "fixed_size"), REPLACE, orders)
+    found = GaussianStep(3.0, 0.9999, "fixed_size").renyi(REPLACE, np.asarray(orders))
     np.testing.assert_allclose(found, full, rtol=1e-2)
-    ten, one = (rdp.run_rdp(flatten(fixed(n), REPLACE), REPLACE, orders) for n in (10, 1))
+    ten, one = (flatten(fixed(n), REPLACE).renyi(REPLACE, orders) for n in (10, 1))
     np.testing.assert_allclose(ten, 10 * one)
 
 
 def test_one_sampled_step_has_the_profile_of_its_pair_and_total_variations_add_up():
     for z, q in ((0.8, 0.3), (0.3, 0.01), (2.0, 0.999)):
-        pairs = [SampledGaussian(Step(z, q), ADD, way) for way in (False, True)]
+        pairs = [SampledGaussian(z, q, ADD, way) for way in (False, True)]
         for epsilon in (0.0, 0.002, 0.1, 0.3, 0.7, 2.2):
             forward, reverse = (largest([pair], epsilon) for pair in pairs)
-            found = single.single_delta(Step(z, q), ADD, epsilon)
+            found = gaussian.sampled_delta(z, q, ADD, epsilon)
             assert found == pytest.approx(forward, abs=1e-13), (z, q, epsilon)
             assert reverse <= forward + 1e-15, (z, q, epsilon)
     for relation, apart in ((ADD, 0.3829249225), (REPLACE, 0.6826894921)):
-        found = single.total_variation(flatten(run(0.01, 1.0, 10), relation), relation)
+        found = queries._total_variation(flatten(run(0.01, 1.0, 10), relation), relation)
         assert found == pytest.approx(10 * 0.01 * apart)
 
 

@@ -9,8 +9,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp.accounting import hidden_state as hs
-from jaxdp.accounting.canonical import Step
-from jaxdp.accounting.rdp import step_rdp
+from jaxdp.accounting.rdp import poisson_renyi
 from jaxdp.optimizers import sgd
 from jaxdp.papers import beale, claims, curves, figures, plane
 from jaxdp.papers.wbk import wbk_rdp
@@ -31,7 +30,7 @@ def test_figures_of_the_papers():
     assert adadp.order == 4
     # The 4.0 at alpha 6 that AdaDp prints belongs to another mechanism: it is the Poisson
     # add/remove value, 4.0153.
-    rdp = step_rdp(Step(0.9, 0.01), acc.Relation.ADD_OR_REMOVE_ONE, (6.0,))[0]
+    rdp = poisson_renyi(0.9, 0.01, acc.Relation.ADD_OR_REMOVE_ONE, (6.0,))[0]
     assert 1800 * rdp + math.log(1e5) / 5 == pytest.approx(4.0153, abs=5e-5)
     # PIGDO's Section 5.2 tells epsilons of noise 2, 4 and 8: all are those of 2.
     for noise, epochs, printed, own in (

@@ -4,15 +4,19 @@ Above: the mass between two grid points goes to both of them such that its proba
 laws is kept (Doroshenko et al. 2022, "Connect the dots", arXiv:2207.04380v2, Section 4). Below: a
 cell is merged into one outcome, which is post-processing, and that outcome is split between its two
 neighbours on the grid where the cell's own profile is found to lie above the split one's.
+
+Where a record is rarely drawn nearly every loss is tiny and a few are large: one grid for both is
+long. A step is dominated by two released together: which of the two it is, with a large loss if it
+is one (``Outer``), and always a small loss (``Inner``; Theorem 9).
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdp.accounting.base import Array, Pair, Unresolved
+from jaxdp.accounting.base import Array, Masses, Pair, Unresolved
 
 Index = NDArray[np.int64]
 _U = 2.0**-53
@@ -40,24 +44,6 @@ class Atoms:
     over: tuple[float, float]
 
 
-class Masses(NamedTuple):
-    """Masses of cells of losses.
-
-    Attributes:
-        p: [m] under P.
-        q: [m] under Q, times e^base.
-        gain: [m] p - q, with the digits that both have in common left out.
-        error: [m] bound on the error of ``gain``.
-        base: [m] a loss near the cell's, or 0 for all.
-    """
-
-    p: Array
-    q: Array
-    gain: Array
-    error: Array
-    base: Array | float = 0.0
-
-
 def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atoms:
     """Atoms that dominate the pair (docs/certificate.md, Theorem 2).
 
@@ -76,7 +62,7 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     gap = np.diff(index) * width
     # The highest cell ends at the cap, so that ``over`` is the same on every grid.
     ends = np.append(np.minimum(loss[:-1], cap), cap)
-    p, q, gain, error, base = cell_masses(pair, ends)
+    p, q, gain, error, base = pair.masses(ends)
     with np.errstate(over="ignore", invalid="ignore"):
         at = np.expm1(loss[:-1] - base)
         up = (gain - q * at + error + r * q * np.abs(at)) / -np.expm1(-gap)
@@ -86,10 +72,11 @@ def above(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     mass = np.zeros(index.size)
     mass[1:] += up
     mass[:-1] += p - up
-    mass[0] += pair.cells(np.asarray([-np.inf, loss[0]]))[0][0]
+    mass[0] += pair.masses(np.asarray([-np.inf, loss[0]])).p[0]
     top = np.asarray(pair.tails(ends[-1:])).ravel()
     over = float(top[0]) * (1 + 2 * r), float(top[1]) * (1 - 2 * r)
-    slack = _slack(pair, ends) + 4 * _U * float(np.abs(ends).max())
+    # An edge is off by its own rounding, and by what the pair says.
+    slack = 8 * _U * float(np.abs(ends).max()) + pair.slack(ends)
     return Atoms(index.astype(np.int64), mass * (1 + 2 * r), offset + slack, float(ends[-1]), over)
 
 
@@ -117,7 +104,7 @@ def below(pair: Pair, width: float, low: float, cap: float, fine: float) -> Atom
     return Atoms(
         indices[kept].astype(np.int64),
         mass[kept],
-        cells.offset - _slack(pair, edges),
+        cells.offset - (4 * _U * float(np.abs(edges).max()) + pair.slack(edges)),
         float(edges[-1]),
         over,
     )
@@ -131,8 +118,10 @@ def merged(pair: Pair, width: float, low: float, cap: float, fine: float) -> tup
     center, r = pair.center, pair.rounding
     right, left = (_spaced(reach / width, fine) for reach in (cap - center, center - low))
     edges = center + width * np.concatenate([-left[:0:-1], right])
-    masses = cell_masses(pair, edges)
-    loss = _merged(masses, edges[:-1], r) - _slack(pair, edges)
+    masses = pair.masses(edges)
+    loss = _merged(masses, edges[:-1], r) - (
+        4 * _U * float(np.abs(edges).max()) + pair.slack(edges)
+    )
     kept = np.isfinite(loss) & (masses.p > 1e-290)
     return loss[kept], masses.p[kept] * (1 - 3 * r - 16 * _U)
 
@@ -150,7 +139,7 @@ class _Merged:
 
     def __init__(self, pair: Pair, edges: Array, center: float, width: float) -> None:
         self._pair, self._width = pair, width
-        masses = cell_masses(pair, edges)
+        masses = pair.masses(edges)
         p, loss = masses.p, _merged(masses, edges[:-1], pair.rounding)
         near = int(np.searchsorted(edges, center)) - 1
         middle = float(loss[min(max(near, 0), loss.size - 1)])
@@ -188,7 +177,7 @@ class _Merged:
         """
         last = edges[left + 1]
         cut = np.clip(cut, edges[left], last)
-        masses = cell_masses(self._pair, np.stack([cut, last], axis=1).ravel())
+        masses = self._pair.masses(np.stack([cut, last], axis=1).ravel())
         q, gain, error = (v[::2] for v in masses[1:4])
         base = np.broadcast_to(masses.base, masses.p.shape)[::2]
         up, r = self.up[left], self._pair.rounding
@@ -217,21 +206,6 @@ def _merged(masses: Masses, least: Array, r: float) -> Array:
     return np.asarray(np.where(known, value, least))
 
 
-def cell_masses(pair: Pair, edges: Array) -> Masses:
-    """The masses of a pair's cells, as precisely as it knows them."""
-    precise: Any = getattr(pair, "masses", None)
-    if precise is not None:
-        return Masses(*precise(edges))
-    p, q = pair.cells(edges)
-    return Masses(p, q, p - q, (pair.rounding + 2 * _U) * (p + q))
-
-
-def _slack(pair: Pair, edges: Array) -> float:
-    """The largest error of the cells' edges in loss, also of pairs that invert their loss."""
-    own: Any = getattr(pair, "slack", None)
-    return 4 * _U * float(np.abs(edges).max()) + (0.0 if own is None else own(edges))
-
-
 def _spaced(last: float, fine: float) -> Array:
     """Integers from 0 to at least ``last``: by ones up to 1/fine, then geometrically.
 
@@ -248,3 +222,103 @@ def _spaced(last: float, fine: float) -> Array:
         far = np.round(dense * (last / dense) ** (np.arange(1, count + 1) / count))
         index = np.append(index, far[np.diff(far, prepend=dense) > 0])
     return index
+
+
+class Inner(Pair):
+    """The pair of a step's losses in (low, high], given that they are there, less ``shift``.
+
+    Args:
+        pair: one step.
+        low: of the small losses.
+        high: of the small losses; with the pair's center in between.
+
+    Attributes:
+        shift: log of the ratio of the probabilities of a small loss.
+
+    Raises:
+        Unresolved: hardly any loss is small.
+    """
+
+    def __init__(self, pair: Pair, low: float, high: float) -> None:
+        self.pair, self.low, self.high = pair, low, high
+        self.small = [float(v[0]) for v in pair.masses(np.asarray([low, high]))[:4]]
+        p, q, gain, error = self.small
+        if not min(p, q) > 1e-290:
+            raise Unresolved("no small losses")
+        self.ratio = gain / q
+        self.shift = math.log1p(self.ratio)
+        # Of a logarithm: the error over its argument, which is p/q.
+        size = max(abs(self.shift), abs(math.expm1(-self.shift)))
+        self.doubt = error / min(p, q) + (2 * pair.rounding + 8 * _U) * size
+        self.rounding = 2 * pair.rounding + 8 * _U
+        self.center = pair.center - self.shift
+
+    def masses(self, edges: Array) -> Masses:
+        """As ``Pair.masses``."""
+        p, q, gain, error = self.pair.masses(self._inside(edges))[:4]
+        total, other = self.small[:2]
+        moved = q * self.ratio
+        size = np.abs(gain) + np.abs(moved) + q * self.doubt
+        off = (error + self.rounding * size) / total
+        return Masses(p / total, q / other, (gain - moved) / total, off)
+
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``."""
+        first, last = self.pair.tails(self._inside(losses)), self.pair.tails(self._inside(np.inf))
+        return (first[0] - last[0]) / self.small[0], (first[1] - last[1]) / self.small[1]
+
+    def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
+        return self.low - self.shift, self.high - self.shift
+
+    def slack(self, edges: Array) -> float:
+        """As ``Pair.slack``."""
+        return self.doubt + self.pair.slack(self._inside(edges))
+
+    def _inside(self, losses: Array | float) -> Array:
+        losses = np.atleast_1d(losses)
+        # Rounding must not leave the largest small loss out.
+        last = losses >= self.high - self.shift
+        return np.clip(np.where(last, self.high, losses + self.shift), self.low, self.high)
+
+
+class Outer(Pair):
+    """The pair of a step's other losses, and of the event that the loss is small.
+
+    Args:
+        inner: the small losses of the same step.
+    """
+
+    def __init__(self, inner: Inner) -> None:
+        self.inner, self.center = inner, inner.shift
+        self.rounding = inner.pair.rounding
+
+    def masses(self, edges: Array) -> Masses:
+        """As ``Pair.masses``."""
+        least = self.inner.pair.masses(np.minimum(edges, self.inner.low))
+        largest = self.inner.pair.masses(np.maximum(edges, self.inner.high))
+        here = (edges[:-1] < self.center) & (edges[1:] >= self.center)
+        p, q, gain, error = (
+            a + b + here * small
+            for a, b, small in zip(least[:4], largest[:4], self.inner.small, strict=True)
+        )
+        return Masses(p, q, gain, error + 4 * _U * np.abs(gain))
+
+    def tails(self, losses: Array) -> tuple[Array, Array]:
+        """As ``Pair.tails``."""
+        high = np.where(losses < self.center, self.inner.low, np.maximum(losses, self.inner.high))
+        return self.inner.pair.tails(np.where(losses < self.inner.low, losses, high))
+
+    def span(self, tail: float) -> tuple[float, float]:
+        """As ``Pair.span``."""
+        return self.inner.pair.span(tail)
+
+    def slack(self, edges: Array) -> float:
+        """As ``Pair.slack``."""
+        return self.inner.doubt + self.inner.pair.slack(edges)
+
+    def chance(self) -> float:
+        """Upper bound on the probability of a large loss."""
+        pair, ends = self.inner.pair, np.asarray([-np.inf, self.inner.low])
+        above = float(pair.tails(np.asarray([self.inner.high]))[0][0])
+        return (float(pair.cells(ends)[0][0]) + above) * (1 + 2 * pair.rounding)

@@ -1,0 +1,254 @@
+"""Gaussian releases on batches drawn in other ways: truncated, shuffled, randomly allocated.
+
+docs/sampling_bounds.md proves the pairs of the first two (Theorems 3 and 4), docs/allocation.md
+those of the third.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from jaxdp import arguments as check
+from jaxdp.accounting import allocation
+from jaxdp.accounting.base import Array, Pair, PairedEvent, Relation
+from jaxdp.accounting.events import Gaussian, a_gaussian
+from jaxdp.accounting.pairs import BatchGaussian, Branches, Discrete
+
+_THRESHOLDS = 20_000
+# Relative error allowed to binomial tails (against 40 digits, up to 1e12 records: 2e-13).
+_TAIL_ERROR = 1e-10
+# Less than this is charged as this, and a record as if it were dropped as rarely as can be.
+_LEAST = 1e-280
+
+# Of the batch without the record, with it and with the null record: where fewer than cap others
+# are drawn, and where a kept record takes the place of another. Forward, reverse.
+_DISTANCES = (((1, 0, 1), (2, 1, 1)), ((0, 1, 1), (1, 2, 1)))
+
+
+@dataclass(frozen=True)
+class _Batched(PairedEvent):
+    """One Gaussian release on every batch: the base of the events here."""
+
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        check.fields(self, event=a_gaussian)
+
+    def infinite(self) -> str:
+        """As ``PairedEvent.infinite``."""
+        return "" if self.event.noise_multiplier > 0 else "a release has no noise"
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson(_Batched):
+    """``event`` on a Poisson sample of which at most ``cap`` records are kept.
+
+    Each of the ``dataset_size`` records takes part independently with ``sampling_prob``; of more
+    than ``cap`` a uniformly random subset of ``cap`` is kept, without looking at the data. One
+    compiled batch of a fixed shape then serves every step.
+
+    Attributes:
+        event: what is released from the batch.
+        sampling_prob: q in [0, 1].
+        cap: the largest batch, >= 1.
+        dataset_size: n >= 1, public and exact.
+    """
+
+    sampling_prob: float
+    cap: int
+    dataset_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, sampling_prob=check.share, cap=check.size, dataset_size=check.size)
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``PairedEvent.refuses``."""
+        if relation is Relation.REPLACE_SPECIAL:
+            return ""
+        return (
+            "the number of records is public and a record is zeroed out; ask with replace_special"
+        )
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        z, q = self.event.noise_multiplier, self.sampling_prob
+        if q == 0:
+            return (Discrete(np.zeros(1), np.ones(1)),)
+        free, full, kept = branches(q, self.cap, self.dataset_size)
+        if not upper:
+            # All others are 0. Rounded down; a full batch that is hardly ever drawn counts as one
+            # without the record.
+            taken = (free * q + full * kept * (full > _LEAST)) * (1 - 1e-9)
+            return tuple(BatchGaussian(taken, z, d) for d in ((1, 0, 1), (0, 1, 1)))
+        return tuple(
+            Branches(
+                ((free, BatchGaussian(q, z, d)), (full, BatchGaussian(kept, z, e))), 2 * _TAIL_ERROR
+            )
+            for d, e in _DISTANCES
+        )
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        z, q = self.event.noise_multiplier, self.sampling_prob
+        if q == 0:
+            return np.zeros(orders.shape)
+        free, full, kept = branches(q, self.cap, self.dataset_size)
+        # A record that is never dropped bounds either branch, by convexity.
+        whole = 0.5 * orders / z**2
+        shares, largest = np.asarray([[free], [full]]), np.zeros(orders.shape)
+        for distances in _DISTANCES:
+            both = [BatchGaussian(k, z, d) for k, d in zip((q, kept), distances, strict=True)]
+            logs = np.asarray([np.minimum(pair.renyi(orders), whole) for pair in both])
+            logs *= orders - 1
+            small = np.log1p((shares * np.expm1(np.minimum(logs, 600.0))).sum(axis=0))
+            with np.errstate(divide="ignore"):
+                large = np.logaddexp.reduce(np.log(shares) + logs)
+            largest = np.maximum(largest, np.where(logs.max(axis=0) < 600, small, large))
+        return np.asarray(np.minimum(largest * (1 + 4 * _TAIL_ERROR) / (orders - 1), whole))
+
+
+def branches(q: float, cap: int, n: int) -> tuple[float, float, float]:
+    """(probability of fewer than ``cap`` others, of more, that the record is kept with more).
+
+    The last is q E[cap/(M + 1) | M >= cap] = cap/n P(Binomial(n, q) > cap) over the second, at
+    most q cap/(cap + 1); it is rounded up.
+    """
+    if cap >= n:
+        return 1.0, 0.0, q
+    # P(Binomial(n, q) >= k) as an incomplete beta integral: bdtrc loses digits with n.
+    full = float(special.betainc(cap, n - cap, q))
+    kept = q * cap / (cap + 1)
+    if full < _LEAST:
+        return 1.0, _LEAST, kept
+    both = cap / n * float(special.betainc(cap + 1, n - cap, q))
+    free = float(special.betaincc(cap, n - cap, q))
+    return free, full, min(kept, both / full * (1 + 3 * _TAIL_ERROR))
+
+
+@dataclass(frozen=True)
+class ShuffledEpoch(_Batched):
+    """``event`` on each of the ``steps`` batches of one pass over shuffled records.
+
+    Every record is in exactly one batch of a public size. No amplification is proven: a pass is
+    charged as one release that shows the record's batch without sampling. Treating it as Poisson
+    is too low (Chua et al. 2024, arXiv:2403.17673). ``Repeated`` counts epochs.
+
+    Attributes:
+        event: what is released from each batch.
+        steps: T >= 1, batches of the epoch.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, steps=check.size)
+
+    @property
+    def block(self) -> int:
+        """As ``Event.block``."""
+        return self.steps
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``PairedEvent.refuses``."""
+        if relation is not Relation.ADD_OR_REMOVE_ONE:
+            return ""
+        return (
+            "the batches of a pass have public sizes, so that neighbours have equal size; ask with "
+            "relation replace_special or replace_one"
+        )
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        # That of the one batch with the record; below, of the largest output.
+        z, far = self.event.noise_multiplier, int(relation.separation)
+        return (BatchGaussian(1.0, z, (0, far, far)),) if upper else _largest(z, self.steps, far)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        # Those of the one batch with the record.
+        return np.asarray(0.5 * orders * (relation.separation / self.event.noise_multiplier) ** 2)
+
+
+def _largest(z: float, steps: int, far: int) -> tuple[Discrete, ...]:
+    """The largest of ``steps`` outputs, where all other records contribute -1, in small bins.
+
+    From every batch's sum its public least value is taken. Then the outputs are noise but one,
+    whose mean is 2 with the record and 2 - ``far`` with what stands for it. A bin of the largest is
+    a post-processing, so the release is no better than this pair (Chua et al. 2024,
+    arXiv:2403.17673, has one threshold).
+    """
+    if z < 0.01:
+        return ()  # the two laws lie 100 standard deviations apart: no bin holds mass of both
+    # Bins change the loss by 0.01 where the number allows; the outermost are open.
+    width = max(0.01 * min(z, z * z), 50 * z / _THRESHOLDS)
+    edges = np.arange(-12 * z, 2 + 38 * z, width)
+    rest = (steps - 1) * special.log_ndtr(edges / z)
+    logs = np.asarray([special.log_ndtr((edges - m) / z) + rest for m in (2.0, 2.0 - far)])
+    # P and Q of a largest output below and above each edge.
+    below, above = np.exp(logs), -np.expm1(logs)
+    keep = (below.min(axis=0) > 1e-280) & (above.min(axis=0) > 1e-280)
+    if not keep.any():
+        return ()
+    below, above = below[:, keep], above[:, keep]
+    # Differences of whichever end is small, after and before the outermost bins.
+    small = above[:, :-1] < 0.5
+    ends = np.where(small, above[:, :-1], below[:, 1:])
+    inner = ends - np.where(small, above[:, 1:], below[:, :-1])
+    mass = np.concatenate([below[:, :1], inner, above[:, -1:]], axis=1)
+    # The ends are known to a relative 4e-12, their difference to that over its share of them.
+    rounding = 4e-12 * max(1.0, float(np.max(ends / inner, initial=0.0)))
+    loss = np.log(mass[0] / mass[1])
+    order = np.argsort(loss)
+    loss, (p, q) = loss[order], mass[:, order]
+    back = slice(None, None, -1)
+    return Discrete(loss, p, 0.0, rounding, q), Discrete(
+        -loss[back], q[back], 0.0, rounding, p[back]
+    )
+
+
+@dataclass(frozen=True)
+class RandomAllocation(_Batched):
+    """``event`` on each of ``steps`` batches of an epoch; every record is in k of them.
+
+    A record's k = ``participations`` steps are drawn uniformly without replacement among the
+    epoch's, independently of the other records, and anew in each epoch ("balls in bins" for k = 1;
+    Feldman and Shenfeld 2025, arXiv:2502.08202). Batch sizes are random. ``Repeated`` counts
+    epochs; part of an epoch costs the whole.
+
+    Attributes:
+        event: what is released from each batch.
+        steps: t >= 1, batches of the epoch.
+        participations: k in 1..t.
+    """
+
+    steps: int
+    participations: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.fields(self, steps=check.size, participations=check.size)
+        k = self.participations
+        if k > self.steps:
+            raise ValueError(f"participations={k}: expected at most steps={self.steps}")
+
+    @property
+    def block(self) -> int:
+        """As ``Event.block``."""
+        return self.steps
+
+    def refuses(self, relation: Relation) -> str:
+        """As ``PairedEvent.refuses``."""
+        return allocation.refuses(self.steps, relation)
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``."""
+        z = self.event.noise_multiplier
+        return allocation.pairs(z, self.steps, self.participations, relation, upper)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        z = self.event.noise_multiplier
+        return allocation.renyi(z, self.participations, orders)

@@ -1,0 +1,395 @@
+"""Flattens events to distinct releases with counts, and pairs these for a certificate."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxdp.accounting import hidden_state
+from jaxdp.accounting.base import (
+    Array,
+    Event,
+    Pair,
+    PairedEvent,
+    Relation,
+    Release,
+    UnsupportedEventError,
+)
+from jaxdp.accounting.certificate import Direction
+from jaxdp.accounting.chains import NoisyChain
+from jaxdp.accounting.events import (
+    Composed,
+    CorrelatedNoise,
+    CyclicPoisson,
+    FixedSizeSampled,
+    Gaussian,
+    GridNoise,
+    HiddenState,
+    NonPrivate,
+    PerUser,
+    PoissonSampled,
+    Repeated,
+)
+from jaxdp.accounting.pairs import BatchGaussian, gaussian_pairs
+from jaxdp.accounting.rdp import DEFAULT_ORDERS, poisson_renyi
+
+# Kinds of steps that are told apart: each costs the time of a transform and more.
+_KINDS, _FEW = 100, 24
+_PARTITION = (
+    "records are put into batches of public sizes, so that neighbours have equal size; ask with "
+    "relation replace_one"
+)
+_FIXED_SIZE = (
+    "batches of a fixed size only have neighbours of equal size; ask with relation "
+    "replace_one or replace_special"
+)
+# Distances between the batch of fixed size without the record, with it, and with its replacement.
+_DISTANCES = {
+    Relation.REPLACE_ONE: ((2, 2, 2),),
+    Relation.REPLACE_SPECIAL: ((2, 1, 1), (1, 2, 1)),
+}
+
+
+@dataclass(frozen=True, order=True)
+class GaussianStep:
+    """One release: a Gaussian mechanism on a sampled batch.
+
+    Attributes:
+        noise_multiplier: z > 0, relative to one record's largest contribution.
+        sampling_prob: q in (0, 1]; 1 is the full batch.
+        sampling: "poisson" (also the full batch) or "fixed_size" (without replacement, q = b/n).
+    """
+
+    noise_multiplier: float
+    sampling_prob: float = 1.0
+    sampling: str = "poisson"
+
+    def pairs(self, relation: Relation, upper: bool) -> tuple[Pair, ...]:
+        """As ``PairedEvent.pairs``.
+
+        Those of a fixed size are tight for one step (docs/sampling_bounds.md, Theorem 2); for a
+        lower bound they are those of two data sets.
+        """
+        z, q = self.noise_multiplier, self.sampling_prob
+        if self.sampling == "poisson":
+            return gaussian_pairs(z, q, relation)
+        # All other records contribute -1, the record 1 and its replacement -1; or all others 0.
+        far = int(relation.separation)
+        distances = _DISTANCES[relation] if upper else ((far, 0, far), (0, far, far))
+        return tuple(BatchGaussian(q, z, d) for d in distances)
+
+    def renyi(self, relation: Relation, orders: Array) -> Array:
+        """As ``PairedEvent.renyi``."""
+        z, q = self.noise_multiplier, self.sampling_prob
+        if self.sampling == "poisson":
+            return poisson_renyi(z, q, relation, tuple(orders.tolist()))
+        full = 0.5 * orders * (relation.separation / z) ** 2
+        curves = [BatchGaussian(q, z, d).renyi(orders) for d in _DISTANCES[relation]]
+        return np.asarray(np.minimum(np.max(curves, axis=0), full))
+
+
+@dataclass(frozen=True)
+class FlatRun:
+    """A composition in flat form.
+
+    Attributes:
+        steps: (step, count) pairs, distinct and sorted; full-batch Gaussians are merged into one.
+            Hidden-state events are among them as Gaussians that are no better.
+        infinite: why nothing can be guaranteed, or "" when something can.
+        hidden: (event, count) of the hidden-state events.
+        others: the steps without the hidden-state events; None when there are none of these.
+        parts: (part, count) of the events that are no Gaussian steps, distinct.
+        distance: of the release in total variation from this run; whoever takes it charges it.
+    """
+
+    steps: tuple[tuple[GaussianStep, int], ...]
+    infinite: str = ""
+    hidden: tuple[tuple[HiddenState, int], ...] = ()
+    others: tuple[tuple[GaussianStep, int], ...] | None = None
+    parts: tuple[tuple[PairedEvent, int], ...] = ()
+    distance: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing that depends on the data was released."""
+        return not (self.steps or self.parts or self.infinite)
+
+    @property
+    def full_batch(self) -> bool:
+        """True if Gaussians on full batches are all that was released."""
+        return not self.parts and all(
+            step == GaussianStep(step.noise_multiplier) for step, _ in self.steps
+        )
+
+    @property
+    def releases(self) -> tuple[tuple[Release, int], ...]:
+        """(release, count) of the steps and the parts."""
+        return (*self.steps, *self.parts)
+
+    def renyi(self, relation: Relation, orders: tuple[float, ...] = DEFAULT_ORDERS) -> Array:
+        """Renyi divergence of the whole at each order, [k]: the sum over its steps and parts."""
+        alphas, total = np.asarray(orders, dtype=np.float64), np.zeros(len(orders))
+        for release, n in self.releases:
+            total += n * release.renyi(relation, alphas)
+        return total
+
+    def fewer(self) -> "FlatRun":
+        """A run of fewer kinds of steps, no more private: similar ones have the least noise."""
+        groups, _ = _alike(self.steps, _FEW)
+        return replace(self, steps=tuple((least, n) for (least, _), n in groups))
+
+    def __str__(self) -> str:
+        """The kinds of releases, for a message; a long list is counted."""
+        names = [str(release) for release, _ in self.releases]
+        more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
+        return ", ".join(names[:8] + more)
+
+
+def flatten(event: Event, relation: Relation) -> FlatRun:
+    """The flat run of ``event``, equal steps merged: the cost does not depend on their order.
+
+    Full-batch Gaussians compose exactly to one with z = (sum n_i z_i^-2)^-1/2 (Dong, Roth and Su
+    2022, "Gaussian differential privacy", Corollary 3.3), and so do Gaussians inside one sampled
+    event, which saw one draw of records.
+
+    Raises:
+        ValueError: when ``relation`` is not a ``Relation``.
+        UnsupportedEventError: when the event, or the event under this relation, has no bound here.
+    """
+    if not isinstance(relation, Relation):
+        raise ValueError(f"relation={relation!r}: expected one of {[str(r) for r in Relation]}")
+    found = _Found(relation)
+    found.collect(event, 1)
+    return found.run()
+
+
+def flatten_exactly(event: Event, relation: Relation) -> FlatRun:
+    """As ``flatten``, for those who cannot charge a distance; it is refused."""
+    run = flatten(event, relation)
+    if run.distance:
+        raise UnsupportedEventError(
+            "GridNoise: its noise is a Gaussian's but for a total-variation distance, which has an "
+            "epsilon at a delta and no other bound here"
+        )
+    return run
+
+
+def batch_values(
+    event: HiddenState, bound: Callable[[NoisyChain], Array] = hidden_state.shifted
+) -> Array:
+    """S of each batch that may hold the record, [batches], summed over the blocks."""
+    bound = hidden_state.composed if event.exposed else bound
+    values = np.zeros(event.blocks[0].batches)
+    for chain, n in Counter(event.blocks).items():
+        values = values + n * bound(chain)
+    return values
+
+
+class _Found:
+    """The parts that an event is made of, under one relation.
+
+    Args:
+        relation: which data sets are neighbours.
+        sampled: name of the sampled event that the event is within, or "".
+    """
+
+    def __init__(self, relation: Relation, sampled: str = "") -> None:
+        self.relation, self.sampled = relation, sampled
+        self.counts: dict[GaussianStep, int] = {}
+        self.reasons: list[str] = []
+        self.hidden: dict[HiddenState, int] = {}
+        self.parts: dict[PairedEvent, int] = {}
+        self.distance = 0.0
+
+    def run(self) -> FlatRun:
+        """The flat form of everything collected."""
+        others = self._merged()
+        for event, n in self.hidden.items():
+            # A Gaussian that is no better than the event's worst batch. Under replace-one a
+            # Gaussian of multiplier z is 2/z-GDP.
+            mu = math.sqrt(2 * float(batch_values(event).max()))
+            if not math.isfinite(mu):
+                self.reasons.append(
+                    "inner iterates left a loop whose start is not the same for all records"
+                )
+            elif mu > 0:
+                self.add(GaussianStep(min(2 / mu, 1e30)), n)
+        return FlatRun(
+            self._merged() if self.hidden else others,
+            "; ".join(dict.fromkeys(self.reasons)),
+            tuple(self.hidden.items()),
+            others if self.hidden else None,
+            tuple(self.parts.items()),
+            self.distance * (1 + 1e-9),
+        )
+
+    def _merged(self) -> tuple[tuple[GaussianStep, int], ...]:
+        """The steps sorted, with all full-batch Gaussians merged into one."""
+        full = [(s, n) for s, n in self.counts.items() if s.sampling_prob == 1]
+        sampled = {s: n for s, n in self.counts.items() if s.sampling_prob < 1}
+        if full:
+            precision = 0.0
+            for step, n in full:
+                precision += n * step.noise_multiplier**-2
+            alone = sum(n for _, n in full) == 1
+            z = full[0][0].noise_multiplier if alone else precision**-0.5
+            sampled[GaussianStep(z)] = 1
+        return tuple(sorted(sampled.items()))
+
+    def collect(self, event: Event, times: int) -> None:
+        """Adds ``times`` occurrences of ``event``."""
+        if times == 0:
+            return
+        match event:
+            case Repeated(inner, n):
+                self.collect(inner, times * n)
+            case Composed(events):
+                for inner in events:
+                    self.collect(inner, times)
+            case NonPrivate(reason):
+                self.reasons.append(reason)
+            case Gaussian(z):
+                self.add(GaussianStep(z) if z > 0 else None, times)
+            case PoissonSampled(inner, q):
+                self._sampled(event, inner, q, "poisson", times)
+            case FixedSizeSampled(inner, n, b):
+                if 0 < b < n:
+                    self._unless(event, "" if self.relation in _DISTANCES else _FIXED_SIZE)
+                self._sampled(event, inner, b / n, "fixed_size", times)
+            case HiddenState():
+                if self.relation is not Relation.REPLACE_ONE:
+                    self._unless(event, _PARTITION)
+                self.hidden[event] = self.hidden.get(event, 0) + times
+            case PerUser(inner, _):
+                self.collect(inner, times)
+            case GridNoise(inner, distance):
+                if self.sampled:
+                    raise UnsupportedEventError(
+                        f"{self.sampled} of a GridNoise event: put it around the sampled event"
+                    )
+                self.distance += times * distance
+                self.collect(inner, times)
+            case CorrelatedNoise() | CyclicPoisson():
+                if self.sampled:
+                    raise UnsupportedEventError(
+                        f"{self.sampled} of a {type(event).__name__} event: it is a whole run with "
+                        "draws of its own, and its amplification by sampling has no bound here"
+                    )
+                self._unless(event, event.refuses(self.relation))
+                self.collect(event.independent, times)
+            case PairedEvent():
+                self._unless(event, event.refuses(self.relation))
+                if event.infinite():
+                    self.reasons.append(event.infinite())
+                else:
+                    self.parts[event] = self.parts.get(event, 0) + times
+            case _:
+                raise ValueError(f"event={event!r}: expected an event of jaxdp.accounting")
+
+    def _unless(self, event: Event, refusal: str) -> None:
+        if refusal:
+            name = type(event).__name__
+            raise UnsupportedEventError(f"{name} under {self.relation.value}: {refusal}")
+
+    def _sampled(self, event: Event, inner: Event, q: float, sampling: str, times: int) -> None:
+        """Adds a sampled event: everything inside saw one draw, so it is one joint Gaussian."""
+        if q == 0 and not isinstance(inner, NonPrivate):
+            return
+        found = _Found(self.relation, type(event).__name__)
+        found.collect(inner, 1)
+        run = found.run()
+        if run.hidden:
+            raise UnsupportedEventError(
+                f"{type(event).__name__} of a HiddenState event: its partition is of all records, "
+                "not of a draw, and no bound is known"
+            )
+        for part, _ in run.parts:
+            raise UnsupportedEventError(
+                f"{type(event).__name__} of a {type(part).__name__} event: its amplification by "
+                "sampling has no bound here; put it beside the sampled event"
+            )
+        if run.infinite:
+            self.reasons.append(run.infinite)
+        for step, _ in run.steps:
+            if step.sampling_prob < 1:
+                raise UnsupportedEventError(
+                    f"{type(event).__name__} of a sampled event: nested sampling has no bound here"
+                )
+            sampled = GaussianStep(step.noise_multiplier, q, sampling if q < 1 else "poisson")
+            self.add(sampled, times)
+
+    def add(self, step: GaussianStep | None, times: int) -> None:
+        """Adds a Gaussian step; None is one without noise."""
+        if step is None:
+            self.reasons.append("a release has no noise (noise multiplier 0)")
+        elif step.noise_multiplier < 1e-30:
+            z = step.noise_multiplier
+            self.reasons.append(f"noise multiplier {z:g} is too small to be any noise")
+        else:
+            self.counts[step] = self.counts.get(step, 0) + times
+
+
+def directions(
+    run: FlatRun, relation: Relation, log_delta: float, tolerance: float, both: bool = True
+) -> list[Direction]:
+    """The run's dominating pairs, direction by direction, for a certificate at about a delta.
+
+    Args:
+        run: the flat composition.
+        relation: which data sets are neighbours.
+        log_delta: about where.
+        tolerance: relative, of the width that is aimed at.
+        both: prepare a lower end too.
+    """
+    groups, spread = _alike(run.steps, _KINDS)
+    ends: list[list[tuple[tuple[Pair, ...], int]] | None] = []
+    for upper in (True, False) if both else (True,):
+        releases: list[tuple[Release, int]] = [(group[not upper], n) for group, n in groups]
+        found = [(one.pairs(relation, upper), n) for one, n in (*releases, *run.parts)]
+        ends.append(found if all(pairs for pairs, _ in found) else None)
+    high, low = ends[0], ends[-1] if both else None
+    assert high is not None
+    count = max(len(pairs) for found in ends if found for pairs, _ in found)
+    goal = max(tolerance, 3 * spread)
+
+    out = []
+    for i in range(count):
+        # What has one pair for both directions is in each of them.
+        above, below = (
+            None if found is None else tuple((p[min(i, len(p) - 1)], n) for p, n in found)
+            for found in (high, low)
+        )
+        assert above is not None
+        out.append(Direction(above, below, log_delta, goal))
+    return out
+
+
+def _alike(
+    steps: tuple[tuple[GaussianStep, int], ...], most: int
+) -> tuple[list[tuple[tuple[GaussianStep, GaussianStep], int]], float]:
+    """(steps with the least and the most noise of those taken together and their number, spread).
+
+    Noise is post-processing, so that less of it gives an upper end and more a lower one. Of the
+    steps that differ in their noise alone about ``most`` groups are made; the spread is that of the
+    noise in a group, relative.
+    """
+    if len(steps) <= most:
+        return [((step, step), n) for step, n in steps], 0.0
+    alike: dict[tuple[str, float], list[tuple[GaussianStep, int]]] = {}
+    for step, n in sorted(steps, key=lambda entry: entry[0].noise_multiplier):
+        alike.setdefault((step.sampling, step.sampling_prob), []).append((step, n))
+    reach = sum(
+        math.log(s[-1][0].noise_multiplier / s[0][0].noise_multiplier) for s in alike.values()
+    )
+    groups: list[tuple[tuple[GaussianStep, GaussianStep], int]] = []
+    for members in alike.values():
+        least, last, count = members[0][0], members[0][0], 0
+        for step, n in members:
+            if step.noise_multiplier > least.noise_multiplier * math.exp(reach / most):
+                groups.append(((least, last), count))
+                least, count = step, 0
+            last, count = step, count + n
+        groups.append(((least, last), count))
+    return groups, reach / most
