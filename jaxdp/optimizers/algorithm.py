@@ -12,7 +12,7 @@ from jaxdp import arguments
 from jaxdp._frozen import filled
 from jaxdp.clipping import ClippedGrad
 from jaxdp.mechanism import Mechanism
-from jaxdp.types import PyTree
+from jaxdp.types import LossFn, PyTree
 
 if TYPE_CHECKING:
     from jaxdp.step import PrivateStep
@@ -115,7 +115,7 @@ class Algorithm:
         """The whole optax chain, noise first."""
         return optax.chain(self.noise_link(), self.after_noise)
 
-    def step(self, loss_fn: Callable[..., Any], **options: Any) -> "PrivateStep":
+    def step(self, loss_fn: LossFn, **options: Any) -> "PrivateStep":
         """The private step of a loss, as pure functions; options as for ``clipped_grad``."""
         from jaxdp.step import PrivateStep
 
@@ -123,7 +123,7 @@ class Algorithm:
             self.clipped_grad(loss_fn, **options), self.noise_link(), self.after_noise, self.reads
         )
 
-    def clipped_grad(self, loss_fn: Callable[..., Any], **options: Any) -> ClippedGrad:
+    def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
         """The clipped per-example gradients of ``loss_fn``; options as for ``clipped_grad``.
 
         Raises:
@@ -186,7 +186,9 @@ class Algorithm:
 
 
 def as_algorithm(
-    mechanism: Mechanism | Algorithm, optimizer: Any, average: float | None = None
+    mechanism: Mechanism | Algorithm,
+    optimizer: optax.GradientTransformation | None,
+    average: float | None = None,
 ) -> Algorithm:
     """An ``Algorithm``: the one given, or a mechanism with its optimizer; averaged if asked for."""
     if average is not None:

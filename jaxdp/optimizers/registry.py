@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import optax
 
 from jaxdp import arguments
 from jaxdp import clipping as rules
@@ -19,6 +20,9 @@ from jaxdp.optimizers.annealing import sa_dpsgd
 from jaxdp.optimizers.energy import energy_mechanism
 from jaxdp.sampling import Sampling
 from jaxdp.schedules import NoiseSchedule
+
+# Of an algorithm's own hyper-parameter.
+Setting = float | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Numbers:
     l2_clip_norm: float
     batch_size: int
     dataset_size: int
-    learning_rate: Any
+    learning_rate: optax.ScalarOrSchedule
     sampling: str | Sampling = "poisson"
     momentum: float = 0.0
     key: jax.Array | None = None
@@ -100,7 +104,7 @@ class Entry:
     recipe: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def build(name: str, numbers: Numbers, settings: dict[str, Any] | None = None) -> Algorithm:
+def build(name: str, numbers: Numbers, settings: Mapping[str, Setting] | None = None) -> Algorithm:
     """The algorithm ``name``, built from public numbers.
 
     Args:

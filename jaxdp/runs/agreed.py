@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jaxdp import _processes
 from jaxdp.accounting import Relation
@@ -27,7 +26,7 @@ def state(
     own: Callable[[], RunState],
     mechanism: str,
     secret: Secret | None,
-    facts: Callable[[Secret], dict[str, Any]],
+    facts: Callable[[Secret], dict[str, object]],
 ) -> RunState:
     """The secret state of a run.
 

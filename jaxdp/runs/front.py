@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import flax.serialization
 import jax
@@ -29,6 +29,7 @@ from jaxdp.runs.run import (
     Result,
     Row,
     Started,
+    Stepper,
     public,
     started,
     trained,
@@ -37,8 +38,8 @@ from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.fingerprints import check_repeatable
-from jaxdp.trainer import Trainer, TrainState
-from jaxdp.types import ClipInfo, PyTree
+from jaxdp.trainer import TrainState
+from jaxdp.types import ClipInfo, LossFn, PyTree
 
 if TYPE_CHECKING:
     from jaxdp.auditing.one_run import RunAudit
@@ -106,10 +107,10 @@ class Run:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        loss_fn: Callable[..., Any],
+        loss_fn: LossFn,
         mechanism: Mechanism | Algorithm,
         optimizer: optax.GradientTransformation | None = None,
-        source: Any = None,
+        source: PyTree = None,
         *,
         params: PyTree,
         constants: PyTree = None,
@@ -352,7 +353,7 @@ class Run:
     def _fingerprint(self, secret: Secret) -> str:
         return fingerprint(self.source, secret)
 
-    def _facts(self, secret: Secret) -> dict[str, Any]:
+    def _facts(self, secret: Secret) -> dict[str, object]:
         """The names of what several processes must have alike."""
         return {
             "options": (self._every, self._rows, self._delta, self._relation),
@@ -399,13 +400,13 @@ class Run:
     def _records(self, run: Started) -> Source:
         return self.source
 
-    def _row(self, state: TrainState, trainer: Trainer) -> Row:
+    def _row(self, state: TrainState, trainer: Stepper) -> Row:
         row: Row = self._trained.counts_of(state.opt_state)
         if self._delta is not None:
             row["epsilon"] = trainer.epsilon(self._delta, self._relation).upper
         return row
 
-    def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
+    def _block(self, first: int, seen: list[jax.Array], infos: list[ClipInfo]) -> Row:
         if self._canaries is not None:
             canary.keep(self.directory, first, seen)
         return {}

@@ -1,20 +1,16 @@
 """Hashes of a run's programs and data, to recognise them when it is resumed."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from jaxdp._shards import hashed
 from jaxdp.clipping import ClippedGrad
 from jaxdp.optimizers.algorithm import Algorithm
-from jaxdp.types import PyTree
+from jaxdp.types import LossFn, PyTree
 
 
-def programs(
-    algorithm: Algorithm, loss_fn: Callable[..., Any], params: PyTree, example: PyTree
-) -> str:
+def programs(algorithm: Algorithm, loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
     """The programs of a step as text: of the gradients and of what comes after the noise.
 
     With a hash of the numbers that they begin with, where a learning rate may stand, and of the

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,13 +18,13 @@ from jaxdp.runs import agreed, assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import INTERRUPTED, Plan, Progress, Result, Row, Started
+from jaxdp.runs.run import INTERRUPTED, Plan, Progress, Result, Row, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays, KnownArrays
 from jaxdp.sources.identities import identities
-from jaxdp.trainer import Trainer, TrainState
+from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo
 
 Enough = Callable[[Row], bool]
@@ -222,6 +221,7 @@ class ConfiguredRun(Run):
     def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
         plan = super()._plan(run, steps, kept)
         config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
+        arrays = getattr(plan.source, "arrays", None)  # on the device
         self._tested = assemble.evaluator(assemble.model_of(config), *told)
         return dataclasses.replace(
             plan,
@@ -230,17 +230,17 @@ class ConfiguredRun(Run):
             traceable=plan.mesh is None,
             enough=self._enough,
             energy=lambda sampler: assemble.energy_of(
-                config, (self._plain_loss, seen), (plan.loss_fn, plan.source.arrays), sampler
+                config, (self._plain_loss, seen), (plan.loss_fn, arrays), sampler
             ),
         )
 
-    def _row(self, state: TrainState, trainer: Trainer) -> Row:
+    def _row(self, state: TrainState, trainer: Stepper) -> Row:
         row = super()._row(state, trainer)
         if self.config.spec.test_size:
             row |= self._tested(on_host(trainer.released(state)))
         return row
 
-    def _block(self, first: int, seen: list[Any], infos: list[ClipInfo]) -> Row:
+    def _block(self, first: int, seen: list[jax.Array], infos: list[ClipInfo]) -> Row:
         row = super()._block(first, seen, infos)
         return {**row, "sensitive": _summary(infos)} if self.config.sensitive else row
 

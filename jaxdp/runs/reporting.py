@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def write_own(
     return write(report, directory)
 
 
-def numbers(found: Any) -> dict[str, float]:
+def numbers(found: Mapping[str, float]) -> dict[str, float]:
     """The evaluated numbers by name; ValueError for anything else, and for a row's own names."""
     if not isinstance(found, Mapping) or any(np.size(value) != 1 for value in found.values()):
         raise ValueError(

@@ -22,16 +22,17 @@ from jaxdp._shards import on_host
 from jaxdp.accounting.tuned import Tries
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers.algorithm import Algorithm, as_algorithm
+from jaxdp.optimizers.registry import Setting
 from jaxdp.runs import space as spaces
 from jaxdp.runs.budget import steps_within
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import INTERRUPTED
+from jaxdp.runs.run import INTERRUPTED, Row
 from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
 from jaxdp.sources.fingerprints import check_repeatable
-from jaxdp.types import PyTree
+from jaxdp.types import LossFn, PyTree
 
 __all__ = ["Candidate", "Chosen", "Law", "LogUniform", "Uniform", "tune"]
 
@@ -42,12 +43,12 @@ _LAWS = (acc.Geometric, acc.Logarithmic, acc.NegativeBinomial, acc.PoissonTries)
 
 def tune(
     folder: str | os.PathLike[str],
-    loss_fn: Callable[..., Any],
+    loss_fn: LossFn,
     make: Callable[[Candidate], Made],
-    source: Any,
+    source: PyTree,
     *,
     params: PyTree,
-    space: Mapping[str, Law | Sequence[Any]],
+    space: Mapping[str, Law | Sequence[Setting]],
     score: Callable[..., float],
     tries: Tries,
     delta: float,
@@ -55,7 +56,7 @@ def tune(
     score_event: acc.Event | None = None,
     relation: acc.Relation = acc.Relation.ADD_OR_REMOVE_ONE,
     physical_batch_size: int | None = None,
-    about: Mapping[str, Any] | None = None,
+    about: Mapping[str, Setting] | None = None,
 ) -> Chosen:
     """Trains a secret, random number of candidates and releases the one with the best score.
 
@@ -168,7 +169,7 @@ def _scored(
     return acc.Composed((event, score_event)), lambda here: score(here, np.random.default_rng())
 
 
-def _check_search(tries: Any) -> None:
+def _check_search(tries: Tries) -> None:
     if type(tries) not in _LAWS:
         names = [law.__name__ for law in _LAWS]
         raise ValueError(
@@ -179,7 +180,7 @@ def _check_search(tries: Any) -> None:
         raise ValueError(f"processes must be one to tune, got {_processes.count()}")
 
 
-def _checked_words(about: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked_words(about: Mapping[str, Setting]) -> Mapping[str, Any]:
     """The words; ValueError for some that cannot be written, before anything is charged."""
     try:
         json.dumps(dict(about))
@@ -188,11 +189,11 @@ def _checked_words(about: Mapping[str, Any]) -> Mapping[str, Any]:
     return about
 
 
-def _silent(step: int, row: Any) -> None:
+def _silent(step: int, row: Row | None) -> None:
     """Shows nothing: how many steps were taken tells how many tries."""
 
 
-def _fingerprint(records: Any, secret: Secret) -> str:
+def _fingerprint(records: Source, secret: Secret) -> str:
     return str(fingerprint(records, secret))
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from jaxdp import arguments
 from jaxdp.sampling.counts import binomial
 from jaxdp.sampling.subsets import permutation, subset
 
+# What identifies a record, whatever the other records are; one of them each, [n].
+Identity = int | str | bytes | np.generic
+Identities = Sequence[Identity] | np.ndarray
 # Of memory, that a position takes while its draw is made: twice or so what was measured.
 _BYTES = 64
 
@@ -71,7 +75,9 @@ class RunSampling(Sampling, Protocol):
     def block(self, dataset_size: int) -> int:
         """The number of steps of the run."""
 
-    def arrange(self, rng: np.random.Generator, num_records: int, identities: Any) -> Any:
+    def arrange(
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None
+    ) -> list[np.ndarray]:
         """The part of the draws that all steps have in common.
 
         Args:
@@ -80,7 +86,9 @@ class RunSampling(Sampling, Protocol):
             identities: what identifies each record, [n]; None where nothing was given.
         """
 
-    def of_step(self, arranged: Any, step: int, rng: np.random.Generator) -> np.ndarray:
+    def of_step(
+        self, arranged: list[np.ndarray], step: int, rng: np.random.Generator
+    ) -> np.ndarray:
         """The positions of one step, int64 [k]; otherwise as ``choose``.
 
         Args:

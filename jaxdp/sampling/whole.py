@@ -6,14 +6,15 @@ A record takes part at times that the strategy's sensitivity, or its amplificati
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
 from jaxdp.sampling.rules import (
+    Identities,
+    Identity,
     Poisson,
     require_declared_size,
     require_memory,
@@ -54,7 +55,7 @@ class CyclicPoisson:
         return self.steps
 
     def arrange(
-        self, rng: np.random.Generator, num_records: int, identities: Sequence[Any] | None
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None
     ) -> list[np.ndarray]:
         """The positions of the records of every group, in order.
 
@@ -133,7 +134,7 @@ class FixedOrder:
         return -(-dataset_size // self.batch_size)
 
     def arrange(
-        self, rng: np.random.Generator, num_records: int, identities: Any = None
+        self, rng: np.random.Generator, num_records: int, identities: Identities | None = None
     ) -> list[np.ndarray]:
         """The positions of every batch of a pass; ``identities`` are not used."""
         order = permutation(rng, num_records)
@@ -157,17 +158,17 @@ class FixedOrder:
         require_memory(dataset_size, "a fixed order")
 
 
-def _groups(key: bytes, identities: Iterable[Any], bands: int) -> np.ndarray:
+def _groups(key: bytes, identities: Identities, bands: int) -> np.ndarray:
     """int64 [n]: the group of each identity, by a keyed hash of it alone."""
 
-    def group(identity: Any) -> int:
+    def group(identity: Identity) -> int:
         digest = hashlib.blake2b(named(identity), digest_size=8, key=key).digest()
         return int.from_bytes(digest, "big") % bands
 
     return np.fromiter(map(group, identities), np.int64)
 
 
-def named(identity: Any) -> bytes:
+def named(identity: Identity) -> bytes:
     """The identity of a record as bytes, the same from NumPy and from Python.
 
     Raises:
@@ -176,7 +177,7 @@ def named(identity: Any) -> bytes:
     return identity if isinstance(identity, bytes) else repr(_plain(identity)).encode()
 
 
-def _plain(identity: Any) -> int | str | bytes:
+def _plain(identity: Identity) -> int | str | bytes:
     """The identity as Python has it: what a NumPy scalar is shown as may change."""
     plain = identity.item() if isinstance(identity, np.generic) else identity
     if isinstance(plain, bool) or not isinstance(plain, int | str | bytes):

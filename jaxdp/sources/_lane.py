@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from jaxdp.types import PyTree
+
 # How long a wait may last before it looks whether the program is ending. Only who waits looks.
 _LOOK_AGAIN = 0.05
 
@@ -13,7 +15,13 @@ _LOOK_AGAIN = 0.05
 class Lane:
     """A bounded queue of items, the thread that fills it, and its outcome."""
 
-    def __init__(self, producer: Any, size: int, put: Any, unused: Any) -> None:
+    def __init__(
+        self,
+        producer: "Iterable[PyTree] | Callable[[], Iterable[PyTree]]",
+        size: int,
+        put: "Callable[[PyTree], PyTree] | None",
+        unused: "Callable[[PyTree], None] | None",
+    ) -> None:
         self._producer, self._size, self._put, self._unused = producer, size, put, unused
         self._items: collections.deque[tuple[Any, Any]] = collections.deque()  # (given, put)
         self._spoilt: list[Any] = []  # the item that put failed on
@@ -93,7 +101,7 @@ class Lane:
         if self._abandoned and self._late is not None:
             raise self._late  # nobody is left to raise it to: the thread's hook prints it
 
-    def _fill(self, iterator: Iterator[Any]) -> None:
+    def _fill(self, iterator: Iterator[PyTree]) -> None:
         while self._has_room():
             try:
                 given = next(iterator)
@@ -107,7 +115,7 @@ class Lane:
             self._rest_until(lambda: len(self._items) < self._size)
             return not self._stop
 
-    def _line_up(self, given: Any) -> None:
+    def _line_up(self, given: PyTree) -> None:
         try:
             item = given if self._put is None else self._put(given)
         except BaseException as error:
@@ -140,7 +148,7 @@ class Lane:
             for given in left:
                 self._attempt(self._unused, given)
 
-    def _attempt(self, call: Callable[..., Any], *arguments: Any) -> None:
+    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
             call(*arguments)
         except BaseException as error:

@@ -2,15 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from jaxdp import _rows, arguments
 from jaxdp.sources import _leaves
-from jaxdp.sources._leaves import PyTree
+from jaxdp.sources._leaves import RandomAccess
 from jaxdp.sources.records import Records
 from jaxdp.sources.text import padded_text
+from jaxdp.types import PyTree
 
 # int32 [passes, size] (int64 from 2^31 records on), bool [passes, size], the rows of every pass.
 Passes = tuple[np.ndarray, np.ndarray, list[PyTree]]
@@ -40,7 +40,7 @@ class BucketedText:
     def __len__(self) -> int:
         return len(self.text)
 
-    def gather(self, indices: Any, mask: Any) -> PyTree:
+    def gather(self, indices: np.ndarray, mask: np.ndarray) -> PyTree:
         """The records at ``indices``, all at the largest length, see ``Source.gather``."""
         return self.text.gather(indices, mask)
 
@@ -77,7 +77,7 @@ class BucketedText:
 
 
 def bucketed_text(
-    data: Any, buckets: Mapping[int, int], pad_id: int = 0, field: str | None = None
+    data: RandomAccess, buckets: Mapping[int, int], pad_id: int = 0, field: str | None = None
 ) -> BucketedText:
     """Returns a source of records padded to the smallest of a few public lengths.
 
@@ -116,7 +116,7 @@ def bucketed_text(
     return BucketedText(text, found, names)
 
 
-def _checked(buckets: Any) -> tuple[tuple[int, int], ...]:
+def _checked(buckets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     if not isinstance(buckets, Mapping) or len(buckets) < 2:
         raise ValueError(
             "buckets must map two or more lengths to rooms, such as {64: 128, 256: 32}, got "

@@ -1,17 +1,18 @@
 """Identities of records: what stays a record's own whatever the other records are."""
 
 import hashlib
-from typing import Any
 
 import jax
 import numpy as np
 
+from jaxdp.sampling.rules import Identities
 from jaxdp.sources.source import Source
+from jaxdp.types import PyTree
 
 _AT_ONCE = 4096  # records that are read together
 
 
-def identities(source: Source) -> Any:
+def identities(source: Source) -> Identities:
     """The identity of each record, [n]: ``source.identities`` where it has them, else its content.
 
     The content is read once, all of it, and hashed: uint64 [n]. Equal records share an identity,
@@ -45,7 +46,7 @@ def identities(source: Source) -> Any:
     return digests
 
 
-def _bytes(records: Any) -> np.ndarray:
+def _bytes(records: PyTree) -> np.ndarray:
     """uint8 [m, bytes of a record]."""
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(records)]
     return np.concatenate([leaf.reshape(len(leaf), -1).view(np.uint8) for leaf in leaves], axis=1)

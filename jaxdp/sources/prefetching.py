@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxdp import arguments
 from jaxdp.sources._lane import Lane
+from jaxdp.types import PyTree
 
 
 class Prefetched(Iterator[Any]):
@@ -46,11 +47,11 @@ class Prefetched(Iterator[Any]):
 
 
 def prefetch(
-    producer: Iterable[Any] | Callable[[], Iterable[Any]],
+    producer: Iterable[PyTree] | Callable[[], Iterable[PyTree]],
     size: int = 2,
     *,
-    put: Callable[[Any], Any] | None = None,
-    unused: Callable[[Any], Any] | None = None,
+    put: Callable[[PyTree], PyTree] | None = None,
+    unused: Callable[[PyTree], None] | None = None,
 ) -> Prefetched:
     """Returns an iterator over the items of ``producer``, made ahead of time in a thread.
 

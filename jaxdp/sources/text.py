@@ -1,13 +1,14 @@
 """A source of token sequences padded or cut to one public length."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxdp import arguments
 from jaxdp.sources import _leaves
-from jaxdp.sources._leaves import PyTree
+from jaxdp.sources._leaves import RandomAccess
+from jaxdp.types import PyTree
 
 _INT32 = np.dtype(np.int32)
 
@@ -23,7 +24,7 @@ class PaddedText:
         field: the key of the token ids, or None where a record is a sequence.
     """
 
-    data: Any = dataclasses.field(repr=False)
+    data: RandomAccess = dataclasses.field(repr=False)
     max_length: int
     pad_id: int
     field: str | None
@@ -54,7 +55,7 @@ class PaddedText:
         tokens, mask = self._cut(record[self.field])
         return {**record, self.field: tokens, mask_name: mask}
 
-    def _cut(self, sequence: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _cut(self, sequence: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         ids = _token_ids(sequence, self.field)[: self.max_length]
         tokens = np.full(self.max_length, self.pad_id, _INT32)
         tokens[: len(ids)] = ids
@@ -62,7 +63,7 @@ class PaddedText:
 
 
 def padded_text(
-    data: Any, max_length: int, pad_id: int = 0, field: str | None = None
+    data: RandomAccess, max_length: int, pad_id: int = 0, field: str | None = None
 ) -> PaddedText:
     """Returns records whose token ids are padded or cut to ``max_length``.
 
@@ -105,7 +106,7 @@ def padded_text(
     return PaddedText(data, int(max_length), int(pad_id), field)
 
 
-def _token_ids(sequence: Any, field: str | None) -> np.ndarray:
+def _token_ids(sequence: ArrayLike, field: str | None) -> np.ndarray:
     """int32 [n]; no integer is lost."""
     name = f"leaf [{field!r}]" if field is not None else "a record"
     ids = _leaves.as_numbers(sequence, name)

@@ -38,11 +38,12 @@ from jaxdp.report.words import HIDDEN
 from jaxdp.runs import agreed
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import Plan, Progress, Result, Row, Started
+from jaxdp.runs.run import Plan, Progress, Result, Row, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
 from jaxdp.trainer import TrainState
+from jaxdp.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -230,7 +231,7 @@ class BlockRun(Run):
         issuer = run.issuer(Charged(self._blocks), state.step, plan)
         return SweepTrainer(self._blocks, data, run.ledger, issuer)
 
-    def _row(self, state: TrainState, trainer: Any) -> Row:
+    def _row(self, state: TrainState, trainer: Stepper) -> Row:
         row: Row = {"epsilon": trainer.epsilon(self.config.delta, self._relation).upper}
         if self.config.spec.test_size:
             x = prepared(self.config, self.dataset.test_x)
@@ -241,7 +242,7 @@ class BlockRun(Run):
 _KEPT = "blocks.json"
 
 
-def _no_loss(params: Any, example: Any) -> jax.Array:
+def _no_loss(params: PyTree, example: PyTree) -> jax.Array:
     """Stands where a ``Run`` wants a loss: sweeps have none."""
     del params, example
     return jnp.zeros(())
@@ -259,7 +260,9 @@ def _predictor(network: Network) -> Any:
     return jax.jit(lambda weights, x: jnp.argmax(network.apply(weights, x), axis=1))
 
 
-def subject_of(config: BlockConfig, test_labels: Any, command: str | None) -> BlockSubject:
+def subject_of(
+    config: BlockConfig, test_labels: np.ndarray | None, command: str | None
+) -> BlockSubject:
     """The public facts of a resolved configuration; arguments as for ``BlockRun.report_of``."""
     spec, model = config.spec, "convolution" if config.chosen.channels else "mlp"
     model = "logistic" if config.algorithm == "sbcd-one-layer" else model

@@ -1,7 +1,6 @@
 """AGD of AdaDp's Figure 2: accuracy, and after how many steps its budget is spent."""
 
 import statistics
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -72,7 +71,7 @@ def _table(results: Results) -> Section:
     return Section("Accuracy when the budget is spent, delta 1e-5", (), Table(headers, body))
 
 
-def _found(lines: list[dict[str, Any]]) -> list[str]:
+def _found(lines: list[dict[str, float]]) -> list[str]:
     def mean(key: str) -> float:
         return statistics.mean(line[key] for line in lines)
 

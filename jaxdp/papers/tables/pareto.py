@@ -2,12 +2,13 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from jaxdp.papers import repeats
+from jaxdp.papers.row import Line
 from jaxdp.papers.rows import PARETO_EPSILONS
 from jaxdp.papers.tables import phases, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
@@ -120,7 +121,7 @@ def figure(results: Results) -> Figure:
     return made
 
 
-def _axes(axes: Any) -> None:
+def _axes(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_xlim(0.44, 9.1)
     axes.xaxis.set_major_locator(FixedLocator(repeats.EPSILONS))
@@ -152,7 +153,7 @@ def _summary(runs: Sequence[float]) -> list[str]:
 _OF_A_RUN = ("row", "run", "test accuracy", "proven ε", "seconds", "date", "command")
 
 
-def _cells(line: dict[str, Any]) -> list[str]:
+def _cells(line: Line) -> list[str]:
     return [
         f"`{line['name']}`",
         str(line.get("run", 1)),

@@ -1,9 +1,9 @@
 """AdaDp's local phase: for every row of a page, when it begins, and what noise alone does."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxdp.papers.adadp_phase import ALGORITHMS
+from jaxdp.papers.row import Line
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables.page import Section, Table
 from jaxdp.papers.tables.rows import Results
@@ -47,7 +47,7 @@ def section(results: Results, names: Sequence[str]) -> Section:
     )
 
 
-def _cells(line: dict[str, Any]) -> list[str]:
+def _cells(line: Line) -> list[str]:
     first = [f"`{line['name']}`", str(line.get("run", 1))]
     if "local_began" not in line:
         return [*first, BEFORE, *[""] * 4]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxdp.papers import pigdo_sweeps as pigdo
@@ -82,7 +83,7 @@ def figure(results: Results) -> Figure:
     return drawn
 
 
-def _draw(panel: Any, points: list[tuple[float, float]], place: int, shown: str) -> None:
+def _draw(panel: Axes, points: list[tuple[float, float]], place: int, shown: str) -> None:
     look: dict[str, Any] = {
         "color": style.COLOURS[place],
         "marker": style.MARKERS[place],

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from jaxdp.data.specs import spec
 from jaxdp.papers import claims
+from jaxdp.papers.row import Line
 from jaxdp.papers.rows import ROWS
 from jaxdp.papers.tables import gaps, rows, style
 from jaxdp.papers.tables.page import Page, Plot, Section, Table
@@ -106,7 +107,7 @@ def page(results: Results) -> Page:
     )
 
 
-def crossing(line: dict[str, Any], level: float) -> tuple[int, float | str] | None:
+def crossing(line: Line, level: float) -> tuple[int, float | str] | None:
     """Step and proven epsilon of the first known evaluation at or above ``level`` percent."""
     for step, epsilon, accuracy in curve_of(line):
         if 100 * accuracy >= level:
@@ -114,12 +115,12 @@ def crossing(line: dict[str, Any], level: float) -> tuple[int, float | str] | No
     return None
 
 
-def curve_of(line: dict[str, Any]) -> list[Any]:
+def curve_of(line: Line) -> list[Any]:
     """Step, proven epsilon and accuracy of every evaluation; where none was kept, of the last."""
     return line.get("curve") or [[line["steps"], line["proven_epsilon"], line["test_accuracy"]]]
 
 
-def with_curve(results: Results, name: str) -> list[dict[str, Any]]:
+def with_curve(results: Results, name: str) -> list[Line]:
     """The runs of a row that kept their curve; else of its short form; else those without one."""
     every = [results.runs(candidate) for candidate in (name, name + SHORT)]
     kept = [[line for line in lines if line.get("curve")] for lines in every]
@@ -167,7 +168,7 @@ def _printed_as(algorithm: str) -> str:
     return "sa-dpsgd-as-published" if until else algorithm
 
 
-def _reached(line: dict[str, Any], level: float) -> list[str]:
+def _reached(line: Line, level: float) -> list[str]:
     cells = rows.cells(line)
     at = crossing(line, level)
     if at is None:
@@ -187,7 +188,7 @@ def _reached(line: dict[str, Any], level: float) -> list[str]:
     ]
 
 
-def by_its_accountant(line: dict[str, Any], step: int) -> str:
+def by_its_accountant(line: Line, step: int) -> str:
     """The epsilon that Theorem 1 gives up to a step; of an annealed run, of its accepted steps."""
     name, charged = line.get("algorithm", ""), step
     if name.startswith("sa-dpsgd"):
@@ -237,7 +238,7 @@ def figure(results: Results) -> Figure:
     drawn, axes = style.panels(1, 3, (13, 5.4))
     for panel, (dataset, levels) in zip(axes, LEVELS.items(), strict=True):
         for i, (algorithm, shown) in enumerate(COLUMNS.items()):
-            look = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
+            look: dict[str, Any] = {"color": style.COLOURS[i], "marker": style.MARKERS[i]}
             shift = 0.09 * (i - 4)
             paper = PAPER[dataset].get(algorithm, ())
             claimed = [(x + shift, y) for x, y in zip(range(3), paper, strict=False) if y]
