@@ -20,7 +20,7 @@ from jaxdp.tickets import Account, Ticket, block_generator
 
 
 class Chargeable(Protocol):
-    """What an issuer charges for: a mechanism, or an algorithm with noise of its own."""
+    """A mechanism, or an algorithm with noise of its own, whose steps an issuer charges."""
 
     def events(self, first_step: int, steps: int) -> list[tuple[acc.Event, int, int]]:
         """The events of these steps, as (event, first_step, steps)."""
