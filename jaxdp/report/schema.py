@@ -1,7 +1,8 @@
 """The content of report.json: one frozen dataclass for each of its objects.
 
-``docs/reference/files.md`` and ``docs/reference/report.schema.json`` are made from these classes by
-``python -m jaxdp.report.json_schema``.
+A field whose type allows None is null where there is no value; those of a class's ``LEFT_OUT`` are
+left out instead, those of its ``EMPTY`` are {}. ``docs/reference/report.schema.json`` says the same
+as a JSON Schema.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ Facts = tuple[str, tuple[tuple[str, str], ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured(Written):
+class Metric(Written):
     """The number that a run is judged by.
 
     Attributes:
@@ -39,7 +40,7 @@ class Measured(Written):
         return f"{value:.2%}" if self.share else f"{value:.4g}"
 
 
-TEST_ACCURACY = Measured("test_accuracy", "Test accuracy", share=True)
+TEST_ACCURACY = Metric("test_accuracy", "Test accuracy", share=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +161,7 @@ class ClaimRow(Written):
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts(Written):
+class CandidateCounts(Written):
     """The candidates of an annealed algorithm.
 
     Attributes:
@@ -181,7 +182,7 @@ class HistoryRow(Written):
     Attributes:
         step: number of steps taken.
         update_norm: Euclidean norm of the noisy update, mean over the block.
-        proposals: as in ``Counts``, so far.
+        proposals: as in ``CandidateCounts``, so far.
         accepted: likewise.
         forced: likewise.
         epsilon: proven for everything charged so far; not there without a delta.
@@ -272,14 +273,14 @@ class Report(Written):
     model: str | None = None
     activation: str | None = None
     config: dict[str, Any] | None = None
-    measured: Measured | None = None
+    measured: Metric | None = None
     levels: Levels = dataclasses.field(default_factory=Levels)
     privacy_unit: str = ""
     guarantee: Guarantee
     warnings: tuple[Caution, ...] = ()
     tradeoff: Tradeoff | None = None
     claim: ClaimRow | None = None
-    counts: Counts | None = None
+    counts: CandidateCounts | None = None
     judged_by: str | None = None
     label: str | None = None
     notes: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from jaxdp.runs.directory import RunDirectory
 from jaxdp.types import PyTree
 
 if TYPE_CHECKING:
-    from jaxdp.report.schema import Measured, Report
+    from jaxdp.report.schema import Metric, Report
 
 # The keys of a history row that are no evaluated number.
 OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced", "sensitive")
@@ -120,15 +120,15 @@ def _evaluated(row: Mapping[str, float]) -> list[tuple[str, str]]:
     return [("Evaluated last", ", ".join(numbers))] if numbers else []
 
 
-def _measured(history: Sequence[Mapping[str, float]]) -> "Measured | None":
+def _measured(history: Sequence[Mapping[str, float]]) -> "Metric | None":
     """The first number that was evaluated, if every row has it."""
-    from jaxdp.report.schema import Measured
+    from jaxdp.report.schema import Metric
 
     for column in history[-1]:
         if column not in OF_EVERY_ROW and all(column in row for row in history):
             share = "accuracy" in column.lower() and all(0 <= row[column] <= 1 for row in history)
             name = column.replace("_", " ")
-            return Measured(column, name[:1].upper() + name[1:], share)
+            return Metric(column, name[:1].upper() + name[1:], share)
     return None
 
 
