@@ -148,7 +148,7 @@ def _algorithm(
 
 
 @dataclasses.dataclass(frozen=True)
-class Moments:
+class AdaptiveMoments:
     """The averages of an adaptive optimizer, and its denominator.
 
     Attributes:
@@ -209,10 +209,10 @@ class Moments:
         return _debiased(state.mu, self.b1, state.step)
 
 
-def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moments:
+def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> AdaptiveMoments:
     """The moments of ``scale_by_dp_adam_bc``."""
     b1, b2 = _check.decay("b1", b1), _check.decay("b2", b2)
-    return Moments(
+    return AdaptiveMoments(
         _running(b2),
         lambda nu, step: _debiased(nu, b2, step),
         eps,
@@ -221,15 +221,15 @@ def adam_moments(b1: float, b2: float, eps: float, noise_floor: float) -> Moment
     )
 
 
-def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> Moments:
+def rmsprop_moments(decay: float, eps: float, noise_floor: float) -> AdaptiveMoments:
     """The moments of ``scale_by_dp_rmsprop``."""
     decay = _check.decay("decay", decay)
-    return Moments(_running(decay), lambda nu, step: nu, eps, noise_floor)
+    return AdaptiveMoments(_running(decay), lambda nu, step: nu, eps, noise_floor)
 
 
-def adagrad_moments(eps: float, noise_floor: float) -> Moments:
+def adagrad_moments(eps: float, noise_floor: float) -> AdaptiveMoments:
     """The moments of ``scale_by_dp_adagrad``."""
-    return Moments(
+    return AdaptiveMoments(
         lambda old, new, step: jax.tree.map(jnp.add, old, new),
         lambda nu, step: nu,
         eps,
@@ -238,7 +238,7 @@ def adagrad_moments(eps: float, noise_floor: float) -> Moments:
 
 
 def scale_by_moments(
-    moments: Moments,
+    moments: AdaptiveMoments,
     noise_std: NoiseStd,
     scale: Callable[[AdaptiveState], PyTree] | None = None,
 ) -> optax.GradientTransformationExtraArgs:

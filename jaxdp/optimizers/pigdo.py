@@ -14,8 +14,8 @@ from jaxdp import arguments
 from jaxdp.mechanism import Mechanism
 from jaxdp.optimizers import _check
 from jaxdp.optimizers.adaptive import (
+    AdaptiveMoments,
     AdaptiveState,
-    Moments,
     adagrad_moments,
     adam_moments,
     rmsprop_moments,
@@ -38,7 +38,7 @@ class Preconditioner:
         spread: the largest factor by which a coordinate differs from the root mean square.
     """
 
-    moments: Moments
+    moments: AdaptiveMoments
     spread: float = 10.0
 
     def __post_init__(self) -> None:
@@ -110,7 +110,10 @@ def piadagrad(
 
 
 def _pigdo(
-    mechanism: Mechanism, learning_rate: optax.ScalarOrSchedule, moments: Moments, spread: float
+    mechanism: Mechanism,
+    learning_rate: optax.ScalarOrSchedule,
+    moments: AdaptiveMoments,
+    spread: float,
 ) -> Algorithm:
     diagonal = Preconditioner(moments, spread)
     scaled = scale_by_moments(moments, mechanism.noise_std, diagonal)

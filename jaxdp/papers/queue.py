@@ -15,7 +15,7 @@ from jaxdp import arguments, data
 from jaxdp._durable import open_locked, write_atomically
 from jaxdp.papers import adadp_phase
 from jaxdp.papers.column import audited_columns
-from jaxdp.papers.row import Line, Row
+from jaxdp.papers.row import ResultRow, Row
 from jaxdp.papers.rows import ROWS as ROWS
 from jaxdp.report.schema import Report
 from jaxdp.runs.config import RunConfig
@@ -170,7 +170,7 @@ def has_gpu() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def finished(results: Path, needed: Iterable[str] = ()) -> dict[Key, Line]:
+def finished(results: Path, needed: Iterable[str] = ()) -> dict[Key, ResultRow]:
     """The finished rows by name and run.
 
     Args:

@@ -9,7 +9,7 @@ from jaxdp.runs.recipes import recipe
 from jaxdp.runs.run import Row as Shown
 
 
-class Line(TypedDict, total=False):
+class ResultRow(TypedDict, total=False):
     """The result of a finished run, as in papers.json; older ones lack some keys.
 
     Attributes:

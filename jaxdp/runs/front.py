@@ -24,10 +24,10 @@ from jaxdp.runs import agreed, bar, budget, identity, reporting, stored
 from jaxdp.runs import canaries as canary
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.run import (
-    Plan,
     Progress,
     Result,
     Row,
+    RunPlan,
     Started,
     Stepper,
     public,
@@ -369,7 +369,7 @@ class Run:
             return contextlib.nullcontext(self._progress)
         return bar.shown(self.path.name, steps)
 
-    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:
         count = self._count_of_canaries
         if count and not run.ledger.entries:  # before a projection of the records is charged
             canary.placed(self.directory, canary.tossed(count, run.secret))
@@ -378,7 +378,7 @@ class Run:
             coins = canary.kept_coins(count, self.directory, kept.canaries)
             source = self._canaries.entered(placed(source), coins)
         watched = self._canaries is not None
-        return Plan(
+        return RunPlan(
             self._loss_fn,
             self._trained,
             source,

@@ -18,7 +18,7 @@ from jaxdp.runs import agreed, assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import INTERRUPTED, Plan, Progress, Result, Row, Started, Stepper
+from jaxdp.runs.run import INTERRUPTED, Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
@@ -59,7 +59,7 @@ def start(
         secret: the randomness.
         progress: called after every step.
         mesh: whose devices share the records of every step; None for one device.
-        enough: ends the run early, see ``Plan``; the configuration's steps are charged all the
+        enough: ends the run early, see ``RunPlan``; the configuration's steps are charged all the
             same, at the start.
 
     Raises:
@@ -218,7 +218,7 @@ class ConfiguredRun(Run):
         self._canaries = whitened = dataclasses.replace(found, records=made)
         self._trained = whitened.watched(self.algorithm)
 
-    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:
         plan = super()._plan(run, steps, kept)
         config, (seen, told) = self.config, assemble.test_split(self.config, self.dataset)
         arrays = getattr(plan.source, "arrays", None)  # on the device

@@ -97,7 +97,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class RunPlan:
     """A description of what a run trains and what it shows.
 
     Attributes:
@@ -149,7 +149,7 @@ class Plan:
     physical_batch_size: int | Literal["auto"] | None = None
     mesh: jax.sharding.Mesh | None = None
     data_axes: Sequence[str] | None = None
-    trainer: Callable[["Started", "Plan", TrainState], Stepper] | None = None
+    trainer: Callable[["Started", "RunPlan", TrainState], Stepper] | None = None
     traceable: bool = False
     set_aside_unreadable: bool = False
 
@@ -196,7 +196,7 @@ class Started:
             self.state = dataclasses.replace(self.state, shown=step)
             self.directory.save_state(self.state)
 
-    def issuer(self, mechanism: Chargeable, step: int, plan: Plan, part: str = "") -> Issuer:
+    def issuer(self, mechanism: Chargeable, step: int, plan: RunPlan, part: str = "") -> Issuer:
         """Tickets of a mechanism of the run from ``step`` on, within what it was charged for."""
         secret = self.secret.child(part) if part else self.secret
         whole = getattr(mechanism, "strategy", None) is not None
@@ -275,7 +275,9 @@ def public(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != "sensitive"}
 
 
-def trained(run: Started, plan: Plan, progress: Progress) -> tuple[PyTree, list[Row], int, float]:
+def trained(
+    run: Started, plan: RunPlan, progress: Progress
+) -> tuple[PyTree, list[Row], int, float]:
     """Trains the steps that are left; returns (released, all rows, steps taken now, seconds)."""
     checkpoints = Checkpoints(run.directory.checkpoints)
     try:
@@ -297,7 +299,7 @@ def trained(run: Started, plan: Plan, progress: Progress) -> tuple[PyTree, list[
         checkpoints.close()
 
 
-def _trainer(run: Started, plan: Plan, state: TrainState) -> Trainer:
+def _trainer(run: Started, plan: RunPlan, state: TrainState) -> Trainer:
     def sampler(mechanism: Mechanism, num_records: int, rows: int) -> Sampler:
         issuer = run.issuer(mechanism, state.step, plan, "energy")
         return Sampler(mechanism.sampling, num_records, rows, issuer)
@@ -329,7 +331,7 @@ def _blocks(
     trainer: Stepper,
     state: TrainState,
     rows: list[Row],
-    plan: Plan,
+    plan: RunPlan,
     checkpoints: Checkpoints,
     progress: Progress,
 ) -> TrainState:
@@ -367,7 +369,9 @@ def _blocks(
     return state
 
 
-def _block_by_block(trainer: Stepper, step: int, plan: Plan, rows: list[Row]) -> Iterator[PyTree]:
+def _block_by_block(
+    trainer: Stepper, step: int, plan: RunPlan, rows: list[Row]
+) -> Iterator[PyTree]:
     """The batches that are left. Each block is charged when the one before it was taken.
 
     So the order of the ledger's lines does not tell how long steps took, which is private.
@@ -384,7 +388,7 @@ class _Pending:
 
     run: Started
     checkpoints: Checkpoints
-    plan: Plan
+    plan: RunPlan
     progress: Progress
     row: Row | None = None
 
@@ -404,7 +408,9 @@ class _Pending:
         self.row = None
 
 
-def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[TrainState, list[Row]]:
+def _restored(
+    checkpoints: Checkpoints, run: Started, plan: RunPlan
+) -> tuple[TrainState, list[Row]]:
     fresh = TrainState(*_initial(run, plan), 0, np.frombuffer(run.ledger.head, np.uint32))
 
     def give_up(step: int) -> None:
@@ -424,7 +430,7 @@ def _restored(checkpoints: Checkpoints, run: Started, plan: Plan) -> tuple[Train
     return state, rows
 
 
-def _initial(run: Started, plan: Plan) -> tuple[PyTree, PyTree]:
+def _initial(run: Started, plan: RunPlan) -> tuple[PyTree, PyTree]:
     """The parameters and the optimizer's state before the first step."""
     init = plan.algorithm.step(plan.loss_fn).init
 

@@ -285,9 +285,9 @@ def test_what_is_registered_names_its_leak_and_its_numbers_as_it_likes(registere
     def build(numbers, rate=1.0):
         return opt.Algorithm(numbers.mechanism(), optax.sgd(rate))
 
-    registered("judged-by-train", registry.Entry(judged, energy="train"))
+    registered("judged-by-train", registry.AlgorithmEntry(judged, energy="train"))
     numbers = registry.Numbers(1.0, 0.1, 10, 100, 0.1, key=jaxdp.Secret.new().jax_key("coin"))
-    registered("any-name", registry.Entry(build))
+    registered("any-name", registry.AlgorithmEntry(build))
     assert registry.settings_of("any-name") == ("rate",)
     all_refused(
         [

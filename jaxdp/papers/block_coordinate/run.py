@@ -38,7 +38,7 @@ from jaxdp.report.words import HIDDEN
 from jaxdp.runs import agreed
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.front import Run
-from jaxdp.runs.run import Plan, Progress, Result, Row, Started, Stepper
+from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
 from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source
@@ -218,11 +218,11 @@ class BlockRun(Run):
     def _records(self, run: Started) -> Source:
         return self.source  # the trainer makes its own of them
 
-    def _plan(self, run: Started, steps: int, kept: RunState) -> Plan:
+    def _plan(self, run: Started, steps: int, kept: RunState) -> RunPlan:
         plan = super()._plan(run, steps, kept)
         return dataclasses.replace(plan, trainer=self._trainer)
 
-    def _trainer(self, run: Started, plan: Plan, state: TrainState) -> Any:
+    def _trainer(self, run: Started, plan: RunPlan, state: TrainState) -> Any:
         data = jax.device_put(records(self.config, self.dataset))
         if isinstance(self._blocks, HiddenBlocks):
             issuer = run.issuer(ChargedWhole(self._blocks), state.step, plan)

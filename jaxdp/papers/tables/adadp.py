@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from jaxdp.papers import adadp_rows as adadp
 from jaxdp.papers import claims
-from jaxdp.papers.row import Line
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.tables import phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 from jaxdp.papers.tables.table3 import crossing
 
@@ -128,7 +128,7 @@ def _table_1(results: Results) -> Section:
             "none. Where one stops is chosen by looking at the test set, and epsilon is that of a "
             "run whose number of steps was fixed beforehand. " + _affordable(),
         ),
-        Table(_HEADERS, MNIST.body(results)),
+        TextTable(_HEADERS, MNIST.body(results)),
     )
 
 
@@ -142,7 +142,7 @@ def _table_1_cifar(results: Results) -> Section:
             "whose convolutions were trained on CIFAR-100. What an accuracy costs follows the "
             f"features first. For AdaDp it prints {', '.join(theirs)}.",
         ),
-        Table(_HEADERS, CIFAR_10.body(results)),
+        TextTable(_HEADERS, CIFAR_10.body(results)),
     )
 
 
@@ -155,7 +155,7 @@ def _affordable() -> str:
     return f"Theorem 1 gives what is printed for AdaDp after these epochs: {', '.join(parts)}."
 
 
-def _reached(half: _Half, line: Line, level: float) -> list[str]:
+def _reached(half: _Half, line: ResultRow, level: float) -> list[str]:
     at = crossing(line, level)
     last = [rows.shown_seconds(line), str(line.get("run", 1)), line["machine"]]
     ends = rows.percent(line["test_accuracy"])
@@ -179,7 +179,7 @@ def _ablations(results: Results) -> Section:
             "The paper's text: AdaN is more accurate than AdaL; it prints no figures. Rates 0.001 "
             "(AdaL), 0.1 (AdaN, DP-SGD) and 0.002 (AdaDp).",
         ),
-        Table(("algorithm", *rows.COLUMNS), body),
+        TextTable(("algorithm", *rows.COLUMNS), body),
     )
 
 
@@ -202,7 +202,7 @@ def _on_features(results: Results) -> Section:
             "layers by 3 and the softmax layer by 6; here one bound of √45 = 6.7 holds for all. "
             "The paper: AdaDp is 3.2, 5.3 and 4.8 points ahead of DpSgd, and AdaN above AdaL.",
         ),
-        Table(("algorithm", *rows.COLUMNS), body),
+        TextTable(("algorithm", *rows.COLUMNS), body),
     )
 
 

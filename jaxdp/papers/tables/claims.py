@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
 from jaxdp.papers.claims import modified_moments_accountant
-from jaxdp.papers.row import Line
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import CLAIMS
 from jaxdp.papers.tables import phases, rows, style
-from jaxdp.papers.tables.page import Page, Plot, Section, Table
+from jaxdp.papers.tables.page import Page, Plot, Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 _SHOWN = {
@@ -72,7 +72,7 @@ def page(results: Results) -> Page:
             ),
         ),
         (
-            Section("The runs", (), Table(("algorithm", *rows.COLUMNS), body)),
+            Section("The runs", (), TextTable(("algorithm", *rows.COLUMNS), body)),
             _attack_section(results),
             _pigdo_section(),
             phases.section(results, NAMES),
@@ -114,7 +114,7 @@ def _attack_section(results: Results) -> Section:
             "Rows of `benchmarks/results/auditing.json`, by `python -m benchmarks.auditing`; they "
             "hold no proven epsilon.",
         ),
-        Table(headers, body or [[rows.MISSING, *[""] * 6]]),
+        TextTable(headers, body or [[rows.MISSING, *[""] * 6]]),
     )
 
 
@@ -152,7 +152,7 @@ def _pigdo_section() -> Section:
             "*Proven*: one sampled Gaussian a step, as DP-Adam and repaired PIAdam are; PIAdam as "
             "published has no bound. Sampling probability 0.01, delta 1e-5.",
         ),
-        Table(headers, body),
+        TextTable(headers, body),
     )
 
 
@@ -194,7 +194,7 @@ def _runs(axes: Axes, results: Results) -> None:
     style.title(axes, "300 sampled steps of training")
 
 
-def _marks(axes: Axes, place: int, line: Line, edge: float) -> None:
+def _marks(axes: Axes, place: int, line: ResultRow, edge: float) -> None:
     if line["claimed_epsilon"] is not None:
         axes.plot(
             line["claimed_epsilon"],

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxdp.data.specs import spec
-from jaxdp.papers.row import Line
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.tables import style, table3
 from jaxdp.papers.tables.rows import Results
 
@@ -24,12 +24,12 @@ SHOWN = (
 Points = list[tuple[float, float]]
 
 
-def accuracies(line: Line) -> Points:
+def accuracies(line: ResultRow) -> Points:
     """(proven epsilon, accuracy in percent) of the evaluations that a run kept."""
     return [(float(e), 100 * a) for _, e, a in line.get("curve") or () if _finite(e)]
 
 
-def losses(line: Line) -> Points:
+def losses(line: ResultRow) -> Points:
     """(proven epsilon, mean cross-entropy) of the evaluations of which a run kept the loss."""
     pairs = zip(line.get("curve") or (), line.get("test_losses") or (), strict=False)
     return [(float(at[1]), loss) for at, loss in pairs if loss is not None and _finite(at[1])]
@@ -40,7 +40,7 @@ def _finite(epsilon: float | str) -> bool:
 
 
 def drawn(
-    results: Results, name: str, points: Callable[[Line], Points]
+    results: Results, name: str, points: Callable[[ResultRow], Points]
 ) -> tuple[Points, bool] | None:
     """A curve of the row, else of its short form (True); None where no run kept one."""
     for candidate in (name, name + table3.SHORT):

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from jaxdp import accounting as acc
-from jaxdp.papers.row import Line
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import FASHION, MLP_SETTINGS, OTHER_PIGDO, ROWS
 from jaxdp.papers.tables import style
 from jaxdp.papers.tables.rows import Results
@@ -84,7 +84,7 @@ def look_of(name: str) -> dict[str, Any]:
     return {"color": style.COLOURS[place], "linestyle": style.DASHES[place % len(style.DASHES)]}
 
 
-def points(line: Line) -> tuple[list[float], list[float]]:
+def points(line: ResultRow) -> tuple[list[float], list[float]]:
     """Epochs and accuracies in percent of the evaluations that a run kept, else of its end."""
     kept = line.get("curve") or [(line["steps"], "", line["test_accuracy"])]
     return [step / 100 for step, *_ in kept], [100 * share for *_, share in kept]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from jaxdp.papers.adadp_phase import ALGORITHMS
-from jaxdp.papers.row import Line
+from jaxdp.papers.row import ResultRow
 from jaxdp.papers.rows import ROWS
-from jaxdp.papers.tables.page import Section, Table
+from jaxdp.papers.tables.page import Section, TextTable
 from jaxdp.papers.tables.rows import Results
 
 HEADERS = (
@@ -43,11 +43,11 @@ def section(results: Results, names: Sequence[str]) -> Section:
             f"*{BEFORE.capitalize()}*: G was compared with the variance of √E′ of the mean, for "
             "which it is L times too large.",
         ),
-        Table(HEADERS, [_cells(line) for line in found]),
+        TextTable(HEADERS, [_cells(line) for line in found]),
     )
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: ResultRow) -> list[str]:
     first = [f"`{line['name']}`", str(line.get("run", 1))]
     if "local_began" not in line:
         return [*first, BEFORE, *[""] * 4]
