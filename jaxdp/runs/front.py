@@ -37,7 +37,7 @@ from jaxdp.runs.run import (
 from jaxdp.runs.state import KeptSecret, RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
-from jaxdp.sources.fingerprints import check_repeatable
+from jaxdp.sources.hashes import check_repeatable
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo, LossFn, PyTree
 

@@ -23,7 +23,7 @@ from jaxdp.runs.state import RunState
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source
 from jaxdp.sources.arrays import DeviceArrays, KnownArrays
-from jaxdp.sources.identities import identities
+from jaxdp.sources.hashes import identities
 from jaxdp.trainer import TrainState
 from jaxdp.types import ClipInfo
 

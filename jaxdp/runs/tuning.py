@@ -31,7 +31,7 @@ from jaxdp.runs.space import Candidate, Law, LogUniform, Uniform
 from jaxdp.runs.tries import CHARGED_SCORE, SCORED, Chosen, Search, TuneDirectory, searched
 from jaxdp.seeds import Secret
 from jaxdp.sources import Source, as_source, fingerprint
-from jaxdp.sources.fingerprints import check_repeatable
+from jaxdp.sources.hashes import check_repeatable
 from jaxdp.types import LossFn, PyTree
 
 __all__ = ["Candidate", "Chosen", "Law", "LogUniform", "Uniform", "tune"]

@@ -7,9 +7,17 @@ from collections.abc import Callable
 
 from jaxdp import accounting as acc
 from jaxdp import arguments
-from jaxdp.sampling.epochs import RandomAllocation, Shuffled
-from jaxdp.sampling.rules import FixedSize, FullBatch, Poisson, Sampling, TruncatedPoisson
-from jaxdp.sampling.whole import CyclicPoisson, FixedOrder
+from jaxdp.sampling.rules import (
+    CyclicPoisson,
+    FixedOrder,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    Shuffled,
+    TruncatedPoisson,
+)
 
 
 @dataclasses.dataclass(frozen=True)

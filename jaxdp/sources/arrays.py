@@ -51,7 +51,7 @@ class KnownArrays(DeviceArrays):
     """A source of records on the device that were made of others, whose identities they keep.
 
     Attributes:
-        identities: [N], see ``jaxdp.sources.identities.identities``. Sensitive.
+        identities: [N], see ``jaxdp.sources.hashes.identities``. Sensitive.
     """
 
     identities: Identities = dataclasses.field(repr=False, kw_only=True)
