@@ -62,7 +62,15 @@ def converted(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
             f"{name} must hold {dtype} as the first record does, got {values.dtype}: let the "
             "source convert every record, or declare the dtype with as_source(data, example=...)"
         )
-    _require_fit(values, dtype, name)
+    # Integers are checked by their values: the cast would wrap them.
+    integers = values.dtype.kind in "iu" and dtype.kind in "iu"
+    if integers and values.size and not np.can_cast(values.dtype, dtype, "safe"):
+        limits = np.iinfo(dtype)
+        if values.min() < limits.min or values.max() > limits.max:
+            raise ValueError(
+                f"{name} must hold integers that fit {dtype}, got some that do not: renumber them, "
+                "split them into two columns, or enable jax_enable_x64 before the source is made"
+            )
     # A float64 beyond float32's range becomes infinite: a gradient that is not finite counts as 0.
     # A warning would say that such a record was drawn.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -71,7 +79,11 @@ def converted(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 
 def as_numbers(value: ArrayLike, name: str) -> np.ndarray:
     """A leaf of a record as an array, without a copy if it is one, or a tensor on the host."""
-    _require_unmasked(value, name)
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(
+            f"data must hold plain arrays, got a masked array in {name}: its mask would be lost. "
+            "Fill it, and give the mask as a leaf of its own"
+        )
     if hasattr(value, "numpy") and not isinstance(value, (np.ndarray, jax.Array)):
         value = value.numpy()
     try:
@@ -176,23 +188,3 @@ def _remedy(dtype: np.dtype) -> str:
     if dtype.kind == "V":
         return "give the fields of a structured array as a dict, {name: array[name]}"
     return "convert it to float32 or int32"
-
-
-def _require_unmasked(value: ArrayLike, name: str) -> None:
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(
-            f"data must hold plain arrays, got a masked array in {name}: its mask would be lost. "
-            "Fill it, and give the mask as a leaf of its own"
-        )
-
-
-def _require_fit(values: np.ndarray, dtype: np.dtype, name: str) -> None:
-    integers = values.dtype.kind in "iu" and dtype.kind in "iu"
-    if not integers or not values.size or np.can_cast(values.dtype, dtype, "safe"):
-        return
-    limits = np.iinfo(dtype)
-    if values.min() < limits.min or values.max() > limits.max:
-        raise ValueError(
-            f"{name} must hold integers that fit {dtype}, got some that do not: renumber them, "
-            "split them into two columns, or enable jax_enable_x64 before the source is made"
-        )

@@ -155,7 +155,12 @@ def _gathered(source: "DeviceArrays | HostArrays", indices: np.ndarray, mask: np
         out = np.zeros((len(mask), *like.shape), like.dtype)
         if len(kept):
             read = _read(leaf, ascending)
-            _require_rows(read, (len(ascending), *like.shape), _leaves.named(path))
+            if read.shape != (len(ascending), *like.shape):
+                raise ValueError(
+                    f"{_leaves.named(path)} must give rows of shape {list(like.shape)} for an "
+                    "array of indices, got something else: array-likes need [indices] as NumPy's "
+                    "arrays have it"
+                )
             out[places] = _leaves.converted(read, np.dtype(like.dtype), _leaves.named(path))[back]
         return out
 
@@ -163,29 +168,17 @@ def _gathered(source: "DeviceArrays | HostArrays", indices: np.ndarray, mask: np
 
 
 def _read(leaf: Array, ascending: np.ndarray) -> np.ndarray:
+    """The rows of an array; of a read-only memory map the pages read are unmapped again.
+
+    The system maps whole stretches around each row, so that a few thousand random rows would bring
+    the whole file into the process's memory and, in a container, to its limit. They stay cached.
+    """
     # JAX wants indices of 32 bits, which reach every record on a device.
     indices = ascending.astype(np.int32) if isinstance(leaf, jax.Array) else ascending
     rows = np.asarray(leaf[indices])
-    _release_pages(leaf)
-    return rows
-
-
-def _release_pages(leaf: Array) -> None:
-    """Unmaps the pages read of a read-only memory map; the system keeps them cached.
-
-    The system maps whole stretches around each row, so that a few thousand random rows would bring
-    the whole file into the process's memory and, in a container, to its limit.
-    """
     # Only where nothing can be lost: a copy-on-write map would forget what was written to it.
     # Windows cannot.
     pages = getattr(leaf, "_mmap", None) if getattr(leaf, "mode", None) == "r" else None
     if isinstance(leaf, np.memmap) and isinstance(pages, mmap.mmap) and sys.platform != "win32":
         pages.madvise(mmap.MADV_DONTNEED)
-
-
-def _require_rows(read: np.ndarray, shape: tuple[int, ...], name: str) -> None:
-    if read.shape != shape:
-        raise ValueError(
-            f"{name} must give rows of shape {list(shape[1:])} for an array of indices, got "
-            f"something else: array-likes need [indices] as NumPy's arrays have it"
-        )
+    return rows

@@ -126,7 +126,7 @@ class _Lane:
                 # With a limit, so that an interrupt is noticed on every system.
                 self._changed.wait(_LOOK_AGAIN)
             if self._stop or not self._items:
-                raise self._ending()
+                raise self._ending()  # in no variable here: its traceback would hold itself
             item = self._items.popleft()[1]
             # Waking the thread for every item costs the consumer more than the items.
             if len(self._items) <= self._size // 2:
@@ -179,18 +179,16 @@ class _Lane:
             raise self._late  # nobody is left to raise it to: the thread's hook prints it
 
     def _fill(self, iterator: Iterator[PyTree]) -> None:
-        while self._has_room():
+        while True:
+            with self._changed:  # waits for room for one more item
+                self._rest_until(lambda: len(self._items) < self._size)
+                if self._stop:
+                    return
             try:
                 given = next(iterator)
             except StopIteration:
                 return
             self._line_up(given)
-
-    def _has_room(self) -> bool:
-        """Waits for room for one more item; False if no more are wanted."""
-        with self._changed:
-            self._rest_until(lambda: len(self._items) < self._size)
-            return not self._stop
 
     def _line_up(self, given: PyTree) -> None:
         try:
@@ -208,15 +206,14 @@ class _Lane:
     def _rest_until(self, ready: Callable[[], bool]) -> None:
         """Waits, with the lock, for ``ready()``, for the end, or for the end of the program."""
         while not ready() and not self._stop:
-            if not self._has_consumer():
+            # Once the program waits only for its last threads, of which this may be one, nobody
+            # is left to take an item.
+            user = self._consumer
+            taker = threading.main_thread().is_alive() or (user.is_alive() and not user.daemon)
+            if not taker:
                 self._orphaned = self._stop = True
             else:
                 self._changed.wait(_LOOK_AGAIN)
-
-    def _has_consumer(self) -> bool:
-        """False once the program waits only for its last threads, of which this may be one."""
-        user = self._consumer
-        return threading.main_thread().is_alive() or (user.is_alive() and not user.daemon)
 
     def _give_back(self) -> None:
         left = [given for given, _ in self._items] + self._spoilt

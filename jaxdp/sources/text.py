@@ -60,7 +60,15 @@ class PaddedText:
         return {**record, self.field: tokens, mask_name: mask}
 
     def _cut(self, sequence: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        ids = _token_ids(sequence, self.field)[: self.max_length]
+        name = f"leaf [{self.field!r}]" if self.field is not None else "a record"
+        ids = _leaves.as_numbers(sequence, name)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{name} must be a sequence [n] of integers, the token ids, got another"
+            )
+        # No integer is lost; an empty list has the dtype float64.
+        ids = _leaves.converted(ids, _INT32, name) if ids.size else ids.astype(_INT32)
+        ids = ids[: self.max_length]
         tokens = np.full(self.max_length, self.pad_id, _INT32)
         tokens[: len(ids)] = ids
         return tokens, np.arange(self.max_length) < len(ids)
@@ -208,16 +216,6 @@ def bucketed_text(
     text = Records.of(padded_text(data, found[-1][0], pad_id, field))
     names = ("tokens", "mask") if field is None else (field, f"{field}_mask")
     return BucketedText(text, found, names)
-
-
-def _token_ids(sequence: ArrayLike, field: str | None) -> np.ndarray:
-    """int32 [n]; no integer is lost."""
-    name = f"leaf [{field!r}]" if field is not None else "a record"
-    ids = _leaves.as_numbers(sequence, name)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be a sequence [n] of integers, the token ids, got another")
-    # An empty list has the dtype float64.
-    return _leaves.converted(ids, _INT32, name) if ids.size else ids.astype(_INT32)
 
 
 def _checked(buckets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
