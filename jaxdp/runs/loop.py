@@ -14,7 +14,7 @@ from jaxdp._entries import SEEDED
 from jaxdp._shards import on_host
 from jaxdp.auditing.record_canaries import RecordCanaries
 from jaxdp.optimizers import registry
-from jaxdp.runs import agreed, assemble, canary_inputs, stored
+from jaxdp.runs import assemble, canary_inputs, stored
 from jaxdp.runs.config import RunConfig
 from jaxdp.runs.directory import SENSITIVE_NOTE, RunDirectory
 from jaxdp.runs.front import Run
@@ -65,7 +65,12 @@ def start(
     Raises:
         ValueError: the directory holds a run already, or is in use.
     """
-    agreed.taken(directory.create)
+
+    def once() -> str:
+        directory.create()
+        return ""
+
+    _processes.first(once)
     return ConfiguredRun(config, directory, dataset, secret, progress, mesh, True, enough).result()
 
 

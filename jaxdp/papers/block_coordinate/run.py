@@ -35,7 +35,6 @@ from jaxdp.report import build, levels, origin
 from jaxdp.report.schema import TEST_ACCURACY, Report
 from jaxdp.report.subject import Names, Subject, steps_in_words
 from jaxdp.report.words import HIDDEN
-from jaxdp.runs import agreed
 from jaxdp.runs.directory import RunDirectory
 from jaxdp.runs.front import Run
 from jaxdp.runs.run import Progress, Result, Row, RunPlan, Started, Stepper
@@ -197,7 +196,7 @@ class BlockRun(Run):
             raise ValueError(
                 f"a resumed run must keep its configuration; changed: {', '.join(parts)}"
             )
-        agreed.check_guarantee(state, self.path, self._delta, self._relation)
+        self._check_guarantee(state)
         if self._fingerprint(state.secret.restored()) != state.data:
             raise ValueError(
                 "a resumed run needs the data that it was started with, but the training data "
