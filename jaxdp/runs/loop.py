@@ -251,7 +251,10 @@ class ConfiguredRun(Run):
 
     def _finished(self, rows: list[Row]) -> None:
         if self.config.sensitive and _processes.index() == 0:
-            _write_sensitive(self.directory, rows)
+            kept = [{"step": row["step"], **row["sensitive"]} for row in rows if "sensitive" in row]
+            text = json.dumps({"warning": SENSITIVE_NOTE, "history": kept}, indent=1)
+            with stored.writing(self.directory.sensitive):
+                write_atomically(self.directory.sensitive, text, mode=0o600)
 
 
 def _check_several(config: RunConfig) -> None:
@@ -317,13 +320,6 @@ def _summary(infos: list[ClipInfo]) -> dict[str, float]:
     }
     count = max(1, int(mask.sum()))
     return {name: float(values[mask].sum() / count) for name, values in columns.items()}
-
-
-def _write_sensitive(directory: RunDirectory, history: list[Row]) -> None:
-    rows = [{"step": row["step"], **row["sensitive"]} for row in history if "sensitive" in row]
-    text = json.dumps({"warning": SENSITIVE_NOTE, "history": rows}, indent=1)
-    with stored.writing(directory.sensitive):
-        write_atomically(directory.sensitive, text, mode=0o600)
 
 
 def _require_equal_config(old: RunConfig, new: RunConfig) -> None:

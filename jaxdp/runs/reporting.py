@@ -22,6 +22,7 @@ from jaxdp.types import PyTree
 if TYPE_CHECKING:
     from jaxdp.report.schema import Metric, Report
 
+_NO_SCRIPT = "a program or notebook with jaxdp.Run"
 # The keys of a history row that are no evaluated number.
 OF_EVERY_ROW = ("step", "update_norm", "epsilon", "proposals", "accepted", "forced", "sensitive")
 
@@ -79,14 +80,20 @@ def write_own(
 
     steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
+    numbers = [
+        f"{name} {value:.4g}" for name, value in history[-1].items() if name not in OF_EVERY_ROW
+    ]
+    if numbers:
+        training.append(("Evaluated last", ", ".join(numbers)))
+    program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),
         algorithm,
         steps,
         delta,
         relation,
-        training + _evaluated(history[-1]),
-        _program(),
+        training,
+        f"python {program}" if program.endswith(".py") else _NO_SCRIPT,
         _measured(history),
     )
     reproducible = directory.load_state().secret.reproducible
@@ -114,12 +121,6 @@ def numbers(found: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(np.asarray(value).item()) for name, value in found.items()}
 
 
-def _evaluated(row: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The numbers that were evaluated last, as one row of facts."""
-    numbers = [f"{name} {row[name]:.4g}" for name in row if name not in OF_EVERY_ROW]
-    return [("Evaluated last", ", ".join(numbers))] if numbers else []
-
-
 def _measured(history: Sequence[Mapping[str, float]]) -> "Metric | None":
     """The first number that was evaluated, if every row has it."""
     from jaxdp.report.schema import Metric
@@ -130,9 +131,3 @@ def _measured(history: Sequence[Mapping[str, float]]) -> "Metric | None":
             name = column.replace("_", " ")
             return Metric(column, name[:1].upper() + name[1:], share)
     return None
-
-
-def _program() -> str:
-    """The name of the program that trained; no folder of this machine."""
-    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else ""
-    return f"python {name}" if name.endswith(".py") else "a program or notebook with jaxdp.Run"
