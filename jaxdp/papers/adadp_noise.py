@@ -53,7 +53,7 @@ class Histogram(TypedDict, total=False):
 
 
 class Kept(TypedDict, total=False):
-    """What ``work`` writes."""
+    """The content of the file that ``work`` writes."""
 
     row: str
     histograms: list[Histogram]

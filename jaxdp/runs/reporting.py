@@ -80,11 +80,11 @@ def write_own(
 
     steps = int(history[-1]["step"])
     training = own_training(algorithm, steps, {k: v for k, v in about.items() if k != "Title"})
-    numbers = [
+    last = [
         f"{name} {value:.4g}" for name, value in history[-1].items() if name not in OF_EVERY_ROW
     ]
-    if numbers:
-        training.append(("Evaluated last", ", ".join(numbers)))
+    if last:
+        training.append(("Evaluated last", ", ".join(last)))
     program = os.path.basename((sys.argv or [""])[0])  # no folder of this machine
     subject = Subject(
         about.get("Title", f"Run {directory.path.name}"),

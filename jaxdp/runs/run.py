@@ -54,7 +54,7 @@ Energy = PublicEnergy | PrivateEnergy | None
 
 
 class Stepper(Protocol):
-    """What takes the steps of a run: a ``Trainer``, or an algorithm's own in its place."""
+    """A ``Trainer``, or what takes the steps of a run in its place."""
 
     def batches(self, steps: int) -> Iterator[PyTree]:
         """The next batches, as many as steps; no step beyond them is charged."""
